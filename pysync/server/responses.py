@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 
@@ -203,9 +203,29 @@ def header_lines(headers: Mapping[str, str]) -> str:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items())
 
 
-def etag_matches(condition: str | None, version: str) -> bool:
-    """Return True if an If-None-Match header names this version. The comparison is weak, as RFC 9110
+def cache_headers(ages_ms: Sequence[int | None], *, is_public: bool) -> str:
+    """Return the caching headers of a response that consists of documents with these ages: it may be cached
+    for the shortest of them, if all are known (docs/reference/protocol.md#caching)."""
+    known_ms = [age_ms for age_ms in ages_ms if age_ms is not None]
+    if known_ms and len(known_ms) == len(ages_ms):
+        control = f"{'public' if is_public else 'private'}, max-age={min(known_ms) // 1000}"
+    else:
+        control = "no-cache" if is_public else "private, no-cache"
+    return f"Cache-Control: {control}\r\nVary: Authorization\r\n"
+
+
+def bodiless_response(request: web.BaseRequest, version: str, headers: str) -> Response | None:
+    """Return the response to a read of this version if it needs no body: 304 if the client has the version
+    already, else the headers for HEAD."""
+    if etag_matches(request, version):
+        return Response(304, b"", headers)
+    return HeadResponse(headers) if request.method == "HEAD" else None
+
+
+def etag_matches(request: web.BaseRequest, version: str) -> bool:
+    """Return True if the If-None-Match header names this version. The comparison is weak, as RFC 9110
     specifies for reads."""
+    condition = request.headers.get(protocol.HEADER_IF_NONE_MATCH)
     if condition is None:
         return False
     if condition == f'"{version}"' or condition.strip() == "*":

@@ -27,7 +27,7 @@ from pysync.server.handlers.listing import ListHandler, PluginFileListHandler
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
 from pysync.server.handlers.service import Examples, Manifest, ServiceHandlers
 from pysync.server.openapi import OpenApi
-from pysync.server.responses import Response
+from pysync.server.responses import Response, cache_headers
 from pysync.server.router import Handler, Match, Route, Router, Validator
 from pysync.server.sse import SSEHub
 from pysync.server.stream_authorization import StreamAuthorizer
@@ -204,19 +204,9 @@ def _qualified(namespace: str | None, name: str) -> str:
 
 def _read_headers(rules: Sequence[AccessPolicy]) -> str:
     """Return the caching headers of a response that these policies allow. A response that depends on the
-    caller is never public.
-
-    See docs/reference/protocol.md#caching.
-    """
-    public = all("public" in rule.roles and not rule.needs_credentials for rule in rules)
-    known_ms = [
-        rule.collection.cache_duration_ms for rule in rules if rule.collection.cache_duration_ms is not None
-    ]
-    if len(known_ms) == len(rules):
-        control = f"{'public' if public else 'private'}, max-age={min(known_ms) // 1000}"
-    else:
-        control = "no-cache" if public else "private, no-cache"
-    return f"Cache-Control: {control}\r\nVary: Authorization\r\n"
+    caller is never public."""
+    is_public = all("public" in rule.roles and not rule.needs_credentials for rule in rules)
+    return cache_headers([rule.collection.cache_duration_ms for rule in rules], is_public=is_public)
 
 
 def compile_schema(schema: Mapping[str, Any] | bool) -> Validator:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 
 from aiohttp import web
 
-from pysync import _core, protocol
+from pysync import _core
 from pysync.auth import field_permissions
 from pysync.engine.append_log import LogRange, LogSettings, LogSlice
 from pysync.errors import (
@@ -35,7 +35,7 @@ from pysync.server.request_body import (
     validate,
     verify_author_proof,
 )
-from pysync.server.responses import HeadResponse, Response, etag_matches, write_response
+from pysync.server.responses import Response, bodiless_response, write_response
 from pysync.server.router import Match
 from pysync.server.streaming import streaming_response
 
@@ -123,10 +123,9 @@ class LogHandlers:
             match.key, tail.hash, tail.newest_ms, hidden
         )
         headers = f'{match.route.read_headers}ETag: "{version}"\r\n'
-        if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), version):
-            return Response(304, b"", headers)
-        if request.method == "HEAD":
-            return HeadResponse(headers)
+        response = bodiless_response(request, version, headers)
+        if response is not None:
+            return response
         if await tail.is_long():
             return await streaming_response(request, self._stream(tail, hidden, now_ms), headers)
         text = await tail.text()

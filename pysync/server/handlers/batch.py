@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 import orjson
 from aiohttp import web
 
-from pysync import _core, protocol
+from pysync import _core
 from pysync.auth import field_permissions
 from pysync.auth.authentication import ANONYMOUS_REQUEST, AuthenticatedRequest
 from pysync.auth.policy import AccessPolicy
@@ -36,7 +36,7 @@ from pysync.server.handlers.batch_reads import (
     max_elements,
     read_many,
 )
-from pysync.server.responses import HeadResponse, Response, etag_matches, wants_body
+from pysync.server.responses import HeadResponse, Response, cache_headers, etag_matches, wants_body
 from pysync.server.router import Match
 
 IN_THREAD_ABOVE: Final = 64 * 1024
@@ -288,7 +288,7 @@ class BatchHandler:
         if not wants_body(request):
             answer = await reads.version(self._now_ms())
             headers = _headers(named, caller, answer)
-            if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), answer.etag):
+            if etag_matches(request, answer.etag):
                 return Response(304, b"", headers)
             if request.method == "HEAD":
                 await reads.weigh()
@@ -343,22 +343,13 @@ class BatchHandler:
 
 
 def _headers(named: list[AccessPolicy], caller: Caller, answer: _core.BatchAnswer) -> str:
-    return f'{_cache_lines(named, caller, answer)}ETag: W/"{answer.etag}"\r\n'
-
-
-def _cache_lines(named: list[AccessPolicy], caller: Caller, answer: _core.BatchAnswer) -> str:
-    """Return the caching headers for all entries together: the shortest age, and public if every entry is
-    public for every caller (docs/reference/protocol.md#caching)."""
-    private = answer.failed or any(
-        "public" not in rule.roles
-        or rule.needs_credentials
-        or (bool(caller.identity) and rule.identity_index is not None)
+    """Return the headers for all entries together, which are public if every entry is public for every
+    caller."""
+    is_public = not answer.failed and all(
+        "public" in rule.roles
+        and not rule.needs_credentials
+        and not (caller.identity and rule.identity_index is not None)
         for rule in named
     )
-    ages_ms = [rule.collection.cache_duration_ms for rule in named]
-    known_ms = [age_ms for age_ms in ages_ms if age_ms is not None]
-    if answer.failed or not known_ms or len(known_ms) < len(ages_ms):
-        control = "private, no-cache" if private else "no-cache"
-    else:
-        control = f"{'private' if private else 'public'}, max-age={min(known_ms) // 1000}"
-    return f"Cache-Control: {control}\r\nVary: Authorization\r\n"
+    ages_ms = [] if answer.failed else [rule.collection.cache_duration_ms for rule in named]
+    return f'{cache_headers(ages_ms, is_public=is_public)}ETag: W/"{answer.etag}"\r\n'

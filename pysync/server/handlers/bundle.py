@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import orjson
 from aiohttp import web
 
-from pysync import _core, protocol
+from pysync import _core
 from pysync.auth import field_permissions
 from pysync.auth.policy import AccessPolicy
 from pysync.engine.documents import CachedVersion, Documents
@@ -19,7 +19,7 @@ from pysync.engine.keyed_versions import KeyedVersions
 from pysync.model import Caller
 from pysync.server.authorization import Access
 from pysync.server.handlers import Service
-from pysync.server.responses import HeadResponse, Response, etag_matches, json_response, wants_body
+from pysync.server.responses import Response, bodiless_response, json_response, wants_body
 from pysync.server.router import Match
 
 
@@ -129,10 +129,9 @@ class BundleHandler:
         members = await bundle.pull(self._documents, readable, match.key, whole=wants_body(request))
         etag = bundle_etag(members)
         headers = f'{match.route.read_headers}ETag: "{etag}"\r\n'
-        if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), etag):
-            return Response(304, b"", headers)
-        if request.method == "HEAD":
-            return HeadResponse(headers)
+        response = bodiless_response(request, etag, headers)
+        if response is not None:
+            return response
         if any(member.data is None for member in members):
             members = await bundle.pull(self._documents, readable, match.key)
             headers = f'{match.route.read_headers}ETag: "{bundle_etag(members)}"\r\n'

@@ -10,7 +10,7 @@ from contextlib import suppress
 import orjson
 from aiohttp import web
 
-from pysync import _core, protocol
+from pysync import _core
 from pysync.auth import field_permissions
 from pysync.config import Limit
 from pysync.config.key_templates import RESERVED, KeyTemplate
@@ -31,9 +31,8 @@ from pysync.server.request_body import (
 )
 from pysync.server.responses import (
     NO_STORE,
-    HeadResponse,
     Response,
-    etag_matches,
+    bodiless_response,
     wants_body,
     write_response,
 )
@@ -173,22 +172,25 @@ class DocumentHandlers:
             keyring = await self._keyrings.fold(match, access.signer, now_ms)
         if document is None:
             return Response(200, _empty(now_ms, keyring), match.route.read_headers)
-        hidden = access.hidden
-        if not hidden and keyring is None:
-            headers = f'{match.route.read_headers}ETag: "{document.hash}"\r\n'
-            if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), document.hash):
-                return Response(304, b"", headers)
-            if request.method == "HEAD":
-                return HeadResponse(headers)
+        version = document.hash
+        if access.hidden:
+            version = await self._visible_version(match, access, WriteResult(document.hash, document.ts_ms))
+        etag = version if keyring is None else f"{version}-{keyring[1]}"
+        headers = f'{match.route.read_headers}ETag: "{etag}"\r\n'
+        response = bodiless_response(request, etag, headers)
+        if response is not None:
+            return response
         if isinstance(document, CachedVersion):
             document = await self._documents.pull(match.key, match.policy.collection.ttl_ms)
             return await self._document_response(request, match, access, document)
-        if not hidden and keyring is None:
-            return Response(200, document.answer(now_ms), headers)
-        version = await self._documents.versions.load_and_compute(
-            match.key, document.hash, document.ts_ms, hidden
-        )
-        return _personalized(request, match, document, hidden, version, keyring, now_ms)
+        if not access.hidden:
+            return Response(200, document.answer(now_ms, keyring and keyring[0]), headers)
+        # The author's proof is left out, because it would verify guesses of the hidden members.
+        data = orjson.Fragment(field_permissions.redact(document.data, access.hidden))
+        members = {"data": data, "hash": version, "timestamp": now_ms}
+        if keyring is not None:
+            members["keyring"] = orjson.Fragment(keyring[0])
+        return Response(200, orjson.dumps(members), headers)
 
     async def _authorize_push(self, request: web.BaseRequest, match: Match) -> tuple[Access, _core.PushBody]:
         """Return the access of a push, and its validated body."""
@@ -263,33 +265,6 @@ class DocumentHandlers:
                 permissions, roles, body.rebased(_STALE_BASE), current.data
             )
         raise Conflict(version)
-
-
-def _personalized(
-    request: web.BaseRequest,
-    match: Match,
-    document: _core.Document,
-    hidden: frozenset[str],
-    version: str,
-    keyring: tuple[bytes, str] | None,
-    now_ms: int,
-) -> Response:
-    """Return the response for a reader who may see only a part of the document, or who gets its keyring too;
-    `version` is the reader's. The author's proof is left out if members are hidden, because it would verify
-    guesses of them."""
-    etag = version if keyring is None else f"{version}-{keyring[1]}"
-    headers = f'{match.route.read_headers}ETag: "{etag}"\r\n'
-    if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), etag):
-        return Response(304, b"", headers)
-    if request.method == "HEAD":
-        return HeadResponse(headers)
-    if not hidden:
-        return Response(200, document.answer(now_ms, keyring and keyring[0]), headers)
-    data = orjson.Fragment(field_permissions.redact(document.data, hidden))
-    members = {"data": data, "hash": version, "timestamp": now_ms}
-    if keyring is not None:
-        members["keyring"] = orjson.Fragment(keyring[0])
-    return Response(200, orjson.dumps(members), headers)
 
 
 def _empty(now_ms: int, keyring: tuple[bytes, str] | None) -> bytes:

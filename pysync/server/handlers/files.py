@@ -21,7 +21,7 @@ from pysync.server.handlers import Service
 from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.plugin_hooks import run_after_write
 from pysync.server.request_body import check_body_headers, media_type, read_body, stream_body
-from pysync.server.responses import Response, etag_matches, write_response
+from pysync.server.responses import Response, etag_matches, wants_body, write_response
 from pysync.server.router import Match
 from pysync.server.streaming import SendfileResponse, StreamingResponse
 from pysync.store import FileStat, OpenFile
@@ -122,15 +122,13 @@ class FileHandlers(DocumentHandlers):
         """Return the response with the file; None if there is none. Raises RangeNotSatisfiable."""
         key, ttl_ms = file_key(match, rules), match.policy.collection.ttl_ms
         headers = request.headers
-        is_head = request.method == "HEAD"
-        condition = headers.get(protocol.HEADER_IF_NONE_MATCH)
-        if is_head or condition is not None:
+        if not wants_body(request):
             stat = await self._files.stat(key, ttl_ms)
             if stat is None:
                 return None
-            if etag_matches(condition, stat.sha256):
+            if etag_matches(request, stat.sha256):
                 return Response(304, b"", f'{match.route.read_headers}ETag: "{stat.sha256}"\r\n')
-            if is_head:
+            if request.method == "HEAD":
                 lines, content_type = _file_headers(match, rules, stat)
                 return StreamingResponse(b"", None, lines, content_type=content_type, size=stat.size)
         range_header = headers.get(protocol.HEADER_RANGE)

@@ -8,7 +8,7 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from pysync import _core, protocol
+from pysync import _core
 from pysync.config import Collection, Config
 from pysync.config.key_templates import KeyTemplate
 from pysync.engine.outbox import Outbox
@@ -88,7 +88,7 @@ def plugin_response(request: web.BaseRequest, match: Match, reply: PullResponse)
     headers = match.route.read_headers
     if reply.version is not None:
         headers += f'ETag: "{reply.version}"\r\n'
-        if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), reply.version):
+        if etag_matches(request, reply.version):
             return Response(304, b"", headers)
     return Response(200, reply.body, headers, content_type=reply.content_type)
 

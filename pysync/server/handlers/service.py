@@ -29,7 +29,7 @@ from pysync.errors import NotFound, PysyncError, Unavailable
 from pysync.model import ANONYMOUS, Caller
 from pysync.protocol import JSON_TYPE
 from pysync.server.metrics import Metrics
-from pysync.server.responses import NO_STORE, Response, etag_matches, json_response
+from pysync.server.responses import NO_STORE, Response, cache_headers, etag_matches, json_response
 from pysync.server.router import Match
 from pysync.store import Store
 
@@ -77,7 +77,7 @@ class Examples:
         content = await asyncio.to_thread(_read, self._folder / name)
         version = hashlib.sha256(content).hexdigest()
         headers = f'{_HEADERS}ETag: "{version}"\r\n'
-        if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), version):
+        if etag_matches(request, version):
             return Response(304, b"", headers)
         return Response(200, content, headers, content_type=media_type(name))
 
@@ -226,7 +226,7 @@ class Manifest:
         page = self._common
         if self._filtered and protocol.HEADER_AUTHORIZATION in request.headers:
             page = self._render(await self._caller(request))
-        if etag_matches(request.headers.get(protocol.HEADER_IF_NONE_MATCH), page.version):
+        if etag_matches(request, page.version):
             return Response(304, b"", page.headers)
         return Response(200, page.body, page.headers)
 
@@ -249,8 +249,7 @@ class Manifest:
             body += b',"namespaces":{' + b",".join(spaces) + b"}"
         body += b"}"
         version = hashlib.sha256(body).hexdigest()
-        control = "private, no-cache" if self._filtered else "no-cache"
-        headers = f'Cache-Control: {control}\r\nVary: Authorization\r\nETag: "{version}"\r\n'
+        headers = f'{cache_headers((), is_public=not self._filtered)}ETag: "{version}"\r\n'
         return _RenderedManifest(body, version, headers)
 
 

@@ -19,7 +19,7 @@ from pysync.errors import NotFound, PysyncError, SchemaViolation
 from pysync.server.handlers import Service
 from pysync.server.handlers.append_log import LogHandlers
 from pysync.server.handlers.batch import BatchHandler
-from pysync.server.handlers.bundle import Bundle, BundleHandler
+from pysync.server.handlers.bundle import BundleHandler
 from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.events import EventStreamHandler
 from pysync.server.handlers.files import FileHandlers
@@ -138,9 +138,9 @@ class RouteBuilder:
 
     def _add_bundle(self, spec: RouteSpec) -> None:
         policies = self._pulls(spec)
-        bundle = Bundle(policies)
+        bundle = BundleHandler(self.service, policies)
         route = Route(
-            BundleHandler(self.service, bundle).pull,
+            bundle.pull,
             collection=_qualified(spec.namespace, spec.collections[0].bundle or ""),
             policy=bundle.policy,
             read_headers=_read_headers(policies),

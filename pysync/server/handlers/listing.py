@@ -83,8 +83,18 @@ class ListHandler:
 
     async def list(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
+        access = await self._authorizer.authorize(request, match)
+        scope = access.caller.scope
+        scope = scope if scope is not None and scope.has_denies else None
+        limit, after = DEFAULT_LIMIT, None
+        if "?" in request.raw_path:
+            limit, after = _limit(request.query.get("limit")), _after(request.query.get("after"))
+        items, has_more = await self._page(match, after, limit, scope)
+        return json_response(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
+
+    async def _page(self, match: Match, after: str | None, limit: int, scope: _core.Scope | None) -> ListPage:
+        """Return the names that the caller may see, whose `scope` is None if it denies none."""
         rule = match.policy
-        limit, after, scope = await self._parse(request, match)
         prefix = f"{match.key}/" if match.key else ""
 
         def admitted(names: list[str]) -> list[str]:
@@ -93,24 +103,11 @@ class ListHandler:
             return names if scope is None else scope.undenied(prefix, names)
 
         max_scanned = None if scope is None else MAX_DENIED
-        items, has_more = await list_page(self._store, match.key, after, limit, admitted, max_scanned)
-        return json_response(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
-
-    async def _parse(
-        self, request: web.BaseRequest, match: Match
-    ) -> tuple[int, str | None, _core.Scope | None]:
-        """Authorise a list and return its limit, the name after which it begins, and the caller's scope if
-        that denies any names."""
-        access = await self._authorizer.authorize(request, match)
-        scope = access.caller.scope
-        scope = scope if scope is not None and scope.has_denies else None
-        if "?" not in request.raw_path:
-            return DEFAULT_LIMIT, None, scope
-        return _limit(request.query.get("limit")), _after(request.query.get("after")), scope
+        return await list_page(self._store, match.key, after, limit, admitted, max_scanned)
 
 
 class PluginFileListHandler(ListHandler):
-    """The list routes of a collection whose files a plugin stores."""
+    """The list routes of a collection whose files a plugin stores. Lists leave out the suffix of names."""
 
     def __init__(self, service: Service, files: FileBackedCollection) -> None:
         super().__init__(service)
@@ -118,9 +115,7 @@ class PluginFileListHandler(ListHandler):
         self._folder = KeyTemplate(files.template.rpartition("/")[0])
         self._visible_before = files.visible_before
 
-    async def list(self, request: web.BaseRequest, match: Match) -> Response:
-        """Serve the list of files, without the suffix of their names. See `ListHandler.list`."""
-        limit, after, scope = await self._parse(request, match)
+    async def _page(self, match: Match, after: str | None, limit: int, scope: _core.Scope | None) -> ListPage:
         suffix, hidden = self._suffix, [self._visible_before()]
 
         def admitted(names: list[str]) -> list[str]:
@@ -135,8 +130,8 @@ class PluginFileListHandler(ListHandler):
         hidden.append(self._visible_before())  # files begun meanwhile may be missing too
         end = min((name for name in hidden if name is not None), default=None)
         if end is not None and items and items[-1] >= end:
-            items, has_more = [name for name in items if name < end], False
-        return json_response(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
+            return ListPage([name for name in items if name < end], has_more=False)
+        return ListPage(items, has_more)
 
 
 def _limit(text: str | None) -> int:

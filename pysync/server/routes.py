@@ -1,7 +1,6 @@
 """The routes of a configuration: collections, bundles, batches, manifests and service endpoints."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +14,8 @@ from pysync.config.key_templates import KeyTemplate
 from pysync.config.routes import RouteSpec, routes_of
 from pysync.engine.append_log import LogSettings
 from pysync.engine.files import FileSettings
-from pysync.errors import NotFound, PysyncError, SchemaViolation
-from pysync.server.handlers import Service
+from pysync.errors import NotFound, SchemaViolation
+from pysync.server.handlers import Service, owners_of
 from pysync.server.handlers.append_log import LogHandlers
 from pysync.server.handlers.batch import BatchHandler
 from pysync.server.handlers.bundle import BundleHandler
@@ -185,12 +184,8 @@ def key_owner_tables(policies: PolicyTable) -> list[Router]:
 
 def owning_collections(tables: Iterable[Router], key: str) -> list[str]:
     """Return the names of the collections that own a key, by the tables of `key_owner_tables`."""
-    found = []
-    for table in tables:
-        with suppress(PysyncError):
-            rule = table.match("GET", f"/{key}").policy
-            found.append(_qualified(rule.namespace, rule.collection.name))
-    return found
+    policies = [owner.policy for owner in owners_of(tables, key)]
+    return [_qualified(policy.namespace, policy.collection.name) for policy in policies]
 
 
 def segments(path: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Handlers of requests, and the components that they share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pysync.auth.authentication import Authenticator
@@ -12,9 +13,10 @@ from pysync.engine.append_log import AppendLogs
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
+from pysync.errors import PysyncError
 from pysync.plugins.hooks import Hooks
 from pysync.server.authorization import Authorizer
-from pysync.server.router import Router
+from pysync.server.router import Match, Router
 from pysync.store import Store
 
 
@@ -36,3 +38,12 @@ class Service:
     hooks: Hooks
     corruption: CorruptionReporter
     key_owners: Sequence[Router]
+
+
+def owners_of(tables: Iterable[Router], key: str) -> list[Match]:
+    """Return the match of a key in each table of `Service.key_owners` in which a collection owns it."""
+    found = []
+    for table in tables:
+        with suppress(PysyncError):
+            found.append(table.match("GET", f"/{key}"))
+    return found

@@ -115,15 +115,14 @@ class BundleHandler:
     ) -> Member:
         documents, name = self._documents, policy.collection.name
         key = f"{path}/{name}"
-        # A member with hidden fields has to be rewritten for the reader, from its data.
-        read = documents.pull if whole or policy.collection.field_permissions else documents.get_version
+        read = documents.pull if whole else documents.get_version
         document = await read(key, policy.collection.ttl_ms)
         if document is None:
             return Member(name, b"{}", "", frozenset())
-        if isinstance(document, CachedVersion):
-            return Member(name, None, document.hash, frozenset())
-        data = field_permissions.redact(document.data, hidden) if hidden else document.data
         version = await documents.versions.load_and_compute(key, document.hash, document.ts_ms, hidden)
+        if isinstance(document, CachedVersion):
+            return Member(name, None, version, hidden)
+        data = field_permissions.redact(document.data, hidden) if hidden else document.data
         return Member(name, data, version, hidden)
 
 

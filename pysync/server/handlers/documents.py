@@ -15,10 +15,10 @@ from pysync.auth import field_permissions
 from pysync.config import Limit
 from pysync.config.key_templates import RESERVED, KeyTemplate
 from pysync.engine.documents import CachedVersion
-from pysync.errors import Conflict, Forbidden, IdempotencyKeyReused, NotFound, PysyncError
+from pysync.errors import Conflict, Forbidden, IdempotencyKeyReused, NotFound
 from pysync.model import Caller, WriteResult
 from pysync.server.authorization import Access
-from pysync.server.handlers import Service
+from pysync.server.handlers import Service, owners_of
 from pysync.server.handlers.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.request_body import (
     check_sealed,
@@ -38,62 +38,6 @@ from pysync.server.responses import (
 )
 from pysync.server.router import Match
 
-
-class KeyringFold:
-    """Adds keyrings to pulls of documents."""
-
-    def __init__(self, service: Service) -> None:
-        self._documents = service.documents
-        self._authorizer = service.authorizer
-        self._owners = service.key_owners
-
-    async def fold(self, match: Match, caller: Caller, now_ms: int) -> tuple[bytes, str] | None:
-        """Return the JSON text of the response's `keyring` member, `null` if none is stored, and its version.
-        Returns None if the caller may not read it, because of its scope or of the collections that own the
-        key."""
-        key = _keyring_key(match)
-        if key.startswith(f"{RESERVED}/") or (caller.scope is not None and not caller.scope.allows(key)):
-            return None
-        owners = self._owners_of(key)
-        for owner in owners:
-            collection = owner.policy.collection
-            if collection.push_only or collection.append_only is not None:
-                continue
-            access = await self._authorizer.may_read_nested(
-                owner.policy, caller, owner.identity, owner.params, key
-            )
-            if access is not None:
-                return await self._read(key, now_ms, collection.ttl_ms, access.hidden)
-        return None if owners else await self._read(key, now_ms, None, frozenset())
-
-    async def _read(
-        self, key: str, now_ms: int, ttl_ms: int | None, hidden: frozenset[str]
-    ) -> tuple[bytes, str]:
-        keyring = await self._documents.pull(key, ttl_ms)
-        if keyring is None:
-            return b"null", ""
-        data = field_permissions.redact(keyring.data, hidden) if hidden else keyring.data
-        version = await self._documents.versions.load_and_compute(key, keyring.hash, keyring.ts_ms, hidden)
-        entry = {"data": orjson.Fragment(data), "hash": version, "timestamp": now_ms}
-        return orjson.dumps(entry), version
-
-    def _owners_of(self, key: str) -> list[Match]:
-        found = []
-        for table in self._owners:
-            try:
-                found.append(table.match("GET", f"/{key}"))
-            except PysyncError:
-                continue
-        return found
-
-
-def _keyring_key(match: Match) -> str:
-    template = match.policy.collection.keyring_path
-    if template is None:
-        return f"{match.key}/_keyring"
-    return KeyTemplate.of(template).fill(match.params)
-
-
 MAX_REVOCATION_BYTES = 262_144
 _STALE_BASE = "stale"
 """A base that no document has."""
@@ -108,7 +52,6 @@ class DocumentHandlers:
         self._documents = service.documents
         self._authorizer = service.authorizer
         self._hooks = service.hooks
-        self._keyrings = KeyringFold(service)
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `GET {ns}/pull/<key>` (docs/reference/protocol.md#pull-a-document)."""
@@ -169,7 +112,7 @@ class DocumentHandlers:
         now_ms = self._documents.now_ms()
         keyring = None
         if "?" in request.raw_path and request.query.get("withKeyring", "").lower() in ("1", "true"):
-            keyring = await self._keyrings.fold(match, access.signer, now_ms)
+            keyring = await self._fold_keyring(match, access.signer, now_ms)
         if document is None:
             return Response(200, _empty(now_ms, keyring), match.route.read_headers)
         version = document.hash
@@ -191,6 +134,37 @@ class DocumentHandlers:
         if keyring is not None:
             members["keyring"] = orjson.Fragment(keyring[0])
         return Response(200, orjson.dumps(members), headers)
+
+    async def _fold_keyring(self, match: Match, caller: Caller, now_ms: int) -> tuple[bytes, str] | None:
+        """Return the JSON text of the response's `keyring` member, `null` if none is stored, and its version.
+        Returns None if the caller may not read it, because of its scope or of the collections that own the
+        key."""
+        template = match.policy.collection.keyring_path
+        key = f"{match.key}/_keyring" if template is None else KeyTemplate.of(template).fill(match.params)
+        if key.startswith(f"{RESERVED}/") or (caller.scope is not None and not caller.scope.allows(key)):
+            return None
+        owners = owners_of(self._service.key_owners, key)
+        for owner in owners:
+            collection = owner.policy.collection
+            if collection.push_only or collection.append_only is not None:
+                continue
+            access = await self._authorizer.may_read_nested(
+                owner.policy, caller, owner.identity, owner.params, key
+            )
+            if access is not None:
+                return await self._read_keyring(key, now_ms, collection.ttl_ms, access.hidden)
+        return None if owners else await self._read_keyring(key, now_ms, None, frozenset())
+
+    async def _read_keyring(
+        self, key: str, now_ms: int, ttl_ms: int | None, hidden: frozenset[str]
+    ) -> tuple[bytes, str]:
+        keyring = await self._documents.pull(key, ttl_ms)
+        if keyring is None:
+            return b"null", ""
+        data = field_permissions.redact(keyring.data, hidden) if hidden else keyring.data
+        version = await self._documents.versions.load_and_compute(key, keyring.hash, keyring.ts_ms, hidden)
+        entry = {"data": orjson.Fragment(data), "hash": version, "timestamp": now_ms}
+        return orjson.dumps(entry), version
 
     async def _authorize_push(self, request: web.BaseRequest, match: Match) -> tuple[Access, _core.PushBody]:
         """Return the access of a push, and its validated body."""
@@ -223,17 +197,11 @@ class DocumentHandlers:
             if body.base_hash != _STALE_BASE:
                 raise
             # The stored members that the caller may not change differ now, and so does the merged data.
-            raise await self._conflict(match, access) from None
+            found = await self._documents.pull(match.key, ttl_ms)
+            current = WriteResult("", 0) if found is None else WriteResult(found.hash, found.ts_ms)
         except Conflict as error:
             current = WriteResult(error.current_hash, error.written_ms)
-            raise Conflict(await self._visible_version(match, access, current)) from None
-
-    async def _conflict(self, match: Match, access: Access) -> Conflict:
-        """Return the error for a push whose base is not the stored version."""
-        current = await self._documents.pull(match.key, match.policy.collection.ttl_ms)
-        if current is None:
-            return Conflict("")
-        return Conflict(await self._visible_version(match, access, WriteResult(current.hash, current.ts_ms)))
+        raise Conflict(await self._visible_version(match, access, current))
 
     async def _visible_version(self, match: Match, access: Access, written: WriteResult) -> str:
         """Return the version that the caller gets for a hash."""

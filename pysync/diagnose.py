@@ -9,15 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from pysync.concurrency import closing
-from pysync.config import (
-    Config,
-    Problem,
-    StoreConfig,
-    database_paths,
-    effective_coordinator,
-    is_multi_process,
-    redacted_coordinator,
-)
+from pysync.config import Config, Problem, StoreConfig
 from pysync.coordinator import open_coordinator
 from pysync.errors import Unavailable
 from pysync.sqlite.database_file import quick_check
@@ -66,18 +58,18 @@ async def probe(config: Config, timer: Timer = time.perf_counter) -> Report:
     """Open the store and the coordinator, time a few operations on each, and return the findings. Nothing
     that the first start would create is created, and nothing is left behind."""
     findings = Report()
-    databases = dict(database_paths(config))
+    databases = dict(config.database_paths)
     kind, _, folder = config.store.url.partition(":")
     folder = folder if kind == "file" else ""
     findings.rows.append(("store", config.store.url))
     _check_database("store", databases, findings)
     if not folder or _check_folder("store", Path(folder), "pysync.db", findings):
         await _report_failures(
-            "store", _probe_store(config.store, is_multi_process(config), findings, timer), findings
+            "store", _probe_store(config.store, config.is_multi_process, findings, timer), findings
         )
-    url = effective_coordinator(config)
+    url = config.effective_coordinator
     kind, _, own_folder = url.partition(":")
-    findings.rows.append(("coordinator", redacted_coordinator(config)))
+    findings.rows.append(("coordinator", config.redacted_coordinator))
     _check_database("coordinator", databases, findings)
     if kind != "file" or _check_folder("coordinator", Path(own_folder or folder), "coordinator.db", findings):
         await _report_failures(

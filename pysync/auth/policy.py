@@ -5,7 +5,7 @@ See docs/reference/protocol.md#authorisation.
 
 from dataclasses import dataclass, field
 
-from pysync.config import Action, Collection, Config, RateRule, Restriction, Trust, effective_limit, trust_of
+from pysync.config import Action, Collection, Config, RateRule, Restriction, Trust
 from pysync.config.key_templates import KeyTemplate, params
 from pysync.model import ANONYMOUS, Caller
 
@@ -101,7 +101,7 @@ class AccessPolicy:
             uses_space_roles=config.auth.spaces is not None and _names_space_roles(roles, collection),
             uses_plugin_roles=uses_plugin_roles,
             restrictions=restrictions,
-            limit=effective_limit(config, collection, action),
+            limit=config.effective_limit(collection, action),
             trust=_own_trust(config, namespace, collection),
             shadowing_templates=_shadowing_templates(config, namespace, collection),
         )
@@ -193,8 +193,8 @@ def _shadowing_templates(
 
 
 def _own_trust(config: Config, namespace: str | None, collection: Collection) -> Trust | None:
-    trust = trust_of(config, namespace, collection)
-    return None if trust == trust_of(config) else trust
+    trust = config.trust_of(namespace, collection)
+    return None if trust == config.trust_of() else trust
 
 
 def _names_space_roles(roles: frozenset[str], collection: Collection) -> bool:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from pysync import _core
 from pysync.auth import certificates
 from pysync.auth.certificates import Certificate, CertificateError
-from pysync.config import Config, every_named_identity, every_role, every_trusted_issuer, trust_of
+from pysync.config import Config
 from pysync.errors import Forbidden, Unauthorized
 from pysync.model import Caller, Claims
 
@@ -66,10 +66,10 @@ class CertificateVerifier:
         now_ms: Callable[[], int],
         validate_certificate: Callable[[Certificate], str | None] | None,
     ) -> None:
-        self._trust = trust_of(config)
-        self._trusted_issuers = every_trusted_issuer(config)
-        self._named_identities = every_named_identity(config)
-        self._configured_roles = _roles_by_name(every_role(config))
+        self._trust = config.trust_of()
+        self._trusted_issuers = config.every_trusted_issuer
+        self._named_identities = config.every_named_identity
+        self._configured_roles = _roles_by_name(config.every_role)
         self._now_ms = now_ms
         self._validate_certificate = validate_certificate
 

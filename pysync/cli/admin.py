@@ -21,7 +21,7 @@ from pysync.changelog import Retention
 from pysync.cli.io import print_json, print_lines
 from pysync.clock import wall_clock_ms
 from pysync.concurrency import closing
-from pysync.config import Config, effective_coordinator
+from pysync.config import Config
 from pysync.config.collection import wire_name
 from pysync.coordinator import open_coordinator
 from pysync.engine.append_log import AppendLogs
@@ -189,7 +189,7 @@ async def rebuild_lists(options: argparse.Namespace) -> int:
     _check_store(settings, "there is nothing to rebuild")
     kind, _, folder = settings.store.url.partition(":")
     own_folder = folder if kind == "file" else None
-    coordinator_url = effective_coordinator(settings)
+    coordinator_url = settings.effective_coordinator
     if kind != "file" and coordinator_url == "memory:":
         print(f"pysync: {_MEMORY_COORDINATOR_WARNING}", file=sys.stderr)
     retention = Retention(settings.changes.max_count, settings.changes.max_age_ms)

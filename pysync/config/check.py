@@ -12,12 +12,11 @@ from typing import Literal, get_args
 from pysync.config import key_templates, overlaps
 from pysync.config.collection import Action, Collection
 from pysync.config.convert import ENV_REFERENCE, join, suggest
-from pysync.config.derived import Trust, accepts_json, effective_limit, file_types, is_metered, trust_of
 from pysync.config.loader import env_overrides, parse, read_file
 from pysync.config.plugin_validation import has_unowned_target, overlapping_collections
 from pysync.config.problem import ConfigError, FieldError, Problem
 from pysync.config.routes import RouteSpec, routes_of
-from pysync.config.schema import Config
+from pysync.config.schema import Config, Trust
 
 _CAP_ROLE = re.compile(r"cap:(?:read|write|list):(.+)", re.DOTALL)
 _BUILTIN_ROLES = re.compile(
@@ -141,9 +140,9 @@ def _kind(collection: Collection) -> str:
     """Return the kind of its contents, in parentheses; an empty text for documents alone."""
     if collection.append_only is not None:
         return " (log)"
-    if not file_types(collection):
+    if not collection.file_types:
         return ""
-    return " (documents, files)" if accepts_json(collection) else " (files)"
+    return " (documents, files)" if collection.accepts_json else " (files)"
 
 
 def _display_roles(collection: Collection, roles: tuple[str, ...]) -> tuple[str, ...]:
@@ -180,7 +179,7 @@ def _warnings(config: Config) -> Iterator[Problem]:
     if not found:
         yield Problem("collections", "nothing is served: there is no collection")
     for namespace, path, collection in found:
-        trust = trust_of(config, namespace, collection)
+        trust = config.trust_of(namespace, collection)
         yield from _collection(collection, path, _Roles(config, collection, trust))
     yield from _limits(config)
     yield from _shared_keys(config)
@@ -245,9 +244,9 @@ def _limits(config: Config) -> Iterator[Problem]:
     used = False
     for _, path, collection in config.each_collection():
         limit = collection.rate_limit
-        metered = [action for action in get_args(Action) if limit and is_metered(limit, action)]
+        metered = [action for action in get_args(Action) if limit and limit.meters(action)]
         used = used or bool(metered)
-        unlimited = [one for one in metered if effective_limit(config, collection, one) is None]
+        unlimited = [one for one in metered if config.effective_limit(collection, one) is None]
         if unlimited:
             message = f"meters no {', '.join(unlimited)}: neither it nor the server's rateLimit has numbers"
             yield Problem(f"{path}.rateLimit", message, collection.name)
@@ -270,7 +269,7 @@ def _shared_keys(config: Config) -> Iterator[Problem]:
 def _storage_settings(collection: Collection) -> tuple[str | None, int | None, bool, bool]:
     log = collection.append_only
     field = None if log is None else log.field or "items"
-    return field, collection.ttl_ms, accepts_json(collection), bool(file_types(collection))
+    return field, collection.ttl_ms, collection.accepts_json, bool(collection.file_types)
 
 
 def _log(collection: Collection) -> Iterator[FieldError]:
@@ -287,7 +286,7 @@ def _log(collection: Collection) -> Iterator[FieldError]:
 
 
 def _files(collection: Collection) -> Iterator[FieldError]:
-    if accepts_json(collection):
+    if collection.accepts_json:
         return
     if collection.object_schema is not None:
         yield "objectSchema", "is for documents: no media type is application/json, so all are files"

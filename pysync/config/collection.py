@@ -2,12 +2,12 @@
 # ruff: noqa: RUF009 (`option` and `_field_like` make `dataclasses.field`)
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from pysync.config.key_templates import KeyTemplate
-from pysync.protocol import JSON_TYPE, OCTET_STREAM, PARQUET_MIME_TYPES
+from pysync.protocol import JSON_TYPE, OCTET_STREAM, PARQUET_MIME_TYPES, PARQUET_TYPE
 
 Encryption = Literal["none", "delegated"]
 RateLimitKey = Literal["identity", "ip", "identity+ip"]
@@ -81,6 +81,11 @@ class RateRule:
     identity: Limit | None = option("A limit per caller, beside or instead of the one above.", None)
     ip: Limit | None = option("A limit per address, beside or instead of the one above.", None)
 
+    @property
+    def has_limit(self) -> bool:
+        """True if it names a limit, complete or not."""
+        return any(part is not None for part in (self.window_ms, self.max_requests, self.identity, self.ip))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateLimit(RateRule):
@@ -93,6 +98,41 @@ class RateLimit(RateRule):
     )
     pull: RateRule | Literal[False] | None = option("Limit of pulls, likewise; absent: unmetered.", None)
     list: RateRule | Literal[False] | None = option("Limit of lists, likewise; absent: unmetered.", None)
+
+    def meters(self, action: Action) -> bool:
+        """Return True if a collection with this limit meters the action. It meters the actions that it names;
+        the flat form, which has numbers of its own or names no action, meters pushes."""
+        own: RateRule | Literal[False] | None = getattr(self, action)
+        if own is not None:
+            return own is not False
+        return action == "push" and (self.has_limit or self.push is self.pull is self.list is None)
+
+
+def resolve_limit(action: Action, *limits: RateLimit | None) -> RateRule | None:
+    """Return the rule for `action` that results from `limits`, the nearest first; None if none of them names
+    a limit."""
+    rules: list[RateRule] = []
+    for limit in filter(None, limits):
+        own: RateRule | Literal[False] | None = getattr(limit, action)
+        if own is False:
+            break
+        rules += [limit] if own is None else [own, limit]
+    named = next((rule for rule in rules if rule.has_limit), None)
+    if named is None:
+        return None
+    if named.window_ms is None and named.max_requests is None:
+        return RateRule(identity=named.identity, ip=named.ip)
+
+    def first(name: str) -> Any:
+        return next((value for rule in rules if (value := getattr(rule, name)) is not None), None)
+
+    return RateRule(
+        window_ms=first("window_ms"),
+        max_requests=first("max_requests"),
+        bucket=first("bucket") or "identity",
+        identity=named.identity,
+        ip=named.ip,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +265,39 @@ class Collection:
         """The template of its documents' keys: members of a bundle lie below its path."""
         path = self.storage_path
         return KeyTemplate.of(path if self.bundle is None else f"{path}/{self.name}")
+
+    @property
+    def accepts_json(self) -> bool:
+        """True if JSON is pushed to it as documents, or appended to its logs. It must name that media type; a
+        wildcard does not include it."""
+        return JSON_TYPE in self._media_types
+
+    @property
+    def file_types(self) -> tuple[str, ...]:
+        """The media types and wildcards that are pushed as files; none for logs and members of bundles."""
+        if self.append_only is not None or self.bundle is not None:
+            return ()
+        return tuple(found for found in self._media_types if found != JSON_TYPE)
+
+    @property
+    def is_parquet(self) -> bool:
+        """True if its files are Parquet, whatever media type they are pushed with."""
+        return PARQUET_TYPE in self._media_types and set(self._media_types) <= set(PARQUET_MIME_TYPES)
+
+    @property
+    def _media_types(self) -> list[str]:
+        return [found.lower() for found in self.allowed_mime_types]
+
+
+def collection_for_key(collections: Iterable[Collection], key: str) -> Collection | None:
+    """Return the collection, of several under one prefix, that a key belongs to; None if there is none. A
+    template stands for the keys that it makes. Literal segments win, and of two collections with the same
+    keys the one that can be pulled."""
+    return min(
+        (collection for collection in collections if collection.key_template.matches(key)),
+        key=lambda collection: (collection.key_template.open_segments, collection.push_only),
+        default=None,
+    )
 
 
 def _field_like(name: str) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from pysync.config.collection import Collection, Restriction
-from pysync.config.derived import trust_of
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.plugin_validation import owners_of, projection_name, sources_of
 from pysync.config.problem import Problem
@@ -282,7 +281,7 @@ def _allowed(
     `positions` name the segments of its keys, `keys`, so that the keys of two collections can be compared."""
     collection = site.collection
     position_of = dict(zip(keys.segments, positions, strict=False))
-    trust = trust_of(config, site.namespace, collection)
+    trust = config.trust_of(site.namespace, collection)
     spaces = config.auth.spaces
     space = spaces and tuple(
         position_of.get(f"{{{name}}}") for name in KeyTemplate.of(spaces.access_path).params

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pysync.config import key_templates
-from pysync.config.collection import Collection
-from pysync.config.derived import accepts_json, collection_for_key
+from pysync.config.collection import Collection, collection_for_key
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.problem import FieldError
 from pysync.config.schema import Config, EventsConfig, ProjectionConfig
@@ -192,7 +191,7 @@ def no_body_reason(collection: Collection, config: Config) -> str | None:
         return "events stores its pushes as Parquet"
     if collection.append_only is not None and collection.append_only.persist is False:
         return "its appendOnly says persist=false, so nothing is stored"
-    if not accepts_json(collection):
+    if not collection.accepts_json:
         return "it holds files: its allowedMimeTypes lack application/json"
     return None
 
@@ -226,7 +225,7 @@ def _target_errors(
             yield "target", f"belongs to {found.name}, one of its sources"
         elif found.append_only is not None:
             yield "target", f"belongs to {found.name}, which is append-only"
-        elif not accepts_json(found):
+        elif not found.accepts_json:
             yield "target", f"belongs to {found.name}, whose allowedMimeTypes lack application/json"
 
 

@@ -6,17 +6,23 @@ the source of `docs/reference/configuration.md`.
 """
 # ruff: noqa: RUF009 (`option` is `dataclasses.field`)
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
 
 from pysync.config.collection import (
     ISSUERS_HERE,
     ROLES_HERE,
+    Action,
     Collection,
     RateLimit,
+    RateRule,
     Restriction,
     option,
+    resolve_limit,
 )
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -73,6 +79,33 @@ class Server:
     )
 
 
+is_store_url = re.compile(r"memory:|file:[^\0]+|s3://[a-z0-9][a-z0-9.-]+(/[^\s?#]*)?(\?[^\s#]*)?").fullmatch
+"""Matches a text that has the form of a store's URL."""
+_URL_MEMBERS = ("endpoint", "region", "path_style")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Location:
+    """A bucket and a prefix in it. `prefix` has no slash at its ends. `endpoint` is None for AWS, `region` is
+    None if the environment decides."""
+
+    bucket: str
+    prefix: str
+    endpoint: str | None
+    region: str | None
+    path_style: bool
+
+
+def _is_server(url: str) -> bool:
+    parts = urlsplit(url)
+    return (
+        parts.scheme in ("http", "https")
+        and bool(parts.hostname)
+        and "@" not in parts.netloc  # a user or password would be shown and logged
+        and not (parts.query or parts.fragment)
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
     """The location of the stored data."""
@@ -95,6 +128,34 @@ class StoreConfig:
     timeout_ms: int = option(
         "How long one request to S3 may take before it is repeated, in milliseconds.", 10_000
     )
+
+    def s3_location(self) -> S3Location:
+        """Return the location of a store whose URL begins with `s3://`. The URL's query overrides the other
+        members. Raises ValueError for an invalid URL or endpoint; the message quotes no value, except the
+        name of an unknown query parameter."""
+        parts = urlsplit(self.url)
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        for name in query:
+            if name not in _URL_MEMBERS:
+                raise ValueError(
+                    f"the URL's query may hold {', '.join(_URL_MEMBERS)}, and not {ascii(name)[:60]}"
+                )
+        path_style = query.get("path_style")
+        if path_style not in (None, "true", "false"):
+            raise ValueError("the URL's path_style must be true or false")
+        prefix = parts.path.strip("/")
+        if not {"", ".", ".."}.isdisjoint(prefix.split("/")) and prefix:
+            raise ValueError("the prefix may not hold //, /./ or /../")
+        endpoint = query.get("endpoint") or self.endpoint
+        if endpoint is not None and not _is_server(endpoint):
+            raise ValueError("the endpoint must be http://host:port or https://host")
+        return S3Location(
+            parts.netloc,
+            prefix,
+            endpoint,
+            query.get("region") or self.region,
+            self.force_path_style if path_style is None else path_style == "true",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +256,14 @@ class EventsConfig:
     compact_to_bytes: int = option("Approximate size of merged files, in bytes.", 134_217_728)
 
 
+class Trust(NamedTuple):
+    """The trust of a collection: the issuers whose certificates yield roles (None: all issuers), and the
+    extra roles of user ids."""
+
+    issuers: frozenset[str] | None
+    identity_roles: Mapping[str, tuple[str, ...]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The whole configuration."""
@@ -256,3 +325,80 @@ class Config:
         for _, _, collection in self.each_collection():
             named.setdefault(collection.name, []).append(collection)
         return named
+
+    def effective_limit(self, collection: Collection, action: Action) -> RateRule | None:
+        """Return the limit of an action on a collection, with its bucket filled in; None if it is unmetered.
+
+        Only actions that the collection meters have one (`RateLimit.meters`). The nearest rule that names a
+        limit wins, in the order: the collection's for the action, the collection's, the server's for the
+        action, the server's. Members that it leaves out (`bucket`, one of `windowMs` and `maxRequests`) come
+        from the others in that order.
+        """
+        limit = collection.rate_limit
+        return resolve_limit(action, limit, self.rate_limit) if limit and limit.meters(action) else None
+
+    def trust_of(self, namespace: str | None = None, collection: Collection | None = None) -> Trust:
+        """Return the trust of a collection, a namespace or the server. Each member is taken from the
+        innermost level that sets it."""
+        inner = self.namespaces[namespace] if namespace else None
+        levels = [one for one in (collection, inner, self.auth) if one is not None]
+        issuers = next((one.trusted_issuers for one in levels if one.trusted_issuers is not None), None)
+        roles = next(one.identity_roles for one in levels if one.identity_roles is not None)
+        return Trust(None if issuers is None else frozenset(issuers), roles)
+
+    @property
+    def every_trusted_issuer(self) -> frozenset[str]:
+        """The issuers that are trusted anywhere."""
+        return frozenset().union(*(trust.issuers or () for trust in self._every_trust()))
+
+    @property
+    def every_named_identity(self) -> frozenset[str]:
+        """The user ids that have roles of their own, or that a role names."""
+        given = frozenset[str]().union(*(trust.identity_roles for trust in self._every_trust()))
+        roles = [role.split(":") for role in self.every_role]
+        return given | {parts[1] for parts in roles if parts[0] in ("admin", "delegated") and len(parts) > 1}
+
+    @property
+    def every_role(self) -> frozenset[str]:
+        """Every role that the configuration requires somewhere."""
+        required: set[str] = set()
+        for _, _, collection in self.each_collection():
+            required.update(collection.read_roles, collection.write_roles)
+            for permission in collection.field_permissions.values():
+                required.update(permission.read_roles or (), permission.write_roles or ())
+        return frozenset(required)
+
+    @property
+    def effective_coordinator(self) -> str:
+        """The coordinator's URL, which may contain a password: the configured one; else `file:`, which uses
+        the store's folder, for a `file:` store, and `memory:` for any other."""
+        if self.coordinator is not None:
+            return self.coordinator
+        return "file:" if self.store.url.startswith("file:") else "memory:"
+
+    @property
+    def redacted_coordinator(self) -> str:
+        """`effective_coordinator` without the user and password of a Redis, which must not be shown."""
+        scheme, slashes, rest = self.effective_coordinator.partition("://")
+        return scheme + slashes + rest.rpartition("@")[2]
+
+    @property
+    def database_paths(self) -> list[tuple[str, Path]]:
+        """The SQLite databases: the purpose of each, and its path, which need not exist yet."""
+        folder = self.store.url.removeprefix("file:") if self.store.url.startswith("file:") else ""
+        found = [("store", Path(folder) / "pysync.db")] if folder else []
+        kind, _, rest = self.effective_coordinator.partition(":")
+        if kind == "file" and (rest or folder):
+            found.append(("coordinator", Path(rest or folder) / "coordinator.db"))
+        return found
+
+    @property
+    def is_multi_process(self) -> bool:
+        """True if other processes may serve the same store: with several workers, or a coordinator of many
+        nodes."""
+        return self.server.workers > 1 or self.effective_coordinator.startswith("redis")
+
+    def _every_trust(self) -> Iterator[Trust]:
+        yield self.trust_of()
+        for namespace, _, collection in self.each_collection():
+            yield self.trust_of(namespace, collection)

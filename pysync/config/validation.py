@@ -7,17 +7,8 @@ from typing import Any, get_args
 
 from pysync import extras
 from pysync.config import key_templates
-from pysync.config.collection import Action, Collection, RateLimit, wire_name
+from pysync.config.collection import Action, Collection, RateLimit, resolve_limit, wire_name
 from pysync.config.convert import join
-from pysync.config.derived import (
-    accepts_json,
-    effective_coordinator,
-    file_types,
-    is_metered,
-    is_store_url,
-    resolve_limit,
-    s3_location,
-)
 from pysync.config.overlaps import takeovers
 from pysync.config.plugin_validation import (
     OBJECT_REFERENCE,
@@ -28,7 +19,7 @@ from pysync.config.plugin_validation import (
     projection_errors,
 )
 from pysync.config.problem import FieldError, Problem
-from pysync.config.schema import Auth, Config, Namespace, Server
+from pysync.config.schema import Auth, Config, Namespace, Server, is_store_url
 
 PathOf = Callable[[object], str]
 """Returns the path in the file at which an object of the tree was written."""
@@ -164,11 +155,11 @@ def _collection(collection: Collection) -> Iterator[FieldError]:
         for member, roles in (("readRoles", collection.read_roles), ("writeRoles", collection.write_roles)):
             if "public" in roles:
                 yield member, "rootOnly cannot be used with the role public"
-    if collection.bundle is not None and not accepts_json(collection):
+    if collection.bundle is not None and not collection.accepts_json:
         yield "bundle", "bundle needs application/json in allowedMimeTypes"
     if collection.enforce_sealed and collection.encryption != "delegated":
         yield "enforceSealed", "enforceSealed needs encryption: delegated"
-    if collection.enforce_sealed and file_types(collection):
+    if collection.enforce_sealed and collection.file_types:
         yield "enforceSealed", "enforceSealed is for documents and logs: sealed files look like any others"
     yield from _append_only(collection)
     yield from _listable(collection)
@@ -183,7 +174,7 @@ def _append_only(collection: Collection) -> Iterator[FieldError]:
         return
     if collection.pull_only:
         yield "appendOnly", "appendOnly cannot be used with pullOnly"
-    if not accepts_json(collection):
+    if not collection.accepts_json:
         yield "appendOnly", "appendOnly needs application/json in allowedMimeTypes"
     if log.persist is not False:
         if collection.bundle is not None:
@@ -237,7 +228,7 @@ def _schema(schema: Mapping[str, Any] | bool | None) -> Iterator[FieldError]:
 def _limits_of(collection: Collection, config: Config) -> Iterator[FieldError]:
     limit = collection.rate_limit
     for action in get_args(Action):
-        if limit and is_metered(limit, action):
+        if limit and limit.meters(action):
             yield from _limit(action, limit, config.rate_limit)
 
 
@@ -287,7 +278,7 @@ def _auth(auth: Auth) -> Iterator[FieldError]:
 def _storage(config: Config) -> Iterator[FieldError]:
     """Validate the store and the coordinator. Messages never quote URLs, which may contain a password."""
     store, workers = config.store.url, config.server.workers
-    coordinator = effective_coordinator(config)
+    coordinator = config.effective_coordinator
     if (config.store.access_key_id is None) != (config.store.secret_access_key is None):
         yield "store", "accessKeyId and secretAccessKey belong together"
     if not is_store_url(store):
@@ -295,7 +286,7 @@ def _storage(config: Config) -> Iterator[FieldError]:
         return
     if store.startswith("s3:"):
         try:
-            s3_location(config.store)
+            config.store.s3_location()
         except ValueError as error:
             yield "store", str(error)
         if message := extras.missing("aiobotocore", "botocore"):

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Self
 
 from pysync.config import Collection
-from pysync.config.derived import accepts_json, file_types, is_parquet
 from pysync.config.key_templates import KeyTemplate
 from pysync.corruption import CorruptionReporter
 from pysync.engine.outbox import DocumentRef, Outbox
@@ -33,10 +32,10 @@ class FileSettings:
     @classmethod
     def from_collection(cls, collection: Collection) -> Self | None:
         """Return the settings of the collection; None if nothing is pushed to it as a file."""
-        types = file_types(collection)
+        types = collection.file_types
         if not types:
             return None
-        return cls(types, accepts_json(collection), PARQUET_TYPE if is_parquet(collection) else None)
+        return cls(types, collection.accepts_json, PARQUET_TYPE if collection.is_parquet else None)
 
     def matches_key(self, key: str) -> bool:
         """Return True if the key can be that of a file of `template`."""

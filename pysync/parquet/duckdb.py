@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from pysync.config import StoreConfig, s3_location
-from pysync.config.derived import is_store_url
+from pysync.config import StoreConfig
+from pysync.config.schema import is_store_url
 from pysync.store import split_key
 
 _AWS: Final = "s3.amazonaws.com"
@@ -56,7 +56,7 @@ def duckdb_read_parquet_sql(
     if config.url.startswith("file:"):
         uri = _uri(f"{Path(config.url.removeprefix('file:')).absolute()}/files", key, glob)
         return ReadParquet(uri, _select(uri), _select(uri))
-    location = s3_location(config)
+    location = config.s3_location()
     uri = _uri(f"s3://{location.bucket}/{location.prefix}".rstrip("/"), key, glob)
     if "?" in uri:
         raise ValueError(
@@ -81,7 +81,7 @@ def _uri(root: str, key: str, glob: bool) -> str:
 
 def _options(config: StoreConfig, session_token: str | None) -> dict[str, str | bool]:
     """Return the options of the secret for the bucket."""
-    location = s3_location(config)
+    location = config.s3_location()
     endpoint = urlsplit(location.endpoint or f"https://{_AWS}")
     if endpoint.path.strip("/"):
         raise ValueError("DuckDB accepts only an endpoint without a path")

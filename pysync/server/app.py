@@ -24,14 +24,7 @@ from pysync.auth.revocation import RevocationRegistry
 from pysync.auth.spaces import Spaces
 from pysync.changelog import Retention
 from pysync.clock import SteadyClock, boot_id, wall_clock_ms
-from pysync.config import (
-    Config,
-    database_paths,
-    effective_coordinator,
-    every_named_identity,
-    every_trusted_issuer,
-    is_multi_process,
-)
+from pysync.config import Config
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log import AppendLogs
@@ -105,7 +98,7 @@ class App:
         files = Files(store, clock, outbox, corruption)
         self._logs = AppendLogs(store, coordinator, clock, outbox=outbox, corruption=corruption)
         ownership = Ownership(config, store)
-        trusted = {*map(user_id, every_trusted_issuer(config)), *every_named_identity(config)}
+        trusted = {*map(user_id, config.every_trusted_issuer), *config.every_named_identity}
         revocations = RevocationRegistry(store, clock, trusted, ownership.owns_data)
         validate_certificate = hooks.validate_certificate if hooks.has_certificate_hooks else None
         authenticator = Authenticator(
@@ -251,15 +244,13 @@ async def create_app(
         url = config.store.url
         retention = Retention(config.changes.max_count, config.changes.max_age_ms)
         if store is None:
-            store = await open_store(
-                config.store, clock, shared=is_multi_process(config), retention=retention
-            )
+            store = await open_store(config.store, clock, shared=config.is_multi_process, retention=retention)
             opened.push_async_callback(store.close)
         if coordinator is None:
             folder = url.removeprefix("file:") if url.startswith("file:") else None
-            coordinator = await open_coordinator(effective_coordinator(config), folder, clock, retention)
+            coordinator = await open_coordinator(config.effective_coordinator, folder, clock, retention)
             opened.push_async_callback(coordinator.close)
-        for _, database in database_paths(config)[:1]:
+        for _, database in config.database_paths[:1]:
             if database.exists() and (boot := boot_id()):
                 clock.resume(database.with_name("clock"), boot)
         app = App(config, store, coordinator, clock, worker, hooked, hook_s)

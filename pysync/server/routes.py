@@ -9,7 +9,6 @@ from aiohttp import web
 
 from pysync.auth.policy import AccessPolicy, PolicyTable
 from pysync.config import Action, Collection
-from pysync.config.derived import accepts_json
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.routes import RouteSpec, routes_of
 from pysync.engine.append_log import LogSettings
@@ -156,7 +155,7 @@ class RouteBuilder:
         names of the others."""
         stored = self.service.hooks.stored_files
         return [
-            (policy, accepts_json(found) and not (found.bundle or found.push_only or found.name in stored))
+            (policy, found.accepts_json and not (found.bundle or found.push_only or found.name in stored))
             for policy, found in zip(self._pulls(spec), spec.collections, strict=True)
         ]
 

@@ -21,8 +21,7 @@ import uvloop
 from aiohttp import web
 
 from pysync import __version__
-from pysync.config import Config, database_paths, effective_coordinator, redacted_coordinator
-from pysync.config.derived import accepts_json
+from pysync.config import Config
 from pysync.config.plugin_validation import projection_name
 from pysync.server import logs
 from pysync.server.app import App, Worker, create_app
@@ -89,7 +88,7 @@ def check_databases(config: Config) -> None:
     """Raise ValueError if a database is damaged. Databases larger than the configured limit are not
     checked."""
     most = config.server.quick_check_max_bytes
-    for _, path in database_paths(config):
+    for _, path in config.database_paths:
         if path.exists() and path.stat().st_size <= most and (found := quick_check(path)) is not None:
             raise ValueError(found)
 
@@ -124,7 +123,7 @@ def _raise_fd_limit() -> None:
 def _preload(config: Config) -> None:
     """Import modules that every worker needs, so that workers share their memory and start sooner. Missing
     modules are ignored, because workers report them better."""
-    for package, url in (("store", config.store.url), ("coordinator", effective_coordinator(config))):
+    for package, url in (("store", config.store.url), ("coordinator", config.effective_coordinator)):
         with suppress(ImportError, KeyError):
             importlib.import_module(f"pysync.{package}.{_BACK_ENDS[url.partition(':')[0]]}")
 
@@ -218,7 +217,7 @@ def banner(config: Config, port: int) -> str:
     base = address + config.server.mount_path
     facts = {
         "store": config.store.url,
-        "coordinator": redacted_coordinator(config),
+        "coordinator": config.redacted_coordinator,
         "workers": str(config.server.workers) if config.server.workers > 1 else "",
         "plugins": ", ".join(config.plugins),
         "projections": ", ".join(map(projection_name, config.projections)),
@@ -252,7 +251,7 @@ def _request(config: Config, base: str) -> str:
     for one in config.collections:
         is_open = "public" in one.write_roles and not (one.require_auth or one.pull_only or one.root_only)
         takes_any = one.object_schema is None and not one.enforce_sealed and one.name not in batched
-        if is_open and takes_any and accepts_json(one) and one.append_only is None:
+        if is_open and takes_any and one.accepts_json and one.append_only is None:
             key = one.key_template.fill(dict.fromkeys(one.path_template.params, f"hello-{int(time.time())}"))
             return f"{base}/push/{key} -H 'Content-Type: application/json' -d '{_DOCUMENT}'"
     return f"{base}/health"

@@ -19,11 +19,8 @@ from pysync.config import (
     RateLimit,
     RateRule,
     Restriction,
-    effective_coordinator,
-    effective_limit,
     load,
     parse,
-    s3_location,
     schema,
 )
 from pysync.config.check import report
@@ -241,7 +238,7 @@ def test_of_what_a_collection_meters_the_nearest_limit_holds(
     server: Any, own: Any, action: Any, holds: Any
 ) -> None:
     read = parse(config(collection(rateLimit=own), rateLimit=server))
-    assert effective_limit(read, read.collections[0], action) == holds
+    assert read.effective_limit(read.collections[0], action) == holds
 
 
 @pytest.mark.parametrize(
@@ -255,7 +252,7 @@ def test_of_what_a_collection_meters_the_nearest_limit_holds(
     ],
 )
 def test_the_coordinator_suits_the_store(value: Any, url: str) -> None:
-    assert effective_coordinator(parse(value)) == url
+    assert parse(value).effective_coordinator == url
 
 
 def test_the_environment_overrides_the_file_and_flags_override_both() -> None:
@@ -323,7 +320,7 @@ def test_a_bucket_is_where_its_url_says_and_else_where_the_members_do() -> None:
     members = {"endpoint": "https://a", "region": "r", "forcePathStyle": True}
 
     def place(url: str, **members: Any) -> tuple[Any, ...]:
-        return dataclasses.astuple(s3_location(parse({"store": {"url": url, **members}}).store))
+        return dataclasses.astuple(parse({"store": {"url": url, **members}}).store.s3_location())
 
     assert place("s3://bucket") == ("bucket", "", None, None, False)
     assert place("s3://bucket/a/b/", **members) == ("bucket", "a/b", "https://a", "r", True)

@@ -9,7 +9,6 @@ from support.configurations import config, faults, only
 
 from pysync.config import Collection, RateLimit, RateRule, parse
 from pysync.config.collection import wire_name
-from pysync.config.derived import is_parquet
 from pysync.parquet import (
     PARQUET_MIME_TYPES,
     create_parquet_collection,
@@ -64,8 +63,8 @@ def test_the_media_types_of_parquet_are_those_of_the_specification() -> None:
         "application/x-parquet",
         "application/octet-stream",
     ]
-    assert is_parquet(create_parquet_collection(name="a", storage_path="a"))
-    assert not is_parquet(create_sealed_parquet_collection(name="a", storage_path="a"))
+    assert create_parquet_collection(name="a", storage_path="a").is_parquet
+    assert not create_sealed_parquet_collection(name="a", storage_path="a").is_parquet
 
 
 @pytest.mark.parametrize("preset", FACTORIES)

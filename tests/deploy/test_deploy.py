@@ -76,7 +76,7 @@ def test_pysync_check_accepts_every_configuration(
 
 def test_a_cluster_shares_its_store_and_its_coordinator() -> None:
     settings = config.load(DEPLOY / "cluster.json", node_environment())
-    assert config.is_multi_process(settings)
+    assert settings.is_multi_process
     assert settings.store.url.startswith("s3://")
     assert settings.store.endpoint == "http://s3:8333"
     assert settings.coordinator == "redis://:0123456789abcdef@redis:6379/0"
@@ -90,7 +90,7 @@ def test_both_configurations_serve_the_same_collections() -> None:
     settings = config.load(DEPLOY / "one.json", {})
     for collection in settings.collections:
         for action in ("pull", "push"):
-            assert config.effective_limit(settings, collection, action) is not None, collection.name
+            assert settings.effective_limit(collection, action) is not None, collection.name
 
 
 # --- systemd ---------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Final
 import orjson
 
 from pysync._core import PanicException
-from pysync.config import Config, ConfigError, Problem, is_multi_process
+from pysync.config import Config, ConfigError, Problem
 from pysync.engine.outbox import parse_change
 from pysync.errors import Unavailable
 from pysync.plugins import PluginContext
@@ -62,7 +62,7 @@ class ProjectionWorker:
         self._poll_s = REMOTE_POLL_S if services.store.is_remote else POLL_S
         self._next_poll_at, self._polled = 0.0, ""
         # Somebody elsewhere may wait for what the checkpoint says.
-        self._saves_each_page = any(one.wait for one in projections) and is_multi_process(services.config)
+        self._saves_each_page = any(one.wait for one in projections) and services.config.is_multi_process
         self._task = self._loop.create_task(self._run())
 
     async def wait_until_folded(self, change_id: str) -> None:

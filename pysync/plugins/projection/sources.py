@@ -8,7 +8,7 @@ import orjson
 
 from pysync import _core
 from pysync.config import Collection, Config
-from pysync.config.derived import accepts_json, collection_for_key
+from pysync.config.collection import collection_for_key
 from pysync.config.key_templates import (
     MAX_KEY_BYTES,
     MAX_PARAMETER_BYTES,
@@ -163,7 +163,7 @@ class KeyResolver:
     def _kind(self, collection: Collection) -> StoredKind:
         if collection.append_only is not None:
             return "nothing" if collection.append_only.persist is False else "log"
-        is_file = collection.name in self._batches or not accepts_json(collection)
+        is_file = collection.name in self._batches or not collection.accepts_json
         return "file" if is_file else "document"
 
     def _location(self, namespace: str | None, collection: Collection, key: str) -> DocumentLocation:

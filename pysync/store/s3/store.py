@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import ClassVar, Self
 
 from pysync.clock import wall_clock_ms
-from pysync.config import StoreConfig, s3_location
+from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
 from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
@@ -88,7 +88,7 @@ class S3Store:
         Raises ValueError for an invalid URL or a bucket that several processes cannot share, StoreUnavailable
         if the bucket cannot be used. The message of both says what to do.
         """
-        place = s3_location(config)
+        place = config.s3_location()
         async with AsyncExitStack() as opened:
             account = await S3Client.open(config, place)
             opened.push_async_callback(account.close)

@@ -12,14 +12,14 @@ from aiohttp.test_utils import TestServer
 from components import S3Server
 from support.s3_stores import new_prefix, opened, without_credentials
 
-from pysync.config import StoreConfig, s3_location
+from pysync.config import StoreConfig
 from pysync.store import NOT_MODIFIED
 from pysync.store.s3.credentials import S3Client
 
 
 async def base(url: str, **members: Any) -> str:
     config = StoreConfig(url=url, access_key_id="a", secret_access_key="b", **members)
-    account = await S3Client.open(config, s3_location(config))
+    account = await S3Client.open(config, config.s3_location())
     await account.close()
     return account.base
 
@@ -72,7 +72,7 @@ async def test_the_credentials_of_a_role_are_renewed(monkeypatch: pytest.MonkeyP
     async with TestServer(app) as server:
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", str(server.make_url("/role")))
         config = StoreConfig(url="s3://bucket")
-        account = await S3Client.open(config, s3_location(config))
+        account = await S3Client.open(config, config.s3_location())
         keys = [(await account.signer()).credentials.access_key for _ in range(2)]
         await account.close()
     assert keys[0] != keys[1]

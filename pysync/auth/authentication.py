@@ -95,7 +95,7 @@ ADMIN_CREDENTIALS = Credentials(ADMIN_CALLER)
 
 class Authenticator:
     """The authentication of one service. `owns_data` returns True if a user id owns stored data
-    (`pysync.auth.ownership`), and `now_ms` is the clock. `validate_certificate` returns the code with which
+    (`Ownership`), and `now_ms` is the clock. `validate_certificate` returns the code with which
     plugins reject a valid certificate, None if they accept it."""
 
     def __init__(

@@ -10,7 +10,7 @@ See docs/reference/protocol.md#revocation-lists.
 import asyncio
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, ParamSpec, TypeVar
 
@@ -19,6 +19,7 @@ from pysync.auth.certificates import Revocable, RevocationList, parse_revocation
 from pysync.cache import BoundedCache
 from pysync.clock import elapsed_of, is_stable
 from pysync.concurrency import every
+from pysync.config import Config
 from pysync.errors import (
     BadSignature,
     InvalidRevocation,
@@ -49,6 +50,7 @@ SWEEP_EVERY_S: Final = 3600.0
 COUNT_TTL_MS: Final = 60_000
 """Milliseconds for which a count of the lists is reused. Lists that this process adds are counted
 meanwhile."""
+MAX_CACHED_OWNERS: Final = 10_000
 _ATTEMPTS = 8
 _PAGE = 1000
 
@@ -72,6 +74,49 @@ class _CachedList:
         """Estimated size in memory, in bytes."""
         entries = 0 if self.found is None else len(self.found.revoked)
         return BYTES_PER_LIST + BYTES_PER_ENTRY * entries
+
+
+class Ownership:
+    """Identities that own stored data. An identity owns the keys below its `{identity}` in collections whose
+    path has only literal segments before it; one page of a listing shows them for each such collection. Keys
+    elsewhere, for example in rooms that anyone may name, do not count."""
+
+    def __init__(self, config: Config, store: Store) -> None:
+        self._store = store
+        self._prefixes = sorted(set(_identity_prefixes(config)))
+        self._owners: set[str] = set()
+
+    async def owns_data(self, identity: str) -> bool:
+        """Return True if `identity` owns any stored data. A positive result is cached. Raises
+        StoreUnavailable."""
+        if identity in self._owners:
+            return True
+        for folder, is_whole_key in self._prefixes:
+            key = folder + identity
+            if await self._exists(key, is_whole_key):
+                if len(self._owners) >= MAX_CACHED_OWNERS:
+                    self._owners.clear()
+                self._owners.add(identity)
+                return True
+        return False
+
+    async def _exists(self, key: str, is_whole_key: bool) -> bool:
+        if is_whole_key:
+            return await self._store.get(key) is not None
+        walk = self._store.walk(key)
+        try:
+            return await anext(walk, None) is not None
+        finally:
+            if isinstance(walk, AsyncGenerator):
+                await walk.aclose()
+
+
+def _identity_prefixes(config: Config) -> Iterator[tuple[str, bool]]:
+    """Yield the part of each template before `{identity}`, and True if nothing follows it."""
+    for _, _, collection in config.each_collection():
+        before, identity, after = collection.storage_path.partition("{identity}")
+        if identity and "{" not in before:
+            yield before, not after and collection.bundle is None
 
 
 async def _owns_nothing(identity: str) -> bool:

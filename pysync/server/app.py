@@ -17,10 +17,8 @@ from typing import Final
 from pysync import __version__
 from pysync.auth.authentication import Authenticator
 from pysync.auth.certificates import user_id
-from pysync.auth.ownership import Ownership
-from pysync.auth.policy import PolicyTable
-from pysync.auth.rate_limits import RateLimiter
-from pysync.auth.revocation import RevocationRegistry
+from pysync.auth.policy import PolicyTable, RateLimiter
+from pysync.auth.revocation import Ownership, RevocationRegistry
 from pysync.auth.spaces import Spaces
 from pysync.changelog import Retention
 from pysync.clock import SteadyClock, boot_id, wall_clock_ms

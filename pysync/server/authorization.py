@@ -24,8 +24,7 @@ from pysync.auth.authentication import (
     Credentials,
     SignedRequest,
 )
-from pysync.auth.policy import AccessPolicy
-from pysync.auth.rate_limits import RateLimiter
+from pysync.auth.policy import AccessPolicy, RateLimiter
 from pysync.auth.signing import canonical_host_of_header
 from pysync.auth.spaces import Membership, Spaces, add_roles
 from pysync.engine.subscriptions import Event

@@ -1,6 +1,7 @@
 """Request bodies, bounded before they are buffered and inflated no further than the bound.
 
-Also the checks that all writes of JSON share: author proofs, sealed data, schemas and idempotency keys.
+Also the checks that all writes of JSON share: author proofs, schemas, idempotency keys, and sealed data. The
+server has no keys, so it recognises sealed data by its form (docs/reference/protocol.md#sealed-data).
 """
 
 import asyncio
@@ -9,15 +10,17 @@ import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import Literal, ParamSpec, TypeVar
+from typing import Any, Final, Literal, ParamSpec, TypeVar
 
+import orjson
 from aiohttp import StreamReader, web
 
 from pysync import _core, protocol
-from pysync.auth import sealed
+from pysync.auth.certificates import decode_base64
 from pysync.auth.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
 from pysync.errors import (
     BadRequest,
+    DataNotSealed,
     Forbidden,
     PayloadTooLarge,
     RequestTimeout,
@@ -176,6 +179,12 @@ IN_THREAD_ABOVE = 256 * 1024
 """Bytes above which the core decodes in a thread, without the interpreter's lock. Decoding as many takes
 about 2 ms."""
 
+KEYRING: Final = "_keyring"
+_OVERHEAD_BYTES: Final = 28
+"""Bytes of the iv and the tag of AES-256-GCM."""
+_ENTRY_TEXTS: Final = {"subKem": 32, "ephKem": 32, "addedBy": 32}
+"""Members that hold a key in hex digits, with its size in bytes."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -227,10 +236,10 @@ async def check_sealed(match: Match, data: bytes) -> None:
     """Raise DataNotSealed if the collection accepts only sealed data and `data` is not sealed. Keyrings are
     exempt."""
     keyrings = match.route.keyrings
-    if keyrings is None or match.key.rpartition("/")[2] == sealed.KEYRING:
+    if keyrings is None or match.key.rpartition("/")[2] == KEYRING:
         return
     if not any(keyring.matches(match.key) for keyring in keyrings):
-        await validate(sealed.check_sealed, data)
+        await validate(_check_sealed_form, data)
 
 
 async def validate(check: Validator, data: bytes) -> None:
@@ -251,3 +260,52 @@ def idempotency_key(request: web.BaseRequest, caller: Caller, key: str) -> str |
         raise BadRequest("Idempotency-Key must be 1 to 128 printable ASCII characters")
     holder = caller.presenter or ("admin" if "admin" in caller.roles else "")
     return f"{holder} {key} {sent}"
+
+
+def _check_sealed_form(data: bytes) -> None:
+    """Raise DataNotSealed unless `data` (JSON text) is sealed by its form: a document or log element under a
+    keyring, or an envelope for one recipient, without any other members."""
+    value = orjson.loads(data)
+    if not (_is_document(value) or _is_envelope(value)):
+        raise DataNotSealed
+
+
+def _is_document(value: dict[str, Any]) -> bool:
+    """Return True for `{"_encrypted", "_epoch"?}`."""
+    epoch = value.get("_epoch", 1)
+    return (
+        value.keys() <= {"_encrypted", "_epoch"}
+        and type(epoch) is int
+        and epoch >= 0
+        and _is_ciphertext(value.get("_encrypted"))
+    )
+
+
+def _is_envelope(value: dict[str, Any]) -> bool:
+    """Return True for `{"entry", "ct", "v"?}`. The spaces library writes its ciphertext in hex."""
+    entry, text = value.get("entry"), value.get("ct")
+    return (
+        value.keys() <= {"entry", "ct", "v"}
+        and value.get("v", 1) == 1
+        and isinstance(entry, dict)
+        and entry.keys() == {*_ENTRY_TEXTS, "ct", "addedSig", "addedAt"}
+        and all(_is_hex(entry[name], size) for name, size in _ENTRY_TEXTS.items())
+        and _is_ciphertext(entry["ct"])
+        and isinstance(entry["addedSig"], str)
+        and len(decode_base64(entry["addedSig"]) or b"") == 64
+        and type(entry["addedAt"]) is int
+        and (_is_ciphertext(text) or _is_hex(text))
+    )
+
+
+def _is_ciphertext(text: object) -> bool:
+    return isinstance(text, str) and len(decode_base64(text) or b"") >= _OVERHEAD_BYTES
+
+
+def _is_hex(text: object, size: int | None = None) -> bool:
+    """Return True if the text is hex digits of `size` bytes, or by default of any ciphertext."""
+    try:
+        found = len(bytes.fromhex(text)) if isinstance(text, str) and text.isalnum() else 0
+    except ValueError:
+        return False
+    return found == size if size is not None else found >= _OVERHEAD_BYTES

@@ -3,7 +3,7 @@
 import pytest
 
 from pysync import config
-from pysync.auth.ownership import Ownership
+from pysync.auth.revocation import Ownership
 from pysync.store.memory import MemoryStore
 
 ME, OTHER = "a" * 32, "b" * 32

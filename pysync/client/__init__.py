@@ -2,11 +2,19 @@
 `SyncDocument` keeps one document in step, `LogCursor` follows a log. `pysync.client.sealed` has what the
 server cannot read."""
 
-from pysync.client.client import Client, LogRange, SpacesAccess, fetch_server_config, read_spaces_access
+from pysync.client.client import Client, SpacesAccess, fetch_server_config, read_spaces_access
 from pysync.client.files import File, FileChanged, FileInfo, FileStream, FileTooLarge
 from pysync.client.log_cursor import BadAuthorProof, LogCursor
 from pysync.client.merge import MISSING, Dropped, MergeConflict, ThreeWayMerge, local_wins, merge_remote_wins
-from pysync.client.models import BatchEntry, CollectionInfo, LogElement, PullResult, PushResult, ServerConfig
+from pysync.client.models import (
+    BatchEntry,
+    CollectionInfo,
+    LogElement,
+    LogRange,
+    PullResult,
+    PushResult,
+    ServerConfig,
+)
 from pysync.client.sync import Cipher, SyncDocument, UnknownBase
 from pysync.client.transport import RetryPolicy, Unreachable
 from pysync.client.watch import ChangeEvent, Reset, Watch

@@ -1,7 +1,6 @@
 """The client: one method for each call of the protocol (docs/reference/protocol.md#overview)."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -16,13 +15,18 @@ from pysync.client.files import FileMethods
 from pysync.client.models import (
     BatchEntry,
     LogElement,
+    LogRange,
+    ParamSet,
     PullResult,
     PushResult,
+    RangeParams,
     ServerConfig,
     batch_result,
     bundle_result,
+    check_append_params,
     encode,
     list_page,
+    pull_query,
     pull_result,
     push_result,
     server_config,
@@ -31,58 +35,6 @@ from pysync.client.transport import document_key
 from pysync.client.watch import IDLE_S, ReconnectingStream, Watch
 from pysync.errors import NotFound, PysyncError
 from pysync.protocol import JSON_TYPE, MAX_PAGE_SIZE
-
-ParamSet = Mapping[str, str | int]
-RangeParams = Mapping[str, int]
-"""The bounds of one log in a batch: `since` or `last` or both."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogRange:
-    """The part of a log that a batch reads: the log's path parameters, and `since` or `last` or both, as for
-    `Client.pull`.
-
-    With `since` alone a server returns the *oldest* elements after it, up to its limit (`maxPullLimit`, or
-    1000). Request the rest with the timestamp of the newest one as `since`, until none come.
-    """
-
-    params: ParamSet = field(default_factory=dict)
-    since: int | None = None
-    last: int | None = None
-
-    @property
-    def bounds(self) -> RangeParams:
-        """Return `since` and `last` as a batch request names them."""
-        named = {"since": self.since, "last": self.last}
-        return {name: value for name, value in named.items() if value is not None}
-
-
-def pull_query(since: int | None, last: int | None, full: bool) -> dict[str, str]:
-    """Return the query string of a single pull; empty without bounds. Raises ValueError for bounds that every
-    server rejects."""
-    if full and (since is not None or last is not None):
-        raise ValueError("full is all of a log: it excludes since and last")
-    _check("since", since)
-    _check("last", last)
-    query = {"checkpoint": since, "last": last, "full": "true" if full else None}
-    return {name: str(value) for name, value in query.items() if value is not None}
-
-
-def check_append_params(append_params: Mapping[str, Sequence[RangeParams | None]]) -> None:
-    """Raise ValueError for bounds that every server rejects."""
-    for bounds in append_params.values():
-        for entry in bounds:
-            for name, value in (entry or {}).items():
-                if name not in ("since", "last", "limit"):
-                    raise ValueError(f"in a batch since and last bound a log, not {name}")
-                _check(name, value)
-
-
-def _check(name: str, value: int | None) -> None:
-    # A bool is an int to Python and none to a server.
-    if value is not None and (type(value) is not int or value < 0):
-        raise ValueError(f"{name} must be a whole number, 0 or more")
-
 
 Entries = list[BatchEntry]
 LogSlices = list[list[LogElement] | PysyncError]
@@ -144,9 +96,7 @@ class Client(FileMethods):
         members: dict[str, Any] = {"data": orjson.Fragment(encode(data)), "baseHash": base_hash}
         if sign_author:
             members |= _author_proof(self._keys, signing.DOCUMENT_AUTHOR, key, orjson.dumps(members))
-        body = orjson.dumps(members)
-        headers = self._write_headers(idempotency_key)
-        return await self._request("POST", self._target("push", key), push_result, body, headers)
+        return await self._push(key, orjson.dumps(members), idempotency_key)
 
     async def append(
         self,
@@ -168,9 +118,7 @@ class Client(FileMethods):
         keys = self._keys
         if sign_author is None:
             sign_author = keys is not None
-        body = _append_body(key, data, ts_ms, keys, sign_author)
-        headers = self._write_headers(idempotency_key)
-        return await self._request("POST", self._target("push", key), push_result, body, headers)
+        return await self._push(key, _append_body(key, data, ts_ms, keys, sign_author), idempotency_key)
 
     async def append_anonymous(
         self,
@@ -183,9 +131,7 @@ class Client(FileMethods):
         """Append without the certificate, signature or token of this client. `keys`, which may be created for
         this one element, sign the proof of its author; None adds no proof."""
         body = _append_body(key, data, None, keys, keys is not None)
-        headers = self._write_headers(idempotency_key)
-        target = self._target("push", key)
-        return await self._request("POST", target, push_result, body, headers, anonymous=True)
+        return await self._push(key, body, idempotency_key, anonymous=True)
 
     async def pull_bundle(self, key: str) -> dict[str, PullResult]:
         """Return the members of the bundle at `key` that the caller may read, by name. A member that was
@@ -215,10 +161,9 @@ class Client(FileMethods):
     async def batch_pull_many(self, name: str, params: Sequence[ParamSet]) -> Entries:
         """Return one entry for each of `params`, all of one collection, as `batch_pull`. An empty `params`
         sends no request."""
-
         if not params:
             return []
-        target = self._batch_target([name], {name: params})
+        target = self._batch_target([name], {name: params}, {})
         return await self._request("GET", target, lambda answer: _check_count(answer, name, len(params)))
 
     async def batch_pull_many_append(
@@ -228,7 +173,7 @@ class Client(FileMethods):
         or the error that a single pull would raise. `field` is as for `PullResult.elements`. An empty
         `requests` sends no request."""
 
-        def tails(answer: dict[str, Any]) -> LogSlices:
+        def slices(answer: dict[str, Any]) -> LogSlices:
             entries = _check_count(answer, name, len(requests))
             return [entry if isinstance(entry, PysyncError) else entry.elements(field) for entry in entries]
 
@@ -236,7 +181,7 @@ class Client(FileMethods):
             return []
         params = {name: [request.params for request in requests]}
         bounds = {name: [request.bounds for request in requests]}
-        return await self._request("GET", self._batch_target([name], params, bounds), tails)
+        return await self._request("GET", self._batch_target([name], params, bounds), slices)
 
     async def list(
         self, prefix: str = "", *, after: str | None = None, page_size: int = MAX_PAGE_SIZE
@@ -279,8 +224,8 @@ class Client(FileMethods):
         """
         return Watch(
             ReconnectingStream(
-                partial(self._stream, self._events_target(collections, params)),
-                after=after,
+                connect=partial(self._stream, self._events_target(collections, params)),
+                last_event_id=after or "",
                 idle_s=idle_s,
                 on_disconnect=on_disconnect,
                 on_connect=on_connect,
@@ -299,8 +244,13 @@ class Client(FileMethods):
         """Publish a revocation list and return its generation. Raises StaleGeneration if the server has this
         generation or a later one. A lost response is not retried, for that reason."""
         headers = {"Content-Type": JSON_TYPE}
-        return await self._request_once(
-            "POST", "/revocations", lambda answer: int(answer["generation"]), revocations.text, headers
+        return await self._request(
+            "POST",
+            "/revocations",
+            lambda answer: int(answer["generation"]),
+            revocations.text,
+            headers,
+            retryable=(),
         )
 
     async def revocations(self, issuer: str) -> RevocationList | None:
@@ -317,7 +267,13 @@ class Client(FileMethods):
 
     async def health(self) -> dict[str, Any]:
         """Return what the server reports about itself. Unsigned, and tried once."""
-        return await self._request_once("GET", "/health", lambda answer: answer)
+        return await self._request("GET", "/health", dict, retryable=())
+
+    async def _push(
+        self, key: str, body: bytes, idempotency_key: str | None, *, anonymous: bool = False
+    ) -> PushResult:
+        target, headers = self._target("push", key), self._write_headers(idempotency_key)
+        return await self._request("POST", target, push_result, body, headers, anonymous=anonymous)
 
     def _events_target(self, collections: Sequence[str] | None, params: Mapping[str, ParamSet] | None) -> str:
         query = {} if collections is None else {"collections": ",".join(collections)}
@@ -329,7 +285,7 @@ class Client(FileMethods):
         self,
         names: Sequence[str],
         params: Mapping[str, Sequence[ParamSet]],
-        append_params: Mapping[str, Sequence[RangeParams | None]] | None = None,
+        append_params: Mapping[str, Sequence[RangeParams | None]],
     ) -> str:
         query = {"collections": ",".join(names)}
         if params:

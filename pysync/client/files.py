@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,10 +90,7 @@ async def _read(path: Path, initial_stat: os.stat_result) -> AsyncIterator[bytes
 
 def _has_changed(initial_stat: os.stat_result, now: os.stat_result) -> bool:
     """Return True if the file was changed in any way but by appending to it."""
-    if (initial_stat.st_dev, initial_stat.st_ino) != (
-        now.st_dev,
-        now.st_ino,
-    ) or now.st_size < initial_stat.st_size:
+    if not os.path.samestat(initial_stat, now) or now.st_size < initial_stat.st_size:
         return True
     return now.st_size == initial_stat.st_size and now.st_mtime_ns != initial_stat.st_mtime_ns
 
@@ -157,10 +154,8 @@ class ResumableDownload:
 
     def consume(self, chunk: bytes) -> bytes:
         """Return the bytes of `chunk` that were not received before."""
-        fresh, self._already_received = (
-            chunk[self._already_received :],
-            max(0, self._already_received - len(chunk)),
-        )
+        fresh = chunk[self._already_received :]
+        self._already_received = max(0, self._already_received - len(chunk))
         self._digest.update(fresh)
         self._received += len(fresh)
         return fresh
@@ -191,7 +186,7 @@ async def start_download(response: aiohttp.ClientResponse) -> tuple[ResumableDow
         first = await _first(response)
         if _is_empty_document(first):
             return None
-    head = FileInfo(content_type, etag.removeprefix("W/").strip('"') or None, _size(headers))
+    head = FileInfo(content_type, etag.removeprefix("W/").strip('"') or None, response.content_length)
     return ResumableDownload(head, etag), first
 
 
@@ -210,11 +205,6 @@ def _is_empty_document(answer: bytes) -> bool:
     except ValueError:
         return False
     return isinstance(members, dict) and members.get("data") == {} and members.get("hash") == ""
-
-
-def _size(headers: Mapping[str, str]) -> int | None:
-    text = headers.get("Content-Length", "")
-    return int(text) if text.isdecimal() else None
 
 
 class FileTooLarge(ValueError):
@@ -344,12 +334,12 @@ class FileMethods(Transport):
         headers: dict[str, str],
         on_progress: OnProgress,
     ) -> PushResult:
-        idle_s = self._timeout.total
-        upload = UploadBody(source, idle_s, on_progress)
+        upload = UploadBody(source, self._timeout.total, on_progress)
         if upload.size is not None:
             headers = headers | {"Content-Length": str(upload.size)}
-        limits = aiohttp.ClientTimeout(total=None, connect=idle_s, sock_read=idle_s)
-        sending = self._send(self._session, "POST", target, signed, headers, limits, upload=upload)
+        sending = self._send(
+            self._session, "POST", target, signed, headers, self._file_timeout, upload=upload
+        )
         try:
             async with upload.stall_timeout, sending as response:
                 return await self._read(response, file_result)
@@ -362,8 +352,6 @@ class FileMethods(Transport):
 
     async def _download(self, target: str) -> AsyncGenerator[FileInfo | bytes]:
         """Yield the metadata of a file, then its bytes; nothing if none is stored."""
-        idle_s = self._timeout.total
-        limits = aiohttp.ClientTimeout(total=None, connect=idle_s, sock_read=idle_s)
         # Compressed on the way, a file would lose the ETag by which a pull goes on.
         headers = {"Accept": "*/*", "Accept-Encoding": "identity"}
         progress: ResumableDownload | None = None
@@ -371,7 +359,9 @@ class FileMethods(Transport):
         while True:
             asked = headers if progress is None else headers | progress.headers()
             try:
-                async with self._send(self._session, "GET", target, b"", asked, limits) as response:
+                async with self._send(
+                    self._session, "GET", target, b"", asked, self._file_timeout
+                ) as response:
                     if progress is None:
                         begun = await start_download(response)
                         if begun is None:

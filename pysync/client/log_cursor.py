@@ -8,8 +8,8 @@ import orjson
 
 from pysync._core import canonicalize, verify_author
 from pysync.auth.signing import APPEND_AUTHOR
-from pysync.client.client import Client, ParamSet
-from pysync.client.models import LogElement
+from pysync.client.client import Client
+from pysync.client.models import LogElement, ParamSet
 from pysync.client.polling import WatchTarget, follow
 from pysync.client.transport import document_key
 from pysync.errors import CheckpointTooOld, FullNotAllowed
@@ -75,25 +75,17 @@ class LogCursor:
         self._client = client
         self._field = field
         self._first = first
-        self._checkpoint_ms = newest if since is None else since
+        self.checkpoint_ms = newest if since is None else since
+        """The timestamp of the newest element that was returned or skipped; None before the first. Pass it as
+        `since` to continue from here."""
+        self.has_more = False
+        """True if the server left out elements that the next pull returns."""
         self._has_pulled = False
-        self._has_more = False
         self._authors = None if authors is None else frozenset(author.lower() for author in authors)
         self._verify = verify or authors is not None
         self._skip = skip_bad_proofs
         self._sleep = sleep
         self._lock = asyncio.Lock()
-
-    @property
-    def checkpoint_ms(self) -> int | None:
-        """The timestamp of the newest element that was returned or skipped; None before the first. Pass it as
-        `since` to continue from here."""
-        return self._checkpoint_ms
-
-    @property
-    def has_more(self) -> bool:
-        """True if the server left out elements that the next pull returns."""
-        return self._has_more
 
     async def pull(self) -> list[LogElement]:
         """Return the new elements, in the log's order. If the server returns only some of them
@@ -105,17 +97,16 @@ class LogCursor:
         FullNotAllowed if the collection has `forceFullFetch` and the log is longer than `maxPullLimit`.
         """
         async with self._lock:
-            place = -1 if self._checkpoint_ms is None else self._checkpoint_ms
+            place = -1 if self.checkpoint_ms is None else self.checkpoint_ms
             found = await (self._fetch_after(place) if self._has_pulled else self._fetch_initial())
             new = [element for element in found if element.ts_ms > place]
+            taken = new
             if self._first is not None and not self._has_pulled:
                 taken = new[max(len(new) - self._first, 0) :]
-            else:
-                taken = new
             if self._verify:
                 taken = [element for element in taken if self._has_valid_proof(element)]
             if new:
-                self._checkpoint_ms = new[-1].ts_ms
+                self.checkpoint_ms = new[-1].ts_ms
             self._has_pulled = True
             return taken
 
@@ -142,7 +133,7 @@ class LogCursor:
             self._client,
             WatchTarget(self.key, collection, params),
             self._fetch,
-            lambda change: self._checkpoint_ms is None or change.timestamp_ms > self._checkpoint_ms,
+            lambda change: self.checkpoint_ms is None or change.timestamp_ms > self.checkpoint_ms,
             has_started=self._has_pulled,
             initial_s=initial_s,
             max_s=max_s,
@@ -152,14 +143,14 @@ class LogCursor:
 
     async def _fetch(self) -> tuple[list[LogElement] | None, bool]:
         elements = await self.pull()
-        return elements or None, self._has_more
+        return elements or None, self.has_more
 
     async def _fetch_initial(self) -> list[LogElement]:
         if self._first is not None:
             # Of none the place is wanted, which the newest element tells.
-            return await self._request(since=self._checkpoint_ms, last=max(self._first, 1))
-        if self._checkpoint_ms is not None:
-            return await self._fetch_after(self._checkpoint_ms)
+            return await self._request(since=self.checkpoint_ms, last=max(self._first, 1))
+        if self.checkpoint_ms is not None:
+            return await self._fetch_after(self.checkpoint_ms)
         return await self._request(full=True)
 
     async def _fetch_after(self, checkpoint_ms: int) -> list[LogElement]:
@@ -174,7 +165,7 @@ class LogCursor:
         except CheckpointTooOld as error:
             too_old = error
         else:
-            if self._has_more and not any(element.ts_ms > checkpoint_ms for element in found):
+            if self.has_more and not any(element.ts_ms > checkpoint_ms for element in found):
                 # The checkpoint was ignored (forceFullFetch): the same would come for ever.
                 return await self._request(full=True)
             return found
@@ -191,7 +182,7 @@ class LogCursor:
     ) -> list[LogElement]:
         pulled = await self._client.pull(self.key, since=since, last=last, full=full)
         elements = pulled.elements(self._field)
-        self._has_more = pulled.has_more
+        self.has_more = pulled.has_more
         return elements
 
     def _has_valid_proof(self, element: LogElement) -> bool:

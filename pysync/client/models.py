@@ -1,7 +1,7 @@
-"""Values of the client: results, and JSON."""
+"""Values of the client: parameters, results, and JSON."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from math import isfinite
 from typing import Any
@@ -35,8 +35,60 @@ def _non_finite(value: Any, path: str = "") -> Iterator[str]:
     elif isinstance(value, Enum):
         yield from _non_finite(value.value, path)
     elif is_dataclass(value):
-        for field in fields(value):
-            yield from _non_finite(getattr(value, field.name), f"{path}.{field.name}" if path else field.name)
+        for each in fields(value):
+            yield from _non_finite(getattr(value, each.name), f"{path}.{each.name}" if path else each.name)
+
+
+ParamSet = Mapping[str, str | int]
+RangeParams = Mapping[str, int]
+"""The bounds of one log in a batch: `since` or `last` or both."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """The part of a log that a batch reads: the log's path parameters, and `since` or `last` or both, as for
+    `Client.pull`.
+
+    With `since` alone a server returns the *oldest* elements after it, up to its limit (`maxPullLimit`, or
+    1000). Request the rest with the timestamp of the newest one as `since`, until none come.
+    """
+
+    params: ParamSet = field(default_factory=dict)
+    since: int | None = None
+    last: int | None = None
+
+    @property
+    def bounds(self) -> RangeParams:
+        """Return `since` and `last` as a batch request names them."""
+        named = {"since": self.since, "last": self.last}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def pull_query(since: int | None, last: int | None, full: bool) -> dict[str, str]:
+    """Return the query string of a single pull; empty without bounds. Raises ValueError for bounds that every
+    server rejects."""
+    if full and (since is not None or last is not None):
+        raise ValueError("full is all of a log: it excludes since and last")
+    _check("since", since)
+    _check("last", last)
+    query = {"checkpoint": since, "last": last, "full": "true" if full else None}
+    return {name: str(value) for name, value in query.items() if value is not None}
+
+
+def check_append_params(append_params: Mapping[str, Sequence[RangeParams | None]]) -> None:
+    """Raise ValueError for bounds that every server rejects."""
+    for bounds in append_params.values():
+        for entry in bounds:
+            for name, value in (entry or {}).items():
+                if name not in ("since", "last", "limit"):
+                    raise ValueError(f"in a batch since and last bound a log, not {name}")
+                _check(name, value)
+
+
+def _check(name: str, value: int | None) -> None:
+    # A bool is an int to Python and none to a server.
+    if value is not None and (type(value) is not int or value < 0):
+        raise ValueError(f"{name} must be a whole number, 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Final, NamedTuple, Self, TypeVar
 
-from pysync.client.client import Client, ParamSet
+from pysync.client.client import Client
+from pysync.client.models import ParamSet
 from pysync.client.transport import Unreachable, document_key, retry_after_s
 from pysync.client.watch import ChangeEvent, is_retryable
 from pysync.errors import BadRequest, PysyncError, RateLimited, Unavailable

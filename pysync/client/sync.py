@@ -9,9 +9,9 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from pysync.client.client import Client, ParamSet
+from pysync.client.client import Client
 from pysync.client.merge import Dropped, JsonObject, MergeConflict, ThreeWayMerge, local_wins, same
-from pysync.client.models import PullResult, PushResult, encode
+from pysync.client.models import ParamSet, PullResult, PushResult, encode
 from pysync.client.polling import WatchTarget, follow
 from pysync.client.transport import document_key
 from pysync.errors import BodyTooDeep, Conflict

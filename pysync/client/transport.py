@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -99,13 +98,14 @@ class Transport:
         self._base, self._host = _parse_base_url(base_url)
         self._keys = keys
         self._certificate = certificate
-        self._own_kem: str | None = own_kem if certificate is None else None
+        self._own_kem: str = own_kem if certificate is None else ""
         self._admin_token = admin_token
         self._prefix = f"/v1/{namespace}" if namespace else ""
         self._session = session
         self._streams = session
         self._owns_session = session is None
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._file_timeout = aiohttp.ClientTimeout(total=None, connect=timeout_s, sock_read=timeout_s)
         self._backoff = backoff
         self._now_ms = now_ms
         self._random = random
@@ -141,10 +141,15 @@ class Transport:
         headers: Mapping[str, str] | None = None,
         *,
         anonymous: bool = False,
+        retryable: tuple[type[Exception], ...] = RETRYABLE,
     ) -> T:
-        return await self._retry(
-            partial(self._request_once, method, target, decode, body, headers, anonymous=anonymous), RETRYABLE
-        )
+        async def attempt() -> T:
+            async with self._send(
+                self._session, method, target, body, headers, self._timeout, anonymous=anonymous
+            ) as response:
+                return await self._read(response, decode)
+
+        return await self._retry(attempt, retryable)
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]], retryable: tuple[type[Exception], ...]) -> T:
         """Return the result of `attempt`, repeating it while it raises one of `retryable`."""
@@ -163,21 +168,6 @@ class Transport:
             raise error
         self._on_retry(error, wait_s)
         await self._sleep(wait_s)
-
-    async def _request_once(
-        self,
-        method: str,
-        target: str,
-        decode: Callable[[dict[str, Any]], T],
-        body: bytes = b"",
-        headers: Mapping[str, str] | None = None,
-        *,
-        anonymous: bool = False,
-    ) -> T:
-        async with self._send(
-            self._session, method, target, body, headers, self._timeout, anonymous=anonymous
-        ) as response:
-            return await self._read(response, decode)
 
     async def _read(self, response: aiohttp.ClientResponse, decode: Callable[[dict[str, Any]], T]) -> T:
         """Decode a JSON response. Raises the error for any status but 200, ValueError for a file, which is
@@ -280,7 +270,7 @@ class Transport:
         known = self._certificate
         if known is None or (self._own_kem and not known.nbf <= now_s < known.exp - RENEW_BEFORE_S):
             known = self._certificate = issuing.issue_device_certificate(
-                keys, keys.ed_pub, self._own_kem or "", now_s=now_s, nonce=self._random(16)
+                keys, keys.ed_pub, self._own_kem, now_s=now_s, nonce=self._random(16)
             )
         return known
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
 
 import aiohttp
@@ -167,39 +167,28 @@ class Watch:
         await self._events.aclose()
 
 
+@dataclass(kw_only=True)
 class ReconnectingStream:
     """The events of a watch over successive connections. `last_event_id` is as for a watch, `""` for none;
     `was_live` is True if any connection delivered something."""
 
-    def __init__(
-        self,
-        connect: Connect,
-        *,
-        after: str | None,
-        idle_s: float,
-        on_disconnect: Callable[[Exception], None],
-        on_connect: Callable[[], None],
-        backoff: RetryPolicy,
-        jitter: Callable[[], float],
-        sleep: Callable[[float], Awaitable[None]],
-    ) -> None:
-        self._connect = connect
-        self.last_event_id = after or ""
-        self.was_live = False
-        self._idle_s = idle_s
-        self._on_disconnect = on_disconnect
-        self._on_connect = on_connect
-        self._backoff = backoff
-        self._jitter = jitter
-        self._sleep = sleep
-        self._parser = SSEParser()
+    connect: Connect
+    last_event_id: str
+    idle_s: float
+    on_disconnect: Callable[[Exception], None]
+    on_connect: Callable[[], None]
+    backoff: RetryPolicy
+    jitter: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]]
+    was_live: bool = False
+    _parser: SSEParser = field(default_factory=SSEParser, init=False)
 
     async def follow(self) -> AsyncGenerator[ChangeEvent | Reset | None]:
         """Yield every event, and None each time that a stream becomes live."""
         failures, is_live = 0, False
         while True:
             try:
-                async with self._connect(self._headers(), self._idle_s) as content:
+                async with self.connect(self._headers(), self.idle_s) as content:
                     self._parser = SSEParser()
                     async for chunk in content.iter_any():
                         if is_live:
@@ -207,7 +196,7 @@ class ReconnectingStream:
                         for event in self._parse(chunk):
                             if not is_live:
                                 is_live = self.was_live = True
-                                self._on_connect()
+                                self.on_connect()
                                 yield None
                             if event is not None:
                                 yield event
@@ -221,9 +210,9 @@ class ReconnectingStream:
             if wait_s is None:
                 raise error
             if is_live:
-                self._on_disconnect(error)
+                self.on_disconnect(error)
             is_live = False
-            await self._sleep(wait_s)
+            await self.sleep(wait_s)
 
     def _headers(self) -> dict[str, str]:
         # A proxy that compresses the stream would hold it back.
@@ -249,8 +238,8 @@ class ReconnectingStream:
         succeeded."""
         asked_s = max(retry_after_s(error), self._parser.retry_s)
         if self.was_live:
-            return self._backoff.pause_s(failures, asked_s, self._jitter())
-        return self._backoff.wait_s(failures, asked_s, self._jitter())
+            return self.backoff.pause_s(failures, asked_s, self.jitter())
+        return self.backoff.wait_s(failures, asked_s, self.jitter())
 
 
 def _parse_event(event: ServerSentEvent, last_event_id: str) -> ChangeEvent | Reset | None:

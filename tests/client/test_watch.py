@@ -283,8 +283,8 @@ async def test_waits_begin_anew_after_a_stream_that_lasted() -> None:
 
     waits = Waits()
     stream = ReconnectingStream(
-        connect,
-        after=None,
+        connect=connect,
+        last_event_id="",
         idle_s=1.0,
         on_disconnect=lambda _: None,
         on_connect=lambda: None,

@@ -28,8 +28,13 @@ from pysync.client.sealed.crypto import (
     open_envelope,
     seal_envelope,
 )
-from pysync.client.sealed.files import pull_and_open_blob, seal_and_push_blob
-from pysync.client.sealed.keyring import Keyring, RemoteKeyring, UnlockedKeyring
+from pysync.client.sealed.keyring import (
+    Keyring,
+    RemoteKeyring,
+    UnlockedKeyring,
+    pull_and_open_blob,
+    seal_and_push_blob,
+)
 
 __all__ = [
     "AadRequired",

@@ -1,7 +1,5 @@
-"""Keyring documents: who may open what is sealed, epoch by epoch (docs/reference/protocol.md#keyrings).
-
-A keyring kept on a server, beside what it is for.
-"""
+"""Keyrings, which say who may open what is sealed, epoch by epoch (docs/reference/protocol.md#keyrings): the
+document, its content keys, the keyring of a server, and files that are sealed with one."""
 
 import asyncio
 import base64
@@ -17,7 +15,9 @@ import orjson
 from pysync.auth.certificates import decode_base64
 from pysync.auth.signing import IdentityKeys, Signer
 from pysync.client.client import Client
-from pysync.client.models import encode
+from pysync.client.files import FileMethods, check_size
+from pysync.client.merge import JsonObject
+from pysync.client.models import PushResult, encode
 from pysync.client.sealed import crypto
 from pysync.client.sealed.crypto import (
     AlreadyPresent,
@@ -36,6 +36,7 @@ from pysync.client.sealed.crypto import (
 )
 from pysync.client.sync import SyncDocument
 from pysync.client.transport import document_key
+from pysync.protocol import OCTET_STREAM
 
 MAX_EPOCH: Final = (1 << 32) - 1
 _EPOCH: Final = re.compile("[1-9][0-9]{0,9}")
@@ -259,9 +260,6 @@ def _is_trusted(entry: Entry, epoch: int, trusted: Collection[str]) -> bool:
     return True
 
 
-JsonObject = dict[str, Any]
-
-
 class RemoteKeyring:
     """The keyring `<name>/_keyring`, as the holder of `keys` uses it; `name` is the path of a collection, a
     space (`spaces/<id>`) or a document.
@@ -319,22 +317,19 @@ class RemoteKeyring:
     async def add(self, recipient: str) -> UnlockedKeyring:
         """Let `recipient`, an X25519 public key, open everything that is sealed in the current epoch, also
         earlier data."""
-        return await self._change(
-            lambda keyring: keyring.add(
-                recipient,
-                self._keys,
-                self._trusted,
-                now_s=self._now_s(),
-                min_epoch=self.min_epoch,
-                random=self._random,
-            )
-        )
+        return await self._change(Keyring.add, recipient)
 
     async def remove(self, recipient: str) -> UnlockedKeyring:
         """Return the keyring whose new key `recipient` does not have; later data is sealed under it. Raises
         NotARecipient also for oneself, because the creator of a key has it."""
-        return await self._change(
-            lambda keyring: keyring.remove(
+        return await self._change(Keyring.remove, recipient)
+
+    async def _change(self, change: Callable[..., Keyring], recipient: str) -> UnlockedKeyring:
+        opened: list[UnlockedKeyring] = []
+
+        def changed(data: JsonObject) -> JsonObject:
+            keyring = change(
+                self._keyring(data),
                 recipient,
                 self._keys,
                 self._trusted,
@@ -342,13 +337,6 @@ class RemoteKeyring:
                 min_epoch=self.min_epoch,
                 random=self._random,
             )
-        )
-
-    async def _change(self, change: Callable[[Keyring], Keyring]) -> UnlockedKeyring:
-        opened: list[UnlockedKeyring] = []
-
-        def changed(data: JsonObject) -> JsonObject:
-            keyring = change(self._keyring(data))
             opened.append(self._open(keyring))  # or nobody else gets to see it
             return keyring.data
 
@@ -369,3 +357,41 @@ class RemoteKeyring:
         if not data:
             raise KeyringMissing(f"there is no keyring at {self.key}")
         return Keyring(data)
+
+
+async def seal_and_push_blob(
+    client: FileMethods,
+    keyring: UnlockedKeyring,
+    key: str,
+    plaintext: bytes,
+    *,
+    aad: str | None = None,
+    max_bytes: int | None = None,
+) -> PushResult:
+    """Seal `plaintext` and store it at `key`. It opens only with the same `aad`, by default the key of the
+    document, so that a server cannot pass one file off as another. Raises FileTooLarge above `max_bytes`, and
+    as `Client.push_blob`. The file and the sealed file are held in memory."""
+    check_size(len(plaintext), max_bytes)
+    sealed = await asyncio.to_thread(keyring.seal_bytes, plaintext, _aad(key, aad))
+    return await client.push_blob(key, sealed, OCTET_STREAM)
+
+
+async def pull_and_open_blob(
+    client: FileMethods,
+    keyring: UnlockedKeyring,
+    key: str,
+    *,
+    aad: str | None = None,
+    max_bytes: int | None = None,
+) -> bytes | None:
+    """Return the plaintext of a file stored by `seal_and_push_blob`; None if nothing is stored. Raises as
+    `UnlockedKeyring.open_bytes` and `Client.pull_blob`; `max_bytes` applies to the plaintext."""
+    sealed_max = None if max_bytes is None else max_bytes + SEALED_OVERHEAD_BYTES
+    blob = await client.pull_blob(key, max_bytes=sealed_max)
+    if blob is None:
+        return None
+    return await asyncio.to_thread(keyring.open_bytes, blob.data, _aad(key, aad))
+
+
+def _aad(key: str, aad: str | None) -> str:
+    return document_key(key) if aad is None else aad

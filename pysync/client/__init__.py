@@ -1,7 +1,10 @@
-"""A client of the protocol: `Client` speaks to a server, and `Client.watch` tells what is written there;
-`SyncDocument` keeps one document in step, `LogCursor` follows a log. `pysync.client.sealed` has what the
-server cannot read."""
+"""A client of the protocol: `Client` sends requests to a server, and `Client.watch` receives changes;
+`SyncDocument` keeps one document in sync, `LogCursor` follows a log. `IdentityKeys` sign.
+`pysync.client.sealed` encrypts what the server must not read."""
 
+from pysync.auth.certificates import Certificate, CertificateError
+from pysync.auth.certificates import parse as parse_certificate
+from pysync.auth.signing import IdentityKeys
 from pysync.client.client import Client, SpacesAccess, fetch_server_config, read_spaces_access
 from pysync.client.files import File, FileChanged, FileInfo, FileStream, FileTooLarge
 from pysync.client.log_cursor import BadAuthorProof, LogCursor
@@ -23,6 +26,8 @@ __all__ = [
     "MISSING",
     "BadAuthorProof",
     "BatchEntry",
+    "Certificate",
+    "CertificateError",
     "ChangeEvent",
     "Cipher",
     "Client",
@@ -33,6 +38,7 @@ __all__ = [
     "FileInfo",
     "FileStream",
     "FileTooLarge",
+    "IdentityKeys",
     "LogCursor",
     "LogElement",
     "LogRange",
@@ -51,5 +57,6 @@ __all__ = [
     "fetch_server_config",
     "local_wins",
     "merge_remote_wins",
+    "parse_certificate",
     "read_spaces_access",
 ]

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from pysync.config import key_templates, overlaps
 from pysync.config.collection import Action, Collection
 from pysync.config.convert import ENV_REFERENCE, join, suggest
-from pysync.config.loader import env_overrides, parse, read_file
+from pysync.config.loader import env_overrides, parse, read_file, with_collections
 from pysync.config.plugin_validation import has_unowned_target, overlapping_collections
 from pysync.config.problem import ConfigError, FieldError, Problem
 from pysync.config.routes import RouteSpec, routes_of
@@ -171,7 +171,8 @@ def lint(config: Config, environ: Mapping[str, str] = _NO_ENVIRONMENT, value: ob
     """Return the warnings about a configuration that the loader accepted, in the order of the file; last
     those about variables of `environ` that override no member and are not named in `value`, the file's
     content."""
-    return [*_warnings(config), *_variables(environ, str(value))]
+    names = {path: collection.name for _, path, collection in config.each_collection()}
+    return [*with_collections(_warnings(config), names), *_variables(environ, str(value))]
 
 
 def _warnings(config: Config) -> Iterator[Problem]:
@@ -212,15 +213,15 @@ def _variables(environ: Mapping[str, str], text: str) -> Iterator[Problem]:
 def _collection(collection: Collection, path: str, known: "_Roles") -> Iterator[Problem]:
     if "public" in collection.roles_for("push"):
         who = "anyone" if collection.require_auth is not True else "anyone with a key of their own"
-        yield Problem(f"{path}.writeRoles", f"public: {who} may write", collection.name)
+        yield Problem(f"{path}.writeRoles", f"public: {who} may write")
     if not (collection.roles_for("pull") or collection.roles_for("push")):
-        yield Problem(path, "no caller may use it: no route has roles", collection.name)
+        yield Problem(path, "no caller may use it: no route has roles")
     for member, roles in _role_lists(collection):
         for at, role in enumerate(roles):
             for message in known.warnings_for(role):
-                yield Problem(f"{path}.{member}[{at}]", message, collection.name)
+                yield Problem(f"{path}.{member}[{at}]", message)
     for member, message in (*_log(collection), *_files(collection)):
-        yield Problem(f"{path}.{member}", message, collection.name)
+        yield Problem(f"{path}.{member}", message)
 
 
 def _rebinding(config: Config) -> Iterator[Problem]:
@@ -249,7 +250,7 @@ def _limits(config: Config) -> Iterator[Problem]:
         unlimited = [one for one in metered if config.effective_limit(collection, one) is None]
         if unlimited:
             message = f"meters no {', '.join(unlimited)}: neither it nor the server's rateLimit has numbers"
-            yield Problem(f"{path}.rateLimit", message, collection.name)
+            yield Problem(f"{path}.rateLimit", message)
     if config.rate_limit is not None and not used:
         message = "meters nothing: no collection has a rateLimit that takes these numbers"
         yield Problem("rateLimit", message)
@@ -263,7 +264,7 @@ def _shared_keys(config: Config) -> Iterator[Problem]:
         if _storage_settings(first) != _storage_settings(collection):
             members = "appendOnly, ttlMs, allowedMimeTypes"
             message = f"its keys are also those of {first.name}, which stores them differently: {members}"
-            yield Problem(f"{path}.storagePath", message, collection.name)
+            yield Problem(f"{path}.storagePath", message)
 
 
 def _storage_settings(collection: Collection) -> tuple[str | None, int | None, bool, bool]:

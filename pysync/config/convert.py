@@ -39,7 +39,8 @@ class EnvString(str):
 
 
 class Converter:
-    """The conversion of one configuration. `problems` collects everything that was found.
+    """The conversion of one configuration. `problems` collects everything that was found, `collection_names`
+    the names of collections by their paths.
 
     A member with an invalid value takes its default. An object that lacks a required member is left out, so
     that the rules can still check all others. A relative path in the file is relative to `folder`.
@@ -47,6 +48,7 @@ class Converter:
 
     def __init__(self, environ: Mapping[str, str], folder: str) -> None:
         self.problems: list[Problem] = []
+        self.collection_names: dict[str, str] = {}
         self._folder = folder
         self._environ = environ
         self._paths: dict[int, str] = {}
@@ -60,6 +62,9 @@ class Converter:
         if not isinstance(value, Mapping):
             self._expected("an object", value, path)
             return None
+        name = value.get("name")
+        if kind is Collection and isinstance(name, str) and name.isprintable():
+            self.collection_names[path] = name
         is_preset = kind is Collection and "preset" in value
         built: T | None = self._preset(value, path) if is_preset else self._object(value, kind, path)
         if built is not None:

@@ -7,7 +7,7 @@ See docs/reference/configuration.md.
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pysync.config import validation
 from pysync.config.collection import wire_name
-from pysync.config.convert import Converter, EnvString, join
+from pysync.config.convert import Converter, EnvString
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.schema import Config
 
@@ -64,29 +64,16 @@ def parse(
     assert config is not None, "no member of Config is required"
     problems = list(dict.fromkeys([*converter.problems, *validation.validate(config, converter.path_of)]))
     if problems:
-        names = _collection_names(value)
-        raise ConfigError([_with_collection(problem, names) for problem in problems])
+        raise ConfigError([*with_collections(problems, converter.collection_names)])
     return config
 
 
-def _collection_names(value: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the names of the collections by their paths in the file."""
-    lists = {"collections": value.get("collections")}
-    namespaces = value.get("namespaces")
-    for name, namespace in namespaces.items() if isinstance(namespaces, Mapping) else ():
-        if isinstance(namespace, Mapping):
-            lists[f"{join('namespaces', name)}.collections"] = namespace.get("collections")
-    return {
-        f"{path}[{at}]": item["name"]
-        for path, items in lists.items()
-        for at, item in enumerate(items if isinstance(items, list | tuple) else ())
-        if isinstance(item, Mapping) and isinstance(item.get("name"), str) and item["name"].isprintable()
-    }
-
-
-def _with_collection(problem: Problem, names: Mapping[str, str]) -> Problem:
-    found = _COLLECTION.match(problem.path)
-    return replace(problem, collection=names.get(found[0], "")) if found else problem
+def with_collections(problems: Iterable[Problem], names: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield the problems, those inside a collection with its name. `names` are the names of collections by
+    their paths."""
+    for problem in problems:
+        found = _COLLECTION.match(problem.path)
+        yield replace(problem, collection=names.get(found[0], "")) if found else problem
 
 
 @cache

@@ -103,7 +103,7 @@ def replaceable_access_documents(config: Config) -> Iterator[Problem]:
             roles = [role for role in site.collection.write_roles if role in _NON_OWNER_ROLES]
             if roles:
                 message = f"{', '.join(roles)} may replace the access documents of spaces ({_ACCESS_PATH})"
-                yield Problem(f"{site.path}.writeRoles", message, site.collection.name)
+                yield Problem(f"{site.path}.writeRoles", message)
 
 
 def shared_between_namespaces(config: Config) -> Iterator[Problem]:
@@ -119,7 +119,7 @@ def shared_between_namespaces(config: Config) -> Iterator[Problem]:
             other_access = f"read by {other.format_roles('pull')}, written by {other.format_roles('push')}"
             unlike = " (under other trust)" if access == other_access else ""
             message = f"shares keys with {other.name}: here {access}; there {other_access}{unlike}"
-            yield Problem(f"{site.path}.storagePath", message, site.collection.name)
+            yield Problem(f"{site.path}.storagePath", message)
 
 
 def exposed_fields(config: Config) -> Iterator[Problem]:
@@ -135,7 +135,7 @@ def exposed_fields(config: Config) -> Iterator[Problem]:
                 if who:
                     exposure = f"{', '.join(sorted(who))} may read it, or compute it from the document's hash"
                     message = f"{name}: {exposure}, in {other.name}, which has the same keys"
-                    yield Problem(f"{site.path}.fieldPermissions", message, site.collection.name)
+                    yield Problem(f"{site.path}.fieldPermissions", message)
 
 
 def _exposed_to(collection: Collection, name: str, readers: frozenset[str]) -> frozenset[str]:
@@ -152,9 +152,9 @@ def exposed_by_projections(config: Config) -> Iterator[Problem]:
     at = {(site.namespace, site.collection.name): site for site in _sites(config)}
     for number, projection in enumerate(config.projections):
         path, name = f"projections[{number}].target", projection_name(projection)
-        lists = [at[namespace, found.name] for namespace, found in owners_of(projection, config)]
-        for namespace, found in sources_of(projection, config):
-            source = at[namespace, found.name]
+        lists = [at[owner] for owner in owners_of(projection, config)]
+        for source_name, found in sources_of(projection, config).items():
+            source = at[source_name]
             readers_by_member = {"": _readers(config, source, list(at.values()))}
             readers_by_member |= {
                 f" ({member})": _allowed(config, source, "pull", source.keys, source.keys.segments, roles)
@@ -223,11 +223,8 @@ def _other_writers(
             message = (
                 f"can match {what}: {site.format_roles('push')} could replace what {owning_site.name} keeps"
             )
-            yield Problem(
-                f"{site.path}.storagePath",
-                f"{message} for {owning_site.format_roles('push')}",
-                site.collection.name,
-            )
+            message += f" for {owning_site.format_roles('push')}"
+            yield Problem(f"{site.path}.storagePath", message)
 
 
 def _server_writes(config: Config, key: KeyTemplate, what: str) -> Iterator[Problem]:

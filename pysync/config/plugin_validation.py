@@ -5,8 +5,8 @@ See docs/reference/protocol.md#projected-lists and docs/reference/protocol.md#ev
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, TypeVar
 
 from pysync.config import key_templates
 from pysync.config.collection import Collection, collection_for_key
@@ -14,6 +14,8 @@ from pysync.config.key_templates import KeyTemplate
 from pysync.config.problem import FieldError
 from pysync.config.schema import Config, EventsConfig, ProjectionConfig
 from pysync.protocol import JSON_TYPE
+
+T = TypeVar("T")
 
 
 def events_errors(plugin: EventsConfig, known: Mapping[str, list[Collection]]) -> Iterator[FieldError]:
@@ -32,14 +34,6 @@ def path_errors(storage_path: str) -> Iterator[str]:
     yield from key_templates.errors(storage_path)
     if not KeyTemplate.of(storage_path).ends_in_param:
         yield "must end in a path parameter"
-
-
-def duplicate_collections(plugins: Sequence[EventsConfig]) -> Iterator[tuple[EventsConfig, FieldError]]:
-    """Yield the `events` sections whose collection an earlier one already has."""
-    first: dict[str, EventsConfig] = {}
-    for plugin in plugins:
-        if first.setdefault(plugin.collection, plugin) is not plugin:
-            yield plugin, ("collection", f"{plugin.collection!r} is also another one's")
 
 
 def overlapping_collections(plugin: EventsConfig, config: Config) -> Iterator[str]:
@@ -95,10 +89,8 @@ OBJECT_REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _POINTER: Final = re.compile(r"(/([^~]|~[01])*)+", re.DOTALL)
 
 
-NamespacedCollection = tuple[str, Collection]
-"""A namespace, `""` for the root, and one of its collections."""
-_QualifiedName = tuple[str, str]
-"""A namespace, and a collection's name in it."""
+QualifiedName = tuple[str, str]
+"""A namespace, `""` for the root, and the name of a collection in it."""
 
 
 def projection_name(projection: ProjectionConfig) -> str:
@@ -110,16 +102,14 @@ def projection_errors(projection: ProjectionConfig, config: Config) -> Iterator[
     """Yield every rule that one of the projections breaks."""
     if not projection.source:
         yield "source", "must name at least one collection"
-    sources = []
     for name in projection.source:
-        found = list(_collections_named(name, config))
-        if not found:
+        if not any(_collections_named(name, config)):
             yield "source", f"there is no collection {name!r}"
-        sources += [collection for _, collection in found]
-    yield from _project_errors(projection, sources)
+    sources = sources_of(projection, config)
+    yield from _project_errors(projection, sources.values())
     yield from _target_errors(projection, sources, config)
     for member, pointers in (("value", projection.value.values()), ("removeWhen", projection.remove_when)):
-        for collection in sources if pointers else ():
+        for collection in sources.values() if pointers else ():
             reason = no_body_reason(collection, config)
             if reason is not None:
                 yield member, f"{collection.name} has no body to point into: {reason}"
@@ -130,36 +120,31 @@ def projection_errors(projection: ProjectionConfig, config: Config) -> Iterator[
                 yield member, f"{pointer} is no JSON pointer: write ~0 for ~ and ~1 for /"
 
 
-def duplicate_names(projections: Sequence[ProjectionConfig]) -> Iterator[tuple[ProjectionConfig, FieldError]]:
-    """Yield the projections whose name an earlier one already has."""
-    first: dict[str, ProjectionConfig] = {}
-    for projection in projections:
-        name = projection_name(projection)
-        if first.setdefault(name, projection) is projection:
-            continue
-        if projection.name is None:
-            yield projection, ("name", f"is required: {name!r} is also another projection's")
-        else:
-            yield projection, ("name", f"{name!r} is also another projection's")
+def repeated(items: Iterable[T], key: Callable[[T], object]) -> Iterator[tuple[T, T]]:
+    """Yield the items whose key an earlier one already has, each with the first that has it."""
+    first: dict[object, T] = {}
+    for item in items:
+        other = first.setdefault(key(item), item)
+        if other is not item:
+            yield item, other
 
 
-def cycles(config: Config) -> Iterator[tuple[ProjectionConfig, FieldError]]:
+def cycles(config: Config) -> Iterator[tuple[ProjectionConfig, str]]:
     """Yield the projections whose lists are projected back into one of their sources, so that each write
-    would cause another. Lists that a function names are not checked."""
-    into: dict[_QualifiedName, set[_QualifiedName]] = {}
+    would cause another, with the names of these sources. Lists that a function names are not checked."""
+    into: dict[QualifiedName, set[QualifiedName]] = {}
     for projection in config.projections:
         for source in sources_of(projection, config):
-            into.setdefault(_qualified_name(source), set()).update(_owner_names(projection, config))
+            into.setdefault(source, set()).update(owners_of(projection, config))
     for projection in config.projections:
-        reached: set[_QualifiedName] = set()
-        ahead = _owner_names(projection, config)
+        own = owners_of(projection, config).keys()
+        reached: set[QualifiedName] = set()
+        ahead = set(own)
         while ahead - reached:
             reached |= ahead
             ahead = set().union(*(into.get(name, ()) for name in ahead))
-        own = _owner_names(projection, config)
-        sources = set(map(_qualified_name, sources_of(projection, config)))
-        for _, name in sorted(reached & sources - own):
-            yield projection, ("target", f"leads back to {name}, one of its sources, by other projections")
+        for _, name in sorted(reached & sources_of(projection, config).keys() - own):
+            yield projection, name
 
 
 def has_unowned_target(projection: ProjectionConfig, config: Config) -> bool:
@@ -167,21 +152,24 @@ def has_unowned_target(projection: ProjectionConfig, config: Config) -> bool:
     return not OBJECT_REFERENCE.fullmatch(projection.target) and not owners_of(projection, config)
 
 
-def sources_of(projection: ProjectionConfig, config: Config) -> list[NamespacedCollection]:
-    """Return the collections whose writes are projected, each once."""
-    found = {id(one[1]): one for name in projection.source for one in _collections_named(name, config)}
-    return list(found.values())
+def sources_of(projection: ProjectionConfig, config: Config) -> dict[QualifiedName, Collection]:
+    """Return the collections whose writes are projected."""
+    return {
+        (namespace, found.name): found
+        for source in projection.source
+        for namespace, found in _collections_named(source, config)
+    }
 
 
-def owners_of(projection: ProjectionConfig, config: Config) -> list[NamespacedCollection]:
+def owners_of(projection: ProjectionConfig, config: Config) -> dict[QualifiedName, Collection]:
     """Return the collections, of all namespaces, that the lists belong to; none if a function names them."""
     if OBJECT_REFERENCE.fullmatch(projection.target):
-        return []
-    return [
-        (namespace, found)
+        return {}
+    return {
+        (namespace, found.name): found
         for namespace, _, collections in config.each_namespace()
         if (found := collection_for_key(collections, projection.target)) is not None
-    ]
+    }
 
 
 def no_body_reason(collection: Collection, config: Config) -> str | None:
@@ -196,7 +184,7 @@ def no_body_reason(collection: Collection, config: Config) -> str | None:
     return None
 
 
-def _project_errors(projection: ProjectionConfig, sources: list[Collection]) -> Iterator[FieldError]:
+def _project_errors(projection: ProjectionConfig, sources: Iterable[Collection]) -> Iterator[FieldError]:
     if projection.project is None:
         if projection.id is None:
             yield "id", "is required, or project"
@@ -210,18 +198,17 @@ def _project_errors(projection: ProjectionConfig, sources: list[Collection]) -> 
 
 
 def _target_errors(
-    projection: ProjectionConfig, sources: list[Collection], config: Config
+    projection: ProjectionConfig, sources: Mapping[QualifiedName, Collection], config: Config
 ) -> Iterator[FieldError]:
     # module:function has the form of a template too
     faults = list(key_templates.errors(projection.target))
     for message in faults:
         yield "target", message
-    yield from _unknown_params("target", projection.target, sources)
+    yield from _unknown_params("target", projection.target, sources.values())
     if faults or OBJECT_REFERENCE.fullmatch(projection.target):
         return
-    own = [collection for _, collection in sources_of(projection, config)]
-    for _, found in owners_of(projection, config):
-        if any(found is source for source in own):
+    for name, found in owners_of(projection, config).items():
+        if name in sources:
             yield "target", f"belongs to {found.name}, one of its sources"
         elif found.append_only is not None:
             yield "target", f"belongs to {found.name}, which is append-only"
@@ -229,7 +216,7 @@ def _target_errors(
             yield "target", f"belongs to {found.name}, whose allowedMimeTypes lack application/json"
 
 
-def _collections_named(source: str, config: Config) -> Iterator[NamespacedCollection]:
+def _collections_named(source: str, config: Config) -> Iterator[tuple[str, Collection]]:
     """Yield the collections that a source may name: `notes` in any namespace, `acme/notes` in one, `/notes`
     in the root alone."""
     for namespace, _, collection in config.each_collection():
@@ -237,16 +224,7 @@ def _collections_named(source: str, config: Config) -> Iterator[NamespacedCollec
             yield namespace, collection
 
 
-def _qualified_name(named: NamespacedCollection) -> _QualifiedName:
-    namespace, collection = named
-    return namespace, collection.name
-
-
-def _owner_names(projection: ProjectionConfig, config: Config) -> set[_QualifiedName]:
-    return set(map(_qualified_name, owners_of(projection, config)))
-
-
-def _unknown_params(member: str, text: str, sources: list[Collection]) -> Iterator[FieldError]:
+def _unknown_params(member: str, text: str, sources: Iterable[Collection]) -> Iterator[FieldError]:
     for name in dict.fromkeys(key_templates.PARAM.findall(text)):
         if any(name not in source.path_template.params for source in sources):
             yield member, f"{{{name}}} is not a path parameter of every source"

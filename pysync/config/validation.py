@@ -13,10 +13,10 @@ from pysync.config.overlaps import takeovers
 from pysync.config.plugin_validation import (
     OBJECT_REFERENCE,
     cycles,
-    duplicate_collections,
-    duplicate_names,
     events_errors,
     projection_errors,
+    projection_name,
+    repeated,
 )
 from pysync.config.problem import FieldError, Problem
 from pysync.config.schema import Auth, Config, Namespace, Server, is_store_url
@@ -33,7 +33,7 @@ _ADMIN_TOKEN = re.compile(r"[!-~]{16,}")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#]+")
 _HOST = re.compile(r"[^/\s?#@]+")
 _MOUNT = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._:@-]+)*")
-_ENTRY_POINT = re.compile(r"\w[\w.-]*")
+_PLUGIN = re.compile(rf"{OBJECT_REFERENCE.pattern}|\w[\w.-]*")
 _COORDINATOR = re.compile(r"memory:|file:[^\0]*|rediss?://[^\s/]+(/[^\s]*)?")
 
 
@@ -44,35 +44,48 @@ def validate(config: Config, path_of: PathOf) -> Iterator[Problem]:
         yield from _namespace(name, namespace, path_of)
     if config.server.examples is not None and "examples" in config.namespaces:
         yield Problem("namespaces.examples", "server.examples has that path: use another name")
+    message = "must be package.module:plugin, or the name of an entry point"
     for path, faults in (
         ("server", _server(config.server)),
         ("auth", _auth(config.auth)),
         ("", _storage(config)),
+        ("", _each("plugins", config.plugins, _PLUGIN, message)),
         ("", (fault for action in get_args(Action) for fault in _limit(action, config.rate_limit))),
     ):
         yield from _at(path, faults)
     for _, _, collection in config.each_collection():
         yield from _at(path_of(collection), _limits_of(collection, config))
-    for at, plugin in enumerate(config.plugins):
-        if not (OBJECT_REFERENCE.fullmatch(plugin) or _ENTRY_POINT.fullmatch(plugin)):
-            yield Problem(f"plugins[{at}]", "must be package.module:plugin, or the name of an entry point")
     known = config.collections_by_name()
     for projection in config.projections:
         yield from _at(path_of(projection), projection_errors(projection, config))
-    for projection, fault in (*duplicate_names(config.projections), *cycles(config)):
-        yield from _at(path_of(projection), [fault])
-    if config.events and (message := extras.missing("pyarrow")):
-        yield Problem("events", message)
+    for projection, _ in repeated(config.projections, projection_name):
+        message = f"{projection_name(projection)!r} is also another projection's"
+        required = "is required: " if projection.name is None else ""
+        yield Problem(f"{path_of(projection)}.name", required + message)
+    for projection, source in cycles(config):
+        message = f"leads back to {source}, one of its sources, by other projections"
+        yield Problem(f"{path_of(projection)}.target", message)
+    if config.events and (missing := extras.missing("pyarrow")):
+        yield Problem("events", missing)
     for events in config.events:
         yield from _at(path_of(events), events_errors(events, known))
-    for events, fault in duplicate_collections(config.events):
-        yield from _at(path_of(events), [fault])
+    for events, _ in repeated(config.events, lambda one: one.collection):
+        yield Problem(f"{path_of(events)}.collection", f"{events.collection!r} is also another one's")
     yield from takeovers(config, path_of)
 
 
 def _at(path: str, faults: Iterable[FieldError]) -> Iterator[Problem]:
     for member, message in faults:
         yield Problem(f"{path}.{member}" if path else member, message)
+
+
+def _each(
+    member: str, values: Iterable[str] | None, form: re.Pattern[str], message: str
+) -> Iterator[FieldError]:
+    """Yield `message` for each of the values that does not have the form."""
+    for at, value in enumerate(values or ()):
+        if not form.fullmatch(value):
+            yield f"{member}[{at}]", message
 
 
 def _namespace(name: str, namespace: Namespace, path_of: PathOf) -> Iterator[Problem]:
@@ -91,47 +104,26 @@ def _under_one_prefix(collections: tuple[Collection, ...], path_of: PathOf) -> I
     """Yield the broken rules of the collections that share one prefix."""
     for collection in collections:
         yield from _at(path_of(collection), _collection(collection))
-    yield from _names_are_unique(collections, path_of)
-    yield from _bundles_share_a_path(collections, path_of)
-    yield from _paths_do_not_collide(collections, path_of)
-
-
-def _names_are_unique(collections: tuple[Collection, ...], path_of: PathOf) -> Iterator[Problem]:
-    first: dict[str, Collection] = {}
-    for collection in collections:
-        other = first.setdefault(collection.name, collection)
-        if other is not collection:
-            yield Problem(f"{path_of(collection)}.name", f"{collection.name!r} is also {path_of(other)}")
-
-
-def _bundles_share_a_path(collections: tuple[Collection, ...], path_of: PathOf) -> Iterator[Problem]:
-    first: dict[str, Collection] = {}
-    for collection in collections:
-        if collection.bundle is None:
-            continue
-        other = first.setdefault(collection.bundle, collection)
+    for collection, other in repeated(collections, lambda one: one.name):
+        yield Problem(f"{path_of(collection)}.name", f"{collection.name!r} is also {path_of(other)}")
+    bundled = [collection for collection in collections if collection.bundle is not None]
+    for collection, other in repeated(bundled, lambda one: one.bundle):
         if other.storage_path != collection.storage_path:
-            yield Problem(
-                f"{path_of(collection)}.storagePath",
-                f"members of a bundle share one storagePath: that of {path_of(other)}",
-            )
+            message = f"members of a bundle share one storagePath: that of {path_of(other)}"
+            yield Problem(f"{path_of(collection)}.storagePath", message)
+    # A collection that can only be pushed may share its path with one that can only be pulled.
+    taken = [(action, path, one) for one in collections for action, path in product(one.actions, _paths(one))]
+    for (_, path, collection), (_, _, other) in repeated(taken, lambda one: one[:2]):
+        of_one_bundle = collection.bundle is not None and collection.bundle == other.bundle
+        if not (of_one_bundle and path == collection.path_template.shape):
+            message = f"matches the same keys as {path_of(other)}.storagePath"
+            yield Problem(f"{path_of(collection)}.storagePath", message)
 
 
-def _paths_do_not_collide(collections: tuple[Collection, ...], path_of: PathOf) -> Iterator[Problem]:
-    """Reject two collections on one route. A collection that can only be pushed may share its path with one
-    that can only be pulled."""
-    first: dict[tuple[Action, str], Collection] = {}
-    for collection in collections:
-        path = collection.path_template.shape
-        taken = [path] if collection.bundle is None else [path, f"{path}/{collection.name}"]
-        for action, at in product(collection.actions, taken):
-            other = first.setdefault((action, at), collection)
-            of_one_bundle = collection.bundle is not None and collection.bundle == other.bundle
-            if other is not collection and not (of_one_bundle and at == path):
-                yield Problem(
-                    f"{path_of(collection)}.storagePath",
-                    f"matches the same keys as {path_of(other)}.storagePath",
-                )
+def _paths(collection: Collection) -> list[str]:
+    """Return the shapes of the paths on which the collection has routes."""
+    path = collection.path_template.shape
+    return [path] if collection.bundle is None else [path, f"{path}/{collection.name}"]
 
 
 def _collection(collection: Collection) -> Iterator[FieldError]:
@@ -148,9 +140,8 @@ def _collection(collection: Collection) -> Iterator[FieldError]:
         yield "pushOnly", "pullOnly and pushOnly together leave no route"
     if not collection.allowed_mime_types:
         yield "allowedMimeTypes", "must name at least one media type"
-    for at, media_type in enumerate(collection.allowed_mime_types):
-        if not _MEDIA_TYPE.fullmatch(media_type):
-            yield f"allowedMimeTypes[{at}]", "must be type/subtype, type/* or */*"
+    media_types = collection.allowed_mime_types
+    yield from _each("allowedMimeTypes", media_types, _MEDIA_TYPE, "must be type/subtype, type/* or */*")
     if collection.root_only:
         for member, roles in (("readRoles", collection.read_roles), ("writeRoles", collection.write_roles)):
             if "public" in roles:
@@ -246,18 +237,14 @@ def _limit(action: Action, limit: RateLimit | None, default: RateLimit | None = 
 def _server(server: Server) -> Iterator[FieldError]:
     if not _MOUNT.fullmatch(server.mount_path):
         yield "mountPath", "must be empty or of the form /v1, without a slash at its end"
-    for at, host in enumerate(server.public_hosts):
-        if not _HOST.fullmatch(host):
-            yield f"publicHosts[{at}]", "must be a host, with :port where it is not the default one"
-    for at, origin in enumerate(server.cors.origins):
-        if not _ORIGIN.fullmatch(origin):
-            yield f"cors.origins[{at}]", 'must be "*" or scheme://host, without a path'
+    message = "must be a host, with :port where it is not the default one"
+    yield from _each("publicHosts", server.public_hosts, _HOST, message)
+    message = 'must be "*" or scheme://host, without a path'
+    yield from _each("cors.origins", server.cors.origins, _ORIGIN, message)
 
 
 def _issuers(issuers: Iterable[str] | None) -> Iterator[FieldError]:
-    for at, issuer in enumerate(issuers or ()):
-        if not _ISSUER.fullmatch(issuer):
-            yield f"trustedIssuers[{at}]", "must be a public key of 64 lower-case hex digits"
+    return _each("trustedIssuers", issuers, _ISSUER, "must be a public key of 64 lower-case hex digits")
 
 
 def _auth(auth: Auth) -> Iterator[FieldError]:

@@ -171,10 +171,6 @@ class StreamAuthorizer:
         versions: KeyedVersions,
     ) -> None:
         self._rules = {topic_of(rule): rule for rule in rules}
-        self._templates = {topic: rule.collection.key_template for topic, rule in self._rules.items()}
-        self._names = {
-            topic: frozenset(rule.collection.path_template.params) for topic, rule in self._rules.items()
-        }
         self._versions = versions
         self._authenticator = authenticator
         self._authorizer = authorizer
@@ -187,40 +183,12 @@ class StreamAuthorizer:
         events."""
         interest, restricted = {}, set()
         for topic, values in wanted.items():
-            found = self._static_grant(topic, values, caller)
+            found = _static_grant(self._rules[topic], values, caller)
             if found is not None:
                 interest[topic], is_restricted = found
                 if is_restricted:
                     restricted.add(topic)
         return StreamGrant(interest, frozenset(restricted))
-
-    def _key(self, topic: Topic, values: Mapping[str, str]) -> str:
-        return self._templates[topic].fill(values)
-
-    def _static_grant(
-        self, topic: Topic, values: Mapping[str, str], caller: Caller
-    ) -> tuple[Mapping[str, str], bool] | None:
-        """Return the parameter values of the events that the caller may receive, and True if each event is
-        authorised on its own. Return None if it may receive none."""
-        rule = self._rules[topic]
-        if rule.collection.push_only:
-            return None
-        scope = caller.scope if rule.needs_credentials else None
-        is_one = self._names[topic] <= values.keys()
-        if scope is not None and is_one and not scope.allows(self._key(topic, values)):
-            return None
-        caller, own, identity = replace(caller, scope=None), caller.identity, _identity(rule, values)
-        # The hidden members, and with them the version, depend on the event.
-        is_restricted = scope is not None or bool(rule.collection.field_permissions)
-        if may_read(rule, caller, identity) and not rule.uses_plugin_roles:
-            return values, is_restricted
-        if rule.uses_plugin_roles and (rule.allows_anonymous or caller != ANONYMOUS):
-            return values, True
-        if rule.uses_space_roles and own and may_read(rule, add_roles(caller, _ANY_SPACE), identity):
-            return values, True
-        if own and identity == _ANY_IDENTITY and may_read(rule, caller, own):
-            return {**values, "identity": own}, is_restricted
-        return None
 
     async def authorize(self, plan: Deliveries) -> Authorize:
         """Collect what decides on these events, once for all subscribers: the validity of certificates, the
@@ -230,26 +198,20 @@ class StreamAuthorizer:
             id(who): cast(AuthorizedSubscriber, who) for _, listeners in plan for who in listeners
         }.values()
         checks = [partial(self.check, subscriber) for subscriber in subscribers if self._is_due(subscriber)]
-        keys = {
-            key for event, _ in plan if (key := self._access_key(self._rules[event.topic], event)) is not None
-        }
+        keys = {key for event, _ in plan if (key := self._access_key(event)) is not None}
         try:
             async with asyncio.timeout(ROLE_TIMEOUT_S):
                 found = await read_many(self._store, keys, checks)
-        except TimeoutError:
-            log.warning("aborted change streams: the store did not answer in time to authorise them")
+            if any(self._rules[event.topic].collection.field_permissions for event, _ in plan):
+                await self._versions.load()
+        except (TimeoutError, PysyncError) as error:
+            reason = error if isinstance(error, PysyncError) else "the store did not answer in time"
+            log.warning("aborted change streams, which cannot be authorised: %s", reason)
             for subscriber in subscribers:
                 subscriber.abort()
             return _deny_all
         known = self._spaces.memberships(found)
         by_plugins = await self._plugin_decisions(plan, known)
-        if any(self._rules[event.topic].collection.field_permissions for event, _ in plan):
-            try:
-                await self._versions.load()
-            except PysyncError:
-                for subscriber in subscribers:
-                    subscriber.abort()
-                return _deny_all
         variants: dict[tuple[str, Topic, frozenset[str]], Event] = {}
 
         def authorize_event(listener: Subscriber, event: Event) -> Event | None:
@@ -265,16 +227,14 @@ class StreamAuthorizer:
                 if access.status >= 500:
                     listener.abort()
                 return None
-            hidden = access.hidden
-            if not hidden:
+            if not access.hidden:
                 return event
-            variant = variants.get((event.id, event.topic, hidden))
-            if variant is None:
-                variant = event.with_version(
-                    self._versions.compute(event.key, event.hash, event.timestamp_ms, hidden)
+            about = event.id, event.topic, access.hidden
+            if about not in variants:
+                variants[about] = event.with_version(
+                    self._versions.compute(event.key, event.hash, event.timestamp_ms, access.hidden)
                 )
-                variants[event.id, event.topic, hidden] = variant
-            return variant
+            return variants[about]
 
         return authorize_event
 
@@ -323,13 +283,35 @@ class StreamAuthorizer:
     def _is_due(self, subscriber: AuthorizedSubscriber) -> bool:
         return subscriber.proof is not None and self._now_ms() - subscriber.verified_at_ms >= CHECK_MS
 
-    def _access_key(self, rule: AccessPolicy, event: Event) -> str | None:
+    def _access_key(self, event: Event) -> str | None:
         """Return the key of the access document that decides on the event; None if there is none."""
-        return (
-            self._spaces.access_document_key(event.params)
-            if rule.uses_space_roles and rule.needs_credentials
-            else None
-        )
+        rule = self._rules[event.topic]
+        is_decided_there = rule.uses_space_roles and rule.needs_credentials
+        return self._spaces.access_document_key(event.params) if is_decided_there else None
+
+
+def _static_grant(
+    rule: AccessPolicy, values: Mapping[str, str], caller: Caller
+) -> tuple[Mapping[str, str], bool] | None:
+    """Return the parameter values of the events that the caller may receive, and True if each event is
+    authorised on its own. Return None if it may receive none."""
+    if rule.collection.push_only:
+        return None
+    scope, key = caller.scope if rule.needs_credentials else None, rule.collection.key_template
+    if scope is not None and values.keys() >= set(key.params) and not scope.allows(key.fill(values)):
+        return None
+    caller, own, identity = replace(caller, scope=None), caller.identity, _identity(rule, values)
+    # The hidden members, and with them the version, depend on the event.
+    is_restricted = scope is not None or bool(rule.collection.field_permissions)
+    if may_read(rule, caller, identity) and not rule.uses_plugin_roles:
+        return values, is_restricted
+    if rule.uses_plugin_roles and (rule.allows_anonymous or caller != ANONYMOUS):
+        return values, True
+    if rule.uses_space_roles and own and may_read(rule, add_roles(caller, _ANY_SPACE), identity):
+        return values, True
+    if own and identity == _ANY_IDENTITY and may_read(rule, caller, own):
+        return {**values, "identity": own}, is_restricted
+    return None
 
 
 def _deny_all(listener: Subscriber, event: Event) -> Event | None:

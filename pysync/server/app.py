@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from pysync import __version__
 from pysync.auth.authentication import Authenticator
 from pysync.auth.certificates import user_id
 from pysync.auth.policy import PolicyTable, RateLimiter
@@ -86,7 +85,7 @@ class App:
             None if worker is None else MultiprocessCounters(counters, worker.counters_dir, worker.number)
         )
         snapshot = (lambda: counters) if self._shared_counters is None else self._shared_counters.total
-        self.ops = ServiceHandlers(store, coordinator, Metrics(__version__, snapshot), clock.wall_ms)
+        self.ops = ServiceHandlers(store, coordinator, Metrics(snapshot), clock.wall_ms)
         self._hooks = hooks = Hooks(plugins, partial(counters.count, "pysync_plugin_failures"), hook_s)
         outbox = Outbox(store, coordinator)
         policies = PolicyTable(config, uses_plugin_roles=hooks.has_authorize_hooks)

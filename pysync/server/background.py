@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import orjson
@@ -47,7 +48,7 @@ class TtlSweeper:
         self._logs = logs
         self._routes = routes
         self._expiring = [
-            (method, route, route.policy.collection, route.policy.collection.ttl_ms)
+            (method, route, route.policy.collection)
             for method, route in routes
             if route.policy is not None
             and route.action in ("pull", "push", "append")
@@ -71,7 +72,7 @@ class TtlSweeper:
             return 0
         return sum([await self._sweep_route(*expiring) for expiring in self._expiring])
 
-    async def _sweep_route(self, method: str, route: Route, collection: Collection, ttl_ms: int) -> int:
+    async def _sweep_route(self, method: str, route: Route, collection: Collection) -> int:
         head = "/" + "/".join(route.template[: route.key_from])
         template, is_file_key = route.template[route.key_from :], None
         if route.files is not None and route.files.template is not None:
@@ -88,7 +89,8 @@ class TtlSweeper:
         prefix = KeyTemplate("/".join(template[:-1])).prefix
         if collection.append_only is not None:
             return await self._logs.delete_expired(prefix, is_owned, LogSettings.from_collection(collection))
-        return await self._documents.delete_expired(prefix, is_owned, ttl_ms)
+        assert collection.ttl_ms is not None, "the routes are of such collections"
+        return await self._documents.delete_expired(prefix, is_owned, collection.ttl_ms)
 
 
 RECOVER_EVERY_S = 5.0
@@ -199,29 +201,17 @@ class Scrubber:
         self._lease_checked_at = self._clock_s()
         async for listed in self._store.walk(""):
             await verifier.verify(listed.key)
-        counted = verifier.report
-        summary = {
-            "finishedMs": self._now_ms(),
-            "objects": counted.objects,
-            "damaged": counted.damaged,
-            "bytes": counted.bytes,
-        }
-        await self._store.put(SCRUB_KEY, orjson.dumps(summary))
-        log.info(
-            "scrub finished: %d objects, %d damaged, %d bytes",
-            counted.objects,
-            counted.damaged,
-            counted.bytes,
-        )
+        found = verifier.report
+        counts = {"objects": found.objects, "damaged": found.damaged, "bytes": found.bytes}
+        await self._store.put(SCRUB_KEY, orjson.dumps({"finishedMs": self._now_ms(), **counts}))
+        log.info("scrub finished: %(objects)d objects, %(damaged)d damaged, %(bytes)d bytes", counts)
 
     async def _is_due(self) -> bool:
         found = await self._store.get(SCRUB_KEY)
-        try:
-            finished_ms = (
-                int(orjson.loads(found.body)["finishedMs"]) if isinstance(found, StoredObject) else 0
-            )
-        except (ValueError, KeyError, TypeError):
-            finished_ms = 0
+        finished_ms = 0
+        if isinstance(found, StoredObject):
+            with suppress(ValueError, KeyError, TypeError):
+                finished_ms = int(orjson.loads(found.body)["finishedMs"])
         # A time in the future was recorded before the clock was set back.
         return not 0 <= self._now_ms() - finished_ms < self._config.every_ms
 

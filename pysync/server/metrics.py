@@ -12,6 +12,7 @@ prometheus_client cost a small request about a tenth of its time; a dict costs n
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,8 @@ import orjson
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from pysync import __version__
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 PUBLISH_EVERY_S: Final = 1.0
@@ -34,23 +37,20 @@ class Counters:
     `streams` is the number of open change streams."""
 
     def __init__(self) -> None:
-        self.statuses: dict[tuple[str, str, int], int] = {}
+        self.statuses: Counter[tuple[str, str, int]] = Counter()
         self.durations: dict[str, list[int]] = {}
         self.seconds: dict[str, float] = {}
-        self.counts: dict[tuple[str, ...], int] = {}
+        self.counts: Counter[tuple[str, ...]] = Counter()
         self.streams = 0
 
     def count(self, metric: str, *labels: str, by: int = 1) -> None:
         """Add `by` to a metric of `COUNTERS`, with the values of its labels."""
-        key = (metric, *labels)
-        self.counts[key] = self.counts.get(key, 0) + by
+        self.counts[metric, *labels] += by
 
     def add(self, other: "Counters") -> None:
         """Add the counts of `other`."""
-        for counted, count in other.counts.items():
-            self.counts[counted] = self.counts.get(counted, 0) + count
-        for key, count in other.statuses.items():
-            self.statuses[key] = self.statuses.get(key, 0) + count
+        self.counts.update(other.counts)
+        self.statuses.update(other.statuses)
         for action, counts in other.durations.items():
             own = self.durations.get(action, [0] * len(counts))
             self.durations[action] = [mine + theirs for mine, theirs in zip(own, counts, strict=True)]
@@ -68,8 +68,8 @@ class Counters:
         """Return the counts that `encode` wrote."""
         counters = cls()
         statuses, counters.durations, counters.seconds, counts, counters.streams = orjson.loads(text)
-        counters.statuses = {(action, collection, status): n for action, collection, status, n in statuses}
-        counters.counts = {tuple(key): count for *key, count in counts}
+        counters.statuses.update({tuple(key): count for *key, count in statuses})
+        counters.counts.update({tuple(key): count for *key, count in counts})
         return counters
 
 
@@ -155,8 +155,7 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 class Metrics(Collector):
     """The counters that `snapshot` returns, as metrics in the Prometheus text format."""
 
-    def __init__(self, version: str, snapshot: Callable[[], Counters]) -> None:
-        self._version = version
+    def __init__(self, snapshot: Callable[[], Counters]) -> None:
         self._snapshot = snapshot
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -165,7 +164,7 @@ class Metrics(Collector):
         """Yield the metrics in the form of prometheus_client."""
         counters = self._snapshot()
         build = GaugeMetricFamily("pysync_build_info", "Version of pysync.", labels=["version"])
-        build.add_metric([self._version], 1)
+        build.add_metric([__version__], 1)
         yield build
         requests = CounterMetricFamily(
             "pysync_requests", "Answered requests.", labels=["action", "collection", "status"]
@@ -183,7 +182,13 @@ class Metrics(Collector):
                 buckets.append((bound, cumulated))
             durations.add_metric([action], buckets, counters.seconds[action])
         yield durations
-        yield from _counters(counters)
+        families = {
+            metric: CounterMetricFamily(metric, meaning, labels=labels)
+            for metric, (meaning, labels) in COUNTERS.items()
+        }
+        for (metric, *labels), count in list(counters.counts.items()):
+            families[metric].add_metric(labels, count)
+        yield from families.values()
         streams = GaugeMetricFamily("pysync_streams", "Open change streams.")
         streams.add_metric([], counters.streams)
         yield streams
@@ -191,13 +196,3 @@ class Metrics(Collector):
     def render(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self._registry)
-
-
-def _counters(counters: Counters) -> Iterator[Metric]:
-    families = {
-        metric: CounterMetricFamily(metric, meaning, labels=labels)
-        for metric, (meaning, labels) in COUNTERS.items()
-    }
-    for (metric, *labels), count in list(counters.counts.items()):
-        families[metric].add_metric(labels, count)
-    yield from families.values()

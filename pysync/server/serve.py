@@ -39,8 +39,9 @@ def reserve_address(host: str, port: int) -> Iterator[int]:
     receive half of the connections. So the address is first bound exclusively, and only then shared. Raises
     OSError if it is in use or unavailable.
     """
+    addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     with ExitStack() as kept:
-        for family, kind, protocol, _, address in _addresses(host):
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
             sock = kept.enter_context(socket.socket(family, kind, protocol))
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -55,12 +56,6 @@ def reserve_address(host: str, port: int) -> Iterator[int]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             port = sock.getsockname()[1]
         yield port
-
-
-def _addresses(host: str) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
-    """Return the addresses of `host`, without duplicates."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return list(dict.fromkeys(found))
 
 
 _BACK_ENDS: Final = {"file": "local", "s3": "s3", "redis": "redis", "rediss": "redis"}
@@ -81,7 +76,7 @@ def serve(config: Config, notice: str = "") -> int:
     _raise_fd_limit()
     if config.server.workers > 1:
         return _serve_with_workers(config, notice)
-    return uvloop.run(_serve(config, notice))
+    return uvloop.run(_serve_alone(config, notice))
 
 
 def check_databases(config: Config) -> None:
@@ -103,10 +98,10 @@ def _serve_with_workers(config: Config, notice: str) -> int:
 
         def work(context: WorkerContext) -> None:
             logs.configure(worker=context.number, level=server.log_level)
-            uvloop.run(_run_worker(config, port, context, Path(counters_dir)))
+            uvloop.run(_serve_as_worker(config, port, context, Path(counters_dir)))
 
         def report_ready() -> None:
-            print(*filter(None, (banner(config, port), notice)), sep="\n", flush=True)
+            _print_banner(config, port, notice)
             log.info("serving with %s workers, version %s, pid %s", server.workers, __version__, os.getpid())
 
         status = Supervisor(server.workers, work, server.drain_timeout_ms / 1000).run(report_ready)
@@ -149,16 +144,12 @@ async def serve_on(
             log.warning("aborted unfinished requests after %.1f s", drain_s)
 
 
-async def _serve(config: Config, notice: str) -> int:
+async def _serve_alone(config: Config, notice: str) -> int:
+    """Serve as the only process until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     _listen_for_signals(stop)
-    server = config.server
-    async with (
-        await create_app(config) as app,
-        serve_on(app, server.host, server.port, server.drain_timeout_ms / 1000) as port,
-    ):
-        gc.freeze()  # exempt from garbage collection, which would pause the loop for 26 ms now and then
-        print(*filter(None, (banner(config, port), notice)), sep="\n", flush=True)
+    async with _running(config, config.server.port) as port:
+        _print_banner(config, port, notice)
         log.info("serving, version %s, pid %s", __version__, os.getpid())
         await stop.wait()
         log.info("draining")
@@ -166,13 +157,12 @@ async def _serve(config: Config, notice: str) -> int:
     return 0
 
 
-async def _run_worker(config: Config, port: int, context: WorkerContext, counters_dir: Path) -> None:
+async def _serve_as_worker(config: Config, port: int, context: WorkerContext, counters_dir: Path) -> None:
     """Serve as one of several workers until SIGTERM, or until the parent ends."""
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+    stop, orphaned = asyncio.Event(), asyncio.Event()
     # Ending the process group sends SIGTERM twice: directly and through the parent.
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    orphaned = asyncio.Event()
 
     def on_parent_gone() -> None:
         loop.remove_reader(context.parent_fd)
@@ -180,19 +170,28 @@ async def _run_worker(config: Config, port: int, context: WorkerContext, counter
         stop.set()
 
     loop.add_reader(context.parent_fd, on_parent_gone)
-    server = config.server
-    async with (
-        await create_app(config, worker=Worker(context.number, counters_dir)) as app,
-        serve_on(app, server.host, port, server.drain_timeout_ms / 1000, shared=True),
-    ):
-        gc.freeze()
+    async with _running(config, port, Worker(context.number, counters_dir)):
         log.info("serving, pid %s", os.getpid())
         context.ready()
         await stop.wait()
-        log.info("draining" if not orphaned.is_set() else "draining: the parent is gone")
+        log.info("draining: the parent is gone" if orphaned.is_set() else "draining")
     if orphaned.is_set():
         shutil.rmtree(counters_dir, ignore_errors=True)
     log.info("stopped")
+
+
+@asynccontextmanager
+async def _running(config: Config, port: int, worker: Worker | None = None) -> AsyncIterator[int]:
+    """Run the service of `config`, and yield the port on which it listens."""
+    server = config.server
+    async with (
+        await create_app(config, worker=worker) as app,
+        serve_on(
+            app, server.host, port, server.drain_timeout_ms / 1000, shared=worker is not None
+        ) as listening,
+    ):
+        gc.freeze()  # exempt from garbage collection, which would pause the loop for 26 ms now and then
+        yield listening
 
 
 def _listen_for_signals(stop: asyncio.Event) -> None:
@@ -237,6 +236,10 @@ def banner(config: Config, port: int) -> str:
         lines += ["", "Open in two windows of a browser:"]
         lines += [f"  {base}/examples/{name}" for name in pages]
     return "\n".join(lines) + "\n"
+
+
+def _print_banner(config: Config, port: int, notice: str) -> None:
+    print(*filter(None, (banner(config, port), notice)), sep="\n", flush=True)
 
 
 def origin(host: str, port: int) -> str:

@@ -77,11 +77,7 @@ class _Worker:
 
     def read_pipe(self) -> None:
         """Read the report of the worker."""
-        try:
-            while data := os.read(self.pipe_fd, 65_536):
-                self.output += data
-        except BlockingIOError:
-            pass
+        self.output += _read_available(self.pipe_fd)
 
     @property
     def error(self) -> Exception | None:
@@ -182,24 +178,17 @@ class Supervisor:
         slot = self._slots[ended.number]
         if time.monotonic() - ended.started_at >= HEALTHY_S:
             slot.delay_s = 0.0
+        delay = slot.schedule_restart()
         log.error(
-            "worker %s %s; another starts%s",
-            ended.number,
-            ended.end_reason,
-            slot.schedule_restart(),
-            exc_info=ended.error,
+            "worker %s %s; another starts%s", ended.number, ended.end_reason, delay, exc_info=ended.error
         )
 
     def _restart(self, number: int) -> None:
         try:
             self._fork(number)
         except OSError as error:
-            log.error(
-                "worker %s cannot start: %s; will retry%s",
-                number,
-                error,
-                self._slots[number].schedule_restart(),
-            )
+            delay = self._slots[number].schedule_restart()
+            log.error("worker %s cannot start: %s; will retry%s", number, error, delay)
 
     def _stop_all(self) -> bool:
         """Let all workers drain, and kill those that do not end. Return True if all ended by themselves."""
@@ -233,7 +222,7 @@ class Supervisor:
                 if not worker.is_ready:
                     selector.register(worker.pipe_fd, selectors.EVENT_READ)
             selector.select(timeout_s)
-        received = _read_all(self._signal_pipe[0])
+        received = _read_available(self._signal_pipe[0])
         self._signals += sum(number in _STOP_SIGNALS for number in received)
         if signal.SIGHUP in received:
             log.warning(NO_RELOAD)
@@ -313,11 +302,12 @@ def _signal_pipe() -> Iterator[tuple[int, int]]:
         os.close(write)
 
 
-def _read_all(fd: int) -> bytes:
-    try:
-        return os.read(fd, 4_096)
-    except BlockingIOError:
-        return b""
+def _read_available(fd: int) -> bytes:
+    data = b""
+    with suppress(BlockingIOError):
+        while piece := os.read(fd, 65_536):
+            data += piece
+    return data
 
 
 def _pickled(error: Exception) -> bytes:

@@ -92,7 +92,7 @@ def test_every_metric_is_documented_with_its_labels() -> None:
     documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
     exposed = {
         family.name + ("_total" if family.type == "counter" else ""): (family.type, tuple(family._labelnames))  # type: ignore[attr-defined]
-        for family in Metrics("1", Counters).collect()
+        for family in Metrics(Counters).collect()
     }
     assert documented == exposed
 

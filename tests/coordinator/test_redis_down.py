@@ -13,7 +13,7 @@ import pytest
 from components import RedisServer
 from components.fixtures import StartRedis
 from support.clients import ISSUER, Browser, Reply, Signed, Start, root_device
-from support.collections import PUBLIC, collection
+from support.collections import PUBLIC, collection, limit_of
 from support.redis_losses import WITH_AOF, client
 
 from pysync.clock import wall_clock_ms
@@ -22,7 +22,7 @@ from pysync.engine.outbox import INTENT_TIMEOUT_MS, DocumentRef, parse_change
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
-LIMIT = {"windowMs": 600_000, "maxRequests": 1_000}
+LIMIT = limit_of(1_000)
 SERVED: dict[str, Any] = {
     "auth": {"trustedIssuers": [ISSUER.ed_pub]},
     "collections": [
@@ -179,9 +179,7 @@ async def test_a_limit_holds_over_all_nodes(
     redis: RedisServer, start: Start, session: aiohttp.ClientSession
 ) -> None:
     limited = {"name": "l", "storagePath": "l/{id}", **PUBLIC}
-    members = {
-        "collections": [{**limited, "rateLimit": {"pull": {"windowMs": 3_600_000, "maxRequests": 10}}}]
-    }
+    members = {"collections": [{**limited, "rateLimit": {"pull": limit_of(10)}}]}
     nodes = [await start({**members, "coordinator": redis.url}, store=MemoryStore()) for _ in range(3)]
     answers = await asyncio.gather(*(Browser(base, session).pull("l/a") for base in nodes * 10))
     assert sorted(answer.status for answer in answers) == [200] * 10 + [429] * 20

@@ -103,7 +103,7 @@ async def test_a_plugin_that_does_not_end_keeps_no_process_from_ending(
     monkeypatch.setattr("pysync.plugins.hooks.SHUTDOWN_TIMEOUT_S", 0.01)
     log: list[str] = []
     plugins = [Lasting("one", log), Lasting("two", log, "never"), Lasting("three", log)]
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         async with await create_app(settings(), plugins=plugins):
             log.clear()
     assert log == ["three ends", "two ends", "one ends"]

@@ -308,7 +308,7 @@ class Undecided:
 async def test_a_stream_that_plugins_cannot_decide_on_is_cut(
     error: Exception | None, start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream_authorization, "ROLE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(stream_authorization, "ROLE_TIMEOUT_S", 0.3)
     base = await start({"collections": EVERYTHING}, plugins=[Undecided(error)])
     editor, other, _ = people(base, session)
     streams = [await listen(someone, collections="notes") for someone in (editor, other, editor)]

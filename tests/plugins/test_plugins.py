@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, Start
-from support.collections import LOG
+from support.collections import LOG, limit_of
 from support.plugin_samples import (
     CARDS,
     EVERYTHING,
@@ -328,7 +328,7 @@ async def test_a_push_that_a_plugin_takes_is_checked_and_counted_like_any_other(
         **NOTES,
         "maxBodyBytes": 100,
         "objectSchema": {"required": ["n"]},
-        "rateLimit": {"push": {"windowMs": 3_600_000, "maxRequests": 4}},
+        "rateLimit": {"push": limit_of(4)},
     }
     clock = lambda: 1_000_000_000_000  # noqa: E731
     *_, anyone = people(await start({"collections": [checked]}, plugins=[taking], now_ms=clock), session)

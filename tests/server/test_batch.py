@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from support.batches import batch, collection, entries, stored
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, minted_at, root_device
+from support.collections import limit_of
 
 from pysync.auth import issuing
 from pysync.server.handlers.batch_reads import read_many
@@ -454,7 +455,7 @@ async def test_a_head_tells_what_a_get_would(anyone: Browser) -> None:
 
 
 async def test_each_named_collection_counts_once(start: Start, session: aiohttp.ClientSession) -> None:
-    metered = {"rateLimit": {"pull": {"windowMs": 3_600_000, "maxRequests": 2}}}
+    metered = {"rateLimit": {"pull": limit_of(2)}}
     service = {"collections": [collection("a", "a/{id}", **metered), collection("b", "b/{id}")]}
     browser = Browser(await start(service), session)
     for _ in range(2):

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from support.batches import STORED_MS, batch, collection, entries, stored
 from support.clients import ISSUER, SUBJECT, Browser, Reply, Signed, Start, minted_at, root_device
+from support.collections import limit_of
 
 from pysync import _core, config
 from pysync.auth import issuing
@@ -661,7 +662,7 @@ async def test_logs_wait_for_the_store_with_documents(anyone: Browser, store: Fa
 
 
 async def test_each_named_log_counts_once(start: Start, session: aiohttp.ClientSession) -> None:
-    metered = {"rateLimit": {"pull": {"windowMs": 3_600_000, "maxRequests": 2}}}
+    metered = {"rateLimit": {"pull": limit_of(2)}}
     browser = Browser(await start({"collections": [log("log", "log/{id}") | metered]}), session)
     for _ in range(2):
         assert len(await tails(browser, "log", {"last": 1}, {"last": 2}, None)) == 3

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, SUBJECT, Browser, Signed, Start, minted_at, root_device
+from support.collections import limit_of
 
 from pysync.auth import issuing
 from pysync.clock import wall_clock_ms
@@ -241,7 +242,7 @@ async def test_a_bundle_is_cached_as_its_strictest_member(
 async def test_a_pull_counts_against_the_limit_of_every_member(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    limited: dict[str, Any] = {"rateLimit": {"pull": {"windowMs": 3_600_000, "maxRequests": 2}}}
+    limited: dict[str, Any] = {"rateLimit": {"pull": limit_of(2)}}
     base = await start(service(part("a", "cap:read:boards"), part("b", "cap:read:boards", **limited)))
     owner = Signed(base, session, ISSUER, root_device(ISSUER, collections=("boards",)))
     for _ in range(2):

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, STRANGER, Browser, Signed, root_device
-from support.collections import MINE, NOTES, collection
+from support.collections import MINE, NOTES, collection, limit_of
 from support.sse_client import Listen, Serve
 
 from pysync.auth.issuing import Grant
@@ -221,7 +221,7 @@ async def test_pages_elsewhere_may_listen_and_resume(serve: Serve, hear: Listen)
 async def test_a_subscription_counts_as_a_pull_of_each_collection_that_it_names(
     serve: Serve, hear: Listen
 ) -> None:
-    limit = {"windowMs": 3_600_000, "maxRequests": 2}
+    limit = limit_of(2)
     limited = {**NOTES, "name": "limited", "storagePath": "limited/{id}", "rateLimit": {"pull": limit}}
     browser = await serve(NOTES, limited)
     assert (await hear(browser, collections="limited,notes")).status == 200
@@ -233,8 +233,8 @@ async def test_a_subscription_counts_as_a_pull_of_each_collection_that_it_names(
 
 
 async def test_a_subscription_counts_once_and_only_for_what_it_tells_of(serve: Serve, hear: Listen) -> None:
-    twice = {"pull": {"windowMs": 3_600_000, "maxRequests": 2}}
-    closed = {**ROOMS, "rateLimit": {"pull": {"windowMs": 3_600_000, "maxRequests": 1}}}
+    twice = {"pull": limit_of(2)}
+    closed = {**ROOMS, "rateLimit": {"pull": limit_of(1)}}
     browser = await serve({**NOTES, "rateLimit": twice}, closed)
     statuses = [(await hear(browser, collections="notes,rooms")).status for _ in range(3)]
     assert statuses == [200, 200, 429]

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, Start, root_device
-from support.collections import PUBLIC
+from support.collections import PUBLIC, limit_of
 from support.plugin_samples import Reading, Roles, Told, batch
 from yarl import URL
 
@@ -563,7 +563,7 @@ async def test_a_replayed_push_is_refused_before_its_body_is_read(browser: Brows
 async def test_files_count_against_limits_like_documents(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    limit = {"windowMs": 60_000, "maxRequests": 2}
+    limit = limit_of(2)
     metered = {**PHOTOS, "rateLimit": {"push": limit, "pull": limit}}
     browser = Browser(await start({"collections": [metered]}), session)
     assert [(await put(browser, "photos/a")).status for _ in range(3)] == [200, 200, 429]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.clients import PROTOCOL, SUBJECT, Browser, Reply, Signed, root_device
-from support.collections import collection
+from support.collections import collection, limit_of
 from support.depth import depth
 
 from pysync import config
@@ -26,7 +26,7 @@ from pysync.server.app import create_app
 from pysync.server.serve import serve_on
 
 CODES = set(errors_by_code())
-LIMIT = {"windowMs": 3_600_000, "maxRequests": 1000, "bucket": "ip"}
+LIMIT = limit_of(1000, bucket="ip")
 METERED = collection("by-address", rateLimit={"push": LIMIT, "pull": LIMIT})
 
 thorough = settings(max_examples=depth(37, 600), deadline=None, suppress_health_check=list(HealthCheck))

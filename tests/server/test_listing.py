@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.clients import ISSUER, SUBJECT, Browser, Reply, Signed, Start, minted_at, root_device
-from support.collections import PUBLIC
+from support.collections import PUBLIC, limit_of
 
 from pysync import _core
 from pysync.auth import issuing
@@ -259,7 +259,7 @@ async def test_a_certificate_lists_where_its_operations_roles_and_paths_allow_it
 async def test_lists_are_limited_in_rate_by_their_own_rule(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    limited = {**NOTES, "rateLimit": {"list": {"windowMs": 3_600_000, "maxRequests": 1}}}
+    limited = {**NOTES, "rateLimit": {"list": limit_of(1)}}
     browser = Browser(await start({"collections": [limited]}), session)
     assert (await browser.pull("notes/a")).status == 200
     assert (await browser.request("GET", "/list/notes")).status == 200

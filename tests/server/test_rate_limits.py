@@ -7,9 +7,9 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 from support.clients import Browser, Start
-from support.collections import collection
+from support.collections import collection, limit_of
 
-ONE = {"windowMs": 3_600_000, "maxRequests": 1}
+ONE = limit_of(1)
 NOTES = collection("notes", listable=True)
 LOG = {
     **NOTES,

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import SUBJECT, Browser, Signed, Start, minted_at, root_device
-from support.collections import MINE, NOTES, collection
+from support.collections import MINE, NOTES, collection, limit_of
 from yarl import URL
 
 from pysync import config
@@ -162,7 +162,7 @@ async def test_only_public_hosts_are_answered(start: Start, session: aiohttp.Cli
 async def test_forwarding_headers_count_only_behind_known_proxies(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    metered = {**NOTES, "rateLimit": {"pull": {"windowMs": 3_600_000, "maxRequests": 1, "bucket": "ip"}}}
+    metered = {**NOTES, "rateLimit": {"pull": limit_of(1, bucket="ip")}}
     forwarded = [{"X-Forwarded-For": f"6.6.6.6, 10.0.0.{n}"} for n in range(3)]
     direct = Browser(await start({"collections": [metered]}), session)
     assert [(await direct.pull("notes/a", via)).status for via in forwarded] == [200, 429, 429]
@@ -339,7 +339,7 @@ async def test_unreadable_revocation_list_blocks_its_issuer_until_it_is_replaced
 async def test_lists_are_published_at_a_bounded_rate_and_size(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    browser = Browser(await start({}), session)
+    browser = Browser(await start({}, now_ms=Clock()), session)
     answers = [await browser.request("POST", "/revocations", b"{}") for _ in range(61)]
     assert [answer.status for answer in answers] == [400] * 60 + [429]
     other = Browser(await start({}), session)
@@ -349,7 +349,7 @@ async def test_lists_are_published_at_a_bounded_rate_and_size(
 async def test_an_appended_forwarding_header_counts_and_nonsense_does_not(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    metered = {**NOTES, "rateLimit": {"pull": {"windowMs": 3_600_000, "maxRequests": 1, "bucket": "ip"}}}
+    metered = {**NOTES, "rateLimit": {"pull": limit_of(1, bucket="ip")}}
     url = URL(await start({"server": {"trustedProxyHops": 1}, "collections": [metered]}))
 
     async def pull(*forwarded: bytes) -> bytes:

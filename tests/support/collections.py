@@ -14,6 +14,11 @@ def collection(name: str, path: str | None = None, /, **members: Any) -> dict[st
     return {"name": name, "storagePath": path or f"{name}/{{id}}", **PUBLIC, **members}
 
 
+def limit_of(requests: int, **members: Any) -> dict[str, Any]:
+    """A rate limit whose window, which begins at a multiple of its length, does not end during a test."""
+    return {"windowMs": 2**50, "maxRequests": requests, **members}
+
+
 NOTES = collection("notes")
 MINE = collection("mine", "u/{identity}/{id}", **OWN)
 ROOMS = collection("rooms", "rooms/{room}", **ROOM)

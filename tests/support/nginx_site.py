@@ -5,7 +5,7 @@ from typing import Any
 import aiohttp
 
 from support.clients import SUBJECT, Signed, root_device
-from support.collections import OWN, UNSIGNED, collection
+from support.collections import OWN, UNSIGNED, collection, limit_of
 
 ME = SUBJECT.user_id
 SERVICE: dict[str, Any] = {
@@ -14,7 +14,7 @@ SERVICE: dict[str, Any] = {
         collection("notes", maxBodyBytes=4096),
         collection("mine", "u/{identity}/{id}", listable=True, **OWN),
         collection("log", "log/{identity}/{id}", appendOnly=UNSIGNED, **OWN),
-        collection("counted", rateLimit={"pull": {"windowMs": 3_600_000, "maxRequests": 3, "bucket": "ip"}}),
+        collection("counted", rateLimit={"pull": limit_of(3, bucket="ip")}),
     ],
 }
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from support.append_log_browser import append, elements, hash_of, proof, tail, ten
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, minted_at, root_device
-from support.collections import NOTES, collection
+from support.collections import NOTES, collection, limit_of
 from yarl import URL
 
 from pysync.errors import StoreUnavailable
@@ -250,7 +250,7 @@ async def test_the_logs_of_a_space_are_its_members(start: Start, session: aiohtt
 async def test_appends_and_pulls_count_against_their_limits(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    window = {"windowMs": 3_600_000, "maxRequests": 2}
+    window = limit_of(2)
     for action, (pushes, pulls) in (
         ("push", ([200, 200, 429], [200, 200, 200])),
         ("pull", ([200, 200, 200], [200, 200, 429])),

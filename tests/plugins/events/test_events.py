@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.clients import ISSUER, Browser, Signed, Start, root_device
+from support.collections import limit_of
 from support.event_batches import EVENTS, SECTION, SERVICE, listed, pushed
 from support.plugin_samples import Told
 
@@ -237,7 +238,7 @@ async def test_plugins_and_followers_are_told_of_the_id_that_was_given(
 
 
 async def test_a_push_is_subject_to_what_any_push_is(start: Start, session: aiohttp.ClientSession) -> None:
-    limit = {"push": {"windowMs": 3_600_000, "maxRequests": 2}}
+    limit = {"push": limit_of(2)}
     closed = {**EVENTS, "writeRoles": ["cap:write:events"], "maxBodyBytes": 200, "rateLimit": limit}
     base = await start({**SERVICE, "collections": [{**closed, "objectSchema": {"maxProperties": 1}}]})
     anyone = Browser(base, session)

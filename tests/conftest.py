@@ -1,5 +1,6 @@
 """Fixtures that all tests share: a service in this process, and callers who sign as real clients do."""
 
+import asyncio
 import json
 import logging
 import os
@@ -7,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import aiohttp
@@ -99,10 +101,27 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield opened
 
 
-@pytest_asyncio.fixture
-async def base(start: Start) -> str:
-    """The service under test: at PYSYNC_URL (started with tests/protocol.json), else one made here."""
-    return os.environ.get("PYSYNC_URL") or await start(json.loads(PROTOCOL.read_text()))
+@pytest.fixture(scope="session")
+def base() -> Iterator[str]:
+    """The service under test, which all tests of this process share: at PYSYNC_URL (started with
+    tests/protocol.json), else one in a thread."""
+    if "PYSYNC_URL" in os.environ:
+        yield os.environ["PYSYNC_URL"]
+        return
+    parsed = config.parse({"version": 1, "store": "memory:", **json.loads(PROTOCOL.read_text())})
+    loop, stack = asyncio.new_event_loop(), AsyncExitStack()
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+
+    async def serve() -> str:
+        app = await stack.enter_async_context(await create_app(parsed))
+        return f"http://127.0.0.1:{await stack.enter_async_context(serve_on(app))}"
+
+    yield asyncio.run_coroutine_threadsafe(serve(), loop).result()
+    asyncio.run_coroutine_threadsafe(stack.aclose(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
 @pytest.fixture

@@ -171,6 +171,7 @@ JSON_VALUES = st.recursive(
 MEMBERS = st.sampled_from([*orjson.loads(device().text), "subUserId", "aud"])
 
 
+@pytest.mark.slow
 @given(st.dictionaries(MEMBERS, JSON_VALUES), st.dictionaries(st.sampled_from(["ops", "paths"]), JSON_VALUES))
 def test_whatever_is_changed_in_a_certificate_is_refused_with_a_reason(members: Any, scope: Any) -> None:
     own = orjson.loads(device().text)

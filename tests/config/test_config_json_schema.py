@@ -37,6 +37,7 @@ def test_a_file_may_name_its_schema() -> None:
     assert parse({"$schema": "./pysync.schema.json", "server": {"port": 1}}).server.port == 1
 
 
+@pytest.mark.slow
 def test_the_schema_rejects_what_the_loader_rejects_by_its_type_and_nothing_else() -> None:
     validator = jsonschema_rs.validator_for(json.loads(SCHEMA.read_text()))
     example = json.loads((ROOT / "deploy/example.json").read_text())

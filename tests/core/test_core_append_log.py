@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -102,16 +103,22 @@ def filled(count: int, max_bytes: int = 400, id: str = "0a1b", each: int = 7) ->
     return kept, log
 
 
-LONG, TWIN = filled(20_000, max_bytes=10_000)
-SPANS = [(node.start, node.end) for node, _ in LONG.segments(None, None, None)]
+@cache
+def long_log() -> tuple[Kept, twin.Log]:
+    return filled(20_000, max_bytes=10_000)
 
 
-def needed(*bounds: int | None) -> list[tuple[int, int]]:
-    """The segments of LONG that hold elements within bounds, as positions: of the first, after the last."""
-    positions = [element["ts"] - NOW_MS for element in TWIN.within(*bounds)]
-    if not positions:
-        return []
-    return [span for span in SPANS if span[0] <= positions[-1] and positions[0] < span[1]]
+def read_and_needed(*bounds: int | None) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """The segments of a long log that are read for bounds, and those that hold elements within them, as
+    positions: of the first, after the last."""
+    kept, twin_log = long_log()
+    positions = [element["ts"] - NOW_MS for element in twin_log.within(*bounds)]
+    read, spans = (
+        [(node.start, node.end) for node, _ in kept.segments(*each)] for each in (bounds, (None, None, None))
+    )
+    return read, [
+        (start, end) for start, end in spans if positions and start <= positions[-1] and positions[0] < end
+    ]
 
 
 @pytest.mark.slow
@@ -121,17 +128,16 @@ def needed(*bounds: int | None) -> list[tuple[int, int]]:
     st.none() | st.integers(0, 3000),
 )
 def test_a_tail_is_read_from_the_segments_that_hold_it(since: int | None, newest: int | None) -> None:
-    read = [(node.start, node.end) for node, _ in LONG.segments(since, newest, None)]
-    assert read == needed(since, newest, None)
+    read, needed = read_and_needed(since, newest, None)
+    assert read == needed
 
 
 @pytest.mark.slow
 @settings(max_examples=depth(20, 200), deadline=None)
 @given(st.integers(NOW_MS - 2, NOW_MS + 20_001), st.integers(0, 3000))
 def test_the_oldest_are_read_from_the_segments_that_hold_them_and_few_more(since: int, oldest: int) -> None:
-    read = [(node.start, node.end) for node, _ in LONG.segments(since, None, oldest)]
-    exactly = needed(since, None, oldest)
-    assert read[: len(exactly)] == exactly
+    read, needed = read_and_needed(since, None, oldest)
+    assert read[: len(needed)] == needed
 
 
 @pytest.mark.slow

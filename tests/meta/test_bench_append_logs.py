@@ -102,6 +102,7 @@ def test_workloads_of_logs_are_answered_in_full(filled: tuple[servers.Running, P
     assert (found.answers, found.errors) == (40, {})
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["log-last", "log-checkpoint"])
 def test_tails_are_the_newest_elements(filled: tuple[servers.Running, Path], name: str) -> None:
     author = Author(filled[0].url)
@@ -110,6 +111,7 @@ def test_tails_are_the_newest_elements(filled: tuple[servers.Running, Path], nam
     assert author.times(parts(request)[1]) == newest
 
 
+@pytest.mark.process
 def test_a_tail_that_lacks_an_element_is_too_short(filled: tuple[servers.Running, Path]) -> None:
     def one_less(author: Author, count: int) -> list[bytes]:
         return [author.request(f"/pull/logs/long?last={TAIL - 1}")] * count

@@ -43,6 +43,7 @@ def test_workloads_of_files_are_answered_in_full(server: servers.Running, name: 
     assert (found.answers, found.errors) == (20, {})
 
 
+@pytest.mark.process
 def test_a_file_that_is_cut_short_is_an_error(server: servers.Running) -> None:
     def a_part(author: Author, count: int) -> list[bytes]:
         path = parts(WORKLOADS["file-pull"].prepare(author)[0])[1].replace("/push/", "/pull/")

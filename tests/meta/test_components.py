@@ -128,6 +128,7 @@ def test_redis_fails_and_comes_back_at_its_address(start_redis: StartRedis) -> N
     assert ping(server) == b"+PONG\r\n"
 
 
+@pytest.mark.component
 def test_a_paused_redis_ends_with_its_test(tmp_path: Path) -> None:
     with or_not_run(), components.redis_server(tmp_path) as server:
         server.pause()

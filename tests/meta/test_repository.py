@@ -81,6 +81,7 @@ def test_every_extra_is_one_of_all_and_no_part_of_the_base() -> None:
         assert not names_of(PROJECT["dependencies"]) & names_of(optional[extra])
 
 
+@pytest.mark.process
 def test_base_has_client_server_and_folder_store_without_any_extra(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"version": 1, "store": f"file:{tmp_path}/data"}))
@@ -88,6 +89,7 @@ def test_base_has_client_server_and_folder_store_without_any_extra(tmp_path: Pat
     assert ran.returncode == 0, ran.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("extra", sorted(NEEDING))
 def test_configuration_that_needs_a_missing_extra_names_the_command_that_installs_it(
     tmp_path: Path, extra: str
@@ -99,6 +101,7 @@ def test_configuration_that_needs_a_missing_extra_names_the_command_that_install
     assert f"{sys.executable} -m pip install 'pysync[{extra}]'" in ran.stdout + ran.stderr
 
 
+@pytest.mark.process
 def test_command_that_needs_a_missing_extra_names_the_command_that_installs_it(tmp_path: Path) -> None:
     ran = run_without_extras("verify", "--store", "s3://bucket/prefix")
     assert ran.returncode == 1
@@ -147,6 +150,7 @@ def make(*arguments: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.process
 def test_make_help_lists_every_target() -> None:
     (phony,) = re.findall(r"^\.PHONY: (.*)", MAKEFILE, re.M)
     targets = set(re.findall(r"^([a-z][\w-]*):", MAKEFILE, re.M))
@@ -155,11 +159,13 @@ def test_make_help_lists_every_target() -> None:
     assert set(listed) == targets == set(phony.split())
 
 
+@pytest.mark.process
 def test_make_alone_builds_for_development() -> None:
     assert make("-n", "-W", "pyproject.toml") == make("-n", "-W", "pyproject.toml", "build")
     assert "'.[dev,docs]'" in make("-n", "-W", "pyproject.toml")
 
 
+@pytest.mark.process
 def test_portable_build_is_the_default() -> None:
     flags = ("-s", "--eval", "flags: ; @echo $(RUSTFLAGS)", "flags")
     assert make(*flags).strip() == ""
@@ -213,17 +219,20 @@ SHIM = "echo 'pyenv: command not found' >&2; exit 127"
 NO_VENV = 'case "$2" in *venv*) exit 1;; esac'
 
 
+@pytest.mark.process
 def test_the_newest_python_that_works_is_chosen(toolchain: Toolchain) -> None:
     ran = toolchain(python3_14=SHIM, python3_13=NO_VENV, python3_12="exit 0", python3_11="exit 0")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "python3.12\n", "")
 
 
+@pytest.mark.process
 def test_a_python_that_is_asked_for_is_taken_or_refused(toolchain: Toolchain) -> None:
     ran = toolchain("mine", mine="exit 1", python3_12="exit 0")
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "mine is not a Python from 3.11 to 3.14" in ran.stderr
 
 
+@pytest.mark.process
 def test_everything_that_is_missing_is_named_at_once(toolchain: Toolchain) -> None:
     ran = toolchain(cargo="exit 127", cc="exit 1", python3="exit 1")
     assert (ran.returncode, ran.stdout) == (1, "")
@@ -231,6 +240,7 @@ def test_everything_that_is_missing_is_named_at_once(toolchain: Toolchain) -> No
         assert missing in ran.stderr
 
 
+@pytest.mark.process
 def test_python_without_venv_names_the_package_that_has_it(toolchain: Toolchain) -> None:
     assert (
         "python3 lacks the module venv or ensurepip. On Debian: apt install python3-venv"
@@ -238,6 +248,7 @@ def test_python_without_venv_names_the_package_that_has_it(toolchain: Toolchain)
     )
 
 
+@pytest.mark.process
 def test_rust_that_is_too_old_is_named_with_what_is_needed(toolchain: Toolchain) -> None:
     ran = toolchain(python3="exit 0", rustc="echo 'rustc 1.85.1 (x 2025-01-01)'")
     assert ran.returncode == 1

@@ -143,6 +143,7 @@ async def test_a_stream_is_cut_where_nobody_can_tell_who_belongs_to_a_space(
     assert ids(await other.events(2)) == ["a", "c"]
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_is_cut_and_resumes_where_it_was(serve: Serve, hear: Listen) -> None:
     log, count = MemoryCoordinator(), 0
     browser = await serve({**NOTES, "storagePath": "notes/{room}/{id}"}, coordinator=log)

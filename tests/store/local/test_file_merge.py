@@ -323,6 +323,7 @@ async def test_a_database_that_fails_in_the_midst_leaves_the_folder_as_it_was(
     assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING
 
 
+@pytest.mark.process
 async def test_what_is_written_between_a_kill_and_the_end_of_its_merge_stays(
     store: LocalStore, folder: Path, merge_until: Callable[[int], bool]
 ) -> None:

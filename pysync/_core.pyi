@@ -34,6 +34,7 @@ __all__ = [
     "open_certificate",
     "read_document",
     "request_message",
+    "split_key",
     "verify_author",
     "verify_request",
 ]
@@ -148,6 +149,10 @@ def read_document(stored: bytes) -> Document:
 
 def is_document(stored: bytes) -> bool:
     """Return True if these bytes are a document in one of our layouts, damaged or not."""
+
+def split_key(key: str) -> tuple[str, str]:
+    """Return the parent (`""` at the top) and the name of a key of a store. Raises ValueError for an invalid
+    key: one with an empty, `.` or `..` segment, a NUL, or a lone surrogate."""
 
 @final
 class Append:

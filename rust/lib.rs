@@ -18,6 +18,7 @@ pub mod revocation;
 pub mod scope;
 pub mod signing;
 pub mod starfish;
+pub mod store_key;
 
 #[cfg(feature = "python")]
 mod py;

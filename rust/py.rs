@@ -8,7 +8,7 @@ pub mod _core {
     use crate::envelope;
     use crate::py_shared::{concat_bytes, detach_if_large, utf8};
     use crate::replay::{self, DIGEST};
-    use crate::{canonical, signing};
+    use crate::{canonical, signing, store_key};
     use pyo3::exceptions::PyValueError;
     use pyo3::panic::PanicException;
     use pyo3::prelude::*;
@@ -213,6 +213,14 @@ pub mod _core {
     #[pyfunction]
     fn is_document(stored: &[u8]) -> bool {
         envelope::is_own(stored)
+    }
+
+    #[pyfunction]
+    fn split_key<'a>(key: &'a Bound<'_, PyString>) -> PyResult<(&'a str, &'a str)> {
+        match store_key::split(key.to_str()?) {
+            Some(parts) => Ok(parts),
+            None => Err(PyValueError::new_err(format!("not a key: {}", key.repr()?))),
+        }
     }
 
     #[pyclass(frozen, module = "pysync._core")]

@@ -15,11 +15,12 @@ from typing import Final
 import orjson
 
 from pysync import config
+from pysync._core import split_key
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
 from pysync.protocol import JSON_TYPE, OCTET_STREAM
 from pysync.store import ReadableStore, Store, open_store
-from pysync.store.base import ListEntry, OpenFile, StoredObject, clamp_range, split_key
+from pysync.store.base import ListEntry, OpenFile, StoredObject, clamp_range
 from pysync.store.local.disk import FileReader, in_thread, translate_os_errors
 
 Location = StoreConfig | Path

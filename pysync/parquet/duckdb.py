@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from pysync._core import split_key
 from pysync.config import StoreConfig
 from pysync.config.schema import is_store_url
-from pysync.store import split_key
 
 _AWS: Final = "s3.amazonaws.com"
 """DuckDB derives the host of a region from it."""

@@ -1,5 +1,6 @@
 """Storage of documents and files: the store protocol (`base`) and `open_store`."""
 
+from pysync._core import split_key
 from pysync.store.base import (
     ABSENT,
     ANY,
@@ -32,7 +33,6 @@ from pysync.store.base import (
     clamp_range,
     get_many_concurrently,
     no_pace,
-    split_key,
 )
 from pysync.store.open import open_store
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, M
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
+from pysync._core import split_key
 from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.concurrency import gather_bounded
@@ -163,20 +164,6 @@ class DamagedFile(DocumentCorrupt):
 
 class MergeRejected(Exception):
     """The files cannot be merged, or not now; the message says why. Nothing was changed."""
-
-
-def split_key(key: str) -> tuple[str, str]:
-    """Return the parent (`""` at the top) and the name of a key. Raises ValueError for an invalid key: one
-    with an empty, `.` or `..` segment, a NUL, or a lone surrogate."""
-    # An invalid segment touches a slash or an end of the key, so this cheap test passes most keys.
-    if not key or key[0] in "/." or key[-1] == "/" or "//" in key or "/." in key or "\0" in key:
-        segments = key.split("/")
-        if "\0" in key or not {"", ".", ".."}.isdisjoint(segments):
-            raise ValueError(f"not a key: {key!r}")
-    if not key.isascii():
-        key.encode()
-    parent, _, name = key.rpartition("/")
-    return parent, name
 
 
 def check_precondition(expect: Precondition, current: str | None) -> None:

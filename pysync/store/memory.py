@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callab
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pysync._core import split_key
 from pysync.clock import wall_clock_ms
 from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
@@ -30,7 +31,6 @@ from pysync.store.base import (
     clamp_range,
     get_many_concurrently,
     no_pace,
-    split_key,
 )
 
 

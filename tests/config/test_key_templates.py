@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pysync._core import split_key
 from pysync.config.key_templates import resolve_document_key
-from pysync.store import split_key
 
 TEMPLATE = "events/{app}/{batchId}"
 

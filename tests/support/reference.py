@@ -392,3 +392,12 @@ def _batch_entry(
     if f"/{key}".endswith(tuple(f"/{suffix}" for suffix in suffixes)):
         raise BatchKeyDenied
     return ("read", key)
+
+
+def split_key(key: str) -> tuple[str, str]:
+    """The parent and the name of a key."""
+    if "\0" in key or not {"", ".", ".."}.isdisjoint(key.split("/")):
+        raise ValueError(f"not a key: {key!r}")
+    key.encode()
+    parent, _, name = key.rpartition("/")
+    return parent, name

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Se
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
+from pysync._core import split_key
 from pysync.sqlite.connection import GroupCommit
-from pysync.store.base import DAMAGED_REASON, DamagedFile, FileStat, OpenFile, Pace, clamp_range, split_key
+from pysync.store.base import DAMAGED_REASON, DamagedFile, FileStat, OpenFile, Pace, clamp_range
 from pysync.store.local import file_merge, tables
 from pysync.store.local.disk import (
     FileFingerprint,

@@ -14,8 +14,8 @@ import sqlite3
 from contextlib import suppress
 from typing import Final
 
+from pysync._core import split_key
 from pysync.errors import KeyConflict, StoreUnavailable
-from pysync.store.base import split_key
 from pysync.store.local.disk import FileTree, TempFile, translate_os_errors
 
 log = logging.getLogger(__name__)

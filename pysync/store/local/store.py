@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Final, Self
 
 import orjson
 
+from pysync._core import split_key
 from pysync.changelog import Change, Retention
 from pysync.clock import HybridTimestamp, wall_clock_ms
 from pysync.errors import StoreUnavailable
@@ -49,7 +50,6 @@ from pysync.store.base import (
     StoredObject,
     check_mergeable,
     no_pace,
-    split_key,
 )
 from pysync.store.local import tables
 from pysync.store.local.disk import FileTree

@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from pysync._core import split_key
 from pysync.clock import HybridTimestamp
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import changelog
@@ -16,7 +17,6 @@ from pysync.store.base import (
     FileAlreadyExists,
     Precondition,
     check_precondition,
-    split_key,
 )
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
 from pysync.store.local.rename_journal import RenameJournal

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any, Final
 
-from pysync.store.base import ListEntry, split_key
+from pysync._core import split_key
+from pysync.store.base import ListEntry
 from pysync.store.s3.conditional_writes import ConditionalWriter
 from pysync.store.s3.credentials import S3Client, translate_errors
 from pysync.store.s3.versions import TOMBSTONE, unquote_etag

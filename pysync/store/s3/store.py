@@ -6,6 +6,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Ma
 from contextlib import AsyncExitStack, contextmanager
 from typing import ClassVar, Self
 
+from pysync._core import split_key
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
@@ -29,7 +30,6 @@ from pysync.store.base import (
     StoredObject,
     get_many_concurrently,
     no_pace,
-    split_key,
 )
 from pysync.store.s3.cache import VersionCache
 from pysync.store.s3.conditional_writes import ConditionalWriter

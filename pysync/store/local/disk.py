@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, ParamSpec, Self, TypeVar, cast
+from typing import Final, NamedTuple, ParamSpec, Self, TypeVar, cast
 
 from pysync.errors import KeyConflict, StoreUnavailable
 from pysync.sqlite.database_file import fsync_dir, make_private_dir
@@ -302,7 +303,7 @@ class FileReader:
     def __init__(self, path: str | Path, *, follows_links: bool = False) -> None:
         self._path = path
         self._flags = 0 if follows_links else os.O_NOFOLLOW
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._at = self._end = 0
 
     def open(self) -> FileFingerprint | None:
@@ -321,10 +322,7 @@ class FileReader:
     def sha256(self) -> str:
         """Return the hex digest of the whole file, read anew."""
         assert self._file is not None
-        digest = hashlib.sha256()
-        while chunk := self._file.read(CHUNK_BYTES):
-            digest.update(chunk)
-        return digest.hexdigest()
+        return hashlib.file_digest(self._file, "sha256").hexdigest()
 
     def hash_into(self, digest: "hashlib._Hash", at: int) -> int:
         """Add the next bytes from `at` on to `digest`, and return their number, 0 at the end."""

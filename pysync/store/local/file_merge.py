@@ -33,13 +33,13 @@ from typing import Any, Final, NamedTuple, Self
 
 import orjson
 
+from pysync._core import split_key
+from pysync.errors import StoreUnavailable
 from pysync.sqlite.connection import GroupCommit
 from pysync.sqlite.database_file import fsync_dir, make_private_dir
 from pysync.store.base import EtagMismatch, MergeRejected
-from pysync.store.local import tables
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, in_thread, translate_os_errors
-from pysync.store.local.rename_journal import RenameJournal
-from pysync.store.local.tables import PUT_FILE, FileRow
+from pysync.store.local.tables import GET_FILE, PUT_FILE, FileRow, RenameJournal, file_row
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
@@ -196,14 +196,23 @@ def new_plan(
 def find_stale_row(
     cursor: sqlite3.Cursor, renames: RenameJournal, files: FileTree, key: str
 ) -> tuple[FileRow, FileFingerprint | None] | None:
-    """Finish pending merges, then return `tables.find_stale_row`, so that no file seems missing because of a
-    merge."""
-    for row in cursor.execute(_MERGES).fetchall():
-        plan = MergePlan.of(row)
+    """Return the row of a file that does not match the file on disk, although no rename or merge is pending,
+    and the actual fingerprint (None if the file is missing). Returns None if they match. Raises
+    StoreUnavailable if a pending rename fails."""
+    for pending in cursor.execute(_MERGES).fetchall():
+        plan = MergePlan.of(pending)
         with translate_os_errors():
             if _is_swapped(cursor, files, plan):
                 _write_rows(cursor, files, plan)
-    return tables.find_stale_row(cursor, renames, files, key)
+    renames.recover(cursor)
+    row = file_row(cursor.execute(GET_FILE, split_key(key)).fetchall())
+    if row is None or renames.is_staged(key):
+        return None
+    if renames.is_stuck(cursor, key):
+        raise StoreUnavailable()
+    with translate_os_errors():
+        stamp = files.fingerprint(key)
+    return None if stamp == row.fingerprint else (row, stamp)
 
 
 def _begin(cursor: sqlite3.Cursor, renames: RenameJournal, plan: MergePlan) -> None:

@@ -21,8 +21,7 @@ from pysync.store.local.disk import (
     in_thread,
     translate_os_errors,
 )
-from pysync.store.local.rename_journal import RenameJournal
-from pysync.store.local.tables import GET_FILE, FileRow, file_row
+from pysync.store.local.tables import GET_FILE, FileRow, RenameJournal, file_row
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ def _commit(
     try:
         return write(cursor, renames, temp_file, row, *args)
     except sqlite3.Error:
-        raise  # the group is rolled back, and `rename_journal` discards the file
+        raise  # the group is rolled back, and `RenameJournal` discards the file
     except Exception:
         temp_file.discard()
         raise

@@ -8,7 +8,7 @@ Any number of processes may share DIR. Reads run on the event loop's thread: a l
 and handing it to a thread takes ten times as long. Writes go through `GroupCommit`.
 
 A file's row is committed before the file is renamed to its key, together with a journal entry for the rename
-(`rename_journal.py`). Opening the store after a crash, or reading the row, finishes the rename.
+(`RenameJournal`). Opening the store after a crash, or reading the row, finishes the rename.
 """
 
 import asyncio
@@ -55,8 +55,7 @@ from pysync.store.local import tables
 from pysync.store.local.disk import FileTree
 from pysync.store.local.file_merge import FolderSwapMerger, new_plan
 from pysync.store.local.files import LocalFiles
-from pysync.store.local.rename_journal import RenameJournal
-from pysync.store.local.tables import SCHEMA
+from pysync.store.local.tables import SCHEMA, RenameJournal
 
 log = logging.getLogger(__name__)
 

@@ -1,17 +1,7 @@
-"""Plugins: objects with a name and hooks, all of them optional (docs/reference/plugins.md).
+"""The types with which plugins are written (docs/reference/plugins.md). A plugin is any object with a `name`
+and at least one hook; `Plugin` names them all.
 
-A plugin is any object with a `name` and at least one hook; `Plugin` names them all. The configuration names
-plugins (`"plugins": ["package.module:object"]`, or the name of an entry point of the group `pysync.plugins`),
-or `create_app` is given them. They are asked in that order. What the configuration names may also be a class
-or a function without parameters, which makes the plugin: each process makes its own.
-
-`authorize`, `before_pull`, `intercept_pull` and `intercept_push` may refuse the request by raising an error
-of `pysync.errors`; anything else that they raise, or taking longer than `HOOK_TIMEOUT_S`, is counted, logged,
-and `500` (an `authorize` that takes too long: `503`). What `after_write` raises is counted and logged, and
-the push's answer stays what it is.
-
-`hooks.py` calls the hooks, `loader.py` finds and checks plugins. docs/reference/plugins.md is for their
-authors.
+`hooks.py` calls the hooks, `loader.py` finds and checks plugins.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -158,9 +148,8 @@ class PluginContext:
 
 
 CapValidator = Callable[[Certificate], str | None]
-"""Looks at a certificate whose signature holds: None, or the code by which it is refused (logged; the caller
-gets 401). A certificate is looked at once and then remembered, so the same one gets the same answer. No
-coroutine: it does not wait."""
+"""Returns the code with which a certificate with a valid signature is rejected, or None. The code is logged;
+the caller gets 401. The result is cached, so it must depend on the certificate alone."""
 
 
 class Plugin(Protocol):

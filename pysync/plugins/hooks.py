@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -43,7 +43,7 @@ class _Hook(NamedTuple):
 
 
 class Hooks:
-    """The hooks of `plugins`, which `loading` has checked, in their order. `failed` counts a failure, by
+    """The hooks of `plugins`, which `load_plugins` has checked, in their order. `failed` counts a failure, by
     plugin and hook."""
 
     def __init__(
@@ -61,15 +61,13 @@ class Hooks:
         self._intercept_push = _each(plugins, "intercept_push")
         self._after_write = _each(plugins, "after_write")
         self._validators: dict[str, list[_Hook]] = {}
-        for plugin in plugins:
-            for kind, validator in (
-                plugin.cap_validators.items() if implements(plugin, "cap_validators") else ()
-            ):
-                hook = _Hook(plugin.name, "cap_validators", validator)
-                self._validators.setdefault(kind, []).append(hook)
         self.stored_files: Final[dict[str, FileBackedCollection]] = {}
         """Locations of collections that plugins store, by name."""
         for plugin in plugins:
+            if implements(plugin, "cap_validators"):
+                for kind, validator in plugin.cap_validators.items():
+                    hook = _Hook(plugin.name, "cap_validators", validator)
+                    self._validators.setdefault(kind, []).append(hook)
             if implements(plugin, "stored_files"):
                 self.stored_files.update(plugin.stored_files)
         self._entered = AsyncExitStack()
@@ -90,21 +88,30 @@ class Hooks:
         """True if any plugin has a hook for requests."""
 
     async def open(self, services: PluginContext) -> None:
-        """Enter the plugins' lifespans. Raises ValueError where one fails; those entered before it are left
-        by `close`."""
+        """Enter the plugins' lifespans. Raises ValueError if one fails; `close` leaves those entered
+        before."""
         for hook in self._lifespans:
             try:
-                await self._entered.enter_async_context(_LifespanGuard(self, hook, services))
+                context = hook.call(services)
+                await _await_isolated(context.__aenter__())
             except Exception as error:
                 raise ValueError(f"plugin {hook.plugin}: it does not start: {error}") from error
+            self._entered.push_async_callback(self._leave, hook, context)
 
     async def close(self) -> None:
-        """Leave the lifespans, the last entered first. What they raise is counted and logged."""
+        """Leave the lifespans, the last entered first. Errors are counted and logged."""
         await self._entered.aclose()
 
+    async def _leave(self, hook: _Hook, context: AbstractAsyncContextManager[None]) -> None:
+        try:
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                await _await_isolated(context.__aexit__(None, None, None))
+        except Exception as error:
+            self._fail(hook, error)
+
     def validate_certificate(self, certificate: Certificate) -> str | None:
-        """The code by which a plugin refuses `certificate`, whose signature holds. Raises AuthorizationError
-        where a plugin cannot say."""
+        """Return the code with which a plugin rejects a certificate with a valid signature; None if none
+        does. Raises AuthorizationError if a plugin fails."""
         for hook in self._validators.get(certificate.kind, ()):
             try:
                 code = hook.call(certificate)
@@ -116,8 +123,8 @@ class Hooks:
         return None
 
     async def roles(self, request: PluginRequest) -> frozenset[str]:
-        """The roles that plugins give for `request`. Raises AuthorizationError, RolesUnavailable after 5 s in
-        all, and what a plugin refuses with."""
+        """Return the roles that plugins grant for `request`. Raises AuthorizationError, RolesUnavailable
+        after 5 s in all, and the error with which a plugin rejects the request."""
         given: set[str] = set()
         hook = self._authorize[0]
         try:
@@ -136,16 +143,16 @@ class Hooks:
         document; None without one. Raises InternalError, and the error with which a plugin rejects the
         request."""
         for hook in self._before_pull:
-            await self._call(hook, request)
+            await self._call(hook, request, object)
         for hook in self._intercept_pull:
-            reply = await self._call(hook, request)
-            if reply is not None:
-                return self._check_type(hook, reply, PullResponse)
+            response = await self._call(hook, request, PullResponse)
+            if response is not None:
+                return response
         return None
 
     async def veto_nested_read(self, request: PluginRequest) -> None:
-        """`run_pull_hooks`, of a document that is read together with others. Raises NotFound too, where a
-        plugin answers: what it says has no place there."""
+        """Run the pull hooks of a document that is read together with others. Raises as `run_pull_hooks`,
+        and NotFound if a plugin would replace the response, because such a read cannot carry one."""
         if await self.run_pull_hooks(request) is not None:
             raise NotFound("Collection not found")
 
@@ -153,13 +160,13 @@ class Hooks:
         """Run the push hooks and return the response of the plugin that stored the push; None if none did.
         Raises as `run_pull_hooks`."""
         for hook in self._intercept_push:
-            pushed = await self._call(hook, push)
-            if pushed is not None:
-                return self._check_type(hook, pushed, PushResponse)
+            response = await self._call(hook, push, PushResponse)
+            if response is not None:
+                return response
         return None
 
     async def run_after_write(self, event: WriteEvent) -> None:
-        """Tell of a push that was made. Nothing is raised: it is made."""
+        """Announce a push that was applied. Errors are counted and logged."""
         for hook in self._after_write:
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -167,50 +174,27 @@ class Hooks:
             except Exception as error:
                 self._fail(hook, error)
 
-    async def _call(self, hook: _Hook, about: PluginRequest | PluginPush) -> Any:
+    async def _call(self, hook: _Hook, about: PluginRequest | PluginPush, kind: type[T]) -> T | None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await hook.wait(about)
+                result = await hook.wait(about)
+            if result is not None and not isinstance(result, kind):
+                raise TypeError(f"it returned {type(result).__name__}, not {kind.__name__} or None")
+            return result
         except PysyncError:
             raise
         except Exception as error:
             self._fail(hook, error)
-            raise _internal_error() from None
-
-    def _check_type(self, hook: _Hook, found: object, kind: type[T]) -> T:
-        if isinstance(found, kind):
-            return found
-        error = TypeError(f"it returned {type(found).__name__}, not {kind.__name__} or None")
-        self._fail(hook, error)
-        raise _internal_error()
+            raise InternalError(extras={"requestId": request_id.get()}) from None
 
     def _fail(self, hook: _Hook, error: Exception) -> None:
-        """Count and log what a hook raised."""
+        """Count and log an error of a hook."""
         self._failed(hook.plugin, hook.name)
         said = "took too long" if isinstance(error, TimeoutError) else "failed"
         log.error(
             "plugin %s: %s %s", hook.plugin, hook.name, said, exc_info=error,
             extra={"request_id": request_id.get()},
         )  # fmt: skip
-
-
-class _LifespanGuard:
-    """The lifespan of one plugin. What it raises on leaving is a failure like any other."""
-
-    def __init__(self, hooks: Hooks, hook: _Hook, services: PluginContext) -> None:
-        self._hooks = hooks
-        self._hook = hook
-        self._context = hook.call(services)
-
-    async def __aenter__(self) -> None:
-        await _await_isolated(self._context.__aenter__())
-
-    async def __aexit__(self, *raised: object) -> None:
-        try:
-            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
-                await _await_isolated(self._context.__aexit__(None, None, None))
-        except Exception as error:
-            self._hooks._fail(self._hook, error)
 
 
 async def _await_isolated(waiting: Awaitable[T]) -> T:
@@ -235,13 +219,9 @@ def _each(plugins: Iterable[Any], hook: str) -> list[_Hook]:
     return [_Hook(plugin.name, hook, getattr(plugin, hook)) for plugin in plugins if implements(plugin, hook)]
 
 
-def _internal_error() -> InternalError:
-    return InternalError(extras={"requestId": request_id.get()})
-
-
 def _roles(given: object) -> list[str]:
-    """The roles that an `authorize` returned. Raises TypeError where they are none: a text is a list of
-    letters."""
+    """Return the roles that an `authorize` returned. Raises TypeError for anything else, also for one
+    string, which iterates over letters."""
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise TypeError(f"it returned {type(given).__name__}, not roles")
     roles = list(given)

@@ -1,9 +1,9 @@
 """The ids of batches of events: their order, and how a batch is stored exactly once."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from pysync.changelog import Change
 from pysync.clock import FIRST_TIMESTAMP, HybridTimestamp
@@ -85,25 +85,6 @@ Encode = Callable[[], Awaitable[bytes]]
 """Encodes the file of a batch."""
 
 
-class BatchSequencer(Protocol):
-    """Assigns positions to the batches of a service."""
-
-    def low_watermark(self) -> str | None:
-        """Return a name that no future batch precedes; None if all existing names qualify."""
-
-    def reserve(self, received_ms: int) -> AbstractAsyncContextManager[HybridTimestamp]:
-        """Return the position that a push reserves when it begins; None if positions are assigned at
-        commit."""
-
-    async def is_abandoned(self, batch: PendingBatch, now_ms: int) -> bool:
-        """Return True if the first attempt at a push stored nothing and, after this time, never will, so that
-        the next attempt starts anew. Raises StoreUnavailable."""
-
-    async def store(self, batch: PendingBatch, encode: Encode, *, once: bool) -> tuple[str, str]:
-        """Store a batch, with `once` unless another attempt has stored it, and return its id and sha256.
-        Raises the errors of `encode`, and Unavailable."""
-
-
 class CommitTimeSequencer:
     """For a store with a transactional change log: a batch gets its position when its file is committed, and
     the same transaction looks for the file of another attempt."""
@@ -113,21 +94,23 @@ class CommitTimeSequencer:
         self._latest = FIRST_TIMESTAMP
 
     def low_watermark(self) -> str | None:
-        """See `BatchSequencer.low_watermark`."""
+        """Return a name that no future batch precedes; None if all existing names qualify."""
         return None
 
     @asynccontextmanager
     async def reserve(self, received_ms: int) -> AsyncIterator[HybridTimestamp]:
-        # All places to come are later than either; the later these are, the less there is to look through.
-        """See `BatchSequencer.reserve`."""
+        """Return the position that a push reserves when it begins. Its batch gets a later one."""
+        # The later this is, the fewer files are searched for another attempt.
         yield max(self._latest, HybridTimestamp(received_ms - LEEWAY_MS, 0))
 
     async def is_abandoned(self, batch: PendingBatch, now_ms: int) -> bool:
-        """See `BatchSequencer.is_abandoned`."""
+        """Return True if the first attempt at a push stored nothing and, after this time, never will, so that
+        the next attempt starts anew. Raises StoreUnavailable."""
         return False
 
     async def store(self, batch: PendingBatch, encode: Encode, *, once: bool) -> tuple[str, str]:
-        """See `BatchSequencer.store`."""
+        """Store a batch, with `once` unless another attempt has stored it, and return its id and sha256.
+        Raises the errors of `encode`, and Unavailable."""
         unless = ExistingFileFilter(batch.folder, order_prefix(batch.tick), batch.suffix) if once else None
         try:
             tick, sha256 = await self._outbox.write_ordered(
@@ -154,24 +137,24 @@ class ReservingSequencer:
         self._in_flight: set[str] = set()
 
     def low_watermark(self) -> str | None:
-        """See `BatchSequencer.low_watermark`."""
+        """See `CommitTimeSequencer.low_watermark`."""
         return min(self._in_flight, default=None)
 
     @asynccontextmanager
     async def reserve(self, received_ms: int) -> AsyncIterator[HybridTimestamp]:
-        """See `BatchSequencer.reserve`."""
+        """See `CommitTimeSequencer.reserve`."""
         tick = await self._coordinator.next_timestamp()
         with self._track(tick):
             yield tick
 
     async def is_abandoned(self, batch: PendingBatch, now_ms: int) -> bool:
-        # Who follows has passed its place long ago: nothing is to come to light there any more.
-        """See `BatchSequencer.is_abandoned`."""
+        """See `CommitTimeSequencer.is_abandoned`."""
+        # Subscribers have passed its position long ago, so nothing may appear there any more.
         is_settled = batch.received_ms + INTENT_TIMEOUT_MS < now_ms
         return is_settled and await self._store.stat(batch.key(batch.tick)) is None
 
     async def store(self, batch: PendingBatch, encode: Encode, *, once: bool) -> tuple[str, str]:
-        """See `BatchSequencer.store`."""
+        """See `CommitTimeSequencer.store`."""
         tick = batch.tick
         key, id_ = batch.key(tick), batch.id(tick)
         with self._track(tick):
@@ -195,3 +178,7 @@ class ReservingSequencer:
 
 async def _single_chunk(body: bytes) -> AsyncIterator[bytes]:
     yield body
+
+
+BatchSequencer = CommitTimeSequencer | ReservingSequencer
+"""Assigns positions to the batches of a service."""

@@ -22,6 +22,9 @@ from pysync.plugins.events.batch_ids import SUFFIX
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import DamagedFile, EtagMismatch, FileStat, MergeRejected, Store
 
+if TYPE_CHECKING:
+    from pysync.parquet.event_files import ParquetMerger
+
 _MAX_ATTEMPTS: Final = 10
 
 batch_match = re.compile(rf"([0-9]{{13}})(-[0-9]{{6}}-)([0-9a-f]{{12}}){re.escape(SUFFIX)}").fullmatch
@@ -50,9 +53,6 @@ async def current_keys(store: Store, storage_path: str) -> list[str]:
             return sorted(found)
     raise StoreUnavailable("files are being merged all the time: try again")
 
-
-if TYPE_CHECKING:
-    from pysync.parquet.event_files import ParquetMerger
 
 log = logging.getLogger("pysync.events")
 
@@ -90,26 +90,18 @@ async def _always() -> bool:
     return True
 
 
+@dataclass(frozen=True, slots=True)
 class Compaction:
     """Compaction of the files below one key template. Files older than `older_than_ms` are merged into files
     of about `to_bytes`; `now_ms` is the clock of their ids. Files older than `ttl_ms` are left to the TTL
     sweeper: a merge would restart their lifetime."""
 
-    def __init__(
-        self,
-        store: Store,
-        storage_path: str,
-        older_than_ms: int,
-        to_bytes: int,
-        now_ms: Callable[[], int],
-        ttl_ms: int | None = None,
-    ) -> None:
-        self._store = store
-        self._storage_path = storage_path
-        self._older_than_ms = older_than_ms
-        self._to_bytes = to_bytes
-        self._now_ms = now_ms
-        self._ttl_ms = ttl_ms
+    store: Store
+    storage_path: str
+    older_than_ms: int
+    to_bytes: int
+    now_ms: Callable[[], int]
+    ttl_ms: int | None = None
 
     async def run(
         self, should_continue: Callable[[], Awaitable[bool]] = _always
@@ -117,14 +109,13 @@ class Compaction:
         """Merge files, and yield the result of each folder. `should_continue` is called before each merge.
         Servers, readers and other compactions may run meanwhile. Raises Unavailable; an error that concerns
         one folder is raised after all folders."""
-        await self._store.recover_merges()
+        await self.store.recover_merges()
         failed: Unavailable | None = None
         with ThreadPoolExecutor(1, "event-compaction") as thread:
-            keys = batch_keys(self._store, self._storage_path)
+            keys = batch_keys(self.store, self.storage_path)
             for folder in sorted({key.rpartition("/")[0] async for key in keys}):
-                work = _Folder(self._store, thread, folder, self._now_ms, self._ttl_ms)
                 try:
-                    done = await work.compact(self._older_than_ms, self._to_bytes, should_continue)
+                    done = await _Folder(self, thread, folder).compact(should_continue)
                 except Unavailable as error:
                     failed = error  # that is no reason to leave the other folders
                 else:
@@ -156,40 +147,29 @@ async def compact_periodically(
 class _Folder:
     """The compaction of one folder. Slow work runs in `thread`."""
 
-    def __init__(
-        self,
-        store: Store,
-        thread: ThreadPoolExecutor,
-        folder: str,
-        now_ms: Callable[[], int],
-        ttl_ms: int | None,
-    ) -> None:
-        self._store = store
+    def __init__(self, options: Compaction, thread: ThreadPoolExecutor, folder: str) -> None:
+        self._options = options
+        self._store = options.store
         self._thread = thread
         self._folder = folder
-        self._now_ms = now_ms
-        self._ttl_ms = ttl_ms
         self._done = CompactionResult(folder)
 
-    async def compact(
-        self, older_than_ms: int, to_bytes: int, should_continue: Callable[[], Awaitable[bool]]
-    ) -> CompactionResult:
+    async def compact(self, should_continue: Callable[[], Awaitable[bool]]) -> CompactionResult:
         """Merge files and return the result."""
-        before_ms = self._now_ms() - older_than_ms
-        async for group in self._groups(before_ms, to_bytes):
+        async for group in self._groups():
             if len(group) > 1 and await should_continue():
                 await self._merge(group)
         self._done.after += self._done.before
         return self._done
 
-    async def _groups(self, before_ms: int, to_bytes: int) -> AsyncIterator[list[SourceFile]]:
+    async def _groups(self) -> AsyncIterator[list[SourceFile]]:
         """Yield groups of files to merge, in the order of their ids. A file that is large enough separates
         groups, so that rows keep their order."""
         group: list[SourceFile] = []
         size = 0
-        async for source in self._sources(before_ms):
-            is_large = 2 * source.size >= to_bytes
-            if is_large or size + source.size > to_bytes:
+        async for source in self._sources():
+            is_large = 2 * source.size >= self._options.to_bytes
+            if is_large or size + source.size > self._options.to_bytes:
                 yield _drop_large_prefix(group)
                 group, size = [], 0
             if not is_large:
@@ -197,8 +177,9 @@ class _Folder:
                 size += source.size
         yield _drop_large_prefix(group)
 
-    async def _sources(self, before_ms: int) -> AsyncIterator[SourceFile]:
-        """Return the batches that are old enough, in the order of their ids."""
+    async def _sources(self) -> AsyncIterator[SourceFile]:
+        """Yield the batches that are old enough, in the order of their ids."""
+        before_ms = self._options.now_ms() - self._options.older_than_ms
         after: str | None = None
         while names := await self._store.list(self._folder, after, _PAGE):
             after = names[-1]
@@ -211,7 +192,9 @@ class _Folder:
                 some = old[at : at + _READ_FILES]
                 stats = await asyncio.gather(*(self._stat(name) for name in some))
                 for name, stat in zip(some, stats, strict=True):
-                    if stat is not None and not is_expired(stat, self._ttl_ms, self._now_ms()):
+                    if stat is not None and not is_expired(
+                        stat, self._options.ttl_ms, self._options.now_ms()
+                    ):
                         yield SourceFile(name, stat.size)
 
     async def _merge(self, group: Sequence[SourceFile]) -> None:
@@ -244,7 +227,7 @@ class _Folder:
         """Append the files that can be merged, and return their keys and sha256."""
         from pysync.parquet.event_files import StillRetryable
 
-        now_ms = self._now_ms()
+        now_ms = self._options.now_ms()
         read = await asyncio.gather(*(self._read(source.name) for source in some))
         found = [(source.name, *file) for source, file in zip(some, read, strict=True) if file is not None]
         refusals = await self._in_thread(into.append_files, [body for _, _, body in found], now_ms)

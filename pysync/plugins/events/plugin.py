@@ -5,11 +5,10 @@ import asyncio
 import hashlib
 import os
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from queue import SimpleQueue
 from typing import Final, NamedTuple, Self
 
 import orjson
@@ -52,69 +51,45 @@ NICENESS: Final = 5
 Otherwise the loop waits for up to 20 ms (32 clients, one core)."""
 
 
-class _Job(NamedTuple):
-    future: asyncio.Future[bytes]
-    data: bytes
-    received_at: str
-    repeatable_until_ms: int | None
-
-
 class Encoder:
     """Encodes one file after another in a thread."""
 
     def __init__(self, max_waiting_bytes: int = MAX_QUEUED_BYTES) -> None:
-        self._loop = asyncio.get_running_loop()
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting_bytes = 0
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._ready = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, name="event-encoder", daemon=True)
+        self._thread = ThreadPoolExecutor(1, "event-encoder", _lower_priority)
 
     async def open(self) -> None:
         """Start the thread. Imports are done first, so that no push waits for them. Raises ImportError."""
-        self._thread.start()
-        await self._ready
+        self._encode = await asyncio.get_running_loop().run_in_executor(self._thread, _import_encode)
 
     async def encode(self, data: bytes, received_at: str, repeatable_until_ms: int | None) -> bytes:
         """Encode a batch as `pysync.parquet.event_files.encode`. Raises its errors, and Unavailable if too
         much waits."""
         if self._waiting_bytes and self._waiting_bytes + len(data) > self._max_waiting_bytes:
             raise Unavailable
-        future: asyncio.Future[bytes] = self._loop.create_future()
         self._waiting_bytes += len(data)
-        self._jobs.put(_Job(future, data, received_at, repeatable_until_ms))
-        return await future
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._encode, data, received_at, repeatable_until_ms
+            )
+        finally:
+            self._waiting_bytes -= len(data)
 
     async def close(self) -> None:
         """Stop after the waiting batches."""
-        self._jobs.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.shutdown)
 
-    def _run(self) -> None:
-        if sys.platform == "linux":
-            os.nice(NICENESS)  # of this thread alone, there
-        try:
-            from pysync.parquet.event_files import encode
-        except BaseException as error:
-            self._loop.call_soon_threadsafe(self._ready.set_exception, error)
-            return
-        self._loop.call_soon_threadsafe(self._ready.set_result, None)
-        while (job := self._jobs.get()) is not None:
-            made: bytes | BaseException
-            try:
-                made = b"" if job.future.cancelled() else encode(*job[1:])
-            except BaseException as error:  # a panic of the core is no Exception
-                made = error
-            self._loop.call_soon_threadsafe(self._resolve, job, made)
 
-    def _resolve(self, job: _Job, made: bytes | BaseException) -> None:
-        self._waiting_bytes -= len(job.data)
-        if job.future.done():
-            return  # nobody waits for it any more
-        if isinstance(made, BaseException):
-            job.future.set_exception(made)
-        else:
-            job.future.set_result(made)
+def _lower_priority() -> None:
+    if sys.platform == "linux":
+        os.nice(NICENESS)  # of this thread alone, there
+
+
+def _import_encode() -> Callable[[bytes, str, int | None], bytes]:
+    from pysync.parquet.event_files import encode
+
+    return encode
 
 
 INGEST_TIMEOUT_S: Final = 25.0

@@ -1,7 +1,5 @@
 """The commands of `pysync`: their arguments, help and examples."""
 
-import argparse
-
 from pysync import __version__
 from pysync.cli.parser import (
     EXIT_CODES,
@@ -26,201 +24,169 @@ def build_parser() -> Parser:
         epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"pysync {__version__}")
-    commands = parser.add_commands()
+    _add_server(parser)
+    _add_keys(parser.add_command("keys", "create and show keys"))
+    _add_certificates(parser.add_command("cap", "issue, show and revoke certificates"))
+    _add_documents(parser)
+    _add_keyrings(parser.add_command("keyring", "manage who can read sealed data"))
+    _add_logs(parser)
+    _add_stores(parser)
+    _add_events(parser.add_command("events", "compact and query the files of events"))
+    _add_bench(parser)
+    return parser
 
-    serve = commands.add_parser(
-        "serve",
-        help="run the server",
-        example="pysync serve --config pysync.json --port 8080",
+
+def _add_server(parser: Parser) -> None:
+    serve = parser.add_command(
+        "serve", "run the server", "serve.serve", example="pysync serve --config pysync.json --port 8080"
     )
     add_config(serve)
-    serve.add_argument("--host", help="address to listen on (default: 127.0.0.1)")
-    serve.add_argument("--port", help="port to listen on (default: 8080)")
+    serve.add_value("--host", "HOST", "address to listen on (default: 127.0.0.1)")
+    serve.add_value("--port", "PORT", "port to listen on (default: 8080)")
     add_storage_options(serve)
-    serve.add_argument("--workers", metavar="N", help="number of processes that serve (default: 1)")
-    serve.runs("serve", "serve")
+    serve.add_value("--workers", "N", "number of processes that serve (default: 1)")
 
-    check = commands.add_parser(
+    check = parser.add_command(
         "check",
-        help="validate a configuration and print its routes",
+        "validate a configuration and print its routes",
+        "serve.check",
         example="pysync check pysync.json --strict\npysync check pysync.json --probe\n"
         "pysync check --json-schema > pysync.schema.json",
     )
-    default = default_config()
-    check.add_argument(
+    check.add_value(
         "file",
-        metavar="FILE",
-        nargs="?" if default else None,
-        default=default,
-        help="the configuration (default: $PYSYNC_CONFIG, else ./pysync.json)",
+        "FILE",
+        "the configuration (default: $PYSYNC_CONFIG, else ./pysync.json)",
+        nargs="?",
+        default=default_config(),
     )
-    check.add_argument(
-        "--probe", action="store_true", help="also open the store and the coordinator, and test them"
-    )
-    check.add_argument("--strict", action="store_true", help="exit with status 1 if there are warnings")
+    check.add_flag("--probe", "also open the store and the coordinator, and test them")
+    check.add_flag("--strict", "exit with status 1 if there are warnings")
     check.add_argument(
         "--json-schema",
         action=PrintSchema,
         nargs=0,
         help="print the JSON Schema of the configuration, for editors, and exit",
     )
-    check.runs("serve", "check")
-
-    _add_keys(commands.add_parser("keys", help="create and show keys"))
-    _add_certificates(commands.add_parser("cap", help="issue, show and revoke certificates"))
-    _add_documents(commands)
-    _add_keyrings(commands.add_parser("keyring", help="manage who can read sealed data"))
-    _add_logs(commands)
-    _add_stores(commands)
-    _add_events(commands.add_parser("events", help="compact and query the files of events"))
-    _add_bench(commands)
-    return parser
 
 
-def _add_documents(commands: "argparse._SubParsersAction[Parser]") -> None:
-    pull = commands.add_parser(
+def _add_documents(parser: Parser) -> None:
+    pull = parser.add_command(
         "pull",
-        help="print a document, or download a file with --out",
+        "print a document, or download a file with --out",
+        "documents.pull",
         example="pysync pull notes/n1 --data\npysync pull photos/p1 --out p1.png",
     )
-    pull.add_argument("document", metavar="KEY", help="path after /pull/")
-    pull.add_argument("--data", action="store_true", help="print only the document's data")
-    pull.add_argument("--fail", action="store_true", help="exit with status 6 if there is no such document")
-    pull.add_argument(
-        "--out", metavar="FILE", help="download the file at KEY to this path (- for standard output)"
-    )
-    pull.add_argument("--open", metavar="NAME", help="with --out: decrypt the file with this keyring")
+    pull.add_value("document", "KEY", "path after /pull/")
+    pull.add_flag("--data", "print only the document's data")
+    pull.add_flag("--fail", "exit with status 6 if there is no such document")
+    pull.add_value("--out", "FILE", "download the file at KEY to this path (- for standard output)")
+    pull.add_value("--open", "NAME", "with --out: decrypt the file with this keyring")
     add_trust(pull)
     add_client(pull)
-    pull.runs("documents", "pull")
 
-    push = commands.add_parser(
+    push = parser.add_command(
         "push",
-        help="create or replace a document, or upload a file with --type",
+        "create or replace a document, or upload a file with --type",
+        "documents.push",
         description="Creates a document, unless --base or --force says that it replaces one.",
         example='echo \'{"title": "Milk"}\' | pysync push notes/n1\n'
         "pysync push photos/p1 p1.png --type image/png",
     )
-    push.add_argument("document", metavar="KEY", help="path after /push/")
-    push.add_argument(
-        "file",
-        metavar="FILE",
-        nargs="?",
-        default="-",
-        help="a JSON object, or any file (default: -, standard input)",
+    push.add_value("document", "KEY", "path after /push/")
+    push.add_value(
+        "file", "FILE", "a JSON object, or any file (default: -, standard input)", nargs="?", default="-"
     )
-    push.add_argument(
-        "--type", metavar="TYPE", help="store FILE as a binary file of this media type, for example image/png"
-    )
-    push.add_argument(
-        "--seal", metavar="NAME", help="store FILE encrypted for the recipients of this keyring"
-    )
+    push.add_value("--type", "TYPE", "store FILE as a binary file of this media type, for example image/png")
+    push.add_value("--seal", "NAME", "store FILE encrypted for the recipients of this keyring")
     add_trust(push)
     base = push.add_mutually_exclusive_group()
     base.add_argument("--base", metavar="HASH", help="replace the document that has this hash")
     base.add_argument("--force", action="store_true", help="replace whatever is stored")
     add_client(push)
-    push.runs("documents", "push")
 
-    names = commands.add_parser(
+    names = parser.add_command(
         "list",
-        help="print the names in a collection, one a line",
+        "print the names in a collection, one a line",
+        "documents.list_names",
         example="pysync list notes",
     )
-    names.add_argument(
-        "prefix", metavar="KEY-PREFIX", nargs="?", default="", help="path after /list/ (default: empty)"
-    )
-    names.add_argument("--after", metavar="NAME", help="print only names greater than this one")
+    names.add_value("prefix", "KEY-PREFIX", "path after /list/ (default: empty)", nargs="?", default="")
+    names.add_value("--after", "NAME", "print only names greater than this one")
     add_client(names)
-    names.runs("documents", "list_names")
 
-    batch = commands.add_parser(
+    batch = parser.add_command(
         "batch",
-        help="print documents of several collections, read with one request",
+        "print documents of several collections, read with one request",
+        "documents.batch",
         example='pysync batch notes,tasks --params \'{"notes": [{"id": "n1"}, {"id": "n2"}]}\'',
     )
-    batch.add_argument("names", metavar="NAME[,NAME..]", help="the collections")
-    batch.add_argument(
-        "--params", metavar="JSON", help='path parameters: {"NAME": [{"PARAM": "VALUE"}, ...], ...}'
-    )
+    batch.add_value("names", "NAME[,NAME..]", "the collections")
+    batch.add_value("--params", "JSON", 'path parameters: {"NAME": [{"PARAM": "VALUE"}, ...], ...}')
     add_client(batch)
-    batch.runs("documents", "batch")
 
 
-def _add_logs(commands: "argparse._SubParsersAction[Parser]") -> None:
-    append = commands.add_parser(
+def _add_logs(parser: Parser) -> None:
+    append = parser.add_command(
         "append",
-        help="append an element to a log, with a proof of its author if there is a key",
+        "append an element to a log, with a proof of its author if there is a key",
+        "documents.append",
         example='pysync append chat/room1 \'{"text": "hello"}\' --key me.json',
     )
-    append.add_argument("log", metavar="KEY", help="path after /push/")
-    append.add_argument(
-        "element", metavar="DATA", nargs="?", default="-", help="a JSON object (default: -, standard input)"
-    )
-    append.add_argument("--ts", metavar="MS", type=int, help="its timestamp in ms (default: the server's)")
+    append.add_value("log", "KEY", "path after /push/")
+    append.add_value("element", "DATA", "a JSON object (default: -, standard input)", nargs="?", default="-")
+    append.add_value("--ts", "MS", "its timestamp in ms (default: the server's)", type=int)
     add_client(append)
-    append.runs("documents", "append")
 
-    tail = commands.add_parser(
+    tail = parser.add_command(
         "tail",
-        help="print the newest elements of a log, one a line",
+        "print the newest elements of a log, one a line",
+        "documents.tail",
         example="pysync tail chat/room1 -n 20\npysync tail -f chat/room1 --key me.json",
     )
-    tail.add_argument("log", metavar="KEY", help="path after /pull/")
+    tail.add_value("log", "KEY", "path after /pull/")
     tail.add_argument("-f", "--follow", action="store_true", help="keep printing new elements")
-    tail.add_argument(
-        "--collection", metavar="NAME", help="with -f: the log's collection, to subscribe to it alone"
-    )
-    tail.add_argument("-n", metavar="N", type=int, help="number of elements (default: 10; with --since: all)")
-    tail.add_argument("--since", metavar="MS", type=int, help="print only elements after this timestamp")
-    tail.add_argument(
-        "--field", metavar="NAME", default="items", help="name of the array that holds the log's elements"
-    )
+    tail.add_value("--collection", "NAME", "with -f: the log's collection, to subscribe to it alone")
+    tail.add_value("-n", "N", "number of elements (default: 10; with --since: all)", type=int)
+    tail.add_value("--since", "MS", "print only elements after this timestamp", type=int)
+    tail.add_value("--field", "NAME", "name of the array that holds the log's elements", default="items")
     add_client(tail)
-    tail.runs("documents", "tail")
 
-    watch = commands.add_parser(
+    watch = parser.add_command(
         "watch",
-        help="print changes as they happen, one a line",
+        "print changes as they happen, one a line",
+        "documents.watch",
         description="Runs until it is interrupted, and reconnects when the server restarts. A line "
         '{"reset": true, "id": ID} says that changes were lost: pull everything again.',
         example='pysync watch --collections notes --params \'{"notes": {"id": "n1"}}\'',
     )
-    watch.add_argument(
-        "--collections", metavar="NAME[,NAME..]", help="collections (default: all that you may read)"
-    )
-    watch.add_argument(
-        "--params", metavar="JSON", help='only documents with: {"NAME": {"PARAM": "VALUE", ...}, ...}'
-    )
-    watch.add_argument("--after", metavar="ID", help="resume after the change with this id")
+    watch.add_value("--collections", "NAME[,NAME..]", "collections (default: all that you may read)")
+    watch.add_value("--params", "JSON", 'only documents with: {"NAME": {"PARAM": "VALUE", ...}, ...}')
+    watch.add_value("--after", "ID", "resume after the change with this id")
     add_client(watch)
-    watch.runs("documents", "watch")
 
 
-def _add_stores(commands: "argparse._SubParsersAction[Parser]") -> None:
-    copy = commands.add_parser(
+def _add_stores(parser: Parser) -> None:
+    copy = parser.add_command(
         "copy",
-        help="copy everything in a store to another one; run it again to continue or to catch up",
+        "copy everything in a store to another one; run it again to continue or to catch up",
+        "admin.copy",
         description="FROM and TO are file:DIR, s3://BUCKET/PREFIX (credentials from the environment) or a "
         "configuration file, whose store is used. FROM may be folder:DIR, the folder of a Starfish server.",
         example="pysync copy file:./data s3://my-bucket/pysync",
     )
-    copy.add_argument("source", metavar="FROM", help="the store to read")
-    copy.add_argument("target", metavar="TO", help="the store to write")
-    copy.add_argument("--overwrite", action="store_true", help="replace objects that differ at TO")
-    copy.add_argument(
-        "--keep-corrupt", action="store_true", help="also copy corrupt objects, and report them"
+    copy.add_value("source", "FROM", "the store to read")
+    copy.add_value("target", "TO", "the store to write")
+    copy.add_flag("--overwrite", "replace objects that differ at TO")
+    copy.add_flag("--keep-corrupt", "also copy corrupt objects, and report them")
+    copy.add_flag(
+        "--quick", "trust the recorded hashes of files that exist at TO, instead of reading these files"
     )
-    copy.add_argument(
-        "--quick",
-        action="store_true",
-        help="trust the recorded hashes of files that exist at TO, instead of reading these files",
-    )
-    copy.runs("admin", "copy")
 
-    verify = commands.add_parser(
+    verify = parser.add_command(
         "verify",
-        help="read everything in a store and list what is damaged; servers may run meanwhile",
+        "read everything in a store and list what is damaged; servers may run meanwhile",
+        "admin.verify",
         description="Compares every document, log, file and revocation list with its hash or checksum. "
         "Prints a line of JSON for each damaged object, then the number of objects and bytes read. From then "
         "on the server refuses to serve a damaged file until it is pushed or copied again. The exit status "
@@ -228,71 +194,66 @@ def _add_stores(commands: "argparse._SubParsersAction[Parser]") -> None:
         example="pysync verify --store file:./data",
     )
     add_config(verify)
-    verify.add_argument(
-        "--store", metavar="URL", help="file:DIR (default: file:./data) or s3://BUCKET/PREFIX"
-    )
-    verify.runs("admin", "verify")
+    verify.add_value("--store", "URL", "file:DIR (default: file:./data) or s3://BUCKET/PREFIX")
 
-    project = commands.add_parser("project", help="maintain the lists of projections")
-    rebuild = project.add_commands().add_parser(
+    project = parser.add_command("project", "maintain the lists of projections")
+    rebuild = project.add_command(
         "rebuild",
-        help="rebuild the lists of a projection from their sources; servers may run meanwhile",
+        "rebuild the lists of a projection from their sources; servers may run meanwhile",
+        "admin.rebuild_lists",
         description="Prints each list: its entries, and how many were missing, different or superfluous.",
         example="pysync project rebuild titles --config pysync.json",
     )
-    rebuild.add_argument("name", metavar="NAME", help="name or target of the projection")
+    rebuild.add_value("name", "NAME", "name or target of the projection")
     add_config(rebuild, required=True)
     add_storage_options(rebuild)
-    rebuild.runs("admin", "rebuild_lists")
 
 
 def _add_events(events: Parser) -> None:
-    actions = events.add_commands()
-    compact = actions.add_parser(
+    compact = events.add_command(
         "compact",
-        help="merge small files into larger ones; servers may run meanwhile",
+        "merge small files into larger ones; servers may run meanwhile",
+        "admin.compact",
         description="Prints a line for each folder: the number of files before and after, the number of "
         "merged rows, of files that are too recent, and of files that were skipped, with the reason.",
         example="pysync events compact --older-than 3600",
     )
-    compact.add_argument(
+    compact.add_value(
         "--older-than",
-        metavar="SECONDS",
+        "SECONDS",
+        "merge only files of at least this age (default: 0)",
         type=float,
         default=0.0,
-        help="merge only files of at least this age (default: 0)",
     )
-    compact.runs("admin", "compact")
-    sql = actions.add_parser(
+    sql = events.add_command(
         "sql",
-        help="query the events with DuckDB, in the view `events`; rows are JSON, one a line",
+        "query the events with DuckDB, in the view `events`; rows are JSON, one a line",
+        "admin.sql",
         description="Opens DuckDB, which must be installed, on the files of the store.",
         example="pysync events sql 'SELECT count(*) AS n FROM events'",
     )
-    sql.add_argument("query", metavar="QUERY", nargs="?", help="the query (default: from standard input)")
-    sql.runs("admin", "sql")
+    sql.add_value("query", "QUERY", "the query (default: from standard input)", nargs="?")
     for command in (compact, sql):
         add_config(command, required=True)
-        command.add_argument("--store", metavar="URL", help="file:DIR or s3://BUCKET/PREFIX")
-        command.add_argument(
-            "--collection", metavar="NAME", help="only events pushed to this collection (default: all)"
-        )
+        command.add_value("--store", "URL", "file:DIR or s3://BUCKET/PREFIX")
+        command.add_value("--collection", "NAME", "only events pushed to this collection (default: all)")
 
 
-def _add_bench(commands: "argparse._SubParsersAction[Parser]") -> None:
-    bench = commands.add_parser(
+def _add_bench(parser: Parser) -> None:
+    bench = parser.add_command(
         "bench",
-        help="load-test a server that has a manifest (configEndpoint)",
+        "load-test a server that has a manifest (configEndpoint)",
+        "bench.bench",
         description="Pushes new documents, then pulls some of them. For a log, appends elements and pulls "
         "the newest ones. The server's manifest says what a collection holds. Nothing is deleted afterwards: "
         "name collections that exist for this purpose.",
         example="pysync bench scratch --seconds 5",
     )
-    bench.add_argument(
+    bench.add_value(
         "collection",
-        metavar="NAME[=KEY]",
+        "NAME[=KEY]",
+        "a collection and its key template (default: NAME/{id}); {identity}: your user id",
         nargs="+",
-        help="a collection and its key template (default: NAME/{id}); {identity}: your user id",
     )
     bench.add_argument("--action", choices=("push", "pull"), help="run only this one (default: both)")
     for option, kind, default, text in (
@@ -302,132 +263,123 @@ def _add_bench(commands: "argparse._SubParsersAction[Parser]") -> None:
         ("--bytes", int, 1_024, "size of each document or element (default: 1024)"),
     ):
         bench.add_argument(option, type=kind, default=default, help=text)
-    bench.add_argument("--json", action="store_true", help="print each run as a JSON object, one a line")
+    bench.add_flag("--json", "print each run as a JSON object, one a line")
     add_client(bench)
-    bench.runs("bench", "bench")
 
 
 def _add_keys(keys: Parser) -> None:
-    commands = keys.add_commands()
-    new = commands.add_parser(
+    new = keys.add_command(
         "new",
-        help="create keys, at random or from a passphrase",
+        "create keys, at random or from a passphrase",
+        "credentials.new_key",
         example="pysync keys new --out me.json",
     )
-    new.add_argument("--passphrase-stdin", action="store_true", help="read a passphrase from standard input")
-    new.add_argument(
-        "--out", metavar="FILE", help="write the keys to this file, readable by you alone (default: print)"
-    )
-    new.runs("credentials", "new_key")
-    show = commands.add_parser(
+    new.add_flag("--passphrase-stdin", "read a passphrase from standard input")
+    new.add_value("--out", "FILE", "write the keys to this file, readable by you alone (default: print)")
+    show = keys.add_command(
         "show",
-        help="print the public keys, which you may give to others",
+        "print the public keys, which you may give to others",
+        "credentials.show_key",
         example="pysync keys show me.json > me.pub",
     )
-    show.add_argument("file", metavar="FILE", help="a key file")
-    show.runs("credentials", "show_key")
+    show.add_value("file", "FILE", "a key file")
 
 
 def _add_certificates(certificates: Parser) -> None:
-    commands = certificates.add_commands()
-    device = commands.add_parser(
+    device = certificates.add_command(
         "device",
-        help="issue a certificate for another device of yours; without --to: for the key itself",
+        "issue a certificate for another device of yours; without --to: for the key itself",
+        "credentials.device",
         example="pysync cap device --key me.json --to laptop.pub --out laptop.cap",
     )
-    device.add_argument("--to", metavar="FILE", help="the device's keys, as `keys show` prints them")
-    device.add_argument(
-        "--collection", action="append", metavar="NAME", help="grant cap:OP:NAME roles (default: *)"
-    )
-    device.runs("credentials", "device")
+    device.add_value("--to", "FILE", "the device's keys, as `keys show` prints them")
+    device.add_value("--collection", "NAME", "grant cap:OP:NAME roles (default: *)", action="append")
 
-    member = commands.add_parser(
+    member = certificates.add_command(
         "member",
-        help="issue a certificate for another person, for one collection",
+        "issue a certificate for another person, for one collection",
+        "credentials.member",
         example="pysync cap member notes --key me.json --to bob.pub --write --out bob.cap",
     )
-    member.add_argument("collection", metavar="COLLECTION", help="name of the collection")
-    member.add_argument("--to", metavar="FILE", required=True, help="their keys, as `keys show` prints them")
-    member.runs("credentials", "member")
+    member.add_value("collection", "COLLECTION", "name of the collection")
+    member.add_value("--to", "FILE", "their keys, as `keys show` prints them", required=True)
 
-    audience = commands.add_parser(
+    audience = certificates.add_command(
         "audience",
-        help="issue a certificate for anyone who presents it, for one collection",
+        "issue a certificate for anyone who presents it, for one collection",
+        "credentials.audience",
         example="pysync cap audience notes --key me.json --link",
     )
-    audience.add_argument("collection", metavar="COLLECTION", help="name of the collection")
-    audience.add_argument("--aud", action="append", metavar="KEY", help="only for this key (64 hex digits)")
-    audience.add_argument("--link", action="store_true", help="print the fragment of a public link")
-    audience.runs("credentials", "audience")
+    audience.add_value("collection", "COLLECTION", "name of the collection")
+    audience.add_value("--aud", "KEY", "only for this key (64 hex digits)", action="append")
+    audience.add_flag("--link", "print the fragment of a public link")
 
     for command in (member, audience):
-        command.add_argument("--write", action="store_true", help="also allow writes (default: read, list)")
+        command.add_flag("--write", "also allow writes (default: read, list)")
     for command in (device, member, audience):
         add_issuer(command)
         command.add_argument("--days", type=int, default=30, help="days until it expires (default: 30)")
         command.add_argument(
             "--op", action="append", choices=("read", "list", "write"), help="allowed operation; repeatable"
         )
-        command.add_argument(
-            "--path", action="append", metavar="GLOB", help="allowed paths; !GLOB denies; repeatable"
-        )
-        command.add_argument("--out", metavar="FILE", help="write the certificate here (default: print)")
+        command.add_value("--path", "GLOB", "allowed paths; !GLOB denies; repeatable", action="append")
+        command.add_value("--out", "FILE", "write the certificate here (default: print)")
 
-    show = commands.add_parser(
+    show = certificates.add_command(
         "show",
-        help="print a certificate and whether it is valid",
+        "print a certificate and whether it is valid",
+        "credentials.show_certificate",
         example="pysync cap show bob.cap --server https://sync.example.com",
     )
-    show.add_argument("file", metavar="FILE", help="JSON or an Authorization header; - is standard input")
-    show.add_argument(
-        "--server", metavar="URL", type=server_url, help="ask this server whether the certificate is revoked"
-    )
-    show.runs("credentials", "show_certificate")
+    show.add_value("file", "FILE", "JSON or an Authorization header; - is standard input")
+    show.add_value("--server", "URL", "ask this server whether the certificate is revoked", type=server_url)
 
-    revoke = commands.add_parser(
+    revoke = certificates.add_command(
         "revoke",
-        help="revoke certificates and keys: print the signed revocation list; --publish sends it",
+        "revoke certificates and keys: print the signed revocation list; --publish sends it",
+        "credentials.revoke",
         description="Signs a revocation list and prints it. With --publish the list keeps the entries of "
         "the one that the server has, and replaces it.",
         example="pysync cap revoke bob.cap --key me.json --publish",
     )
-    revoke.add_argument("file", metavar="FILE", nargs="*", help="certificates to revoke")
-    revoke.add_argument(
-        "--subject", metavar="FILE", action="append", default=[],
-        help="revoke all certificates that the issuer gave to the key in FILE (as of `keys show`)",
-    )  # fmt: skip
-    add_issuer(revoke)
-    revoke.add_argument(
-        "--generation", metavar="N", type=int,
-        help="number of the list, larger than that of the one it replaces (with --publish: the next)",
-    )  # fmt: skip
-    revoke.add_argument(
-        "--replace",
-        action="store_true",
-        help="with --publish: drop the entries of the published list, so that they are valid again",
+    revoke.add_value("file", "FILE", "certificates to revoke", nargs="*")
+    revoke.add_value(
+        "--subject",
+        "FILE",
+        "revoke all certificates that the issuer gave to the key in FILE (as of `keys show`)",
+        action="append",
+        default=[],
     )
-    revoke.add_argument("--publish", action="store_true", help="also send the list to the server")
+    add_issuer(revoke)
+    revoke.add_value(
+        "--generation",
+        "N",
+        "number of the list, larger than that of the one it replaces (with --publish: the next)",
+        type=int,
+    )
+    revoke.add_flag(
+        "--replace", "with --publish: drop the entries of the published list, so that they are valid again"
+    )
+    revoke.add_flag("--publish", "also send the list to the server")
     add_server(revoke)
-    revoke.runs("credentials", "revoke")
 
 
 def _add_keyrings(keyrings: Parser) -> None:
-    commands = keyrings.add_commands()
     for action, help_text, recipients, example in (
         ("new", "create a keyring for your key and others", "*", "teams/t1 bob.pub"),
         ("add", "let someone read sealed data, also what was sealed before", 1, "teams/t1 carol.pub"),
         ("remove", "remove someone: later data is sealed under a new key", 1, "teams/t1 bob.pub"),
         ("show", "print the recipients of a keyring, and whether you can open it", None, "teams/t1"),
     ):
-        command = commands.add_parser(
-            action, help=help_text, example=f"pysync keyring {action} {example} --key me.json"
+        command = keyrings.add_command(
+            action,
+            help_text,
+            "credentials.keyring",
+            example=f"pysync keyring {action} {example} --key me.json",
         )
         command.set_defaults(action=action, recipient=[])
-        command.add_argument("name", metavar="NAME", help="path before /_keyring")
+        command.add_value("name", "NAME", "path before /_keyring")
         if recipients is not None:
-            command.add_argument(
-                "recipient", metavar="FILE", nargs=recipients, help="their keys, as `keys show` prints them"
-            )
+            command.add_value("recipient", "FILE", "their keys, as `keys show` prints them", nargs=recipients)
         add_trust(command)
         add_client(command)
-        command.runs("credentials", "keyring")

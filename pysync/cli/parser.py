@@ -39,6 +39,7 @@ class Parser(argparse.ArgumentParser):
         if example:
             options["epilog"] = "example:\n" + "".join(f"  {line}\n" for line in example.splitlines())
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self._commands: argparse._SubParsersAction[Parser] | None = None
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: None = None
@@ -60,13 +61,25 @@ class Parser(argparse.ArgumentParser):
             message += f"; did you mean {nearest[0]}?" if nearest else ""
         super().error(message)
 
-    def runs(self, module: str, function: str) -> None:
-        """Have this command run a function of a module of `pysync.cli`."""
-        self.set_defaults(run=(module, function), parser=self)
+    def add_command(
+        self, name: str, help_text: str, run: str = "", *, example: str = "", description: str | None = None
+    ) -> "Parser":
+        """Add a command. `run` is the function of a module of `pysync.cli` that runs it, as MODULE.FUNCTION;
+        `""` if the command only has commands of its own."""
+        if self._commands is None:
+            self._commands = self.add_subparsers(required=True, metavar="COMMAND")
+        command = self._commands.add_parser(name, help=help_text, example=example, description=description)
+        if run:
+            command.set_defaults(run=tuple(run.split(".")), parser=command)
+        return command
 
-    def add_commands(self) -> "argparse._SubParsersAction[Parser]":
-        """Return the subparsers of this command."""
-        return self.add_subparsers(required=True, metavar="COMMAND")
+    def add_value(self, name: str, metavar: str, help_text: str, **options: Any) -> None:
+        """Add an argument or an option that has a value."""
+        self.add_argument(name, metavar=metavar, help=help_text, **options)
+
+    def add_flag(self, name: str, help_text: str) -> None:
+        """Add an option without a value."""
+        self.add_argument(name, action="store_true", help=help_text)
 
 
 class PrintSchema(argparse.Action):
@@ -80,25 +93,23 @@ class PrintSchema(argparse.Action):
 
 def add_storage_options(parser: Parser) -> None:
     """Add the options that say where documents and coordination data live."""
-    parser.add_argument(
-        "--store", metavar="URL", help="file:DIR (default: file:./data), s3://BUCKET/PREFIX or memory:"
-    )
-    parser.add_argument(
+    parser.add_value("--store", "URL", "file:DIR (default: file:./data), s3://BUCKET/PREFIX or memory:")
+    parser.add_value(
         "--coordinator",
-        metavar="URL",
-        help="file:DIR, redis://HOST:PORT/NUMBER or memory: (default: the store's folder, else memory:)",
+        "URL",
+        "file:DIR, redis://HOST:PORT/NUMBER or memory: (default: the store's folder, else memory:)",
     )
 
 
 def add_config(parser: Parser, *, required: bool = False) -> None:
     """Add `--config`, with the default that the environment and the working folder give."""
     default = default_config()
-    parser.add_argument(
+    parser.add_value(
         "--config",
-        metavar="FILE",
+        "FILE",
+        "the server's configuration: JSON, YAML or TOML (default: $PYSYNC_CONFIG, else ./pysync.json)",
         default=default,
         required=required and default is None,
-        help="the server's configuration: JSON, YAML or TOML (default: $PYSYNC_CONFIG, else ./pysync.json)",
     )
 
 
@@ -110,56 +121,54 @@ def default_config() -> str | None:
 def add_issuer(parser: Parser) -> None:
     """Add `--key`, the key that signs certificates."""
     default = os.environ.get("PYSYNC_KEY") or None
-    parser.add_argument(
+    parser.add_value(
         "--key",
-        metavar="FILE",
+        "FILE",
+        "the issuer's key file (default: $PYSYNC_KEY)",
         default=default,
         required=default is None,
-        help="the issuer's key file (default: $PYSYNC_KEY)",
     )
 
 
 def add_trust(parser: Parser) -> None:
     """Add the options that say whom the reader of a keyring trusts."""
-    parser.add_argument(
+    parser.add_value(
         "--trust",
-        metavar="FILE",
+        "FILE",
+        "keys of another person who may add recipients, as `keys show` prints them; repeatable",
         action="append",
         default=[],
-        help="keys of another person who may add recipients, as `keys show` prints them; repeatable",
     )
-    parser.add_argument(
+    parser.add_value(
         "--min-epoch",
-        metavar="N",
+        "N",
+        "reject a keyring that is older than this epoch, the latest that you saw",
         type=int,
         default=1,
-        help="reject a keyring that is older than this epoch, the latest that you saw",
     )
 
 
 def add_client(parser: Parser) -> None:
     """Add the options of commands that talk to a server."""
     add_server(parser)
-    parser.add_argument(
-        "--key", metavar="FILE", help="sign requests with this key file (default: $PYSYNC_KEY)"
-    )
-    parser.add_argument("--cap", metavar="FILE", help="present this certificate (default: the key's own)")
-    parser.add_argument(
+    parser.add_value("--key", "FILE", "sign requests with this key file (default: $PYSYNC_KEY)")
+    parser.add_value("--cap", "FILE", "present this certificate (default: the key's own)")
+    parser.add_value(
         "--namespace",
-        metavar="NAME",
-        help="use the collections under /v1/NAME; the server's mount path must be /v1 or empty",
+        "NAME",
+        "use the collections under /v1/NAME; the server's mount path must be /v1 or empty",
     )
-    parser.add_argument("--admin-token", metavar="TOKEN", help="default: $PYSYNC_ADMIN_TOKEN")
+    parser.add_value("--admin-token", "TOKEN", "default: $PYSYNC_ADMIN_TOKEN")
 
 
 def add_server(parser: Parser) -> None:
     """Add `--server`."""
-    parser.add_argument(
+    parser.add_value(
         "--server",
-        metavar="URL",
+        "URL",
+        "default: $PYSYNC_URL, else " + DEFAULT_URL,
         type=server_url,
         default=os.environ.get("PYSYNC_URL", DEFAULT_URL),
-        help="default: $PYSYNC_URL, else " + DEFAULT_URL,
     )
 
 

@@ -53,6 +53,11 @@ def _warnings(settings: config.Config, path: str) -> str:
 
 def check(options: argparse.Namespace) -> int:
     """Run `pysync check`."""
+    if options.file is None:
+        options.parser.error(
+            "there is no ./pysync.json to check: name a configuration, as in `pysync check FILE`, or set "
+            "PYSYNC_CONFIG (`pysync serve` runs without one)"
+        )
     from pysync.config.check import check as check_file
     from pysync.plugins import loader
     from pysync.plugins.events import events_of

@@ -90,7 +90,9 @@ async def test_the_key_comes_from_the_environment_unless_an_option_says_otherwis
 def test_the_configuration_comes_from_the_environment_or_the_folder(
     shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert shell.run("check")[0] == 2
+    status, output, errors = shell.run("check")
+    assert (status, output) == (2, "")
+    assert "there is no ./pysync.json to check: name a configuration, as in `pysync check FILE`" in errors
     (tmp_path / "pysync.json").write_text(json.dumps(SERVICE))
     status, output, _ = shell.run("check")
     assert (status, "/pull/public/{id}" in output) == (0, True)

@@ -1,8 +1,7 @@
 """Copies each object from one store to another, byte for byte."""
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from pysync.engine.keyed_versions import SECRET_DOCUMENT_KEY as VERSIONS
 from pysync.errors import DocumentCorrupt, KeyConflict
 from pysync.migrate.reading import SCRUB_KEY, Reader, Unreadable, as_object, error_context, for_each_key
 from pysync.migrate.verify import (
+    HASH_MISMATCH,
     VerificationError,
     check_chunk,
     check_chunks,
@@ -23,7 +23,9 @@ from pysync.migrate.verify import (
     check_object,
     check_revocations,
     expand_node,
+    is_damaged,
     log_of_chunk,
+    verified_chunks,
 )
 from pysync.store import (
     ABSENT,
@@ -80,7 +82,6 @@ _EXCLUDED: Final = (
 probes; checkpoints in a change log that is not copied; the list of damaged files and the record of the last
 scrub; and the configuration that Starfish stores."""
 _PATH_CONFLICT: Final = "the target stores folders, and another file has a key above or below this one"
-_HASH_MISMATCH: Final = "its bytes do not match its sha256"
 
 
 class Copier:
@@ -112,8 +113,7 @@ class Copier:
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
         self._file_slots = asyncio.Semaphore(MAX_CONCURRENT_FILES)
         self._chunked = asyncio.Lock()
-        """Serialises logs in chunks of Starfish's, because each is in memory as a whole while it is
-        verified."""
+        """Serialises logs in chunks of Starfish's: each is in memory as a whole while it is verified."""
 
     async def run(self) -> None:
         """Copy all objects. No progress is stored: another run skips the objects that this one has copied. An
@@ -147,19 +147,14 @@ class Copier:
             of = log_of_chunk(key, found.body)
             if of is not None and await self._belongs_to_log(of):
                 return None
-            if (
-                key == VERSIONS
-                and (there := await self._get_target(key))
-                and not _is_damaged(key, there.body)
-            ):
-                # Readers of the target know versions that are keyed with its own secret.
-                self._count(key, "already_there")
-                return None
-            if key.startswith(f"{REVOCATIONS}/") and await self._is_older(key, found.body):
-                self._count(key, "different", "the target has a later list")
-                return None
         except VerificationError as error:
             await self._put_corrupt(key, found, str(error))
+            return None
+        if key == VERSIONS and (there := await self._get_target(key)) and not is_damaged(key, there.body):
+            # Readers of the target know versions that are keyed with its own secret.
+            self._count(key, "already_there")
+        elif key.startswith(f"{REVOCATIONS}/") and await self._is_older(key, found.body):
+            self._count(key, "different", "the target has a later list")
         else:
             await self._put(key, found)
         return None
@@ -194,7 +189,7 @@ class Copier:
             if head.is_chunked:
                 is_complete = await self._copy_chunks(key, head)
             else:
-                is_complete = await self._copy_nodes(head)
+                is_complete = await self._for_each_node(head, self._copy_node)
         except VerificationError as error:
             await self._put_corrupt(key, stored, str(error))
             return
@@ -208,24 +203,32 @@ class Copier:
         if self._overwrite:
             return False
         there = await self._get_target(key)
-        if there is None or there.body == stored.body or _is_damaged(key, there.body):
+        if there is None or there.body == stored.body or is_damaged(key, there.body):
             return False
         if not self._quick and _core.is_log(there.body):
-            await self._repair_nodes(_core.LogHead.read(there.body, ""))
+            await self._for_each_node(_core.LogHead.read(there.body, ""), self._repair_node)
         self._count(key, "different")
         return True
 
-    async def _repair_nodes(self, head: _core.LogHead) -> None:
-        """Copy the objects that are missing or damaged in the log at the target, if the source still has
-        them."""
+    async def _for_each_node(
+        self,
+        head: _core.LogHead,
+        work: Callable[[_core.LogHead, _core.LogNode], Awaitable[list[_core.LogNode] | None]],
+    ) -> bool:
+        """Call `work` with every segment of a log and every block of its index. It returns the nodes below
+        its own, or None. Returns True if no call returned None."""
+        is_complete = True
         waiting = head.nodes()
         while waiting:
             nodes, waiting = waiting[:MAX_CONCURRENT], waiting[MAX_CONCURRENT:]
-            below = await gather_bounded(MAX_CONCURRENT, nodes, partial(self._repair_node, head))
-            waiting = [node for found in below for node in found] + waiting
+            below = await gather_bounded(MAX_CONCURRENT, nodes, partial(work, head))
+            is_complete = is_complete and None not in below
+            waiting = [node for found in below for node in found or []] + waiting
+        return is_complete
 
     async def _repair_node(self, head: _core.LogHead, node: _core.LogNode) -> list[_core.LogNode]:
-        """Repair one object of a log. Returns the nodes below it, as far as they are known."""
+        """Copy one object of a log if it is missing or damaged at the target and the source still has it.
+        Returns the nodes below it, as far as they are known."""
         key = object_key(head.id, node.name)
         async with self._slots:
             there = await self._get_target(key)
@@ -242,29 +245,12 @@ class Copier:
                     return below
         return []
 
-    async def _copy_nodes(self, head: _core.LogHead) -> bool:
-        """Copy the segments of a log and the blocks of its index. Returns True if the target now has all of
-        them."""
-        is_complete = True
-        waiting = head.nodes()
-        while waiting:
-            nodes, waiting = waiting[:MAX_CONCURRENT], waiting[MAX_CONCURRENT:]
-            below = await gather_bounded(MAX_CONCURRENT, nodes, partial(self._copy_node, head))
-            is_complete = is_complete and None not in below
-            waiting = [node for found in below for node in found or []] + waiting
-        return is_complete
-
     async def _copy_node(self, head: _core.LogHead, node: _core.LogNode) -> list[_core.LogNode] | None:
         """Copy one object of a log. Returns the nodes below it, or None if the target does not have it."""
         key = object_key(head.id, node.name)
         async with self._slots:
-            try:
-                found = await self._reader.get(key)
-            except Unreadable as error:
-                self._count(key, "unreadable", str(error))
-                return [] if self._keep_corrupt else None
+            found = await self._get_part(key, "it is missing, and the head of its log names it")
             if found is None:
-                self._count(key, "corrupt", "it is missing, and the head of its log names it")
                 return [] if self._keep_corrupt else None
             below: list[_core.LogNode] = []
             try:
@@ -274,6 +260,18 @@ class Copier:
             else:
                 is_there = await self._put(key, found)
             return below if is_there else None
+
+    async def _get_part(self, key: str, missing: str) -> StoredObject | None:
+        """Return a part of a log from the source. If it is unreadable or missing, count it and return
+        None."""
+        try:
+            found = await self._reader.get(key)
+        except Unreadable as error:
+            self._count(key, "unreadable", str(error))
+            return None
+        if found is None:
+            self._count(key, "corrupt", missing)
+        return found
 
     async def _copy_chunks(self, key: str, head: _core.LogHead) -> bool:
         """Copy the chunks of a log in the format of Starfish. Returns True if the target now has all of them.
@@ -290,13 +288,8 @@ class Copier:
     async def _copy_chunk(self, key: str) -> bytes | None:
         """Copy a chunk and return it; None if the target does not have it."""
         async with self._slots:
-            try:
-                found = await self._reader.get(key)
-            except Unreadable as error:
-                self._count(key, "unreadable", str(error))
-                return None
+            found = await self._get_part(key, "it is missing")
             if found is None:
-                self._count(key, "corrupt", "it is missing")
                 return None
             try:
                 check_chunk(found.body)
@@ -310,13 +303,10 @@ class Copier:
         """Put a head. If it replaces another log, delete the objects of that log."""
         before = await self._get_target(key) if self._overwrite else None
         if await self._put(key, stored) and before is not None and _core.is_log(before.body):
-            try:
-                replaced = _core.LogHead.read(before.body, "").id
-            except DocumentCorrupt:
-                return
-            if replaced != head.id:
-                with error_context(f"deleting what {key} was before"):
-                    await delete_log_objects(self._target, replaced)
+            with suppress(DocumentCorrupt), error_context(f"deleting what {key} was before"):
+                replaced = _core.LogHead.read(before.body, "")
+                if replaced.id != head.id:
+                    await delete_log_objects(self._target, replaced.id)
 
     async def _put_corrupt(self, key: str, found: StoredObject, why: str) -> bool:
         """Count a corrupt object, and copy it if `keep_corrupt` is set. Returns True if the target now has
@@ -328,7 +318,7 @@ class Copier:
         """Put an object that the target lacks, and count the outcome. Returns True if the target now has
         it."""
         there = await self._get_target(key)
-        repairs = there is not None and there.body != found.body and _is_damaged(key, there.body)
+        repairs = there is not None and there.body != found.body and is_damaged(key, there.body)
         if there is None or repairs or (self._overwrite and there.body != found.body):
             with error_context(f"writing {key}"):
                 try:
@@ -373,10 +363,10 @@ class Copier:
         with error_context(f"copying {key}"):
             chunks = self._reader.chunks(key, file)
             if not self._keep_corrupt:
-                chunks = _verified_chunks(file, chunks)
+                chunks = verified_chunks(file, chunks)
             written = await self._target.write(key, chunks, file.content_type)
         if written != file.sha256:
-            raise VerificationError(_HASH_MISMATCH)
+            raise VerificationError(HASH_MISMATCH)
         self._count_put(key, file.size, repairs=is_damaged)
 
     async def _stat_target_file(self, key: str) -> tuple[FileStat | None, bool]:
@@ -405,25 +395,3 @@ class Copier:
             why = "the target has another object at this key"
         if why:
             self._on_problem(key, f"{outcome}: {why}")
-
-
-def _is_damaged(key: str, stored: bytes) -> bool:
-    """Return True if the object at the target key is damaged, so that a sound one may replace it."""
-    if key.startswith(log_prefix("")):
-        return True  # the objects of a log never change
-    try:
-        check_object(key, stored)
-    except VerificationError:
-        return True
-    return False
-
-
-async def _verified_chunks(file: OpenFile, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the bytes of the file. Raises VerificationError at the end if their hash is not that of the
-    file."""
-    digest = hashlib.sha256()
-    async for chunk in chunks:
-        digest.update(chunk)
-        yield chunk
-    if digest.hexdigest() != file.sha256:
-        raise VerificationError(_HASH_MISMATCH)

@@ -1,6 +1,7 @@
 """Verification: every object of a store is read, and compared with its hashes and checksums."""
 
 import asyncio
+import hashlib
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -17,8 +18,9 @@ from pysync.engine.append_log import chunk_keys, log_prefix, object_key
 from pysync.engine.keyed_versions import SECRET_DOCUMENT_KEY as VERSIONS
 from pysync.errors import BadRequest, BadSignature, DocumentCorrupt
 from pysync.migrate.reading import Reader, Unreadable, error_context, for_each_key
-from pysync.store import DamagedFile, Pace, Store, no_pace
+from pysync.store import DamagedFile, OpenFile, Pace, Store, no_pace
 
+HASH_MISMATCH: Final = "its bytes do not match its sha256"
 _CHUNK: Final = re.compile(r"(.+)__seg/[0-9]{16}")
 _FIELD: Final = "items"
 """Any name will do, because elements in chunks have none."""
@@ -110,6 +112,28 @@ def check_chunk(stored: bytes) -> None:
         raise VerificationError("it is not a valid chunk of a log") from None
 
 
+def is_damaged(key: str, stored: bytes) -> bool:
+    """Return True if the object at the target key is damaged, so that a sound one may replace it."""
+    if key.startswith(log_prefix("")):
+        return True  # the objects of a log never change
+    try:
+        check_object(key, stored)
+    except VerificationError:
+        return True
+    return False
+
+
+async def verified_chunks(file: OpenFile, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the bytes of the file. Raises VerificationError at the end if their hash is not that of the
+    file."""
+    digest = hashlib.sha256()
+    async for chunk in chunks:
+        digest.update(chunk)
+        yield chunk
+    if digest.hexdigest() != file.sha256:
+        raise VerificationError(HASH_MISMATCH)
+
+
 MAX_CONCURRENT: Final = 8
 """The number of objects that are verified concurrently."""
 
@@ -155,8 +179,7 @@ class Verifier:
         self._on_damage = on_damage
         self._pace = pace
         self._chunked = asyncio.Lock()
-        """Serialises logs in chunks of Starfish's, because each is in memory as a whole while it is
-        verified."""
+        """Serialises logs in chunks of Starfish's: each is in memory as a whole while it is verified."""
 
     async def run(self) -> None:
         """Verify all objects. Raises StoreUnavailable if the store is unreachable."""
@@ -200,7 +223,6 @@ class Verifier:
 
     async def _verify_file(self, key: str) -> None:
         """Raise VerificationError if the file at `key` is damaged."""
-
         try:
             with error_context(f"reading {key}"):
                 await self._store.verify(key, self._count)

@@ -4,8 +4,6 @@ import argparse
 import dataclasses
 import gc
 import json
-import os
-import time
 from collections.abc import Callable, Iterable
 from itertools import cycle, islice
 from typing import Final, NamedTuple
@@ -13,7 +11,6 @@ from typing import Final, NamedTuple
 import orjson
 import uvloop
 
-from pysync.auth import issuing
 from pysync.cli import load_generator
 from pysync.cli.credentials import load_credentials, make_client
 from pysync.cli.load_generator import RequestBuilder
@@ -90,11 +87,6 @@ class _Load:
         self._options = options
         self._collection = collection
         keys, certificate, self._token = load_credentials(options)
-        if keys is not None and certificate is None:
-            now_s, nonce = int(time.time()), os.urandom(16)
-            certificate = issuing.issue_device_certificate(
-                keys, keys.ed_pub, keys.kem_pub, now_s=now_s, nonce=nonce
-            )
         self._signs = keys is not None
         self._author = RequestBuilder(options.server, keys, certificate)
         self._prefix = "" if options.namespace is None else f"/v1/{options.namespace}"

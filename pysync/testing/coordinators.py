@@ -19,6 +19,13 @@ def change(text: str, identity: str = "") -> Change:
     return Change(b'{"t":"%b"}' % text.encode(), identity)
 
 
+async def _retained(log: ChangeLog, after: str = "") -> list[tuple[str, Change]]:
+    """Return all changes after the id `after`, which the log must still know."""
+    found = await log.read(after, 10 * RETENTION.count)
+    assert found is not None
+    return found
+
+
 class ChangeLogContract(FakeTime):
     """The contract of `ChangeLog`. The subclass provides the fixture `log`: a change log without changes that
     reads the fixture `clock` and retains changes as `RETENTION` says."""
@@ -36,9 +43,7 @@ class ChangeLogContract(FakeTime):
     async def test_a_change_comes_back_as_it_was_with_who_made_it(self, log: ChangeLog) -> None:
         changes = [Change(b"{}", "somebody"), change("\u20ac\U0001f600"), Change(bytes(9), "x" * 300)]
         await log.append(changes)
-        found = await log.read("", 10)
-        assert found is not None
-        assert [told for _, told in found] == changes
+        assert [stored for _, stored in await _retained(log)] == changes
 
     async def test_changes_announced_together_keep_their_order_and_the_last_ones_id(
         self, log: ChangeLog
@@ -46,37 +51,32 @@ class ChangeLogContract(FakeTime):
         first = await log.append([change("first")])
         several = [change(f"{n}") for n in range(40)]
         last = await log.append(several)
-        found = await log.read(first, 100)
-        assert found is not None
-        assert [told for _, told in found] == several
+        found = await _retained(log, first)
+        assert [stored for _, stored in found] == several
         ids = [first, *(id_ for id_, _ in found)]
         assert ids == sorted(set(ids))
         assert ids[-1] == last
 
     async def test_of_changes_announced_at_once_none_is_lost(self, log: ChangeLog) -> None:
         ids = await asyncio.gather(*(log.append([change(f"{n}")]) for n in range(50)))
-        found = await log.read("", 100)
-        assert found == sorted((id_, change(f"{n}")) for n, id_ in enumerate(ids))
+        assert await _retained(log) == sorted((id_, change(f"{n}")) for n, id_ in enumerate(ids))
 
     async def test_who_fell_behind_the_changes_that_are_kept_is_told(self, log: ChangeLog) -> None:
         before = await log.last_id()
         ids = [await log.append([change(f"{n}")]) for n in range(500)]
         assert await log.read(before, 10) is None
         assert await log.read(ids[0], 10) is None
-        kept = await log.read("", 500)
-        assert kept is not None
+        kept = await _retained(log)
         assert [id_ for id_, _ in kept] == ids[-len(kept) :]
         assert RETENTION.count <= len(kept) < 4 * RETENTION.count
-        assert await log.read(ids[-len(kept)], 500) == kept[1:]
+        assert await _retained(log, ids[-len(kept)]) == kept[1:]
 
     async def test_changes_that_are_young_enough_are_kept(self, log: ChangeLog, advance: Advance) -> None:
         ids = []
         for n in range(50):
             ids.append(await log.append([change(f"{n}")]))
             await advance(RETENTION.age_ms // 100)
-        found = await log.read(ids[0], 100)
-        assert found is not None
-        assert [id_ for id_, _ in found] == ids[1:]
+        assert [id_ for id_, _ in await _retained(log, ids[0])] == ids[1:]
 
     @pytest.mark.parametrize("unknown", ["0", "x", "~" * 100, "9" * 30, "\u0663", "\0"])
     async def test_an_id_that_nobody_was_given_is_told_from_one_that_is_kept(
@@ -104,12 +104,14 @@ class ChangeLogContract(FakeTime):
                         break
                     place = page.last
                 assert page.last == ids[-1]
-                told = [each for each in found if each[1].origin in wanted]
-                told_of = zip(ids, made, strict=True)
-                assert told == [(id_, one) for id_, one in told_of if id_ > after and one.origin in wanted]
+                matching = [each for each in found if each[1].origin in wanted]
+                written = zip(ids, made, strict=True)
+                assert matching == [
+                    (id_, one) for id_, one in written if id_ > after and one.origin in wanted
+                ]
                 count = await log.count_after(after, 5, wanted.__contains__)
-                assert count is None or min(count, 6) >= min(len(told), 6)
-                assert count is None or wanted != {"gone", ""} or min(count, 6) == min(len(told), 6)
+                assert count is None or min(count, 6) >= min(len(matching), 6)
+                assert count is None or wanted != {"gone", ""} or min(count, 6) == min(len(matching), 6)
         assert await log.read_matching("0", 7, bool) is None
 
     async def test_the_newest_id_is_between_what_was_and_what_will_be_announced(self, log: ChangeLog) -> None:
@@ -263,18 +265,18 @@ class CoordinatorContract(ChangeLogContract):
         self, coordinator: Coordinator, advance: Advance
     ) -> None:
         assert await coordinator.prepared(10) == []
-        told = [[change("a"), change("b", "somebody")], [change("c")], [change("d")]]
+        groups = [[change("a"), change("b", "somebody")], [change("c")], [change("d")]]
         names = []
-        for changes in told:
+        for changes in groups:
             names.append(await coordinator.prepare(changes))
             await advance(1_000)
         intents = await coordinator.prepared(10)
-        assert [(intent.name, intent.changes) for intent in intents] == list(zip(names, told, strict=True))
+        assert [(intent.name, intent.changes) for intent in intents] == list(zip(names, groups, strict=True))
         for intent, age_ms in zip(intents, (3_000, 2_000, 1_000), strict=True):
             assert age_ms <= intent.age_ms <= age_ms + self.slack_ms
         assert [intent.name for intent in await coordinator.prepared(2)] == names[:2]
         await coordinator.abort(names[0])
-        last = await coordinator.append(told[1], names[1])
+        last = await coordinator.append(groups[1], names[1])
         assert [intent.name for intent in await coordinator.prepared(10)] == names[2:]
         assert await coordinator.read("", 10) == [(last, change("c"))]
 
@@ -287,9 +289,7 @@ class CoordinatorContract(ChangeLogContract):
         await coordinator.abort(names[1])
         for name in names:
             await coordinator.append([change("a")], name)
-        found = await coordinator.read("", 10)
-        assert found is not None
-        assert len(found) == 3
+        assert len(await _retained(coordinator)) == 3
         assert await coordinator.prepared(10) == []
 
     async def test_a_tick_is_later_than_all_before_whatever_the_clock_says(
@@ -352,8 +352,8 @@ class LeaseContract(FakeTime):
             await advance(LEASE_MS + 1)
 
     async def test_of_many_that_ask_at_once_one_leads(self, pair: tuple[Coordinator, Coordinator]) -> None:
-        told = await asyncio.gather(*(coordinator.acquire_lease("a") for coordinator in pair))
-        assert sorted(told) == [False, True]
+        leads = await asyncio.gather(*(coordinator.acquire_lease("a") for coordinator in pair))
+        assert sorted(leads) == [False, True]
 
 
 class BoundedNoncesContract(FakeTime):

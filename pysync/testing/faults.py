@@ -123,15 +123,11 @@ class FaultyStore:
     def fail(self, *verbs: Verb, times: int = 1, after: int = 0) -> None:
         """Raise StoreUnavailable without doing anything, after `after` successful calls. A `write` has then
         read all chunks and called `received`."""
-        for verb in verbs:
-            self._faults[verb].extend(itertools.repeat("none", after))
-            self._faults[verb].extend(itertools.repeat("fail", times))
+        self._add_faults("fail", verbs, times, after)
 
     def lose_reply(self, *verbs: Verb, times: int = 1, after: int = 0) -> None:
         """Execute the call, but raise StoreUnavailable, after `after` successful calls."""
-        for verb in verbs:
-            self._faults[verb].extend(itertools.repeat("none", after))
-            self._faults[verb].extend(itertools.repeat("lose_reply", times))
+        self._add_faults("lose_reply", verbs, times, after)
 
     def reset(self) -> None:
         """Discard the faults that no call has hit yet."""
@@ -145,15 +141,19 @@ class FaultyStore:
 
     def truncate_next_get(self, times: int = 1) -> None:
         """Return only the first half of the body from the next `times` calls of `get`."""
-        self._faults["get"].extend(itertools.repeat("tear", times))
+        self._add_faults("tear", ["get"], times)
 
     def delay(self, verb: Verb, release: asyncio.Event, after: int = 0) -> asyncio.Event:
         """Block a call until `release` is set, after `after` other calls. The returned event is set once the
         call has started."""
         arrived = asyncio.Event()
-        self._faults[verb].extend(itertools.repeat("none", after))
-        self._faults[verb].append(_Delay(arrived, release))
+        self._add_faults(_Delay(arrived, release), [verb], after=after)
         return arrived
+
+    def _add_faults(self, fault: Fault, verbs: Sequence[Verb], times: int = 1, after: int = 0) -> None:
+        for verb in verbs:
+            self._faults[verb].extend(itertools.repeat("none", after))
+            self._faults[verb].extend(itertools.repeat(fault, times))
 
     async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         """See `Store.get`."""

@@ -76,7 +76,6 @@ class App:
         plugins: Sequence[object] = (),
         hook_s: float = HOOK_TIMEOUT_S,
     ) -> None:
-        self.config = config
         self.store = store
         self._coordinator = coordinator
         server = config.server
@@ -114,14 +113,6 @@ class App:
             server.mount_path,
             server.trusted_proxy_hops,
         )
-        rules = policies.pulls()
-        stream_authorizer = StreamAuthorizer(
-            rules, authenticator, authorizer, store, clock.wall_ms, documents.versions
-        )
-        dispatcher = ChangeDispatcher(
-            outbox.log, KeyIndex(rules, hooks.stored_files), stream_authorizer.authorize
-        )
-        self.subscribers = SSEHub(dispatcher, stream_authorizer, counters, config.changes.max_resumed)
         service = Service(
             config=config,
             store=store,
@@ -137,6 +128,12 @@ class App:
             corruption=corruption,
             key_owners=tables,
         )
+        rules = policies.pulls()
+        stream_authorizer = StreamAuthorizer(service, rules, clock.wall_ms)
+        dispatcher = ChangeDispatcher(
+            outbox.log, KeyIndex(rules, hooks.stored_files), stream_authorizer.authorize
+        )
+        self.subscribers = SSEHub(dispatcher, stream_authorizer, counters, config.changes.max_resumed)
         routes = Router()
         RouteBuilder(
             service=service,

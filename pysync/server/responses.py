@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 
 import orjson
@@ -119,7 +120,7 @@ class Response(web.StreamResponse):
             connection = ""
         return (
             f"HTTP/1.1 {_REASONS[self.status]}\r\n"
-            f"{length}{self.header_text}{connection}Date: {_date()}\r\n\r\n"
+            f"{length}{self.header_text}{connection}Date: {_date(int(time.time()))}\r\n\r\n"
         ).encode("latin-1")
 
 
@@ -245,13 +246,6 @@ async def _drain_request(request: web.BaseRequest) -> None:
         await asyncio.sleep(_CLOSE_DELAY_S)
 
 
-class _DateCache:
-    second = 0
-    text = ""
-
-
-def _date() -> str:
-    second = int(time.time())
-    if second != _DateCache.second:
-        _DateCache.second, _DateCache.text = second, formatdate(second, usegmt=True)
-    return _DateCache.text
+@lru_cache(maxsize=1)
+def _date(second: int) -> str:
+    return formatdate(second, usegmt=True)

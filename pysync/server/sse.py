@@ -5,13 +5,12 @@ See docs/reference/protocol.md#keep-alive.
 
 import asyncio
 import logging
-import random as random_module
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Sequence
 from typing import Final
 
 from pysync._core import PanicException
 from pysync.auth.verification import VerifiedCertificate
-from pysync.changelog import MAX_RESUMED
 from pysync.engine.catch_up import CatchUp
 from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition
 from pysync.model import Caller
@@ -176,21 +175,19 @@ class SSEConnection(asyncio.Protocol):
 
 
 class SSEHub:
-    """The open streams of one process. `jitter` returns random numbers from 0.0 to 1.0."""
+    """The open streams of one process."""
 
     def __init__(
         self,
         dispatcher: ChangeDispatcher,
         authorizer: StreamAuthorizer,
         counters: Counters,
-        max_missed: int = MAX_RESUMED,
-        jitter: Callable[[], float] = random_module.random,
+        max_missed: int,
     ) -> None:
         self.dispatcher = dispatcher
         self.catch_up = CatchUp(dispatcher, max_missed)
         self.counters = counters
         self._authorizer = authorizer
-        self._jitter = jitter
         self._buckets: list[set[SSEConnection]] = [set() for _ in range(HEARTBEAT_BUCKETS)]
         self._checks: dict[int, asyncio.Task[None]] = {}
         self._heartbeat_timer: asyncio.TimerHandle | None = None
@@ -239,8 +236,7 @@ class SSEHub:
         return [subscriber for bucket in self._buckets for subscriber in bucket]
 
     def _close_stream(self, subscriber: SSEConnection) -> None:
-        earliest, latest = RETRY_MS
-        subscriber.close(b"retry: %d\n\n" % (earliest + self._jitter() * (latest - earliest)))
+        subscriber.close(b"retry: %d\n\n" % random.randint(*RETRY_MS))  # noqa: S311 (spreads reconnections)
 
     def _schedule_heartbeat(self, number: int) -> None:
         loop = asyncio.get_running_loop()

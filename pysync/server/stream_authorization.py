@@ -13,12 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol, cast
 
-from pysync.auth.authentication import Authenticator
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.spaces import MEMBER, OWNER, ROLE_TIMEOUT_S, add_roles
 from pysync.auth.verification import VerifiedCertificate
 from pysync.config.key_templates import KeyTemplate, TemplateIndex
-from pysync.engine.keyed_versions import KeyedVersions
 from pysync.engine.outbox import DocumentRef, origin
 from pysync.engine.subscriptions import (
     Authorize,
@@ -32,9 +30,9 @@ from pysync.engine.subscriptions import (
 from pysync.errors import PysyncError, RolesUnavailable, StoreUnavailable
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins import FileBackedCollection
-from pysync.server.authorization import Access, Authorizer, Memberships, may_read
+from pysync.server.authorization import Access, Memberships, may_read
+from pysync.server.handlers import Service
 from pysync.server.handlers.batch_reads import read_many
-from pysync.store import Store
 
 MAX_CACHED: Final = 1_000
 """Number of sets of collections for which the origins that write to them are cached."""
@@ -161,21 +159,13 @@ class StreamGrant(NamedTuple):
 class StreamAuthorizer:
     """The stream authorisation of one service. `rules` are the policies for pulls of its collections."""
 
-    def __init__(
-        self,
-        rules: Iterable[AccessPolicy],
-        authenticator: Authenticator,
-        authorizer: Authorizer,
-        store: Store,
-        now_ms: Callable[[], int],
-        versions: KeyedVersions,
-    ) -> None:
+    def __init__(self, service: Service, rules: Iterable[AccessPolicy], now_ms: Callable[[], int]) -> None:
         self._rules = {topic_of(rule): rule for rule in rules}
-        self._versions = versions
-        self._authenticator = authenticator
-        self._authorizer = authorizer
-        self._spaces = authorizer.spaces
-        self._store = store
+        self._versions = service.documents.versions
+        self._authenticator = service.authenticator
+        self._authorizer = service.authorizer
+        self._spaces = service.authorizer.spaces
+        self._store = service.store
         self._now_ms = now_ms
 
     def grant(self, wanted: Mapping[Topic, Mapping[str, str]], caller: Caller) -> StreamGrant:

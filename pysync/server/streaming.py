@@ -183,20 +183,15 @@ async def _wait_writable(connection: socket.socket) -> None:
     """Wait until the connection is writable, or fails. Raises ConnectionResetError if the client reads
     nothing for a minute."""
     loop = asyncio.get_running_loop()
-    ready = loop.create_future()
-    loop.add_writer(connection.fileno(), _resolve, ready)
+    is_writable = asyncio.Event()
+    loop.add_writer(connection.fileno(), is_writable.set)
     try:
         async with asyncio.timeout(STALL_S):
-            await ready
+            await is_writable.wait()
     except TimeoutError:
         raise ConnectionResetError("the client reads nothing") from None
     finally:
         loop.remove_writer(connection.fileno())
-
-
-def _resolve(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
 
 
 def _abort(transport: asyncio.Transport, *, reset: bool) -> None:

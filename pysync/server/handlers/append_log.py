@@ -117,7 +117,7 @@ class LogHandlers:
             match.key, parse_log_range(query, self._settings, now_ms), self._settings
         )
         if not tail.hash:
-            return Response(200, self._render(tail, b"", now_ms), match.route.read_headers)
+            return Response(200, self._render(tail, b"", now_ms, access.hidden), match.route.read_headers)
         hidden = access.hidden
         version = tail.hash = await self._versions.load_and_compute(
             match.key, tail.hash, tail.newest_ms, hidden
@@ -133,9 +133,7 @@ class LogHandlers:
             text = await redact_in_thread(text, hidden)
         return Response(200, self._render(tail, text, now_ms, hidden), headers)
 
-    def _render(
-        self, tail: LogSlice, text: bytes, now_ms: int, hidden: frozenset[str] = frozenset()
-    ) -> bytes:
+    def _render(self, tail: LogSlice, text: bytes, now_ms: int, hidden: frozenset[str]) -> bytes:
         """Return the body with the elements of `tail`, whose text is `text`."""
         before, after = self._response_envelope(tail, now_ms, hidden)
         return b"".join((before, text, after, _end(tail)))

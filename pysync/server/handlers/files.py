@@ -5,8 +5,8 @@ See docs/reference/protocol.md#files.
 """
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Final, NamedTuple
 
 from aiohttp import web
@@ -53,14 +53,6 @@ class ByteRange(NamedTuple):
         return self.start < size if self.start >= 0 else True
 
 
-class Upload(NamedTuple):
-    """A file that is being pushed by an authorised sender."""
-
-    caller: Caller
-    chunks: AsyncGenerator[bytes, None]
-    content_type: str
-
-
 class FileHandlers(DocumentHandlers):
     """The routes of collections that have files, and possibly documents too."""
 
@@ -70,14 +62,15 @@ class FileHandlers(DocumentHandlers):
 
     async def push(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `POST {ns}/push/<key>`: a file, or a document if the collection has both."""
-        if file_settings(match).documents and media_type(request) == JSON_TYPE:
+        rules = file_settings(match)
+        if rules.documents and media_type(request) == JSON_TYPE:
             return await super().push(request, match)
-        async with self._begin_upload(request, match) as upload:
-            written = await self._files.push(
-                match.key, upload.chunks, upload.content_type, match.document_ref(upload.caller)
-            )
+        caller, chunks = await self._authorize_upload(request, match, rules)
+        content_type = rules.content_type or sanitize(request.headers["Content-Type"])
+        async with aclosing(chunks):
+            written = await self._files.push(match.key, chunks, content_type, match.document_ref(caller))
         if self._hooks.has_push_hooks:
-            await run_after_write(self._service, match, upload.caller, written, match.params, None)
+            await run_after_write(self._service, match, caller, written, match.params, None)
         return write_response(written.hash, written.timestamp_ms)
 
     async def _respond(self, request: web.BaseRequest, match: Match, access: Access) -> Response:
@@ -94,29 +87,26 @@ class FileHandlers(DocumentHandlers):
                 break
         return await self._document_response(request, match, access, document)
 
-    @asynccontextmanager
-    async def _begin_upload(self, request: web.BaseRequest, match: Match) -> AsyncIterator[Upload]:
-        """Yield the pushed file once its sender is authorised, which happens before the file is read: its
-        signature covers an empty body. The signature does cover a body that is sent as JSON, which is
-        therefore read whole first.
+    async def _authorize_upload(
+        self, request: web.BaseRequest, match: Match, rules: FileSettings
+    ) -> tuple[Caller, AsyncGenerator[bytes, None]]:
+        """Return the sender of a file, who may push it, and the file. The sender is authorised before the
+        file is read: its signature covers an empty body. The signature does cover a body that is sent as
+        JSON, which is therefore read whole first.
 
         Raises UnsupportedMediaType, and the errors of `check_body_headers` and `Authorizer.authorize`.
         """
-        rule, rules = match.policy, file_settings(match)
-        credentials = self._authorizer.credentials_for(request, rule)
+        credentials = self._authorizer.credentials_for(request, match.policy)
         sent_as = media_type(request)
         if not (_is_media_type(sent_as) and rules.accepts(sent_as)):
             allowed = (JSON_TYPE, *rules.types) if rules.documents else rules.types
             raise UnsupportedMediaType(f"Content-Type must be {', '.join(allowed)}")
-        max_bytes = rule.collection.max_body_bytes
+        max_bytes = match.policy.collection.max_body_bytes
         check_body_headers(request, max_bytes)
         signed = await read_body(request, max_bytes) if sent_as == JSON_TYPE else b""
         access = await self._authorizer.authorize(request, match, credentials, signed)
         chunks = _single_chunk(signed) if sent_as == JSON_TYPE else stream_body(request, max_bytes)
-        async with aclosing(chunks):
-            yield Upload(
-                access.caller, chunks, rules.content_type or sanitize(request.headers["Content-Type"])
-            )
+        return access.caller, chunks
 
     async def _try_file(self, request: web.BaseRequest, match: Match, rules: FileSettings) -> Response | None:
         """Return the response with the file; None if there is none. Raises RangeNotSatisfiable."""
@@ -133,20 +123,18 @@ class FileHandlers(DocumentHandlers):
                 return StreamingResponse(b"", None, lines, content_type=content_type, size=stat.size)
         range_header = headers.get(protocol.HEADER_RANGE)
         span = None if range_header is None else parse_range(range_header)
-        if span is None:
-            file = await self._files.open(key, ttl_ms=ttl_ms)
-            return None if file is None else await _file_response(match, rules, file)
-        file = await self._files.open(key, span.start, span.end, ttl_ms)
-        if file is None:
-            return None
-        if headers.get(protocol.HEADER_IF_RANGE, f'"{file.sha256}"') != f'"{file.sha256}"':
+        if span is not None:
+            file = await self._files.open(key, span.start, span.end, ttl_ms)
+            if file is None:
+                return None
+            if headers.get(protocol.HEADER_IF_RANGE, f'"{file.sha256}"') == f'"{file.sha256}"':
+                if span.is_satisfiable(file.size):
+                    return await _file_response(match, rules, file, is_partial=file.size > 0)
+                await file.chunks.aclose()
+                raise RangeNotSatisfiable(file.size)
             await file.chunks.aclose()
-            file = await self._files.open(key, ttl_ms=ttl_ms)
-            return None if file is None else await _file_response(match, rules, file)
-        if not span.is_satisfiable(file.size):
-            await file.chunks.aclose()
-            raise RangeNotSatisfiable(file.size)
-        return await _file_response(match, rules, file, is_partial=file.size > 0)
+        file = await self._files.open(key, ttl_ms=ttl_ms)
+        return None if file is None else await _file_response(match, rules, file)
 
 
 def file_settings(match: Match) -> FileSettings:

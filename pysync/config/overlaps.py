@@ -56,6 +56,7 @@ class _Allowed(NamedTuple):
 class _Site(NamedTuple):
     """A collection with its namespace and its path in the file."""
 
+    config: Config
     namespace: str
     path: str
     collection: Collection
@@ -74,6 +75,50 @@ class _Site(NamedTuple):
         """Return the roles that the action requires, as text for people."""
         return ", ".join(self.collection.roles_for(action)) or "nobody"
 
+    def format_access(self) -> str:
+        """Return the roles of readers and writers, as text for people."""
+        return f"read by {self.format_roles('pull')}, written by {self.format_roles('push')}"
+
+    def allowed(
+        self,
+        action: Literal["pull", "push"],
+        positions: Sequence[object],
+        roles: tuple[str, ...] | None = None,
+        keys: KeyTemplate | None = None,
+    ) -> _Allowed:
+        """Return the callers who may act on the collection, or only those of them who have one of `roles`.
+        `positions` name the segments of its keys, or of `keys`, so that the keys of two collections can be
+        compared."""
+        position_of = dict(zip((keys or self.keys).segments, positions, strict=False))
+        trust = self.config.trust_of(self.namespace, self.collection)
+        spaces = self.config.auth.spaces
+        space = spaces and tuple(
+            position_of.get(f"{{{name}}}") for name in KeyTemplate.of(spaces.access_path).params
+        )
+
+        def holders(role: str) -> _Holders:
+            on: object = None
+            if role == "public":
+                on = self.collection.require_auth is True
+            elif role.startswith("space:"):
+                on = space
+            elif role.startswith(("cap:", "delegated:")):
+                on = trust.issuers
+            elif role not in ("self", "admin", "device:root"):
+                on = frozenset(user for user, roles in trust.identity_roles.items() if role in roles)
+            whose = position_of.get("{identity}") if role.startswith(_OWN_PATH_ONLY) else None
+            return _Holders(role, on, whose)
+
+        if roles is None or action not in self.collection.actions:
+            roles = self.collection.roles_for(action)
+        outer = self.config.namespaces[self.namespace].restrictions if self.namespace else ()
+        restrictions = frozenset(
+            one
+            for one in (*outer, *self.collection.restrictions)
+            if one.actions is None or action in one.actions
+        )
+        return _Allowed(frozenset(map(holders, roles)), self.collection.root_only, restrictions)
+
 
 def takeovers(config: Config, path_of: Callable[[object], str]) -> Iterator[Problem]:
     """Find ways to overwrite access documents of spaces, and keyrings, for callers other than their own
@@ -82,17 +127,17 @@ def takeovers(config: Config, path_of: Callable[[object], str]) -> Iterator[Prob
     if config.auth.spaces is not None:
         keys = KeyTemplate.of(config.auth.spaces.access_path)
         writers = _writers(sites, keys)
-        keeper = _owning_site(sites, keys) or next(iter(writers), None)
-        if keeper is not None:
-            yield from _other_writers(config, writers, keeper, keeper.keys, _ACCESS_PATH)
+        owner = _owning_site(sites, keys) or next(iter(writers), None)
+        if owner is not None:
+            yield from _other_writers(writers, owner, owner.keys, _ACCESS_PATH)
         yield from _server_writes(config, keys, _ACCESS_PATH)
     for site in sites:
         keyrings = _keyring_template(site)
         if keyrings is not None:
             what = f"the keyrings of {site.name}"
-            keeper = _owning_site([one for one in sites if one.namespace == site.namespace], keyrings)
-            at = keyrings if keeper is None else keeper.keys
-            yield from _other_writers(config, _writers(sites, keyrings), keeper or site, at, what)
+            owner = _owning_site([one for one in sites if one.namespace == site.namespace], keyrings)
+            keys = keyrings if owner is None else owner.keys
+            yield from _other_writers(_writers(sites, keyrings), owner or site, keys, what)
             yield from _server_writes(config, keyrings, what)
 
 
@@ -113,12 +158,11 @@ def shared_between_namespaces(config: Config) -> Iterator[Problem]:
         for other in sites[:at]:
             if other.namespace == site.namespace or not other.keys.overlaps(site.keys):
                 continue
-            if all(_same_callers(config, other, site, action) for action in ("pull", "push")):
+            if all(_same_callers(other, site, action) for action in ("pull", "push")):
                 continue
-            access = f"read by {site.format_roles('pull')}, written by {site.format_roles('push')}"
-            other_access = f"read by {other.format_roles('pull')}, written by {other.format_roles('push')}"
-            unlike = " (under other trust)" if access == other_access else ""
-            message = f"shares keys with {other.name}: here {access}; there {other_access}{unlike}"
+            here, there = site.format_access(), other.format_access()
+            unlike = " (under other trust)" if here == there else ""
+            message = f"shares keys with {other.name}: here {here}; there {there}{unlike}"
             yield Problem(f"{site.path}.storagePath", message)
 
 
@@ -149,22 +193,21 @@ def _exposed_to(collection: Collection, name: str, readers: frozenset[str]) -> f
 def exposed_by_projections(config: Config) -> Iterator[Problem]:
     """Find projections whose lists can be read by callers who may not read the sources, or the members taken
     from them."""
-    at = {(site.namespace, site.collection.name): site for site in _sites(config)}
+    sites = {(site.namespace, site.collection.name): site for site in _sites(config)}
     for number, projection in enumerate(config.projections):
         path, name = f"projections[{number}].target", projection_name(projection)
-        lists = [at[owner] for owner in owners_of(projection, config)]
-        for source_name, found in sources_of(projection, config).items():
-            source = at[source_name]
-            readers_by_member = {"": _readers(config, source, list(at.values()))}
+        for source in (sites[found] for found in sources_of(projection, config)):
+            readers_by_member = {"": _readers(source, list(sites.values()))}
             readers_by_member |= {
-                f" ({member})": _allowed(config, source, "pull", source.keys, source.keys.segments, roles)
-                for member, roles in _restricted_members(projection, found)
+                f" ({member})": source.allowed("pull", source.keys.segments, roles)
+                for member, roles in _restricted_members(projection, source.collection)
             }
-            for target in lists:
-                of_list = _allowed(config, target, "pull", target.keys, projection.target.split("/"))
+            for target in (sites[found] for found in owners_of(projection, config)):
+                of_list = target.allowed("pull", projection.target.split("/"))
                 for member, readers in readers_by_member.items():
                     if not readers.include(of_list):
-                        who, only = target.format_roles("pull"), _format_roles(readers)
+                        who = target.format_roles("pull")
+                        only = ", ".join(sorted({one.role for one in readers.holders})) or "nobody"
                         message = f"in {target.name}, {who} may read what is projected from {source.name}"
                         yield Problem(path, f"{message}{member}, which only {only} may read there", name)
 
@@ -175,16 +218,14 @@ def _restricted_members(
     """Yield the projected members of the source that not all its readers may see, with the readers who may.
     Members that a function projects are unknown."""
     pointers = projection.value.values()
-    taken = {
-        pointer.split("/")[1].replace("~1", "/").replace("~0", "~") for pointer in pointers if "/" in pointer
-    }
+    taken = {pointer.split("/")[1].replace("~1", "/").replace("~0", "~") for pointer in pointers}
     for member, permission in source.field_permissions.items():
         if permission.read_roles is not None and (member in taken or "/" in pointers):
             yield member, permission.read_roles
 
 
 def _sites(config: Config) -> list[_Site]:
-    return [_Site(*found) for found in config.each_collection()]
+    return [_Site(config, *found) for found in config.each_collection()]
 
 
 def _owning_site(sites: Sequence[_Site], key: KeyTemplate) -> _Site | None:
@@ -210,20 +251,15 @@ def _shadows(other: _Site, site: _Site, key: KeyTemplate) -> bool:
     return other.keys.matches(shared) and other.keys.open_segments < site.keys.open_segments
 
 
-def _other_writers(
-    config: Config, writers: Sequence[_Site], owning_site: _Site, at: KeyTemplate, what: str
-) -> Iterator[Problem]:
-    """Find writers who are not among those of `owning_site`, whose parameters are at the same positions in
-    the key as in `at`."""
-    places = range(len(at.segments))
-    allowed = _allowed(config, owning_site, "push", at, places)
+def _other_writers(writers: Sequence[_Site], owner: _Site, keys: KeyTemplate, what: str) -> Iterator[Problem]:
+    """Find writers who are not among those of `owner`, whose parameters are at the same positions in the key
+    as in `keys`."""
+    positions = range(len(keys.segments))
+    allowed = owner.allowed("push", positions, keys=keys)
     for site in writers:
-        own = _allowed(config, site, "push", site.keys, places)
-        if site is not owning_site and not allowed.include(own):
-            message = (
-                f"can match {what}: {site.format_roles('push')} could replace what {owning_site.name} keeps"
-            )
-            message += f" for {owning_site.format_roles('push')}"
+        if site is not owner and not allowed.include(site.allowed("push", positions)):
+            others, own = site.format_roles("push"), owner.format_roles("push")
+            message = f"can match {what}: {others} could replace what {owner.name} keeps for {own}"
             yield Problem(f"{site.path}.storagePath", message)
 
 
@@ -246,68 +282,17 @@ def _keyring_template(site: _Site) -> KeyTemplate | None:
     return KeyTemplate.of(f"{site.keys.text}/_keyring") if is_sealed else None
 
 
-def _readers(config: Config, source: _Site, sites: Sequence[_Site]) -> _Allowed:
+def _readers(source: _Site, sites: Sequence[_Site]) -> _Allowed:
     """Return the callers who may read writes to the source. If the source can only be pushed, these are the
     readers of its twin."""
-    twins = [
-        site
-        for site in sites
-        if site.namespace == source.namespace
-        and not site.collection.push_only
-        and site.keys.shape == source.keys.shape
-    ]
-    site = source if not source.collection.push_only or not twins else twins[0]
-    return _allowed(config, site, "pull", site.keys, source.keys.segments)
+    site = source
+    if source.collection.push_only:
+        like = (one for one in sites if one.namespace == source.namespace and not one.collection.push_only)
+        site = next((one for one in like if one.keys.shape == source.keys.shape), source)
+    return site.allowed("pull", source.keys.segments)
 
 
-def _same_callers(config: Config, one: _Site, other: _Site, action: Literal["pull", "push"]) -> bool:
-    places = range(len(one.keys.segments))
-    allowed = [_allowed(config, site, action, site.keys, places) for site in (one, other)]
-    return allowed[0].include(allowed[1]) and allowed[1].include(allowed[0])
-
-
-def _allowed(
-    config: Config,
-    site: _Site,
-    action: Literal["pull", "push"],
-    keys: KeyTemplate,
-    positions: Sequence[object],
-    roles: tuple[str, ...] | None = None,
-) -> _Allowed:
-    """Return the callers who may act on the collection, or only those of them who have one of `roles`.
-    `positions` name the segments of its keys, `keys`, so that the keys of two collections can be compared."""
-    collection = site.collection
-    position_of = dict(zip(keys.segments, positions, strict=False))
-    trust = config.trust_of(site.namespace, collection)
-    spaces = config.auth.spaces
-    space = spaces and tuple(
-        position_of.get(f"{{{name}}}") for name in KeyTemplate.of(spaces.access_path).params
-    )
-
-    def holders(role: str) -> _Holders:
-        on: object = None
-        if role == "public":
-            on = collection.require_auth is True
-        elif role.startswith("space:"):
-            on = space
-        elif role.startswith(("cap:", "delegated:")):
-            on = trust.issuers
-        elif role not in ("self", "admin", "device:root"):
-            on = frozenset(user for user, roles in trust.identity_roles.items() if role in roles)
-        whose = position_of.get("{identity}") if role.startswith(_OWN_PATH_ONLY) else None
-        return _Holders(role, on, whose)
-
-    if roles is None or action not in collection.actions:
-        roles = collection.roles_for(action)
-    inner = config.namespaces[site.namespace].restrictions if site.namespace else ()
-    return _Allowed(
-        frozenset(map(holders, roles)),
-        collection.root_only,
-        frozenset(
-            one for one in (*inner, *collection.restrictions) if one.actions is None or action in one.actions
-        ),
-    )
-
-
-def _format_roles(allowed: _Allowed) -> str:
-    return ", ".join(sorted({one.role for one in allowed.holders})) or "nobody"
+def _same_callers(one: _Site, other: _Site, action: Literal["pull", "push"]) -> bool:
+    positions = range(len(one.keys.segments))
+    callers, others = one.allowed(action, positions), other.allowed(action, positions)
+    return callers.include(others) and others.include(callers)

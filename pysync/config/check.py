@@ -6,13 +6,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, get_args
 
 from pysync.config import key_templates, overlaps
 from pysync.config.collection import Action, Collection
 from pysync.config.convert import ENV_REFERENCE, join, suggest
-from pysync.config.loader import env_overrides, parse, read_file, with_collections
+from pysync.config.loader import EMPTY, env_overrides, parse, read_file, with_collections
 from pysync.config.plugin_validation import has_unowned_target, overlapping_collections
 from pysync.config.problem import ConfigError, FieldError, Problem
 from pysync.config.routes import RouteSpec, routes_of
@@ -30,7 +29,6 @@ _ANY_ISSUER = (
 )
 
 
-_NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 _CLIENT_VARIABLES = ("PYSYNC_URL",)
 _OF_COLLECTION = ("pull", "push", "append", "list")
 _PROBES = ("health", "ready", "metrics", "version")
@@ -71,9 +69,7 @@ def check(
         config = parse(value, environ, folder=os.path.dirname(path))
         validate(config)
     except ConfigError as error:
-        return False, "\n".join(
-            [f"{path}: {pluralize(error.problems, 'problem')}", "", *_problem_lines(error.problems)]
-        )
+        return False, f"{path}: " + "\n".join(format_problems(error.problems, "problem"))
     warnings = lint(config, environ, value)
     accepted = not (strict and warnings)
     verdict = "accepted" if accepted else "rejected, because warnings count as problems (--strict)"
@@ -85,15 +81,16 @@ def report(config: Config, warnings: Sequence[Problem] | None = None) -> str:
     break."""
     warnings = lint(config) if warnings is None else warnings
     lines = [*format_problems(warnings, "warning"), ""] if warnings else []
-    routes = [
-        (route.method, route.path, route.collection, _roles_text(route)) for route in routes_table(config)
-    ]
-    return "\n".join(lines + align_columns([("METHOD", "PATH", "COLLECTION", "ROLES"), *routes]))
+    rows = [("METHOD", "PATH", "COLLECTION", "ROLES")]
+    for route in routes_table(config):
+        rows.append((route.method, route.path, route.collection, ", ".join(route.roles) or "nobody"))
+    return "\n".join(lines + align_columns(rows))
 
 
 def format_problems(problems: Sequence[Problem], noun: str) -> list[str]:
     """Return the problems as lines, after a line with their number."""
-    return [pluralize(problems, noun), "", *_problem_lines(problems)]
+    lines = align_columns([(found.location, found.message) for found in problems])
+    return [pluralize(problems, noun), "", *(f"  {line}" for line in lines)]
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -106,34 +103,34 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 def routes_table(config: Config) -> list[Row]:
     """Return the routes that are served, in the order of the file, under the mount path and their namespace;
     last those of the whole service. Probes and metrics are left out."""
-    mount, batched = config.server.mount_path, {events.collection for events in config.events}
+    mount = config.server.mount_path
     hidden = {f"{mount}/sync/config", "/openapi.json" if mount else ""}
     return [
-        Row(spec.method, spec.path, _label(spec, batched), _roles(spec, config))
+        _row(spec, config)
         for spec in routes_of(config)
         if spec.action not in _PROBES and (spec.namespace or spec.path not in hidden)
     ]
 
 
-def _label(spec: RouteSpec, batched: set[str]) -> str:
+def _row(spec: RouteSpec, config: Config) -> Row:
+    label = ""
     if spec.action == "bundle":
-        return ", ".join(member.name for member in spec.collections)
-    if spec.action in _OF_COLLECTION:
+        label = ", ".join(member.name for member in spec.collections)
+        roles = tuple(dict.fromkeys(role for member in spec.collections for role in member.read_roles))
+    elif spec.action in _OF_COLLECTION:
         (collection,) = spec.collections
-        return collection.name + (" (events)" if collection.name in batched else _kind(collection))
-    return ""
-
-
-def _roles(spec: RouteSpec, config: Config) -> tuple[str, ...]:
-    if spec.action == "bundle":
-        return tuple(dict.fromkeys(role for member in spec.collections for role in member.read_roles))
-    if spec.action in _OF_COLLECTION:
-        (collection,) = spec.collections
-        pushed = spec.action in ("push", "append")
-        return _display_roles(collection, collection.write_roles if pushed else collection.read_roles)
-    if spec.action == "config" and config.config_endpoint is not None:
-        return ("public" if config.config_endpoint.auth == "public" else "public (filtered by roles)",)
-    return (_SERVICE_ROLES[spec.action],)
+        is_batched = any(events.collection == collection.name for events in config.events)
+        label = collection.name + (" (events)" if is_batched else _kind(collection))
+        roles = collection.write_roles if spec.action in ("push", "append") else collection.read_roles
+        if collection.require_auth is True:
+            roles = tuple("public (signed)" if role == "public" else role for role in roles)
+        if collection.root_only:
+            roles = tuple(f"{role} + device:root" for role in roles)
+    elif spec.action == "config" and config.config_endpoint is not None:
+        roles = ("public" if config.config_endpoint.auth == "public" else "public (filtered by roles)",)
+    else:
+        roles = (_SERVICE_ROLES[spec.action],)
+    return Row(spec.method, spec.path, label, roles)
 
 
 def _kind(collection: Collection) -> str:
@@ -145,29 +142,12 @@ def _kind(collection: Collection) -> str:
     return " (documents, files)" if collection.accepts_json else " (files)"
 
 
-def _display_roles(collection: Collection, roles: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the roles as the table shows them."""
-    if collection.require_auth is True:
-        roles = tuple("public (signed)" if role == "public" else role for role in roles)
-    if collection.root_only:
-        roles = tuple(f"{role} + device:root" for role in roles)
-    return roles
-
-
-def _roles_text(route: Row) -> str:
-    return ", ".join(route.roles) or "nobody"
-
-
 def pluralize(items: Sequence[object], noun: str) -> str:
     """Return the number of items with its noun: `1 warning`, `2 warnings`."""
     return f"{len(items)} {noun}" + ("" if len(items) == 1 else "s")
 
 
-def _problem_lines(problems: Sequence[Problem]) -> list[str]:
-    return ["  " + line for line in align_columns([(found.location, found.message) for found in problems])]
-
-
-def lint(config: Config, environ: Mapping[str, str] = _NO_ENVIRONMENT, value: object = None) -> list[Problem]:
+def lint(config: Config, environ: Mapping[str, str] = EMPTY, value: object = None) -> list[Problem]:
     """Return the warnings about a configuration that the loader accepted, in the order of the file; last
     those about variables of `environ` that override no member and are not named in `value`, the file's
     content."""
@@ -180,8 +160,9 @@ def _warnings(config: Config) -> Iterator[Problem]:
     if not found:
         yield Problem("collections", "nothing is served: there is no collection")
     for namespace, path, collection in found:
-        trust = config.trust_of(namespace, collection)
-        yield from _collection(collection, path, _Roles(config, collection, trust))
+        yield from _collection(
+            collection, path, _Roles(config, collection, config.trust_of(namespace, collection))
+        )
     yield from _limits(config)
     yield from _shared_keys(config)
     yield from overlaps.shared_between_namespaces(config)

@@ -168,8 +168,7 @@ class AppendOnly:
     max_items: int | None = option("Elements a log may hold; 0 or absent: any number.", None)
     chunk_size: int | None = option("Elements per stored segment; absent: as many as suit the store.", None)
     require_author_signature: bool | None = option(
-        "`true` or absent: appends need a valid author proof; `false`: proofs are stored unchecked.",
-        None,
+        "`true` or absent: appends need a valid author proof; `false`: proofs are stored unchecked.", None
     )
     allow_full: bool | None = option("`true` or absent: a pull may ask for `full=true`.", None)
     max_pull_limit: int | None = option(

@@ -24,13 +24,13 @@ MAX_BYTES = 4 * 1024 * 1024
 _COLLECTION = re.compile(r"(namespaces.+?\.)?collections\[[0-9]+\]")
 _SHORTHAND = ("rateLimit", "push", "pull", "list", "scrub")
 """Objects that can also be written as one word."""
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 def load(
     path: str | os.PathLike[str],
     environ: Mapping[str, str] = os.environ,
-    overrides: Mapping[str, object] = _EMPTY,
+    overrides: Mapping[str, object] = EMPTY,
 ) -> Config:
     """Return the configuration in the file (`.json`, `.yaml`, `.yml` or `.toml`; at most 4 MiB).
 
@@ -45,8 +45,8 @@ def load(
 
 def parse(
     value: object,
-    environ: Mapping[str, str] = _EMPTY,
-    overrides: Mapping[str, object] = _EMPTY,
+    environ: Mapping[str, str] = EMPTY,
+    overrides: Mapping[str, object] = EMPTY,
     folder: str = "",
 ) -> Config:
     """Return the configuration that a file in `folder` with this content would give. `value` consists of

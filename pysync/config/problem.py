@@ -33,20 +33,18 @@ class ConfigError(Exception):
     rules, in `file` (`""`: unknown, or named by the problems)."""
 
     def __init__(self, problems: Sequence[Problem], file: str = "") -> None:
+        super().__init__(tuple(problems), file)  # what a worker pickles for its parent
         self.problems = tuple(problems)
         self.file = file
+
+    def __str__(self) -> str:
         lines = [*map(str, self.problems)]
-        if file:
-            many = [f"{file}: {len(lines)} problems", *(f"  {line}" for line in lines)]
-            lines = [f"{file}: {lines[0]}"] if len(lines) == 1 else many
-        super().__init__("\n".join(lines))
+        if self.file and len(lines) > 1:
+            return "\n  ".join([f"{self.file}: {len(lines)} problems", *lines])
+        return f"{self.file}: {lines[0]}" if self.file else "\n".join(lines)
 
     def with_file(self, file: str | os.PathLike[str]) -> "ConfigError":
         """Return this error with the name of its file, unless the problems name it already, as for a file
         that could not be read."""
         is_named = self.file or not any(problem.path for problem in self.problems)
         return self if is_named else ConfigError(self.problems, os.fspath(file))
-
-    def __reduce__(self) -> tuple[type["ConfigError"], tuple[tuple[Problem, ...], str]]:
-        """Support pickling: a worker sends its parent the error that keeps it from starting."""
-        return ConfigError, (self.problems, self.file)

@@ -247,8 +247,7 @@ class EventsConfig:
     collection: str = option("Collection whose pushes become Parquet files.")
     storage_path: str = option("Key template whose last segment is a path parameter: the id of the batch.")
     compact_every_ms: int | None = option(
-        "Milliseconds between merges of small files; absent: only by `pysync events compact`.",
-        None,
+        "Milliseconds between merges of small files; absent: only by `pysync events compact`.", None
     )
     compact_older_than_ms: int = option(
         "Smallest age of files that are merged, in milliseconds.", 600_000, at_least=0
@@ -284,8 +283,7 @@ class Config:
         "Largest number of bytes of documents and logs in the response to a batch.", 33_554_432
     )
     batch_key_deny_suffixes: tuple[str, ...] = option(
-        "Last segments of keys, and names of collections, that batches reject.",
-        ("_keyring", "_members"),
+        "Last segments of keys, and names of collections, that batches reject.", ("_keyring", "_members")
     )
     rate_limit: RateLimit | None = option(
         "The numbers for members that collections leave out of their `rateLimit`. By itself it meters "

@@ -7,13 +7,12 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, Literal, Union, get_args, get_origin
 
 from pysync.config.collection import AppendOnly, Collection, ParquetPreset, RateLimit, wire_name
 from pysync.config.problem import Problem
 from pysync.config.schema import Config, Namespace, ProjectionConfig
 
-T = TypeVar("T")
 MAX_DEPTH = 64
 
 INVALID: Final = object()
@@ -57,27 +56,25 @@ class Converter:
         """Return the path at which an object of the tree was written; `""` if it was not converted here."""
         return self._paths.get(id(built), "")
 
-    def object(self, value: object, kind: type[T], path: str) -> T | None:
-        """Return `value` as a `kind` (a dataclass of the tree); None if a problem leaves nothing to build."""
+    def object(self, value: object, kind: type, path: str) -> Any:
+        """Return `value` as a `kind` (a dataclass of the tree); INVALID if a problem leaves nothing to
+        build."""
         if not isinstance(value, Mapping):
-            self._expected("an object", value, path)
-            return None
+            return self._expected("an object", value, path)
         name = value.get("name")
         if kind is Collection and isinstance(name, str) and name.isprintable():
             self.collection_names[path] = name
-        is_preset = kind is Collection and "preset" in value
-        built: T | None = self._preset(value, path) if is_preset else self._object(value, kind, path)
-        if built is not None:
+        is_preset = kind is Collection and value.get("preset") is not None
+        built = self._preset(value, path) if is_preset else self._object(value, kind, path)
+        if built is not INVALID:
             self._paths[id(built)] = path
         return built
 
     def _preset(self, value: Mapping[Any, Any], path: str) -> Any:
         """Return the collection that a preset describes."""
-        if value["preset"] is None:
-            return self._object({name: value[name] for name in value if name != "preset"}, Collection, path)
         preset = self._object(value, ParquetPreset, path)
-        if preset is None:
-            return None
+        if preset is INVALID:
+            return INVALID
         if preset.is_inaccessible:
             self._add_problem(join(path, "write"), "read and write cannot both be none")
         return preset.collection()
@@ -85,27 +82,23 @@ class Converter:
     def _object(self, value: Mapping[Any, Any], kind: type[Any], path: str) -> Any:
         fields = {wire_name(field.name): field for field in dataclasses.fields(kind)}
         given: dict[str, Any] = {}
-        named: set[str] = set()
         for name, item in value.items():
             at = join(path, name)
             if name not in fields:
-                self._add_problem(at, _unknown_member(str(name), kind, fields))
+                if not (kind is Collection and name == "preset"):  # which is null
+                    self._add_problem(at, _unknown_member(str(name), kind, fields))
                 continue
             field = fields[name]
             item = NORMALIZERS.get((kind, field.name), _as_is)(item)
-            if item is None:  # null is absent
-                continue
-            named.add(field.name)
-            converted = self._convert(item, field.type, at, field.metadata)
-            if converted is not INVALID:
-                given[field.name] = converted
+            if item is not None:  # null is absent
+                given[field.name] = self._convert(item, field.type, at, field.metadata)
         required = [name for name, field in fields.items() if _is_required(field)]
         for name in required:
-            if fields[name].name not in named:
+            if fields[name].name not in given:
                 self._add_problem(join(path, name), "is required")
-        if any(fields[name].name not in given for name in required):
-            return None
-        return kind(**given)
+        if any(given.get(fields[name].name, INVALID) is INVALID for name in required):
+            return INVALID
+        return kind(**{attribute: item for attribute, item in given.items() if item is not INVALID})
 
     def _convert(self, value: Any, hint: Any, path: str, limits: Mapping[str, Any]) -> Any:
         if isinstance(value, str) and not isinstance(value, EnvString):
@@ -122,8 +115,7 @@ class Converter:
             or_list = " or a list" if any(get_origin(choice) is tuple for choice in choices) else ""
             hint = next((choice for choice in choices if _could_be(value, choice)), choices[0])
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            built = self.object(value, hint, path)
-            return INVALID if built is None else built
+            return self.object(value, hint, path)
         origin = get_origin(hint)
         if origin is tuple:
             return self._list(value, get_args(hint)[0], path, limits)
@@ -204,24 +196,20 @@ class Converter:
         if isinstance(value, list | tuple):
             items = [self._json(item, f"{path}[{at}]", depth + 1) for at, item in enumerate(value)]
             return INVALID if INVALID in items else items
-        if (
-            value is None
-            or isinstance(value, bool | int)
-            or (isinstance(value, float) and math.isfinite(value))
-        ):
+        if isinstance(value, NoneType | int) or (isinstance(value, float) and math.isfinite(value)):
             return value
         return self._expected("a JSON value", value, path)
 
     def _substituted(self, text: str, path: str) -> Any:
         """Return `text` with each `${NAME}` replaced by the environment's value."""
         names = ENV_REFERENCE.findall(text)
+        if not names:
+            return text
         missing = [name for name in names if name not in self._environ]
         for name in missing:
             self._add_problem(path, f"environment variable {name} is not set")
         if missing:
             return INVALID
-        if not names:
-            return text
         replaced = ENV_REFERENCE.sub(lambda match: self._environ[match[1]], text)
         return EnvString(replaced, f"environment variable {names[0]}")
 

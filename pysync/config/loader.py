@@ -60,8 +60,7 @@ def parse(
         raise ConfigError([Problem("", "the configuration must be an object")])
     value = {name: item for name, item in value.items() if name != "$schema"}  # for editors
     converter = Converter(environ, folder)
-    config = converter.object(_apply_overrides(value, environ, overrides), Config, "")
-    assert config is not None, "no member of Config is required"
+    config: Config = converter.object(_apply_overrides(value, environ, overrides), Config, "")
     problems = list(dict.fromkeys([*converter.problems, *validation.validate(config, converter.path_of)]))
     if problems:
         raise ConfigError([*with_collections(problems, converter.collection_names)])

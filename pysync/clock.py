@@ -21,8 +21,7 @@ STEP_GRACE_MS: Final = 600_000
 """Milliseconds after a step during which it is ignored and nothing is deleted for its age."""
 
 MAX_COUNTER: Final = 999_999
-"""Largest counter within one millisecond. Counters written with six digits sort as text as they do as
-numbers."""
+"""Largest counter within one millisecond. With six digits, counters sort as text as numbers do."""
 
 
 BOOT_ID_PATH: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -30,15 +29,13 @@ BOOT_ID_PATH: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class HybridTimestamp(NamedTuple):
-    """A position in an order of events: milliseconds since the epoch, and a counter within the
-    millisecond."""
+    """A position in an order of events: milliseconds since the epoch, and a counter within each."""
 
     ms: int
     counter: int
 
     def next(self, now_ms: int) -> "HybridTimestamp":
-        """Return the first timestamp after this one that is not before `now_ms`. It increases even if the
-        clock was set back."""
+        """Return the first timestamp after this one and not before `now_ms`, even after a step back."""
         if now_ms > self.ms:
             return HybridTimestamp(now_ms, 0)
         return (
@@ -57,8 +54,7 @@ def wall_clock_ms() -> int:
 
 
 def boot_clock_ms() -> int:
-    """Return milliseconds since boot, including sleep. The value is unaffected by steps of the clock, and
-    restarts at the next boot."""
+    """Return milliseconds since boot, including sleep, unaffected by steps of the clock."""
     return time.clock_gettime_ns(_BOOT_CLOCK) // 1_000_000
 
 
@@ -91,8 +87,7 @@ def elapsed_of(clock: Callable[[], int]) -> Callable[[], int]:
 
 
 def is_stable(clock: Callable[[], int]) -> bool:
-    """Return True if data that has expired by this clock may be deleted, which is False for ten minutes after
-    a step."""
+    """Return True if data that has expired may be deleted: not for ten minutes after a step."""
     clock()  # a clock notices a step only when it is read
     stable: bool = getattr(clock, "is_stable", True)
     return stable

@@ -71,8 +71,7 @@ async def every(
     log: logging.Logger,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Await `work()` every `seconds`, until cancelled. Errors are logged with the text `failed`, and the next
-    call follows as usual."""
+    """Await `work()` every `seconds`, until cancelled. Errors are logged as `failed`, and do not end it."""
     while True:
         await sleep(seconds)
         try:

@@ -33,8 +33,7 @@ class CorruptionReporter:
         log.error("the %s at %r (%s) is corrupt: %s", kind, key, names, why)
 
     def report_once(self, error: DocumentCorrupt, kind: Kind, key: str) -> None:
-        """Report the corrupt object that a request found at `key`, once for each `error`, whose `key` is
-        set."""
+        """Report the corrupt object that a request found at `key`, once for each `error`."""
         if error.key is None:
             error.key = key
             self.report(kind, key, error.detail)
@@ -45,8 +44,7 @@ class CorruptionReporter:
 
 
 class _Reporting:
-    """The context manager of `reporting`. It is a class because a generator costs three times as much, on
-    every read of a log."""
+    """The context manager of `reporting`. A generator would cost three times as much on every read."""
 
     __slots__ = ("_key", "_kind", "_reporter")
 

@@ -22,16 +22,14 @@ PROBE_PREFIX: Final = "_pysync/probe"
 """Key prefix of the temporary object that is written."""
 CLAIM_TTL_MS: Final = 1_000
 MAX_SKEW_MS: Final = 60_000
-"""Clock difference that gives a warning. Every node must agree whether a signature is within 300 s of its
-time."""
+"""Clock difference that gives a warning. Signatures are accepted within 300 s of their time."""
 
 Timer = Callable[[], float]
 
 
 @dataclass(slots=True)
 class Report:
-    """The findings. `rows` are the checks with their results. A problem prevents `pysync serve` from working;
-    a warning does not."""
+    """The results of the checks. A problem prevents `pysync serve` from working; a warning does not."""
 
     rows: list[tuple[str, str]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -43,8 +41,7 @@ class Report:
         self.rows.append((what, f"{median_ms:.1f} ms, at worst {worst_ms:.1f} ms"))
 
     def add_clock_skew(self, of: str, skew_ms: int | None) -> None:
-        """Add a row with the difference between this machine's clock and a server's, unless they share
-        one."""
+        """Add a row with the difference between this clock and a server's, unless they share one."""
         if skew_ms is None:
             return
         seconds = round(abs(skew_ms) / 1000)
@@ -115,8 +112,7 @@ async def _probe_coordinator(url: str, folder: str | None, report: Report, timer
 
 
 def _check_folder(what: str, folder: Path, database: str, report: Report) -> bool:
-    """Return True if a folder contains its database. If not, add a row, and a problem if the first start
-    could not create the folder."""
+    """Return True if a folder contains its database; add a problem if it cannot be created either."""
     if (folder / database).exists():
         return True
     report.rows.append((what, "does not exist yet: the first start creates it"))

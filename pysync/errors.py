@@ -313,8 +313,7 @@ class Unavailable(PysyncError, status=503, code="unavailable", message="Service 
 
     @property
     def detail(self) -> str:
-        """The cause, for the operator: the message if the error has one of its own, otherwise the underlying
-        error."""
+        """The cause, for the operator: the error's own message, otherwise the underlying error."""
         if self.message != self.default_message:
             return self.message
         return str(self.__cause__ or "it does not answer")
@@ -342,8 +341,7 @@ def errors_by_code() -> dict[str, type[PysyncError]]:
 
 
 def from_response(status: int, body: Mapping[str, object], headers: Mapping[str, str]) -> PysyncError:
-    """Return the error that a server's error response stands for. An unknown code is resolved by its status
-    alone."""
+    """Return the error of a server's error response. An unknown code is resolved by its status."""
     code = str(body.get("code", ""))
     text = str(body.get("error", "")) or f"HTTP {status}"
     known = errors_by_code()
@@ -357,8 +355,7 @@ def from_response(status: int, body: Mapping[str, object], headers: Mapping[str,
 
 
 def from_batch_error(text: str) -> PysyncError:
-    """Return the error that the error text of a batch entry stands for, with that text; a `PysyncError` if
-    the text is unknown."""
+    """Return the error that the text of a batch entry stands for; a `PysyncError` if it is unknown."""
     kind = _BY_BATCH_ERROR.get(text, PysyncError)
     error = kind.__new__(kind)
     PysyncError.__init__(error, text)

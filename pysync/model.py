@@ -43,8 +43,7 @@ class Claims:
     def roles(
         self, identity: str, issuers: frozenset[str] | None, identity_roles: Mapping[str, tuple[str, ...]]
     ) -> frozenset[str]:
-        """Return the roles of `identity` if `issuers` are trusted (None: all are), together with its roles in
-        `identity_roles`."""
+        """Return the roles of `identity` if `issuers` are trusted (None: all), with its `identity_roles`."""
         roles = self.own.union(identity_roles.get(identity, ()))
         return roles | self.yielded if issuers is None or self.issuer in issuers else roles
 
@@ -98,6 +97,5 @@ class WriteEvent:
 
     @cached_property
     def body(self) -> Mapping[str, Any] | None:
-        """The pushed `data`, parsed on first use. All receivers of the event share it, so it must not be
-        modified."""
+        """The pushed `data`, parsed on first use. All receivers share it, so it must not be modified."""
         return None if self.text is None else orjson.loads(self.text)

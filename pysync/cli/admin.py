@@ -141,8 +141,7 @@ class ProgressLine:
 
 
 async def verify(options: argparse.Namespace) -> int:
-    """Run `pysync verify`: print each damaged object, then the counts. The exit status is 1 if any object is
-    damaged."""
+    """Run `pysync verify`: print each damaged object, then the counts. Return 1 if any is damaged."""
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
     flags = {"store": options.store}
     if options.config is None:
@@ -175,8 +174,7 @@ def _check_store(settings: Config, consequence: str) -> None:
 
 
 async def rebuild_lists(options: argparse.Namespace) -> int:
-    """Run `pysync project rebuild`: print the outcome of each list. The exit status is 1 if a list could not
-    be written as it should be."""
+    """Run `pysync project rebuild`: print the outcome of each list. Return 1 after a failure."""
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
     flags = {"store": options.store, "coordinator": options.coordinator}
     settings = config.load(options.config, os.environ, flags)
@@ -227,8 +225,7 @@ async def rebuild_lists(options: argparse.Namespace) -> int:
 
 
 async def compact(options: argparse.Namespace) -> int:
-    """Run `pysync events compact`: print the outcome for each folder. The exit status is 1 if files were left
-    out."""
+    """Run `pysync events compact`: print the outcome for each folder. Return 1 if files were left out."""
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
     settings, plugins = _load_plugins(options)
     older_than_ms = round(options.older_than * 1000)

@@ -221,9 +221,8 @@ def _issued_by(issuer: IdentityKeys, name: str) -> Certificate:
 
 
 async def _publish(options: argparse.Namespace, issuer: IdentityKeys, make: Make) -> RevocationList:
-    """Publish a list of the next generation, or of the one that the options name, and return it. It keeps
-    what is in the published one, unless that is to be replaced. Raises StaleGeneration where the named one
-    is not larger."""
+    """Publish a list of the named generation, or of the next one, and return it. It keeps the entries of the
+    published one, unless `--replace` is set. Raises StaleGeneration if the named one is not larger."""
     from pysync.client import Client  # heavy, and not needed to print a list
 
     async with Client(options.server) as client:
@@ -283,8 +282,7 @@ def _key_file(options: argparse.Namespace) -> str | None:
 
 
 def make_keyring(options: argparse.Namespace, client: "Client", name: str) -> "RemoteKeyring":
-    """Return the keyring `name` for the holder of the key, who trusts their own key and `--trust`. Raises
-    ValueError."""
+    """Return the keyring `name` for the holder of the key. Raises ValueError without a key."""
     from pysync.client.sealed import RemoteKeyring  # heavy, and not needed without a keyring
 
     key_file = _key_file(options)
@@ -296,8 +294,7 @@ def make_keyring(options: argparse.Namespace, client: "Client", name: str) -> "R
 
 
 async def keyring(options: argparse.Namespace) -> int:
-    """Run `pysync keyring new`, `add`, `remove` or `show`. The exit status is 1 if the keyring cannot be
-    opened."""
+    """Run `pysync keyring new`, `add`, `remove` or `show`. Return 1 if the keyring cannot be opened."""
     from pysync.client.sealed import SealedError
 
     async with make_client(options) as client:

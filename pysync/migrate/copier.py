@@ -138,8 +138,7 @@ class Copier:
             self._count(key, "refused", str(error))
 
     async def _copy_found(self, key: str, found: StoredObject) -> _core.LogHead | None:
-        """Copy a self-contained object. For the head of a log return the head instead, which must be copied
-        after its parts."""
+        """Copy a self-contained object. Return the head of a log instead, to be copied after its parts."""
         try:
             head = check_object(key, found.body)
             if head is not None:
@@ -160,8 +159,7 @@ class Copier:
         return None
 
     async def _is_older(self, key: str, stored: bytes) -> bool:
-        """Return True if the target has a later revocation list, which must not be replaced by an earlier
-        one."""
+        """Return True if the target has a later revocation list, which an earlier one must not replace."""
         there = await self._get_target(key)
         try:
             generation = check_revocations(key, stored)
@@ -170,9 +168,8 @@ class Copier:
             return False
 
     async def _belongs_to_log(self, key: str) -> bool:
-        """Return True if the head at `key` has chunks, which are copied with it. Returns False if the log is
-        in the format of pysync by now: its chunks are leftovers. Raises VerificationError if there is no
-        log."""
+        """Return True if the head at `key` has chunks, which are copied with it, and False if they are what
+        pysync left of a log that it converted. Raises VerificationError if there is no log."""
         found = await self._reader.get(key)
         if found is not None and _core.is_log(found.body):
             return False
@@ -262,8 +259,7 @@ class Copier:
             return below if is_there else None
 
     async def _get_part(self, key: str, missing: str) -> StoredObject | None:
-        """Return a part of a log from the source. If it is unreadable or missing, count it and return
-        None."""
+        """Return a part of a log from the source. Count it and return None if it cannot be read."""
         try:
             found = await self._reader.get(key)
         except Unreadable as error:
@@ -309,14 +305,12 @@ class Copier:
                     await delete_log_objects(self._target, replaced.id)
 
     async def _put_corrupt(self, key: str, found: StoredObject, why: str) -> bool:
-        """Count a corrupt object, and copy it if `keep_corrupt` is set. Returns True if the target now has
-        it."""
+        """Count a corrupt object, and put it if `keep_corrupt` is set. Return True if the target has it."""
         self._count(key, "corrupt", why)
         return self._keep_corrupt and await self._put(key, found)
 
     async def _put(self, key: str, found: StoredObject) -> bool:
-        """Put an object that the target lacks, and count the outcome. Returns True if the target now has
-        it."""
+        """Put an object that the target lacks, and count the outcome. Return True if the target has it."""
         there = await self._get_target(key)
         repairs = there is not None and there.body != found.body and is_damaged(key, there.body)
         if there is None or repairs or (self._overwrite and there.body != found.body):

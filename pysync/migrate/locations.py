@@ -44,8 +44,7 @@ def parse_location(text: str) -> Location:
 
 
 async def open_source(location: Location) -> ReadableStore:
-    """Open the location to copy from. It must exist; nothing is created. Raises ValueError and
-    StoreUnavailable."""
+    """Open the location to copy from, which must exist. Raises ValueError and StoreUnavailable."""
     if isinstance(location, Path):
         if (location / _DATABASE).exists():
             raise ValueError(f"folder:{location} is a store: name it file:{location}")
@@ -55,8 +54,7 @@ async def open_source(location: Location) -> ReadableStore:
 
 
 async def open_target(location: Location) -> Store:
-    """Open the location to copy to, and create it if it is missing. Raises ValueError and
-    StoreUnavailable."""
+    """Open or create the location to copy to. Raises ValueError and StoreUnavailable."""
     if isinstance(location, Path):
         raise ValueError(f"folder:{location} can only be copied from")
     return await open_store(location)

@@ -1,5 +1,4 @@
-"""Reads a store object by object. An object that cannot be read is skipped; an unreachable store ends the
-run."""
+"""Reads a store object by object, until the end or until the store is unreachable."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator

@@ -66,8 +66,7 @@ def log_of_chunk(key: str, stored: bytes) -> str | None:
 
 
 def check_revocations(key: str, stored: bytes) -> int:
-    """Return the generation of a revocation list. Raises VerificationError unless it is signed by the issuer
-    whose user id ends the key."""
+    """Return the generation of a revocation list. Raises VerificationError if another issuer signed it."""
     try:
         found = parse_revocation_list(stored)
     except (BadRequest, BadSignature) as error:
@@ -124,8 +123,7 @@ def is_damaged(key: str, stored: bytes) -> bool:
 
 
 async def verified_chunks(file: OpenFile, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the bytes of the file. Raises VerificationError at the end if their hash is not that of the
-    file."""
+    """Yield the bytes of the file. Raises VerificationError at the end if their hash is another."""
     digest = hashlib.sha256()
     async for chunk in chunks:
         digest.update(chunk)
@@ -163,8 +161,7 @@ class VerificationReport:
 
 class Verifier:
     """Verifies the objects of `store`, which may be written meanwhile. `on_damage` is called for each damaged
-    object, and `pace` is awaited with the number of bytes read. The store then no longer serves damaged
-    files."""
+    object, and `pace` awaited with the number of bytes read. The store stops serving damaged files."""
 
     def __init__(
         self,
@@ -186,8 +183,7 @@ class Verifier:
         await for_each_key(self._store, MAX_CONCURRENT, self.verify)
 
     async def verify(self, key: str) -> None:
-        """Verify the object at `key`, and of a log everything that its head names. Raises
-        StoreUnavailable."""
+        """Verify an object, and of a log everything that its head names. Raises StoreUnavailable."""
         if key.startswith(_EXCLUDED):
             return
         self.report.objects += 1
@@ -263,8 +259,7 @@ class Verifier:
 
 
 async def _check(key: str, body: bytes) -> _core.LogHead | None:
-    """Check any stored object as `check_object` does. Below `_pysync/` there are also JSON objects of the
-    server."""
+    """Check any stored object, also the server's own JSON objects below `_pysync/`."""
     if key.startswith("_pysync/") and not key.startswith((f"{REVOCATIONS}/", VERSIONS)):
         try:
             orjson.loads(body)

@@ -135,8 +135,7 @@ class FaultyStore:
 
     def crash(self, after: int, *, done: bool) -> None:
         """Simulate a process that is killed at a write (put, write, delete), after `after` further writes.
-        This write is executed if `done`; it and all later calls raise StoreUnavailable, and later calls do
-        nothing."""
+        This write is executed if `done`, later calls are not; it and they raise StoreUnavailable."""
         self._writes_left, self._does_last = after, done
 
     def truncate_next_get(self, times: int = 1) -> None:
@@ -144,8 +143,7 @@ class FaultyStore:
         self._add_faults("tear", ["get"], times)
 
     def delay(self, verb: Verb, release: asyncio.Event, after: int = 0) -> asyncio.Event:
-        """Block a call until `release` is set, after `after` other calls. The returned event is set once the
-        call has started."""
+        """Block a call, after `after` others, until `release` is set. Return an event of its start."""
         arrived = asyncio.Event()
         self._add_faults(_Delay(arrived, release), [verb], after=after)
         return arrived

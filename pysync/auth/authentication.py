@@ -2,8 +2,8 @@
 
 Cheap checks come before expensive ones, in three steps:
 
-1. `credentials_for` reads the credentials from the headers. It checks their form and time, and the issuer's
-   signature of a certificate.
+1. `parse_credentials` reads the credentials from the headers. It checks their form and time, and the
+   issuer's signature of a certificate.
 2. `authenticate` verifies the request's own signature, once the body is there. Only then is the certificate
    parsed: its shape, its paths, its roles. The result is cached for the caller's next request.
 3. `consume_nonce` records the nonce of an allowed request, and checks that its certificate is not revoked.
@@ -24,8 +24,7 @@ from typing import Final, NamedTuple
 
 from pysync import _core, protocol
 from pysync.auth import certificates
-from pysync.auth.certificates import SKEW_S, Certificate, Revocable
-from pysync.auth.policy import AccessPolicy
+from pysync.auth.certificates import SKEW_S, Certificate, CertificateSummary
 from pysync.auth.revocation import RevocationRegistry
 from pysync.auth.verification import (
     CertificateVerifier,
@@ -117,23 +116,9 @@ class Authenticator:
         self._verifier = CertificateVerifier(config, now_ms, validate_certificate)
         self._cache = CertificateCache()
 
-    def credentials_for(self, policy: AccessPolicy, headers: Mapping[str, str]) -> Credentials:
-        """Return the credentials in `headers`, checked as far as possible without the body.
-
-        Raises:
-            Unauthorized: `policy` needs credentials and there are none, or they are invalid.
-            Forbidden: a member or audience certificate has no paths.
-        """
-        if not policy.needs_credentials:
-            return NO_CREDENTIALS
-        credentials = self.parse_credentials(headers)
-        if credentials is NO_CREDENTIALS and not policy.allows_anonymous:
-            raise Unauthorized("no credentials")
-        return credentials
-
     def parse_credentials(self, headers: Mapping[str, str]) -> Credentials:
-        """Return the credentials in `headers` for any policy, `NO_CREDENTIALS` if there are none. Raises
-        Unauthorized and Forbidden as `credentials_for` if they are invalid."""
+        """Return the credentials in `headers`, checked as far as possible without the body; `NO_CREDENTIALS`
+        if there are none. Raises Unauthorized if they are invalid."""
         authorization = headers.get(protocol.HEADER_AUTHORIZATION)
         if authorization is not None and authorization.startswith(BEARER):
             return self._check_admin_token(authorization.removeprefix(BEARER))
@@ -143,7 +128,10 @@ class Authenticator:
         nonce = headers.get(protocol.HEADER_NONCE, "")
         if not (_is_timestamp(timestamp) and _is_nonce(nonce)):
             raise Unauthorized("no timestamp or nonce of the right form")
-        presented = self._find_certificate(authorization, headers.get(protocol.HEADER_PUB, ""))
+        presenter = headers.get(protocol.HEADER_PUB, "")
+        presented = self._cache.get(authorization, presenter) or signed_certificate(
+            authorization, presenter, *open_certificate(authorization)
+        )
         timestamp_ms = int(timestamp)
         self._check_is_current(presented, timestamp_ms)
         signature = headers.get(protocol.HEADER_SIGNATURE, "")
@@ -218,7 +206,7 @@ class Authenticator:
             return False
         return not await self._is_revoked(certificate)
 
-    async def _is_revoked(self, certificate: Revocable) -> bool:
+    async def _is_revoked(self, certificate: CertificateSummary) -> bool:
         """Return True if the certificate is revoked. Raises StoreUnavailable if revocations cannot be read.
         Most issuers have no list, which costs this lookup alone."""
         if self._elapsed_ms() <= self._revocations.unlisted_until_ms.get(certificate.iss_user_id, -1):
@@ -273,15 +261,6 @@ class Authenticator:
         if abs(timestamp_ms - now_ms) > SKEW_MS:
             raise Unauthorized(f"clock: signed {(timestamp_ms - now_ms) / 1000:+.0f} s from now")
         _check_validity_period(presented, now_ms)
-
-    def _find_certificate(
-        self, authorization: str, presenter: str
-    ) -> VerifiedCertificate | SignedCertificate:
-        """Return the cached certificate of a header, or verify its issuer's signature, which costs one
-        Ed25519 verification. `_check_is_current` checks that it is valid now."""
-        return self._cache.get(authorization, presenter) or signed_certificate(
-            authorization, presenter, *open_certificate(authorization)
-        )
 
 
 def _check_validity_period(presented: VerifiedCertificate | SignedCertificate, now_ms: int) -> None:

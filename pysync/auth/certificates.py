@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import orjson
 
@@ -45,22 +45,28 @@ class CertificateError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Certificate:
-    """A well-formed certificate. `sub` is `""` for an audience certificate; `paths` and `aud` are None if
-    absent. `nbf` and `exp` are seconds since the epoch. `text` is its canonical JSON."""
+class CertificateSummary:
+    """The members that identify a certificate and limit its validity. `sub` is `""` for an audience
+    certificate. `nbf` and `exp` are seconds since the epoch."""
 
-    kind: Kind
     iss: str
     iss_user_id: str
     sub: str
+    nonce: str
+    nbf: int
+    exp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate(CertificateSummary):
+    """A well-formed certificate. `paths` and `aud` are None if absent. `text` is its canonical JSON."""
+
+    kind: Kind
     sub_user_id: str | None
     ops: frozenset[str]
     collections: tuple[str, ...]
     paths: tuple[str, ...] | None
     aud: tuple[str, ...] | None
-    nbf: int
-    exp: int
-    nonce: str
     sig: str
     text: bytes
 
@@ -115,9 +121,15 @@ def parse(text: bytes) -> Certificate:
 
 
 def verify(certificate: Certificate, now_s: float) -> None:
-    """Check the validity period at `now_s`, then the signature. Raises CertificateError."""
+    """Check the validity period at `now_s`, then the signature, which costs one Ed25519 verification. Raises
+    CertificateError."""
     check_validity_period(certificate, now_s)
-    check_signature(certificate)
+    try:
+        is_signed = PublicKey(certificate.iss).verify(certificate.signed, certificate.sig)
+    except ValueError:  # a small-order key would accept any signature
+        is_signed = False
+    if not is_signed:
+        raise CertificateError("bad-signature")
 
 
 def check_validity_period(certificate: Certificate, now_s: float) -> None:
@@ -129,12 +141,6 @@ def check_validity_period(certificate: Certificate, now_s: float) -> None:
         raise CertificateError("not-yet-valid")
     if now_s > certificate.exp + SKEW_S:
         raise CertificateError("expired")
-
-
-def check_signature(certificate: Certificate) -> None:
-    """Raise CertificateError if the issuer did not sign the certificate. Costs one Ed25519 verification."""
-    if not _signed_by(certificate.iss, certificate.signed, certificate.sig):
-        raise CertificateError("bad-signature")
 
 
 def check_delegation(certificate: Certificate) -> None:
@@ -163,26 +169,6 @@ def check_delegation(certificate: Certificate) -> None:
         raise CertificateError(f"{kind}-keyring-not-denied")
 
 
-class Revocable(Protocol):
-    """The identifier of the certificate in a revocation list."""
-
-    @property
-    def iss(self) -> str:
-        """See `Certificate.iss`."""
-
-    @property
-    def iss_user_id(self) -> str:
-        """See `Certificate.iss_user_id`."""
-
-    @property
-    def sub(self) -> str:
-        """See `Certificate.sub`."""
-
-    @property
-    def nonce(self) -> str:
-        """See `Certificate.nonce`."""
-
-
 @dataclass(frozen=True, slots=True)
 class RevocationList:
     """The revocations of one issuer, whose signature was checked. The list with the larger `generation`
@@ -194,7 +180,7 @@ class RevocationList:
     revoked: Revoked
     text: bytes
 
-    def revokes(self, certificate: Revocable) -> bool:
+    def revokes(self, certificate: CertificateSummary) -> bool:
         """Return True if the issuer revoked the certificate, or everything issued to its subject. The `exp`
         of an entry only says when the issuer may drop the entry; until it does, the entry applies."""
         return certificate.iss == self.iss and self.revoked.contains(certificate.sub, certificate.nonce)
@@ -331,10 +317,3 @@ def decode_base64(text: str) -> bytes | None:
     except (binascii.Error, ValueError):
         return None
     return decoded if base64.b64encode(decoded).decode() == text else None
-
-
-def _signed_by(key: str, message: bytes, signature: object) -> bool:
-    try:
-        return isinstance(signature, str) and PublicKey(key).verify(message, signature)
-    except ValueError:  # a small-order key would accept any signature
-        return False

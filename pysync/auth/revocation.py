@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final, ParamSpec, TypeVar
 
 from pysync._core import RevocationList as SignedList
-from pysync.auth.certificates import Revocable, RevocationList, parse_revocation_list
+from pysync.auth.certificates import CertificateSummary, RevocationList, parse_revocation_list
 from pysync.cache import BoundedCache
 from pysync.clock import elapsed_of, is_stable
 from pysync.concurrency import every
@@ -145,7 +145,7 @@ class RevocationRegistry:
         """Issuers that had no list when it was last read, with the elapsed time at which to read again."""
         self._count, self._counted_at_ms = 0, 0
 
-    async def is_revoked(self, certificate: Revocable) -> bool:
+    async def is_revoked(self, certificate: CertificateSummary) -> bool:
         """Return True if the issuer revoked the certificate. Raises StoreUnavailable if the list cannot be
         read."""
         issuer = certificate.iss_user_id

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from pysync import _core
 from pysync.auth import certificates
-from pysync.auth.certificates import Certificate, CertificateError
+from pysync.auth.certificates import Certificate, CertificateError, CertificateSummary
 from pysync.config import Config
 from pysync.errors import Forbidden, Unauthorized
 from pysync.model import Caller, Claims
@@ -33,17 +33,11 @@ class SignedCertificate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class VerifiedCertificate:
+class VerifiedCertificate(CertificateSummary):
     """A verified certificate with its presenter's key, and the caller that it identifies. `not_in_audience`
     is True if it names an audience without the presenter. `is_trusted` is True if the configuration names the
     identity or, unless anyone may present the certificate, the issuer."""
 
-    iss: str
-    iss_user_id: str
-    sub: str
-    nonce: str
-    nbf: int
-    exp: int
     key: _core.PublicKey
     caller: Caller
     not_in_audience: bool

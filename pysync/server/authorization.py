@@ -74,6 +74,7 @@ class Authorizer:
         proxy_hops: int,
     ) -> None:
         self.spaces: Final = spaces
+        self.consume_nonce: Final = authenticator.consume_nonce
         self._authenticator = authenticator
         self._rate_limiter = rate_limiter
         self._hooks = hooks
@@ -82,10 +83,14 @@ class Authorizer:
         self._proxy_hops = proxy_hops
 
     def credentials_for(self, request: web.BaseRequest, policy: AccessPolicy) -> Credentials:
-        """Return the credentials in the headers. Raises as `Authenticator.credentials_for`."""
+        """Return the credentials in the headers, checked as far as possible without the body. Raises
+        Unauthorized if they are invalid, or if `policy` needs credentials and there are none."""
         if not policy.needs_credentials:
             return NO_CREDENTIALS
-        return self._authenticator.credentials_for(policy, request.headers)
+        credentials = self._authenticator.parse_credentials(request.headers)
+        if credentials is NO_CREDENTIALS and not policy.allows_anonymous:
+            raise Unauthorized("no credentials")
+        return credentials
 
     async def authorize(
         self,
@@ -99,7 +104,7 @@ class Authorizer:
         """Authorise a request for the key of its path. `credentials` are those of its headers, if they were
         read before the `body`.
 
-        Raises as `Authenticator.credentials_for`, `authenticate` and `consume_nonce`; Forbidden;
+        Raises as `credentials_for`, `authenticate` and `Authenticator.consume_nonce`; Forbidden;
         AuthorizationError or RolesUnavailable if the roles cannot be determined; and the error with which a
         plugin rejects the request.
         """
@@ -119,7 +124,7 @@ class Authorizer:
                 raise decision
             access = decision
             if verified.certificate is not None:
-                await self._authenticator.consume_nonce(verified)
+                await self.consume_nonce(verified)
         if self._hooks.has_pull_hooks and policy.action == "pull":
             about = plugin_request(policy, access.caller, match.params, match.key)
             access = access._replace(reply=await self._hooks.run_pull_hooks(about))
@@ -279,11 +284,6 @@ class Authorizer:
         """Count a request once for each of `policies` that has a limit. Raises as `RateLimiter.enforce`."""
         if _has_rate_limit(*policies):
             await self._rate_limiter.enforce(caller.identity, self.client_ip(request), policies)
-
-    async def consume_nonce(self, verified: AuthenticatedRequest) -> None:
-        """Record the nonce of an allowed request. Raises as `Authenticator.consume_nonce`."""
-        if verified.certificate is not None:
-            await self._authenticator.consume_nonce(verified)
 
     async def consume_optional_nonce(self, request: web.BaseRequest, verified: AuthenticatedRequest) -> bool:
         """Record the nonce of a request that anyone may send. Return False if its credentials are invalid."""

@@ -34,7 +34,7 @@ class Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client, and note when a request head begins."""
         super().data_received(data)
-        if not self.is_idle:
+        if self._request_in_progress or self._messages:
             self.head_since = 0.0
         elif self.head_since == 0.0:
             self.head_since = self._loop.time()

@@ -59,13 +59,8 @@ class Match(NamedTuple):
     route: Route
     values: tuple[str, ...]
     key: str
-
-    @property
-    def policy(self) -> AccessPolicy:
-        """The policy of the route, which must belong to a collection."""
-        rule = self.route.policy
-        assert rule is not None, "only routes of a collection have a policy"
-        return rule
+    policy: AccessPolicy
+    """The policy of the route. Only handlers of a collection's routes use it; other routes have none."""
 
     @property
     def params(self) -> dict[str, str]:
@@ -74,8 +69,8 @@ class Match(NamedTuple):
 
     def document_ref(self, caller: Caller) -> DocumentRef:
         """Return the reference to the document that a write of `caller` to this path concerns."""
-        rule = self.policy
-        return DocumentRef(rule.collection.name, self.params, rule.namespace, caller.identity, self.key)
+        policy = self.policy
+        return DocumentRef(policy.collection.name, self.params, policy.namespace, caller.identity, self.key)
 
     @property
     def identity(self) -> str | None:
@@ -144,7 +139,7 @@ class Router:
         key = "/".join(segments[route.key_from + 1 :])
         if values:
             _check(values, key, segments[route.key_from + 1])
-        return Match(route, tuple(values), key)
+        return Match(route, tuple(values), key, route.policy)  # type: ignore[arg-type]
 
 
 def _walk(node: _Node, segments: Sequence[str], values: list[str]) -> _Node | None:

@@ -77,6 +77,14 @@ def read_saved_number(path: Path, boot: str) -> int | None:
         return None
 
 
+def save_number(path: Path, boot: str, number: int) -> None:
+    """Save a number at `path` for `read_saved_number`. Raises OSError."""
+    temporary = path.with_name(f"{path.name}~{os.getpid()}")
+    temporary.touch(0o600)
+    temporary.write_text(f"{boot} {number}\n")
+    temporary.replace(path)
+
+
 def elapsed_of(clock: Callable[[], int]) -> Callable[[], int]:
     """Return the clock that measures the elapsed time of `clock`, unaffected by steps: its `elapsed_ms`. A
     clock without one is assumed never to step, and is returned itself."""
@@ -116,10 +124,7 @@ class SteadyClock:
         def save() -> None:
             self._saved_ms = self._ahead_ms
             try:
-                temporary = path.with_name(f"{path.name}~{os.getpid()}")
-                temporary.touch(0o600)
-                temporary.write_text(f"{boot} {self._ahead_ms}\n")
-                temporary.replace(path)
+                save_number(path, boot, self._ahead_ms)
             except OSError as error:
                 log.warning("failed to save the state of the clock at %s: %s", path, error)
 

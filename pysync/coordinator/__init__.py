@@ -2,12 +2,9 @@
 `open_coordinator`."""
 
 from pysync.coordinator.base import (
-    AHEAD_MS,
     EPOCH_MS,
     IDEMPOTENCY_TTL_MS,
     LEASE_MS,
-    LIVE_EPOCHS,
-    MAX_LIVE_NONCES,
     Coordinator,
     PreparedWrite,
     ReplayMemoryFull,
@@ -15,17 +12,13 @@ from pysync.coordinator.base import (
     Window,
     nonce_epoch,
     release_claim,
-    window_end_ms,
 )
 from pysync.coordinator.open import open_coordinator
 
 __all__ = [
-    "AHEAD_MS",
     "EPOCH_MS",
     "IDEMPOTENCY_TTL_MS",
     "LEASE_MS",
-    "LIVE_EPOCHS",
-    "MAX_LIVE_NONCES",
     "Coordinator",
     "PreparedWrite",
     "ReplayMemoryFull",
@@ -34,5 +27,4 @@ __all__ = [
     "nonce_epoch",
     "open_coordinator",
     "release_claim",
-    "window_end_ms",
 ]

@@ -44,30 +44,30 @@ class Standing(IntEnum):
 
 
 class ReplayMemoryFull(CoordinatorUnavailable):
-    """There is no room for the nonce of somebody of this standing."""
+    """There is no room for the nonce of a caller of this standing."""
 
 
 def nonce_epoch(elapsed_ms: int) -> int:
-    """The number of the epoch in which a nonce arrives now, by a clock that no step moves."""
+    """Return the number of the epoch in which a nonce arrives now, by a clock that no step moves."""
     return elapsed_ms // EPOCH_MS
 
 
 def window_end_ms(now_ms: int, window_ms: int) -> int:
-    """When the fixed window that holds `now_ms` ends."""
+    """Return the end of the fixed window that contains `now_ms`."""
     return now_ms - now_ms % window_ms + window_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A fixed window: `increment` includes the call that returned it, `resets_in_ms` is what is left of
-    it."""
+    """A fixed window. `count` includes the call of `increment` that returned it, and `resets_in_ms` is the
+    rest of its time."""
 
     count: int
     resets_in_ms: int
 
 
 class PreparedWrite(NamedTuple):
-    """Changes of a write that was about to be made `age_ms` ago."""
+    """The changes of a write that was prepared `age_ms` ago."""
 
     name: str
     age_ms: int
@@ -75,47 +75,46 @@ class PreparedWrite(NamedTuple):
 
 
 class Coordinator(ChangeLog, Protocol):
-    """Shared, short-lived memory. `CoordinatorContract` in `pysync.testing` is its promise as tests. What
-    cannot be kept safely is refused with `CoordinatorUnavailable`, never let through.
-    """
+    """Shared, short-lived memory. `CoordinatorContract` in `pysync.testing` is its promise as tests. Methods
+    raise CoordinatorUnavailable rather than promise something that may be forgotten."""
 
     async def consume_nonce(
         self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
     ) -> bool:
-        """True the first time this nonce (text of the header) of this key (hex) is seen by anyone who
-        shares the coordinator, False within the ten minutes after. Holds at least 1,000,000 live nonces, and
-        raises ReplayMemoryFull where the share of this `standing` is taken.
-        `signed_ms` is the request's own time: one from before the coordinator's memory is refused with
-        CoordinatorUnavailable where that memory may have had forerunners."""
+        """Return True the first time that any process consumes this nonce (text of the header) of this key
+        (hex), and False within the ten minutes after. At least 1,000,000 live nonces are kept.
+
+        Raises ReplayMemoryFull if the share of this `standing` is full, and CoordinatorUnavailable if the
+        request was signed (`signed_ms`) before memory was lost that may have contained its nonce."""
 
     async def increment(self, bucket: str, window_ms: int) -> Window:
-        """Count one more in `bucket`'s current window (windows start at multiples of `window_ms`)."""
+        """Count one more in the current window of `bucket`. Windows start at multiples of `window_ms`."""
 
     async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
-        """The value that `key` holds: `value` from now on and for `ttl_ms`, unless an earlier claim still
-        holds another. Of several claims at once one wins, and all of them return its value."""
+        """Return the value of `key`, which is set to `value` for `ttl_ms` unless it has one. Of several
+        concurrent calls one sets its value, and all of them return it."""
 
     async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> None:
-        """Replace the value `expected` under `key` with `value` for the rest of its time, or release the key
-        (None). Does nothing unless the key still holds `expected`."""
+        """Replace the value of `key` for the rest of its time, or delete it if `value` is None. Does nothing
+        unless its value is still `expected`."""
 
     async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
-        """`ChangeLog.append`, which ends `intent` too, where there is one: both or neither."""
+        """Append changes as `ChangeLog.append` does, and delete the prepared write of this name, if one is
+        given: both or neither."""
 
     async def prepare(self, changes: Sequence[Change]) -> str:
-        """Remember, beyond the end of this process, that a write with these changes is about to be made,
-        until it is announced or withdrawn. Returns the intent's name. Not for stores that keep changes with
-        their writes."""
+        """Remember, beyond the end of this process, that a write with these changes is about to be made.
+        Return a name for `append` and `abort`. Stores that keep changes with their writes do not need it."""
 
     async def abort(self, name: str) -> None:
-        """Forget an intent: its write was not made."""
+        """Delete a prepared write, which was not made."""
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
-        """The oldest intents of all processes, at most `limit`."""
+        """Return the oldest prepared writes of all processes, at most `limit`."""
 
     async def next_timestamp(self) -> HybridTimestamp:
-        """A tick later than every one before, of all who share the coordinator, whatever the clocks say;
-        where memory was lost, as with the power, only where the clock has not been set back, too."""
+        """Return a timestamp after all that any process received before, even if a clock was set back, unless
+        memory was lost as well."""
 
     async def acquire_lease(self, name: str) -> bool:
         """Acquire or renew the lease `name` for `LEASE_MS`, and return True if this process holds it. Renew
@@ -126,7 +125,7 @@ class Coordinator(ChangeLog, Protocol):
         """Raise CoordinatorUnavailable if signed, metered or announced requests would fail."""
 
     async def diagnose(self) -> Diagnosis:
-        """Return what is known of the coordinator's server. Raises CoordinatorUnavailable."""
+        """Return the state of the coordinator's server. Raises CoordinatorUnavailable."""
 
     async def close(self) -> None:
         """Release all resources."""

@@ -58,13 +58,13 @@ class LeaseFiles:
         return True
 
     def close(self) -> None:
-        """Lead nothing any more."""
+        """Release all leases."""
         for lock in self._leases.values():
             os.close(lock)
         self._leases.clear()
 
     def _try_lock(self, path: Path) -> int | None:
-        """The file at `path`, locked by this process; None while another leads."""
+        """Return the file at `path`, locked by this process; None while another process holds the lease."""
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,7 +104,7 @@ SCHEMA: Final = Schema(
         CREATE TABLE claim(key TEXT PRIMARY KEY, expires_ms INTEGER NOT NULL, value BLOB NOT NULL);
         CREATE INDEX claim_expiry ON claim(expires_ms)
         """,
-        "CREATE TABLE change(id INTEGER PRIMARY KEY)",  # in another form, which nobody has read
+        "CREATE TABLE change(id INTEGER PRIMARY KEY)",  # in another form, which was never read
         f"""
         DROP TABLE change;
         {changelog.TABLE};
@@ -124,8 +124,8 @@ SCHEMA: Final = Schema(
 
 MAX_PAGES: Final = 262_144
 CHANGES_PER_PAGE: Final = 4
-"""A gigabyte of counters, claims and intents, and a kilobyte for each change that is kept; beyond it writes
-are refused until some expire."""
+"""A gigabyte of counters, claims and prepared writes, and a kilobyte for each retained change. Beyond it
+writes are refused until some expire."""
 
 SWEEP_ROWS: Final = 2
 """Expired rows that each write removes at most: twice what it adds, so that none pile up."""
@@ -191,8 +191,8 @@ class LocalCoordinator(SqliteChangeLog):
         max_live_nonces: int = MAX_LIVE_NONCES,
         retention: Retention = Retention(),  # noqa: B008 (frozen)
     ) -> Self:
-        """The coordinator in `folder`, created where it is missing. Raises ValueError where a newer version
-        wrote it, CoordinatorUnavailable where it cannot be used."""
+        """Return the coordinator in `folder`, which is created if it is missing. Raises ValueError if a newer
+        version wrote it, and CoordinatorUnavailable if it cannot be used."""
         try:
             database, nonces, leading = await asyncio.to_thread(
                 _prepare, Path(folder), now_ms, max_live_nonces, retention.count
@@ -282,7 +282,7 @@ def _prepare(
     path = folder / "coordinator.db"
     if not path.exists() and (folder / "nonces").exists():
         log.warning("%s is missing: counters, idempotency keys and announcements start empty", path)
-    # NORMAL: the file stays whole, and what the loss of power takes of it is only missed where noted.
+    # NORMAL: a loss of power leaves the file intact, but may undo the last transactions.
     database = open_database(path, SCHEMA, "NORMAL")
     database.writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + max_changes // CHANGES_PER_PAGE}")
     boot = boot_id()

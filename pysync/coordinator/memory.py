@@ -1,4 +1,4 @@
-"""The coordinator of a single process: its memory ends with it."""
+"""The coordinator of a single process, which ends with the process."""
 
 import asyncio
 import itertools
@@ -28,7 +28,7 @@ from pysync.errors import CoordinatorUnavailable
 from pysync.model import Diagnosis
 
 MAX_ENTRIES: Final = 1_000_000
-"""Counters, and claims, at one time; beyond it new ones are refused."""
+"""Maximum number of counters, and of claims, at one time."""
 
 WAIT_S: Final = 1.0
 """Maximum seconds that `wait_for_change` waits."""
@@ -59,7 +59,7 @@ class MemoryCoordinator:
         self._retention = retention
         self._changes: dict[int, tuple[int, Change]] = {}
         self._by_origin: dict[str, deque[int]] = {}
-        # From the microsecond on: no id of an earlier process is taken for one of this.
+        # The current microsecond, so that no id of an earlier process is mistaken for one of this process.
         self._last_number = self._trimmed = now_ms() * 1000
         self._appended = asyncio.Event()
         self._prepared: dict[str, tuple[int, list[Change]]] = {}
@@ -134,20 +134,20 @@ class MemoryCoordinator:
 
     async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
         """See `ChangeLog.read`."""
-        place = self._number_of(after)
-        if place is None:
+        start = self._number_of(after)
+        if start is None:
             return None
-        return self._entries(range(place + 1, min(place + limit, self._last_number) + 1))
+        return self._entries(range(start + 1, min(start + limit, self._last_number) + 1))
 
     async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
         """See `ChangeLog.read_matching`."""
-        place = self._number_of(after)
-        if place is None:
+        start = self._number_of(after)
+        if start is None:
             return None
         found = list[int]()
         for numbers in self._numbers(written_by):
-            start = bisect_right(numbers, place)
-            found += (numbers[at] for at in range(start, min(start + limit, len(numbers))))
+            first = bisect_right(numbers, start)
+            found += itertools.islice(numbers, first, first + limit)
         found = sorted(found)[:limit]
         is_end = len(found) < limit
         last = self._last_number if is_end else found[-1]
@@ -155,10 +155,10 @@ class MemoryCoordinator:
 
     async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
         """See `ChangeLog.count_after`."""
-        place = self._number_of(after)
-        if place is None:
+        start = self._number_of(after)
+        if start is None:
             return 0
-        return sum(len(each) - bisect_right(each, place) for each in self._numbers(written_by))
+        return sum(len(each) - bisect_right(each, start) for each in self._numbers(written_by))
 
     async def last_id(self) -> str:
         """See `ChangeLog.last_id`."""
@@ -212,11 +212,11 @@ class MemoryCoordinator:
         self._values.clear()
 
     def _number_of(self, after: str) -> int | None:
-        """The number of the id `after`, None where changes after it are gone. Ids have no gaps."""
+        """Return the number of the id `after`, None if changes after it are gone. Ids have no gaps."""
         if after and not _is_id(after):
             return None
-        place = int(after) if after else self._trimmed
-        return place if self._trimmed <= place <= self._last_number else None
+        start = int(after) if after else self._trimmed
+        return start if self._trimmed <= start <= self._last_number else None
 
     def _entries(self, numbers: Iterable[int]) -> list[tuple[str, Change]]:
         return [(_change_id(number), self._changes[number][1]) for number in numbers]

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from pysync._core import ReplayWindow
-from pysync.clock import elapsed_of, read_saved_number
+from pysync.clock import elapsed_of, read_saved_number, save_number
 from pysync.coordinator.base import AHEAD_MS, EPOCH_MS, LIVE_EPOCHS, ReplayMemoryFull, Standing, nonce_epoch
 from pysync.errors import CoordinatorUnavailable
 from pysync.sqlite.connection import DatabaseFile
@@ -32,19 +32,18 @@ RECORD_BYTES: Final = 16
 READ_BYTES: Final = 1 << 20
 
 SEAL_RECORD: Final = bytes(RECORD_BYTES)
-"""The last record of a ledger that another one follows. A process whose clock stepped back meets it there and
-moves on too, so that no two processes ever decide by different ledgers."""
+"""The last record of a file that another one follows. A process whose clock stepped back finds it and moves
+on too, so that no two processes ever decide by different files."""
 
 LOCK_TIMEOUT_S: Final = 1.0
-"""The lock is held for some microseconds; only a stopped process holds it longer."""
-
+"""Only a stopped process holds the lock for longer than microseconds."""
 
 _LATER: Final = "later-"
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class NonceLogFile:
-    """The nonces of one epoch: the file, and what of it is in memory."""
+    """The nonces of one epoch, in a file and in memory."""
 
     def __init__(self, path: Path) -> None:
         self.seen = ReplayWindow()
@@ -53,11 +52,11 @@ class NonceLogFile:
         self._offset = 0
 
     def catch_up(self) -> None:
-        """Take in what other processes appended. The caller holds the lock."""
+        """Read the records that other processes appended. The caller holds the lock."""
         while added := os.pread(self._fd, READ_BYTES, self._offset):
             whole = len(added) - len(added) % RECORD_BYTES
             if whole < len(added):
-                # Its writer died half-way, or ran out of disk: nobody was told that it was accepted.
+                # Its writer died or ran out of disk before it accepted the nonce.
                 os.ftruncate(self._fd, self._offset + whole)
             added = added[:whole]
             self.is_sealed = self.is_sealed or added[-RECORD_BYTES:] == SEAL_RECORD
@@ -74,7 +73,7 @@ class NonceLogFile:
         self.seen.add(record)
 
     def seal(self) -> None:
-        """Tell the other processes that another ledger follows. As `append`."""
+        """Mark the file as one that another file follows. Raises as `append`."""
         if not self.is_sealed:
             self.append(SEAL_RECORD)
             self.is_sealed = True
@@ -132,8 +131,8 @@ class NonceLog:
 
     def close(self) -> None:
         """Close all files."""
-        for ledger in self._files.values():
-            ledger.close()
+        for file in self._files.values():
+            file.close()
         self._files.clear()
         os.close(self._lock)
 
@@ -153,7 +152,7 @@ class NonceLog:
         return True
 
     def _advance(self) -> None:
-        """Move to the newest epoch, by the clock or by what others opened, with all that is still live."""
+        """Move to the newest epoch, by the clock or by the files of other processes."""
         found = self._stored_epochs()
         epoch = nonce_epoch(self._elapsed_ms()) + self._epoch_offset
         if found:
@@ -161,29 +160,30 @@ class NonceLog:
             last = self._open_file(newest)
             if epoch > newest:
                 last.seal()
-            # A clock that stepped back does not lead back: what is closed is followed by the next.
+            # The epochs increase even if the clock stepped back: a sealed file is followed by the next.
             epoch = max(epoch, newest + last.is_sealed)
         live = [known for known in {*found, epoch} if known > epoch - LIVE_EPOCHS]
-        ledgers = {known: self._open_file(known) for known in live}
-        for expired in self._files.keys() - ledgers.keys():
+        files = {known: self._open_file(known) for known in live}
+        for expired in self._files.keys() - files.keys():
             self._files.pop(expired).close()
-        for expired in set(found) - ledgers.keys():
+        for expired in set(found) - files.keys():
             (self._folder / str(expired)).unlink(missing_ok=True)
         self._ends_ms = (epoch + 1 - self._epoch_offset) * EPOCH_MS
-        self._current = ledgers.pop(epoch)
-        self._earlier = [*(ledger.seen for ledger in ledgers.values()), *self._read_later(epoch)]
+        self._current = files.pop(epoch)
+        self._earlier = [*(file.seen for file in files.values()), *self._read_later(epoch)]
         self._earlier_count = sum(map(len, self._earlier))
 
     def _record_for_later(self, digest: bytes, ahead_ms: int) -> None:
-        """Record the nonce for all processes for the time when its request is valid again. They look in their
-        next epoch; until then it is in the ledger of this one."""
+        """Record the nonce for the time when its request is valid again. All processes read these files at
+        the start of their next epoch; until then the nonce is in the file of this one."""
         epoch = nonce_epoch(self._elapsed_ms() + ahead_ms) + self._epoch_offset
         with closing(NonceLogFile(self._folder / f"{_LATER}{epoch}")) as later:
             later.catch_up()
             later.append(digest)
 
     def _read_later(self, epoch: int) -> Iterator[ReplayWindow]:
-        """Return the ledgers of this epoch and later ones, and remove those that are not needed any more."""
+        """Yield the nonces that were recorded for this epoch or later, and remove the files of earlier
+        epochs."""
         for path in self._folder.glob(f"{_LATER}*"):
             if int(path.name.removeprefix(_LATER)) <= epoch - LIVE_EPOCHS:
                 path.unlink(missing_ok=True)
@@ -196,30 +196,27 @@ class NonceLog:
         return [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
 
     def _load_epoch_offset(self, boot: str) -> int:
-        """Return the number of epochs by which the ledgers are ahead of the clock. It is the same for all
-        processes until the machine is restarted, and then as large as the newest ledger needs to continue."""
+        """Return the number of epochs by which the files are ahead of the clock. All processes share it until
+        the machine is restarted. Then it is chosen so that epochs continue after the newest file."""
         path = self._folder / "boot"
         epoch = nonce_epoch(self._elapsed_ms())
         found = self._stored_epochs()
         ahead = read_saved_number(path, boot)
-        # Far behind the newest ledger the machine was started anew, also where no start has a name.
+        # If the clock is far behind the newest file, the machine was restarted, even without a boot id.
         if ahead is not None and epoch + ahead >= max(found, default=0) - 2:
             return ahead
-        # Another start of the machine, or the first of all. One behind the newest ledger, which an earlier
-        # version may have begun just now, by another clock: by this one the next could begin at once.
+        # The first start, or one after a reboot. Continue one epoch before the newest file: an earlier
+        # version may have created it a moment ago, by another clock.
         ahead = max(found) - 1 - epoch if found else 0
-        beside = self._folder / "boot~"
-        beside.touch(0o600)
-        beside.write_text(f"{boot} {ahead}\n")
-        beside.replace(path)
+        save_number(path, boot, ahead)
         return ahead
 
     def _open_file(self, epoch: int) -> NonceLogFile:
-        ledger = self._files.get(epoch)
-        if ledger is None:
-            ledger = self._files[epoch] = NonceLogFile(self._folder / str(epoch))
-        ledger.catch_up()
-        return ledger
+        file = self._files.get(epoch)
+        if file is None:
+            file = self._files[epoch] = NonceLogFile(self._folder / str(epoch))
+        file.catch_up()
+        return file
 
     async def _wait_for_lock(self) -> None:
         deadline = time.monotonic() + LOCK_TIMEOUT_S

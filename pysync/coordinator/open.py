@@ -1,4 +1,4 @@
-"""The one place that knows which coordinators exist."""
+"""Opens the coordinator that a URL names."""
 
 from collections.abc import Callable
 
@@ -14,9 +14,9 @@ async def open_coordinator(
     now_ms: Callable[[], int] = wall_clock_ms,
     retention: Retention = Retention(),  # noqa: B008 (frozen)
 ) -> Coordinator:
-    """The coordinator that `url` names: `memory:`, `file:` (in `folder`, the file store's), `file:DIR`,
-    `redis://...` or `rediss://...`. Raises ValueError for any other and for a Redis that will not do,
-    CoordinatorUnavailable where it cannot be used."""
+    """Return the coordinator at `url`: `memory:`, `file:` (in `folder`, the file store's), `file:DIR`,
+    `redis://...` or `rediss://...`. Raises ValueError for any other and for an unsupported Redis, and
+    CoordinatorUnavailable if it cannot be used."""
     kind, _, rest = url.partition(":")
     if kind == "memory" and not rest:
         from pysync.coordinator.memory import MemoryCoordinator
@@ -28,7 +28,7 @@ async def open_coordinator(
         return await LocalCoordinator.open_folder(rest or folder or "", now_ms, retention=retention)
     if kind in ("redis", "rediss"):
         require(f"the coordinator {kind}:", "redis", "hiredis")
-        from pysync.coordinator.redis import RedisCoordinator
+        from pysync.coordinator.redis.coordinator import RedisCoordinator
 
         return await RedisCoordinator.connect(url, now_ms, retention)
     raise ValueError(f"{kind}: is no coordinator of this version: use memory:, file: or redis:")

@@ -1,5 +1,1 @@
 """The coordinator in Redis, for processes on several machines."""
-
-from pysync.coordinator.redis.coordinator import RedisCoordinator
-
-__all__ = ["RedisCoordinator"]

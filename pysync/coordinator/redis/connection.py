@@ -1,7 +1,8 @@
-"""One connection to a Redis server, which many callers share and which comes back by itself.
+"""One connection to a Redis server, which many callers share and which reconnects by itself.
 
-Commands that wait at one moment are sent together, and the next ones when all replies are there: a hundred
-requests at once cost a few round trips. The queue is bounded, and empty while the server is out of reach.
+Commands that wait at one moment are sent together, and the next ones once all replies have arrived, so that a
+hundred concurrent requests cost a few round trips. The queue is bounded, and empty while Redis is
+unreachable.
 """
 
 import asyncio
@@ -24,21 +25,22 @@ log = logging.getLogger(__name__)
 
 Command = tuple[str | bytes | int, ...]
 Execute = Callable[..., Awaitable[list[Any]]]
-"""Takes commands, gives their replies: as Redis 2 types them, an error it answers among them as a value."""
+"""Takes commands and returns their replies, as RESP2 types them. A reply that is an error is a value, too."""
 
 ReplyError = ResponseError
 """The reply of Redis to a command that it rejects. It is returned, not raised."""
 
 TIMEOUT_S: Final = 2.0
-"""For connecting, and for the replies to a group of commands. A Redis that saves its memory pauses for
-less."""
+"""Time limit for connecting, and for the replies to a group of commands. It is longer than the pause of a
+Redis that saves its data."""
 
 MAX_WAITING: Final = 4_096
-"""Callers that may wait at once; one more is refused rather than queued."""
+"""Number of callers that may wait at once. One more is rejected rather than queued."""
 
 MIN_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
-"""Between two attempts to connect again: doubled from the first to the most, less up to a half at random."""
+"""Seconds between two attempts to reconnect: doubled from the minimum to the maximum, less up to a half at
+random."""
 
 _is_url = re.compile(
     r"redis://[^/?#]+(/[0-9]*)?|rediss://[^/?#]+(/[0-9]*)?(\?(&?ssl_(ca_certs|certfile|keyfile)=[^&#]+)+)?"
@@ -91,9 +93,9 @@ class PipelinedConnection:
         self._task = asyncio.create_task(self._run())
 
     def execute(self, *commands: Command) -> asyncio.Future[list[Any]]:
-        """The replies to `commands`, sent in one piece, but not in a transaction. Raises
-        CoordinatorUnavailable, at once where too many wait or the server is out of reach. Cancelling the
-        future only stops the waiting."""
+        """Return the replies to `commands`, which are sent together, but not in a transaction. Raises
+        CoordinatorUnavailable, immediately if too many callers wait or the server is unreachable. Cancelling
+        the future does not cancel the commands."""
         if self._fault is not None or len(self._waiting) >= MAX_WAITING:
             raise CoordinatorUnavailable
         future: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
@@ -102,12 +104,12 @@ class PipelinedConnection:
         return future
 
     def reconnect(self) -> None:
-        """Connect anew, and greet, before anything else is sent."""
+        """Reconnect before anything else is sent."""
         self._is_stale = True
         self._wake.set()
 
     async def close(self) -> None:
-        """Refuse what still waits and disconnect."""
+        """Reject all waiting callers and disconnect."""
         self._fault = "closed"
         if self._task is not None:
             self._task.cancel()
@@ -131,27 +133,27 @@ class PipelinedConnection:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 replies = await self._execute_raw(
-                    *(command for question in group for command in question.commands)
+                    *(command for request in group for command in request.commands)
                 )
         except Exception as error:
             self._reject(group, error)
             if isinstance(error, TimeoutError):
-                # It hangs, so whoever came meanwhile would wait in vain for as long again.
+                # The server hangs, so the callers that wait by now would time out, too.
                 self._mark_down(error)
             self.reconnect()
             return
         rest = iter(replies)
-        for question in group:
-            own = [next(rest) for _ in question.commands]
-            if not question.future.done():
-                question.future.set_result(own)
+        for request in group:
+            own = [next(rest) for _ in request.commands]
+            if not request.future.done():
+                request.future.set_result(own)
         if any(isinstance(reply, ReadOnlyError) for reply in replies):
-            # It has become a replica. The address may lead to its successor.
+            # The server has become a replica. The address may lead to its successor.
             self.reconnect()
 
     async def _execute_raw(self, *commands: Command) -> list[Any]:
-        """As `Execute`, on the connection as it is. Raises RedisError where it breaks."""
-        # (Its types know commands of one word only.)
+        """Do as `Execute` says, on the present connection. Raises RedisError if it breaks."""
+        # The types of `pack_command` are too narrow.
         packed = b"".join(pack_command(command) for command in commands)  # type: ignore[arg-type]
         await self._connection.send_packed_command(packed, check_health=False)
         return [await self._read() for _ in commands]
@@ -181,7 +183,7 @@ class PipelinedConnection:
         await self._connection.disconnect(nowait=True)
 
     async def _reconnect(self) -> None:
-        """Connect, however long it takes."""
+        """Try to connect until it succeeds."""
         for failures in itertools.count():
             try:
                 await self._connect()
@@ -196,7 +198,7 @@ class PipelinedConnection:
             self._fault = None
 
     def _mark_down(self, error: Exception) -> None:
-        """Refuse what waits, and what comes until the connection is back."""
+        """Reject the waiting callers, and all others until an attempt to reconnect succeeds."""
         fault = _reason(error)
         if fault != self._fault:
             self._log.error("redis cannot be used: %s", fault)
@@ -205,18 +207,18 @@ class PipelinedConnection:
         self._waiting = []
 
     def _reject(self, requests: list[_Request], error: Exception | None = None) -> None:
-        for question in requests:
-            if not question.future.done():
+        for request in requests:
+            if not request.future.done():
                 refusal = CoordinatorUnavailable()
                 refusal.__cause__ = error
-                question.future.set_exception(refusal)
+                request.future.set_exception(refusal)
 
 
 def make_connection(url: str) -> Connection:
-    """A connection to what `url` names, not opened yet. Raises ValueError."""
+    """Return a connection to `url`, not opened yet. Raises ValueError."""
     options: dict[str, Any] = {}
     if _is_url(url):
-        # Its errors would tell part of a password that is not quoted, taking it for a port.
+        # Its errors would quote part of an unquoted password, mistaken for a port.
         with suppress(ValueError):
             options = {"host": "localhost", **parse_url(url)}
     if not options:
@@ -225,14 +227,12 @@ def make_connection(url: str) -> Connection:
             "perhaps ?ssl_ca_certs=FILE; user and password quoted as in any URL"
         )
     kind: type[Connection] = options.pop("connection_class", Connection)
-    # As Redis 2 types replies: no greeting that only newer servers know. `PipelinedConnection` sees to
-    # timeouts and retries.
+    # RESP2 needs no greeting. `PipelinedConnection` implements timeouts and retries.
     return kind(**options, protocol=2, driver_info=None, socket_timeout=None, socket_connect_timeout=None)
 
 
 def _reason(error: Exception) -> str:
-    """Return the cause in terms that an operator can act on. The library's texts name hosts, never
-    passwords."""
+    """Return the cause for the log. The library's texts contain hosts, but no passwords."""
     if isinstance(error, TimeoutError):
         return f"no answer within {TIMEOUT_S:g} s"
     return str(error) or type(error).__name__

@@ -3,16 +3,14 @@
 pysync:n:<digest>            a nonce that was seen
 pysync:c:<window>:<bucket>   a counter of one window, gone some time after its end
 pysync:k:<key>               a claim
-pysync:l:<name>              who leads, for as long as it may
+pysync:l:<name>              the holder of a lease, for as long as it may last
 pysync:changes               the change log, a stream
-pysync:intents               changes of writes under way, a stream: each write's are one entry
-pysync:ticks                 the last tick, a stream of one entry: its place is the tick
-pysync:since                 which process of Redis remembers everything, and since when
+pysync:intents               prepared writes, a stream: the changes of each are one entry
+pysync:ticks                 the last timestamp, a stream of one entry: its id is the timestamp
+pysync:since                 the process of Redis that remembers everything, and since when
 
-What was signed before Redis' memory began may have been seen by a memory that is gone: it is refused. Changes
-of an earlier memory are unknown, so who follows begins anew; so does the list of intents.
-
-Waits for what comes new into a stream of Redis, on a connection of its own, opened when somebody waits.
+After Redis lost data, requests that were signed before are rejected, since their nonces may have been seen.
+Followers of the change log reset, and prepared writes are gone.
 """
 
 import asyncio
@@ -56,8 +54,7 @@ _silent_logger = logging.Logger("quiet", logging.CRITICAL)
 
 
 class StreamWaiter:
-    """The arrivals in the stream at `key`. Places are those of its entries; who gives them as text, with
-    whatever comes before the place, sees to it that it grows."""
+    """Waits for entries of the stream at `key`. Ids of entries increase, compared as text."""
 
     def __init__(self, connection: Connection, key: str) -> None:
         self._connection = PipelinedConnection(connection, _accept_any, log=_silent_logger)
@@ -68,7 +65,7 @@ class StreamWaiter:
         self._listening: asyncio.Task[None] | None = None
 
     def observe(self, id_: str) -> None:
-        """There is an entry with this id: who waits for one after an earlier id returns."""
+        """Note that there is an entry with this id. Callers that wait for one after an earlier id return."""
         if id_ > self._newest:
             self._newest = id_
             self._news.set()
@@ -101,10 +98,10 @@ class StreamWaiter:
             if not self._is_open:
                 await self._connection.open()
                 self._is_open = True
-            (told,) = await self._connection.execute(
+            (reply,) = await self._connection.execute(
                 ("XREAD", "BLOCK", block_ms, "COUNT", 1, "STREAMS", self._key, entry_id)
             )
-            if not isinstance(told, ReplyError):
+            if not isinstance(reply, ReplyError):
                 self._news.set()
         except CoordinatorUnavailable:
             pass
@@ -124,7 +121,7 @@ NONCE_TTL_MS: Final = 2 * EPOCH_MS + 60_000
 """A signature may hold for 600 s after its nonce came, and a minute longer where nodes' clocks disagree."""
 
 LEEWAY_MS: Final = 2_000
-"""After memory was lost: how far the clock of who signs may be ahead of Redis' without a gap."""
+"""After data was lost: how far the clock of a signer may be ahead of Redis'."""
 
 GRACE_MS: Final = 60_000
 """Milliseconds that a counter may take from a node's clock to Redis, more than the timeout of a reply."""
@@ -135,7 +132,7 @@ if ARGV[2] then redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL') else redis.call('
 return 1"""
 
 _BEFORE_ALL: Final = "0-0"
-"""The place before all changes."""
+"""The id before all entries."""
 
 _is_change_id = re.compile(r"(?P<since>[0-9]{15})\.(?P<ms>[0-9]{15})-(?P<n>[0-9]{10})").fullmatch
 
@@ -216,11 +213,11 @@ class RedisCoordinator:
         """See `Coordinator.append`."""
         add = ("XADD", CHANGES, "MAXLEN", "~", max(1, self._retention.count), "*")
         added = [(*add, "c", change.text, "i", change.identity, "o", change.origin) for change in changes]
-        # Older than what was known to be the newest before: the log never becomes empty.
+        # Older than the newest entry that was known before, so that the log never becomes empty.
         trim = ("XTRIM", CHANGES, "MINID", "~", max(0, self._newest_ms - self._retention.age_ms))
         ended: list[Command] = [("XDEL", INTENTS, prepared)] if prepared else []
-        places = await self._epoch.transact(*added, trim, *ended)
-        return self._to_id(places[len(added) - 1])
+        replies = await self._epoch.transact(*added, trim, *ended)
+        return self._to_id(replies[len(added) - 1])
 
     async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
         """See `ChangeLog.read`."""
@@ -229,27 +226,27 @@ class RedisCoordinator:
         known = _is_change_id(after)
         if known is None:
             return None
-        place = _from_id(known)
-        if place == _BEFORE_ALL:
+        entry_id = _from_id(known)
+        if entry_id == _BEFORE_ALL:
             found = await self._range("-", limit)
             is_kept = not found or await self._is_complete()
         else:
             # With the one that is known: while it is kept, so is all that came after it.
-            first, *found = await self._range(place, limit + 1) or [(b"",)]
-            is_kept = first[0] == place.encode()
+            first, *found = await self._range(entry_id, limit + 1) or [(b"",)]
+            is_kept = first[0] == entry_id.encode()
         if not is_kept or int(known["since"]) != self._epoch.since_ms:
             return None
         self._waiter.observe(after)
         return self._parse_entries(found)
 
     async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
-        # A stream of Redis has no index: what is not asked for is read too, and not looked into.
         """See `ChangeLog.read_matching`."""
+        # A stream of Redis has no index, so all changes are read.
         found = await self.read(after, limit)
         if found is None:
             return None
-        told = [(id_, change) for id_, change in found if not change.origin or written_by(change.origin)]
-        return ChangePage(told, found[-1][0] if found else after, len(found) < limit, len(found))
+        matching = [(id_, change) for id_, change in found if not change.origin or written_by(change.origin)]
+        return ChangePage(matching, found[-1][0] if found else after, len(found) < limit, len(found))
 
     async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
         """See `ChangeLog.count_after`."""
@@ -267,8 +264,8 @@ class RedisCoordinator:
 
     async def prepare(self, changes: Sequence[Change]) -> str:
         """See `Coordinator.prepare`."""
-        told = (value for change in changes for value in change[:2])
-        added = await self._epoch.execute_checked(("XADD", INTENTS, "*", "at", self._epoch.now_ms, *told))
+        fields = (value for change in changes for value in change[:2])
+        added = await self._epoch.execute_checked(("XADD", INTENTS, "*", "at", self._epoch.now_ms, *fields))
         return str(added[0].decode())
 
     async def abort(self, name: str) -> None:
@@ -278,11 +275,11 @@ class RedisCoordinator:
     async def prepared(self, limit: int) -> list[PreparedWrite]:
         """See `Coordinator.prepared`."""
         (found,) = await self._epoch.execute(("XRANGE", INTENTS, "-", "+", "COUNT", limit))
-        return [_prepared_write(place, told, self._epoch.now_ms) for place, told in found]
+        return [_prepared_write(id_, fields, self._epoch.now_ms) for id_, fields in found]
 
     async def next_timestamp(self) -> HybridTimestamp:
-        # By Redis' clock, whose steps back do not move the places of its streams.
         """See `Coordinator.next_timestamp`."""
+        # By the clock of Redis. The ids of a stream increase even if that clock is set back.
         tick = await self._next_entry_id("*")
         return tick if tick.counter <= MAX_COUNTER else await self._next_entry_id(f"{tick.ms + 1}-*")
 
@@ -309,18 +306,18 @@ class RedisCoordinator:
         """See `Coordinator.close`."""
         with suppress(CoordinatorUnavailable):
             for key in self._leases:
-                # Prolonged, it is not another's before it is deleted.
+                # Renewed, so that it does not pass to another process before it is deleted.
                 if await self._renew(key):
                     await self._epoch.execute(("DEL", key))
         await self._waiter.close()
         await self._epoch.close()
 
     def _on_epoch_change(self) -> None:
-        """Redis has another memory than before."""
+        """Reject requests that were signed before Redis lost data."""
         self._signed_from_ms = self._epoch.since_ms + LEEWAY_MS
 
-    async def _next_entry_id(self, place: str) -> HybridTimestamp:
-        (added,) = await self._epoch.execute_checked(("XADD", TICKS, "MAXLEN", 1, place, "t", ""))
+    async def _next_entry_id(self, pattern: str) -> HybridTimestamp:
+        (added,) = await self._epoch.execute_checked(("XADD", TICKS, "MAXLEN", 1, pattern, "t", ""))
         return HybridTimestamp(*map(int, added.split(b"-")))
 
     async def _renew(self, key: str) -> bool:
@@ -335,12 +332,12 @@ class RedisCoordinator:
 
     async def _is_complete(self) -> bool:
         """Return True if the log, which is not empty, contains all changes since it began."""
-        (told,) = await self._epoch.execute_checked(("XINFO", "STREAM", CHANGES))
-        facts = dict(zip(told[::2], told[1::2], strict=True))
+        (reply,) = await self._epoch.execute_checked(("XINFO", "STREAM", CHANGES))
+        facts = dict(zip(reply[::2], reply[1::2], strict=True))
         return bool(facts[b"length"] == facts[b"entries-added"])
 
     def _parse_entries(self, found: list[Any]) -> list[tuple[str, Change]]:
-        return [(self._to_id(place), _change(told)) for place, told in found]
+        return [(self._to_id(entry_id), _change(fields)) for entry_id, fields in found]
 
     def _to_id(self, entry_id: bytes) -> str:
         """The id of the change at `entry_id` of the stream. It grows from one memory to the next, too."""

@@ -35,7 +35,7 @@ class Epoch(NamedTuple):
 
     @classmethod
     def parse(cls, text: bytes | None) -> Self | None:
-        """None for anything else, too: it is then written anew."""
+        """Return the epoch in a stored text, None if there is none."""
         found = _is_epoch(text or b"")
         return None if found is None else cls(found[1].decode(), int(found[2]))
 
@@ -45,8 +45,7 @@ class Epoch(NamedTuple):
 
 
 class EpochGuard:
-    """Commands to a Redis that is known to remember. `on_data_loss` is called when it is found to have lost
-    data."""
+    """Commands to a Redis that is known to have lost no data. `on_data_loss` is called if it has."""
 
     def __init__(
         self, connection: Connection, now_ms: Callable[[], int], on_data_loss: Callable[[], None]
@@ -60,31 +59,31 @@ class EpochGuard:
 
     @property
     def since_ms(self) -> int:
-        """Redis' time from which it remembers everything, as far as this node knows."""
+        """The time, by Redis' clock, since which it remembers everything."""
         assert self._epoch is not None
         return self._epoch.ms
 
     @property
     def now_ms(self) -> int:
-        """Redis' time: this node's, and what it was behind when it connected."""
+        """The time by Redis' clock, measured when this node connected."""
         return self._now_ms() + self._clock_offset_ms
 
     async def open(self) -> None:
-        """Connect. Raises ValueError where that Redis will not do, CoordinatorUnavailable where it cannot be
-        used now, with the reason."""
+        """Connect. Raises ValueError if this Redis is unsupported, and CoordinatorUnavailable with the reason
+        if it cannot be used now."""
         try:
             await self._connection.open()
         except CoordinatorUnavailable as error:
             raise CoordinatorUnavailable(f"{self.address}: {error.message}") from error
 
     async def execute(self, *commands: Command) -> list[Any]:
-        """The replies to `commands`, sent in one piece, whatever is remembered. Raises
-        CoordinatorUnavailable, too, where Redis refuses one."""
+        """Return the replies to `commands`, which are sent together, whether data was lost or not. Raises
+        CoordinatorUnavailable, also if Redis rejects one."""
         return raise_for_errors(await self._connection.execute(*commands))
 
     async def execute_checked(self, *commands: Command) -> list[Any]:
-        """As `execute`, where Redis still remembers all that it did when it was connected. Raises
-        CoordinatorUnavailable where it does not: the commands may have been done nevertheless."""
+        """Do as `execute`, and raise CoordinatorUnavailable if Redis has lost data since it was connected.
+        The commands may have been executed nevertheless."""
         *replies, since = await self.execute(*commands, ("GET", EPOCH_KEY))
         if self._epoch is None or since != self._epoch.text():
             self._connection.reconnect()
@@ -92,7 +91,7 @@ class EpochGuard:
         return replies
 
     async def transact(self, *commands: Command) -> list[Any]:
-        """As `execute_checked`, the commands done together: all or none, and nothing in between."""
+        """Do as `execute_checked`, with the commands in one transaction."""
         *_, replies = await self.execute_checked(("MULTI",), *commands, ("EXEC",))
         return raise_for_errors(replies)
 
@@ -123,7 +122,7 @@ class EpochGuard:
             since, known = Epoch.parse(text), self._epoch
             if since and since.process == facts["run_id"] and (known is None or since.ms >= known.ms):
                 return since
-            # Written only if nobody did, or flushed, since the time was read: it must not be too early.
+            # Written only if the key is unchanged since the time was read, which must not be too early.
             since = Epoch(facts["run_id"], time_ms(time))
             *_, written = raise_for_errors(
                 await execute(("MULTI",), ("SET", EPOCH_KEY, since.text()), ("EXEC",)), with_detail=True
@@ -139,7 +138,7 @@ def time_ms(reply: list[bytes]) -> int:
 
 
 def raise_for_errors(replies: list[Any], with_detail: bool = False) -> list[Any]:
-    """`replies`, none of which is an error. Raises CoordinatorUnavailable, with Redis' words if
+    """Return `replies`, none of which is an error. Raises CoordinatorUnavailable, with Redis' text if
     `with_detail`."""
     for reply in replies:
         if isinstance(reply, ReplyError):

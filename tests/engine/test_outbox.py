@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import random
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.depth import depth
-from support.faulty_coordinator import FaultyCoordinator, Scene, Verb, made_scene
+from support.faulty_coordinator import Scene, announced_despite_faults, made_scene
 
 from pysync import _core
 from pysync.engine.append_log import AppendLogs, LogSettings
@@ -23,7 +22,7 @@ from pysync.server.background import OutboxRelay
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore, change
+from pysync.testing import FakeClock, change
 
 
 @pytest.fixture
@@ -289,46 +288,21 @@ class Traced(MemoryStore):
 @settings(max_examples=depth(20, 240), deadline=None)
 @given(st.integers(0, 2**32))
 async def test_whatever_fails_every_write_that_was_applied_is_announced_in_order(seed: int) -> None:
-    chosen = random.Random(seed)
     clock = FakeClock()
     kept = Traced(clock)
-    store, coordinator = FaultyStore(kept), FaultyCoordinator(clock)
-    nodes = [Outbox(store, coordinator) for _ in range(2)]
 
-    async def write(n: int) -> None:
+    async def write(outbox: Outbox, content: bytes) -> None:
         found = await kept.get("a")
         expect: Precondition = Etag(found.etag) if isinstance(found, StoredObject) else ABSENT
         base = version(found.body) if isinstance(found, StoredObject) else ""
-        outbox = chosen.choice(nodes)
-        with contextlib.suppress(EtagMismatch, StoreUnavailable, CoordinatorUnavailable):
-            await outbox.put("a", b"%d" % n, expect, [SUBJECT.change(version(b"%d" % n), n)], base)
+        await outbox.put("a", content, expect, [SUBJECT.change(version(content), 1)], base)
 
-    for n in range(40):
-        fault = chosen.randrange(8)
-        if fault < 2:
-            verbs: list[Verb] = ["intend", "announce", "withdraw"]
-            coordinator.fail(chosen.choice(verbs), done=bool(fault))
-        elif fault == 2:
-            store.fail("put")
-        elif fault == 3:
-            store.lose_reply("put")
-        writing = [asyncio.ensure_future(write(3 * n + m)) for m in range(chosen.choice([1, 3]))]
-        if fault == 4:
-            await asyncio.sleep(0)
-            writing[0].cancel()
-        await asyncio.gather(*writing, return_exceptions=True)
-        clock.now_ms += chosen.choice([0, 10, INTENT_TIMEOUT_MS])
-        if fault == 5:
-            with contextlib.suppress(CoordinatorUnavailable):
-                await chosen.choice(nodes).recover(early=chosen.random() < 0.5)
-    coordinator.restart()
-    await nodes[1].flush_outcomes()
-    await Scene(clock, kept, store, coordinator, nodes[0]).heal()
-    found = await coordinator.read("", 10_000)
-    assert found is not None
-    first_told = dict.fromkeys(parse_change(told).hash for _, told in found)
+    announced = await announced_despite_faults(
+        seed, kept, clock, "put", ["intend", "announce", "withdraw"],
+        lambda chosen, nodes, contents: [write(chosen.choice(nodes), content) for content in contents],
+    )  # fmt: skip
     applied = [version(body) for body in kept.applied]
-    assert [hash_ for hash_ in first_told if hash_ in applied] == applied
+    assert [hash_ for hash_ in announced if hash_ in applied] == applied
 
 
 def body(data: bytes, base: str | None = None) -> _core.PushBody:

@@ -3,24 +3,27 @@
 import asyncio
 import contextlib
 import hashlib
-import random
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Sequence
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.depth import depth
-from support.faulty_coordinator import FaultyCoordinator, Scene, Verb, made_scene
+from support.faulty_coordinator import Scene, announced_despite_faults, made_scene
 
 from pysync.changelog import Change
 from pysync.clock import HybridTimestamp
-from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, DocumentRef, Outbox, parse_change
+from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, DocumentRef, Outbox
 from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
 from pysync.store import OnReceived
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore, chunks_of, read_file
+
+Written = Coroutine[Any, Any, str]
 
 SUBJECT = DocumentRef("files", {"id": "a"}, None, "somebody")
 
@@ -223,39 +226,17 @@ async def test_a_crash_at_any_step_loses_no_announcement_of_a_file(
 @settings(max_examples=depth(20, 240), deadline=None)
 @given(st.integers(0, 2**32))
 async def test_whatever_fails_every_file_that_came_to_light_is_announced_in_order(seed: int) -> None:
-    chosen = random.Random(seed)
     clock = FakeClock()
     kept = Traced(clock)
-    store, coordinator = FaultyStore(kept), FaultyCoordinator(clock)
-    nodes = [Outbox(store, coordinator) for _ in range(2)]
-    for n in range(40):
-        fault = chosen.randrange(8)
-        if fault < 2:
-            verbs: list[Verb] = ["intend", "announce", "intents"]
-            coordinator.fail(chosen.choice(verbs), done=bool(fault))
-        elif fault == 2:
-            store.fail("write")
-        elif fault == 3:
-            store.lose_reply("write")
+
+    def write_all(chosen: Random, nodes: Sequence[Outbox], contents: Sequence[bytes]) -> list[Written]:
         node = chosen.choice(nodes)  # on two nodes at once nobody could tell their order
-        contents = [b"%d" % (3 * n + m) for m in range(chosen.choice([1, 3]))]
-        writing = [asyncio.ensure_future(write(node, content)) for content in contents]
-        if fault == 4:
-            for _ in range(chosen.randrange(6)):
-                await asyncio.sleep(0)
-            writing[0].cancel()
-        await asyncio.gather(*writing, return_exceptions=True)
-        clock.now_ms += chosen.choice([0, 10, INTENT_TIMEOUT_MS])
-        if fault == 5:
-            with contextlib.suppress(CoordinatorUnavailable):
-                await chosen.choice(nodes).recover(early=chosen.random() < 0.5)
-    coordinator.restart()
-    await nodes[1].flush_outcomes()
-    await Scene(clock, kept, store, coordinator, nodes[0]).heal()
-    found = await coordinator.read("", 10_000)
-    assert found is not None
-    first_told = dict.fromkeys(parse_change(told).hash for _, told in found)
-    assert [hash_ for hash_ in first_told if hash_ in kept.applied] == kept.applied
+        return [write(node, content) for content in contents]
+
+    announced = await announced_despite_faults(
+        seed, kept, clock, "write", ["intend", "announce", "intents"], write_all
+    )
+    assert [hash_ for hash_ in announced if hash_ in kept.applied] == kept.applied
 
 
 def next_key(tick: HybridTimestamp) -> str:

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from random import Random
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from pysync.changelog import Change
 from pysync.coordinator import PreparedWrite
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
+from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox, parse_change
 from pysync.errors import CoordinatorUnavailable
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore
@@ -90,3 +92,43 @@ def made_scene() -> Scene:
     store = FaultyStore(kept)
     coordinator = FaultyCoordinator(clock)
     return Scene(clock, kept, store, coordinator, Outbox(store, coordinator))
+
+
+async def announced_despite_faults(
+    seed: int,
+    kept: MemoryStore,
+    clock: FakeClock,
+    call: Literal["put", "write"],
+    verbs: Sequence[Verb],
+    write_all: Callable[[Random, Sequence[Outbox], Sequence[bytes]], Iterable[Coroutine[Any, Any, object]]],
+) -> list[str]:
+    """The hashes in the order in which they were first announced, after rounds of one or three writes on two
+    nodes. A call of the store or the coordinator fails, a writer leaves, or a node recovers."""
+    chosen = Random(seed)
+    store, coordinator = FaultyStore(kept), FaultyCoordinator(clock)
+    nodes = [Outbox(store, coordinator) for _ in range(2)]
+    for n in range(40):
+        fault = chosen.randrange(8)
+        if fault < 2:
+            coordinator.fail(chosen.choice(verbs), done=bool(fault))
+        elif fault == 2:
+            store.fail(call)
+        elif fault == 3:
+            store.lose_reply(call)
+        contents = [b"%d" % (3 * n + m) for m in range(chosen.choice([1, 3]))]
+        writing = [asyncio.ensure_future(each) for each in write_all(chosen, nodes, contents)]
+        if fault == 4:
+            for _ in range(chosen.randrange(6)):
+                await asyncio.sleep(0)
+            writing[0].cancel()
+        await asyncio.gather(*writing, return_exceptions=True)
+        clock.now_ms += chosen.choice([0, 10, INTENT_TIMEOUT_MS])
+        if fault == 5:
+            with suppress(CoordinatorUnavailable):
+                await chosen.choice(nodes).recover(early=chosen.random() < 0.5)
+    coordinator.restart()
+    await nodes[1].flush_outcomes()
+    await Scene(clock, kept, store, coordinator, nodes[0]).heal()
+    found = await coordinator.read("", 10_000)
+    assert found is not None
+    return list(dict.fromkeys(parse_change(told).hash for _, told in found))

@@ -189,11 +189,17 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a store, which is not there yet."""
+    return tmp_path / "data"
+
+
 @pytest_asyncio.fixture(params=["memory", "local"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Store]:
+async def store(request: pytest.FixtureRequest, folder: Path, clock: FakeClock) -> AsyncIterator[Store]:
     """An empty store, of each kind in turn, dated by `clock`."""
     local = request.param == "local"
-    store: Store = await LocalStore.open_folder(tmp_path / "data", clock) if local else MemoryStore(clock)
+    store: Store = await LocalStore.open_folder(folder, clock) if local else MemoryStore(clock)
     yield store
     await store.close()
 

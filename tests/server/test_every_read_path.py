@@ -240,33 +240,31 @@ async def scene_with(
     return scene._replace(start_cursor=cursor)
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.fixture(params=SOURCES)
+async def scene(request: pytest.FixtureRequest, start: Start, session: aiohttp.ClientSession) -> Scene:
+    """The service with roles of each source."""
+    return await scene_with(start, session, request.param)
+
+
 @pytest.mark.parametrize("path", PATHS)
-async def test_who_has_the_roles_reads_everything_on_every_path(
-    path: Read, source: str, start: Start, session: aiohttp.ClientSession
-) -> None:
-    scene = await scene_with(start, session, source)
+async def test_who_has_the_roles_reads_everything_on_every_path(path: Read, scene: Scene) -> None:
     seen = await path(scene, scene.reader(ISSUER))
     assert seen is not None
     assert seen.data in (None, DATA)
     assert path not in DOCUMENTS or seen.version in scene.versions.values()
 
 
-@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_stranger_to_the_space_or_the_plugin_is_refused_on_every_path(
-    path: Read, source: str, start: Start, session: aiohttp.ClientSession
+    path: Read, scene: Scene
 ) -> None:
-    scene = await scene_with(start, session, source)
     assert await path(scene, scene.reader(STRANGER)) is None
 
 
-@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("path", DOCUMENTS)
 async def test_a_hidden_field_and_the_plain_version_are_hidden_on_every_path(
-    path: Read, source: str, start: Start, session: aiohttp.ClientSession
+    path: Read, scene: Scene
 ) -> None:
-    scene = await scene_with(start, session, source)
     seen = await path(scene, scene.reader(SUBJECT))
     assert seen is not None
     assert seen.data in (None, {"open": 1})

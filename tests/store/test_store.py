@@ -46,11 +46,6 @@ class TestFaultyStoreWithoutFaults(StoreContract):
 
 
 @pytest.fixture
-async def folder(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
 async def store(folder: Path) -> AsyncIterator[LocalStore]:
     store = await LocalStore.open_folder(folder)
     yield store

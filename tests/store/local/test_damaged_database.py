@@ -33,11 +33,6 @@ NOTES = collection("notes", listable=True)
 PAGE = 4096
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
 async def filled(folder: Path, documents: int = 1, body: bytes = b"{}") -> None:
     """Make a folder that has been used and is closed, so that all pages are in the database itself."""
     store = await LocalStore.open_folder(folder)

@@ -29,11 +29,6 @@ from pysync.testing import FakeClock, chunks_of, read_file
 
 
 @pytest.fixture
-async def folder(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
 async def store(folder: Path) -> AsyncIterator[LocalStore]:
     store = await LocalStore.open_folder(folder)
     yield store

@@ -174,8 +174,8 @@ class LocalCoordinator(SqliteChangeLog):
         now_ms: Callable[[], int],
         retention: Retention,
     ) -> None:
-        reader, writer = SnapshotReader(database), GroupCommit(database, CoordinatorUnavailable)
-        super().__init__(reader, writer, CoordinatorUnavailable, now_ms, retention)
+        reader = SnapshotReader(database, CoordinatorUnavailable)
+        super().__init__(reader, GroupCommit(database, CoordinatorUnavailable), now_ms, retention)
         self.consume_nonce: Final = nonces.consume
         """See `Coordinator.consume_nonce`."""
         self._database = database.file
@@ -237,7 +237,7 @@ class LocalCoordinator(SqliteChangeLog):
                 now_ms - at_ms,
                 [Change(text.encode(), identity) for text, identity in orjson.loads(texts)],
             )
-            for id_, at_ms, texts in self.rows(_INTENTS, limit)
+            for id_, at_ms, texts in self._reader.rows(_INTENTS, limit)
         ]
 
     async def next_timestamp(self) -> HybridTimestamp:

@@ -16,8 +16,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from pysync.changelog import Change, ChangePage, OriginFilter, Retention
-from pysync.errors import Unavailable
-from pysync.sqlite.connection import GroupCommit, SnapshotReader, as_unavailable
+from pysync.sqlite.connection import GroupCommit, SnapshotReader
 
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"  # in steps of a millisecond
 
@@ -89,20 +88,17 @@ class ChangeRows(NamedTuple):
 
 
 class SqliteChangeLog:
-    """A `ChangeLog` in the table `TABLE` of a database that `reader` reads and `writer` writes. A database
-    error is raised as `unavailable`."""
+    """A `ChangeLog` in the table `TABLE` of a database that `reader` reads and `writer` writes."""
 
     def __init__(
         self,
         reader: SnapshotReader,
         writer: GroupCommit,
-        unavailable: type[Unavailable],
         now_ms: Callable[[], int],
         retention: Retention,
     ) -> None:
         self._reader = reader
         self._writer = writer
-        self._unavailable = unavailable
         self._now_ms = now_ms
         self._retention = retention
         self._announced = 0
@@ -134,7 +130,7 @@ class SqliteChangeLog:
         start, newest = self._bounds(after)
         if start is None:
             return None
-        return _read(self.rows(_AFTER, start, limit) if start < newest else [])
+        return _read(self._reader.rows(_AFTER, start, limit) if start < newest else [])
 
     async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
         """See `ChangeLog.read_matching`."""
@@ -143,10 +139,12 @@ class SqliteChangeLog:
             return None
         origins, others = self._origins(written_by)
         if not others:
-            found = self.rows(_AFTER, start, limit)
+            found = self._reader.rows(_AFTER, start, limit)
         else:
-            ids = sorted(id_ for origin in origins for (id_,) in self.rows(_IDS_OF, origin, start, limit))
-            found = self.rows(_WITH_IDS, json.dumps(ids[:limit]))
+            ids = sorted(
+                id_ for origin in origins for (id_,) in self._reader.rows(_IDS_OF, origin, start, limit)
+            )
+            found = self._reader.rows(_WITH_IDS, json.dumps(ids[:limit]))
         is_end = len(found) < limit
         return ChangePage(_read(found), change_id(newest if is_end else found[-1][0]), is_end, len(found))
 
@@ -162,7 +160,7 @@ class SqliteChangeLog:
             return most + 1
         count = 0
         for origin in origins:
-            ((some,),) = self.rows(_COUNT_OF, origin, start, most + 1 - count)
+            ((some,),) = self._reader.rows(_COUNT_OF, origin, start, most + 1 - count)
             count += some
         return count
 
@@ -176,7 +174,7 @@ class SqliteChangeLog:
         for _ in range(POLLS):
             if after < change_id(self._announced):
                 return
-            version = self._version()
+            version = self._reader.version()
             if version != seen and after < await self.last_id():
                 return
             seen = version
@@ -187,31 +185,18 @@ class SqliteChangeLog:
 
     def _bounds(self, after: str) -> tuple[int | None, int]:
         """Return the row of the id `after`, None if changes after it are gone, and the newest row."""
-        ((oldest, newest),) = self.rows(_BOUNDS)
+        ((oldest, newest),) = self._reader.rows(_BOUNDS)
         start = oldest if not after else int(after) if _is_id(after) else -1
         return (start if oldest <= start <= newest else None), newest
 
     def _origins(self, written_by: OriginFilter) -> tuple[list[str], list[str]]:
         """Return the stored origins: those that `written_by` selects, and the others."""
-        origins = [origin for (origin,) in self.rows(_ORIGINS)]
+        origins = [origin for (origin,) in self._reader.rows(_ORIGINS)]
         return list(filter(written_by, origins)), [each for each in origins if not written_by(each)]
 
     def _last_row(self) -> int:
-        ((newest,),) = self.rows(_LAST)
+        ((newest,),) = self._reader.rows(_LAST)
         return int(newest)
-
-    def _version(self) -> int:
-        try:
-            return self._reader.version()
-        except sqlite3.Error as error:
-            raise as_unavailable(error, self._unavailable) from error
-
-    def rows(self, statement: str, *args: Any) -> list[Any]:
-        """Return all rows of a query to the database. Raises `unavailable`."""
-        try:
-            return self._reader.rows(statement, args)
-        except sqlite3.Error as error:
-            raise as_unavailable(error, self._unavailable) from error
 
 
 def _read(rows: Sequence[Any]) -> list[tuple[str, Change]]:

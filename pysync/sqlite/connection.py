@@ -113,13 +113,6 @@ class Database(NamedTuple):
     """True if commits survive the loss of power."""
 
 
-def as_unavailable(error: BaseException, unavailable: type[Unavailable]) -> Unavailable:
-    """Return the error that callers get for a failure of the database, with `error` as its cause."""
-    raised = unavailable()
-    raised.__cause__ = error
-    return raised
-
-
 class SnapshotReader:
     """Short reads on the thread of the event loop. The reads of one tick of the loop share one transaction,
     because to take and release a snapshot costs two system calls, as much as a lookup itself.
@@ -128,8 +121,9 @@ class SnapshotReader:
     a request from a client that was notified of one, runs in a later tick, and the snapshot ends before that.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, unavailable: type[Unavailable]) -> None:
         self._file = database.file
+        self._unavailable = unavailable
         self._connection = connection = database.reader
         self._cursor = connection.cursor()
         self._loop = asyncio.get_running_loop()
@@ -137,29 +131,29 @@ class SnapshotReader:
         self._closed = False
 
     def version(self) -> int:
-        """Return a number that stays the same until a process commits. Raises sqlite3.Error."""
+        """Return a number that stays the same until a process commits. Raises `unavailable`."""
         version = self._version
         if version is None:
-            if self._file.moved:
-                self._file.raise_if_moved()
             try:
+                if self._file.moved:
+                    self._file.raise_if_moved()
                 self._cursor.execute("BEGIN")
                 self._loop.call_soon(self._end_snapshot)
                 (version,) = self._cursor.execute("PRAGMA data_version").fetchone()
             except sqlite3.Error as error:
                 self._file.record_error(error)
-                raise
+                raise self._unavailable() from error
             self._version = version
         return version
 
-    def rows(self, statement: str, args: tuple[Any, ...]) -> list[Any]:
-        """Return all rows of a query. Raises sqlite3.Error."""
+    def rows(self, statement: str, *args: Any) -> list[Any]:
+        """Return all rows of a query. Raises `unavailable`."""
         self.version()
         try:
             return self._cursor.execute(statement, args).fetchall()
         except sqlite3.Error as error:
             self._file.record_error(error)
-            raise
+            raise self._unavailable() from error
 
     def close(self) -> None:
         """End the transaction and close the connection."""
@@ -220,10 +214,7 @@ class GroupCommit:
     """
 
     def __init__(
-        self,
-        database: Database,
-        unavailable: type[Unavailable],
-        hooks: CommitHooks | None = None,
+        self, database: Database, unavailable: type[Unavailable], hooks: CommitHooks | None = None
     ) -> None:
         self._file = database.file
         self._checked_at = time.monotonic()
@@ -307,13 +298,18 @@ class GroupCommit:
             if not isinstance(error, (sqlite3.Error, OSError)):
                 log.exception("failed to commit a group of writes")
             self._roll_back()
-            return [_Outcome(write.future, None, as_unavailable(error, self._unavailable)) for write in group]
+            return [_Outcome(write.future, None, self._failure(error)) for write in group]
         if hooks is not None:
             try:
                 hooks.after_commit()
             except BaseException:
                 log.exception("a hook failed after a commit")
         return outcomes
+
+    def _failure(self, cause: BaseException) -> Unavailable:
+        failure = self._unavailable()
+        failure.__cause__ = cause
+        return failure
 
     def _roll_back(self) -> None:
         try:

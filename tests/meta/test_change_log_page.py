@@ -28,7 +28,7 @@ def steps() -> list[tuple[int, list[int], int, dict[int, str]]]:
 async def test_change_log_answers_each_resume_as_the_page_says(tmp_path: Path) -> None:
     database = open_database(tmp_path / "log.db", Schema((TABLE, ADD_ORIGIN_SQL)), "NORMAL")
     writer = GroupCommit(database, StoreUnavailable)
-    log = SqliteChangeLog(SnapshotReader(database), writer, StoreUnavailable, lambda: 0, Retention())
+    log = SqliteChangeLog(SnapshotReader(database, StoreUnavailable), writer, lambda: 0, Retention())
 
     def rewrite(cursor: sqlite3.Cursor, ids: list[int]) -> None:
         cursor.execute("DELETE FROM change")

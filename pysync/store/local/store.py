@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import ClassVar, Final, Self
 
 import orjson
 
@@ -32,7 +32,7 @@ from pysync.errors import StoreUnavailable
 from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
 from pysync.sqlite.changelog import SqliteChangeLog
-from pysync.sqlite.connection import Database, GroupCommit, SnapshotReader, as_unavailable
+from pysync.sqlite.connection import Database, GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import make_private_dir, open_database
 from pysync.store.base import (
     ANY,
@@ -124,17 +124,14 @@ class LocalStore:
     cheap_put_bytes: ClassVar[int] = 3_930
 
     def __init__(
-        self,
-        database: Database,
-        tree: FileTree,
-        now_ms: Callable[[], int],
-        retention: Retention,
+        self, database: Database, tree: FileTree, now_ms: Callable[[], int], retention: Retention
     ) -> None:
         self._name = os.urandom(8).hex()
         self._numbers = itertools.count()
         self._now_ms = now_ms
         self._database = database.file
-        self._reader = SnapshotReader(database)
+        self._reader = SnapshotReader(database, StoreUnavailable)
+        self._read, self._version = self._reader.rows, self._reader.version
         self._cache = ReadCache()
         self._renames = RenameJournal(tree)
         self._writer = GroupCommit(database, StoreUnavailable, self._renames)
@@ -142,7 +139,7 @@ class LocalStore:
             tree, self._renames, self._writer, self._read, self._version, self._new_etag, now_ms
         )
         self._merger = FolderSwapMerger(tree, self._renames, self._writer, self._read)
-        self.change_log = SqliteChangeLog(self._reader, self._writer, StoreUnavailable, now_ms, retention)
+        self.change_log = SqliteChangeLog(self._reader, self._writer, now_ms, retention)
 
     @property
     def transactional(self) -> Self:
@@ -366,18 +363,6 @@ class LocalStore:
         """Return a unique etag: a random name of this store, and a number. The name belongs to
         this object and not to the module, because forked processes would share that."""
         return f"{self._name}{next(self._numbers):x}"
-
-    def _version(self) -> int:
-        try:
-            return self._reader.version()
-        except sqlite3.Error as error:
-            raise as_unavailable(error, StoreUnavailable) from error
-
-    def _read(self, statement: str, *args: Any) -> Sequence[Any]:
-        try:
-            return self._reader.rows(statement, args)
-        except sqlite3.Error as error:
-            raise as_unavailable(error, StoreUnavailable) from error
 
 
 def _by_parent(keys: Sequence[str]) -> dict[str, list[str]]:

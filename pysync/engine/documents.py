@@ -1,16 +1,19 @@
 """Documents: pull, push with optimistic concurrency, and expiry (docs/reference/protocol.md#documents)."""
 
 import hashlib
+import hmac
+import secrets
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 import orjson
 
 from pysync import _core
 from pysync.cache import BoundedCache
+from pysync.config.key_templates import RESERVED
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
 from pysync.corruption import CorruptionReporter
-from pysync.engine.keyed_versions import KeyedVersions
 from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, StoreUnavailable
 from pysync.model import WriteResult
@@ -26,6 +29,8 @@ from pysync.store import (
 )
 from pysync.write_ids import as_whitespace, has_write_id, new_write_id
 
+SECRET_DOCUMENT_KEY: Final = f"{RESERVED}/secrets/versions"
+"""The key of the secret. It is stored as a document, so that damage to it is found."""
 ETAG_CACHE_SIZE = 4096
 """The number of cached versions: of documents that were written, requested by version or, in a remote store,
 read."""
@@ -38,6 +43,55 @@ class CachedVersion(NamedTuple):
     hash: str
     etag: str
     ts_ms: int
+
+
+class KeyedVersions:
+    """Versions for readers that do not see all members of a document (`fieldPermissions`). The hash of the
+    document would let them find hidden values by trying, so they get a version keyed with a secret of the
+    store: the same in all processes, before and after a restart."""
+
+    def __init__(
+        self, store: Store, now_ms: Callable[[], int], corruption: CorruptionReporter | None = None
+    ) -> None:
+        self._store = store
+        self._now_ms = now_ms
+        self._corruption = corruption or CorruptionReporter()
+        self._secret = b""
+
+    def compute(self, key: str, hash_: str, written_ms: int, hidden: frozenset[str]) -> str:
+        """Return the version that readers without the members `hidden` see in place of `hash_`, the hash of
+        the document at `key`. `load` must have been awaited. The version depends on the key and on the time
+        of the write, so it cannot be compared with that of another document or of the reader's own push."""
+        if not hidden or not hash_:
+            return hash_
+        assert self._secret, "load must be awaited first"
+        text = orjson.dumps([key, hash_, written_ms, *sorted(hidden)])
+        return hmac.digest(self._secret, text, "sha256").hex()
+
+    async def load_and_compute(self, key: str, hash_: str, written_ms: int, hidden: frozenset[str]) -> str:
+        """Return the version as `compute` does, after `load` if that is needed. Raises as `load`."""
+        if hidden and hash_:
+            await self.load()
+        return self.compute(key, hash_, written_ms, hidden)
+
+    async def load(self) -> None:
+        """Load the secret from the store, or create it there. Raises DocumentCorrupt and StoreUnavailable."""
+        if self._secret:
+            return
+        found = await self._store.get(SECRET_DOCUMENT_KEY)
+        if found is None:
+            body = b'{"data":{"secret":"%b"}}' % secrets.token_hex(32).encode()
+            stored = _core.decode_push(body).stored(self._now_ms())
+            with suppress(EtagMismatch):  # another process was faster
+                await self._store.put(SECRET_DOCUMENT_KEY, stored, expect=ABSENT)
+            found = await self._store.get(SECRET_DOCUMENT_KEY)
+        if not isinstance(found, StoredObject):
+            raise StoreUnavailable
+        with self._corruption.reporting("document", SECRET_DOCUMENT_KEY):
+            secret = orjson.loads(_core.read_document(found.body).data).get("secret")
+            if not isinstance(secret, str) or len(secret) < 64:
+                raise DocumentCorrupt
+        self._secret = secret.encode()
 
 
 class Documents:
@@ -72,7 +126,7 @@ class Documents:
         document = self._read(key, found)
         if self._store.is_remote:
             self.cache_version(key, CachedVersion(document.hash, found.etag, document.ts_ms))
-        return None if self._is_document_expired(document, ttl_ms) else document
+        return None if self._is_expired(document.ts_ms, ttl_ms) else document
 
     async def get_version(self, key: str, ttl_ms: int | None = None) -> _core.Document | CachedVersion | None:
         """Return the stored version without its data. A version that this process has cached is not read
@@ -85,7 +139,7 @@ class Documents:
             return None if cached is None or self._is_expired(cached.ts_ms, ttl_ms) else cached
         document = self._read(key, found)
         self.cache_version(key, CachedVersion(document.hash, found.etag, document.ts_ms))
-        return None if self._is_document_expired(document, ttl_ms) else document
+        return None if self._is_expired(document.ts_ms, ttl_ms) else document
 
     def cached_version(self, key: str, etag: str) -> CachedVersion | None:
         """Return the version of the document at `key` that is stored under `etag`, if this process has cached
@@ -219,9 +273,6 @@ class Documents:
         is_known = cached is not None and cached.hash == base_hash and ttl_ms is None
         return Etag(cached.etag) if cached is not None and is_known else None
 
-    def _is_document_expired(self, document: _core.Document, ttl_ms: int | None) -> bool:
-        return self._is_expired(document.ts_ms, ttl_ms)
-
     def _is_expired(self, written_ms: int, ttl_ms: int | None) -> bool:
         return ttl_ms is not None and written_ms + ttl_ms < self.now_ms()
 
@@ -250,7 +301,7 @@ class Documents:
             if base_hash != "":
                 raise Conflict("") from None
             return Etag(found.etag)
-        current_hash = "" if self._is_document_expired(document, ttl_ms) else document.hash
+        current_hash = "" if self._is_expired(document.ts_ms, ttl_ms) else document.hash
         if current_hash != (base_hash or ""):
             raise Conflict(current_hash, document.ts_ms)
         return Etag(found.etag)

@@ -11,7 +11,7 @@ from pysync import _core
 from pysync.auth.revocation import PREFIX as REVOCATIONS
 from pysync.concurrency import gather_bounded
 from pysync.engine.append_log import chunk_keys, delete_log_objects, log_prefix, object_key
-from pysync.engine.keyed_versions import SECRET_DOCUMENT_KEY as VERSIONS
+from pysync.engine.documents import SECRET_DOCUMENT_KEY as VERSIONS
 from pysync.errors import DocumentCorrupt, KeyConflict
 from pysync.migrate.reading import SCRUB_KEY, Reader, Unreadable, as_object, error_context, for_each_key
 from pysync.migrate.verify import (

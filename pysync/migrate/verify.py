@@ -15,7 +15,7 @@ from pysync.auth.certificates import parse_revocation_list
 from pysync.auth.revocation import PREFIX as REVOCATIONS
 from pysync.corruption import Kind
 from pysync.engine.append_log import chunk_keys, log_prefix, object_key
-from pysync.engine.keyed_versions import SECRET_DOCUMENT_KEY as VERSIONS
+from pysync.engine.documents import SECRET_DOCUMENT_KEY as VERSIONS
 from pysync.errors import BadRequest, BadSignature, DocumentCorrupt
 from pysync.migrate.reading import Reader, Unreadable, error_context, for_each_key
 from pysync.store import DamagedFile, OpenFile, Pace, Store, no_pace

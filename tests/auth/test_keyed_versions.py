@@ -15,8 +15,8 @@ from support.store_samples import copy
 from pysync import _core
 from pysync.auth import signing
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine import keyed_versions
-from pysync.errors import DocumentCorrupt
+from pysync.engine import documents
+from pysync.errors import DocumentCorrupt, StoreUnavailable
 from pysync.migrate import Damage, Verifier
 from pysync.store import NotModified, StoredObject
 from pysync.store.memory import MemoryStore
@@ -192,16 +192,16 @@ async def test_nodes_and_restarts_tell_the_same_version_and_stores_another(
 async def test_a_copy_takes_the_secret_along_unless_there_is_one() -> None:
     source, target, other = MemoryStore(), MemoryStore(), MemoryStore()
     for store in (source, other):
-        await keyed_versions.KeyedVersions(store, lambda: 1).load()
-    kept = await other.get(keyed_versions.SECRET_DOCUMENT_KEY)
+        await documents.KeyedVersions(store, lambda: 1).load()
+    kept = await other.get(documents.SECRET_DOCUMENT_KEY)
     outcomes, told = await copy(source, target)
     assert (outcomes.copied, told) == (1, [])
     outcomes, told = await copy(source, other, overwrite=True)
     assert (outcomes.already_there, outcomes.is_complete, told) == (1, True, [])
-    assert await other.get(keyed_versions.SECRET_DOCUMENT_KEY) == kept
+    assert await other.get(documents.SECRET_DOCUMENT_KEY) == kept
     found, copied = (
-        await source.get(keyed_versions.SECRET_DOCUMENT_KEY),
-        await target.get(keyed_versions.SECRET_DOCUMENT_KEY),
+        await source.get(documents.SECRET_DOCUMENT_KEY),
+        await target.get(documents.SECRET_DOCUMENT_KEY),
     )
     assert isinstance(found, StoredObject)
     assert isinstance(copied, StoredObject)
@@ -219,7 +219,7 @@ class YieldingStore(MemoryStore):
 
 async def test_nodes_that_create_the_secret_at_once_agree_on_it() -> None:
     store = YieldingStore()
-    nodes = [keyed_versions.KeyedVersions(store, lambda: 0) for _ in range(2)]
+    nodes = [documents.KeyedVersions(store, lambda: 0) for _ in range(2)]
     hidden = frozenset({"pay"})
     first, second = await asyncio.gather(
         *(node.load_and_compute("staff/a", "hash", 1, hidden) for node in nodes)
@@ -227,12 +227,21 @@ async def test_nodes_that_create_the_secret_at_once_agree_on_it() -> None:
     assert first == second != "hash"
 
 
+async def test_a_store_that_loses_the_secret_at_once_cannot_be_used() -> None:
+    class ForgetfulStore(MemoryStore):
+        async def get(self, key: str, if_none_match: str | None = None) -> None:
+            """See `Store.get`."""
+
+    with pytest.raises(StoreUnavailable):
+        await documents.KeyedVersions(ForgetfulStore(), lambda: 0).load()
+
+
 async def test_a_secret_that_is_too_short_is_corrupt() -> None:
     store = MemoryStore()
     body = _core.decode_push(b'{"data":{"secret":"short"}}').stored(0)
-    await store.put(keyed_versions.SECRET_DOCUMENT_KEY, body)
+    await store.put(documents.SECRET_DOCUMENT_KEY, body)
     with pytest.raises(DocumentCorrupt):
-        await keyed_versions.KeyedVersions(store, lambda: 0).load()
+        await documents.KeyedVersions(store, lambda: 0).load()
 
 
 async def test_a_damaged_secret_is_an_error_for_those_who_need_it(
@@ -242,16 +251,16 @@ async def test_a_damaged_secret_is_an_error_for_those_who_need_it(
     first = Browser(await start(SERVICE, store=store), session)
     await first.push("staff/a", BOB, None, ADMIN)
     await version(first, "staff/a")
-    found = await store.get(keyed_versions.SECRET_DOCUMENT_KEY)
+    found = await store.get(documents.SECRET_DOCUMENT_KEY)
     assert isinstance(found, StoredObject)
     await store.put(
-        keyed_versions.SECRET_DOCUMENT_KEY, found.body[:-20] + bytes([found.body[-20] ^ 1]) + found.body[-19:]
+        documents.SECRET_DOCUMENT_KEY, found.body[:-20] + bytes([found.body[-20] ^ 1]) + found.body[-19:]
     )
     later = Browser(await start(SERVICE, store=store), session)
     assert (await later.pull("staff/a")).error == (500, "document_corrupt")
     damages: list[Damage] = []
     await Verifier(store, damages.append).run()
-    assert [damage.key for damage in damages] == [keyed_versions.SECRET_DOCUMENT_KEY]
+    assert [damage.key for damage in damages] == [documents.SECRET_DOCUMENT_KEY]
     assert (await later.pull("staff/a", ADMIN)).status == 200
 
 

@@ -9,10 +9,9 @@ object that it names exists.
 """
 
 from pysync.engine.append_log.append import delete_log_objects
-from pysync.engine.append_log.head import LogSettings
+from pysync.engine.append_log.head import LogSettings, chunk_keys
 from pysync.engine.append_log.log import AppendLogs
 from pysync.engine.append_log.read import LogRange, LogSlice, log_prefix, object_key
-from pysync.engine.append_log.starfish import chunk_keys
 
 __all__ = [
     "AppendLogs",

@@ -11,9 +11,8 @@ from typing import Final
 
 from pysync import _core
 from pysync.corruption import CorruptionReporter
-from pysync.engine.append_log.head import CachedHead, HeadCache, LogSettings
+from pysync.engine.append_log.head import CachedHead, HeadCache, LogSettings, convert_head, load_chunks
 from pysync.engine.append_log.read import LogRange, SegmentReader, log_prefix, object_key
-from pysync.engine.append_log.starfish import convert_head, load_chunks
 from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.errors import (
     AppendLimitExceeded,

@@ -1,16 +1,20 @@
-"""The heads of logs, read from the store or cached, and the settings of their collections."""
+"""The heads of logs, read from the store or cached, the settings of their collections, and logs in the format
+of Starfish, until their first append converts them: their chunks are at `<key>__seg/<ts>`."""
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
+
+import orjson
 
 from pysync._core import LogHead
 from pysync.cache import BoundedCache
 from pysync.config import Collection
 from pysync.corruption import CorruptionReporter
 from pysync.errors import CheckpointTooOld, DocumentCorrupt, PysyncError, StoreUnavailable
-from pysync.store import NotModified, Store
+from pysync.store import NotModified, ReadableStore, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ FRESH_MS: Final = 2_000
 """Age up to which a cached head is fresh. Few enough elements are appended in that time to be searched."""
 _IN_THREAD_ABOVE: Final = 1024 * 1024
 """Bytes above which a head is parsed in a worker thread. A head of Starfish's may hold all elements."""
+_CHUNK_DIGITS: Final = 16
+_CHUNK_PAGE: Final = 1000
 
 
 class CachedHead(NamedTuple):
@@ -136,3 +142,55 @@ class HeadCache:
 
 def _size(cached: CachedHead) -> int:
     return cached.head.size + _OVERHEAD_BYTES
+
+
+def convert_head(key: str, field: str, head: LogHead, etag: str) -> LogHead:
+    """Return the log that is stored under `etag`, with an id that is the same on every node and for every
+    attempt."""
+    return head.adopted(hashlib.sha256(f"{field} {key} {etag}".encode()).hexdigest()[:32])
+
+
+async def load_chunks(
+    store: Store, key: str, head: LogHead, since: int | None = None, newest: int | None = None
+) -> LogHead:
+    """Return the log whose elements Starfish stores in chunks, with as many chunks as are needed for the
+    elements above `since` and, of those, the `newest`. The key of a chunk has the ts of its first element.
+
+    Raises DocumentCorrupt, also if all chunks together have fewer elements than the head states.
+    """
+    keys = await chunk_keys(store, key)
+    total = len(keys)
+    if since is not None:
+        later = next((at for at, chunk in enumerate(keys) if int(chunk[-_CHUNK_DIGITS:]) > since), total)
+        keys = keys[max(later - 1, 0) :]
+    chunks: list[bytes] = []
+    count = 0
+    for chunk in reversed(keys):
+        if chunks and newest is not None and count >= newest:
+            break
+        found = await store.get(chunk)
+        if found is None or isinstance(found, NotModified):
+            raise DocumentCorrupt
+        chunks.insert(0, found.body)
+        if newest is not None:
+            count += _element_count(found.body)
+    return head.gather(chunks, whole=len(chunks) == total)
+
+
+def _element_count(chunk: bytes) -> int:
+    """Return the number of elements of the chunk. Raises DocumentCorrupt."""
+    try:
+        return len(orjson.loads(chunk))
+    except (ValueError, TypeError):
+        raise DocumentCorrupt from None
+
+
+async def chunk_keys(store: ReadableStore, key: str) -> list[str]:
+    """Return the keys of the chunks that Starfish stores for the log at `key`, in the order of the log."""
+    folder = f"{key}__seg"
+    names: list[str] = []
+    page: list[str] | None = None
+    while page is None or len(page) == _CHUNK_PAGE:
+        page = await store.list(folder, names[-1] if names else None, _CHUNK_PAGE)
+        names += page
+    return [f"{folder}/{name}" for name in names if len(name) == _CHUNK_DIGITS and name.isdecimal()]

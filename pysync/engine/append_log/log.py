@@ -13,9 +13,8 @@ from pysync import _core
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
 from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log.append import AppendBatcher, PendingAppend, delete_log_objects
-from pysync.engine.append_log.head import HeadCache, LogSettings
+from pysync.engine.append_log.head import HeadCache, LogSettings, chunk_keys, load_chunks
 from pysync.engine.append_log.read import LogRange, LogSlice, SegmentReader
-from pysync.engine.append_log.starfish import chunk_keys, load_chunks
 from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.errors import (
     AppendLimitExceeded,

@@ -91,16 +91,8 @@ def issue_member_certificate(
     """Return a certificate for another person, with key `sub`, in one collection. `grant` defaults to
     `reader_grant`."""
     subject = {"sub": sub, "subKem": sub_kem, "subUserId": user_id(sub)}
-    return _issue(
-        issuer,
-        "member",
-        subject,
-        grant or reader_grant(collection),
-        (collection,),
-        now_s,
-        nonce,
-        expires_at_s,
-    )
+    granted = grant or reader_grant(collection)
+    return _issue(issuer, "member", subject, granted, (collection,), now_s, nonce, expires_at_s)
 
 
 def issue_audience_certificate(
@@ -118,16 +110,8 @@ def issue_audience_certificate(
     if aud == ():
         raise CertificateError("audience-empty")
     subject = {} if aud is None else {"aud": aud}
-    return _issue(
-        issuer,
-        "audience",
-        subject,
-        grant or reader_grant(collection),
-        (collection,),
-        now_s,
-        nonce,
-        expires_at_s,
-    )
+    granted = grant or reader_grant(collection)
+    return _issue(issuer, "audience", subject, granted, (collection,), now_s, nonce, expires_at_s)
 
 
 def public_link(certificate: Certificate) -> str:

@@ -118,7 +118,7 @@ class AccessPolicy:
     def denial_reason(self, caller: Caller, identity: str | None, document_key: str) -> str | None:
         """Return the reason why `caller` may not act on `document_key`, for the operator's log; None if it
         may."""
-        if self.restrictions and self._is_denied(caller.identity):
+        if self.restrictions and self._is_restricted(caller.identity):
             return "restrictions"
         if caller.ops is not None and not (caller.ops & _OPS[self.action]):
             return "scope: the certificate's ops"
@@ -148,15 +148,9 @@ class AccessPolicy:
             return caller.roles
         return caller.claims.roles(caller.identity, *self.trust) | caller.given
 
-    def _is_denied(self, identity: str) -> bool:
-        allowed = True
-        for restriction in self.restrictions:
-            listed = identity in restriction.identities
-            if restriction.mode == "deny" and listed:
-                return True
-            if restriction.mode == "allow" and not listed:
-                allowed = False
-        return not allowed
+    def _is_restricted(self, identity: str) -> bool:
+        """Return True if a restriction denies this identity, or allows only others."""
+        return any((identity in one.identities) == (one.mode == "deny") for one in self.restrictions)
 
 
 class PolicyTable:

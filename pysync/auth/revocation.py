@@ -62,12 +62,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _CachedList:
-    """The list of an issuer, as last read from the store."""
+    """The list of an issuer, as last read from the store. `found` is None if it cannot be parsed."""
 
     found: RevocationList | None
-    etag: str | None
+    etag: str
     fetched_at_ms: int
-    unreadable: bool = False
 
     @property
     def size(self) -> int:
@@ -152,9 +151,11 @@ class RevocationRegistry:
         known = self._cache_of(issuer).get(issuer)
         if known is None or self._elapsed_ms() - known.fetched_at_ms > RECHECK_MS:
             known = await self._fetch(issuer)
-        if known.unreadable:
+        if known is None:
+            return False
+        if known.found is None:
             raise StoreUnavailable
-        return known.found is not None and known.found.revokes(certificate)
+        return known.found.revokes(certificate)
 
     async def publish(self, text: bytes) -> int:
         """Store a signed list and return its generation.
@@ -175,19 +176,19 @@ class RevocationRegistry:
         issuer, is_checked = new.iss_user_id, False
         for _ in range(_ATTEMPTS):
             known = await self._fetch(issuer)
-            if known.found is not None and known.found.generation >= new.generation:
+            if known is not None and known.found and known.found.generation >= new.generation:
                 raise StaleGeneration
             if not is_checked:
                 is_stranger = await self._validate(new, text)
                 is_checked = True
-            if is_stranger and known.etag is None:
+            if is_stranger and known is None:
                 await self._check_issuer_count()
-            expect: Precondition = ABSENT if known.etag is None else Etag(known.etag)
+            expect: Precondition = ABSENT if known is None else Etag(known.etag)
             try:
                 await self._store.put(f"{PREFIX}/{issuer}", new.text, expect=expect)
             except EtagMismatch:
                 continue
-            self._count += known.etag is None
+            self._count += known is None
             self._evict(issuer)
             return new.generation
         raise StoreUnavailable
@@ -252,7 +253,7 @@ class RevocationRegistry:
             raise InvalidRevocation("Invalid revocation list: name a certificate that has not expired")
         return True
 
-    async def _fetch(self, issuer: str) -> _CachedList:
+    async def _fetch(self, issuer: str) -> _CachedList | None:
         known = self._cache_of(issuer).get(issuer)
         asked_at_ms = self._elapsed_ms()
         stored = await self._store.get(f"{PREFIX}/{issuer}", known.etag if known else None)
@@ -261,7 +262,7 @@ class RevocationRegistry:
             if len(self.unlisted_until_ms) >= MAX_UNLISTED:
                 self.unlisted_until_ms.clear()
             self.unlisted_until_ms[issuer] = asked_at_ms + RECHECK_MS
-            return _CachedList(None, None, asked_at_ms)
+            return None
         if isinstance(stored, NotModified):
             assert known is not None
             fresh = replace(known, fetched_at_ms=asked_at_ms)
@@ -303,5 +304,5 @@ def _parse_stored(stored: StoredObject, fetched_at_ms: int) -> _CachedList:
         found = replace(parse_revocation_list(stored.body), text=b"")
     except (InvalidRevocation, BadSignature):
         log.critical("failed to parse a stored revocation list: rejecting the certificates of its issuer")
-        return _CachedList(None, stored.etag, fetched_at_ms, unreadable=True)
+        return _CachedList(None, stored.etag, fetched_at_ms)
     return _CachedList(found, stored.etag, fetched_at_ms)

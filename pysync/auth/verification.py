@@ -88,7 +88,8 @@ class CertificateVerifier:
                 scope=_core.Scope(list(certificate.paths), identity) if certificate.paths else None,
             ),
             not_in_audience=certificate.aud is not None and key.hex not in certificate.aud,
-            is_trusted=certificate.kind != "audience" and self._is_trusted(certificate, identity),
+            is_trusted=certificate.kind != "audience"
+            and (identity in self._named_identities or certificate.iss in self._trusted_issuers),
             cache_key=signed.cache_key,
         )
 
@@ -112,10 +113,6 @@ class CertificateVerifier:
             log.info("cap-cert plugin reject: %s", code)
             raise Unauthorized(f"certificate: a plugin refuses it: {code}")
         return certificate
-
-    def _is_trusted(self, certificate: Certificate, identity: str) -> bool:
-        """Return True if the configuration names this caller or its issuer, so that it is not a stranger."""
-        return identity in self._named_identities or certificate.iss in self._trusted_issuers
 
     def caller_of(self, certificate: Certificate, identity: str) -> Caller:
         """Return the caller `identity` with the roles that `certificate` gives it."""

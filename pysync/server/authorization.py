@@ -117,8 +117,13 @@ class Authorizer:
             verified = await self.authenticate(request, credentials, body, policy)
             caller = verified.caller
             if policy.uses_dynamic_roles:
-                pushed = body if pushes_document else None
-                caller = await self._add_roles(policy, caller, match.params, match.key, pushed)
+                params, key = match.params, match.key
+                if pushes_document:
+                    caller = await self.spaces.add_space_roles_for_push(policy, caller, params, key, body)
+                else:
+                    memberships = await self.spaces.load_membership(policy, caller, params)
+                    caller = self.spaces.add_space_roles(policy, caller, params, memberships)
+                caller = await self._add_plugin_roles(policy, caller, params, key)
             decision = _decide(policy, caller, match.identity, match.key, verified.caller)
             if isinstance(decision, Forbidden):
                 raise decision
@@ -210,22 +215,6 @@ class Authorizer:
             raise decision
         return None
 
-    async def _add_roles(
-        self,
-        policy: AccessPolicy,
-        caller: Caller,
-        params: Mapping[str, str],
-        key: str,
-        pushed: bytes | None,
-    ) -> Caller:
-        """Return `caller` with its roles for this request alone. `pushed` is the document of a push."""
-        if pushed is None:
-            memberships = await self.spaces.load_membership(policy, caller, params)
-            caller = self.spaces.add_space_roles(policy, caller, params, memberships)
-        else:
-            caller = await self.spaces.add_space_roles_for_push(policy, caller, params, key, pushed)
-        return await self._add_plugin_roles(policy, caller, params, key)
-
     async def _add_plugin_roles(
         self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str
     ) -> Caller:
@@ -246,17 +235,14 @@ class Authorizer:
         """Return the caller of a request after verifying its signature and counting it against the limits of
         these policies. The nonce is not recorded yet: call `consume_nonce` once the request is allowed.
         Raises as `Authenticator.authenticate` and `RateLimiter.enforce`."""
-        is_metered = _has_rate_limit(policy, *others)
-        if credentials is NO_CREDENTIALS and not is_metered:
-            return ANONYMOUS_REQUEST
-        signed = self._signed_request(request, policy.namespace)
-        verified = await self._authenticator.authenticate(credentials, signed, body)
-        if self._log.logs_requests and verified.certificate is not None:
-            self._log.set_identity(verified.caller.identity)
-        if is_metered:
-            await self._rate_limiter.enforce(
-                verified.caller.identity, self.client_ip(request), (policy, *others)
-            )
+        verified = ANONYMOUS_REQUEST
+        if credentials is not NO_CREDENTIALS:
+            signed = self._signed_request(request, policy.namespace)
+            verified = await self._authenticator.authenticate(credentials, signed, body)
+            if self._log.logs_requests and verified.certificate is not None:
+                self._log.set_identity(verified.caller.identity)
+        if policy.limit is not None or others:
+            await self.enforce_rate_limits(request, verified.caller, [policy, *others])
         return verified
 
     async def authenticate_optional(
@@ -282,8 +268,9 @@ class Authorizer:
         self, request: web.BaseRequest, caller: Caller, policies: list[AccessPolicy]
     ) -> None:
         """Count a request once for each of `policies` that has a limit. Raises as `RateLimiter.enforce`."""
-        if _has_rate_limit(*policies):
-            await self._rate_limiter.enforce(caller.identity, self.client_ip(request), policies)
+        metered = [policy for policy in policies if policy.limit is not None]
+        if metered:
+            await self._rate_limiter.enforce(caller.identity, self.client_ip(request), metered)
 
     async def consume_optional_nonce(self, request: web.BaseRequest, verified: AuthenticatedRequest) -> bool:
         """Record the nonce of a request that anyone may send. Return False if its credentials are invalid."""
@@ -355,10 +342,3 @@ def _decide(
         return Access(caller, signer)
     roles = policy.effective_roles(caller, identity)
     return Access(caller, signer, field_permissions.hidden_fields(permissions, roles), roles)
-
-
-def _has_rate_limit(*policies: AccessPolicy) -> bool:
-    for policy in policies:  # noqa: SIM110 (a generator costs every request more than the test itself)
-        if policy.limit is not None:
-            return True
-    return False

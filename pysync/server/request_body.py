@@ -182,8 +182,8 @@ about 2 ms."""
 KEYRING: Final = "_keyring"
 _OVERHEAD_BYTES: Final = 28
 """Bytes of the iv and the tag of AES-256-GCM."""
-_ENTRY_TEXTS: Final = {"subKem": 32, "ephKem": 32, "addedBy": 32}
-"""Members that hold a key in hex digits, with its size in bytes."""
+_ENTRY_KEYS: Final = ("subKem", "ephKem", "addedBy")
+"""Members of an envelope's entry that hold a key, 32 bytes in hex digits."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -288,8 +288,8 @@ def _is_envelope(value: dict[str, Any]) -> bool:
         value.keys() <= {"entry", "ct", "v"}
         and value.get("v", 1) == 1
         and isinstance(entry, dict)
-        and entry.keys() == {*_ENTRY_TEXTS, "ct", "addedSig", "addedAt"}
-        and all(_is_hex(entry[name], size) for name, size in _ENTRY_TEXTS.items())
+        and entry.keys() == {*_ENTRY_KEYS, "ct", "addedSig", "addedAt"}
+        and all(_is_hex(entry[name], 32) for name in _ENTRY_KEYS)
         and _is_ciphertext(entry["ct"])
         and isinstance(entry["addedSig"], str)
         and len(decode_base64(entry["addedSig"]) or b"") == 64

@@ -38,42 +38,6 @@ _OPEN: Final[list[Json]] = [{}]
 """The security requirement of an operation that needs no credentials."""
 
 
-class OpenApi:
-    """`GET /openapi.json`. The document is built and encoded at the first request."""
-
-    def __init__(self, config: Config, routes: Router, policies: PolicyTable) -> None:
-        self._parts = config, routes, policies
-        self._text = b""
-
-    async def serve(self, request: web.BaseRequest, match: Match) -> Response:
-        """Return the document as JSON."""
-        self._text = self._text or orjson.dumps(describe(*self._parts))
-        return Response(200, self._text, REVALIDATED)
-
-
-def describe(config: Config, routes: Router, policies: PolicyTable) -> Json:
-    """Return the OpenAPI 3.1 document of a service with exactly these `routes`.
-
-    It leaves out HEAD, which is served wherever GET is, and aliases.
-    """
-    own = [(method, route) for method, route in routes if not route.alias]
-    ordered = sorted(own, key=lambda each: each[1].template)
-    describer = _Describer(config, [route for _, route in ordered], policies)
-    paths: dict[str, Json] = {}
-    for method, route in ordered:
-        paths.setdefault("/" + "/".join(route.template), {})[method.lower()] = describer.operation(route)
-    values = {"version": __version__, "codes": list(errors_by_code()), "refusals": _refusals()}
-    document: Json = _splice(_skeleton()["document"], values) | {"paths": paths}
-    components = document["components"]
-    if config.auth.admin_token is None:
-        del components["securitySchemes"]["admin"]
-    for _, route in ordered:
-        if route.policy is not None and route.validator is not None:
-            name = _schema_name(route)
-            components["schemas"][name] = _rebased(route.policy.collection.object_schema, name)
-    return document
-
-
 class _Facts(NamedTuple):
     """The facts that a route adds to the operation of its kind: the values of names in it, the statuses of
     further errors, and the accepted credentials."""
@@ -83,13 +47,14 @@ class _Facts(NamedTuple):
     security: list[Json] = _OPEN
 
 
-class _Describer:
-    """Describes the operations of one service. Its `routes` must not contain aliases."""
+class OpenApi:
+    """`GET /openapi.json`: a description of exactly these `routes`, built at the first request."""
 
-    def __init__(self, config: Config, routes: list[Route], policies: PolicyTable) -> None:
+    def __init__(self, config: Config, routes: Router, policies: PolicyTable) -> None:
         self._config = config
+        self._router = routes
         self._policies = policies
-        self._routes = routes
+        self._text = b""
         self._facts: Mapping[str, Callable[[Route], _Facts]] = {
             "batch": self._batch,
             "events": self._events,
@@ -97,7 +62,34 @@ class _Describer:
             "example": lambda route: _Facts({"type": media_type(route.template[-1])}),
         }
 
-    def operation(self, route: Route) -> Json:
+    async def serve(self, request: web.BaseRequest, match: Match) -> Response:
+        """Return the document as JSON."""
+        self._text = self._text or orjson.dumps(self._describe())
+        return Response(200, self._text, REVALIDATED)
+
+    def _describe(self) -> Json:
+        """Return the document, which leaves out aliases, and HEAD, which is served wherever GET is."""
+        ordered = self._routes()
+        paths: dict[str, Json] = {}
+        for method, route in ordered:
+            paths.setdefault("/" + "/".join(route.template), {})[method.lower()] = self._operation(route)
+        values = {"version": __version__, "codes": list(errors_by_code()), "refusals": _refusals()}
+        document: Json = _splice(_skeleton()["document"], values) | {"paths": paths}
+        components = document["components"]
+        if self._config.auth.admin_token is None:
+            del components["securitySchemes"]["admin"]
+        for _, route in ordered:
+            if route.policy is not None and route.validator is not None:
+                name = _schema_name(route)
+                components["schemas"][name] = _rebased(route.policy.collection.object_schema, name)
+        return document
+
+    def _routes(self) -> list[tuple[str, Route]]:
+        """Return the routes by their paths, except aliases, with their methods."""
+        own = [(method, route) for method, route in self._router if not route.alias]
+        return sorted(own, key=lambda each: each[1].template)
+
+    def _operation(self, route: Route) -> Json:
         """Return the operation object of a route."""
         facts = self._facts.get(route.action, self._of_policy)(route)
         operation: Json = _splice(_skeleton()["operations"][_kind(route)], facts.values)
@@ -132,7 +124,7 @@ class _Describer:
         """Return the facts of a batch route. A batch with invalid credentials is served as anonymous, so they
         cause no error."""
         space, most = self._namespace(route), self._config.max_collections_per_batch
-        pulls = [one.policy for one in self._routes if one.action == "pull" and one.policy is not None]
+        pulls = [one.policy for _, one in self._routes() if one.action == "pull" and one.policy is not None]
         policies = [policy for policy in pulls if policy.namespace == space]
         sets = {
             policy.collection.name: {

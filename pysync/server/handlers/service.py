@@ -6,11 +6,11 @@ Example files are for people who try the service in a browser; `server.examples`
 """
 
 import asyncio
-import dataclasses
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +21,7 @@ from pysync import __version__, protocol
 from pysync.auth.authentication import Authenticator
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.spaces import MEMBER, OWNER, add_roles
-from pysync.config import AppendOnly, Collection, Config
+from pysync.config import Collection, Config
 from pysync.config.collection import wire_name
 from pysync.config.key_templates import is_parameter
 from pysync.coordinator import Coordinator
@@ -254,13 +254,13 @@ class Manifest:
 
 
 def _json_list(collections: Iterable[_Entry], caller: Caller | None) -> bytes:
-    texts = [shown.text for shown in collections if caller is None or _is_visible(shown.policy, caller)]
+    texts = [text for text, policy in collections if caller is None or _is_visible(policy, caller)]
     return b"[" + b",".join(texts) + b"]"
 
 
-def _is_visible(rule: AccessPolicy, caller: Caller) -> bool:
-    found = rule.collection
-    return not rule.trusted_roles(caller).isdisjoint(found.read_roles + found.write_roles)
+def _is_visible(policy: AccessPolicy, caller: Caller) -> bool:
+    found = policy.collection
+    return not policy.trusted_roles(caller).isdisjoint(found.read_roles + found.write_roles)
 
 
 def _entries(config: Config, namespace: str | None) -> list[_Entry]:
@@ -273,25 +273,22 @@ def _entries(config: Config, namespace: str | None) -> list[_Entry]:
 
 def client_info(collection: Collection) -> dict[str, Any]:
     """Return the description of a collection for clients. Members that do not apply are left out."""
-    info: dict[str, Any] = {
+    log = collection.append_only
+    optional: dict[str, Any] = {
+        "pullOnly": collection.pull_only or None,
+        "pushOnly": collection.push_only or None,
+        "appendOnly": None if log is None else _present({wire_name(k): v for k, v in asdict(log).items()}),
+        "ttlMs": collection.ttl_ms,
+        "forceFullFetch": collection.force_full_fetch or None,
+    }
+    return {
         "name": collection.name,
         "maxBodyBytes": collection.max_body_bytes,
         "encryption": collection.encryption,
         "allowedMimeTypes": collection.allowed_mime_types,
+        **_present(optional),
     }
-    optional: dict[str, Any] = {
-        "pullOnly": collection.pull_only or None,
-        "pushOnly": collection.push_only or None,
-        "appendOnly": _append_only(collection.append_only),
-        "ttlMs": collection.ttl_ms,
-        "forceFullFetch": collection.force_full_fetch or None,
-    }
-    return info | {name: value for name, value in optional.items() if value is not None}
 
 
-def _append_only(settings: AppendOnly | None) -> dict[str, Any] | None:
-    """Return the settings as they were configured."""
-    if settings is None:
-        return None
-    members = {wire_name(name): value for name, value in dataclasses.asdict(settings).items()}
+def _present(members: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in members.items() if value is not None}

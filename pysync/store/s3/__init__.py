@@ -1,11 +1,10 @@
 """The store in a bucket of S3 or of a compatible server.
 
-    store               the methods of `Store`
+    store               the methods of `Store`; listings
     conditional_writes  conditional puts and deletes, and the outcome of a write whose response was lost
-    versions            ids of writes, and which write replaced which; what the bucket's server supports
-    cache               what was read or written last
+    versions            ids of writes, and which write replaced which; a cache of what was read or written
+                        last; what the bucket's server supports
     transfers           files: uploads, spooled, whole or in parts; downloads, resumed after a break
-    listing             names under a prefix, and all keys below it
     damaged_files       the list of files that were found damaged
     probe               which conditions the bucket's server honours
     http                signed requests over one session, retried where that can help

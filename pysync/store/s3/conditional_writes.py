@@ -9,8 +9,7 @@ from typing import Final
 
 from pysync.errors import StoreUnavailable
 from pysync.store.base import ANY, Etag, EtagMismatch, Precondition, StoredObject, check_precondition
-from pysync.store.s3.cache import VersionCache
-from pysync.store.s3.http import S3ConnectionError, S3Error, S3Request, S3RequestSender, S3Response
+from pysync.store.s3.http import S3ConnectionError, S3Error, S3Request, S3RequestSender
 from pysync.store.s3.versions import (
     LINEAGE,
     NO_VERSION,
@@ -21,6 +20,7 @@ from pysync.store.s3.versions import (
     ExpectedVersion,
     Lineage,
     Version,
+    VersionCache,
     WriteOutcome,
     resolve_outcome,
     unquote_etag,
@@ -92,15 +92,12 @@ class ConditionalWriter:
         prevents a late attempt from restoring the file over a newer write."""
         write = PendingWrite(new_write_id(), key, b"", body, content_type, self._now_ms(), sha256)
         if not self._bucket.is_conditional:
-            async with self._lock(key):
-                await self._put_any(write)
+            await self._put_locked(write, ANY)
             return
         while True:
             found = await self.find(key)
             with contextlib.suppress(EtagMismatch):
-                await self._compare_and_swap(
-                    write, NO_VERSION if found is None else ExpectedVersion(found.etag, found.ids)
-                )
+                await self._compare_and_swap(write, ExpectedVersion.of(found))
                 return
 
     async def delete(self, key: str, expect: Precondition) -> None:
@@ -122,11 +119,8 @@ class ConditionalWriter:
     async def exclusive(self, key: str) -> AsyncIterator[None]:
         """Enclose an unconditional write. If conditions hold only within this process, other writers to the
         key wait."""
-        if self._bucket.is_conditional:
+        async with contextlib.nullcontext() if self._bucket.is_conditional else self._lock(key):
             yield
-        else:
-            async with self._lock(key):
-                yield
 
     async def find(self, key: str) -> Version | None:
         """Return the version at `key`, which may be a tombstone, without its body. None if there is no
@@ -144,7 +138,7 @@ class ConditionalWriter:
             try:
                 response = await self._requests.send_once(write.request(base, self._condition(base)))
                 if response.status == 200 and "ETag" in response.headers:
-                    return self._cache_response(write, base, response)
+                    return self._cache_written(write, base, unquote_etag(response.headers["ETag"]))
                 if response.is_precondition_failed and not maybe_stored:
                     tombstone = await self._tombstone_in_place_of(write.key, base)
                     if tombstone is not None:
@@ -173,7 +167,7 @@ class ConditionalWriter:
             return None
         if not found.is_tombstone:
             raise EtagMismatch
-        return ExpectedVersion(found.etag, found.ids)
+        return ExpectedVersion.of(found)
 
     async def _resolve_outcome(
         self, write: PendingWrite, base: ExpectedVersion, error: S3ConnectionError | S3Error
@@ -194,7 +188,8 @@ class ConditionalWriter:
         return None
 
     async def _put_any(self, write: PendingWrite) -> str:
-        return self._cache_response(write, None, await self._requests.send(write.request(None, {})))
+        response = await self._requests.send(write.request(None, {}))
+        return self._cache_written(write, None, unquote_etag(response.headers["ETag"]))
 
     async def _put_locked(self, write: PendingWrite, expect: Precondition) -> str:
         async with self._lock(write.key):
@@ -222,7 +217,7 @@ class ConditionalWriter:
     async def _put_tombstone(self, key: str, found: Version) -> None:
         """Replace `found` by a tombstone, for servers that honour conditions of puts but not of deletes."""
         write = PendingWrite(new_write_id(), key, TOMBSTONE, TOMBSTONE, TOMBSTONE_TYPE, self._now_ms())
-        await self._compare_and_swap(write, ExpectedVersion(found.etag, found.ids))
+        await self._compare_and_swap(write, ExpectedVersion.of(found))
 
     async def _find_live(self, key: str) -> Version | None:
         found = await self.find(key)
@@ -232,9 +227,6 @@ class ConditionalWriter:
         if base.etag is None:
             return {"If-None-Match": "*"}
         return {"If-Match": self._bucket.condition(base.etag)}
-
-    def _cache_response(self, write: PendingWrite, base: ExpectedVersion | None, response: S3Response) -> str:
-        return self._cache_written(write, base, unquote_etag(response.headers["ETag"]))
 
     def _cache_written(self, write: PendingWrite, base: ExpectedVersion | None, etag: str) -> str:
         """Cache the stored version, unless it is a file, and return its etag."""

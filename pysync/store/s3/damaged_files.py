@@ -10,21 +10,12 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
 import orjson
 
 from pysync.errors import StoreUnavailable
-from pysync.protocol import JSON_TYPE
-from pysync.store.base import (
-    ABSENT,
-    Etag,
-    EtagMismatch,
-    FileStat,
-    NotModified,
-    Precondition,
-    StoredObject,
-)
+from pysync.store.base import ABSENT, Etag, EtagMismatch, FileStat, Store, StoredObject
 
 KEY: Final = "_pysync/damaged"
 READ_EVERY_S: Final = 60.0
@@ -35,36 +26,31 @@ _ATTEMPTS: Final = 8
 log = logging.getLogger(__name__)
 
 
-class _ObjectStore(Protocol):
-    """The methods of a store that are used here."""
-
-    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
-        """See `Store.get`."""
-
-    async def put(
-        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = "any"
-    ) -> str:
-        """See `Store.put`."""
-
-
 class DamagedFiles:
     """The list of damaged files, stored in `objects`. A version is identified by its etag and its sha256."""
 
-    def __init__(self, objects: _ObjectStore, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, objects: Store, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._objects = objects
         self._clock_s = clock_s
         self._files: dict[str, list[str]] = {}
         self._read_at: float | None = None
 
-    async def load(self) -> None:
-        """Read the list. Raises StoreUnavailable."""
-        await self._read()
+    async def load(self) -> str | None:
+        """Read the list and return its etag, None if there is no list. Raises StoreUnavailable."""
+        found = await self._objects.get(KEY)
+        self._read_at = self._clock_s()
+        self._files = {}
+        if not isinstance(found, StoredObject):
+            return None
+        with suppress(ValueError, KeyError, TypeError):
+            self._files = dict(orjson.loads(found.body)["files"])
+        return found.etag
 
     async def contains(self, key: str, stat: FileStat) -> bool:
         """Return True if this version of the file at `key` was found damaged, a minute ago or earlier."""
         if self._read_at is None or self._clock_s() - self._read_at >= READ_EVERY_S:
             with suppress(StoreUnavailable):
-                await self._read()
+                await self.load()
         return self._files.get(key) == [stat.etag, stat.sha256]
 
     async def record(self, key: str, stat: FileStat, *, is_damaged: bool) -> None:
@@ -73,7 +59,7 @@ class DamagedFiles:
         if await self.contains(key, stat) == is_damaged:
             return
         for _ in range(_ATTEMPTS):
-            etag = await self._read()
+            etag = await self.load()
             if (self._files.get(key) == version) == is_damaged:
                 return
             files = {other: found for other, found in self._files.items() if other != key}
@@ -86,14 +72,3 @@ class DamagedFiles:
                 self._files = files
                 return
         log.error("failed to record the state of the file at %r in %s: too many concurrent writes", key, KEY)
-
-    async def _read(self) -> str | None:
-        """Read the list and return its etag, None if there is no list."""
-        found = await self._objects.get(KEY)
-        self._read_at = self._clock_s()
-        self._files = {}
-        if not isinstance(found, StoredObject):
-            return None
-        with suppress(ValueError, KeyError, TypeError):
-            self._files = dict(orjson.loads(found.body)["files"])
-        return found.etag

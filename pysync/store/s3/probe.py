@@ -13,13 +13,15 @@ from pysync.config import S3Location
 from pysync.errors import StoreUnavailable
 from pysync.store.s3.credentials import S3Client, translate_errors
 from pysync.store.s3.http import S3ConnectionError, S3Error, S3Request, S3RequestSender, S3Response
-from pysync.store.s3.listing import PROBES
 from pysync.store.s3.versions import BucketCapabilities, unquote_etag
 from pysync.write_ids import new_write_id
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
+
+PROBES: Final = "_pysync/probe"
+"""The object that the store writes to test its bucket, and the prefix of others. No listing shows them."""
 
 MAX_SKEW_MS: Final = 60_000
 """Clock skew from which a warning is logged. S3 rejects signatures that are 15 minutes off."""

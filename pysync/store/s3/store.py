@@ -2,9 +2,11 @@
 
 import asyncio
 import builtins
+import hashlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from typing import ClassVar, Self
+from datetime import datetime
+from typing import Any, ClassVar, Final, Self
 
 from pysync._core import split_key
 from pysync.clock import wall_clock_ms
@@ -31,16 +33,17 @@ from pysync.store.base import (
     get_many_concurrently,
     no_pace,
 )
-from pysync.store.s3.cache import VersionCache
 from pysync.store.s3.conditional_writes import ConditionalWriter
-from pysync.store.s3.credentials import S3Client
+from pysync.store.s3.credentials import S3Client, translate_errors
 from pysync.store.s3.damaged_files import DamagedFiles
 from pysync.store.s3.http import RetryPolicy, S3Request, S3RequestSender
-from pysync.store.s3.listing import PROBES, Listings
-from pysync.store.s3.probe import probe_bucket
+from pysync.store.s3.probe import PROBES, probe_bucket
 from pysync.store.s3.transfers import Downloads, Uploads
-from pysync.store.s3.versions import BucketCapabilities, Version
+from pysync.store.s3.versions import TOMBSTONE, BucketCapabilities, Version, VersionCache, unquote_etag
 from pysync.write_ids import strip_write_id
+
+_PAGE: Final = 1_000
+_TOMBSTONE_ETAG: Final = hashlib.md5(TOMBSTONE, usedforsecurity=False).hexdigest()
 
 
 class S3Store:
@@ -63,10 +66,10 @@ class S3Store:
         self.bucket = bucket
         self._now_ms = now_ms
         self._account = account
+        self._name = name
         self._requests = requests
         self._cache = VersionCache()
         self._writes = ConditionalWriter(requests, self._cache, bucket, now_ms)
-        self._listings = Listings(account, name, requests.root, self._writes)
         self._uploads = Uploads(account, name, requests, self._writes, now_ms)
         self._downloads = Downloads(requests, bucket)
         self._damaged = DamagedFiles(self)
@@ -200,16 +203,28 @@ class S3Store:
         """See `Store.list`."""
         if prefix:
             split_key(prefix)
+        below = prefix and prefix + "/"
+        names: builtins.list[str] = []
+        # A document often has keys below it, which count as one more entry.
+        parameters: dict[str, Any] = {"Delimiter": "/", "MaxKeys": min(_PAGE, 2 * limit)}
+        if after:
+            parameters["StartAfter"] = self._requests.root + below + after
         with self._in_flight.read():
-            return await self._listings.names(prefix, after, limit)
+            if limit == 0:
+                return names
+            async for key, _ in self._entries(below, parameters):
+                names.append(key[len(below) :])
+                if len(names) == limit:
+                    break
+        return names
 
     async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
         """See `Store.walk`."""
         if prefix:
             split_key(prefix)
         with self._in_flight.read():
-            async for listed in self._listings.walk(prefix):
-                yield listed
+            async for key, entry in self._entries(prefix and prefix + "/", {}):
+                yield ListEntry(key, unquote_etag(entry["ETag"]), _modified_ms(entry["LastModified"]))
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
         """See `Store.delete`."""
@@ -231,6 +246,33 @@ class S3Store:
         await self._in_flight.drain()
         await self._requests.close()
         await self._account.close()
+
+    async def _entries(
+        self, below: str, parameters: dict[str, Any]
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Yield the keys and entries of the visible objects that begin with `below`, page by page."""
+        more: dict[str, Any] = {}
+        while True:
+            with translate_errors():
+                page = await self._account.client.list_objects_v2(
+                    Bucket=self._name, Prefix=self._requests.root + below, **parameters, **more
+                )
+            for entry in page.get("Contents", ()):
+                key = entry["Key"].removeprefix(self._requests.root)
+                if _is_key(key) and not await self._is_tombstone(key, entry):
+                    yield key, entry
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    async def _is_tombstone(self, key: str, entry: dict[str, Any]) -> bool:
+        if entry["Size"] != len(TOMBSTONE):
+            return False
+        if unquote_etag(entry["ETag"]) == _TOMBSTONE_ETAG:
+            return True
+        # If the server encrypts objects, an etag is not an MD5 hash.
+        found = await self._writes.find(key)
+        return found is not None and found.is_tombstone
 
 
 class InFlight:
@@ -271,3 +313,19 @@ class InFlight:
 
 def _is_document(headers: Mapping[str, str]) -> bool:
     return Version.of(headers).is_document
+
+
+def _is_key(key: str) -> bool:
+    """Return True for a valid key, unless it belongs to a probe."""
+    try:
+        split_key(key)
+    except ValueError:
+        return False
+    return key != PROBES and not key.startswith(PROBES + "/")
+
+
+def _modified_ms(text: datetime) -> int:
+    """Return the time in milliseconds. Whole seconds are rounded up, so that objects never expire too
+    early."""
+    modified_ms = round(text.timestamp() * 1000)
+    return modified_ms if modified_ms % 1000 else modified_ms + 999

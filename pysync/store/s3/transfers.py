@@ -20,7 +20,7 @@ from aiohttp import ClientResponse
 from pysync.cache import BoundedCache
 from pysync.concurrency import gather_bounded
 from pysync.errors import StoreUnavailable
-from pysync.store.base import FileStat, OnReceived, OpenFile, Pace, clamp_range
+from pysync.store.base import FileStat, OnReceived, OpenFile, Pace, clamp_range, no_pace
 from pysync.store.local.disk import in_thread
 from pysync.store.s3.conditional_writes import ConditionalWriter
 from pysync.store.s3.credentials import S3Client, translate_errors
@@ -234,10 +234,7 @@ class Downloads:
             size = _size(got)
             if ranged and got.status != 206 and size:  # some servers ignore the range for an empty object
                 raise StoreUnavailable from S3Error(S3Response(got.status, got.headers, b""))
-            begin, finish = clamp_range(size, start, end)
-            chunks = DownloadStream(self._requests, key, version.etag, self._bucket, begin, finish)
-            chunks.response = got
-            return await self._file(key, version, size, chunks, begin, finish)
+            return await self._file(key, version, size, *clamp_range(size, start, end), got)
         except BaseException:
             got.close()
             raise
@@ -248,14 +245,10 @@ class Downloads:
         file = await self.open(key, 0, None)
         if file is None:
             return None
-        digest = hashlib.sha256()
         try:
-            async for chunk in file.chunks:
-                await asyncio.to_thread(digest.update, chunk)
-                await pace(len(chunk))
+            return file.stat, await _sha256(file.chunks, pace)
         finally:
             await file.chunks.aclose()
-        return file.stat, digest.hexdigest()
 
     async def _open_empty(self, key: str) -> OpenFile | None:
         """Open the file at `key` without any bytes."""
@@ -264,25 +257,22 @@ class Downloads:
             return None
         version = Version.of(response.headers)
         size = int(response.headers["Content-Length"])
-        chunks = DownloadStream(self._requests, key, version.etag, self._bucket, size, size)
-        return await self._file(key, version, size, chunks, size, size) if version.is_file else None
+        return await self._file(key, version, size, size, size, None) if version.is_file else None
 
     async def _file(
-        self, key: str, version: Version, size: int, chunks: "DownloadStream", begin: int, finish: int
+        self, key: str, version: Version, size: int, start: int, end: int, response: ClientResponse | None
     ) -> OpenFile:
-        sha256 = version.sha256 or await self._hash(key, version.etag, size)
-        return OpenFile(
-            size, sha256, version.content_type, version.modified_ms, begin, finish, chunks, etag=version.etag
-        )
+        etag, content_type, modified_ms = version.etag, version.content_type, version.modified_ms
+        chunks = DownloadStream(self._requests, key, etag, self._bucket, start, end)
+        chunks.response = response
+        sha256 = version.sha256 or await self._hash(key, etag, size)
+        return OpenFile(size, sha256, content_type, modified_ms, start, end, chunks, etag=etag)
 
     async def _hash(self, key: str, etag: str, size: int) -> str:
         """Return the sha256 (hex) of a file that another program wrote, by reading it."""
         known = self._hashes.get((key, etag))
         if known is None:
-            digest = hashlib.sha256()
-            async for chunk in DownloadStream(self._requests, key, etag, self._bucket, 0, size):
-                digest.update(chunk)
-            known = digest.hexdigest()
+            known = await _sha256(DownloadStream(self._requests, key, etag, self._bucket, 0, size), no_pace)
             self._hashes.put((key, etag), known)
         return known
 
@@ -342,6 +332,15 @@ class DownloadStream:
             got.close()
             raise StoreUnavailable from S3Error(S3Response(got.status, got.headers, b""))
         return got
+
+
+async def _sha256(chunks: AsyncIterable[bytes], pace: Pace) -> str:
+    """Return the sha256 (hex) of the chunks."""
+    digest = hashlib.sha256()
+    async for chunk in chunks:
+        await asyncio.to_thread(digest.update, chunk)
+        await pace(len(chunk))
+    return digest.hexdigest()
 
 
 def _range(start: int, end: int | None) -> str:

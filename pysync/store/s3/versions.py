@@ -5,7 +5,8 @@ write therefore has an id of its own. A document carries it as white space after
 ignore. The object's metadata contain it too, followed by the ids of the replaced versions. They determine the
 outcome of a write whose response was lost.
 
-Also the conditions that the bucket's server honours, as the probe at start found them.
+Also the conditions that the bucket's server honours, as the probe at start found them, and a cache of the
+versions read or written last.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,9 @@ from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Final, NamedTuple, Self
 
+from pysync.cache import BoundedCache
 from pysync.protocol import JSON_TYPE
+from pysync.store.base import StoredObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +133,69 @@ class ExpectedVersion(NamedTuple):
     etag: str | None
     ids: tuple[str, ...]
 
+    @classmethod
+    def of(cls, found: Version | None) -> Self:
+        """Return the version that was found, as the version that a write replaces."""
+        return cls(None, (NO_WRITE_ID,)) if found is None else cls(found.etag, found.ids)
+
     @property
     def replaced(self) -> tuple[str, ...]:
         """The ids of replaced versions in the lineage of a write over it."""
         return self.ids[:MAX_REPLACED]
 
 
-NO_VERSION: Final = ExpectedVersion(None, (NO_WRITE_ID,))
+NO_VERSION: Final = ExpectedVersion.of(None)
+
+
+MAX_VERSIONS: Final = 16_384
+MAX_BYTES: Final = 64 * 1024 * 1024
+MAX_OBJECT_BYTES: Final = 1024 * 1024
+_OVERHEAD_BYTES: Final = 512
+"""Approximate size of a cached object without its body."""
+
+
+class VersionCache:
+    """A cache of the versions read or written last. Every read revalidates it with S3. It has bodies, so that
+    reading an unchanged object transfers no body, and lineages, which the next write names."""
+
+    def __init__(
+        self,
+        max_versions: int = MAX_VERSIONS,
+        max_bytes: int = MAX_BYTES,
+        max_object_bytes: int = MAX_OBJECT_BYTES,
+    ) -> None:
+        self._max_object_bytes = max_object_bytes
+        self._objects = BoundedCache[str, StoredObject](
+            max_bytes, lambda found: len(found.body) + _OVERHEAD_BYTES
+        )
+        self._lineages = BoundedCache[str, tuple[str, str]](max_versions)
+
+    @property
+    def bytes(self) -> int:
+        """The size of the cached bodies, including the overhead of each."""
+        return self._objects.cost
+
+    def get(self, key: str) -> StoredObject | None:
+        """Return the cached version of `key`, None if there is none."""
+        return self._objects.get(key)
+
+    def expected_version(self, key: str, etag: str) -> ExpectedVersion:
+        """Return the version `etag` of `key`, as the version that a write replaces."""
+        known, ids = self._lineages.get(key) or ("", "")
+        return ExpectedVersion(etag, tuple(ids.split()) if known == etag else ())
+
+    def put(self, key: str, found: StoredObject, ids: tuple[str, ...]) -> None:
+        """Cache a document that was read or written."""
+        self.evict(key)
+        if ids:
+            self._lineages.put(key, (found.etag, " ".join(ids)))
+        if len(found.body) <= self._max_object_bytes:
+            self._objects.put(key, found)
+
+    def evict(self, key: str) -> None:
+        """Remove `key` from the cache."""
+        self._lineages.evict(key)
+        self._objects.evict(key)
 
 
 class WriteOutcome(Enum):

@@ -16,7 +16,7 @@ from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
 from pysync.store import ABSENT, NOT_MODIFIED, Etag, EtagMismatch, Store, StoredObject, open_store
 from pysync.store.s3 import S3Store
-from pysync.store.s3.cache import VersionCache
+from pysync.store.s3.versions import VersionCache
 from pysync.testing import StoreContract, chunks_of, read_file
 
 MB = 1024 * 1024

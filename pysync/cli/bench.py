@@ -5,7 +5,6 @@ import dataclasses
 import gc
 import json
 from collections.abc import Callable, Iterable
-from itertools import cycle, islice
 from typing import Final, NamedTuple
 
 import orjson
@@ -97,62 +96,54 @@ class _Load:
         self._free = [name for name in names if name != "identity"]
 
     def workloads(self) -> list[_Workload]:
-        """Raises ValueError where nothing can be done."""
+        """Return the run that writes and the run that reads. Raises ValueError if neither is possible."""
         found, action = self._collection, self._options.action
+        is_log = found.append_only is not None
         made = []
         if action != "pull" and not found.pull_only:
-            made.append(self._append() if found.append_only is not None else self._push())
+            made.append(self._append() if is_log else self._push())
         if action != "push" and not found.push_only:
-            made.append(self._tail() if found.append_only is not None else self._pull())
+            made.append(self._tail() if is_log else self._pull())
         if not made:
-            raise ValueError(
-                f"nothing to do: {found.name} is not {'pushed to' if action == 'push' else 'pulled'}"
-            )
+            verb = "pushed to" if action == "push" else "pulled"
+            raise ValueError(f"nothing to do: {found.name} is not {verb}")
         return made
 
     def _push(self) -> _Workload:
         if not self._free:
             raise ValueError(f"each push needs a new name, and {self._key} has no parameter for it")
-        return self._workload(
-            "push", lambda: [self._push_request(f"p{n}") for n in range(self._options.count)], []
-        )
+        return self._workload("push", lambda n: self._push_request(f"p{n}"), [])
 
     def _pull(self) -> _Workload:
         if self._collection.pull_only and self._free:
             name = self._collection.name
             raise ValueError(f"{name} cannot be pushed to: name an existing document, as {name}=KEY")
         names = [f"r{n}" for n in range(min(READ, self._options.count))] if self._free else [""]
-
-        def pulls() -> Iterable[bytes]:
-            return [self._signed_request("pull", name) for name in islice(cycle(names), self._options.count)]
-
-        return self._workload("pull", pulls, [self._push_request(name) for name in names if self._free])
+        prepare = [self._push_request(name) for name in names if self._free]
+        return self._workload("pull", lambda n: self._signed_request("pull", names[n % len(names)]), prepare)
 
     def _append(self) -> _Workload:
-        return self._workload("append", lambda: self._appends(self._options.count), [])
+        return self._workload("append", self._append_request, [])
 
     def _tail(self) -> _Workload:
-        def tails() -> Iterable[bytes]:
-            return [self._signed_request("pull", "log", f"?last={TAIL}") for _ in range(self._options.count)]
+        prepare = [] if self._collection.pull_only else [self._append_request(n) for n in range(TAIL)]
+        return self._workload("tail", lambda n: self._signed_request("pull", "log", f"?last={TAIL}"), prepare)
 
-        return self._workload("tail", tails, [] if self._collection.pull_only else self._appends(TAIL))
+    def _workload(self, verb: str, request: Callable[[int], bytes], prepare: list[bytes]) -> _Workload:
+        """Return the run whose n-th request is `request(n)`."""
+        count = self._options.count
+        return _Workload(
+            f"{self._collection.name} {verb}", lambda: [request(n) for n in range(count)], prepare
+        )
 
-    def _workload(
-        self, verb: str, requests: Callable[[], Iterable[bytes]], prepare: list[bytes]
-    ) -> _Workload:
-        return _Workload(f"{self._collection.name} {verb}", requests, prepare)
-
-    def _appends(self, count: int) -> list[bytes]:
+    def _append_request(self, n: int) -> bytes:
         needs_proof = (self._collection.append_only or {}).get("requireAuthorSignature") is not False
         if needs_proof and not self._signs:
             raise ValueError(f"appends to {self._collection.name} need an author proof: pass --key")
-        made = []
-        for n in range(count):
-            data = self._data(f"e{n}")
-            proof = self._author.proof(self._document_key("log"), data) if needs_proof else {}
-            body = orjson.dumps({"data": orjson.Fragment(data), **proof})
-            made.append(self._signed_request("push", "log", body=body))
-        return made
+        data = self._data(f"e{n}")
+        proof = self._author.proof(self._document_key("log"), data) if needs_proof else {}
+        body = orjson.dumps({"data": orjson.Fragment(data), **proof})
+        return self._signed_request("push", "log", body=body)
 
     def _push_request(self, name: str) -> bytes:
         types = self._collection.allowed_mime_types

@@ -53,9 +53,8 @@ class StoreContract:
 
     async def test_nothing_stored_is_none(self, store: Store) -> None:
         await store.put("notes/a", b"one")
-        assert await store.get("notes") is None
-        assert await store.get("notes/b") is None
-        assert await store.get("notes/a/b") is None
+        for key in ("notes", "notes/b", "notes/a/b"):
+            assert await store.get(key) is None
         assert await store.open("notes/b") is None
 
     async def test_empty_and_large_bodies_come_back_whole(self, store: Store) -> None:
@@ -64,20 +63,15 @@ class StoreContract:
             await self._assert_body(store, "body", body)
 
     async def test_many_are_got_as_each_would_be(self, store: Store) -> None:
-        await store.put("a/x", b"ax")
-        await store.put("a/z", b"az")
-        await store.put("b/x", b"bx")
-        await store.put("top", b"top")
+        many = [f"many/{n}" for n in range(200)]
+        for key in ("a/x", "a/z", "b/x", "top", *many):
+            await store.put(key, key.encode())
         await store.write("a/file", chunks_of(b"file"), "text/plain")
         keys = ["a/z", "top", "a/none", "b/x", "a/x", "a/file", "c/x"]
         assert await store.get_many(keys) == [await store.get(key) for key in keys]
         assert await store.get_many([]) == []
-        many = [f"many/{n}" for n in range(200)]
-        for key in many:
-            await store.put(key, key.encode())
-        assert [found and found.body for found in await store.get_many(many[::-1])] == [
-            key.encode() for key in many[::-1]
-        ]
+        found = await store.get_many(many[::-1])
+        assert [one and one.body for one in found] == [key.encode() for key in many[::-1]]
         await store.delete("a/x")
         assert await store.get_many(["a/x"]) == [None]
 
@@ -118,10 +112,9 @@ class StoreContract:
     async def test_an_etag_holds_only_over_its_version(self, store: Store) -> None:
         first = await store.put("a", b"one")
         await store.put("a", b"two", expect=Etag(first))
-        with pytest.raises(EtagMismatch):
-            await store.put("a", b"three", expect=Etag(first))
-        with pytest.raises(EtagMismatch):
-            await store.put("b", b"one", expect=Etag(first))
+        for key in ("a", "b"):
+            with pytest.raises(EtagMismatch):
+                await store.put(key, b"three", expect=Etag(first))
         await self._assert_body(store, "a", b"two")
         assert await store.get("b") is None
 
@@ -176,11 +169,8 @@ class StoreContract:
     async def test_a_list_holds_direct_children_in_code_point_order(self, store: Store) -> None:
         # U+FFFD sorts after U+1F600 in UTF-16, before it by code point.
         names = ["A", "Z", "a", "a-b", "a.b", "a0", "é", "\ufffd", "\U0001f600"]
-        for name in reversed(names):
-            await store.put(f"p/{name}", b"1")
-        await store.put("p/a/deeper", b"1")
-        await store.put("p", b"1")
-        await store.put("p-x/other", b"1")
+        for key in (*(f"p/{name}" for name in reversed(names)), "p/a/deeper", "p", "p-x/other"):
+            await store.put(key, b"1")
         await store.write("p/file", chunks_of(b"1"), "text/plain")
         assert await store.list("p", None, 100) == sorted([*names, "file"])
         assert await store.list("p/a", None, 100) == ["deeper"]
@@ -199,9 +189,8 @@ class StoreContract:
         assert await store.list("p", "0205", 2) == ["021", "022"]
 
     async def test_a_walk_meets_everything_below_once(self, store: Store) -> None:
-        keys = ["p/a", "p/a/b", "p/a/b/c", "p/z", "p-x/a", "p.x", "p0", "q/a"] + [
-            f"p/many/{n}" for n in range(600)
-        ]
+        keys = ["p/a", "p/a/b", "p/a/b/c", "p/z", "p-x/a", "p.x", "p0", "q/a"]
+        keys += [f"p/many/{n}" for n in range(600)]
         etags = {key: await store.put(key, b"1") for key in keys}
         await store.put("p", b"1")
         await store.write("p/file", chunks_of(b"1"), "text/plain")

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -67,7 +66,7 @@ _MEMORY_COORDINATOR_WARNING: Final = (
 
 
 async def copy(options: argparse.Namespace) -> int:
-    """Run `pysync copy`. The exit status is 1 if an object could not be copied."""
+    """Run `pysync copy`, and report the progress, also if the copy fails. Return 1 if it is incomplete."""
     from_, to = parse_location(options.source), parse_location(options.target)
     if from_ == to:
         raise ValueError("FROM and TO are the same store")
@@ -81,24 +80,18 @@ async def copy(options: argparse.Namespace) -> int:
             keep_corrupt=options.keep_corrupt,
             quick=options.quick,
         )
-        await _run_copy(copier, progress)
+        reporting = asyncio.ensure_future(progress.refresh(copier.report))
+        try:
+            await copier.run()
+        except StoreUnavailable as error:
+            raise StoreUnavailable(f"{error}; run the copy again to continue") from error
+        finally:
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+            progress.finish_line()
+            progress.list_damaged()
+            print_json({wire_name(name): count for name, count in dataclasses.asdict(copier.report).items()})
     return 0 if copier.report.is_complete else 1
-
-
-async def _run_copy(copier: Copier, progress: "ProgressLine") -> None:
-    """Copy, and report the progress, also if the copy fails."""
-    reporting = asyncio.ensure_future(progress.refresh(copier.report))
-    try:
-        await copier.run()
-    except StoreUnavailable as error:
-        raise StoreUnavailable(f"{error}; run the copy again to continue") from error
-    finally:
-        reporting.cancel()
-        with suppress(asyncio.CancelledError):
-            await reporting
-        progress.finish_line()
-        progress.list_damaged()
-        print_json({wire_name(name): count for name, count in dataclasses.asdict(copier.report).items()})
 
 
 class ProgressLine:
@@ -142,12 +135,7 @@ class ProgressLine:
 
 async def verify(options: argparse.Namespace) -> int:
     """Run `pysync verify`: print each damaged object, then the counts. Return 1 if any is damaged."""
-    logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
-    flags = {"store": options.store}
-    if options.config is None:
-        settings = config.parse({}, os.environ, flags)
-    else:
-        settings = config.load(options.config, os.environ, flags)
+    settings = _load_config(options, "store")
     _check_store(settings, "there is nothing to verify")
     verified = VerificationReport()
     kind, _, folder = settings.store.url.partition(":")
@@ -166,6 +154,16 @@ async def verify(options: argparse.Namespace) -> int:
     return 1 if verified.damaged else 0
 
 
+def _load_config(options: argparse.Namespace, *flags: str) -> Config:
+    """Return the configuration that the options name, and prefix warnings with the name of the command."""
+    logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
+    overrides = {flag: getattr(options, flag) for flag in flags}
+    if options.config is None:
+        return config.parse({}, os.environ, overrides)
+    loader.add_config_dir_to_path(options.config)
+    return config.load(options.config, os.environ, overrides)
+
+
 def _check_store(settings: Config, consequence: str) -> None:
     """Raise ValueError if the store of the configuration does not exist outside of a server."""
     if settings.store.url == "memory:":
@@ -175,10 +173,7 @@ def _check_store(settings: Config, consequence: str) -> None:
 
 async def rebuild_lists(options: argparse.Namespace) -> int:
     """Run `pysync project rebuild`: print the outcome of each list. Return 1 after a failure."""
-    logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
-    flags = {"store": options.store, "coordinator": options.coordinator}
-    settings = config.load(options.config, os.environ, flags)
-    loader.add_config_dir_to_path(options.config)
+    settings = _load_config(options, "store", "coordinator")
     projections = projections_in(loader.load_plugins(settings, projections_of(settings)))
     chosen = [one for one in projections if one.name == options.name]
     if not chosen:
@@ -226,7 +221,6 @@ async def rebuild_lists(options: argparse.Namespace) -> int:
 
 async def compact(options: argparse.Namespace) -> int:
     """Run `pysync events compact`: print the outcome for each folder. Return 1 if files were left out."""
-    logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
     settings, plugins = _load_plugins(options)
     older_than_ms = round(options.older_than * 1000)
     status = 0
@@ -253,8 +247,7 @@ def sql(options: argparse.Namespace) -> None:
 
 def _load_plugins(options: argparse.Namespace) -> tuple[Config, list[Events]]:
     """Return the configuration and the plugins that store the events of the named collection, or of all."""
-    settings = config.load(options.config, os.environ, {"store": options.store})
-    loader.add_config_dir_to_path(options.config)
+    settings = _load_config(options, "store")
     plugins = [one for one in loader.load_plugins(settings, events_of(settings)) if isinstance(one, Events)]
     chosen = [one for one in plugins if options.collection in (None, one.collection)]
     if not plugins:

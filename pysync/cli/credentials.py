@@ -225,8 +225,9 @@ async def _publish(options: argparse.Namespace, issuer: IdentityKeys, make: Make
     published one, unless `--replace` is set. Raises StaleGeneration if the named one is not larger."""
     from pysync.client import Client  # heavy, and not needed to print a list
 
+    attempts = MAX_ATTEMPTS if options.generation is None else 1
     async with Client(options.server) as client:
-        for attempt in range(MAX_ATTEMPTS):
+        while True:
             earlier = await client.revocations(issuer.user_id)
             if earlier is not None and earlier.iss != issuer.ed_pub:
                 raise ValueError("the server answers with the revocation list of another issuer")
@@ -236,13 +237,11 @@ async def _publish(options: argparse.Namespace, issuer: IdentityKeys, make: Make
             revocations = make(generation, None if options.replace else earlier)
             try:
                 await client.revoke(revocations)
-            except StaleGeneration:
-                # Somebody else has published meanwhile.
-                if options.generation is not None or attempt == MAX_ATTEMPTS - 1:
+                return revocations
+            except StaleGeneration:  # somebody else has published meanwhile
+                attempts -= 1
+                if attempts == 0:
                     raise
-                continue
-            return revocations
-    raise AssertionError("the last attempt returns or raises")
 
 
 def make_client(options: argparse.Namespace) -> "Client":

@@ -155,7 +155,7 @@ class Client(FileMethods):
         Raises TooManyCollections for more names or entries than the server accepts, BatchAppendBudgetExceeded
         for more elements, and ValueError for bounds that every server rejects.
         """
-        target = self._batch_target(names, params or {}, append_params or {})
+        target = self._selection("/batch/pull", names, params, append_params)
         return await self._request("GET", target, batch_result)
 
     async def batch_pull_many(self, name: str, params: Sequence[ParamSet]) -> Entries:
@@ -163,7 +163,7 @@ class Client(FileMethods):
         sends no request."""
         if not params:
             return []
-        target = self._batch_target([name], {name: params}, {})
+        target = self._selection("/batch/pull", [name], {name: params})
         return await self._request("GET", target, lambda answer: _check_count(answer, name, len(params)))
 
     async def batch_pull_many_append(
@@ -181,7 +181,7 @@ class Client(FileMethods):
             return []
         params = {name: [request.params for request in requests]}
         bounds = {name: [request.bounds for request in requests]}
-        return await self._request("GET", self._batch_target([name], params, bounds), slices)
+        return await self._request("GET", self._selection("/batch/pull", [name], params, bounds), slices)
 
     async def list(
         self, prefix: str = "", *, after: str | None = None, page_size: int = MAX_PAGE_SIZE
@@ -213,18 +213,15 @@ class Client(FileMethods):
         client with a namespace receives changes of that namespace, any other those of the root.
 
         The watch starts now, or after the `Watch.last_event_id` of an earlier one, and continues without an
-        end or a gap. It reconnects when its connection ends or is silent for `idle_s`, after the wait that
-        the server requests with `retry:` or `Retry-After`, else after that of the client's `backoff`. It
-        calls `on_disconnect` once with each failure, and `on_connect` when the stream is live.
+        end or a gap. It reconnects when its connection, of which each watch holds one, ends or is silent for
+        `idle_s`. It calls `on_disconnect` once with each failure, and `on_connect` when the stream is live.
 
         Raises the errors with which a server rejects the stream, and Unreachable if the server cannot be
         reached at the start, after as many attempts as other requests.
-
-        Each watch holds a connection; one is enough for any number of collections.
         """
         return Watch(
             ReconnectingStream(
-                connect=partial(self._stream, self._events_target(collections, params)),
+                connect=partial(self._stream, self._selection("/events", collections, params)),
                 last_event_id=after or "",
                 idle_s=idle_s,
                 on_disconnect=on_disconnect,
@@ -275,25 +272,22 @@ class Client(FileMethods):
         target, headers = self._target("push", key), self._write_headers(idempotency_key)
         return await self._request("POST", target, push_result, body, headers, anonymous=anonymous)
 
-    def _events_target(self, collections: Sequence[str] | None, params: Mapping[str, ParamSet] | None) -> str:
-        query = {} if collections is None else {"collections": ",".join(collections)}
-        if params:
-            query["params"] = encode(params).decode()
-        return f"{self._prefix}/events?{_encoded(query)}" if query else f"{self._prefix}/events"
-
-    def _batch_target(
+    def _selection(
         self,
-        names: Sequence[str],
-        params: Mapping[str, Sequence[ParamSet]],
-        append_params: Mapping[str, Sequence[RangeParams | None]],
+        path: str,
+        names: Sequence[str] | None,
+        params: Mapping[str, Any] | None,
+        append_params: Mapping[str, Sequence[RangeParams | None]] | None = None,
     ) -> str:
-        query = {"collections": ",".join(names)}
+        """Return the path with the query that selects documents of the collections `names`."""
+        query = {} if names is None else {"collections": ",".join(names)}
         if params:
             query["params"] = encode(params).decode()
         if append_params:
             check_append_params(append_params)
             query["appendParams"] = encode(append_params).decode()
-        return f"{self._prefix}/batch/pull?{_encoded(query)}"
+        text = urlencode(query, safe=",:", quote_via=quote)
+        return f"{self._prefix}{path}?{text}" if text else f"{self._prefix}{path}"
 
 
 def _append_body(
@@ -319,10 +313,6 @@ def _check_count(answer: dict[str, Any], name: str, count: int) -> Entries:
     if len(entries) != count:
         raise ValueError("an entry for each parameter set was asked for")
     return entries
-
-
-def _encoded(query: Mapping[str, str]) -> str:
-    return urlencode(query, safe=",:", quote_via=quote)
 
 
 async def fetch_server_config(base_url: str, *, headers: Mapping[str, str] | None = None) -> ServerConfig:

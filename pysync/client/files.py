@@ -253,8 +253,23 @@ class FileMethods(Transport):
         signed = source if is_json and isinstance(source, bytes) else b""
         headers = self._write_headers(idempotency_key, content_type)
 
+        target = self._target("push", key)
+
         async def attempt() -> PushResult:
-            return await self._upload(self._target("push", key), source, signed, headers, on_progress)
+            upload = UploadBody(source, self._timeout.total, on_progress)
+            length = {} if upload.size is None else {"Content-Length": str(upload.size)}
+            sending = self._send(
+                self._session, "POST", target, signed, headers | length, self._file_timeout, upload=upload
+            )
+            try:
+                async with upload.stall_timeout, sending as response:
+                    return await self._read(response, file_result)
+            except TimeoutError:
+                raise Unreachable(f"{self._base}: the file is not taken") from None
+            except Unreachable:
+                if upload.failure is not None:
+                    raise upload.failure from None
+                raise
 
         if isinstance(source, bytes | Path):
             return await self._retry(attempt, RETRYABLE)
@@ -325,30 +340,6 @@ class FileMethods(Transport):
         if blob is not None and blob.content_type not in PARQUET_MIME_TYPES:
             raise UnsupportedMediaType(f"{key} is {blob.content_type}, not one of {PARQUET_MIME_TYPES}")
         return blob
-
-    async def _upload(
-        self,
-        target: str,
-        source: UploadSource,
-        signed: bytes,
-        headers: dict[str, str],
-        on_progress: OnProgress,
-    ) -> PushResult:
-        upload = UploadBody(source, self._timeout.total, on_progress)
-        if upload.size is not None:
-            headers = headers | {"Content-Length": str(upload.size)}
-        sending = self._send(
-            self._session, "POST", target, signed, headers, self._file_timeout, upload=upload
-        )
-        try:
-            async with upload.stall_timeout, sending as response:
-                return await self._read(response, file_result)
-        except TimeoutError:
-            raise Unreachable(f"{self._base}: the file is not taken") from None
-        except Unreachable:
-            if upload.failure is not None:
-                raise upload.failure from None
-            raise
 
     async def _download(self, target: str) -> AsyncGenerator[FileInfo | bytes]:
         """Yield the metadata of a file, then its bytes; nothing if none is stored."""

@@ -29,16 +29,13 @@ class BadAuthorProof(ValueError):
 
 
 class LogCursor:
-    """A position in the log at `key`. Each `pull` returns the elements appended since, and moves the
-    position.
+    """A position in the log at `key`. Each `pull` returns the elements appended since, each exactly once, and
+    moves the position.
 
-    Every element is returned exactly once. If a server returns at most `maxPullLimit` elements at once, these
-    are the oldest after the position; `has_more` is then True, and the next pull continues. For a collection
-    with `forceFullFetch` each pull transfers the whole log and returns the new elements. A log that expired
-    and restarted continues after the position, because timestamps do. If the first pull found nothing and the
-    server rejects `full`, an element with timestamp 0, which no server assigns, cannot be reached.
-
-    The cursor does not keep elements. Pulls of several tasks wait for each other.
+    For a collection with `forceFullFetch` each pull transfers the whole log and returns the new elements. A
+    log that expired and restarted continues after the position, because timestamps do. If the first pull
+    found nothing and the server rejects `full`, an element with timestamp 0, which no server assigns, cannot
+    be reached. The cursor does not keep elements. Pulls of several tasks wait for each other.
     """
 
     def __init__(
@@ -154,8 +151,7 @@ class LogCursor:
         return await self._request(full=True)
 
     async def _fetch_after(self, checkpoint_ms: int) -> list[LogElement]:
-        """Return the elements after `checkpoint_ms`, or the oldest of them; perhaps earlier elements as
-        well."""
+        """Return the elements after `checkpoint_ms`, or the oldest of them; perhaps earlier ones as well."""
         if checkpoint_ms < 0:
             # The log was empty. A checkpoint cannot ask for an element at time 0.
             with suppress(FullNotAllowed):

@@ -52,19 +52,17 @@ class SyncDocument:
     based on (`""` before the first pull, and if nothing is stored).
 
     The data of that version, the base, is kept. If the server has another version at a pull or a push, local
-    and remote edits are merged over the base, as `ThreeWayMerge` describes. `on_conflict` decides about a
-    value that both sides changed, by default for the local side; `id_member` identifies the entries of lists.
+    and remote edits are merged over the base, with `on_conflict` and `id_member` as for `ThreeWayMerge`.
     `resolve(local, remote)` replaces the merge as a whole: `merge_remote_wins` is the default of other
     clients of the protocol. `dropped` holds the newest 1000 edits that merges discarded; clear it when you
     have dealt with them.
 
     A push that conflicts is repeated with the merged data up to `retries` times, then raises Conflict. Calls
     of several tasks wait for each other, so one task may `follow` what others `push`. With a `sealing` the
-    server stores sealed data only, while `data` and merges are plain; data that cannot be decrypted is raised
-    as an error and changes nothing.
+    server stores sealed data only; data that cannot be decrypted is raised as an error and changes nothing.
 
     `dump` and `restore` preserve all of it across a restart. A `data` and `hash` set by hand are an edit with
-    an unknown base, unless the server still has that version; otherwise a pull or push raises UnknownBase.
+    an unknown base: a pull or push raises UnknownBase unless the server still has that version.
     """
 
     def __init__(
@@ -162,12 +160,9 @@ class SyncDocument:
         max_s: float = 2.0,
         on_disconnect: Callable[[Exception], None] = lambda _: None,
     ) -> AsyncGenerator[JsonObject]:
-        """Yield `data` now and whenever the document has changed, without an end.
-
-        The document is pulled when the server's change stream announces another version, and merged with
-        local edits. Changes pushed from here may be yielded, too. `collection`, `params`, the waits without a
-        stream, `on_disconnect` and errors are as for `LogCursor.follow`.
-        """
+        """Yield `data` now and whenever the document has changed, without an end: it is pulled when the
+        server's change stream announces another version. Changes pushed from here may be yielded, too.
+        Parameters and errors are as for `LogCursor.follow`."""
         given: str | None = None
 
         async def look() -> tuple[JsonObject | None, bool]:

@@ -305,12 +305,8 @@ def retry_after_s(error: Exception) -> float:
 
 def response_error(response: aiohttp.ClientResponse, body: bytes) -> PysyncError:
     """Return the error that a response without success stands for."""
-    return from_response(response.status, _error_members(body), response.headers)
-
-
-def _error_members(body: bytes) -> dict[str, Any]:
-    """Return the members of an error body; none if a proxy answered in another format."""
     try:
-        return as_object(orjson.loads(body))
+        members = as_object(orjson.loads(body))
     except (ValueError, TypeError):
-        return {}
+        members = {}  # of a proxy, in another format
+    return from_response(response.status, members, response.headers)

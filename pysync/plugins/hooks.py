@@ -72,13 +72,9 @@ class Hooks:
                 self.stored_files.update(plugin.stored_files)
         self._entered = AsyncExitStack()
         self.has_authorize_hooks: Final = bool(self._authorize)
-        """True if any plugin grants roles."""
         self.has_pull_hooks: Final = bool(self._before_pull or self._intercept_pull)
-        """True if any plugin has a hook for pulls."""
         self.has_push_hooks: Final = bool(self._intercept_push or self._after_write)
-        """True if any plugin has a hook for pushes."""
         self.has_certificate_hooks: Final = bool(self._validators)
-        """True if any plugin validates certificates."""
         self.has_hooks: Final = (
             self.has_authorize_hooks
             or self.has_pull_hooks

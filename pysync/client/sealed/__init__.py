@@ -1,11 +1,8 @@
-"""Seal data that only the recipients of a keyring, or of one envelope, can read.
-
-The server stores it and cannot read it (docs/reference/protocol.md#sealed-data).
+"""Seal data that only the recipients of a keyring, or of one envelope, can read. The server stores it and
+cannot read it (docs/reference/protocol.md#sealed-data).
 
 `RemoteKeyring` makes a keyring on a server and opens it; an `UnlockedKeyring` seals documents and log
-elements (`seal`, `open`), also as the `sealing` of a `SyncDocument`, and bytes; `seal_and_push_blob` and
-`pull_and_open_blob` are about files. `seal_envelope` needs no keyring. Apart from `pysync.client`, as it
-loads `cryptography`.
+elements, also as the `sealing` of a `SyncDocument`, and bytes. `seal_envelope` needs no keyring.
 """
 
 from pysync.client.sealed.crypto import (

@@ -1,8 +1,5 @@
-"""Encrypt content keys for recipients, and seal envelopes. Pure: the caller passes clock and randomness.
-
-Each way in which sealed data fails to open is an exception of its own. Envelopes are for one recipient who
-shares no keyring with the sealer. See docs/reference/protocol.md#keyrings and
-docs/reference/protocol.md#sealed-envelopes.
+"""Encrypt content keys for recipients (docs/reference/protocol.md#keyrings), and seal envelopes, which are
+for one recipient who shares no keyring with the sealer (docs/reference/protocol.md#sealed-envelopes).
 """
 
 import base64

@@ -19,21 +19,7 @@ from pysync.client.files import FileMethods, check_size
 from pysync.client.merge import JsonObject
 from pysync.client.models import PushResult, encode
 from pysync.client.sealed import crypto
-from pysync.client.sealed.crypto import (
-    AlreadyPresent,
-    AmbiguousEntry,
-    Entry,
-    KeyringMissing,
-    KeyringRolledBack,
-    LastRecipient,
-    MalformedKeyring,
-    NotARecipient,
-    NotSealed,
-    Random,
-    SealedError,
-    Truncated,
-    UnknownEpoch,
-)
+from pysync.client.sealed.crypto import Entry, Random
 from pysync.client.sync import SyncDocument
 from pysync.client.transport import document_key
 from pysync.protocol import OCTET_STREAM
@@ -54,10 +40,10 @@ class Keyring:
         """The document, with whatever members it holds beside those of a keyring."""
         self.epoch: int = self.data.get("currentEpoch", 0)
         if self.data.get("v") != 1 or not _is_epoch(self.epoch):
-            raise MalformedKeyring("not a keyring: v must be 1, and currentEpoch an epoch")
+            raise crypto.MalformedKeyring("not a keyring: v must be 1, and currentEpoch an epoch")
         self._entries = _entries_by_epoch(self.data.get("epochs"))
         if self.epoch not in self._entries:
-            raise MalformedKeyring(f"not a keyring: epoch {self.epoch} is missing")
+            raise crypto.MalformedKeyring(f"not a keyring: epoch {self.epoch} is missing")
 
     @classmethod
     def new(
@@ -76,18 +62,18 @@ class Keyring:
     def open(
         self, keys: IdentityKeys, trusted: Collection[str], *, min_epoch: int = 1, random: Random = os.urandom
     ) -> "UnlockedKeyring":
-        """The content keys that are for `keys`, given by somebody `trusted` (Ed25519 public keys).
+        """Return the content keys for `keys` that somebody `trusted` (Ed25519 public keys) added. Earlier
+        epochs without a valid entry are left out.
 
-        An earlier epoch without a good entry is left out. Of the current one the reason is raised:
-        NotARecipient, AmbiguousEntry, UntrustedAdder, ForgedEntry, DecryptionFailed, Truncated. Raises
-        KeyringRolledBack where the keyring is at an epoch before `min_epoch`: pass the latest that was seen.
+        Raises NotARecipient, AmbiguousEntry, UntrustedAdder, ForgedEntry, DecryptionFailed or Truncated for
+        the current epoch, and KeyringRolledBack if that is before `min_epoch`, the latest that was seen.
         """
         self._check_epoch(min_epoch)
         content_keys = {self.epoch: self._content_key(self.epoch, keys, trusted)}
         for epoch in self._entries.keys() - {self.epoch}:
             try:
                 content_keys[epoch] = self._content_key(epoch, keys, trusted)
-            except SealedError:
+            except crypto.SealedError:
                 continue
         return UnlockedKeyring(self.epoch, content_keys, random=random)
 
@@ -104,7 +90,7 @@ class Keyring:
         """Return the keyring with `recipient`, an X25519 public key, in the current epoch, added by `keys`,
         who must be able to open it. Raises AlreadyPresent, ValueError for an invalid key, and as `open`."""
         if recipient in self.recipients:
-            raise AlreadyPresent(f"recipient {recipient} is already present in epoch {self.epoch}")
+            raise crypto.AlreadyPresent(f"recipient {recipient} is already present in epoch {self.epoch}")
         content_key = self.open(keys, trusted, min_epoch=min_epoch).content_keys[self.epoch]
         entry = crypto.wrap_key(content_key, recipient, self.epoch, keys, now_s=now_s, random=random)
         epoch = self.data["epochs"][str(self.epoch)]
@@ -128,14 +114,14 @@ class Keyring:
         """
         self._check_epoch(min_epoch)
         if recipient not in self.recipients:
-            raise NotARecipient(f"recipient {recipient} is not in epoch {self.epoch}")
+            raise crypto.NotARecipient(f"recipient {recipient} is not in epoch {self.epoch}")
         kems = dict.fromkeys(
             entry["subKem"]
             for entry in self._current
             if entry.get("subKem") != recipient and _is_trusted(entry, self.epoch, trusted)
         )
         if not kems:
-            raise LastRecipient(f"without {recipient} nobody trusted is left in epoch {self.epoch}")
+            raise crypto.LastRecipient(f"without {recipient} nobody trusted is left in epoch {self.epoch}")
         return self._with(self.epoch + 1, _epoch(self.epoch + 1, kems, adder, now_s, random))
 
     @property
@@ -144,14 +130,16 @@ class Keyring:
 
     def _check_epoch(self, min_epoch: int) -> None:
         if self.epoch < min_epoch:
-            raise KeyringRolledBack(f"the keyring is at epoch {self.epoch}, and was at {min_epoch} before")
+            raise crypto.KeyringRolledBack(
+                f"the keyring is at epoch {self.epoch}, and was at {min_epoch} before"
+            )
 
     def _content_key(self, epoch: int, keys: IdentityKeys, trusted: Collection[str]) -> bytes:
         mine = [entry for entry in self._entries[epoch] if entry.get("subKem") == keys.kem_pub]
         if not mine:
-            raise NotARecipient(f"recipient {keys.kem_pub} is not in epoch {epoch}")
+            raise crypto.NotARecipient(f"recipient {keys.kem_pub} is not in epoch {epoch}")
         if len(mine) > 1:
-            raise AmbiguousEntry(f"recipient {keys.kem_pub} is in epoch {epoch} more than once")
+            raise crypto.AmbiguousEntry(f"recipient {keys.kem_pub} is in epoch {epoch} more than once")
         crypto.verify_entry(mine[0], epoch, trusted)
         return crypto.unwrap_key(mine[0], keys)
 
@@ -188,7 +176,7 @@ class UnlockedKeyring:
         payload = sealed.get("_encrypted")
         encrypted = decode_base64(payload) if isinstance(payload, str) else None
         if encrypted is None:
-            raise NotSealed("the document is not sealed: _encrypted must be base64")
+            raise crypto.NotSealed("the document is not sealed: _encrypted must be base64")
         named = sealed.get("_epoch")
         epoch = named if isinstance(named, int) and not isinstance(named, bool) else self.epoch
         plaintext = crypto.decrypt(self._content_key(epoch), encrypted, str(epoch).encode())
@@ -197,7 +185,7 @@ class UnlockedKeyring:
         except ValueError:
             data = None
         if not isinstance(data, dict):
-            raise NotSealed("what is sealed is no JSON object")
+            raise crypto.NotSealed("what is sealed is no JSON object")
         return data
 
     def seal_bytes(self, plaintext: bytes, aad: str = "") -> bytes:
@@ -210,7 +198,7 @@ class UnlockedKeyring:
     def open_bytes(self, sealed: bytes, aad: str = "") -> bytes:
         """Return the plaintext of `seal_bytes`. Raises Truncated, UnknownEpoch and DecryptionFailed."""
         if len(sealed) < SEALED_OVERHEAD_BYTES:
-            raise Truncated("sealed blob shorter than its epoch+iv header and its tag")
+            raise crypto.Truncated("sealed blob shorter than its epoch+iv header and its tag")
         epoch = int.from_bytes(sealed[:_EPOCH_BYTES], "big")
         return crypto.decrypt(
             self._content_key(epoch), memoryview(sealed)[_EPOCH_BYTES:], _sealed_aad(epoch, aad)
@@ -218,7 +206,7 @@ class UnlockedKeyring:
 
     def _content_key(self, epoch: int) -> bytes:
         if epoch not in self.content_keys:
-            raise UnknownEpoch(epoch)
+            raise crypto.UnknownEpoch(epoch)
         return self.content_keys[epoch]
 
 
@@ -255,7 +243,7 @@ def _is_epoch(value: object) -> bool:
 def _is_trusted(entry: Entry, epoch: int, trusted: Collection[str]) -> bool:
     try:
         crypto.verify_entry(entry, epoch, trusted)
-    except SealedError:
+    except crypto.SealedError:
         return False
     return True
 
@@ -264,12 +252,11 @@ class RemoteKeyring:
     """The keyring `<name>/_keyring`, as the holder of `keys` uses it; `name` is the path of a collection, a
     space (`spaces/<id>`) or a document.
 
-    `trusted` are the Ed25519 public keys of those who may add recipients. Nothing here takes what an older
-    keyring than one that was seen says: `min_epoch` is the latest epoch; keep it, for a server could show an
-    old keyring to whoever does not know it, and have them seal for somebody who was removed.
+    `trusted` are the Ed25519 public keys of those who may add recipients. `min_epoch` is the latest epoch
+    seen. Keep it: given an older keyring, a program would seal for recipients who were removed.
 
-    Changes are made to the keyring as it is: again, up to `retries` times, where another was faster, and then
-    Conflict is raised. What each raises beside that is as for a `Keyring`, and KeyringMissing.
+    A change that conflicts is repeated up to `retries` times, then raises Conflict. Methods raise the errors
+    of `Keyring`, and KeyringMissing.
     """
 
     def __init__(
@@ -355,7 +342,7 @@ class RemoteKeyring:
 
     def _keyring(self, data: JsonObject) -> Keyring:
         if not data:
-            raise KeyringMissing(f"there is no keyring at {self.key}")
+            raise crypto.KeyringMissing(f"there is no keyring at {self.key}")
         return Keyring(data)
 
 

@@ -1,13 +1,8 @@
-"""Events: batches of them pushed as JSON and stored as Parquet, one file a push.
+"""Events: pushed in batches of JSON, stored as Parquet, one file for each push
+(docs/reference/protocol.md#events).
 
-    plugin      the plugin Events: claims, encodes and stores each push
-    batch_ids   batch ids, and the keys of their files
-    compaction  small files become larger ones
-
-A batch's id is made of the tick that its file was stored with, so that who lists a folder from the last id
+A batch's id contains the time at which its file was stored, so a reader that lists a folder from the last id
 that it knows misses none.
-
-See docs/reference/protocol.md#events.
 """
 
 from collections.abc import Sequence
@@ -22,11 +17,11 @@ def events_of(config: Config) -> Sequence[Events]:
     """Return the plugins that store events pushed to the collections of the `events` section."""
     return [
         Events(
-            said.collection,
-            said.storage_path,
-            compact_every_ms=said.compact_every_ms,
-            compact_older_than_ms=said.compact_older_than_ms,
-            compact_to_bytes=said.compact_to_bytes,
+            section.collection,
+            section.storage_path,
+            compact_every_ms=section.compact_every_ms,
+            compact_older_than_ms=section.compact_older_than_ms,
+            compact_to_bytes=section.compact_to_bytes,
         )
-        for said in config.events
+        for section in config.events
     ]

@@ -20,7 +20,7 @@ from pysync.engine.files import is_expired
 from pysync.errors import StoreUnavailable, Unavailable
 from pysync.plugins.events.batch_ids import SUFFIX
 from pysync.protocol import PARQUET_TYPE
-from pysync.store import DamagedFile, EtagMismatch, FileStat, MergeRejected, Store
+from pysync.store import DamagedFile, EtagMismatch, MergeRejected, Store
 
 if TYPE_CHECKING:
     from pysync.parquet.event_files import ParquetMerger
@@ -190,7 +190,7 @@ class _Folder:
             old = [name for name in old if not name.endswith(_LOWEST_SUFFIX)]
             for at in range(0, len(old), _READ_FILES):
                 some = old[at : at + _READ_FILES]
-                stats = await asyncio.gather(*(self._stat(name) for name in some))
+                stats = await asyncio.gather(*(self._find(self._store.stat, name) for name in some))
                 for name, stat in zip(some, stats, strict=True):
                     if stat is not None and not is_expired(
                         stat, self._options.ttl_ms, self._options.now_ms()
@@ -241,24 +241,18 @@ class _Folder:
                 self._done.left[name] = str(refused)
         return appended
 
-    async def _stat(self, name: str) -> FileStat | None:
-        """Return the metadata of a file; None if it is gone, or damaged, which is reported."""
+    async def _find(self, get: Callable[[str], Awaitable[T | None]], name: str) -> T | None:
+        """Return what the store has of a file; None if it is gone, or damaged, which is reported."""
         try:
-            return await self._store.stat(self._key(name))
+            return await get(self._key(name))
         except DamagedFile as error:
             self._done.left[name] = error.detail
             return None
 
     async def _read(self, name: str) -> tuple[str, bytes] | None:
-        """Return the sha256 and the bytes of a file; None as in `_stat`."""
-        try:
-            file = await self._store.open(self._key(name))
-        except DamagedFile as error:
-            self._done.left[name] = error.detail
-            return None
-        if file is None:
-            return None
-        return file.sha256, b"".join([chunk async for chunk in file.chunks])
+        """Return the sha256 and the bytes of a file; None as in `_find`."""
+        file = await self._find(self._store.open, name)
+        return None if file is None else (file.sha256, b"".join([chunk async for chunk in file.chunks]))
 
     async def _chunks(self, merged: "ParquetMerger") -> AsyncIterator[bytes]:
         at = 0

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Self
 
@@ -117,25 +118,15 @@ class IdempotencyRecord(NamedTuple):
         return cls(hash_, token, received_ms, HybridTimestamp(*tick))
 
 
+@dataclass(frozen=True, slots=True)
 class EventIngestor:
-    """Stores the batches of one template."""
+    """Stores the batches whose files are at `storage_path`."""
 
-    def __init__(
-        self,
-        services: PluginContext,
-        sequencer: BatchSequencer,
-        encoder: Encoder,
-        storage_path: str,
-        tokens: RandomTokens,
-    ) -> None:
-        self._now_ms = services.now_ms
-        self._coordinator = services.coordinator
-        self._sequencer = sequencer
-        self._encoder = encoder
-        folder, _, last = storage_path.rpartition("/")
-        self._folder = KeyTemplate(folder)
-        self._id_name = last[1:-1]
-        self._tokens = tokens
+    services: PluginContext
+    sequencer: BatchSequencer
+    encoder: Encoder
+    storage_path: str
+    tokens: RandomTokens
 
     async def ingest(self, push: PluginPush) -> PushResponse:
         """Store the events of a push, or return the stored batch of a repeated one. Raises InvalidEvents,
@@ -147,9 +138,9 @@ class EventIngestor:
             raise StoreUnavailable from None
 
     async def _ingest(self, push: PluginPush) -> PushResponse:
-        received_ms = self._now_ms()
-        async with self._sequencer.reserve(received_ms) as tick:
-            claim = own = IdempotencyRecord(push.hash, self._tokens.next(), received_ms, tick)
+        received_ms = self.services.now_ms()
+        async with self.sequencer.reserve(received_ms) as tick:
+            claim = own = IdempotencyRecord(push.hash, self.tokens.next(), received_ms, tick)
             _check_keys(push, self._batch(push, own))
             claimed = ""
             if push.request_key is not None:
@@ -160,14 +151,14 @@ class EventIngestor:
             batch = self._batch(push, claim)
             until_ms = batch.received_ms + IDEMPOTENCY_TTL_MS + LEEWAY_MS if once else None
             try:
-                id_, sha256 = await self._sequencer.store(
+                id_, sha256 = await self.sequencer.store(
                     batch,
-                    lambda: self._encoder.encode(push.data, received_at(batch.received_ms), until_ms),
+                    lambda: self.encoder.encode(push.data, received_at(batch.received_ms), until_ms),
                     once=once,
                 )
             except InvalidEvents:
                 if once:  # whoever claimed it, nobody can have stored these events
-                    await release_claim(self._coordinator, claimed, claim.encode())
+                    await release_claim(self.services.coordinator, claimed, claim.encode())
                 raise
         written = WriteResult(sha256, batch.received_ms)
         return PushResponse(written, {BATCH_ID: id_}, batch.params(id_), announced=True)
@@ -181,17 +172,18 @@ class EventIngestor:
         while True:
             key = f"{name}{attempt}"
             first = IdempotencyRecord.decode(
-                await self._coordinator.put_if_absent(key, own.encode(), IDEMPOTENCY_TTL_MS)
+                await self.services.coordinator.put_if_absent(key, own.encode(), IDEMPOTENCY_TTL_MS)
             )
-            if not await self._sequencer.is_abandoned(self._batch(push, first), own.received_ms):
+            if not await self.sequencer.is_abandoned(self._batch(push, first), own.received_ms):
                 return key, first
             attempt += 1
 
     def _batch(self, push: PluginPush, claim: IdempotencyRecord) -> PendingBatch:
         request = push.request
         subject = DocumentRef(request.collection, request.params, request.namespace, request.caller.identity)
-        folder = self._folder.fill(request.params)
-        return PendingBatch(folder, subject, claim.token, claim.received_ms, claim.tick, self._id_name)
+        folder, _, last = self.storage_path.rpartition("/")
+        filled = KeyTemplate.of(folder).fill(request.params)
+        return PendingBatch(filled, subject, claim.token, claim.received_ms, claim.tick, last[1:-1])
 
 
 def _check_keys(push: PluginPush, batch: PendingBatch) -> None:
@@ -208,18 +200,13 @@ MAX_IN_FLIGHT: Final = 1_024
 
 
 class Events:
-    """Stores each batch of events that is pushed to `collection` as one Parquet file, at the key that
-    `storage_path` gives with the id of the batch, and nothing else of it (docs/reference/protocol.md#events).
+    """The plugin that stores each batch of events pushed to `collection` as one Parquet file
+    (docs/reference/protocol.md#events). The id of the batch is the last parameter of `storage_path`.
 
-    It is a plugin: `create_app(..., plugins=[Events(...)])`. A `store` that is given must be the service's.
-    Every `compact_every_ms`, unless that is None, files older than `compact_older_than_ms` are merged into
-    such of about `compact_to_bytes`.
-
-    A push is answered `503` where its batch is not stored after `timeout_s`, which is less than plugins are
-    given.
-
-    Raises ValueError for a `storage_path` that is no template or ends in no path parameter; the service
-    does not start where the collection does not fit.
+    A given `store` must be that of the service. Every `compact_every_ms`, unless that is None, files older
+    than `compact_older_than_ms` are merged into files of about `compact_to_bytes`. A push whose batch is not
+    stored after `timeout_s` is answered 503. Raises ValueError for an invalid `storage_path`; the service
+    does not start if the collection does not fit.
     """
 
     def __init__(
@@ -254,7 +241,7 @@ class Events:
 
     @asynccontextmanager
     async def lifespan(self, services: PluginContext) -> AsyncIterator[None]:
-        """Take pushes while the service runs. Raises ValueError where it cannot."""
+        """Accept pushes while the service runs. Raises ValueError if the plugin does not fit the service."""
         require(self.name, "pyarrow")
         for fault in self._errors(services):
             raise ValueError(fault)
@@ -294,12 +281,9 @@ class Events:
     def compaction(
         self, config: Config, store: Store, now_ms: Callable[[], int], older_than_ms: int | None = None
     ) -> Compaction:
-        """That of this plugin's files in its store; `older_than_ms` where it is not the plugin's own."""
-        ttls = [
-            each.ttl_ms
-            for each in config.collections_by_name().get(self.collection, ())
-            if each.ttl_ms is not None
-        ]
+        """Return the compaction of this plugin's files; None for `older_than_ms` is that of the plugin."""
+        collections = config.collections_by_name().get(self.collection, ())
+        ttls = [each.ttl_ms for each in collections if each.ttl_ms is not None]
         least_ms = self._compact_older_than_ms if older_than_ms is None else older_than_ms
         return Compaction(
             store, self.storage_path, least_ms, self._compact_to_bytes, now_ms, min(ttls, default=None)
@@ -307,7 +291,7 @@ class Events:
 
     @asynccontextmanager
     async def _compacting(self, services: PluginContext) -> AsyncIterator[None]:
-        """Merge small files now and then, in one process of all that serve."""
+        """Merge small files periodically, in one process of the service."""
         if self._compact_every_ms is None or not services.sweeps:
             yield
             return
@@ -334,5 +318,5 @@ class Events:
 
 
 def create_events_plugin(collection: str, storage_path: str, *, store: Store | None = None) -> Events:
-    """`Events`, by the name that the specification gives its maker."""
+    """Return the plugin, under the name of this function in the specification."""
     return Events(collection, storage_path, store=store)

@@ -253,9 +253,9 @@ def projections_of(config: Config) -> Sequence[ProjectionsPlugin]:
     """Return the plugin for the projections that the configuration declares; empty without any. Raises
     ConfigError with all problems of the code that they name."""
     made, problems = [], []
-    for at, said in enumerate(config.projections):
+    for at, section in enumerate(config.projections):
         try:
-            made.append(spec_from_config(said))
+            made.append(spec_from_config(section))
         except ValueError as error:
             problems.append(Problem(f"projections[{at}]", str(error)))
     if problems:

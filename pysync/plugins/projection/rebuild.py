@@ -124,16 +124,15 @@ async def _rebuild_list(
 
     targeting = [one for one in related if one.target_template is None or one.target_template.matches(key)]
     if any(lists.keys.has_unstored_sources(projection) for projection in targeting):
-        return ListWriteOutcome(*_sums(folded))
+        return _total(folded)
     pruned = await lists.write(key, related, prune, repair=True)
-    return None if pruned is None else ListWriteOutcome(*_sums([*folded, pruned]))
+    return None if pruned is None else _total([*folded, pruned])
 
 
-def _sums(outcomes: Sequence[ListWriteOutcome | None]) -> tuple[int, int]:
-    """Return the number of entries of the list after the last of these, and the number of changes that all of
-    them made."""
+def _total(outcomes: Sequence[ListWriteOutcome | None]) -> ListWriteOutcome:
+    """Return the number of entries after the last of these writes, and of all changes that they made."""
     known = [one for one in outcomes if one is not None]
-    return known[-1].entries if known else 0, sum(one.changed for one in known)
+    return ListWriteOutcome(known[-1].entries if known else 0, sum(one.changed for one in known))
 
 
 async def _sources(lists: ListWriter, projections: Sequence[ProjectionSpec]) -> AsyncIterator[ChangedSource]:

@@ -204,10 +204,7 @@ class SourceReader:
     """Reads what a service stores."""
 
     def __init__(self, services: PluginContext) -> None:
-        self._store = services.store
-        self._logs = services.logs
-        self._now_ms = services.now_ms
-        self._corruption = services.corruption
+        self._services = services
 
     async def events(
         self, changed: Sequence[ChangedSource]
@@ -220,7 +217,7 @@ class SourceReader:
         for start in range(0, len(documents), _MAX_DOCUMENTS):
             some = documents[start : start + _MAX_DOCUMENTS]
             keys = list(dict.fromkeys(source.location.key for source in some))
-            found = dict(zip(keys, await self._store.get_many(keys), strict=True))
+            found = dict(zip(keys, await self._services.store.get_many(keys), strict=True))
             for source in some:
                 stored = found[source.location.key]
                 event = None if stored is None else self._document(source, stored)
@@ -243,10 +240,10 @@ class SourceReader:
 
     async def _file(self, source: ChangedSource) -> WriteEvent | DocumentCorrupt | None:
         try:
-            stat = await self._store.stat(source.location.key)
+            stat = await self._services.store.stat(source.location.key)
         except DocumentCorrupt as error:
             return error
-        if stat is None or source.location.is_expired(stat.modified_ms, self._now_ms()):
+        if stat is None or source.location.is_expired(stat.modified_ms, self._services.now_ms()):
             return None
         return source.event(stat.sha256, stat.modified_ms)
 
@@ -254,9 +251,9 @@ class SourceReader:
         try:
             document = _core.read_document(stored.body)
         except DocumentCorrupt as error:
-            self._corruption.report_once(error, "document", source.location.key)
+            self._services.corruption.report_once(error, "document", source.location.key)
             return error
-        if source.location.is_expired(document.ts_ms, self._now_ms()):
+        if source.location.is_expired(document.ts_ms, self._services.now_ms()):
             return None
         return source.event(document.hash, document.ts_ms, document.data)
 
@@ -265,7 +262,7 @@ class SourceReader:
         bounds = LogRange(since=None if source.since_ms is None else source.since_ms - 1)
         announced = {change.timestamp_ms: change for change in source.changes}
         try:
-            tail = await self._logs.read(
+            tail = await self._services.logs.read(
                 location.key, bounds, LogSettings.from_collection(location.collection)
             )
             async for chunk in tail.chunks():

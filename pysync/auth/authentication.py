@@ -43,12 +43,10 @@ BEARER = "Bearer "
 """The prefix of an admin token in the header."""
 SKEW_MS = SKEW_S * 1000
 VERIFY_IN_THREAD_ABOVE = 256 * 1024
-"""Bytes of a body above which it is hashed in a thread, without the interpreter's lock. Hashing as many takes
-about 1 ms."""
+"""Bytes of a body above which it is hashed in a thread. Hashing as many takes about 1 ms."""
 
 MAX_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of the cache for callers that the configuration trusts, and again for all others: about 8,000 callers
-each."""
+"""Bytes of the cache for trusted callers, and again for all others: about 8,000 callers each."""
 MAX_IDENTITY_BYTES: Final = 64 * 1024
 """Bytes of the cache that one identity may use."""
 
@@ -195,8 +193,7 @@ class Authenticator:
             return await remember(Standing.OWNER)
 
     def has_expired(self, certificate: VerifiedCertificate) -> bool:
-        """Return True if the certificate has expired by this clock. Streams get no allowance for clock
-        skew."""
+        """Return True if the certificate has expired. Streams get no allowance for clock skew."""
         return self._now_ms() > certificate.exp * 1000
 
     async def is_still_valid(self, certificate: VerifiedCertificate) -> bool:
@@ -255,8 +252,7 @@ class Authenticator:
     def _check_is_current(
         self, presented: VerifiedCertificate | SignedCertificate, timestamp_ms: int
     ) -> None:
-        """Raise Unauthorized if the request was signed too long ago or in the future, or if its certificate
-        is not valid now."""
+        """Raise Unauthorized if the request was not signed just now, or its certificate is not valid now."""
         now_ms = self._now_ms()
         if abs(timestamp_ms - now_ms) > SKEW_MS:
             raise Unauthorized(f"clock: signed {(timestamp_ms - now_ms) / 1000:+.0f} s from now")
@@ -299,8 +295,7 @@ class CertificateCache:
         self._others = _LruCache(max_bytes)
 
     def get(self, authorization: str, presenter: str) -> VerifiedCertificate | None:
-        """Return the certificate cached for this header, for any presenter or for this one; None if there is
-        none."""
+        """Return the certificate cached for this header, for any presenter or this one; None if none is."""
         return self._trusted.get((authorization, "")) or (
             self._others.get((authorization, ""))
             or (self._others.get((authorization, presenter)) if presenter else None)

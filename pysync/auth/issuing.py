@@ -33,8 +33,7 @@ DROPPED_AFTER_S: Final = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Operations and path globs; a path that starts with `!` denies
-    (docs/reference/protocol.md#path-scopes)."""
+    """Operations and path globs; `!` before a path denies (docs/reference/protocol.md#path-scopes)."""
 
     ops: tuple[str, ...]
     paths: tuple[str, ...]
@@ -88,8 +87,7 @@ def issue_member_certificate(
     expires_at_s: int | None = None,
     grant: Grant | None = None,
 ) -> Certificate:
-    """Return a certificate for another person, with key `sub`, in one collection. `grant` defaults to
-    `reader_grant`."""
+    """Return a certificate for another person with key `sub`. `grant` defaults to `reader_grant`."""
     subject = {"sub": sub, "subKem": sub_kem, "subUserId": user_id(sub)}
     granted = grant or reader_grant(collection)
     return _issue(issuer, "member", subject, granted, (collection,), now_s, nonce, expires_at_s)

@@ -116,8 +116,7 @@ class AccessPolicy:
         return not any(template.matches(document_key) for template in self.shadowing_templates)
 
     def denial_reason(self, caller: Caller, identity: str | None, document_key: str) -> str | None:
-        """Return the reason why `caller` may not act on `document_key`, for the operator's log; None if it
-        may."""
+        """Return the reason, for the log, why `caller` may not act on `document_key`; None if it may."""
         if self.restrictions and self._is_restricted(caller.identity):
             return "restrictions"
         if caller.ops is not None and not (caller.ops & _OPS[self.action]):
@@ -137,8 +136,7 @@ class AccessPolicy:
         return "roles: the path names another identity"
 
     def effective_roles(self, caller: Caller, identity: str | None) -> frozenset[str]:
-        """Return the roles of `caller` on a path that names `identity`, including `self` if that is the
-        caller."""
+        """Return the caller's roles on a path that names `identity`, with `self` if that is the caller."""
         roles = self.trusted_roles(caller)
         return roles | {"self"} if identity and identity == caller.identity else roles
 
@@ -154,8 +152,7 @@ class AccessPolicy:
 
 
 class PolicyTable:
-    """The policies of one configuration, each created once. `uses_plugin_roles` is True if a plugin grants
-    roles."""
+    """The policies of one configuration, each created once. `uses_plugin_roles`: a plugin grants roles."""
 
     def __init__(self, config: Config, *, uses_plugin_roles: bool) -> None:
         self._config = config
@@ -189,8 +186,7 @@ class RateLimiter:
                 await self.count(limit, bucket)
 
     async def count(self, limit: Limit, bucket: str) -> None:
-        """Count one request in `bucket`. Raises RateLimited if it exceeds the limit, and
-        CoordinatorUnavailable."""
+        """Count one request in `bucket`. Raises RateLimited above the limit, and CoordinatorUnavailable."""
         window = await self._coordinator.increment(bucket, limit.window_ms)
         if window.count > limit.max_requests:
             raise _rate_limited(limit, window.resets_in_ms)

@@ -48,8 +48,7 @@ DROPPED_AFTER_S: Final = 86_400
 does not drop a list that still applies."""
 SWEEP_EVERY_S: Final = 3600.0
 COUNT_TTL_MS: Final = 60_000
-"""Milliseconds for which a count of the lists is reused. Lists that this process adds are counted
-meanwhile."""
+"""Milliseconds for which a count of the lists is reused, plus the lists that this process adds."""
 MAX_CACHED_OWNERS: Final = 10_000
 _ATTEMPTS = 8
 _PAGE = 1000
@@ -86,8 +85,7 @@ class Ownership:
         self._owners: set[str] = set()
 
     async def owns_data(self, identity: str) -> bool:
-        """Return True if `identity` owns any stored data. A positive result is cached. Raises
-        StoreUnavailable."""
+        """Return True if `identity` owns stored data, which is then cached. Raises StoreUnavailable."""
         if identity in self._owners:
             return True
         for folder, is_whole_key in self._prefixes:
@@ -145,8 +143,7 @@ class RevocationRegistry:
         self._count, self._counted_at_ms = 0, 0
 
     async def is_revoked(self, certificate: CertificateSummary) -> bool:
-        """Return True if the issuer revoked the certificate. Raises StoreUnavailable if the list cannot be
-        read."""
+        """Return True if the issuer revoked the certificate. Raises StoreUnavailable."""
         issuer = certificate.iss_user_id
         known = self._cache_of(issuer).get(issuer)
         if known is None or self._elapsed_ms() - known.fetched_at_ms > RECHECK_MS:
@@ -194,8 +191,7 @@ class RevocationRegistry:
         raise StoreUnavailable
 
     async def published(self, issuer: str) -> bytes | None:
-        """Return the stored list of an issuer (user id), None if there is none that can be parsed. Raises
-        StoreUnavailable."""
+        """Return the stored list of a user id, None if none can be parsed. Raises StoreUnavailable."""
         stored = await self._store.get(f"{PREFIX}/{issuer}")
         if not isinstance(stored, StoredObject):
             return None

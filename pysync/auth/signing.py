@@ -152,8 +152,7 @@ class IdentityKeys:
 
     @classmethod
     def from_json(cls, text: bytes) -> "IdentityKeys":
-        """Return the keys of a key file. Raises ValueError if it is not one, or if a public half does not
-        belong to its private half."""
+        """Return the keys of a key file. Raises ValueError if it is malformed or its halves do not match."""
         members = orjson.loads(text)
         if not isinstance(members, dict):
             raise ValueError("not a key file: a JSON object is expected")
@@ -169,8 +168,7 @@ class IdentityKeys:
         return keys
 
     def save(self, path: Path) -> None:
-        """Write the key file, readable only by its owner. Raises FileExistsError rather than overwrite
-        keys."""
+        """Write the key file, readable only by its owner. Raises FileExistsError if there is one."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(self.to_json())

@@ -75,8 +75,7 @@ class Spaces:
         return [name for name in policy.collection.path_template.params if name in self._template.params]
 
     def access_document_key(self, params: Mapping[str, str]) -> str | None:
-        """Return the key of the access document of the space that a path with `params` belongs to; None if it
-        belongs to none."""
+        """Return the key of the access document of the space of `params`; None if they name no space."""
         space = params.get(self._param)
         if space is None or not _is_space_id(space):
             return None
@@ -154,8 +153,7 @@ class Spaces:
         return caller
 
     def _deciding_key(self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str]) -> str | None:
-        """Return the key of the access document that decides on the roles of `caller`; None if there is
-        none."""
+        """Return the key of the access document that decides on the caller's roles; None if none does."""
         return self.access_document_key(params) if policy.uses_space_roles and caller.identity else None
 
     async def _read(self, key: str) -> bytes | None:

@@ -136,8 +136,7 @@ class CertificateVerifier:
 
 
 def _roles_by_name(roles: Iterable[str]) -> Mapping[str, Mapping[str, None]]:
-    """Return the names in roles `cap:<op>:<name>` and `delegated:<issuer>:<name>`, grouped by the part before
-    them."""
+    """Return the names in roles `cap:<op>:<name>` and `delegated:<issuer>:<name>` by the part before them."""
     found: dict[str, dict[str, None]] = {}
     for role in roles:
         kind, _, rest = role.partition(":")

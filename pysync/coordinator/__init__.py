@@ -1,5 +1,4 @@
-"""The state that the processes of a service share besides its store: the protocol (`base`), and
-`open_coordinator`."""
+"""The state that the processes of a service share besides its store."""
 
 from pysync.coordinator.base import (
     EPOCH_MS,

@@ -59,8 +59,7 @@ def window_end_ms(now_ms: int, window_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A fixed window. `count` includes the call of `increment` that returned it, and `resets_in_ms` is the
-    rest of its time."""
+    """A fixed window, of which `resets_in_ms` are left. `count` includes the request just counted."""
 
     count: int
     resets_in_ms: int
@@ -99,8 +98,7 @@ class Coordinator(ChangeLog, Protocol):
         unless its value is still `expected`."""
 
     async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
-        """Append changes as `ChangeLog.append` does, and delete the prepared write of this name, if one is
-        given: both or neither."""
+        """Append changes, and delete the prepared write of this name, if one is given: both or neither."""
 
     async def prepare(self, changes: Sequence[Change]) -> str:
         """Remember, beyond the end of this process, that a write with these changes is about to be made.
@@ -113,8 +111,7 @@ class Coordinator(ChangeLog, Protocol):
         """Return the oldest prepared writes of all processes, at most `limit`."""
 
     async def next_timestamp(self) -> HybridTimestamp:
-        """Return a timestamp after all that any process received before, even if a clock was set back, unless
-        memory was lost as well."""
+        """Return a timestamp after all earlier ones of any process, even if a clock was set back."""
 
     async def acquire_lease(self, name: str) -> bool:
         """Acquire or renew the lease `name` for `LEASE_MS`, and return True if this process holds it. Renew

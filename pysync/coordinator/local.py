@@ -34,8 +34,7 @@ from pysync.sqlite.database_file import Schema, make_private_dir, open_database
 
 
 class LeaseFiles:
-    """The leases of this process, among all processes that share `folder`, which is created. No step moves
-    the clock `elapsed_ms`. Raises OSError."""
+    """The leases that this process holds, of all processes that share `folder`. Raises OSError."""
 
     def __init__(self, folder: Path, elapsed_ms: Callable[[], int]) -> None:
         make_private_dir(folder)

@@ -182,8 +182,7 @@ class NonceLog:
             later.append(digest)
 
     def _read_later(self, epoch: int) -> Iterator[ReplayWindow]:
-        """Yield the nonces that were recorded for this epoch or later, and remove the files of earlier
-        epochs."""
+        """Yield the nonces recorded for this epoch or later, and remove the files of earlier epochs."""
         for path in self._folder.glob(f"{_LATER}*"):
             if int(path.name.removeprefix(_LATER)) <= epoch - LIVE_EPOCHS:
                 path.unlink(missing_ok=True)

@@ -206,8 +206,7 @@ class Authorizer:
         key: str,
         memberships: Memberships | None = None,
     ) -> Access | None:
-        """Return the access of `decide`; None if a pull would be rejected. Raises the error if that cannot be
-        determined."""
+        """Return the access of `decide`; None if a pull would be rejected. Raises errors of the server."""
         decision = await self.decide(policy, caller, identity, params, key, memberships)
         if isinstance(decision, Access):
             return decision
@@ -303,8 +302,7 @@ class Authorizer:
 
 
 def may_read(policy: AccessPolicy, caller: Caller, identity: str | None) -> bool:
-    """Return True if `caller`, whose scope is None, may read documents whose path names `identity` with its
-    present roles."""
+    """Return True if `caller`, whose scope is None, may read documents of `identity` with its roles."""
     try:
         return policy.denial_reason(_presented(policy, caller), identity, "") is None
     except Forbidden:

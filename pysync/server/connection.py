@@ -22,8 +22,7 @@ log = logging.getLogger("pysync.server")
 
 
 class Connection(web.RequestHandler):
-    """One client connection. `head_since` is the loop time at which an unfinished request head began to
-    arrive, else 0.0."""
+    """One client connection. `head_since` is the loop time at which an unfinished head began, else 0.0."""
 
     __slots__ = ("head_since",)
 
@@ -74,8 +73,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> Response:
-        """Return the JSON response for a request that aiohttp could not parse, or an error that no handler
-        caught."""
+        """Return the response to a request that aiohttp could not parse, or to an unhandled error."""
         error: PysyncError
         if status >= 500:
             log.error("unhandled error", exc_info=exc)
@@ -97,8 +95,15 @@ class HttpServer(web.Server):
     shutdown it lets requests finish that are being handled; aiohttp would discard the part of their bodies
     that has not arrived yet."""
 
-    def __init__(self, handler: Any, **options: Any) -> None:
-        super().__init__(handler, **options)
+    def __init__(self, handler: Any) -> None:
+        super().__init__(
+            handler,
+            access_log=None,
+            auto_decompress=False,  # bodies are passed on as they were sent
+            keepalive_timeout=KEEPALIVE_S,
+            lingering_time=0,
+            max_field_size=16 * 1024,
+        )
         self._watch: asyncio.Task[None] | None = None
 
     def __call__(self) -> Connection:
@@ -134,16 +139,3 @@ class HttpServer(web.Server):
             for connection in self._own_connections():
                 if 0.0 < connection.head_since <= latest:
                     connection.time_out()
-
-
-def make_server(handler: Any) -> HttpServer:
-    """Return the aiohttp server of `handler`. Bodies are passed on without decompression, and closing does
-    not linger."""
-    return HttpServer(
-        handler,
-        access_log=None,
-        auto_decompress=False,
-        keepalive_timeout=KEEPALIVE_S,
-        lingering_time=0,
-        max_field_size=16 * 1024,
-    )

@@ -1,5 +1,4 @@
-"""The middleware around all handlers: request ids, error responses, cross-origin headers, metrics and request
-logs."""
+"""The middleware around all handlers: request ids, errors, cross-origin headers, metrics and logs."""
 
 import itertools
 import logging
@@ -73,22 +72,21 @@ class Middleware:
         counters: Counters,
         origins: Sequence[str],
         hosts: Sequence[str],
-        request_id_var: ContextVar[str | None] | None = None,
-        request_log: RequestLog | None = None,
+        request_id_var: ContextVar[str | None] | None,
+        request_log: RequestLog,
     ) -> None:
         self._routes = routes
         self._counters = counters
         self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
         self._request_id_var = request_id_var
-        self._log = request_log or RequestLog(ContextVar("request_id", default=None))
+        self._log = request_log
         self.draining = False
         self._ids = itertools.count(1)
         self._id_prefix = os.urandom(5).hex()
 
     async def handle(self, request: web.BaseRequest) -> Response:
-        """Return the response to `request`. All errors become responses, except that a ConnectionError is
-        raised."""
+        """Return the response to `request`. All errors except ConnectionError become responses."""
         started = time.perf_counter()
         request_id = request.headers.get(protocol.HEADER_REQUEST_ID)
         if request_id is None or not _is_request_id(request_id):
@@ -128,8 +126,7 @@ class Middleware:
         return response
 
     def _check_host(self, request: web.BaseRequest) -> None:
-        """Raise MisdirectedRequest for another host. Health probes are exempt, because they address the
-        service by IP."""
+        """Raise MisdirectedRequest for another host. Health probes, which use the IP, are exempt."""
         if request.raw_path in ("/health", "/health/ready"):
             return
         if canonical_host_of_header(request.headers.get("Host", ""), "http") not in self._hosts:

@@ -176,8 +176,7 @@ _TAGS: Mapping[Authored, str] = {"document": DOCUMENT_AUTHOR, "append": APPEND_A
 
 CHECK_IN_THREAD_ABOVE = 64 * 1024
 IN_THREAD_ABOVE = 256 * 1024
-"""Bytes above which the core decodes in a thread, without the interpreter's lock. Decoding as many takes
-about 2 ms."""
+"""Bytes above which the core decodes in a thread. Decoding as many takes about 2 ms."""
 
 KEYRING: Final = "_keyring"
 _OVERHEAD_BYTES: Final = 28
@@ -233,8 +232,7 @@ def verify_author_proof(
 
 
 async def check_sealed(match: Match, data: bytes) -> None:
-    """Raise DataNotSealed if the collection accepts only sealed data and `data` is not sealed. Keyrings are
-    exempt."""
+    """Raise DataNotSealed if the collection accepts only sealed data or keyrings, and this is neither."""
     keyrings = match.route.keyrings
     if keyrings is None or match.key.rpartition("/")[2] == KEYRING:
         return

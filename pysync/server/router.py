@@ -42,8 +42,7 @@ class Route:
     validator: Validator | None = None
     """Check that pushed data must pass."""
     keyrings: tuple[KeyTemplate, ...] | None = None
-    """Templates of keyrings, which are exempt in a collection that accepts only sealed data. None for other
-    collections."""
+    """Templates of keyrings in a collection that accepts only sealed data; None for other collections."""
     files: FileSettings | None = None
     """Settings of the collection's files; None if it stores none."""
     alias: bool = False
@@ -53,8 +52,7 @@ class Route:
 
 
 class Match(NamedTuple):
-    """The route of a request and the result of matching its path: parameter values in the template's order,
-    and the key."""
+    """The route of a request, the values of its parameters in the template's order, and its key."""
 
     route: Route
     values: tuple[str, ...]

@@ -25,7 +25,7 @@ from pysync.config import Config
 from pysync.config.plugin_validation import projection_name
 from pysync.server import logs
 from pysync.server.app import App, Worker, create_app
-from pysync.server.connection import make_server
+from pysync.server.connection import HttpServer
 from pysync.server.handlers.service import INDEX, file_names
 from pysync.server.supervisor import NO_RELOAD, Supervisor, WorkerContext
 from pysync.sqlite.database_file import quick_check
@@ -130,7 +130,7 @@ async def serve_on(
     """Listen for `app` and yield the port, on which other processes may listen too if `shared`. On exit, stop
     accepting connections and finish requests in progress, for at most `drain_s`."""
     # A handler has nearly all of that time; the rest is for cancelling it.
-    runner = web.ServerRunner(make_server(app.handle), shutdown_timeout=drain_s * 0.9)
+    runner = web.ServerRunner(HttpServer(app.handle), shutdown_timeout=drain_s * 0.9)
     await runner.setup()
     await web.TCPSite(runner, host, port, backlog=1024, reuse_port=shared or None).start()
     try:

@@ -21,7 +21,7 @@ from yarl import URL
 
 from pysync.errors import StoreUnavailable
 from pysync.server import connection, responses, streaming
-from pysync.server.connection import make_server
+from pysync.server.connection import HttpServer
 from pysync.server.responses import WRITE_BYTES, Response
 from pysync.server.streaming import StreamingResponse
 from pysync.store.local.store import LocalStore
@@ -74,7 +74,7 @@ class Source:
 @contextlib.asynccontextmanager
 async def connected(source: Source) -> AsyncIterator[Streams]:
     """A connection to a service that answers everything from `source`."""
-    runner = web.ServerRunner(make_server(source.handle))
+    runner = web.ServerRunner(HttpServer(source.handle))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     reader, writer = await asyncio.open_connection(*runner.addresses[0])
@@ -175,7 +175,7 @@ def test_a_client_that_does_not_read_is_waited_for_within_bounded_memory(run: Ru
     async def scenario() -> None:
         piece = b"x" * 300_000
         source = Source([piece] * 1000)
-        runner = web.ServerRunner(make_server(source.handle))
+        runner = web.ServerRunner(HttpServer(source.handle))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         with socket.create_connection(runner.addresses[0]) as client:
@@ -204,7 +204,7 @@ def test_an_answer_under_way_is_finished_when_the_service_stops(
     async def scenario() -> None:
         source = Source(PIECES)
         source.release.clear()
-        runner = web.ServerRunner(make_server(source.handle), shutdown_timeout=30)
+        runner = web.ServerRunner(HttpServer(source.handle), shutdown_timeout=30)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         reader, writer = await asyncio.open_connection(*runner.addresses[0])
@@ -293,7 +293,7 @@ def test_a_client_that_takes_nothing_is_cut(
             task.add_done_callback(lambda _: ended.set())
             return await source.handle(request) if is_streamed else Response(200, b"x" * 64_000_000)
 
-        runner = web.ServerRunner(make_server(handle))
+        runner = web.ServerRunner(HttpServer(handle))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         with socket.create_connection(runner.addresses[0]) as client:

@@ -31,16 +31,14 @@ ReplyError = ResponseError
 """The reply of Redis to a command that it rejects. It is returned, not raised."""
 
 TIMEOUT_S: Final = 2.0
-"""Time limit for connecting, and for the replies to a group of commands. It is longer than the pause of a
-Redis that saves its data."""
+"""Limit for connecting and for replies, longer than the pause of a Redis that saves its data."""
 
 MAX_WAITING: Final = 4_096
 """Number of callers that may wait at once. One more is rejected rather than queued."""
 
 MIN_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0
-"""Seconds between two attempts to reconnect: doubled from the minimum to the maximum, less up to a half at
-random."""
+"""Seconds between attempts to reconnect: doubled up to the maximum, less up to a half at random."""
 
 _is_url = re.compile(
     r"redis://[^/?#]+(/[0-9]*)?|rediss://[^/?#]+(/[0-9]*)?(\?(&?ssl_(ca_certs|certfile|keyfile)=[^&#]+)+)?"

@@ -91,8 +91,7 @@ class StreamWaiter:
         await self._connection.close()
 
     async def _listen(self, entry_id: str) -> None:
-        """Wait in Redis for an entry after `entry_id`, and wake the waiting callers. Without Redis they wait
-        for their full second."""
+        """Wait in Redis for an entry after `entry_id`, and wake the waiting callers."""
         block_ms = int(WAIT_S * 1000)
         try:
             if not self._is_open:
@@ -299,8 +298,7 @@ class RedisCoordinator:
         return Diagnosis(skew_ms=(asked_ms + self._now_ms()) // 2 - time_ms(time))
 
     async def probe(self) -> None:
-        """Do nothing: without Redis all nodes are equally affected, and requests that need no coordinator
-        continue."""
+        """Do nothing: an unavailable Redis affects all nodes, and not requests without a coordinator."""
 
     async def close(self) -> None:
         """See `Coordinator.close`."""

@@ -69,8 +69,7 @@ class EpochGuard:
         return self._now_ms() + self._clock_offset_ms
 
     async def open(self) -> None:
-        """Connect. Raises ValueError if this Redis is unsupported, and CoordinatorUnavailable with the reason
-        if it cannot be used now."""
+        """Connect. Raises ValueError if this Redis is unsupported, else CoordinatorUnavailable."""
         try:
             await self._connection.open()
         except CoordinatorUnavailable as error:
@@ -138,8 +137,7 @@ def time_ms(reply: list[bytes]) -> int:
 
 
 def raise_for_errors(replies: list[Any], with_detail: bool = False) -> list[Any]:
-    """Return `replies`, none of which is an error. Raises CoordinatorUnavailable, with Redis' text if
-    `with_detail`."""
+    """Return `replies`. Raises CoordinatorUnavailable, with Redis' text if `with_detail`, for an error."""
     for reply in replies:
         if isinstance(reply, ReplyError):
             raise CoordinatorUnavailable(str(reply) if with_detail else None) from reply

@@ -25,9 +25,9 @@ from pysync.store.local.tables import SCHEMA
 from pysync.testing import RETENTION, ChangeLogContract, FakeClock, change, chunks_of
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
+@pytest.fixture(autouse=True)
+def brief_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changelog, "POLLS", 3)
 
 
 @pytest.fixture

@@ -18,12 +18,14 @@ from pysync.coordinator import (
     EPOCH_MS,
     LEASE_MS,
     Coordinator,
+    memory,
     nonce_epoch,
     open_coordinator,
 )
 from pysync.coordinator.local import SCHEMA, LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
+from pysync.sqlite import changelog
 from pysync.sqlite.database_file import Schema, create_database
 from pysync.testing import (
     RETENTION,
@@ -35,6 +37,12 @@ from pysync.testing import (
 )
 
 MAX_LIVE = 1_000
+
+
+@pytest.fixture(autouse=True)
+def brief_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "WAIT_S", 0.05)
+    monkeypatch.setattr(changelog, "POLLS", 3)
 
 
 class TestMemoryCoordinator(CoordinatorContract, BoundedNoncesContract):
@@ -69,11 +77,6 @@ class TestLocalLeaders(LeaseContract):
         yield pair
         for coordinator in pair:
             await coordinator.close()
-
-
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
 
 
 def ledger(folder: Path, clock: FakeClock) -> Path:

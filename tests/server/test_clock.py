@@ -34,11 +34,6 @@ HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
-@pytest.fixture
 def steady(clock: FakeClock) -> SteadyClock:
     return SteadyClock(clock)
 

@@ -13,11 +13,6 @@ WRITES = 6
 """The file, which waits for its journal, three removals, and that of the journal."""
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock()
-
-
 async def written(store: Store) -> dict[str, str]:
     return {f"e/{n}": await store.write(f"e/{n}", chunks_of(b"%d" % n), "text/plain") for n in range(4)}
 

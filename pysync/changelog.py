@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-DEFAULT_MAX_COUNT: Final = 100_000
-DEFAULT_MAX_AGE_MS: Final = 86_400_000
 MAX_RESUMED: Final = 20_000
 
 
@@ -17,8 +15,8 @@ class Retention:
     """The changes that a log retains at least: the newest `count`, except those older than `age_ms`. It may
     retain more."""
 
-    count: int = DEFAULT_MAX_COUNT
-    age_ms: int = DEFAULT_MAX_AGE_MS
+    count: int = 100_000
+    age_ms: int = 86_400_000
 
 
 class Change(NamedTuple):

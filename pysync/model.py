@@ -1,13 +1,6 @@
-"""The terms of pysync, and small immutable values that all parts use.
+"""Small immutable values that all parts use.
 
-- *document key*: the resolved storagePath of a collection, and the key of the object that holds it.
-- *caller*: the sender of a request: an identity (a user id, `""` for anonymous) and the roles it holds.
-- *certificate* (cap): a signed statement of an issuer that a key may act; its holder is the *presenter*.
-- *hash*: SHA-256 of a document's canonical `data`; the version that clients name in `baseHash`.
-- *etag*: the version that a store assigns; every write gets a new one, even if the bytes are equal.
-- *log*: an append-only document; its *elements* are counted from 0, their `ts` strictly increases.
-- *head*: the object at a log's key: the state of the whole log, and its newest elements, the *tail*.
-- *segment*: an immutable object that holds older elements of a log.
+Their words are those of docs/reference/glossary.md.
 """
 
 from collections.abc import Mapping, Sequence

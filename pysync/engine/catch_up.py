@@ -141,18 +141,18 @@ class CatchUp:
         if page is not None:
             await self._deliver_page(self._dispatcher.plan_deliveries(page.changes, self._index))
         for each in self._behind:
-            listener = each.subscriber
+            subscriber = each.subscriber
             if each.caught_up.done():
                 continue
             if page is None or each.has_missed_too_many(page.scanned):
-                if page is not None or listener.cursor == cursor:
-                    listener.reset(await self._dispatcher.log.last_id())
+                if page is not None or subscriber.cursor == cursor:
+                    subscriber.reset(await self._dispatcher.log.last_id())
                     each.left = each.left and self._max_missed
                 continue
-            listener.cursor = max(listener.cursor, page.last)
-            if page.is_end and self._dispatcher.subscribe(listener):
+            subscriber.cursor = max(subscriber.cursor, page.last)
+            if page.is_end and self._dispatcher.subscribe(subscriber):
                 each.caught_up.set_result(True)
-            elif not listener.is_writable:
+            elif not subscriber.is_writable:
                 each.caught_up.set_result(False)
 
     async def _deliver_page(self, plan: Deliveries) -> None:

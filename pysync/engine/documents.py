@@ -269,9 +269,8 @@ class Documents:
     def _cached_precondition(self, key: str, base_hash: str, ttl_ms: int | None) -> Precondition | None:
         """Return the precondition for a push with `base_hash` if this process has cached that version, which
         then need not be read again; None if it has not."""
-        cached = self._cache.get(key)
-        is_known = cached is not None and cached.hash == base_hash and ttl_ms is None
-        return Etag(cached.etag) if cached is not None and is_known else None
+        cached = None if ttl_ms is not None else self._cache.get(key)
+        return None if cached is None or cached.hash != base_hash else Etag(cached.etag)
 
     def _is_expired(self, written_ms: int, ttl_ms: int | None) -> bool:
         return ttl_ms is not None and written_ms + ttl_ms < self.now_ms()

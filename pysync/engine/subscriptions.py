@@ -176,19 +176,20 @@ class ChangeDispatcher:
                 page = await self._read_next()
                 if page is None:
                     self._cursor = await self.log.last_id()
-                    for listener in list(self._index.subscribers):
-                        listener.reset(self._cursor)
+                    for subscriber in list(self._index.subscribers):
+                        subscriber.reset(self._cursor)
                 elif page:
                     # A new subscriber receives the later pages here, and this one from `CatchUp`.
                     self._cursor = page[-1][0]
                     await self._deliver_page(self.plan_deliveries(page, self._index))
                 self.watermark = self._cursor
-                await _yield_to_loop()
+                # A log may return at once, and 100,000 changes may have no subscriber.
+                await asyncio.sleep(0)
         except (Exception, PanicException):
             log.exception("failed to deliver changes to subscribers")
             self._follower = None
-            for listener in list(self._index.subscribers):
-                listener.abort()
+            for subscriber in list(self._index.subscribers):
+                subscriber.abort()
 
     async def _read_next(self) -> list[tuple[str, Change]] | None:
         """Wait for changes, and return the next ones, perhaps none; None if the log no longer has them."""
@@ -206,49 +207,36 @@ class ChangeDispatcher:
         for id_, change in page:
             parsed = parse_change(change)
             for match in self.keys.matches(parsed.ref):
-                listeners = index.matching(match)
-                if listeners:
+                subscribers = index.matching(match)
+                if subscribers:
                     frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _event_json(parsed, match))
-                    plan.append((Event(id_, *match, frame, parsed.hash, parsed.timestamp_ms), listeners))
+                    plan.append((Event(id_, *match, frame, parsed.hash, parsed.timestamp_ms), subscribers))
         return plan
 
     async def _deliver_page(self, plan: Deliveries) -> None:
         """Deliver the events, first to subscribers that need no authorisation, so that these do not wait for
         it."""
         await _fan_out(
-            [(event, [who for who in listeners if not who.needs_authorization]) for event, listeners in plan]
+            [(event, [each for each in matching if not each.needs_authorization]) for event, matching in plan]
         )
-        restricted = [(event, [each for each in found if each.needs_authorization]) for event, found in plan]
-        restricted = [(event, listeners) for event, listeners in restricted if listeners]
+        restricted = [
+            (event, [each for each in matching if each.needs_authorization]) for event, matching in plan
+        ]
+        restricted = [(event, found) for event, found in restricted if found]
         if restricted:
             await _fan_out(restricted, await self.authorize_deliveries(restricted))
 
 
-def allow_all(subscriber: Subscriber, event: Event) -> Event | None:
-    """Return the event unchanged: every subscriber may receive it."""
-    return event
-
-
-async def _fan_out(plan: Deliveries, authorize: Authorize = allow_all) -> None:
+async def _fan_out(plan: Deliveries, authorize: Authorize = lambda subscriber, event: event) -> None:
     writes = size = 0
-    for event, listeners in plan:
-        for listener in listeners:
-            _deliver(listener, event, authorize)
-        writes, size = writes + len(listeners), size + len(event.sse_bytes)
+    for event, subscribers in plan:
+        for subscriber in subscribers:
+            if event.id > subscriber.cursor and (authorized := authorize(subscriber, event)) is not None:
+                subscriber.deliver([authorized])
+        writes, size = writes + len(subscribers), size + len(event.sse_bytes)
         if writes > YIELD_AFTER_WRITES or size > YIELD_AFTER_BYTES:
             writes = size = 0
             await asyncio.sleep(0)
-
-
-async def _yield_to_loop() -> None:
-    """Let other tasks run after a page. A log may return at once, and 100,000 changes may have no
-    subscriber."""
-    await asyncio.sleep(0)
-
-
-def _deliver(subscriber: Subscriber, event: Event, authorize: Authorize) -> None:
-    if event.id > subscriber.cursor and (authorized := authorize(subscriber, event)) is not None:
-        subscriber.deliver([authorized])
 
 
 def _event_json(change: ParsedChange, match: KeyMatch) -> bytes:
@@ -256,11 +244,6 @@ def _event_json(change: ParsedChange, match: KeyMatch) -> bytes:
     namespace, name = match.topic
     text = {"collection": name, "params": match.params, "hash": change.hash, "timestamp": change.timestamp_ms}
     return orjson.dumps(text if namespace is None else text | {"namespace": namespace})
-
-
-def _matches(subscriber: Subscriber, match: KeyMatch) -> bool:
-    wanted = subscriber.filter.get(match.topic)
-    return wanted is not None and wanted.items() <= match.params.items()
 
 
 class SubscriberIndex:
@@ -293,12 +276,11 @@ class SubscriberIndex:
 
     def matching(self, match: KeyMatch) -> list[Subscriber]:
         """Return the subscribers of changes to this document."""
-        topic = match.topic
+        topic, values = match.topic, match.params.items()
         found = list(self._by_key.get(topic, ()))
-        for pair in match.params.items():
-            for listener in self._by_key.get((*topic, *pair), ()):
-                if _matches(listener, match):
-                    found.append(listener)
+        for pair in values:
+            indexed = self._by_key.get((*topic, *pair), ())
+            found += [each for each in indexed if each.filter[topic].items() <= values]
         return found
 
 

@@ -53,7 +53,8 @@ def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence
     SQLite: FULL survives the loss of power. Raises as `create_database`."""
     create_database(path, schema, traces)
     file = DatabaseFile(path)
-    reader, writer = connect_reader(path), connect_writer(path, synchronous)
+    reader, writer = _connect(path, READ_BUSY_TIMEOUT_MS), connect_writer(path, synchronous)
+    reader.execute("PRAGMA query_only = ON")
     for connection in (reader, writer):
         connection.execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the WAL and SHM files
     real = os.path.realpath(path)  # SQLite creates them next to the target of a symbolic link
@@ -125,13 +126,6 @@ def fsync_dir(path: str | Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def connect_reader(path: Path) -> sqlite3.Connection:
-    """Return a connection for short reads on the thread of the event loop."""
-    connection = _connect(path, READ_BUSY_TIMEOUT_MS)
-    connection.execute("PRAGMA query_only = ON")
-    return connection
 
 
 def connect_writer(path: Path, synchronous: str) -> sqlite3.Connection:

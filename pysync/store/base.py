@@ -207,19 +207,24 @@ class ReadableStore(Protocol):
         """See `Store.get`."""
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
-        """See `Store.open`."""
+        """Open the file at `key`, or return None if there is no file. Its chunks are limited to the bytes
+        [start, end) that the file has; a negative `start` counts from the end. Raises DamagedFile, as `stat`
+        does, if the file is lost or `verify` found it damaged."""
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
-        """See `Store.list`."""
+        """Return the names of objects and files directly under `prefix` (no trailing slash; `""`: the top),
+        in code-point order: at most `limit`, all greater than `after`. Deeper keys neither appear nor cost.
+        """
 
     def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
-        """See `Store.walk`."""
+        """Yield every object and file below `prefix` (no trailing slash; `""`: all), at any depth, in no
+        particular order. Concurrent writes may or may not appear."""
 
     async def close(self) -> None:
-        """See `Store.close`."""
+        """Finish pending writes and release all resources. The store must not be used afterwards."""
 
 
-class Store(Protocol):
+class Store(ReadableStore, Protocol):
     """Objects stored under keys: UTF-8 with `/` between segments; `split_key` rejects invalid keys. Every
     back end keeps the same contract, and `StoreContract` in `pysync.testing` tests it. Every failure other
     than the named errors is `StoreUnavailable`. A reader sees either the old or the new bytes of an object,
@@ -266,11 +271,6 @@ class Store(Protocol):
         """Return the metadata of the file at `key`, or None if there is no file. Does not read its
         content."""
 
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
-        """Open the file at `key`, or return None if there is no file. Its chunks are limited to the bytes
-        [start, end) that the file has; a negative `start` counts from the end. Raises DamagedFile, as `stat`
-        does, if the file is lost or `verify` found it damaged."""
-
     async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
         """Read the whole file at `key` and compare its bytes with its sha256. Returns None if there is no
         file.
@@ -310,15 +310,6 @@ class Store(Protocol):
     async def recover_merges(self) -> None:
         """Finish or undo the merges that a crash of this or another process interrupted."""
 
-    async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
-        """Return the names of objects and files directly under `prefix` (no trailing slash; `""`: the top),
-        in code-point order: at most `limit`, all greater than `after`. Deeper keys neither appear nor cost.
-        """
-
-    def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
-        """Yield every object and file below `prefix` (no trailing slash; `""`: all), at any depth, in no
-        particular order. Concurrent writes may or may not appear."""
-
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
         """Remove the object or file at `key`, if there is one. Raises `EtagMismatch` as `put` does, except
         that an absent object satisfies every precondition."""
@@ -328,9 +319,6 @@ class Store(Protocol):
 
     async def diagnose(self) -> Diagnosis:
         """Return the findings about the store's server. Raises StoreUnavailable."""
-
-    async def close(self) -> None:
-        """Finish pending writes and release all resources. The store must not be used afterwards."""
 
 
 class TransactionalStore(Store, Protocol):

@@ -157,24 +157,25 @@ class AppendBatcher:
 
         Raises EtagMismatch if another node was faster.
         """
-        rules = group[0].settings
+        settings = group[0].settings
         now_ms = self._now_ms()
-        cached = None if refresh else self._head_cache.cached(key, rules.field)
+        cached = None if refresh else self._head_cache.cached(key, settings.field)
         is_guess = cached is not None
         if cached is None:
-            cached = await self._head_cache.read(key, rules.field)
+            cached = await self._head_cache.read(key, settings.field)
         expect: Precondition = ABSENT if cached is None else Etag(cached.etag)
-        head = await self._head_for_append(key, cached, rules, now_ms)
+        head = await self._head_for_append(key, cached, settings, now_ms)
         open_ = await self._not_yet_written(key, head, group)
         if not open_:
             return True
         elements = [(waiting.element, waiting.write_id) for waiting in open_]
-        after, outcomes = head.append(elements, now_ms, rules.max_items)
+        after, outcomes = head.append(elements, now_ms, settings.max_items)
         stored = after.stored()
-        if after.count > head.count and self._is_full(head, len(stored), rules):
+        if after.count > head.count and self._is_full(head, len(stored), settings):
             head, objects = head.seal(max(SEGMENT_BYTES, self._head_bytes))
-            await self._put_all(head.id, objects)
-            after, outcomes = head.append(elements, now_ms, rules.max_items)
+            for name, body in objects:
+                await self._store.put(object_key(head.id, name), body)
+            after, outcomes = head.append(elements, now_ms, settings.max_items)
             stored = after.stored()
         if is_guess and any(isinstance(outcome, str) for outcome in outcomes):
             return False
@@ -185,7 +186,7 @@ class AppendBatcher:
                 if waiting.ref is not None and not isinstance(outcome, str)
             ]
             etag = await self._outbox.put(key, stored, expect, changes, head.hash)
-            self._head_cache.put(key, rules.field, self._drop_previous(after), etag)
+            self._head_cache.put(key, settings.field, self._drop_previous(after), etag)
         for waiting, outcome in zip(open_, outcomes, strict=True):
             _resolve(waiting, outcome)
         return True
@@ -214,10 +215,6 @@ class AppendBatcher:
         return size - len(head.beside) > self._head_bytes or (
             settings.chunk_size is not None and head.tail_count >= settings.chunk_size
         )
-
-    async def _put_all(self, id_: str, objects: list[tuple[str, bytes]]) -> None:
-        for name, body in objects:
-            await self._store.put(object_key(id_, name), body)
 
     async def _not_yet_written(
         self, key: str, head: _core.LogHead, group: list[PendingAppend]

@@ -5,7 +5,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import orjson
 
@@ -26,6 +26,9 @@ from pysync.errors import (
 )
 from pysync.model import WriteResult
 from pysync.store import Etag, EtagMismatch, Store, StoredObject
+
+EMPTY_LOG: Final = _core.LogHead("")
+"""What is read where nothing is stored."""
 
 
 class Claim(NamedTuple):
@@ -149,15 +152,17 @@ class AppendLogs:
     async def read_many(self, key: str, each: Sequence[LogRange], settings: LogSettings) -> list[LogSlice]:
         """Read the log within each of these bounds, all from one version of its head."""
         cached = await self._head_cache.read(key, settings.field) if settings.persist else None
-        if cached is None or (
-            settings.ttl_ms is not None and settings.is_expired(cached.head, self.now_ms())
-        ):
-            return [LogSlice(key, None, bounds, None, self._corruption) for bounds in each]
+        is_expired = (
+            cached is not None
+            and settings.ttl_ms is not None
+            and settings.is_expired(cached.head, self.now_ms())
+        )
+        stored = EMPTY_LOG if cached is None or is_expired else cached.head
         # Segments that several bounds need are read once.
         segment_cache: dict[str, bytes] | None = {} if len(each) > 1 else None
         tails = []
         for bounds in each:
-            head = cached.head
+            head = stored
             if head.is_chunked:
                 with self._corruption.reporting("log", key):
                     head = await load_chunks(self._store, key, head, bounds.since, bounds.newest)
@@ -180,7 +185,7 @@ class AppendLogs:
         await self._batcher.close()
 
     def _ephemeral_write(self, element: _core.Append) -> WriteResult:
-        _, (outcome,) = _core.LogHead("").append([(element, "")], self.now_ms(), None)
+        _, (outcome,) = EMPTY_LOG.append([(element, "")], self.now_ms(), None)
         if isinstance(outcome, str):
             raise TsTooFarAhead
         return WriteResult(_core.content_hash(element.canonical), outcome[1])

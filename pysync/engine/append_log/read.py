@@ -151,9 +151,9 @@ class LogSlice:
     def __init__(
         self,
         key: str,
-        head: _core.LogHead | None,
+        head: _core.LogHead,
         bounds: LogRange,
-        segments: SegmentReader | None,
+        segments: SegmentReader,
         corruption: CorruptionReporter,
     ) -> None:
         self._key = key
@@ -161,15 +161,14 @@ class LogSlice:
         self._head = head
         self._bounds = bounds
         self._segments = segments
-        self.hash = "" if head is None else head.hash
+        self.hash = head.hash
         self._last_given_ms = -1 if bounds.since is None else bounds.since
         """The timestamp of the newest element that was returned."""
 
     @property
     def newest_ms(self) -> int:
         """The timestamp of the newest element of the log, -1 if it is empty."""
-        newest_ms = None if self._head is None else self._head.ts_ms
-        return -1 if newest_ms is None else newest_ms
+        return -1 if self._head.ts_ms is None else self._head.ts_ms
 
     @property
     def has_more(self) -> bool:
@@ -179,12 +178,10 @@ class LogSlice:
     @property
     def has_segments(self) -> bool:
         """True if some elements may lie outside the head."""
-        return self._segments is not None and self._segments.any_left
+        return self._segments.any_left
 
     def head_text(self) -> bytes:
         """Return the elements that are in the head, separated by commas."""
-        if self._head is None:
-            return b""
         text = _slice(self._head, [], self._bounds, with_tail=True)
         if self._bounds.oldest is not None:
             self._record_last(text)
@@ -193,18 +190,16 @@ class LogSlice:
     async def is_long(self) -> bool:
         """Return True if the response is better sent in chunks."""
         with self._corruption.reporting("log", self._key):
-            return self._segments is not None and await self._segments.has_more_than(STREAM_ABOVE_SEGMENTS)
+            return await self._segments.has_more_than(STREAM_ABOVE_SEGMENTS)
 
     async def min_bytes(self) -> int:
         """Return a lower bound of the size of `text` in bytes, as far as the store can give it without
         reading segments; 0 if the segments are few and small."""
         with self._corruption.reporting("log", self._key):
-            return 0 if self._segments is None else await self._segments.min_bytes()
+            return await self._segments.min_bytes()
 
     async def text(self) -> bytes:
         """Return the elements, separated by commas. Raises DocumentCorrupt and StoreUnavailable."""
-        if self._head is None or self._segments is None:
-            return b""
         segments: list[Segment] = []
         with self._corruption.reporting("log", self._key):
             while more := await self._segments.next():
@@ -215,8 +210,6 @@ class LogSlice:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield `text` in chunks, each of some segments. Raises as `text`."""
-        if self._head is None or self._segments is None:
-            return
         bounds = self._bounds
         comma = b""
         is_last = False
@@ -240,9 +233,7 @@ class LogSlice:
 
     def envelope(self, field: str) -> tuple[bytes, bytes]:
         """Return the text before and after the elements in `data`."""
-        beside = (
-            self._head.beside[1:-1].encode() + b"," if self._head is not None and self._head.beside else b""
-        )
+        beside = self._head.beside[1:-1].encode() + b"," if self._head.beside else b""
         return b"{%b%b:[" % (beside, orjson.dumps(field)), b"]}"
 
 

@@ -14,7 +14,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from io import FileIO
@@ -217,17 +217,17 @@ class FileTree:
             if error.errno not in (errno.ENOTEMPTY, errno.ENOENT, errno.ELOOP):
                 raise
 
-    def folders(self, key: str) -> Iterator[str]:
-        """Yield the folders, innermost first, whose entries a file's creation or removal may have changed."""
-        while key:
-            key = key.rpartition("/")[0]
-            yield f"{self.root}/{key}"
-
-    def flush(self, folder: str) -> None:
-        """Flush the names in a folder to disk, if it exists, so that they survive a power failure. Raises
-        OSError."""
-        with suppress(FileNotFoundError, NotADirectoryError):
-            fsync_dir(folder)
+    def flush(self, keys: Iterable[str]) -> None:
+        """Flush the names in the folders that the creation or removal of these files may have changed, so
+        that they survive a power failure. Raises OSError."""
+        folders = set[str]()
+        for key in keys:
+            while key:
+                key = key.rpartition("/")[0]
+                folders.add(f"{self.root}/{key}")
+        for folder in folders:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                fsync_dir(folder)
 
     def _check_names(self, key: str) -> None:
         """Raise OSError for a key with a name that is too long, as the existing folders on its path show."""

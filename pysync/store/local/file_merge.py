@@ -22,11 +22,10 @@ import ctypes
 import errno
 import fcntl
 import os
-import secrets
 import shutil
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
@@ -35,7 +34,7 @@ import orjson
 
 from pysync._core import split_key
 from pysync.errors import StoreUnavailable
-from pysync.sqlite.connection import GroupCommit
+from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import fsync_dir, make_private_dir
 from pysync.store.base import EtagMismatch, MergeRejected
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, in_thread, translate_os_errors
@@ -109,16 +108,16 @@ class MergePlan(NamedTuple):
 
 
 class FolderSwapMerger:
-    """The merges of one local store. `read` queries its database, from the event loop."""
+    """The merges of one local store."""
 
     def __init__(
-        self, files: FileTree, renames: RenameJournal, writer: GroupCommit, read: Callable[..., Sequence[Any]]
+        self, files: FileTree, renames: RenameJournal, writer: GroupCommit, reader: SnapshotReader
     ) -> None:
         self._folder = _folder(files)
         self._files = files
         self._renames = renames
         self._writer = writer
-        self._read = read
+        self._reader = reader
         self._merge_lock = asyncio.Lock()
         self._replaced_at = 0.0
 
@@ -134,7 +133,7 @@ class FolderSwapMerger:
 
     async def recover(self) -> None:
         """Finish or undo the merges of dead processes, and remove leftovers."""
-        if not self._read(_MERGES + " LIMIT 1") and not self._folder.exists():
+        if not self._reader.rows(_MERGES + " LIMIT 1") and not self._folder.exists():
             return
         async with self._exclusive() as is_alone:
             if is_alone:
@@ -177,20 +176,12 @@ class FolderSwapMerger:
                     os.close(lock)
 
     async def _recover(self) -> None:
-        for row in self._read(_MERGES):
+        for row in self._reader.rows(_MERGES):
             plan = MergePlan.of(row)
             await self._writer.submit(_recover_merge, self._files, plan)
 
     async def _sweep(self) -> None:
         await in_thread(_sweep, self._folder)
-
-
-def new_plan(
-    parent: str, name: str, values: tuple[str, str, int, str], merged: Mapping[str, str]
-) -> MergePlan:
-    """Return the plan of a new merge. `merged` is by key."""
-    names = {key.rpartition("/")[2]: sha256 for key, sha256 in merged.items()}
-    return MergePlan(secrets.token_hex(16), parent, name, values, names)
 
 
 def find_stale_row(

@@ -5,12 +5,12 @@ import errno
 import hashlib
 import logging
 import sqlite3
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from pysync._core import split_key
-from pysync.sqlite.connection import GroupCommit
+from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.store.base import DAMAGED_REASON, DamagedFile, FileStat, OpenFile, Pace, clamp_range
 from pysync.store.local import file_merge, tables
 from pysync.store.local.disk import (
@@ -76,24 +76,21 @@ def _log_symlinks(key: str) -> Iterator[None]:
 
 
 class LocalFiles:
-    """The files below a folder, of a store whose rows `read` reads and `writer` writes. `version` returns a
-    number that changes with every write to the database."""
+    """The files below a folder, of a store whose rows `reader` reads and `writer` writes."""
 
     def __init__(
         self,
         tree: FileTree,
         renames: RenameJournal,
         writer: GroupCommit,
-        read: Callable[..., Sequence[Any]],
-        version: Callable[[], int],
+        reader: SnapshotReader,
         new_etag: Callable[[], str],
         now_ms: Callable[[], int],
     ) -> None:
         self._tree = tree
         self._renames = renames
         self._writer = writer
-        self._read = read
-        self._version = version
+        self._reader = reader
         self._row_cache: dict[str, FileRow | None] = {}
         self._row_cache_version = -1
         self._new_etag = new_etag
@@ -102,7 +99,7 @@ class LocalFiles:
     async def recover(self) -> None:
         """Finish the operations that killed processes left unfinished. Raises StoreUnavailable."""
         await self._writer.submit(self._renames.recover)
-        named = {name for (name,) in self._read("SELECT name FROM arriving")}
+        named = {name for (name,) in self._reader.rows("SELECT name FROM arriving")}
         await in_thread(self._tree.clear, named)
 
     async def probe(self) -> None:
@@ -213,14 +210,14 @@ class LocalFiles:
 
     def _row(self, key: str) -> FileRow | None:
         """Return the row of a file, None if there is none. Cached while the database does not change."""
-        version = self._version()
+        version = self._reader.version()
         if version != self._row_cache_version or len(self._row_cache) >= CACHED_ROWS:
             self._row_cache.clear()
             self._row_cache_version = version
         try:
             return self._row_cache[key]
         except KeyError:
-            row = self._row_cache[key] = file_row(self._read(GET_FILE, *split_key(key)))
+            row = self._row_cache[key] = file_row(self._reader.rows(GET_FILE, *split_key(key)))
             return row
 
     async def _reconcile(self, key: str, row: FileRow | None, reader: FileReader) -> FileRow | None:

@@ -53,7 +53,7 @@ from pysync.store.base import (
 )
 from pysync.store.local import tables
 from pysync.store.local.disk import FileTree
-from pysync.store.local.file_merge import FolderSwapMerger, new_plan
+from pysync.store.local.file_merge import FolderSwapMerger, MergePlan
 from pysync.store.local.files import LocalFiles
 from pysync.store.local.tables import SCHEMA, RenameJournal
 
@@ -135,10 +135,8 @@ class LocalStore:
         self._cache = ReadCache()
         self._renames = RenameJournal(tree)
         self._writer = GroupCommit(database, StoreUnavailable, self._renames)
-        self._files = LocalFiles(
-            tree, self._renames, self._writer, self._read, self._version, self._new_etag, now_ms
-        )
-        self._merger = FolderSwapMerger(tree, self._renames, self._writer, self._read)
+        self._files = LocalFiles(tree, self._renames, self._writer, self._reader, self._new_etag, now_ms)
+        self._merger = FolderSwapMerger(tree, self._renames, self._writer, self._reader)
         self.change_log = SqliteChangeLog(self._reader, self._writer, now_ms, retention)
 
     @property
@@ -305,7 +303,8 @@ class LocalStore:
         self._files.check_key(key)
         async with self._files.stage(chunks) as flushed:
             values = (self._new_etag(), content_type, self._now_ms(), flushed.sha256)
-            plan = new_plan(parent, split_key(key)[1], values, merged)
+            names = {split_key(other)[1]: sha256 for other, sha256 in merged.items()}
+            plan = MergePlan(os.urandom(16).hex(), parent, split_key(key)[1], values, names)
             await self._merger.merge(flushed.temp_file, plan)
         return flushed.sha256
 

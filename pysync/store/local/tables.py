@@ -222,8 +222,7 @@ class RenameJournal:
             if key not in self._staged_deletes and (_is_file(cursor, key) or self._remove(key))
         ]
         with translate_os_errors():
-            for folder in {folder for key, *_ in (*arrived, *gone) for folder in self._files.folders(key)}:
-                self._files.flush(folder)
+            self._files.flush(key for key, *_ in (*arrived, *gone))
         cursor.executemany("DELETE FROM arriving WHERE key = ? AND name = ?", arrived)
         cursor.executemany("DELETE FROM doomed WHERE key = ?", gone)
 

@@ -138,13 +138,9 @@ class Authenticator:
     async def authenticate(
         self, credentials: Credentials, request: SignedRequest, body: bytes
     ) -> AuthenticatedRequest:
-        """Return the caller that the credentials identify, once the request's signature is verified. `body`
-        is the signed body.
-
-        Raises:
-            Unauthorized: the signature is wrong, the certificate is malformed, or a plugin rejects it.
-            Forbidden: its audience excludes the presenter, or it is a member's or audience's without paths.
-        """
+        """Return the caller that the credentials identify, once the request's signature, which covers `body`,
+        is verified. Raises Unauthorized if it is wrong, the certificate is malformed, or a plugin rejects it;
+        and Forbidden if its audience excludes the presenter, or it lacks paths and is not a device's."""
         presented = credentials.certificate
         if presented is None:
             assert credentials.caller is not None, "without a certificate the caller is final"
@@ -159,13 +155,9 @@ class Authenticator:
         return AuthenticatedRequest(proof.caller, proof, credentials.timestamp_ms, credentials.nonce)
 
     async def consume_nonce(self, verified: AuthenticatedRequest) -> None:
-        """Record the nonce of an allowed request, and check that its certificate is still valid.
-
-        Raises:
-            Unauthorized: the nonce was used before, or the certificate is revoked or has expired meanwhile.
-            CoordinatorUnavailable: the nonce cannot be recorded.
-            StoreUnavailable: revocations cannot be read.
-        """
+        """Record the nonce of an allowed request, and check that its certificate is still valid. Raises
+        Unauthorized if the nonce was used before or the certificate is revoked or has expired meanwhile;
+        CoordinatorUnavailable; and StoreUnavailable if revocations cannot be read."""
         proof = verified.certificate
         if proof is None:
             return
@@ -213,12 +205,7 @@ class Authenticator:
     async def identify_unverified(self, headers: Mapping[str, str]) -> Caller:
         """Return the caller that `headers` claim, by a certificate or token alone. No request signature is
         checked, so the result may decide what to display, never what to allow. An audience certificate needs
-        no presenter here.
-
-        Raises:
-            Unauthorized, Forbidden: the credentials are invalid.
-            StoreUnavailable: revocations cannot be read.
-        """
+        no presenter here. Raises Unauthorized, Forbidden, and StoreUnavailable."""
         authorization = headers.get(protocol.HEADER_AUTHORIZATION)
         if authorization is None:
             return ANONYMOUS

@@ -33,11 +33,8 @@ Kind = Literal["device", "member", "audience"]
 
 
 class CertificateError(Exception):
-    """An invalid certificate.
-
-    `reason` is a code of docs/reference/protocol.md#certificate-checks. It is for logs and for the
-    certificate's owner. Callers never receive it, since it could help them to forge one.
-    """
+    """An invalid certificate. `reason` is a code of docs/reference/protocol.md#certificate-checks, for logs
+    and for the certificate's owner. Callers never receive it, since it could help them to forge one."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -185,12 +182,8 @@ class RevocationList:
 
 
 def parse_revocation_list(text: bytes) -> RevocationList:
-    """Return the revocation list of a JSON text, signed by its issuer. Costs one Ed25519 verification.
-
-    Raises:
-        InvalidRevocation: the text is not a revocation list.
-        BadSignature: the issuer did not sign it.
-    """
+    """Return the revocation list of a JSON text. Costs one Ed25519 verification. Raises InvalidRevocation if
+    it is malformed, and BadSignature if its issuer did not sign it."""
     parsed = _core.RevocationList.parse(text)
     revoked = None if parsed is None else parsed.revoked()
     if parsed is None or revoked is None:

@@ -60,9 +60,7 @@ def preserve_read_only_fields(
 ) -> _core.PushBody:
     """Return the push with the members that a writer with `roles` may not write set to their values in
     `current` (the stored data, None if there is none), even if the writer cannot read them.
-
-    Raises Forbidden if the push gives such a member another value.
-    """
+    Raises Forbidden if the push gives such a member another value."""
     locked = _read_only_fields(permissions, roles)
     if not locked:
         return body

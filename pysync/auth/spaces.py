@@ -113,10 +113,7 @@ class Spaces:
         self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str]
     ) -> dict[str, Membership | None]:
         """Read the access document that decides on the roles of `caller`, for `add_space_roles`; `{}` if
-        there is none to read.
-
-        Raises AuthorizationError if it cannot be read, RolesUnavailable if that takes longer than 5 s.
-        """
+        there is none to read. Raises AuthorizationError if it cannot be read, RolesUnavailable after 5 s."""
         key = self._deciding_key(policy, caller, params)
         return {} if key is None else {key: self.membership(key, await self._read(key))}
 

@@ -40,13 +40,9 @@ INFLATE_BYTES = 256 * 1024
 async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
     """Return the whole body of `request`, inflated if it was sent with gzip.
 
-    Raises:
-        PayloadTooLarge: it is longer than `max_bytes`, as declared, received or inflated.
-        RequestTimeout: nothing arrived for 30 s.
-        UnsupportedMediaType: the Content-Encoding is not gzip.
-        BadRequest: it is not valid gzip, or the client disconnected early.
-
-    See docs/reference/protocol.md#requests-and-responses.
+    Raises PayloadTooLarge above `max_bytes`, as declared, received or inflated; RequestTimeout if nothing
+    arrives for 30 s; UnsupportedMediaType for a Content-Encoding other than gzip; and BadRequest if it is not
+    valid gzip or the client disconnects early. See docs/reference/protocol.md#requests-and-responses.
     """
     is_gzip = check_body_headers(request, max_bytes)
     body = await _read_all(request, max_bytes)

@@ -116,12 +116,8 @@ class Router:
                 nodes.append(node.parameter)
 
     def match(self, method: str, path: str) -> Match:
-        """Return the match of `path`, which is as received, without the query.
-
-        Raises:
-            InvalidPathParameter: the key is too long, or a segment is empty, dotted or otherwise not allowed.
-            NotFound, MethodNotAllowed: there is no such path, or not with this method.
-        """
+        """Return the match of `path`, which is as received, without the query. Raises InvalidPathParameter if
+        the key is too long or a segment is not allowed, NotFound, and MethodNotAllowed."""
         segments = path.split("/") if "%" not in path else _decode(path)
         values: list[str] = []
         node = _walk(self._root, segments, values) or _search(self._root, segments, 1, values)

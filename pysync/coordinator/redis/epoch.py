@@ -99,10 +99,8 @@ class EpochGuard:
         await self._connection.close()
 
     async def _on_connect(self, execute: Execute) -> None:
-        """Check on a new connection that this Redis is supported, and what it remembers.
-
-        Raises ValueError if it is not supported, CoordinatorUnavailable if it rejects the query.
-        """
+        """Check that the Redis of a new connection is supported, and since when it remembers everything.
+        Raises ValueError if it is unsupported, CoordinatorUnavailable if it rejects the query."""
         earlier, self._epoch = self._epoch, await self._establish(execute)
         if earlier is not None and earlier != self._epoch:
             log.warning("redis may have lost its memory: what was signed before is refused")

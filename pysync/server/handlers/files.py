@@ -37,6 +37,7 @@ _SECURITY_HEADERS: Final = "X-Content-Type-Options: nosniff\r\nContent-Security-
 
 _is_media_type = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+/[!#$%&'*+.^_`|~0-9a-z-]+").fullmatch
 _range = re.compile(r"bytes=([0-9]*)-([0-9]*)", re.IGNORECASE).fullmatch
+_unprintable = re.compile(r"[^ -~]")
 _MAX_OFFSET: Final = 2**53
 """An offset beyond the end of any file."""
 
@@ -172,7 +173,7 @@ def parse_range(text: str) -> ByteRange | None:
 
 def sanitize(content_type: str) -> str:
     """Return a Content-Type that is valid in a header: printable ASCII, up to MAX_CONTENT_TYPE characters."""
-    return "".join(sign for sign in content_type if " " <= sign <= "~").strip()[:MAX_CONTENT_TYPE]
+    return _unprintable.sub("", content_type).strip()[:MAX_CONTENT_TYPE]
 
 
 def _number(digits: str) -> int:

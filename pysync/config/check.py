@@ -12,7 +12,7 @@ from pysync.config import key_templates, overlaps
 from pysync.config.collection import Action, Collection
 from pysync.config.convert import ENV_REFERENCE, join, suggest
 from pysync.config.loader import EMPTY, env_overrides, parse, read_file, with_collections
-from pysync.config.plugin_validation import has_unowned_target, overlapping_collections
+from pysync.config.plugin_validation import has_unowned_target, overlapping_collections, repeated
 from pysync.config.problem import ConfigError, FieldError, Problem
 from pysync.config.routes import RouteSpec, routes_of
 from pysync.config.schema import Config, Trust
@@ -239,9 +239,8 @@ def _limits(config: Config) -> Iterator[Problem]:
 
 def _shared_keys(config: Config) -> Iterator[Problem]:
     """Warn about collections of different namespaces that share keys and would store them differently."""
-    holders: dict[str, Collection] = {}
-    for _, path, collection in config.each_collection():
-        first = holders.setdefault(collection.key_template.shape, collection)
+    alike = repeated(config.each_collection(), lambda found: found[2].key_template.shape)
+    for (_, path, collection), (_, _, first) in alike:
         if _storage_settings(first) != _storage_settings(collection):
             members = "appendOnly, ttlMs, allowedMimeTypes"
             message = f"its keys are also those of {first.name}, which stores them differently: {members}"
@@ -259,10 +258,8 @@ def _log(collection: Collection) -> Iterator[FieldError]:
     if log is None or log.persist is False:
         return
     if log.require_author_signature is False:
-        yield (
-            "appendOnly.requireAuthorSignature",
-            "false: author proofs are stored as they are sent, unchecked",
-        )
+        message = "false: author proofs are stored as they are sent, unchecked"
+        yield "appendOnly.requireAuthorSignature", message
     if log.allow_full is False and log.max_pull_limit is None:
         yield "appendOnly.allowFull", "false, but checkpoint=0 gives the whole log too: set maxPullLimit"
 

@@ -25,7 +25,7 @@ ROLES_HERE = "Replaces `auth.identityRoles` here; absent: the {}server's."
 
 def option(
     doc: str,
-    default: Any = ...,
+    default: Any = dataclasses.MISSING,
     *,
     at_least: int = 1,
     at_most: int = MAX_INT,
@@ -46,8 +46,6 @@ def option(
         "secret": secret,
         "is_path": is_path,
     }
-    if default is ...:
-        return field(metadata=metadata, repr=not secret)
     if callable(default):
         return field(default_factory=default, metadata=metadata, repr=not secret)
     return field(default=default, metadata=metadata, repr=not secret)
@@ -357,12 +355,5 @@ class ParquetPreset:
         )
 
     def _roles(self, verb: str, access: AccessLevel | tuple[str, ...]) -> tuple[str, ...]:
-        match access:
-            case "public":
-                return ("public",)
-            case "authenticated":
-                return (f"cap:{verb}:{self.name}",)
-            case "none":
-                return ()
-            case roles:
-                return roles
+        levels = {"public": ("public",), "authenticated": (f"cap:{verb}:{self.name}",), "none": ()}
+        return levels[access] if isinstance(access, str) else access

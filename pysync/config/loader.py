@@ -16,11 +16,13 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pysync.config import validation
 from pysync.config.collection import wire_name
-from pysync.config.convert import Converter, EnvString
+from pysync.config.convert import Converter, EnvString, join
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.schema import Config
 
 MAX_BYTES = 4 * 1024 * 1024
+_WORD = re.compile(r"\.|(?=[A-Z])")
+"""The place between two words of a path."""
 _COLLECTION = re.compile(r"(namespaces.+?\.)?collections\[[0-9]+\]")
 _SHORTHAND = ("rateLimit", "push", "pull", "list", "scrub")
 """Objects that can also be written as one word."""
@@ -79,38 +81,34 @@ def with_collections(problems: Iterable[Problem], names: Mapping[str, str]) -> I
 def env_overrides() -> Mapping[str, str]:
     """Return the environment variables that override members, with the members' paths."""
     short = {"PYSYNC_STORE": "store.url", "PYSYNC_ADMIN_TOKEN": "auth.adminToken"}
-    members = ((names, ".".join(map(wire_name, names))) for names, _ in _members(Config))
-    return short | {
-        "_".join(("PYSYNC", *names)).upper(): path for names, path in members if path not in short.values()
-    }
+    paths = (path for path, _ in _members(Config) if path not in short.values())
+    return short | {"PYSYNC_" + _WORD.sub("_", path).upper(): path for path in paths}
 
 
 @cache
 def json_valued_paths() -> frozenset[str]:
     """Return the paths of members whose variables contain JSON: lists, objects whose members have free names,
     and objects that may be `false`."""
-    return frozenset(
-        ".".join(map(wire_name, names))
-        for names, hint in _members(Config)
-        if any(
-            get_origin(one) in (tuple, Mapping) or dataclasses.is_dataclass(one)
-            for one in (hint, *get_args(hint))
-        )
-    )
+
+    def is_json(hint: Any) -> bool:
+        return get_origin(hint) in (tuple, Mapping) or dataclasses.is_dataclass(hint)
+
+    members = _members(Config)
+    return frozenset(path for path, hint in members if any(map(is_json, (hint, *get_args(hint)))))
 
 
-def _members(kind: type, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the names and types of the members of an object, and of the objects inside it. A member that is
+def _members(kind: type, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the paths and types of the members of an object, and of the objects inside it. A member that is
     itself such an object is left out, unless it may also be `false`."""
     for field in dataclasses.fields(kind):
-        names = (*above, field.name)
+        path = join(above, wire_name(field.name))
         is_union = get_origin(field.type) in (UnionType, Union)
         choices = get_args(field.type) if is_union else (field.type,)
         inner = next((one for one in choices if dataclasses.is_dataclass(one)), None)
         if not isinstance(inner, type) or any(get_origin(one) is Literal for one in choices):
-            yield names, field.type
+            yield path, field.type
         if isinstance(inner, type):
-            yield from _members(inner, names)
+            yield from _members(inner, path)
 
 
 def _apply_overrides(

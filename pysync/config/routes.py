@@ -44,14 +44,11 @@ def routes_of(config: Config) -> Iterator[RouteSpec]:
     issuer = KeyTemplate("{issuer}")
     yield RouteSpec("GET", "revocations", f"{mount}/revocations/{issuer.text}", key=issuer)
     for prefix in dict.fromkeys((mount, "")):
-        for path, action in (
-            ("/openapi.json", "openapi"),
-            ("/health", "health"),
-            ("/health/ready", "ready"),
-            ("/metrics", "metrics"),
-            ("/version", "version"),
-        ):
-            yield RouteSpec("GET", action, prefix + path)
+        yield RouteSpec("GET", "openapi", f"{prefix}/openapi.json")
+        yield RouteSpec("GET", "health", f"{prefix}/health")
+        yield RouteSpec("GET", "ready", f"{prefix}/health/ready")
+        yield RouteSpec("GET", "metrics", f"{prefix}/metrics")
+        yield RouteSpec("GET", "version", f"{prefix}/version")
 
 
 def _namespace_routes(
@@ -63,16 +60,11 @@ def _namespace_routes(
     aliases = () if namespace is None or mount else (f"/v1{own}",)
 
     def route(
-        method: Method,
-        action: str,
-        below: str,
-        *read: Collection,
-        key: KeyTemplate | None = None,
+        method: Method, action: str, below: str, *read: Collection, key: KeyTemplate | None = None
     ) -> RouteSpec:
         path = f"/{below}" if key is None else f"/{below}/{key.text}".rstrip("/")
-        return RouteSpec(
-            method, action, own + path, namespace, read, key, tuple(prefix + path for prefix in aliases)
-        )
+        others = tuple(prefix + path for prefix in aliases)
+        return RouteSpec(method, action, own + path, namespace, read, key, others)
 
     bundles: dict[str, list[Collection]] = {}
     for one in collections:

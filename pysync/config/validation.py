@@ -210,10 +210,9 @@ def _schema(schema: Mapping[str, Any] | bool | None) -> Iterator[FieldError]:
 
     try:
         validator_for(schema if isinstance(schema, bool) else dict(schema), offline=True)
-    except ValidationError as error:
-        yield "objectSchema", f"is not a usable JSON Schema: {error.message}"
     except ValueError as error:
-        yield "objectSchema", f"is not a usable JSON Schema: {error}"
+        reason = error.message if isinstance(error, ValidationError) else error
+        yield "objectSchema", f"is not a usable JSON Schema: {reason}"
 
 
 def _limits_of(collection: Collection, config: Config) -> Iterator[FieldError]:
@@ -227,9 +226,8 @@ def _limit(action: Action, limit: RateLimit | None, default: RateLimit | None = 
     """Require both a window and a count, in the rule itself or in what it inherits."""
     rule = resolve_limit(action, limit, default)
     if rule is not None and (rule.window_ms is None) != (rule.max_requests is None):
-        missing, other = "windowMs", "maxRequests"
-        if rule.max_requests is None:
-            missing, other = other, missing
+        lacks_window = rule.window_ms is None
+        missing, other = ("windowMs", "maxRequests") if lacks_window else ("maxRequests", "windowMs")
         at = "rateLimit" if getattr(limit, action) is None else f"rateLimit.{action}"
         yield f"{at}.{missing}", f"is required: {other} alone limits nothing"
 
@@ -250,11 +248,8 @@ def _issuers(issuers: Iterable[str] | None) -> Iterator[FieldError]:
 def _auth(auth: Auth) -> Iterator[FieldError]:
     yield from _issuers(auth.trusted_issuers)
     if auth.admin_token is not None and not _ADMIN_TOKEN.fullmatch(auth.admin_token):
-        yield (
-            "adminToken",
-            "must be 16 or more characters of printable ASCII, without spaces "
-            "(PYSYNC_ADMIN_TOKEN sets it too)",
-        )
+        form = "16 or more characters of printable ASCII, without spaces"
+        yield "adminToken", f"must be {form} (PYSYNC_ADMIN_TOKEN sets it too)"
     if auth.spaces is not None:
         for message in key_templates.errors(auth.spaces.access_path):
             yield "spaces.accessPath", message

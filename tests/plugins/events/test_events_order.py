@@ -10,14 +10,18 @@ import aiohttp
 import pyarrow.parquet as pq
 import pytest
 from support.clients import Browser, Start
+from support.collections import PUBLIC
 from support.event_batches import SERVICE, listed, pushed
 
+from pysync.config import parse
 from pysync.coordinator import Coordinator
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import InvalidEvents, Unavailable
 from pysync.plugins.events import Events
 from pysync.plugins.events.plugin import Encoder
+from pysync.server.app import create_app
+from pysync.server.serve import serve_on
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore
@@ -185,6 +189,46 @@ async def test_nothing_comes_of_a_batch_once_it_is_given_up(
     assert refused.error == (503, "store_unavailable")
     release.set()
     assert await listed(browser) == []
+
+
+async def test_more_batches_than_may_be_stored_at_once_are_rejected(
+    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pysync.plugins.events.plugin.MAX_IN_FLIGHT", 1)
+    store, release = FaultyStore(MemoryStore()), asyncio.Event()
+    browser = Browser(await start(SERVICE, store), session)
+    arrived = store.delay("write", release)
+    first = asyncio.ensure_future(pushed(browser, {"event": "a"}))
+    await arrived.wait()
+    rejected = await browser.push("events/web/new", {"events": [{"event": "b"}]})
+    assert (rejected.status, rejected.headers["Retry-After"]) == (503, "1")
+    release.set()
+    assert await listed(browser) == [(await first)["batchId"]]
+
+
+async def test_a_service_that_stops_stores_the_batches_that_are_on_their_way(
+    session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    store, release = FaultyStore(await LocalStore.open_folder(tmp_path)), asyncio.Event()
+    hasty = Events("events", "lake/{app}/{batchId}", timeout_s=0)
+    settings = parse({"version": 1, "store": "memory:", "collections": SERVICE["collections"]})
+    async with await create_app(settings, store, plugins=[hasty]) as app, serve_on(app) as port:
+        arrived = store.delay("write", release)
+        browser = Browser(f"http://127.0.0.1:{port}", session)
+        assert (await browser.push("events/web/new", {"events": [{"event": "a"}]})).status == 503
+        await arrived.wait()
+        asyncio.get_running_loop().call_soon(release.set)
+    assert len(list((tmp_path / "files/lake/web").glob("*.parquet"))) == 1
+
+
+async def test_pushes_to_other_collections_are_stored_as_documents(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    notes = {"name": "notes", "storagePath": "notes/{id}", **PUBLIC}
+    members = {**SERVICE, "collections": [*SERVICE["collections"], notes]}
+    browser = Browser(await start(members), session)
+    assert (await browser.push("notes/a", {"events": []})).status == 200
+    assert (await browser.pull("notes/a")).json["data"] == {"events": []}
 
 
 async def test_the_event_loop_goes_on_while_a_long_batch_is_encoded() -> None:

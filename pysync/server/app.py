@@ -7,7 +7,7 @@ A request passes through aiohttp -> `connection` -> `middleware` -> `router` -> 
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,7 @@ class Worker:
         return self.number == 1
 
 
-class App:
+class App(AbstractAsyncContextManager["App"]):
     """A running service without a socket. `handle` serves requests, `close` stops it."""
 
     def __init__(
@@ -205,9 +205,6 @@ class App:
         await self.store.close()
         if self._shared_counters is not None:
             self._shared_counters.close()
-
-    async def __aenter__(self) -> "App":
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

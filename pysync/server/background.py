@@ -58,7 +58,7 @@ class TtlSweeper:
         self._task: asyncio.Task[None] | None = None
         if sweeps and self._expiring:
             sweeping = every(SWEEP_EVERY_S, self.sweep, "failed to delete expired data", log)
-            self._task = asyncio.get_running_loop().create_task(sweeping)
+            self._task = asyncio.create_task(sweeping)
 
     def close(self) -> None:
         """Stop sweeping."""
@@ -178,7 +178,7 @@ class Scrubber:
     def start(self) -> None:
         """Scrub whenever it is due, until `close`. Needs a running loop."""
         scrubbing = every(CHECK_EVERY_S, self.run_if_due, "the scrub is paused", log, self._sleep)
-        self._task = asyncio.get_running_loop().create_task(scrubbing)
+        self._task = asyncio.create_task(scrubbing)
 
     async def close(self) -> None:
         """Stop scrubbing."""

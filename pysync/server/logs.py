@@ -119,8 +119,7 @@ class RequestLog:
 
     def set_identity(self, identity: str) -> None:
         """Set the identity of the current request."""
-        if self.logs_requests:
-            identity_var.set(identity)
+        identity_var.set(identity)
 
     def log_rejection(self, request: web.BaseRequest, error: PysyncError, request_id: str) -> None:
         """Log which check a request failed, if rejections are logged and its status is one of

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol, cast
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.spaces import MEMBER, OWNER, ROLE_TIMEOUT_S, add_roles
 from pysync.auth.verification import VerifiedCertificate
+from pysync.concurrency import gather_bounded
 from pysync.config.key_templates import KeyTemplate, TemplateIndex
 from pysync.engine.outbox import DocumentRef, origin
 from pysync.engine.subscriptions import (
@@ -243,18 +244,16 @@ class StreamAuthorizer:
         found: dict[tuple[int, str], Access | PysyncError] = {
             (id(subscriber), event.id): _UNDECIDED for subscriber, event in pending
         }
-        waiting = iter(pending)
 
-        async def authorize_next() -> None:
-            for subscriber, event in waiting:
-                found[id(subscriber), event.id] = await self._authorizer.decide_event_with_plugins(
-                    self._rules[event.topic], subscriber.caller, event, known
-                )
+        async def decide(delivery: tuple[AuthorizedSubscriber, Event]) -> None:
+            subscriber, event = delivery
+            found[id(subscriber), event.id] = await self._authorizer.decide_event_with_plugins(
+                self._rules[event.topic], subscriber.caller, event, known
+            )
 
         with suppress(TimeoutError):
-            async with asyncio.timeout(ROLE_TIMEOUT_S), asyncio.TaskGroup() as group:
-                for _ in range(min(MAX_CONCURRENT_HOOKS, len(pending))):
-                    group.create_task(authorize_next())
+            async with asyncio.timeout(ROLE_TIMEOUT_S):
+                await gather_bounded(MAX_CONCURRENT_HOOKS, pending, decide)
         return found
 
     async def check(self, subscriber: AuthorizedSubscriber) -> None:

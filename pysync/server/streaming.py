@@ -64,14 +64,14 @@ class StreamingResponse(Response):
 
     async def _write(self, request: web.BaseRequest) -> None:
         transport = self._begin(request)
-        chunked = self._size is None and request.version >= HttpVersion11
+        chunked = self._is_chunked(request.version)
         self._keep_alive = self._keep_alive and (chunked or self._size is not None)
         head = self._head(request.version)
         if request.method == "HEAD" or self._chunks is None:
             transport.write(head)
             return
         try:
-            await self._write_body(request, transport, head, self._chunks, chunked)
+            await self._write_body(request, transport, head, self._chunks)
         except BaseException as error:
             _abort(transport, reset=not chunked and self._size is None)
             if isinstance(error, PysyncError):
@@ -86,17 +86,12 @@ class StreamingResponse(Response):
             raise ConnectionResetError("the response was aborted") from None
 
     async def _write_body(
-        self,
-        request: web.BaseRequest,
-        transport: asyncio.Transport,
-        head: bytes,
-        chunks: ByteStream,
-        chunked: bool,
+        self, request: web.BaseRequest, transport: asyncio.Transport, head: bytes, chunks: ByteStream
     ) -> None:
         """Write the head and all chunks, the first of them together. Raises ConnectionResetError if the
         client has disconnected, and ValueError if the length differs from that in the head."""
         piece, self.content = self.content, b""
-        left = self._size
+        left, chunked = self._size, self._is_chunked(request.version)
         while True:
             if left is not None:
                 left -= len(piece)
@@ -120,7 +115,10 @@ class StreamingResponse(Response):
     def _length(self, version: HttpVersion) -> str:
         if self._size is not None:
             return f"Content-Length: {self._size}\r\n"
-        return "Transfer-Encoding: chunked\r\n" if version >= HttpVersion11 else ""
+        return "Transfer-Encoding: chunked\r\n" if self._is_chunked(version) else ""
+
+    def _is_chunked(self, version: HttpVersion) -> bool:
+        return self._size is None and version >= HttpVersion11
 
 
 class SendfileResponse(StreamingResponse):
@@ -134,16 +132,11 @@ class SendfileResponse(StreamingResponse):
         self._file = file
 
     async def _write_body(
-        self,
-        request: web.BaseRequest,
-        transport: asyncio.Transport,
-        head: bytes,
-        chunks: ByteStream,
-        chunked: bool,
+        self, request: web.BaseRequest, transport: asyncio.Transport, head: bytes, chunks: ByteStream
     ) -> None:
         connection = transport.get_extra_info("socket")
         if connection is None or transport.get_write_buffer_size():
-            await super()._write_body(request, transport, head, chunks, chunked)
+            await super()._write_body(request, transport, head, chunks)
             return
         # Use a duplicate: the transport's descriptor may be closed, and its number reused, during a wait.
         with socket.socket(connection.family, socket.SOCK_STREAM, fileno=os.dup(connection.fileno())) as own:

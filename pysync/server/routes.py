@@ -8,7 +8,7 @@ import orjson
 from aiohttp import web
 
 from pysync.auth.policy import AccessPolicy, PolicyTable
-from pysync.config import Action, Collection
+from pysync.config import Action
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.routes import RouteSpec, routes_of
 from pysync.engine.append_log import LogSettings
@@ -70,7 +70,7 @@ class RouteBuilder:
             elif spec.action == "bundle":
                 self._add_bundle(spec)
             else:
-                self._add_collection(spec, spec.collections[0], documents, files)
+                self._add_collection(spec, documents, files)
         self._add_examples()
 
     def _add(self, spec: RouteSpec, route: Route) -> None:
@@ -90,17 +90,13 @@ class RouteBuilder:
             self.routes.add([spec.method], at_path)
 
     def _add_collection(
-        self,
-        spec: RouteSpec,
-        collection: Collection,
-        documents: DocumentHandlers,
-        file_handlers: FileHandlers,
+        self, spec: RouteSpec, documents: DocumentHandlers, file_handlers: FileHandlers
     ) -> None:
-        service, log = self.service, collection.append_only
+        service, (collection,) = self.service, spec.collections
         pull, push = documents.pull, documents.push
         files, listed = FileSettings.from_collection(collection), ListHandler(service).list
         stored = service.hooks.stored_files.get(collection.name)
-        if log is not None:
+        if collection.append_only is not None:
             logs = LogHandlers(service, LogSettings.from_collection(collection))
             pull, push = logs.pull, logs.append
         if files is not None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final, NamedTuple, Protocol, cast
 
 from pysync.auth.policy import AccessPolicy
@@ -35,8 +35,8 @@ from pysync.server.authorization import Access, Memberships, may_read
 from pysync.server.handlers import Service
 from pysync.server.handlers.batch_reads import read_many
 
-MAX_CACHED: Final = 1_000
-"""Number of sets of collections for which the origins that write to them are cached."""
+MAX_CACHED: Final = 10_000
+"""Number of sets of collections and origins of which it is cached whether these write to those."""
 
 
 class _Reader(NamedTuple):
@@ -59,7 +59,7 @@ class KeyIndex:
         self._readers: dict[str, TemplateIndex[_Reader]] = {}
         self._stored_at: dict[Topic, tuple[KeyTemplate, str]] = {}
         self._writers: dict[str, Topic] = {}
-        self._cached: dict[frozenset[Topic], dict[str, bool]] = {}
+        self._may_write = lru_cache(MAX_CACHED)(self._overlaps)
         for rule in rules:
             topic, files = topic_of(rule), stored_files.get(rule.collection.name)
             path = rule.collection.key_template
@@ -92,21 +92,14 @@ class KeyIndex:
     def may_write_to(self, topics: Iterable[Topic]) -> Callable[[str], bool]:
         """Return a function that returns True if collections with this origin may write documents that one of
         `topics` pulls. It returns True for an unknown origin."""
-        readers = frozenset(topics)
-        if readers not in self._cached and len(self._cached) >= MAX_CACHED:
-            self._cached.clear()
-        known = self._cached.setdefault(readers, {})
+        return partial(self._may_write, frozenset(topics))
 
-        def may_write(origin: str) -> bool:
-            writer = self._writers.get(origin)
-            if writer is None:
-                return True
-            if origin not in known:
-                template = self._stored_at[writer][0]
-                known[origin] = any(template.overlaps(self._stored_at[topic][0]) for topic in readers)
-            return known[origin]
-
-        return may_write
+    def _overlaps(self, readers: frozenset[Topic], origin: str) -> bool:
+        writer = self._writers.get(origin)
+        if writer is None:
+            return True
+        template = self._stored_at[writer][0]
+        return any(template.overlaps(self._stored_at[topic][0]) for topic in readers)
 
     def _key_of(self, subject: DocumentRef) -> str:
         """Return the key in the store of a document that a collection wrote at its path; `""` if there is no

@@ -225,17 +225,16 @@ class LogReads:
                 for each in admitted
             ]
             tails = await self._logs.read_many(self._key, bounds, self._settings)
-            for each, tail in zip(admitted, tails, strict=True):
+            self._open = list(zip(admitted, tails, strict=True))
+            for each, tail in self._open:
                 tail.hash = await self._versions.load_and_compute(
                     self._key, tail.hash, tail.newest_ms, each.hidden
                 )
+                self._outcomes[each.position] = tail.hash, b"", False
         except (DocumentCorrupt, StoreUnavailable) as error:
+            self._open = []
             for each in admitted:
                 self._outcomes[each.position] = error.default_message
-            return
-        for each, tail in zip(admitted, tails, strict=True):
-            self._outcomes[each.position] = tail.hash, b"", False
-            self._open.append((each, tail))
 
     async def begin(self) -> None:
         """Do as `open`, and store the elements of reads that need only the head. Raises BatchTooLarge."""

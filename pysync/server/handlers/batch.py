@@ -10,7 +10,7 @@ See docs/reference/protocol.md#batch-pull.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import orjson
 from aiohttp import web
@@ -43,18 +43,12 @@ IN_THREAD_ABOVE: Final = 64 * 1024
 """Number of bytes above which documents are rewritten, verified and joined in a worker thread."""
 
 
+_NOTHING: Final = frozenset[str]()
 _T = TypeVar("_T")
 
 
-class Decision(NamedTuple):
-    """The decision on a group of entries: the text of an error, or the members that are `hidden` from its
-    documents."""
-
-    error: str | None
-    hidden: frozenset[str] = frozenset()
-
-
-ALLOWED: Final = Decision(None)
+Decision = Access | str
+"""The decision on a group of entries: the access, or the text of an error."""
 
 
 class BatchReads:
@@ -77,12 +71,15 @@ class BatchReads:
         self._versions = service.documents.versions
         self._plan = plan
         self._reads = plan.reads
-        self._decisions = decisions
+        self._errors = [decision if isinstance(decision, str) else None for decision in decisions]
+        self._hidden = [
+            decision.hidden if isinstance(decision, Access) else _NOTHING for decision in decisions
+        ]
         self._shadowed = shadowed
         self._access = access
         self._found: dict[str, ReadOutcome] = dict(access)
         document_times, tail_times = plan.times
-        self._is_plain = not shadowed and all(decision is ALLOWED for decision in decisions)
+        self._is_plain = not shadowed and not any(self._errors) and not any(self._hidden)
         self._times: dict[str, int] = {}
         for read, times in zip(self._reads, document_times, strict=True):
             if self._is_plain or self._error_for(read) is None:
@@ -92,7 +89,7 @@ class BatchReads:
         self._logs = self._make_log_reads(log_settings, tail_times) if tail_times else []
 
     def _error_for(self, read: tuple[str, int]) -> str | None:
-        return Forbidden.default_message if read in self._shadowed else self._decisions[read[1]].error
+        return Forbidden.default_message if read in self._shadowed else self._errors[read[1]]
 
     def _make_log_reads(
         self, log_settings: Sequence[LogSettings | None], tail_times: Sequence[int]
@@ -108,7 +105,7 @@ class BatchReads:
                     assert settings is not None, "the plan's tails are of logs"
                     log = LogReads(self._service, key, settings, self._log_outcomes, self._budget)
                     logs[key, rows[group]] = log
-                hidden = self._decisions[group].hidden
+                hidden = self._hidden[group]
                 log.requests.append(LogReadRequest(len(self._log_outcomes), LogRange(*bounds), hidden, times))
             self._log_outcomes.append(error or "")
         return list(logs.values())
@@ -141,7 +138,7 @@ class BatchReads:
         self._budget.check_sizes(found)
         hidden = set()
         if not self._is_plain:
-            hidden = {key for key, group in self._reads if self._decisions[group].hidden}
+            hidden = {key for key, group in self._reads if self._hidden[group]}
         for key, info in found.items():
             version = None if info is None else self._documents.cached_version(key, info.etag)
             if version is not None and key not in hidden:  # otherwise the version depends on the data
@@ -152,7 +149,7 @@ class BatchReads:
         etags = self._budget.etags
         if etags:
             for (key, group), built in zip(self._reads, answer.versions, strict=True):
-                if built is not None and key in etags and not self._decisions[group].hidden:
+                if built is not None and key in etags and not self._hidden[group]:
                     self._documents.cache_version(key, CachedVersion(built[0], etags[key], built[1]))
         return answer
 
@@ -177,7 +174,7 @@ class BatchReads:
         found: Mapping[str, ReadOutcome | tuple[str, int]] = (
             {**self._found, **cached} if cached else self._found
         )
-        if not self._is_plain and any(decision.hidden for decision in self._decisions):
+        if not self._is_plain and any(self._hidden):
             await self._versions.load()
 
         def build() -> _core.BatchAnswer:
@@ -186,7 +183,7 @@ class BatchReads:
                     [found[key] for key, _ in self._reads], now_ms, None, self._log_outcomes
                 )
             stored = [self._redacted(read, found.get(read[0])) for read in self._reads]
-            hidden = orjson.dumps([sorted(decision.hidden) for decision in self._decisions])
+            hidden = orjson.dumps([sorted(names) for names in self._hidden])
             return self._plan.answer(stored, now_ms, hidden, self._log_outcomes)
 
         made = await self._in_thread_if_large(build)
@@ -202,7 +199,7 @@ class BatchReads:
     ) -> ReadOutcome | tuple[str, int]:
         """Return the stored document as the caller may see it."""
         key, group = read
-        hidden = self._decisions[group].hidden
+        hidden = self._hidden[group]
         error = self._error_for(read)
         if error is not None:
             return error
@@ -279,7 +276,7 @@ class BatchHandler:
         decisions = await self._decide(
             plan, caller, self._spaces.memberships(access_documents) if access_documents else {}
         )
-        skips_nonce = has_pull_hooks or all(decision.error is not None for decision in decisions)
+        skips_nonce = has_pull_hooks or all(isinstance(decision, str) for decision in decisions)
         if not skips_nonce and not await authorizer.consume_optional_nonce(request, verified):
             return await self._respond(request, query, ANONYMOUS_REQUEST)
         shadowed = self._shadowed_reads(plan)
@@ -328,9 +325,8 @@ class BatchHandler:
         key = policy.collection.path_template.fill(params) if self._has_hooks else ""
         access = await self._authorizer.decide(policy, caller, identity, params, key, memberships)
         if isinstance(access, Access):
-            return Decision(None, access.hidden) if access.hidden else ALLOWED
-        is_unknown = isinstance(access, RolesUnavailable)
-        return Decision(AuthorizationError.default_message if is_unknown else access.message)
+            return access
+        return AuthorizationError.default_message if isinstance(access, RolesUnavailable) else access.message
 
     def _shadowed_reads(self, plan: _core.BatchPlan) -> frozenset[tuple[str, int]]:
         """Return the reads whose key belongs to another collection. A single pull of the key would require

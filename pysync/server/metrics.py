@@ -85,7 +85,7 @@ class MultiprocessCounters:
         self._earlier = _read(self._file)
         self._earlier.streams = 0  # its streams ended with it
         self._published = b""
-        self._task = asyncio.get_running_loop().create_task(self._publish_periodically())
+        self._task = asyncio.create_task(self._publish_periodically())
 
     def total(self) -> Counters:
         """Return the sum of the counts of all workers, including those that have ended."""

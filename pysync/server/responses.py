@@ -184,9 +184,9 @@ def wants_body(request: web.BaseRequest) -> bool:
     return request.method != "HEAD" and protocol.HEADER_IF_NONE_MATCH not in request.headers
 
 
-def json_response(status: int, value: object, headers: str = "") -> Response:
+def json_response(value: object, headers: str) -> Response:
     """Return a response with `value` as its JSON body."""
-    return Response(status, orjson.dumps(value), headers)
+    return Response(200, orjson.dumps(value), headers)
 
 
 def error_response(error: PysyncError, *, close: bool = False) -> Response:

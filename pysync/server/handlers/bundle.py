@@ -79,7 +79,7 @@ class BundleHandler:
             for member in members
         }
         content = {"collections": collections, "timestamp": self._documents.now_ms()}
-        return json_response(200, content, headers)
+        return json_response(content, headers)
 
     async def _readable_members(self, caller: Caller, match: Match) -> list[tuple[AccessPolicy, Access]]:
         """Return the members that the caller may read, possibly none. Members whose own pull would be

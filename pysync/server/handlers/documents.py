@@ -33,6 +33,7 @@ from pysync.server.responses import (
     NO_STORE,
     Response,
     bodiless_response,
+    json_response,
     wants_body,
     write_response,
 )
@@ -82,7 +83,7 @@ class DocumentHandlers:
         )
         text = await read_body(request, MAX_REVOCATION_BYTES)
         generation = await self._service.revocations.publish(text)
-        return Response(200, orjson.dumps({"ok": True, "generation": generation}), NO_STORE)
+        return json_response({"ok": True, "generation": generation}, NO_STORE)
 
     async def revocations(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `GET /revocations/<issuer>`: the list as it was published, for any caller."""
@@ -133,7 +134,7 @@ class DocumentHandlers:
         members = {"data": data, "hash": version, "timestamp": now_ms}
         if keyring is not None:
             members["keyring"] = orjson.Fragment(keyring[0])
-        return Response(200, orjson.dumps(members), headers)
+        return json_response(members, headers)
 
     async def _fold_keyring(self, match: Match, caller: Caller, now_ms: int) -> tuple[bytes, str] | None:
         """Return the JSON text of the response's `keyring` member, `null` if none is stored, and its version.

@@ -90,7 +90,7 @@ class ListHandler:
         if "?" in request.raw_path:
             limit, after = _limit(request.query.get("limit")), _after(request.query.get("after"))
         items, has_more = await self._page(match, after, limit, scope)
-        return json_response(200, {"items": items, "hasMore": has_more}, match.route.read_headers)
+        return json_response({"items": items, "hasMore": has_more}, match.route.read_headers)
 
     async def _page(self, match: Match, after: str | None, limit: int, scope: _core.Scope | None) -> ListPage:
         """Return the names that the caller may see, whose `scope` is None if it denies none."""

@@ -5,7 +5,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
-import orjson
 from aiohttp import web
 
 from pysync import _core
@@ -20,7 +19,7 @@ from pysync.plugins.projection.sources import KeyResolver
 from pysync.server.authorization import Access, plugin_request
 from pysync.server.handlers import Service
 from pysync.server.request_body import idempotency_key
-from pysync.server.responses import NO_STORE, Response, etag_matches, write_response
+from pysync.server.responses import NO_STORE, Response, etag_matches, json_response, write_response
 from pysync.server.router import Handler, Match
 
 
@@ -52,7 +51,7 @@ async def push_with_plugins(
     else:
         written = pushed.written
         own = {"hash": written.hash, "timestamp": written.timestamp_ms}
-        response = Response(200, orjson.dumps({**pushed.extras, **own}), NO_STORE)
+        response = json_response({**pushed.extras, **own}, NO_STORE)
         params = params if pushed.params is None else pushed.params
         if not pushed.announced:
             subject = match.document_ref(caller)._replace(params=params, key="")

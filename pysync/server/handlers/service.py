@@ -147,7 +147,7 @@ class ServiceHandlers:
 
     async def health(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `GET /health`: the process responds."""
-        return json_response(200, {"ok": True, "ts": self._now_ms()}, NO_STORE)
+        return json_response({"ok": True, "ts": self._now_ms()}, NO_STORE)
 
     async def ready(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `GET /health/ready`: the store and the coordinator work, and the service is not stopping."""
@@ -155,7 +155,7 @@ class ServiceHandlers:
             raise Unavailable("Draining")
         if (error := await self._cached_probe()) is not None:
             raise error.with_traceback(None)
-        return json_response(200, {"ok": True, "ts": self._now_ms()}, NO_STORE)
+        return json_response({"ok": True, "ts": self._now_ms()}, NO_STORE)
 
     async def _cached_probe(self) -> Unavailable | None:
         """Return the outcome of the last probe. At most one probe runs. It is not cancelled, because a flush
@@ -185,7 +185,7 @@ class ServiceHandlers:
 
     async def version(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `GET /version`."""
-        return json_response(200, {"name": "pysync", "version": __version__, "protocol": "3.0"}, NO_STORE)
+        return json_response({"name": "pysync", "version": __version__, "protocol": "3.0"}, NO_STORE)
 
 
 _NO_CALLER = Caller(roles=frozenset())

@@ -187,7 +187,7 @@ def _variables(environ: Mapping[str, str], text: str) -> Iterator[Problem]:
     for name in sorted(environ):
         if name.startswith("PYSYNC_") and environ[name] and name not in known:
             # The common prefix would make all names similar.
-            near = suggest(name[len("PYSYNC_") :], {one.removeprefix("PYSYNC_"): None for one in known})
+            near = suggest(name[len("PYSYNC_") :], [one.removeprefix("PYSYNC_") for one in known])
             yield Problem(name, "unknown environment variable" + near.replace("mean ", "mean PYSYNC_"))
 
 
@@ -319,7 +319,7 @@ class _Roles:
         auth = self._config.auth
         if not _BUILTIN_ROLES.fullmatch(role):
             caps = (f"cap:{op}:{self._collection.name}" for op in ("read", "write", "list"))
-            return f"no caller can have {role!r}{suggest(role.lower(), dict.fromkeys((*_PLAIN, *caps)))}"
+            return f"no caller can have {role!r}{suggest(role.lower(), (*_PLAIN, *caps))}"
         if role == "admin" and auth.admin_token is None:
             return "no caller can have admin: auth.adminToken is not set"
         if role.startswith("space:"):

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
@@ -229,7 +229,7 @@ def join(path: str, name: object) -> str:
     return f"{path}[{ascii(name)[:60]}]"
 
 
-def suggest(name: str, known: Mapping[str, object]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean ...?`, or an empty text if no known name is similar."""
     import difflib
 
@@ -237,13 +237,12 @@ def suggest(name: str, known: Mapping[str, object]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def _unknown_member(name: str, kind: type, fields: Mapping[str, object]) -> str:
+def _unknown_member(name: str, kind: type, fields: Iterable[str]) -> str:
     """Return the message about a member that the object does not have."""
-    if kind is Collection:
-        fields = {**fields, "preset": None}
     others = {wire_name(field.name) for field in dataclasses.fields(Collection)}
     is_decided = kind is ParquetPreset and name in others
-    return ("cannot be used with preset" if is_decided else "unknown member") + suggest(name, fields)
+    known = (*fields, "preset") if kind is Collection else fields
+    return ("cannot be used with preset" if is_decided else "unknown member") + suggest(name, known)
 
 
 def _is_required(field: "dataclasses.Field[Any]") -> bool:

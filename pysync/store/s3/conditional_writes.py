@@ -102,17 +102,15 @@ class ConditionalWriter:
 
     async def delete(self, key: str, expect: Precondition) -> None:
         """See `Store.delete`."""
-        if not self._bucket.is_conditional:
-            await self._delete_locked(key, expect)
-        elif expect == ANY:
-            await self._delete_any(key)
-        elif isinstance(expect, Etag) and self._bucket.delete_if_match:
-            await self._delete_version(key, expect.value)
-        else:
-            found = await self._find_live(key)
-            if found is not None:
+        is_conditional = self._bucket.is_conditional
+        async with self.exclusive(key):
+            if is_conditional and expect == ANY:
+                await self._delete_any(key)
+            elif is_conditional and isinstance(expect, Etag) and self._bucket.delete_if_match:
+                await self._delete_version(key, expect.value)
+            elif (found := await self._find_live(key)) is not None:
                 check_precondition(expect, found.etag)
-                await self._put_tombstone(key, found)
+                await (self._put_tombstone(key, found) if is_conditional else self._delete_any(key))
         self._cache.evict(key)
 
     @asynccontextmanager
@@ -197,13 +195,6 @@ class ConditionalWriter:
                 found = await self._find_live(write.key)
                 check_precondition(expect, found and found.etag)
             return await self._put_any(write)
-
-    async def _delete_locked(self, key: str, expect: Precondition) -> None:
-        async with self._lock(key):
-            found = await self._find_live(key)
-            if found is not None:
-                check_precondition(expect, found.etag)
-                await self._delete_any(key)
 
     async def _delete_any(self, key: str) -> None:
         await self._requests.send(S3Request("DELETE", key), 204, 404)

@@ -113,10 +113,9 @@ class S3Store:
         kept = self._cache.get(key)
         known = if_none_match if kept is None else kept.etag
         condition = {} if known is None else {"If-None-Match": self.bucket.condition(known)}
-        with self._in_flight.read():
-            response = await self._requests.send(
-                S3Request("GET", key, condition, wants_body=_is_document), 304, 404
-            )
+        self._in_flight.check()
+        request = S3Request("GET", key, condition, wants_body=_is_document)
+        response = await self._requests.send(request, 304, 404)
         if response.status == 304:
             return NOT_MODIFIED if kept is None or kept.etag == if_none_match else kept
         version = None if response.status == 404 else Version.of(response.headers)
@@ -147,12 +146,12 @@ class S3Store:
     async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
         """See `Store.open`."""
         split_key(key)
-        with self._in_flight.read():
-            file = await self._downloads.open(key, start, end)
-            if file is not None and await self._damaged.contains(key, file):
-                await file.chunks.aclose()
-                raise DamagedFile(DAMAGED_REASON, file.etag)
-            return file
+        self._in_flight.check()
+        file = await self._downloads.open(key, start, end)
+        if file is not None and await self._damaged.contains(key, file):
+            await file.chunks.aclose()
+            raise DamagedFile(DAMAGED_REASON, file.etag)
+        return file
 
     async def stat(self, key: str) -> FileStat | None:
         """See `Store.stat`."""
@@ -162,8 +161,8 @@ class S3Store:
     async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
         """See `Store.verify`."""
         split_key(key)
-        with self._in_flight.read():
-            found = await self._downloads.digest(key, pace)
+        self._in_flight.check()
+        found = await self._downloads.digest(key, pace)
         if found is None:
             return None
         stat, sha256 = found
@@ -209,22 +208,22 @@ class S3Store:
         parameters: dict[str, Any] = {"Delimiter": "/", "MaxKeys": min(_PAGE, 2 * limit)}
         if after:
             parameters["StartAfter"] = self._requests.root + below + after
-        with self._in_flight.read():
-            if limit == 0:
-                return names
-            async for key, _ in self._entries(below, parameters):
-                names.append(key[len(below) :])
-                if len(names) == limit:
-                    break
+        self._in_flight.check()
+        if limit == 0:
+            return names
+        async for key, _ in self._entries(below, parameters):
+            names.append(key[len(below) :])
+            if len(names) == limit:
+                break
         return names
 
     async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
         """See `Store.walk`."""
         if prefix:
             split_key(prefix)
-        with self._in_flight.read():
-            async for key, entry in self._entries(prefix and prefix + "/", {}):
-                yield ListEntry(key, unquote_etag(entry["ETag"]), _modified_ms(entry["LastModified"]))
+        self._in_flight.check()
+        async for key, entry in self._entries(prefix and prefix + "/", {}):
+            yield ListEntry(key, unquote_etag(entry["ETag"]), _modified_ms(entry["LastModified"]))
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
         """See `Store.delete`."""
@@ -251,11 +250,10 @@ class S3Store:
         self, below: str, parameters: dict[str, Any]
     ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Yield the keys and entries of the visible objects that begin with `below`, page by page."""
-        more: dict[str, Any] = {}
         while True:
             with translate_errors():
                 page = await self._account.client.list_objects_v2(
-                    Bucket=self._name, Prefix=self._requests.root + below, **parameters, **more
+                    Bucket=self._name, Prefix=self._requests.root + below, **parameters
                 )
             for entry in page.get("Contents", ()):
                 key = entry["Key"].removeprefix(self._requests.root)
@@ -263,7 +261,7 @@ class S3Store:
                     yield key, entry
             if not page.get("IsTruncated"):
                 return
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+            parameters = {**parameters, "ContinuationToken": page["NextContinuationToken"]}
 
     async def _is_tombstone(self, key: str, entry: dict[str, Any]) -> bool:
         if entry["Size"] != len(TOMBSTONE):
@@ -284,18 +282,15 @@ class InFlight:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @contextmanager
-    def read(self) -> Iterator[None]:
-        """Enclose a read. Raises StoreUnavailable after `drain`."""
+    def check(self) -> None:
+        """Raise StoreUnavailable after `drain`."""
         if self._is_closed:
             raise StoreUnavailable
-        yield
 
     @contextmanager
     def write(self) -> Iterator[None]:
         """Enclose a write, which `drain` waits for. Raises StoreUnavailable after `drain`."""
-        if self._is_closed:
-            raise StoreUnavailable
+        self.check()
         self._writes += 1
         self._idle.clear()
         try:

@@ -1,9 +1,7 @@
 """A change log in a database: its rows are inserted in the transaction of the write that they announce.
 
 The ids of the rows have no gaps, and the oldest row is never delivered: it marks the position before the
-first change. One query for it therefore shows if any changes after an id are gone, and the log always has an
-id. A new log holds only such a row, with the current microsecond as its id, so that no id of an earlier
-database at this path is mistaken for one of the new log.
+first change (docs/explanation/change-log.md#the-sentinel).
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import os
-import random as random_module
+import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -75,9 +75,6 @@ class AppendBatcher:
         now_ms: Callable[[], int],
         head_bytes: int,
         corruption: CorruptionReporter,
-        random: Callable[[int], bytes] = os.urandom,
-        jitter: Callable[[], float] = random_module.random,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._store = store
         self._outbox = outbox
@@ -85,9 +82,8 @@ class AppendBatcher:
         self._now_ms = now_ms
         self._head_bytes = head_bytes
         self._corruption = corruption
-        self._random = random
-        self._jitter = jitter
-        self._sleep = sleep
+        self._jitter: Callable[[], float] = random.random
+        self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._queues: dict[str, deque[PendingAppend]] = {}
         self._waiting = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -197,11 +193,11 @@ class AppendBatcher:
         """Return the log to append to: the one at `key`, converted if it is Starfish's, or a new one if there
         is none or it has expired."""
         if cached is None:
-            return _core.LogHead(self._random(16).hex())
+            return _core.LogHead(os.urandom(16).hex())
         head = cached.head
         if settings.is_expired(head, now_ms):
             self._drop_previous(head)
-            return _core.LogHead(self._random(16).hex(), head.id or None)
+            return _core.LogHead(os.urandom(16).hex(), head.id or None)
         if head.is_chunked:
             head = await load_chunks(self._store, key, head)
         return self._drop_previous(head) if head.id else convert_head(key, settings.field, head, cached.etag)

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
-from io import FileIO
 from pathlib import Path
 from typing import Final, NamedTuple, ParamSpec, Self, TypeVar, cast
 
@@ -27,9 +26,6 @@ from pysync.sqlite.database_file import fsync_dir, make_private_dir
 P = ParamSpec("P")
 T = TypeVar("T")
 
-CHUNK_BYTES: Final = 262_144
-SEND_BYTES: Final = 1_048_576
-"""Number of bytes per `sendfile` call."""
 TEMP_FOLDER: Final = "~incoming"
 """Folder of files that are not at their keys yet. It lies in the tree, so a rename never crosses file
 systems."""
@@ -39,9 +35,6 @@ TEMP_MAX_AGE_S: Final = 86_400
 
 _LONG_TO_HASH: Final = 131_072
 """Bytes from which flushing starts while the chunk is hashed. Both take about as long per megabyte."""
-
-_CACHE_SAMPLE_STRIDE: Final = 65_536
-"""Distance of the samples. The kernel caches and evicts files in ranges of about this length."""
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -291,114 +284,6 @@ class TempFile:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-
-class FileReader:
-    """An open file: an asynchronous iterator over the bytes of a range.
-
-    It keeps reading the file that it opened, even if the key is overwritten. Iterate to the end, or call
-    `aclose`.
-    """
-
-    def __init__(self, path: str | Path, *, follows_links: bool = False) -> None:
-        self._path = path
-        self._flags = 0 if follows_links else os.O_NOFOLLOW
-        self._file: FileIO | None = None
-        self._at = self._end = 0
-
-    def open(self) -> FileFingerprint | None:
-        """Open the file at the path and return its fingerprint, or None if there is no file. Raises
-        OSError."""
-        self.close()
-        try:
-            self._file = open(self._path, "rb", buffering=0, opener=self._open)  # noqa: SIM115 - closed by close
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return FileFingerprint.of(self._file.fileno())
-
-    def _open(self, path: str, flags: int) -> int:
-        return os.open(path, flags | self._flags)
-
-    def sha256(self) -> str:
-        """Return the hex digest of the whole file, read anew."""
-        assert self._file is not None
-        return hashlib.file_digest(self._file, "sha256").hexdigest()
-
-    def hash_into(self, digest: "hashlib._Hash", at: int) -> int:
-        """Add the next bytes from `at` on to `digest`, and return their number, 0 at the end."""
-        assert self._file is not None
-        chunk = os.pread(self._file.fileno(), CHUNK_BYTES, at)
-        digest.update(chunk)
-        return len(chunk)
-
-    def select(self, start: int, end: int) -> None:
-        """Set the range of bytes to yield, [start, end)."""
-        self._at, self._end = start, end
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if self._file is None or self._at >= self._end:
-            self.close()
-            raise StopAsyncIteration
-        fd, at, wanted = self._next(CHUNK_BYTES)
-        if _is_cached(fd, at, wanted):
-            with translate_os_errors():
-                chunk = os.pread(fd, wanted, at)
-        else:
-            chunk = await in_thread(os.pread, fd, wanted, at)
-        if not chunk:
-            raise StoreUnavailable()  # truncated by someone else: abort the response, never shorten it
-        self._at += len(chunk)
-        return chunk
-
-    async def ensure_cached(self) -> None:
-        """Read the bytes that `send` sends next into memory, so that it does not wait for the disk. Raises
-        StoreUnavailable."""
-        fd, at, wanted = self._next(SEND_BYTES)
-        if not _is_cached(fd, at, wanted):
-            await in_thread(os.pread, fd, wanted, at)
-
-    def send(self, connection: int) -> int:
-        """Have the kernel send the next bytes to a socket, without copying them here. Returns the number of
-        bytes sent, 0 once all are. Raises BlockingIOError if the socket accepts no bytes now, OSError if it
-        fails, and StoreUnavailable if the file has become shorter."""
-        fd, at, wanted = self._next(SEND_BYTES)
-        if not wanted:
-            return 0
-        sent = os.sendfile(connection, fd, at, wanted)
-        if not sent:
-            raise StoreUnavailable()
-        self._at += sent
-        return sent
-
-    def _next(self, max_bytes: int) -> tuple[int, int, int]:
-        """Return the descriptor, and the position and number of the next bytes, at most `max_bytes`."""
-        assert self._file is not None
-        return self._file.fileno(), self._at, min(max_bytes, self._end - self._at)
-
-    async def aclose(self) -> None:
-        """Close the file. Harmless if it is closed."""
-        self.close()
-
-    def close(self) -> None:
-        """Close the file. Harmless if it is closed."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def _is_cached(fd: int, start: int, size: int) -> bool:
-    """Return True if these bytes of a file can probably be read without waiting for the disk. Only samples
-    are checked: a non-blocking read of them all would be exact, but cost as much as the read itself."""
-    byte = bytearray(1)
-    try:
-        for at in (*range(start, start + size - 1, _CACHE_SAMPLE_STRIDE), start + size - 1):
-            os.preadv(fd, [byte], at, os.RWF_NOWAIT)
-    except OSError:
-        return False  # it would block, or the file system does not support the flag
-    return True
 
 
 _SYNC_FILE_RANGE_WRITE: Final = 2

@@ -4,23 +4,20 @@ import asyncio
 import errno
 import hashlib
 import logging
+import os
 import sqlite3
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
+from io import FileIO
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self, TypeVar, TypeVarTuple
 
 from pysync._core import split_key
+from pysync.errors import StoreUnavailable
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.store.base import DAMAGED_REASON, DamagedFile, FileStat, OpenFile, Pace, clamp_range
 from pysync.store.local import file_merge, tables
-from pysync.store.local.disk import (
-    FileFingerprint,
-    FileReader,
-    FileTree,
-    TempFile,
-    in_thread,
-    translate_os_errors,
-)
+from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, in_thread, translate_os_errors
 from pysync.store.local.tables import GET_FILE, FileRow, RenameJournal, file_row
 
 log = logging.getLogger(__name__)
@@ -28,11 +25,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+CHUNK_BYTES: Final = 262_144
+SEND_BYTES: Final = 1_048_576
+"""Number of bytes per `sendfile` call."""
 WRITE_CHUNK_BYTES: Final = 1_048_576
 """Bytes of an upload that are collected before a thread writes them to disk. Most files fit at once."""
 LOST_REASON: Final = "the file is lost: push it again, or copy it from a backup"
 CACHED_ROWS: Final = 1_024
 """Maximum number of cached rows. Any write clears the cache."""
+_CACHE_SAMPLE_STRIDE: Final = 65_536
+"""Distance of the samples. The kernel caches and evicts files in ranges of about this length."""
 
 
 class StagedFile(NamedTuple):
@@ -73,6 +75,114 @@ def _log_symlinks(key: str) -> Iterator[None]:
                 "refused to follow a symbolic link on the way to the file at %r: %s", key, error.filename
             )
         raise
+
+
+class FileReader:
+    """An open file: an asynchronous iterator over the bytes of a range.
+
+    It keeps reading the file that it opened, even if the key is overwritten. Iterate to the end, or call
+    `aclose`.
+    """
+
+    def __init__(self, path: str | Path, *, follows_links: bool = False) -> None:
+        self._path = path
+        self._flags = 0 if follows_links else os.O_NOFOLLOW
+        self._file: FileIO | None = None
+        self._at = self._end = 0
+
+    def open(self) -> FileFingerprint | None:
+        """Open the file at the path and return its fingerprint, or None if there is no file. Raises
+        OSError."""
+        self.close()
+        try:
+            self._file = open(self._path, "rb", buffering=0, opener=self._open)  # noqa: SIM115 - closed by close
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return FileFingerprint.of(self._file.fileno())
+
+    def _open(self, path: str, flags: int) -> int:
+        return os.open(path, flags | self._flags)
+
+    def sha256(self) -> str:
+        """Return the hex digest of the whole file, read anew."""
+        assert self._file is not None
+        return hashlib.file_digest(self._file, "sha256").hexdigest()
+
+    def hash_into(self, digest: "hashlib._Hash", at: int) -> int:
+        """Add the next bytes from `at` on to `digest`, and return their number, 0 at the end."""
+        assert self._file is not None
+        chunk = os.pread(self._file.fileno(), CHUNK_BYTES, at)
+        digest.update(chunk)
+        return len(chunk)
+
+    def select(self, start: int, end: int) -> None:
+        """Set the range of bytes to yield, [start, end)."""
+        self._at, self._end = start, end
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._file is None or self._at >= self._end:
+            self.close()
+            raise StopAsyncIteration
+        fd, at, wanted = self._next(CHUNK_BYTES)
+        if _is_cached(fd, at, wanted):
+            with translate_os_errors():
+                chunk = os.pread(fd, wanted, at)
+        else:
+            chunk = await in_thread(os.pread, fd, wanted, at)
+        if not chunk:
+            raise StoreUnavailable()  # truncated by someone else: abort the response, never shorten it
+        self._at += len(chunk)
+        return chunk
+
+    async def ensure_cached(self) -> None:
+        """Read the bytes that `send` sends next into memory, so that it does not wait for the disk. Raises
+        StoreUnavailable."""
+        fd, at, wanted = self._next(SEND_BYTES)
+        if not _is_cached(fd, at, wanted):
+            await in_thread(os.pread, fd, wanted, at)
+
+    def send(self, connection: int) -> int:
+        """Have the kernel send the next bytes to a socket, without copying them here. Returns the number of
+        bytes sent, 0 once all are. Raises BlockingIOError if the socket accepts no bytes now, OSError if it
+        fails, and StoreUnavailable if the file has become shorter."""
+        fd, at, wanted = self._next(SEND_BYTES)
+        if not wanted:
+            return 0
+        sent = os.sendfile(connection, fd, at, wanted)
+        if not sent:
+            raise StoreUnavailable()
+        self._at += sent
+        return sent
+
+    def _next(self, max_bytes: int) -> tuple[int, int, int]:
+        """Return the descriptor, and the position and number of the next bytes, at most `max_bytes`."""
+        assert self._file is not None
+        return self._file.fileno(), self._at, min(max_bytes, self._end - self._at)
+
+    async def aclose(self) -> None:
+        """Close the file. Harmless if it is closed."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. Harmless if it is closed."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _is_cached(fd: int, start: int, size: int) -> bool:
+    """Return True if these bytes of a file can probably be read without waiting for the disk. Only samples
+    are checked: a non-blocking read of them all would be exact, but cost as much as the read itself."""
+    byte = bytearray(1)
+    try:
+        for at in (*range(start, start + size - 1, _CACHE_SAMPLE_STRIDE), start + size - 1):
+            os.preadv(fd, [byte], at, os.RWF_NOWAIT)
+    except OSError:
+        return False  # it would block, or the file system does not support the flag
+    return True
 
 
 class LocalFiles:
@@ -130,38 +240,38 @@ class LocalFiles:
         """See `Store.open`."""
         if (row := self._row(key)) is None:
             return None
-        outgoing = FileReader(self._tree.path(key))
+        reader = FileReader(self._tree.path(key))
         try:
-            found = await self._reconcile(key, row, outgoing)
+            found = await self._reconcile(key, row, reader)
             if found is not None and found.is_damaged:
                 raise DamagedFile(DAMAGED_REASON, found.etag)
         except BaseException:
-            outgoing.close()
+            reader.close()
             raise
         if found is None:
-            outgoing.close()
+            reader.close()
             return None
         size = found.fingerprint.size
         begin, finish = clamp_range(size, start, end)
-        outgoing.select(begin, finish)
+        reader.select(begin, finish)
         etag, content_type, modified_ms, sha256, *_ = found
-        return OpenFile(size, sha256, content_type, modified_ms, begin, finish, outgoing, outgoing, etag=etag)
+        return OpenFile(size, sha256, content_type, modified_ms, begin, finish, reader, reader, etag=etag)
 
     async def verify(self, key: str, pace: Pace) -> FileStat | None:
         """See `Store.verify`."""
         if (row := self._row(key)) is None:
             return None
-        outgoing = FileReader(self._tree.path(key))
+        reader = FileReader(self._tree.path(key))
         try:
-            found = await self._reconcile(key, row, outgoing)
+            found = await self._reconcile(key, row, reader)
             if found is None:
                 return None
             digest, at = hashlib.sha256(), 0
-            while size := await in_thread(outgoing.hash_into, digest, at):
+            while size := await in_thread(reader.hash_into, digest, at):
                 at += size
                 await pace(size)
         finally:
-            outgoing.close()
+            reader.close()
         is_damaged = digest.hexdigest() != found.sha256
         if is_damaged != found.is_damaged:
             await self._writer.submit(tables.set_file_damaged, key, found.etag, is_damaged)
@@ -174,20 +284,20 @@ class LocalFiles:
     async def stage(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[StagedFile]:
         """Yield the chunks as a file, flushed to disk beside the others. Leaving the context discards a file
         that was not committed."""
-        incoming = self._tree.temp_file(self._new_etag())
+        temp_file = self._tree.temp_file(self._new_etag())
         try:
             pieces, size = list[bytes](), 0
             async for chunk in chunks:
                 if pieces and size + len(chunk) > WRITE_CHUNK_BYTES:
-                    await in_thread(incoming.append, pieces)
+                    await in_thread(temp_file.append, pieces)
                     pieces, size = [], 0
                 pieces.append(chunk)
                 size += len(chunk)
-            sha256, stamp = await in_thread(incoming.finish, pieces)
-            yield StagedFile(incoming, sha256, stamp)
+            sha256, stamp = await in_thread(temp_file.finish, pieces)
+            yield StagedFile(temp_file, sha256, stamp)
         finally:
-            if not incoming.is_committed:
-                await in_thread(incoming.discard)
+            if not temp_file.is_committed:
+                await in_thread(temp_file.discard)
 
     async def commit(
         self,

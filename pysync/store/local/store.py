@@ -6,9 +6,6 @@
 
 Any number of processes may share DIR. Reads run on the event loop's thread: a lookup takes some microseconds,
 and handing it to a thread takes ten times as long. Writes go through `GroupCommit`.
-
-A file's row is committed before the file is renamed to its key, together with a journal entry for the rename
-(`RenameJournal`). Opening the store after a crash, or reading the row, finishes the rename.
 """
 
 import asyncio

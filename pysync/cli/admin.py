@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final
 
 from pysync import config
 from pysync.changelog import Retention
@@ -70,7 +70,7 @@ async def copy(options: argparse.Namespace) -> int:
     from_, to = parse_location(options.source), parse_location(options.target)
     if from_ == to:
         raise ValueError("FROM and TO are the same store")
-    progress = ProgressLine(sys.stderr)
+    progress = ProgressLine()
     async with closing(open_source(from_)) as source, closing(open_target(to)) as target:
         copier = Copier(
             source,
@@ -97,16 +97,15 @@ async def copy(options: argparse.Namespace) -> int:
 class ProgressLine:
     """Progress of a copy: one line that changes on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._is_terminal = out.isatty()
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
         self._damaged: list[str] = []
 
     def message(self, key: str, text: str) -> None:
         """Print a line about one key."""
         self.finish_line()
         line = f"pysync: {key}: {text}"
-        print(line, file=self._out)
+        print(line, file=sys.stderr)
         if text.startswith(_DAMAGED):
             self._damaged.append(line)
 
@@ -115,22 +114,21 @@ class ProgressLine:
         if self._damaged:
             count = len(self._damaged)
             damaged = "1 object is" if count == 1 else f"{count} objects are"
-            print(f"pysync: {damaged} damaged or unreadable:", *self._damaged, sep="\n", file=self._out)
+            print(f"pysync: {damaged} damaged or unreadable:", *self._damaged, sep="\n", file=sys.stderr)
 
     async def refresh(self, outcomes: CopyReport) -> None:
         """Print the progress until cancelled."""
         while True:
             await asyncio.sleep(_TTY_INTERVAL_S if self._is_terminal else _NON_TTY_INTERVAL_S)
-            line = (
-                f"{outcomes.copied} copied ({outcomes.bytes:,} bytes), {outcomes.already_there} already there"
-            )
+            copied = f"{outcomes.copied} copied ({outcomes.bytes:,} bytes)"
             start, end = (_ERASE, "") if self._is_terminal else ("", "\n")
-            print(start + line, end=end, file=self._out, flush=True)
+            line = f"{start}{copied}, {outcomes.already_there} already there"
+            print(line, end=end, file=sys.stderr, flush=True)
 
     def finish_line(self) -> None:
         """Erase the line of progress on a terminal."""
         if self._is_terminal:
-            print(_ERASE, end="", file=self._out, flush=True)
+            print(_ERASE, end="", file=sys.stderr, flush=True)
 
 
 async def verify(options: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ import uvloop
 from pysync.cli import load_generator
 from pysync.cli.credentials import load_credentials, make_client
 from pysync.cli.load_generator import RequestBuilder
-from pysync.client import CollectionInfo, ServerConfig
+from pysync.client import CollectionInfo
 from pysync.config import key_templates
 from pysync.errors import NotFound
 from pysync.protocol import JSON_TYPE
@@ -42,7 +42,12 @@ def bench(options: argparse.Namespace) -> int:
 
 
 async def _bench(options: argparse.Namespace) -> int:
-    known = {found.name: found for found in await _manifest_collections(options)}
+    async with make_client(options) as client:
+        try:
+            manifest = await client.server_config()
+        except NotFound:
+            raise ValueError("the server has no manifest of its collections: set configEndpoint") from None
+    known = {found.name: found for found in manifest.collections}
     workloads: list[_Workload] = []
     for argument in options.collection:
         name, _, key = argument.partition("=")
@@ -55,24 +60,11 @@ async def _bench(options: argparse.Namespace) -> int:
     failed = False
     for workload in workloads:
         run = await load_generator.measure(
-            options.server,
-            *workload,
-            seconds=options.seconds,
-            connections=options.connections,
+            options.server, *workload, seconds=options.seconds, connections=options.connections
         )
         print(json.dumps(dataclasses.asdict(run)) if options.json else load_generator.row(run), flush=True)
         failed = failed or bool(run.errors)
     return int(failed)
-
-
-async def _manifest_collections(options: argparse.Namespace) -> tuple[CollectionInfo, ...]:
-    """Return the collections in the server's manifest."""
-    async with make_client(options) as client:
-        try:
-            manifest: ServerConfig = await client.server_config()
-        except NotFound:
-            raise ValueError("the server has no manifest of its collections: set configEndpoint") from None
-    return manifest.collections
 
 
 class _Load:

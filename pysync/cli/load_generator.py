@@ -58,11 +58,7 @@ class RequestBuilder:
             self._lines += f"{protocol.HEADER_PUB}: {self._keys.ed_pub}\r\n"
 
     def request(
-        self,
-        path: str,
-        body: bytes | None = None,
-        headers: str = "",
-        content_type: str = JSON_TYPE,
+        self, path: str, body: bytes | None = None, headers: str = "", content_type: str = JSON_TYPE
     ) -> bytes:
         """A GET, or with a body a POST of it. `headers` are lines that end in CRLF."""
         method = "GET" if body is None else "POST"

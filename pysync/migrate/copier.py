@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
@@ -335,13 +335,12 @@ class Copier:
             if file is None:
                 return  # deleted meanwhile
             try:
-                await self._write(key, file)
+                async with aclosing(file.chunks):
+                    await self._write(key, file)
             except VerificationError as error:
                 self._count(key, "corrupt", str(error))
             except KeyConflict:
                 self._count(key, "refused", _PATH_CONFLICT)
-            finally:
-                await file.chunks.aclose()
 
     async def _write(self, key: str, file: OpenFile) -> None:
         """Write a file that the target lacks, and count the outcome."""

@@ -1,7 +1,4 @@
-"""Small immutable values that all parts use.
-
-Their words are those of docs/reference/glossary.md.
-"""
+"""Small immutable values that all parts use. docs/reference/glossary.md defines the terms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,10 +1,4 @@
-"""`pysync copy` and `pysync verify`: check every object of a store, and copy it to another store.
-
-locations  parses and opens the stores that arguments name, also the folder of a Starfish server
-copier     copies each object, the segments of a log before its head
-reading    skips an object that cannot be read, and stops if the store is unreachable
-verify     checks one object, or every object of a store
-"""
+"""`pysync copy` and `pysync verify`: check every object of a store, and copy it to another store."""
 
 from pysync.migrate.copier import Copier, CopyReport
 from pysync.migrate.locations import Location, open_source, open_target, parse_location

@@ -38,11 +38,9 @@ class HybridTimestamp(NamedTuple):
         """Return the first timestamp after this one and not before `now_ms`, even after a step back."""
         if now_ms > self.ms:
             return HybridTimestamp(now_ms, 0)
-        return (
-            HybridTimestamp(self.ms + 1, 0)
-            if self.counter >= MAX_COUNTER
-            else HybridTimestamp(self.ms, self.counter + 1)
-        )
+        if self.counter >= MAX_COUNTER:
+            return HybridTimestamp(self.ms + 1, 0)
+        return HybridTimestamp(self.ms, self.counter + 1)
 
 
 FIRST_TIMESTAMP = HybridTimestamp(0, 0)

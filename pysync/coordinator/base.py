@@ -23,7 +23,6 @@ again when that time comes, so its nonce is kept until then, too."""
 MAX_LIVE_NONCES: Final = 4_000_000
 """Nonces remembered at one time by default; beyond it signed requests are refused."""
 
-
 IDEMPOTENCY_TTL_MS: Final = 600_000
 """For how long a write is recognised again by its Idempotency-Key.
 
@@ -126,7 +125,6 @@ class Coordinator(ChangeLog, Protocol):
 
     async def close(self) -> None:
         """Release all resources."""
-        ...
 
 
 async def release_claim(coordinator: Coordinator, key: str, value: bytes) -> None:

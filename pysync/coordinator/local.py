@@ -143,15 +143,9 @@ _CLAIM = """
         value = CASE WHEN expires_ms > ? THEN value ELSE excluded.value END,
         expires_ms = CASE WHEN expires_ms > ? THEN expires_ms ELSE excluded.expires_ms END
     RETURNING value"""
-_REPLACE_CLAIM = "UPDATE claim SET value = ? WHERE key = ? AND value = ?"
-_RELEASE_CLAIM = "DELETE FROM claim WHERE key = ? AND value = ?"
 _SWEEP_CLAIMS = f"""
     DELETE FROM claim WHERE key IN (SELECT key FROM claim WHERE expires_ms <= ? LIMIT {SWEEP_ROWS})"""  # noqa: S608
-_INTEND = "INSERT INTO intent(at_ms, changes) VALUES(?, ?)"
-_WITHDRAW = "DELETE FROM intent WHERE id = ?"
-_INTENTS = "SELECT id, at_ms, changes FROM intent ORDER BY id LIMIT ?"
-
-
+_PREPARED = "SELECT id, at_ms, changes FROM intent ORDER BY id LIMIT ?"
 _PROBES = (
     "INSERT INTO counter VALUES('', 0, 0, 0)",
     "DELETE FROM counter WHERE bucket = '' AND window_ms = 0",
@@ -236,7 +230,7 @@ class LocalCoordinator(SqliteChangeLog):
                 now_ms - at_ms,
                 [Change(text.encode(), identity) for text, identity in orjson.loads(texts)],
             )
-            for id_, at_ms, texts in self._reader.rows(_INTENTS, limit)
+            for id_, at_ms, texts in self._reader.rows(_PREPARED, limit)
         ]
 
     async def next_timestamp(self) -> HybridTimestamp:
@@ -321,13 +315,13 @@ def _put_if_absent(
 
 def _compare_and_set(cursor: sqlite3.Cursor, key: str, expected: bytes, value: bytes | None) -> None:
     if value is None:
-        cursor.execute(_RELEASE_CLAIM, (key, expected))
+        cursor.execute("DELETE FROM claim WHERE key = ? AND value = ?", (key, expected))
     else:
-        cursor.execute(_REPLACE_CLAIM, (value, key, expected))
+        cursor.execute("UPDATE claim SET value = ? WHERE key = ? AND value = ?", (value, key, expected))
 
 
 def _insert_prepared(cursor: sqlite3.Cursor, changes: bytes, now_ms: int) -> int:
-    cursor.execute(_INTEND, (now_ms, changes))
+    cursor.execute("INSERT INTO intent(at_ms, changes) VALUES(?, ?)", (now_ms, changes))
     assert cursor.lastrowid is not None
     return cursor.lastrowid
 
@@ -339,7 +333,7 @@ def _append(cursor: sqlite3.Cursor, rows: ChangeRows, prepared: str) -> int:
 
 
 def _delete_prepared(cursor: sqlite3.Cursor, prepared: str) -> None:
-    cursor.execute(_WITHDRAW, (prepared,))
+    cursor.execute("DELETE FROM intent WHERE id = ?", (prepared,))
 
 
 def _probe(cursor: sqlite3.Cursor) -> None:

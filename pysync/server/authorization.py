@@ -177,9 +177,8 @@ class Authorizer:
         announces a write and not its content, so pull hooks do not run."""
         assert not policy.uses_plugin_roles, "plugins give roles"
         try:
-            caller = self.spaces.add_space_roles(
-                policy, _presented(policy, caller), event.params, memberships
-            )
+            caller = _presented(policy, caller)
+            caller = self.spaces.add_space_roles(policy, caller, event.params, memberships)
             return _decide(policy, caller, event.params.get("identity"), event.key)
         except PysyncError as error:
             return error
@@ -189,9 +188,8 @@ class Authorizer:
     ) -> Access | PysyncError:
         """Decide as `decide_event`, if plugins give roles or reject callers."""
         try:
-            caller = self.spaces.add_space_roles(
-                policy, _presented(policy, caller), event.params, memberships
-            )
+            caller = _presented(policy, caller)
+            caller = self.spaces.add_space_roles(policy, caller, event.params, memberships)
             caller = await self._add_plugin_roles(policy, caller, event.params, event.key)
             return _decide(policy, caller, event.params.get("identity"), event.key)
         except PysyncError as error:
@@ -253,9 +251,8 @@ class Authorizer:
             credentials = self._authenticator.parse_credentials(request.headers)
             if credentials is NO_CREDENTIALS:
                 return ANONYMOUS_REQUEST
-            verified = await self._authenticator.authenticate(
-                credentials, self._signed_request(request, namespace), b""
-            )
+            signed = self._signed_request(request, namespace)
+            verified = await self._authenticator.authenticate(credentials, signed, b"")
         except (Unauthorized, Forbidden) as error:
             self._log.log_ignored_credentials(request, error)
             return ANONYMOUS_REQUEST

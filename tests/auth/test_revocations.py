@@ -13,6 +13,7 @@ from support.collections import MINE
 from pysync import _core
 from pysync._core import PanicException
 from pysync.auth import certificates, issuing, revocation
+from pysync.auth.certificates import CertificateSummary
 from pysync.auth.revocation import PREFIX, RevocationRegistry
 from pysync.auth.signing import IdentityKeys
 from pysync.clock import wall_clock_ms
@@ -270,6 +271,16 @@ async def test_lists_of_strangers_put_no_trusted_issuers_list_out_of_the_memory(
         remembered.clear()
         await revocations.is_revoked(root_device(keys))
         assert remembered == [is_known]
+
+
+async def test_issuers_without_a_list_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revocation, "MAX_UNLISTED", 10)
+    clock = FakeClock()
+    revocations = RevocationRegistry(MemoryStore(), clock)
+    for n in range(25):
+        assert not await revocations.is_revoked(CertificateSummary("", f"{n}", "", "", 0, 1))
+        assert len(revocations.unlisted_until_ms) <= 10
+        assert revocations.unlisted_until_ms[f"{n}"] == clock() + revocation.RECHECK_MS
 
 
 async def test_a_long_list_takes_back_what_it_names() -> None:

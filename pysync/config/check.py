@@ -214,11 +214,11 @@ def _rebinding(config: Config) -> Iterator[Problem]:
         if "public" in found.roles_for("push") and found.require_auth is not True
     ]
     if names and not config.server.public_hosts:
-        yield Problem(
-            "server.publicHosts",
+        written = f"{', '.join(dict.fromkeys(names))} through a visitor's browser (DNS rebinding)"
+        message = (
             "name the hosts by which this server is reached: without them a page of any site can write to "
-            f"{', '.join(dict.fromkeys(names))} through a visitor's browser (DNS rebinding)",
         )
+        yield Problem("server.publicHosts", message + written)
 
 
 def _limits(config: Config) -> Iterator[Problem]:
@@ -325,11 +325,8 @@ class _Roles:
         if role.startswith("space:"):
             if auth.spaces is None:
                 return f"no caller can have {role}: auth.spaces is not set"
-            lacking = [
-                f"{{{one}}}"
-                for one in key_templates.params(auth.spaces.access_path)
-                if one not in self._params
-            ]
+            params = key_templates.params(auth.spaces.access_path)
+            lacking = [f"{{{one}}}" for one in params if one not in self._params]
             if lacking:
                 reason = f"storagePath lacks {', '.join(lacking)} of auth.spaces.accessPath"
                 return f"{role} is never granted: {reason}"

@@ -176,11 +176,12 @@ def read_file(path: Path) -> object:
             raise ValueError(f"more than {MAX_BYTES} bytes")
         return decode(content.decode("utf-8-sig"))
     except OSError as error:
-        raise ConfigError([Problem("", f"{path}: {error.strerror}")]) from None
+        reason = error.strerror
     except RecursionError:
-        raise ConfigError([Problem("", f"{path}: nested too deeply")]) from None
+        reason = "nested too deeply"
     except ValueError as error:
-        raise ConfigError([Problem("", f"{path}: {error}")]) from None
+        reason = str(error)
+    raise ConfigError([Problem("", f"{path}: {reason}")])
 
 
 def _json(text: str) -> object:

@@ -79,10 +79,8 @@ def _parameter_errors(plugin: EventsConfig, collection: Collection) -> Iterator[
             yield "storagePath", f"{{{name}}} is not a parameter of the collection's storagePath"
     for name in theirs:
         if name not in own:
-            yield (
-                "storagePath",
-                f"must have the collection's parameters: without {{{name}}} batches are mixed",
-            )
+            message = f"must have the collection's parameters: without {{{name}}} batches are mixed"
+            yield "storagePath", message
 
 
 OBJECT_REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")

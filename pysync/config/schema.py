@@ -149,13 +149,9 @@ class StoreConfig:
         endpoint = query.get("endpoint") or self.endpoint
         if endpoint is not None and not _is_server(endpoint):
             raise ValueError("the endpoint must be http://host:port or https://host")
-        return S3Location(
-            parts.netloc,
-            prefix,
-            endpoint,
-            query.get("region") or self.region,
-            self.force_path_style if path_style is None else path_style == "true",
-        )
+        region = query.get("region") or self.region
+        is_path_style = self.force_path_style if path_style is None else path_style == "true"
+        return S3Location(parts.netloc, prefix, endpoint, region, is_path_style)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,10 @@ def validate(config: Config, path_of: PathOf) -> Iterator[Problem]:
     ):
         yield from _at(path, faults)
     for _, _, collection in config.each_collection():
-        yield from _at(path_of(collection), _limits_of(collection, config))
+        limit = collection.rate_limit
+        for action in get_args(Action):
+            if limit and limit.meters(action):
+                yield from _at(path_of(collection), _limit(action, limit, config.rate_limit))
     known = config.collections_by_name()
     for projection in config.projections:
         yield from _at(path_of(projection), projection_errors(projection, config))
@@ -213,13 +216,6 @@ def _schema(schema: Mapping[str, Any] | bool | None) -> Iterator[FieldError]:
     except ValueError as error:
         reason = error.message if isinstance(error, ValidationError) else error
         yield "objectSchema", f"is not a usable JSON Schema: {reason}"
-
-
-def _limits_of(collection: Collection, config: Config) -> Iterator[FieldError]:
-    limit = collection.rate_limit
-    for action in get_args(Action):
-        if limit and limit.meters(action):
-            yield from _limit(action, limit, config.rate_limit)
 
 
 def _limit(action: Action, limit: RateLimit | None, default: RateLimit | None = None) -> Iterator[FieldError]:

@@ -35,8 +35,8 @@ _SIMILARITY: Final = 0.8
 
 
 def load_plugins(config: Config, given: Sequence[object] = ()) -> tuple[object, ...]:
-    """The plugins `given` and, after them, those that `config` names, made and checked. Raises ConfigError
-    with everything that is wrong with any of them."""
+    """Return the plugins `given`, followed by those that `config` names, checked. Raises ConfigError with all
+    problems of all plugins."""
     problems: list[Problem] = []
     plugins = [(f"create_app: plugins[{at}]", plugin) for at, plugin in enumerate(given)]
     for at, reference in enumerate(config.plugins):
@@ -59,15 +59,15 @@ def load_plugins(config: Config, given: Sequence[object] = ()) -> tuple[object, 
 
 
 def add_config_dir_to_path(file: str | os.PathLike[str]) -> None:
-    """Let modules in the folder of a configuration file be found, after all others: none of them takes the
-    place of what the server itself is made of."""
+    """Find modules in the folder of a configuration file, too, after all others, so that none of them
+    replaces a module of the server."""
     folder = str(Path(file).resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
 
 
 def import_object(reference: str) -> Any:
-    """The object that `package.module:object` names. Raises ValueError where there is none."""
+    """Return the object that `package.module:object` names. Raises ValueError if there is none."""
     module_name, _, name = reference.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -100,7 +100,7 @@ def _load_reference(reference: str) -> Any:
 
 
 def _instantiate(found: Any) -> Any:
-    """The plugin itself, where what is named makes it. Raises ValueError where it cannot."""
+    """Return the plugin that a class or function makes, or the object itself. Raises ValueError."""
     if not (inspect.isclass(found) or inspect.isroutine(found)):
         return found
     if inspect.iscoroutinefunction(found):
@@ -137,7 +137,7 @@ def _plugin_errors(plugin: object) -> Iterator[str]:
 
 
 def _misspelled_hooks(plugin: object) -> Iterator[str]:
-    """Methods, and mappings, with names that are nearly those of hooks."""
+    """Yield the methods and mappings whose names nearly equal a hook."""
     for name in dir(plugin):
         if name.startswith("_") or name == "name" or name in HOOKS:
             continue

@@ -36,10 +36,6 @@ class _ListPlan:
     ids: set[str] = field(default_factory=set)
     is_chosen: bool = False
 
-    def in_order(self) -> list[ListSource]:
-        """Return the sources in the order of their last write."""
-        return [part for _, part in sorted(self.sources.values(), key=lambda dated: dated[0])]
-
 
 async def rebuild(
     lists: ListWriter, chosen: Sequence[ProjectionSpec], changes: ChangeLog
@@ -111,9 +107,9 @@ async def _list_plans(
 async def _rebuild_list(
     lists: ListWriter, key: str, wanted: _ListPlan, related: Sequence[ProjectionSpec]
 ) -> ListWriteOutcome | None:
-    """Fold a list's sources page by page, then remove entries that no source makes. Returns None if the
-    object is not a list."""
-    parts = wanted.in_order()
+    """Fold a list's sources page by page, in the order of their last write, then remove entries that no
+    source makes. Returns None if the object is not a list."""
+    parts = [part for _, part in sorted(wanted.sources.values(), key=lambda dated: dated[0])]
     folded = [
         await lists.fold_list(key, parts[start : start + _PAGE], repair=True)
         for start in range(0, len(parts), _PAGE)

@@ -63,12 +63,9 @@ class Examples:
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
-        self._names = file_names(folder)
-
-    @property
-    def paths(self) -> list[str]:
+        names = file_names(folder)
+        self.paths = ["", *names] if INDEX in names else names
         """The last segments of the paths that are served; `""` is the index."""
-        return ["", *self._names] if INDEX in self._names else self._names
 
     async def serve(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve the file of the route. Raises NotFound if the file is gone, too large, or now a symbolic

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -372,7 +373,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "3a392b79659f4c8cb963e0755413ed15fe27b1943b496a50e651a9d56d4c411c"
+DIGEST = "65100c465d5c0effcf13d48853e5b92a2d60da8b670add4c2be67d41b46743f7"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 
@@ -384,4 +385,6 @@ async def test_the_description_of_every_kind_of_route_stays_as_it_is(
     del document["info"]["version"]
     text = json.dumps(document, sort_keys=True)
     assert '"<' not in text, "a name in openapi.json has no value"
+    for status in HTTPStatus:  # which Python 3.13 names otherwise
+        text = text.replace(f'"{status.phrase}"', f'"{status.value}"')
     assert hashlib.sha256(text.encode()).hexdigest() == DIGEST

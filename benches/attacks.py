@@ -34,7 +34,7 @@ ATTACKERS: Final = tuple(f"127.0.0.{n}" for n in range(2, 6))
 PROXY: Final = ("127.0.0.1",)
 """Addresses: of good clients, of as many others that are good, of attackers, and of a proxy before all."""
 GOOD_RATE: Final = 0.5
-GOOD_MOST: Final = 3_200
+GOOD_MOST: Final = 6_400
 CROWD_MOST, CROWD_DEPTH = 1_024, 64
 PROXY_MOST: Final = 2_000
 """Connections of good clients, who have one request under way on each; of a crowd; and of a proxy."""

@@ -48,9 +48,9 @@ CALM_S: Final = 1.0
 AGAIN_S: Final = 0.1
 """The good are served again when they are answered within this for RECOVERED_S."""
 BUCKET_S, RECOVERED_S = 0.1, 0.5
-SIGN_S: Final = 60e-6
-"""What it takes to make one request, about."""
-SPAWN_S: Final = 3.0
+SIGNED: Final = 200
+"""Requests that are made to see how long it takes to make all."""
+SPAWN_S: Final = 2.0
 ATTEMPTS: Final = 3
 LAG_MS: Final = 20.0
 BUSY: Final = 0.95
@@ -177,7 +177,8 @@ def _attempt(row: Row, settings: Settings, folder: Path, margin: float) -> Outco
         _store(server, plan)
         made = settings.rate * (row.amount * settings.seconds if row.is_rate else 0.0)
         made = max(made, settings.rate * attacks.GOOD_RATE * plan.all_s)
-        start = time.perf_counter() + SPAWN_S * margin / 1.5 + made * SIGN_S * margin
+        took_s = SPAWN_S + made * _sign_s(plan)
+        start = time.perf_counter() + margin * took_s
         return _run(row, dataclasses.replace(plan, start=start), server)
 
 
@@ -313,6 +314,14 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
 
 
+def _sign_s(plan: Plan) -> float:
+    """What it takes to make one request, on a machine that may be busy."""
+    began = time.perf_counter()
+    for _ in range(SIGNED):
+        plan.good[0].pull(plan.server, 0.0)
+    return (time.perf_counter() - began) / SIGNED
+
+
 def _store(server: Running, plan: Plan) -> None:
     with rejections.Connection(server.url) as connection:
         for push in attacks.stored(plan):
@@ -400,7 +409,10 @@ def main() -> None:
     for row in ROWS:
         if row.name in options.rows:
             print(row.name, file=sys.stderr, flush=True)
-            outcomes[row.name] = measure(row, settings)
+            try:
+                outcomes[row.name] = measure(row, settings)
+            except (RuntimeError, OSError) as error:
+                print(f"{row.name} is not measured: {error}", file=sys.stderr, flush=True)
             if options.json:
                 found = {name: dataclasses.asdict(outcome) for name, outcome in outcomes.items()}
                 report = {"machine": machine(), "rate": rate, "seconds": settings.seconds, "rows": found}

@@ -21,7 +21,8 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from benches.open_loop import Actor, Address, Holders, OpenLoop, Poller, Reading, Sent, Timeline
+from benches.holders import Holders
+from benches.open_loop import Actor, Address, OpenLoop, Poller, Reading, Sent, Timeline
 from benches.workloads import big_document, note, push_body
 from pysync.auth import issuing, signing
 from pysync.auth.certificates import SCHEME

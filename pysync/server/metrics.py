@@ -34,14 +34,14 @@ class Counters:
     """The counters of a process. `statuses` counts responses by action, collection and status, labels that
     the configuration bounds. `durations` counts them by action and bucket of time, `seconds` is the sum of
     their times by action. `counts` has all other counters, by the metric's name and the values of its labels.
-    `streams` is the number of open change streams."""
+    `gauges` has what is held now, by the metric's name."""
 
     def __init__(self) -> None:
         self.statuses: Counter[tuple[str, str, int]] = Counter()
         self.durations: dict[str, list[int]] = {}
         self.seconds: dict[str, float] = {}
         self.counts: Counter[tuple[str, ...]] = Counter()
-        self.streams = 0
+        self.gauges: Counter[str] = Counter()
 
     def count(self, metric: str, *labels: str, by: int = 1) -> None:
         """Add `by` to a metric of `COUNTERS`, with the values of its labels."""
@@ -55,21 +55,22 @@ class Counters:
             own = self.durations.get(action, [0] * len(counts))
             self.durations[action] = [mine + theirs for mine, theirs in zip(own, counts, strict=True)]
             self.seconds[action] = self.seconds.get(action, 0.0) + other.seconds[action]
-        self.streams += other.streams
+        self.gauges.update(other.gauges)
 
     def encode(self) -> bytes:
         """Return the counts as text for `decode`."""
         statuses = [[*key, count] for key, count in self.statuses.items()]
         counts = [[*key, count] for key, count in self.counts.items()]
-        return orjson.dumps([statuses, self.durations, self.seconds, counts, self.streams])
+        return orjson.dumps([statuses, self.durations, self.seconds, counts, self.gauges])
 
     @classmethod
     def decode(cls, text: bytes) -> "Counters":
         """Return the counts that `encode` wrote."""
         counters = cls()
-        statuses, counters.durations, counters.seconds, counts, counters.streams = orjson.loads(text)
+        statuses, counters.durations, counters.seconds, counts, gauges = orjson.loads(text)
         counters.statuses.update({tuple(key): count for *key, count in statuses})
         counters.counts.update({tuple(key): count for *key, count in counts})
+        counters.gauges.update(gauges)
         return counters
 
 
@@ -83,7 +84,7 @@ class MultiprocessCounters:
         self._folder = folder
         self._file = folder / str(number)
         self._earlier = _read(self._file)
-        self._earlier.streams = 0  # its streams ended with it
+        self._earlier.gauges.clear()  # what it held ended with it
         self._published = b""
         self._task = asyncio.create_task(self._publish_periodically())
 
@@ -151,6 +152,11 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 }
 """The metrics that `Counters.count` counts, by name without `_total`: the help text and the label names."""
 
+GAUGES: Final[Mapping[str, str]] = {
+    "pysync_streams": "Open change streams.",
+}
+"""The metrics of `Counters.gauges`, with their help texts."""
+
 
 class Metrics(Collector):
     """The counters that `snapshot` returns, as metrics in the Prometheus text format."""
@@ -189,9 +195,10 @@ class Metrics(Collector):
         for (metric, *labels), count in list(counters.counts.items()):
             families[metric].add_metric(labels, count)
         yield from families.values()
-        streams = GaugeMetricFamily("pysync_streams", "Open change streams.")
-        streams.add_metric([], counters.streams)
-        yield streams
+        for metric, meaning in GAUGES.items():
+            gauge = GaugeMetricFamily(metric, meaning)
+            gauge.add_metric([], counters.gauges[metric])
+            yield gauge
 
     def render(self) -> bytes:
         """Return all metrics in the Prometheus text format."""

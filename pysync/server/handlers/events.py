@@ -339,7 +339,7 @@ class SSEHub:
 
     def add(self, subscriber: SSEConnection) -> None:
         """Register a stream that has begun."""
-        self.counters.streams += 1
+        self.counters.gauges["pysync_streams"] += 1
         subscriber.bucket = min(self._buckets, key=len)
         subscriber.bucket.add(subscriber)
         if self._is_draining:
@@ -352,7 +352,7 @@ class SSEHub:
         """Remove a stream whose connection is lost."""
         self.dispatcher.unsubscribe(subscriber)
         subscriber.bucket.discard(subscriber)
-        self.counters.streams -= 1
+        self.counters.gauges["pysync_streams"] -= 1
         if self._heartbeat_timer is not None and not any(self._buckets):
             self._heartbeat_timer.cancel()
             self._heartbeat_timer = None

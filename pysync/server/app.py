@@ -38,7 +38,6 @@ from pysync.plugins.projection import projections_of
 from pysync.server.authorization import Authorizer
 from pysync.server.background import OutboxRelay, Scrubber, TtlSweeper
 from pysync.server.handlers import Service
-from pysync.server.handlers.events import SSEHub
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
 from pysync.server.handlers.service import ServiceHandlers
 from pysync.server.logs import RequestLog
@@ -46,6 +45,7 @@ from pysync.server.metrics import Counters, Metrics, MultiprocessCounters
 from pysync.server.middleware import Middleware
 from pysync.server.router import Router
 from pysync.server.routes import RouteBuilder, key_owner_tables, owning_collections
+from pysync.server.sse import SSEHub
 from pysync.server.stream_authorization import KeyIndex, StreamAuthorizer
 from pysync.store import Store, open_store
 

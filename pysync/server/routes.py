@@ -19,7 +19,7 @@ from pysync.server.handlers.append_log import LogHandlers
 from pysync.server.handlers.batch import BatchHandler
 from pysync.server.handlers.bundle import BundleHandler
 from pysync.server.handlers.documents import DocumentHandlers
-from pysync.server.handlers.events import EventStreamHandler, SSEHub
+from pysync.server.handlers.events import EventStreamHandler
 from pysync.server.handlers.files import FileHandlers
 from pysync.server.handlers.listing import ListHandler, PluginFileListHandler
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
@@ -27,6 +27,7 @@ from pysync.server.handlers.service import Examples, Manifest, ServiceHandlers
 from pysync.server.openapi import OpenApi
 from pysync.server.responses import Response, cache_headers
 from pysync.server.router import Handler, Match, Route, Router, Validator
+from pysync.server.sse import SSEHub
 from pysync.server.stream_authorization import StreamAuthorizer
 
 

@@ -77,7 +77,7 @@ async def test_where_a_browser_stopped_counts_before_where_it_began(serve: Serve
 async def test_a_stream_that_hears_of_nothing_keeps_a_young_place(
     serve: Serve, hear: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pysync.server.handlers.events.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02)
     other = {**NOTES, "name": "other", "storagePath": "other/{id}"}
     browser = await serve(NOTES, other, changes={"maxCount": 3})
     heard = await hear(browser, collections="other")

@@ -23,7 +23,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.outbox import DocumentRef
 from pysync.engine.subscriptions import StartPosition
 from pysync.model import ANONYMOUS
-from pysync.server.handlers.events import HEARTBEAT_S, SSEConnection, SSEHub
+from pysync.server.sse import HEARTBEAT_S, SSEConnection, SSEHub
 from pysync.server.stream_authorization import CHECK_MS, StreamGrant
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore
@@ -38,7 +38,7 @@ def clock_of_now() -> FakeClock:
 async def test_a_stream_ends_when_its_certificate_does(
     serve: Serve, hear: Listen, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pysync.server.handlers.events.HEARTBEAT_S", 0.02)
+    monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02)
     clock = clock_of_now()
     browser = await serve(NOTES, MINE, now_ms=clock)
     expires_at_s = clock() // 1000 + 3600
@@ -81,7 +81,7 @@ async def test_a_stream_ends_when_its_certificate_is_taken_back(
     session: aiohttp.ClientSession,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pysync.server.handlers.events.HEARTBEAT_S", 0.02 if is_idle else 3600.0)
+    monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02 if is_idle else 3600.0)
     clock = clock_of_now()
     browser = await serve(NOTES, MINE, now_ms=clock)
     me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))

@@ -17,7 +17,7 @@ from support.collections import NOTES, collection
 from support.sse_client import Listen, Serve
 from yarl import URL
 
-from pysync.server.handlers import events
+from pysync.server import sse
 
 MINE = collection("mine", "u/{identity}/{id}", readRoles=["self"], writeRoles=["public"])
 
@@ -58,17 +58,17 @@ async def test_the_python_client_reads_changes_with_headers_that_stay_the_same(
 async def test_no_stream_says_nothing_for_as_long_as_the_python_client_waits(
     serve: Serve, hear: Listen, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert events.HEARTBEAT_S == 4.0  # it waits for 5 s, and a busy server may be late
-    browser, streams = await serve(NOTES), events.HEARTBEAT_BUCKETS + 4
+    assert sse.HEARTBEAT_S == 4.0  # it waits for 5 s, and a busy server may be late
+    browser, streams = await serve(NOTES), sse.HEARTBEAT_BUCKETS + 4
     for _ in range(streams):
         await hear(browser)
     (app,) = start.apps  # type: ignore[attr-defined]
     hub = app.subscribers
-    beats = defaultdict[events.SSEConnection, list[float]](list)
+    beats = defaultdict[sse.SSEConnection, list[float]](list)
     monkeypatch.setattr(
-        events.SSEConnection, "heartbeat", lambda stream, _: beats[stream].append(hub._heartbeat_at)
+        sse.SSEConnection, "heartbeat", lambda stream, _: beats[stream].append(hub._heartbeat_at)
     )
-    for _ in range(4 * events.HEARTBEAT_BUCKETS):  # as timers would, without the time
+    for _ in range(4 * sse.HEARTBEAT_BUCKETS):  # as timers would, without the time
         timer = hub._heartbeat_timer
         timer._run()
         timer.cancel()

@@ -1,0 +1,256 @@
+"""Open change streams: connections that are written to as changes happen, and heartbeats in between.
+
+See docs/reference/protocol.md#change-stream and docs/reference/protocol.md#keep-alive.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from typing import Final
+
+from pysync._core import PanicException
+from pysync.auth.verification import VerifiedCertificate
+from pysync.engine.catch_up import CatchUp
+from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition
+from pysync.model import Caller
+from pysync.server.connection import Connection
+from pysync.server.metrics import Counters
+from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
+
+log = logging.getLogger("pysync.server")
+
+HEARTBEAT_S: Final = 4.0
+"""Seconds between two heartbeats. Published clients give up on a stream that is silent for 5 s."""
+HEARTBEAT_BUCKETS: Final = 16
+"""Number of groups of streams. Heartbeats of different groups are spread over the interval."""
+MAX_WRITE_BUFFER: Final = 256 * 1024
+"""Bytes buffered by a connection above which it is aborted because its reader is too slow."""
+STALL_S: Final = 30.0
+"""Seconds that a subscriber that catches up has to read the bytes that the connection has buffered."""
+RETRY_MS: Final = (1_000, 3_000)
+"""Bounds of the delay, in milliseconds, after which clients reconnect to a service that has stopped."""
+
+_COMMENT: Final = b":\n\n"
+
+
+class SSEConnection(asyncio.Protocol):
+    """A connection whose response is a change stream: an `AuthorizedSubscriber` to the events of `grant`.
+    While it waits for events it has no task."""
+
+    __slots__ = (
+        "_hub", "_is_live", "_resumed", "_start", "_task", "_transport", "account", "bucket", "caller",
+        "cursor", "filter", "needs_authorization", "proof", "restricted", "verified_at_ms",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        hub: "SSEHub",
+        grant: StreamGrant,
+        caller: Caller,
+        proof: VerifiedCertificate | None,
+        start: StartPosition,
+        account: str = "",
+    ) -> None:
+        self._hub = hub
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._resumed: asyncio.Future[None] | None = None
+        self._is_live = False
+        self.filter, self.restricted = grant
+        self.needs_authorization = bool(grant.restricted) or proof is not None
+        self.account = account
+        self.caller = caller
+        self.proof = proof
+        self.verified_at_ms = 0
+        self._start = start
+        self.cursor = start.cursor
+        self.bucket: set[SSEConnection] = set()
+
+    def begin(self, connection: Connection, head: bytes) -> None:
+        """Write the beginning of the stream, then catch up or subscribe. Raises ConnectionResetError."""
+        self._transport = connection.detach(self)
+        start = self._start
+        if start.is_reset:
+            head += _COMMENT + _reset_event(start.cursor)
+        else:
+            # A subscriber that disconnects before the first event resumes from here.
+            head += b":\nid: %b\n\n" % start.cursor.encode()
+        self._transport.write(head)
+        self._hub.add(self)
+        self._is_live = not start.is_resumed and self._hub.dispatcher.subscribe(self)
+        if not self._is_live:
+            self._task = asyncio.get_running_loop().create_task(self._catch_up())
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """See `Subscriber.deliver`."""
+        self.cursor = events[-1].id
+        if self._write(b"".join(event.sse_bytes for event in events)):
+            for event in events:
+                self._hub.counters.count("pysync_events", event.collection)
+
+    def reset(self, cursor: str) -> None:
+        """See `Subscriber.reset`."""
+        self.cursor = cursor
+        self._write(_reset_event(cursor))
+
+    def heartbeat(self, watermark: str) -> None:
+        """Write a heartbeat, with the watermark if it has advanced. A stream without events thus has a recent
+        cursor from which it can resume."""
+        if self._is_live and watermark > self.cursor:
+            self.cursor = watermark
+            self._write(b":\nid: %b\n\n" % watermark.encode())
+        elif self.is_writable:
+            self._write(_COMMENT)
+
+    def abort(self) -> None:
+        """See `Subscriber.abort`."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self, last: bytes = b"") -> None:
+        """Write `last`, and close gracefully."""
+        if self._write(last) and self._transport is not None:
+            self._transport.close()
+
+    @property
+    def is_writable(self) -> bool:
+        """See `Subscriber.is_writable`."""
+        return self._resumed is None
+
+    async def drained(self) -> bool:
+        """See `Subscriber.drained`."""
+        while (resumed := self._resumed) is not None:
+            await asyncio.wait([resumed], timeout=STALL_S)
+            if not resumed.done():
+                self.abort()
+                break
+        return self._transport is not None and not self._transport.is_closing()
+
+    def pause_writing(self) -> None:
+        """Note that the write buffer is full."""
+        self._resumed = asyncio.get_running_loop().create_future()
+
+    def resume_writing(self) -> None:
+        """Note that the write buffer has room again."""
+        if self._resumed is not None:
+            self._resumed.set_result(None)
+            self._resumed = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop catching up, and leave the hub."""
+        if self._task is not None:
+            self._task.cancel()
+        self.resume_writing()
+        self._hub.remove(self)
+
+    async def _catch_up(self) -> None:
+        try:
+            self._is_live = await self._hub.catch_up.catch_up(self)
+        except (Exception, PanicException):
+            log.exception("failed to catch up a change stream")
+            self.abort()
+        self._task = None
+
+    def _write(self, text: bytes) -> bool:
+        """Write `text` and return True; return False if the connection is closed."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return False
+        transport.write(text)
+        if transport.get_write_buffer_size() > MAX_WRITE_BUFFER:
+            log.info("aborted a change stream: its reader is too slow")
+            transport.abort()
+        return True
+
+
+class SSEHub:
+    """The open streams of one process."""
+
+    def __init__(
+        self,
+        dispatcher: ChangeDispatcher,
+        authorizer: StreamAuthorizer,
+        counters: Counters,
+        max_missed: int,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.catch_up = CatchUp(dispatcher, max_missed)
+        self.counters = counters
+        self._authorizer = authorizer
+        self._buckets: list[set[SSEConnection]] = [set() for _ in range(HEARTBEAT_BUCKETS)]
+        self._checks: dict[int, asyncio.Task[None]] = {}
+        self._heartbeat_timer: asyncio.TimerHandle | None = None
+        self._heartbeat_at = 0.0
+        self._is_draining = False
+
+    def add(self, subscriber: SSEConnection) -> None:
+        """Register a stream that has begun."""
+        self.counters.gauges["pysync_streams"] += 1
+        subscriber.bucket = min(self._buckets, key=len)
+        subscriber.bucket.add(subscriber)
+        if self._is_draining:
+            self._close_stream(subscriber)
+        elif self._heartbeat_timer is None:
+            self._heartbeat_at = asyncio.get_running_loop().time()
+            self._schedule_heartbeat(0)
+
+    def remove(self, subscriber: SSEConnection) -> None:
+        """Remove a stream whose connection is lost."""
+        self.dispatcher.unsubscribe(subscriber)
+        subscriber.bucket.discard(subscriber)
+        self.counters.gauges["pysync_streams"] -= 1
+        if self._heartbeat_timer is not None and not any(self._buckets):
+            self._heartbeat_timer.cancel()
+            self._heartbeat_timer = None
+
+    def drain(self) -> None:
+        """Close all streams gracefully, and those that are still to begin, because the service is about to
+        stop."""
+        self._is_draining = True
+        for subscriber in self._all():
+            self._close_stream(subscriber)
+
+    def close(self) -> None:
+        """Abort all streams and stop all tasks."""
+        for subscriber in self._all():
+            subscriber.abort()
+        for check in self._checks.values():
+            check.cancel()
+        if self._heartbeat_timer is not None:
+            self._heartbeat_timer.cancel()
+        self.catch_up.close()
+        self.dispatcher.close()
+
+    def _all(self) -> list[SSEConnection]:
+        return [subscriber for bucket in self._buckets for subscriber in bucket]
+
+    def _close_stream(self, subscriber: SSEConnection) -> None:
+        subscriber.close(b"retry: %d\n\n" % random.randint(*RETRY_MS))  # noqa: S311 (spreads reconnections)
+
+    def _schedule_heartbeat(self, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        # After a long pause of the loop, at most one round of heartbeats is caught up on.
+        self._heartbeat_at = max(
+            self._heartbeat_at + HEARTBEAT_S / HEARTBEAT_BUCKETS, loop.time() - HEARTBEAT_S
+        )
+        self._heartbeat_timer = loop.call_at(self._heartbeat_at, self._send_heartbeats, number)
+
+    def _send_heartbeats(self, number: int) -> None:
+        self._schedule_heartbeat((number + 1) % HEARTBEAT_BUCKETS)
+        watermark, bucket = self.dispatcher.watermark, list(self._buckets[number])
+        for subscriber in bucket:
+            subscriber.heartbeat(watermark)
+        verified = [subscriber for subscriber in bucket if subscriber.proof is not None]
+        if verified and number not in self._checks:
+            check = asyncio.get_running_loop().create_task(self._check(verified))
+            check.add_done_callback(lambda _: self._checks.pop(number))
+            self._checks[number] = check
+
+    async def _check(self, verified: list[SSEConnection]) -> None:
+        for subscriber in verified:
+            await self._authorizer.check(subscriber)
+
+
+def _reset_event(cursor: str) -> bytes:
+    return b'event: reset\nid: %b\ndata: {"reset":true}\n\n' % cursor.encode()

@@ -319,6 +319,10 @@ class Unavailable(PysyncError, status=503, code="unavailable", message="Service 
         return str(self.__cause__ or "it does not answer")
 
 
+class Overloaded(Unavailable, code="overloaded", message="overloaded"):
+    """The server has more to do than it can, and left this request undone. It may be sent again."""
+
+
 class StoreUnavailable(Unavailable, code="store_unavailable", message="store_unavailable"):
     """The store does not answer, so nothing is known about what is stored."""
 

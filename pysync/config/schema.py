@@ -65,6 +65,16 @@ class Server:
     )
     workers: int = option("Processes that serve.", 1)
     drain_timeout_ms: int = option("How long running requests may take on shutdown, in milliseconds.", 10_000)
+    max_queue_ms: int = option(
+        "How long a request may wait before the server begins with it, in milliseconds; one that has waited "
+        "longer while the server is overloaded is refused (503 `overloaded`).",
+        250,
+    )
+    max_connections: int = option(
+        "Open connections of one process. Beyond them, or beyond its share of them, an address cannot open "
+        "another. Never more than the limit of open files allows.",
+        10_000,
+    )
     log_level: LogLevel = option("Lowest level that is logged.", "info")
     log_refusals: bool = option(
         "Logs which check failed, for each 401, 403 and 421; otherwise they are logged at the level `debug`.",

@@ -43,6 +43,7 @@ from pysync.server.handlers.service import ServiceHandlers
 from pysync.server.logs import RequestLog
 from pysync.server.metrics import Counters, Metrics, MultiprocessCounters
 from pysync.server.middleware import Middleware
+from pysync.server.overload import LoadShedder, connection_limit
 from pysync.server.router import Router
 from pysync.server.routes import RouteBuilder, key_owner_tables, owning_collections
 from pysync.server.sse import SSEHub
@@ -144,9 +145,22 @@ class App(AbstractAsyncContextManager["App"]):
             sse_hub=self.subscribers,
             ops=self.ops,
         ).add_all()
+        self.load = LoadShedder(
+            server.max_queue_ms / 1000,
+            connection_limit(server.max_connections),
+            shares_connections=server.trusted_proxy_hops > 0,
+            counters=counters,
+        )
         request_id_var = request_id if hooks.has_hooks or request_log.needs_id else None
         self._middleware = Middleware(
-            routes, counters, server.cors.origins, server.public_hosts, request_id_var, request_log
+            routes,
+            counters,
+            server.cors.origins,
+            server.public_hosts,
+            request_id_var,
+            request_log,
+            self.load,
+            authorizer.client_ip if server.trusted_proxy_hops else None,
         )
         self.handle: Final = self._middleware.handle
         """Returns the response to one request."""
@@ -182,6 +196,7 @@ class App(AbstractAsyncContextManager["App"]):
     async def open(self) -> None:
         """Enter the plugins' lifespans. Raises ValueError if one of them fails."""
         await self._hooks.open(self._services)
+        self.load.start()
 
     def drain(self) -> None:
         """Begin a graceful shutdown: fail readiness checks, close change streams, and send `Connection:
@@ -192,6 +207,7 @@ class App(AbstractAsyncContextManager["App"]):
 
     async def close(self) -> None:
         """Leave the plugins' lifespans, finish pending writes, and close the store and the coordinator."""
+        self.load.close()
         await self._hooks.close()
         self.ttl_sweeper.close()
         if self._revocation_sweeper is not None:

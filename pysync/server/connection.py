@@ -3,13 +3,20 @@
 import asyncio
 import logging
 import os
+import socket
+import struct
+from collections import deque
 from contextlib import suppress
-from typing import Any
+from math import inf
+from typing import Any, Final, cast
 
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import RawRequestMessage
 
 from pysync import protocol
 from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout
+from pysync.server.overload import Address, Arrival, LoadShedder
 from pysync.server.responses import Response, error_response
 
 HEAD_TIMEOUT_S = 10.0
@@ -17,26 +24,94 @@ CHECK_EVERY_S = 1.0
 KEEPALIVE_S = 75.0
 DRAIN_CHECK_S = 0.02
 CANCEL_S = 0.5
+_LAST_RECEIVED: Final = struct.Struct("=52xI")
+"""`tcpi_last_data_recv` of Linux's `struct tcp_info`, in milliseconds."""
 
 log = logging.getLogger("pysync.server")
 
 
+class Request(web.BaseRequest):
+    """A request, and when it arrived."""
+
+    ATTRS = web.BaseRequest.ATTRS | {"arrival"}
+    arrival: Arrival
+
+    @property
+    def connection(self) -> "Connection":
+        """The connection on which it was sent."""
+        return cast(Connection, self._protocol)
+
+
 class Connection(web.RequestHandler):
-    """One client connection. `head_since` is the loop time at which an unfinished head began, else 0.0."""
+    """One client connection. `head_since` is the loop time at which an unfinished head began, else 0.0.
+    `arrivals` has the arrival of each request that waits for its turn."""
 
-    __slots__ = ("head_since",)
+    __slots__ = ("address", "arrivals", "head_since", "load", "was_served")
 
-    def __init__(self, manager: web.Server, **options: Any) -> None:
+    def __init__(self, manager: web.Server, load: LoadShedder, **options: Any) -> None:
         super().__init__(manager, **options)
+        self.load = load
+        self.address: Address | None = None
+        self.arrivals: deque[Arrival] = deque()
         self.head_since = 0.0
+        self.was_served = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Serve the connection, or end it if there are too many."""
+        tcp = cast(asyncio.Transport, transport)
+        if self.load.opened(self, _client_ip(tcp)):
+            super().connection_made(transport)
+        else:
+            tcp.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection, which is closed."""
+        if self.address is not None:
+            self.load.closed(self)
+            super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Handle bytes from the client, and note when a request head begins."""
+        """Handle bytes from the client, and note when a request arrives and when its head begins."""
+        waiting = len(self._messages)
         super().data_received(data)
+        arrived = len(self._messages) - waiting
+        if arrived:
+            self.arrivals.extend(self.load.arrivals(self, arrived))
         if self._request_in_progress or self._messages:
             self.head_since = 0.0
         elif self.head_since == 0.0:
             self.head_since = self._loop.time()
+
+    def kernel_wait_s(self) -> float:
+        """Return how long the last bytes that were received have been in the kernel; 0.0 if unknown."""
+        return 0.0 if self.transport is None else _kernel_wait_s(self.transport)
+
+    @property
+    def has_more(self) -> bool:
+        """True if other requests wait, or a part of one is still to come."""
+        return bool(self._messages) or self._is_receiving
+
+    @property
+    def _is_receiving(self) -> bool:
+        current = self._current_request
+        return (
+            self.head_since > 0.0
+            or (current is not None and not current.content.is_eof())
+            or any(not payload.is_eof() for _, payload in self._messages)
+        )
+
+    def stop_reading(self) -> bool:
+        """Stop reading. Return False if the rest of a request is still to come, so that reading goes on."""
+        if self.transport is None or self._is_receiving:
+            return False
+        self.transport.pause_reading()
+        return True
+
+    def read_on(self, since: float) -> None:
+        """Read again. Reading stopped at the time `since`."""
+        if self.transport is not None:
+            self.load.read_again(self, since)
+            self.transport.resume_reading()
 
     @property
     def is_idle(self) -> bool:
@@ -51,6 +126,7 @@ class Connection(web.RequestHandler):
         transport = self.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has disconnected")
+        self.load.resume(self)
         self.transport = None
         self.connection_lost(None)
         transport.set_protocol(protocol)
@@ -83,6 +159,73 @@ class Connection(web.RequestHandler):
         return _protocol_error(error)
 
 
+class UnreadConnection(asyncio.Protocol):
+    """A new connection from which nothing has been read, because requests of other connections wait. It
+    becomes a `Connection` when its turn comes, and costs next to nothing until then."""
+
+    __slots__ = ("_server", "_transport", "address", "was_served")
+
+    def __init__(self, server: "HttpServer") -> None:
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self.address: Address | None = None
+        self.was_served = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait, become a `Connection` at once, or end if there are too many."""
+        self._transport = tcp = cast(asyncio.Transport, transport)
+        load = self._server.load
+        if not load.opened(self, _client_ip(tcp)):
+            tcp.abort()
+        elif not load.defers_new(self):
+            self._become_connection()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget the connection, which is closed."""
+        if self.address is not None:
+            self._server.load.closed(self)
+
+    def stop_reading(self) -> bool:
+        """Stop reading."""
+        assert self._transport is not None
+        self._transport.pause_reading()
+        return True
+
+    def read_on(self, since: float) -> None:
+        """Become a `Connection`, which reads what has arrived since the time `since`."""
+        if self._transport is not None and not self._transport.is_closing():
+            connection = self._become_connection()
+            self._server.load.read_again(connection, since)
+            self._transport.resume_reading()
+
+    def kernel_wait_s(self) -> float:
+        """Return how long the last bytes that were received have been in the kernel."""
+        return 0.0 if self._transport is None else _kernel_wait_s(self._transport)
+
+    def _become_connection(self) -> Connection:
+        assert self._transport is not None
+        connection = self._server.make_connection()
+        self.connection_lost(None)
+        self._transport.set_protocol(connection)
+        connection.connection_made(self._transport)
+        return connection
+
+
+def _client_ip(transport: asyncio.Transport) -> str:
+    peer = transport.get_extra_info("peername")
+    return peer[0] if isinstance(peer, tuple) else ""
+
+
+def _kernel_wait_s(transport: asyncio.Transport) -> float:
+    sock = transport.get_extra_info("socket")
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_RECEIVED.size)
+    except (AttributeError, OSError):
+        return 0.0
+    wait_ms: int = _LAST_RECEIVED.unpack(info)[0]
+    return wait_ms / 1000
+
+
 def _protocol_error(error: PysyncError) -> Response:
     """Return the response to bytes that are not a request. It has a request id too."""
     response = error_response(error, close=True)
@@ -95,7 +238,7 @@ class HttpServer(web.Server):
     shutdown it lets requests finish that are being handled; aiohttp would discard the part of their bodies
     that has not arrived yet."""
 
-    def __init__(self, handler: Any) -> None:
+    def __init__(self, handler: Any, load: LoadShedder | None = None) -> None:
         super().__init__(
             handler,
             access_log=None,
@@ -104,13 +247,30 @@ class HttpServer(web.Server):
             lingering_time=0,
             max_field_size=16 * 1024,
         )
+        self.load: Final = load or LoadShedder(inf)
         self._watch: asyncio.Task[None] | None = None
 
-    def __call__(self) -> Connection:
+    def __call__(self) -> asyncio.Protocol:  # type: ignore[override]
         """Return the protocol of a new connection."""
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._time_out_slow_heads())
-        return Connection(self, loop=self._loop, **self._kwargs)
+        return UnreadConnection(self) if self.load.is_guarded else self.make_connection()
+
+    def make_connection(self) -> Connection:
+        """Return the protocol of a connection that is served."""
+        return Connection(self, self.load, loop=self._loop, **self._kwargs)
+
+    def _make_request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: web.RequestHandler,
+        writer: AbstractStreamWriter,
+        task: "asyncio.Task[None]",
+    ) -> Request:
+        request = Request(message, payload, protocol, writer, task, self._loop)
+        request.arrival = request.connection.arrivals.popleft()
+        return request
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 (aiohttp's name)
         """Wait up to `timeout` seconds until all connections are idle, then close them."""

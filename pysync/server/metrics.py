@@ -141,6 +141,8 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("kind", "found_by"),
     ),
     "pysync_events": ("Events sent on change streams.", ("collection",)),
+    "pysync_overload_refusals": ("Requests refused because the server was overloaded.", ()),
+    "pysync_rejected_connections": ("Connections closed at once because too many were open.", ()),
     "pysync_plugin_failures": ("Hooks of plugins that failed, or took too long.", ("plugin", "hook")),
     "pysync_projection_folds": ("Times that writes were folded into a list.", ("projection",)),
     "pysync_projection_puts": ("Lists written.", ("projection",)),
@@ -153,6 +155,8 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 """The metrics that `Counters.count` counts, by name without `_total`: the help text and the label names."""
 
 GAUGES: Final[Mapping[str, str]] = {
+    "pysync_connections": "Open connections.",
+    "pysync_unread_connections": "Connections that are not read, because the server is overloaded.",
     "pysync_streams": "Open change streams.",
 }
 """The metrics of `Counters.gauges`, with their help texts."""

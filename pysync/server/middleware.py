@@ -6,7 +6,7 @@ import os
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 
 from aiohttp import web
@@ -22,11 +22,14 @@ from pysync.errors import (
     InternalError,
     MethodNotAllowed,
     MisdirectedRequest,
+    Overloaded,
     PysyncError,
     Unavailable,
 )
+from pysync.server.connection import Request
 from pysync.server.logs import RequestLog
 from pysync.server.metrics import BUCKETS_S, Counters
+from pysync.server.overload import LoadShedder
 from pysync.server.request_body import media_type
 from pysync.server.responses import NO_STORE, Response, error_response
 from pysync.server.router import Match, Route, Router
@@ -64,7 +67,8 @@ class Middleware:
     """Turns a request into a response. `origins` are the pages that may call, and `hosts` are the accepted
     names of this service (empty: any). While `draining`, every response closes its connection.
     `request_id_var` receives the id of each request, for log lines of plugins and handlers; None if they do
-    not need it. `request_log` logs rejections and responses."""
+    not need it. `request_log` logs rejections and responses. `client_ip`
+    returns the address of a client behind a proxy; None without one."""
 
     def __init__(
         self,
@@ -74,6 +78,8 @@ class Middleware:
         hosts: Sequence[str],
         request_id_var: ContextVar[str | None] | None,
         request_log: RequestLog,
+        load: LoadShedder,
+        client_ip: Callable[[web.BaseRequest], str] | None = None,
     ) -> None:
         self._routes = routes
         self._counters = counters
@@ -81,11 +87,13 @@ class Middleware:
         self._hosts = frozenset(host.lower() for host in hosts)
         self._request_id_var = request_id_var
         self._log = request_log
+        self._load = load
+        self._client_ip = client_ip
         self.draining = False
         self._ids = itertools.count(1)
         self._id_prefix = os.urandom(5).hex()
 
-    async def handle(self, request: web.BaseRequest) -> Response:
+    async def handle(self, request: Request) -> Response:
         """Return the response to `request`. All errors except ConnectionError become responses."""
         started = time.perf_counter()
         request_id = request.headers.get(protocol.HEADER_REQUEST_ID)
@@ -97,6 +105,8 @@ class Middleware:
             self._log.reset_identity()
         match: Match | None = None
         try:
+            if self._refuses(request):
+                raise Overloaded
             if self._hosts:
                 self._check_host(request)
             method, target = request.method, request.raw_path
@@ -125,6 +135,18 @@ class Middleware:
             self._log.log_response(request, response, seconds)
         return response
 
+    def _refuses(self, request: Request) -> bool:
+        """Return True if an overload leaves no time for `request`. Health probes are exempt."""
+        connection = request.connection
+        if connection.address is None or not self._load.refuses(
+            connection, connection.address, request.arrival
+        ):
+            return False
+        if request.raw_path.startswith("/health"):
+            return False
+        self._load.pause(connection)
+        return True
+
     def _check_host(self, request: web.BaseRequest) -> None:
         """Raise MisdirectedRequest for another host. Health probes, which use the IP, are exempt."""
         if request.raw_path in ("/health", "/health/ready"):
@@ -148,10 +170,12 @@ class Middleware:
             raise ForeignOrigin(reason=f"origin: {origin}")
 
     def _error_response(
-        self, request: web.BaseRequest, match: Match | None, error: PysyncError, request_id: str
+        self, request: Request, match: Match | None, error: PysyncError, request_id: str
     ) -> Response:
         if isinstance(error, MethodNotAllowed) and request.method == "OPTIONS" and self._origins:
             return self._preflight(error)
+        if isinstance(error, Overloaded):
+            return error_response(error, close=request.connection.has_more)
         self._log.log_rejection(request, error, request_id)
         if error.status >= 500:
             values = error.status, error.code, _describe(request, match), _cause(error)

@@ -79,6 +79,7 @@ REMEDIES = {
     "internal_error": "Report it with `requestId`; the server's log has the cause.",
     "document_corrupt": 'Push the document with `baseHash: ""`, push the file again, or restore a backup.',
     "unavailable": "Wait for `Retry-After`, and send the request again.",
+    "overloaded": "Wait for `Retry-After`, and send the request again.",
     "store_unavailable": "Wait for `Retry-After`, and send the request again.",
     "coordinator_unavailable": "Wait for `Retry-After`, and sign the request again.",
     "roles_unavailable": "Wait for `Retry-After`, and send the request again.",

@@ -1,0 +1,344 @@
+"""Overload: what the server leaves undone when requests arrive faster than it can answer them.
+
+A request that has waited longer than `server.maxQueueMs` is refused (503 `overloaded`), because its client
+may have given up. To refuse everything that is too much would take more time than the processor has, so the
+server also stops reading from some connections, and their requests wait in the kernel. It goes on reading
+from connections that it has served before, and from addresses that use no more than their share; of the
+others it prefers the newest. So what is answered is answered soon.
+
+The wait of a request is measured from the arrival of its bytes in the kernel.
+"""
+
+import asyncio
+import logging
+import resource
+from collections.abc import Callable, Iterable
+from itertools import islice, repeat
+from math import inf
+from time import perf_counter, thread_time
+from typing import Final, NamedTuple, Protocol
+
+from pysync.server.metrics import Counters
+
+TICK_S: Final = 0.05
+TARGET: Final = 0.4
+"""The mean wait that an overloaded server aims at, as a share of the longest."""
+PATIENCE_S: Final = 0.1
+"""How long all waits must have been longer than that before requests are refused for it."""
+MAX_CONNECTIONS: Final = 10_000
+RESERVED_DESCRIPTORS: Final = 256
+FEW_CONNECTIONS: Final = 16
+"""Connections that every address may have while there is room."""
+CALM_TICKS: Final = 10
+"""Ticks with short waits, and no connection paused, after which an overload is over."""
+ACTIVE_TICKS: Final = 5
+"""Ticks for which a connection counts as active after it sent something."""
+FAIR_USE: Final = 1.5
+"""Multiple of the mean use of all addresses above which an address uses more than its share."""
+REQUEST_S: Final = 0.0004
+"""Assumed cost of a request. As many connections are read again as could have been served in idle time."""
+USE_KEPT_PER_TICK: Final = 0.9
+NEWEST_PER_TICK: Final = 40
+OLDEST_PER_TICK: Final = 10
+"""Unread connections that are read in each tick: the newest, of which one may be a health probe, and those
+that have waited longest, to refuse what they ask."""
+
+log = logging.getLogger("pysync.server")
+
+
+def connection_limit(wanted: int) -> int:
+    """Return how many connections this process may open, if `wanted` is the most. Of the descriptors that the
+    system allows, the store and all others that open files keep some."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return min(wanted, max(allowed - RESERVED_DESCRIPTORS, allowed // 2))
+
+
+class Address:
+    """The use that one client address made of the server lately. `use` is a decaying number of requests, in
+    which a large response counts as several, and `connections` is the number of open connections."""
+
+    __slots__ = ("connections", "use")
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.use = 0.0
+
+
+class Arrival(NamedTuple):
+    """When a request arrived in the kernel, and when the server read it."""
+
+    at: float
+    read_at: float
+
+
+class Readable(Protocol):
+    """A connection, as seen from here. `was_served` is True if a request was answered and not refused."""
+
+    address: Address | None
+    was_served: bool
+
+    def stop_reading(self) -> bool:
+        """Stop reading. Return False if the rest of a request is still to come, so that reading goes on."""
+
+    def read_on(self, since: float) -> None:
+        """Read again. Reading stopped at the time `since`."""
+
+    def kernel_wait_s(self) -> float:
+        """Return how long the last bytes that were received have been in the kernel; 0.0 if unknown."""
+
+
+class LoadShedder:
+    """Watches how long requests wait, and refuses or defers some while they wait too long. `max_wait_s` is
+    the longest wait, `max_connections` the number of connections. `shares_connections` is True behind a
+    proxy: then only requests are refused, because a connection carries those of many clients. `now` and `cpu`
+    are the clocks of the wall and of the loop's thread, in seconds."""
+
+    def __init__(
+        self,
+        max_wait_s: float,
+        max_connections: int = MAX_CONNECTIONS,
+        *,
+        shares_connections: bool = False,
+        counters: Counters | None = None,
+        now: Callable[[], float] = perf_counter,
+        cpu: Callable[[], float] = thread_time,
+    ) -> None:
+        self.max_connections: Final = max_connections
+        self._shares_connections = shares_connections
+        self.connections = 0
+        """Number of open connections."""
+        self._counters = counters or Counters()
+        self.max_wait_s: Final = max_wait_s
+        self.is_overloaded = False
+        self._now = now
+        self._cpu = cpu
+        self._ticked_at, self._cpu_s = now(), cpu()
+        self._target_s = max_wait_s * TARGET
+        self._waits_s = 0.0
+        self._begun = 0
+        self._long_since = inf
+        self._calm_ticks = 0
+        self._is_late = False
+        self._settled_at = 0.0
+        self._admitted_share = 1.0
+        self._credit = 0.0
+        self._fair_use = inf
+        self._active: dict[Readable, int] = {}
+        self._tick = 0
+        self._paused: dict[Readable, float] = {}
+        self._unread: dict[Readable, float] = {}
+        self._new: dict[Readable, None] = {}
+        self._addresses: dict[str, Address] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_at = 0.0
+
+    @property
+    def paused(self) -> int:
+        """Number of connections that are not being read."""
+        return len(self._paused)
+
+    def start(self) -> None:
+        """Begin to watch the running event loop."""
+        self._schedule(asyncio.get_running_loop())
+
+    def close(self) -> None:
+        """Stop watching, and read from all connections."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.is_overloaded = False
+        for connection in list(self._paused):
+            self.resume(connection)
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._due_at = self._now() + TICK_S
+        self._timer = loop.call_later(TICK_S, self._on_time, loop)
+
+    def _on_time(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.tick(self._now() - self._due_at)
+        self._schedule(loop)
+
+    @property
+    def is_guarded(self) -> bool:
+        """True if a new connection may not be read yet, or not be opened at all."""
+        return self.is_overloaded or self.connections >= self.max_connections // 2
+
+    def opened(self, connection: Readable, ip: str) -> bool:
+        """Note a new connection. Return False if there are too many, in all or from its address: one address
+        may have as many as are free for all others."""
+        address = self.address(ip)
+        free = self.max_connections - self.connections
+        has_its_share = address.connections >= max(FEW_CONNECTIONS, free)
+        if free <= 0 or (has_its_share and not self._shares_connections):
+            self._counters.count("pysync_rejected_connections")
+            return False
+        connection.address = address
+        address.connections += 1
+        self.connections += 1
+        return True
+
+    def defers_new(self, connection: Readable) -> bool:
+        """Stop reading from a new connection, and return True, if there is no room for what it may ask."""
+        has_room = not self.is_overloaded or (self._admitted_share == 1.0 and not self._paused)
+        if has_room or self._shares_connections:
+            return False
+        self.pause(connection)
+        self._new[connection] = None
+        return True
+
+    def closed(self, connection: Readable) -> None:
+        """Forget a connection that was opened."""
+        for noted in (self._paused, self._unread, self._active, self._new):
+            noted.pop(connection, None)
+        if connection.address is not None:
+            connection.address.connections -= 1
+            self.connections -= 1
+            connection.address = None
+
+    def address(self, ip: str) -> Address:
+        """Return the use of an address."""
+        return self._addresses.get(ip) or self._addresses.setdefault(ip, Address())
+
+    def arrivals(self, connection: Readable, count: int) -> Iterable[Arrival]:
+        """Return the arrivals of `count` requests that `connection` has just read."""
+        now = self._now()
+        if not (self.is_overloaded or self._is_late):
+            return repeat(Arrival(now, now), count)
+        self._active[connection] = self._tick
+        last = now - connection.kernel_wait_s()
+        first = min(self._unread.pop(connection, last), last)
+        if count == 1:
+            return (Arrival(last, now),)
+        return (Arrival(last - (last - first) * n / count, now) for n in range(count, 0, -1))
+
+    def refuses(self, connection: Readable, address: Address, arrival: Arrival) -> bool:
+        """Return True if a request from `address` has to be refused. Called once for each request."""
+        now = self._now()
+        wait_s = now - arrival.read_at
+        address.use += 1.0
+        if wait_s <= self._target_s:
+            self._long_since = inf
+        elif self._long_since == inf:
+            self._long_since = now
+        elif not self.is_overloaded and now - self._long_since > PATIENCE_S:
+            self._begin()
+        if self.is_overloaded and (
+            now - arrival.at > self.max_wait_s
+            or not ((connection.was_served and address.use <= self._fair_use) or self._admits_other())
+        ):
+            self._counters.count("pysync_overload_refusals")
+            return True
+        self._begun += 1
+        self._waits_s += wait_s
+        connection.was_served = True
+        return False
+
+    def _is_preferred(self, connection: Readable) -> bool:
+        address = connection.address
+        return connection.was_served and address is not None and address.use <= self._fair_use
+
+    def _admits_other(self) -> bool:
+        """Return True for as many requests as there is room for, of connections that were not served before
+        and of addresses that use more than their share."""
+        self._credit += self._admitted_share
+        if self._credit < 1.0:
+            return False
+        self._credit -= 1.0
+        return True
+
+    def tick(self, late_s: float) -> None:
+        """Adapt to the waits since the last tick, which comes `late_s` after it was due."""
+        now = self._now()
+        wait_s = self._waits_s / self._begun if self._begun else late_s
+        if not self._begun:
+            self._long_since = inf
+        self._waits_s, self._begun = 0.0, 0
+        idle_s = now - self._ticked_at - (self._cpu() - self._cpu_s)
+        self._ticked_at, self._cpu_s = now, self._cpu()
+        self._tick += 1
+        self._is_late = late_s > TICK_S / 4
+        self._share_out()
+        if wait_s > self._target_s:
+            self._begin()
+            self._calm_ticks = 0
+            if now >= self._settled_at:
+                self._settled_at = now + wait_s + TICK_S
+                self._admitted_share = max(self._admitted_share / 2, 0.01)
+                self._defer(max(0.25, self._target_s / wait_s))
+        elif self.is_overloaded:
+            if wait_s < self._target_s / 2 and now >= self._settled_at:
+                self._admitted_share = min(self._admitted_share * 1.25 + 0.01, 1.0)
+                self._resume(self._ranked(), 2 + int(idle_s / REQUEST_S))
+            self._end_if_calm()
+        newest_first = list(self._new)[::-1]
+        self._resume(sorted(newest_first, key=_use), NEWEST_PER_TICK)
+        longest_paused = islice(self._paused.items(), OLDEST_PER_TICK)
+        self._resume(
+            [each for each, since in longest_paused if since < now - self.max_wait_s], OLDEST_PER_TICK
+        )
+        self._counters.gauges["pysync_connections"] = self.connections
+        self._counters.gauges["pysync_unread_connections"] = len(self._paused)
+        if self.is_overloaded or self._active:
+            latest = self._tick - ACTIVE_TICKS
+            self._active = {each: tick for each, tick in self._active.items() if tick > latest}
+
+    def _begin(self) -> None:
+        if not self.is_overloaded:
+            self.is_overloaded = True
+            log.warning("overloaded: requests wait too long, so some are refused")
+
+    def _end_if_calm(self) -> None:
+        self._calm_ticks = 0 if self._paused or self._admitted_share < 1.0 else self._calm_ticks + 1
+        if self._calm_ticks >= CALM_TICKS:
+            self.is_overloaded = False
+            log.info("no longer overloaded")
+
+    def _defer(self, share: float) -> None:
+        """Read only from this share of the connections that are active, the best of them."""
+        ranked = sorted(self._active, key=self._is_preferred, reverse=True)
+        for connection in ranked[int(len(ranked) * share) :]:
+            self.pause(connection)
+
+    def pause(self, connection: Readable) -> None:
+        """Stop reading from a connection, unless the rest of a request is still to come."""
+        if self._shares_connections or connection in self._paused:
+            return
+        if connection.stop_reading():
+            self._paused[connection] = self._now()
+            self._active.pop(connection, None)
+
+    def resume(self, connection: Readable) -> None:
+        """Read again from a connection, if reading was paused."""
+        self._new.pop(connection, None)
+        since = self._paused.pop(connection, None)
+        if since is not None:
+            connection.read_on(since)
+
+    def read_again(self, connection: Readable, since: float) -> None:
+        """Note that the next bytes of a connection may have arrived as early as `since`."""
+        self._unread[connection] = since
+
+    def _resume(self, connections: list[Readable], count: int) -> None:
+        for connection in connections[:count]:
+            self.resume(connection)
+
+    def _ranked(self) -> list[Readable]:
+        """Return the connections that are not being read: first those that were served before, then the
+        newest."""
+        newest_first = list(self._paused)[::-1]
+        return sorted(newest_first, key=self._is_preferred, reverse=True)
+
+    def _share_out(self) -> None:
+        """Let the use of addresses decay, and find out how much of it is a fair share."""
+        used = []
+        for ip, address in list(self._addresses.items()):
+            address.use *= USE_KEPT_PER_TICK
+            if address.use >= 1.0:
+                used.append(address.use)
+            elif address.use < 0.01 and not address.connections:
+                del self._addresses[ip]
+        self._fair_use = FAIR_USE * sum(used) / len(used) if len(used) > 1 else inf
+
+
+def _use(connection: Readable) -> float:
+    return 0.0 if connection.address is None else connection.address.use

@@ -1,0 +1,205 @@
+"""What the server leaves undone when requests arrive faster than it can answer them."""
+
+import pytest
+
+from pysync.server.overload import CALM_TICKS, TARGET, TICK_S, Address, Arrival, LoadShedder
+
+MAX_WAIT_S = 0.25
+LATE_S = 0.2
+HERE, THERE = "192.0.2.1", "192.0.2.2"
+
+
+class Client:
+    """A connection to a `LoadShedder`, without a socket."""
+
+    def __init__(self, load: LoadShedder, ip: str = HERE) -> None:
+        self.reads = True
+        self.is_receiving = False
+        self.was_served = False
+        self.address: Address | None = None
+        self._load = load
+        assert load.opened(self, ip)
+
+    def is_refused(self, waited_s: float = 0.0) -> bool:
+        """Send a request that waits for so long, and return True if it is refused."""
+        (arrival,) = self._load.arrivals(self, 1)
+        assert self.address is not None
+        return self._load.refuses(
+            self, self.address, Arrival(arrival.at - waited_s, arrival.read_at - waited_s)
+        )
+
+    def stop_reading(self) -> bool:
+        if not self.is_receiving:
+            self.reads = False
+        return not self.reads
+
+    def read_on(self, since: float) -> None:
+        self.reads = True
+        self._load.read_again(self, since)
+
+    def kernel_wait_s(self) -> float:
+        return 0.0
+
+
+class Overload:
+    """A `LoadShedder` with a clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.load = LoadShedder(MAX_WAIT_S, 1_000, now=lambda: self.now, cpu=lambda: self.now)
+
+    def clients(self, count: int, ip: str = HERE) -> list[Client]:
+        """Open connections that were served before."""
+        clients = [Client(self.load, ip) for _ in range(count)]
+        assert not any(client.is_refused() for client in clients)
+        return clients
+
+    def tick(self, late_s: float = 0.0) -> None:
+        self.now += TICK_S + late_s
+        self.load.tick(late_s)
+
+    def begin(self) -> None:
+        """Be late for so long that it is an overload."""
+        self.tick()
+        self.tick(LATE_S)
+        self.tick(LATE_S)
+        assert self.load.is_overloaded
+        self.now += 1.0
+
+    def ask(self, clients: list[Client], waited_s: float = 0.0) -> None:
+        for client in clients:
+            client.is_refused(waited_s)
+
+    def wait_long(self, clients: list[Client], served: list[Client] | None = None) -> None:
+        """Let all clients ask and wait for twice as long as the server aims at, until some are deferred.
+        `served` are those that were served before; None: all."""
+        for client in clients:
+            client.was_served = served is None or client in served
+        self.ask(clients, 2 * MAX_WAIT_S * TARGET)
+        for client in clients:
+            client.was_served = served is None or client in served
+        self.tick()
+
+    def calm_down(self) -> None:
+        for _ in range(200):
+            self.tick()
+
+
+def reading(clients: list[Client]) -> list[Client]:
+    return [client for client in clients if client.reads]
+
+
+def test_one_late_request_is_answered() -> None:
+    overload = Overload()
+    (client,) = overload.clients(1)
+    overload.tick(late_s=2.0)
+    assert not client.is_refused(waited_s=2.0)
+    assert not overload.load.is_overloaded
+
+
+def test_requests_that_waited_too_long_are_refused_while_overloaded() -> None:
+    overload = Overload()
+    (client,) = overload.clients(1)
+    overload.begin()
+    assert client.is_refused(waited_s=MAX_WAIT_S + 0.01)
+    assert not client.is_refused(waited_s=MAX_WAIT_S - 0.01)
+
+
+def test_reading_stops_on_connections_beyond_what_can_be_served() -> None:
+    overload = Overload()
+    clients = overload.clients(100)
+    overload.begin()
+    overload.wait_long(clients)
+    assert 1 <= len(reading(clients)) < 60
+    assert overload.load.paused == 100 - len(reading(clients))
+
+
+def test_connections_that_were_served_are_read_before_new_ones() -> None:
+    overload = Overload()
+    old = overload.clients(40)
+    overload.begin()
+    new = [Client(overload.load, THERE) for _ in range(60)]
+    overload.wait_long([*new, *old], served=old)
+    assert len(reading(old)) == 40
+    assert len(reading(new)) < 30
+
+
+def test_an_address_that_uses_more_than_its_share_is_deferred_first() -> None:
+    overload = Overload()
+    few, many = overload.clients(10), overload.clients(90, THERE)
+    overload.begin()
+    for _ in range(10):
+        overload.ask([*many, *few])
+    overload.tick()
+    overload.wait_long([*many, *few])
+    assert len(reading(few)) == 10
+    assert len(reading(many)) < 50
+
+
+def test_a_request_that_arrives_in_part_is_read_to_its_end() -> None:
+    overload = Overload()
+    clients = overload.clients(100)
+    clients[7].is_receiving = True
+    overload.begin()
+    overload.wait_long(clients)
+    assert clients[7].reads
+
+
+def test_all_connections_are_read_again_after_the_overload() -> None:
+    overload = Overload()
+    clients = overload.clients(100)
+    overload.begin()
+    overload.wait_long(clients)
+    overload.calm_down()
+    assert len(reading(clients)) == 100
+    assert not overload.load.is_overloaded
+    assert not clients[0].is_refused(waited_s=MAX_WAIT_S + 1)
+
+
+def test_an_overload_is_not_over_while_waits_are_long() -> None:
+    overload = Overload()
+    (client,) = overload.clients(1)
+    overload.begin()
+    for _ in range(2 * CALM_TICKS):
+        client.is_refused(waited_s=MAX_WAIT_S - 0.01)
+        overload.tick()
+        assert overload.load.is_overloaded
+
+
+def test_closed_connections_and_idle_addresses_are_forgotten() -> None:
+    overload = Overload()
+    clients = overload.clients(100)
+    overload.begin()
+    overload.wait_long(clients)
+    for client in clients:
+        overload.load.closed(client)
+    assert overload.load.paused == 0
+    overload.calm_down()
+    assert overload.load.address(HERE) is not clients[0].address
+
+
+def test_close_reads_from_all_connections() -> None:
+    overload = Overload()
+    clients = overload.clients(100)
+    overload.begin()
+    overload.wait_long(clients)
+    overload.load.close()
+    assert len(reading(clients)) == 100
+
+
+def test_one_address_leaves_connections_to_others() -> None:
+    load = LoadShedder(MAX_WAIT_S, 100)
+    for _ in range(50):
+        Client(load)
+    with pytest.raises(AssertionError):
+        Client(load)
+    for _ in range(25):
+        Client(load, THERE)
+
+
+def test_no_connection_is_opened_beyond_the_limit() -> None:
+    load = LoadShedder(MAX_WAIT_S, 20)
+    for n in range(20):
+        Client(load, f"192.0.2.{n}")
+    with pytest.raises(AssertionError):
+        Client(load, THERE)

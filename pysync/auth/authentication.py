@@ -17,13 +17,13 @@ See docs/reference/protocol.md#authentication.
 import asyncio
 import hmac
 import re
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from pysync import _core, protocol
 from pysync.auth import certificates
+from pysync.auth.certificate_cache import CertificateCache
 from pysync.auth.certificates import SKEW_S, Certificate, CertificateSummary
 from pysync.auth.revocation import RevocationRegistry
 from pysync.auth.verification import (
@@ -44,11 +44,6 @@ BEARER = "Bearer "
 SKEW_MS = SKEW_S * 1000
 VERIFY_IN_THREAD_ABOVE = 256 * 1024
 """Bytes of a body above which it is hashed in a thread. Hashing as many takes about 1 ms."""
-
-MAX_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of the cache for trusted callers, and again for all others: about 8,000 callers each."""
-MAX_IDENTITY_BYTES: Final = 64 * 1024
-"""Bytes of the cache that one identity may use."""
 
 _is_timestamp = re.compile(r"-?[0-9]{1,16}").fullmatch
 _is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
@@ -76,12 +71,14 @@ class Credentials(NamedTuple):
 
 
 class AuthenticatedRequest(NamedTuple):
-    """The caller of a request whose signature was verified. `certificate` is None if nothing was signed."""
+    """The caller of a request whose signature was verified. `certificate` is None if nothing was signed, and
+    `is_cached` is True if it was in the cache already."""
 
     caller: Caller
     certificate: VerifiedCertificate | None = None
     timestamp_ms: int = 0
     nonce: str = ""
+    is_cached: bool = False
 
 
 NO_CREDENTIALS = Credentials(ANONYMOUS)
@@ -127,11 +124,12 @@ class Authenticator:
         if not (_is_timestamp(timestamp) and _is_nonce(nonce)):
             raise Unauthorized("no timestamp or nonce of the right form")
         presenter = headers.get(protocol.HEADER_PUB, "")
-        presented = self._cache.get(authorization, presenter) or signed_certificate(
+        now_ms = self._now_ms()
+        presented = self._cache.get(authorization, presenter, now_ms) or signed_certificate(
             authorization, presenter, *open_certificate(authorization)
         )
         timestamp_ms = int(timestamp)
-        self._check_is_current(presented, timestamp_ms)
+        _check_is_current(presented, timestamp_ms, now_ms)
         signature = headers.get(protocol.HEADER_SIGNATURE, "")
         return Credentials(None, presented, signature, timestamp_ms, nonce)
 
@@ -149,10 +147,13 @@ class Authenticator:
             await asyncio.to_thread(_check_signature, presented.key, credentials, request, body)
         else:
             _check_signature(presented.key, credentials, request, body)
+        is_cached = isinstance(presented, VerifiedCertificate)
         proof = presented if isinstance(presented, VerifiedCertificate) else self._verifier.verify(presented)
         if proof.not_in_audience:
             raise Forbidden(reason="audience: the certificate is for other keys")
-        return AuthenticatedRequest(proof.caller, proof, credentials.timestamp_ms, credentials.nonce)
+        return AuthenticatedRequest(
+            proof.caller, proof, credentials.timestamp_ms, credentials.nonce, is_cached
+        )
 
     async def consume_nonce(self, verified: AuthenticatedRequest) -> None:
         """Record the nonce of an allowed request, and check that its certificate is still valid. Raises
@@ -162,12 +163,14 @@ class Authenticator:
         if proof is None:
             return
         # The earlier steps may have taken time, so check again. From here on the nonce reveals a replay.
-        self._check_is_current(proof, verified.timestamp_ms)
+        now_ms = self._now_ms()
+        _check_is_current(proof, verified.timestamp_ms, now_ms)
         if not await self._is_new(proof, verified):
             raise Unauthorized("replay: the nonce was seen before")
         if await self._is_revoked(proof):
             raise Unauthorized("revoked")
-        self._cache.put(proof)
+        if not verified.is_cached:
+            self._cache.put(proof, now_ms)
 
     async def _is_new(self, proof: VerifiedCertificate, verified: AuthenticatedRequest) -> bool:
         """Record the nonce and return True if it is new. Looks up whether an untrusted identity owns data
@@ -213,7 +216,8 @@ class Authenticator:
             self._check_admin_token(authorization.removeprefix(BEARER))
             return ADMIN_CALLER
         presenter = headers.get(protocol.HEADER_PUB, "")
-        known = self._cache.get(authorization, presenter)
+        now_ms = self._now_ms()
+        known = self._cache.get(authorization, presenter, now_ms)
         if known is None:
             text, opened = open_certificate(authorization)
             if not (opened[0] or presenter):
@@ -224,7 +228,7 @@ class Authenticator:
             known = self._verifier.verify(signed_certificate(authorization, presenter, text, opened))
         if known.not_in_audience:
             raise Forbidden(reason="audience: the certificate is for other keys")
-        _check_validity_period(known, self._now_ms())
+        _check_validity_period(known, now_ms)
         if await self._is_revoked(known):
             raise Unauthorized("revoked")
         return known.caller
@@ -236,14 +240,14 @@ class Authenticator:
             raise Unauthorized("admin token")
         return ADMIN_CREDENTIALS
 
-    def _check_is_current(
-        self, presented: VerifiedCertificate | SignedCertificate, timestamp_ms: int
-    ) -> None:
-        """Raise Unauthorized if the request was not signed just now, or its certificate is not valid now."""
-        now_ms = self._now_ms()
-        if abs(timestamp_ms - now_ms) > SKEW_MS:
-            raise Unauthorized(f"clock: signed {(timestamp_ms - now_ms) / 1000:+.0f} s from now")
-        _check_validity_period(presented, now_ms)
+
+def _check_is_current(
+    presented: VerifiedCertificate | SignedCertificate, timestamp_ms: int, now_ms: int
+) -> None:
+    """Raise Unauthorized if the request was not signed just now, or its certificate is not valid now."""
+    if abs(timestamp_ms - now_ms) > SKEW_MS:
+        raise Unauthorized(f"clock: signed {(timestamp_ms - now_ms) / 1000:+.0f} s from now")
+    _check_validity_period(presented, now_ms)
 
 
 def _check_validity_period(presented: VerifiedCertificate | SignedCertificate, now_ms: int) -> None:
@@ -270,65 +274,3 @@ def _check_signature(
     ):
         signed = f"{request.method} {protocol.path_of(request.targets[0])} at {request.host}"
         raise Unauthorized(f"signature: not of {signed}, or of another query or body")
-
-
-class CertificateCache:
-    """A cache of verified certificates. Untrusted callers take no room from those that the configuration
-    trusts, one identity uses no more than its share, and the least recently used certificate is evicted
-    first."""
-
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._trusted = _LruCache(max_bytes)
-        self._others = _LruCache(max_bytes)
-
-    def get(self, authorization: str, presenter: str) -> VerifiedCertificate | None:
-        """Return the certificate cached for this header, for any presenter or this one; None if none is."""
-        return self._trusted.get((authorization, "")) or (
-            self._others.get((authorization, ""))
-            or (self._others.get((authorization, presenter)) if presenter else None)
-        )
-
-    def put(self, certificate: VerifiedCertificate) -> None:
-        """Cache a verified certificate, once a request with it has been allowed."""
-        (self._trusted if certificate.is_trusted else self._others).put(certificate)
-
-
-class _LruCache:
-    """A least-recently-used cache bounded in bytes, in total and for each identity."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._entries: OrderedDict[tuple[str, str], VerifiedCertificate] = OrderedDict()
-        self._by_identity: dict[str, OrderedDict[tuple[str, str], VerifiedCertificate]] = {}
-
-    def get(self, cache_key: tuple[str, str]) -> VerifiedCertificate | None:
-        """Return a cached certificate and mark it as used; None if it is not cached."""
-        proof = self._entries.get(cache_key)
-        if proof is not None:
-            self._entries.move_to_end(cache_key)
-        return proof
-
-    def put(self, certificate: VerifiedCertificate) -> None:
-        """Cache a certificate, evicting others of its identity first if its share is exceeded."""
-        if certificate.cache_key in self._entries:
-            return
-        own = self._by_identity.setdefault(certificate.caller.identity, OrderedDict())
-        self._entries[certificate.cache_key] = own[certificate.cache_key] = certificate
-        self._bytes += certificate.size
-        if len(own) > 1:
-            total = sum(each.size for each in own.values())
-            while total > MAX_IDENTITY_BYTES:
-                oldest = next(iter(own.values()))
-                total -= oldest.size
-                self._evict(oldest)
-        while self._bytes > self._max_bytes:
-            self._evict(next(iter(self._entries.values())))
-
-    def _evict(self, certificate: VerifiedCertificate) -> None:
-        del self._entries[certificate.cache_key]
-        self._bytes -= certificate.size
-        own = self._by_identity[certificate.caller.identity]
-        del own[certificate.cache_key]
-        if not own:
-            del self._by_identity[certificate.caller.identity]

@@ -1,15 +1,12 @@
-"""Access policies: the roles, scopes, restrictions and rate limits of each action on a collection.
+"""Access policies: the roles, scopes and restrictions of each action on a collection.
 
 See docs/reference/protocol.md#authorisation.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pysync.config import Action, Collection, Config, Limit, RateRule, Restriction, Trust
+from pysync.config import Action, Collection, Config, RateRule, Restriction, Trust
 from pysync.config.key_templates import KeyTemplate, params
-from pysync.coordinator import Coordinator
-from pysync.errors import RateLimited
 from pysync.model import ANONYMOUS, Caller
 
 _OPS: dict[Action, frozenset[str]] = {
@@ -173,25 +170,6 @@ class PolicyTable:
         return [self.of(name or None, found, "pull") for name, _, found in self._config.each_collection()]
 
 
-class RateLimiter:
-    """The rate limits of one service. Its coordinator counts, so the limits apply across processes."""
-
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
-
-    async def enforce(self, identity: str, client_ip: str, policies: Iterable[AccessPolicy]) -> None:
-        """Count a request against the limits of `policies`. Raises RateLimited and CoordinatorUnavailable."""
-        for policy in policies:
-            for limit, bucket in _buckets(policy, identity, client_ip):
-                await self.count(limit, bucket)
-
-    async def count(self, limit: Limit, bucket: str) -> None:
-        """Count one request in `bucket`. Raises RateLimited above the limit, and CoordinatorUnavailable."""
-        window = await self._coordinator.increment(bucket, limit.window_ms)
-        if window.count > limit.max_requests:
-            raise _rate_limited(limit, window.resets_in_ms)
-
-
 def _shadowing_templates(
     config: Config, namespace: str | None, collection: Collection
 ) -> tuple[KeyTemplate, ...]:
@@ -215,34 +193,3 @@ def _names_space_roles(roles: frozenset[str], collection: Collection) -> bool:
     for permission in collection.field_permissions.values():
         named.update(permission.read_roles or (), permission.write_roles or ())
     return any(role.startswith(SPACE_ROLE_PREFIX) for role in named)
-
-
-def _buckets(policy: AccessPolicy, identity: str, client_ip: str) -> list[tuple[Limit, str]]:
-    """Return the limits that apply to a request, each with the name of its counter."""
-    rule = policy.limit
-    if rule is None:
-        return []
-    who = f"identity={identity}" if identity else f"ip={client_ip}"
-    buckets = {"identity": who, "ip": f"ip={client_ip}", "identity+ip": f"{who},ip={client_ip}"}
-    prefix = f"{policy.namespace or ''}/{policy.collection.name}/{policy.action}"
-    counters = []
-    if rule.window_ms is not None and rule.max_requests is not None:
-        limit = Limit(window_ms=rule.window_ms, max_requests=rule.max_requests)
-        counters.append((limit, f"{prefix}:{buckets[rule.bucket or 'identity']}"))
-    if rule.identity is not None:
-        counters.append((rule.identity, f"{prefix}:each {buckets['identity']}"))
-    if rule.ip is not None:
-        counters.append((rule.ip, f"{prefix}:each {buckets['ip']}"))
-    return counters
-
-
-def _rate_limited(limit: Limit, resets_in_ms: int) -> RateLimited:
-    wait_s = max(1, -(-resets_in_ms // 1000))
-    window_s = max(1, -(-limit.window_ms // 1000))
-    return RateLimited(
-        headers={
-            "Retry-After": str(wait_s),
-            "RateLimit": f'"default";r=0;t={wait_s}',
-            "RateLimit-Policy": f'"default";q={limit.max_requests};w={window_s}',
-        }
-    )

@@ -58,10 +58,12 @@ def window_end_ms(now_ms: int, window_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A fixed window, of which `resets_in_ms` are left. `count` includes the request just counted."""
+    """A fixed window, of which `resets_in_ms` are left. `count` includes what was just counted. `ends_ms` is
+    its end, by the clock of the process that counted."""
 
     count: int
     resets_in_ms: int
+    ends_ms: int
 
 
 class PreparedWrite(NamedTuple):
@@ -85,8 +87,12 @@ class Coordinator(ChangeLog, Protocol):
         Raises ReplayMemoryFull if the share of this `standing` is full, and CoordinatorUnavailable if the
         request was signed (`signed_ms`) before memory was lost that may have contained its nonce."""
 
-    async def increment(self, bucket: str, window_ms: int) -> Window:
-        """Count one more in the current window of `bucket`. Windows start at multiples of `window_ms`."""
+    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> Window:
+        """Count `by` more in the current window of `bucket`. Windows start at multiples of `window_ms`."""
+
+    async def decrement(self, bucket: str, window_ms: int, ends_ms: int, by: int) -> None:
+        """Take `by` counts back from the window of `bucket` that ends at `ends_ms`. Does nothing if that
+        window has ended."""
 
     async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         """Return the value of `key`, which is set to `value` for `ttl_ms` unless it has one. Of several

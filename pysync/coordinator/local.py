@@ -130,10 +130,12 @@ SWEEP_ROWS: Final = 2
 """Expired rows that each write removes at most: twice what it adds, so that none pile up."""
 
 _COUNT = """
-    INSERT INTO counter VALUES(?, ?, ?, 1)
+    INSERT INTO counter VALUES(?, ?, ?, ?)
     ON CONFLICT(bucket, window_ms) DO UPDATE SET
-        count = CASE WHEN ends_ms = excluded.ends_ms THEN count + 1 ELSE 1 END, ends_ms = excluded.ends_ms
+        count = CASE WHEN ends_ms = excluded.ends_ms THEN count ELSE 0 END + excluded.count,
+        ends_ms = excluded.ends_ms
     RETURNING count"""
+_TAKE_BACK = "UPDATE counter SET count = count - ? WHERE bucket = ? AND window_ms = ? AND ends_ms = ?"
 _SWEEP_COUNTERS = f"""
     DELETE FROM counter WHERE (bucket, window_ms) IN (
         SELECT bucket, window_ms FROM counter WHERE ends_ms <= ? LIMIT {SWEEP_ROWS})"""  # noqa: S608
@@ -194,9 +196,13 @@ class LocalCoordinator(SqliteChangeLog):
             raise CoordinatorUnavailable(f"cannot open the coordinator in {folder}: {error}") from error
         return cls(database, nonces, leading, now_ms, retention)
 
-    async def increment(self, bucket: str, window_ms: int) -> Window:
+    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> Window:
         """See `Coordinator.increment`."""
-        return await self._writer.submit(_increment, bucket, window_ms, self._now_ms)
+        return await self._writer.submit(_increment, bucket, window_ms, by, self._now_ms)
+
+    async def decrement(self, bucket: str, window_ms: int, ends_ms: int, by: int) -> None:
+        """See `Coordinator.decrement`."""
+        await self._writer.submit(_decrement, bucket, window_ms, ends_ms, by)
 
     async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         """See `Coordinator.put_if_absent`."""
@@ -295,13 +301,19 @@ def _reset_after_reboot(writer: sqlite3.Connection, boot: str) -> None:
     writer.execute("COMMIT")
 
 
-def _increment(cursor: sqlite3.Cursor, bucket: str, window_ms: int, clock: Callable[[], int]) -> Window:
+def _increment(
+    cursor: sqlite3.Cursor, bucket: str, window_ms: int, by: int, clock: Callable[[], int]
+) -> Window:
     # The clock is read here, in the order of the writes: at a window's end no count falls back into the old.
     now_ms = clock()
     cursor.execute(_SWEEP_COUNTERS, (now_ms,))
     ends_ms = window_end_ms(now_ms, window_ms)
-    ((count,),) = cursor.execute(_COUNT, (bucket, window_ms, ends_ms)).fetchall()
-    return Window(count, ends_ms - now_ms)
+    ((count,),) = cursor.execute(_COUNT, (bucket, window_ms, ends_ms, by)).fetchall()
+    return Window(count, ends_ms - now_ms, ends_ms)
+
+
+def _decrement(cursor: sqlite3.Cursor, bucket: str, window_ms: int, ends_ms: int, by: int) -> None:
+    cursor.execute(_TAKE_BACK, (by, bucket, window_ms, ends_ms))
 
 
 def _put_if_absent(

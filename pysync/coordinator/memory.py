@@ -85,7 +85,7 @@ class MemoryCoordinator:
             self._seen.setdefault(later, ReplayWindow()).add(digest)
         return self._seen[self._epoch].add(digest)
 
-    async def increment(self, bucket: str, window_ms: int) -> Window:
+    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> Window:
         """See `Coordinator.increment`."""
         now_ms = self._now_ms()
         self._sweep(now_ms)
@@ -95,8 +95,14 @@ class MemoryCoordinator:
             count = 0
         elif not count and len(self._counters) >= MAX_ENTRIES:
             raise CoordinatorUnavailable()
-        self._counters[bucket, window_ms] = (ends_ms, count + 1)
-        return Window(count + 1, ends_ms - now_ms)
+        self._counters[bucket, window_ms] = (ends_ms, count + by)
+        return Window(count + by, ends_ms - now_ms, ends_ms)
+
+    async def decrement(self, bucket: str, window_ms: int, ends_ms: int, by: int) -> None:
+        """See `Coordinator.decrement`."""
+        known_ends_ms, count = self._counters.get((bucket, window_ms), (0, 0))
+        if known_ends_ms == ends_ms:
+            self._counters[bucket, window_ms] = (ends_ms, count - by)
 
     async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         """See `Coordinator.put_if_absent`."""

@@ -16,7 +16,8 @@ from typing import Final
 
 from pysync.auth.authentication import Authenticator
 from pysync.auth.certificates import user_id
-from pysync.auth.policy import PolicyTable, RateLimiter
+from pysync.auth.policy import PolicyTable
+from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.revocation import Ownership, RevocationRegistry
 from pysync.auth.spaces import Spaces
 from pysync.changelog import Retention
@@ -104,7 +105,7 @@ class App(AbstractAsyncContextManager["App"]):
         request_log = RequestLog(
             request_id, logs_refusals=server.log_refusals, logs_requests=server.access_log
         )
-        rate_limiter = RateLimiter(coordinator)
+        self._rate_limiter = rate_limiter = RateLimiter(coordinator, clock)
         authorizer = Authorizer(
             authenticator,
             rate_limiter,
@@ -217,6 +218,7 @@ class App(AbstractAsyncContextManager["App"]):
             await self.scrubber.close()
         self.subscribers.close()
         await self._logs.close()
+        await self._rate_limiter.close()
         await self._coordinator.close()
         await self.store.close()
         if self._shared_counters is not None:

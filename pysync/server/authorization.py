@@ -7,9 +7,10 @@ space or a plugin gives for this request alone, the collection's policy, the plu
 permissions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from ipaddress import ip_address
 from typing import Final, NamedTuple
 
@@ -24,9 +25,11 @@ from pysync.auth.authentication import (
     Credentials,
     SignedRequest,
 )
-from pysync.auth.policy import AccessPolicy, RateLimiter
+from pysync.auth.policy import AccessPolicy
+from pysync.auth.rate_limits import Counter, RateLimiter, counters
 from pysync.auth.signing import canonical_host_of_header
 from pysync.auth.spaces import Membership, Spaces, add_roles
+from pysync.auth.verification import VerifiedCertificate
 from pysync.engine.subscriptions import Event
 from pysync.errors import Forbidden, PysyncError, Unauthorized
 from pysync.model import ANONYMOUS, Caller
@@ -233,12 +236,17 @@ class Authorizer:
         these policies. The nonce is not recorded yet: call `consume_nonce` once the request is allowed.
         Raises as `Authenticator.authenticate` and `RateLimiter.enforce`."""
         verified = ANONYMOUS_REQUEST
+        is_metered = policy.limit is not None or others
         if credentials is not NO_CREDENTIALS:
+            if is_metered and isinstance(credentials.certificate, VerifiedCertificate):
+                # What is refused anyway needs no verified signature.
+                known = credentials.certificate.caller
+                self._rate_limiter.check(self._counters(request, known, [policy, *others]))
             signed = self._signed_request(request, policy.namespace)
             verified = await self._authenticator.authenticate(credentials, signed, body)
             if self._log.logs_requests and verified.certificate is not None:
                 self._log.set_identity(verified.caller.identity)
-        if policy.limit is not None or others:
+        if is_metered:
             await self.enforce_rate_limits(request, verified.caller, [policy, *others])
         return verified
 
@@ -264,9 +272,14 @@ class Authorizer:
         self, request: web.BaseRequest, caller: Caller, policies: list[AccessPolicy]
     ) -> None:
         """Count a request once for each of `policies` that has a limit. Raises as `RateLimiter.enforce`."""
-        metered = [policy for policy in policies if policy.limit is not None]
-        if metered:
-            await self._rate_limiter.enforce(caller.identity, self.client_ip(request), metered)
+        await self._rate_limiter.enforce(self._counters(request, caller, policies))
+
+    def _counters(
+        self, request: web.BaseRequest, caller: Caller, policies: Iterable[AccessPolicy]
+    ) -> list[Counter]:
+        """Return the limits of `policies` for a request of `caller`."""
+        client_ip = partial(self.client_ip, request)
+        return [counter for policy in policies for counter in counters(policy, caller.identity, client_ip)]
 
     async def consume_optional_nonce(self, request: web.BaseRequest, verified: AuthenticatedRequest) -> bool:
         """Record the nonce of a request that anyone may send. Return False if its credentials are invalid."""

@@ -222,6 +222,22 @@ class CoordinatorContract(ChangeLogContract):
         assert window.count == 1
         assert 60_000 - self.slack_ms <= window.resets_in_ms <= 60_000
 
+    async def test_counts_that_are_taken_back_leave_their_window_and_no_later_one(
+        self, coordinator: Coordinator, clock: FakeClock, advance: Advance
+    ) -> None:
+        clock.now_ms = 60_000 * 1_000_000 + 40_000
+        window = await coordinator.increment("a", 60_000, by=10)
+        assert window.count == 10
+        await coordinator.decrement("a", 60_000, window.ends_ms, by=4)
+        assert (await coordinator.increment("a", 60_000)).count == 7
+        await coordinator.decrement("never counted", 60_000, window.ends_ms, by=4)
+        assert (await coordinator.increment("never counted", 60_000)).count == 1
+        await advance(20_000)
+        await coordinator.decrement("a", 60_000, window.ends_ms, by=4)
+        assert (await coordinator.increment("a", 60_000, by=2)).count == 2
+        await coordinator.decrement("a", 60_000, window.ends_ms, by=1)
+        assert (await coordinator.increment("a", 60_000)).count == 3
+
     async def test_counting_at_once_loses_no_count(self, coordinator: Coordinator) -> None:
         windows = await asyncio.gather(*(coordinator.increment("a", 60_000) for _ in range(100)))
         assert sorted(window.count for window in windows) == list(range(1, 101))

@@ -130,6 +130,10 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] then redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL') else redis.call('DEL', KEYS[1]) end
 return 1"""
 
+_TAKE_BACK: Final = """
+if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('DECRBY', KEYS[1], ARGV[1]) end
+return 1"""
+
 _BEFORE_ALL: Final = "0-0"
 """The id before all entries."""
 
@@ -188,15 +192,18 @@ class RedisCoordinator:
             raise CoordinatorUnavailable
         return True
 
-    async def increment(self, bucket: str, window_ms: int) -> Window:
+    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> Window:
         """See `Coordinator.increment`."""
         now_ms = self._now_ms()
         ends_ms = window_end_ms(now_ms, window_ms)
-        # Its window is in the key's name: a count that comes late finds those that it belongs to.
-        key = f"pysync:c:{window_ms}:{ends_ms}:{bucket}"
+        key = _counter_key(bucket, window_ms, ends_ms)
         ttl_ms = ends_ms - now_ms + GRACE_MS
-        count, _ = await self._epoch.execute(("INCR", key), ("PEXPIRE", key, ttl_ms, "NX"))
-        return Window(count, ends_ms - now_ms)
+        count, _ = await self._epoch.execute(("INCRBY", key, by), ("PEXPIRE", key, ttl_ms, "NX"))
+        return Window(count, ends_ms - now_ms, ends_ms)
+
+    async def decrement(self, bucket: str, window_ms: int, ends_ms: int, by: int) -> None:
+        """See `Coordinator.decrement`."""
+        await self._epoch.execute(("EVAL", _TAKE_BACK, 1, _counter_key(bucket, window_ms, ends_ms), by))
 
     async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         """See `Coordinator.put_if_absent`."""
@@ -344,6 +351,11 @@ class RedisCoordinator:
         id_ = f"{self._epoch.since_ms:015d}.{ms:015d}-{n:010d}"
         self._waiter.observe(id_)
         return id_
+
+
+def _counter_key(bucket: str, window_ms: int, ends_ms: int) -> str:
+    """Return the key of a counter. It contains the window, so that a count that comes late finds its own."""
+    return f"pysync:c:{window_ms}:{ends_ms}:{bucket}"
 
 
 def _from_id(known: re.Match[str]) -> str:

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from pysync.auth.authentication import Authenticator
-from pysync.auth.policy import RateLimiter
+from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.revocation import RevocationRegistry
 from pysync.config import Config
 from pysync.corruption import CorruptionReporter

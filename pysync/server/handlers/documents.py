@@ -12,6 +12,7 @@ from aiohttp import web
 
 from pysync import _core
 from pysync.auth import field_permissions
+from pysync.auth.rate_limits import Counter
 from pysync.config import Limit
 from pysync.config.key_templates import RESERVED, KeyTemplate
 from pysync.engine.documents import CachedVersion
@@ -78,9 +79,8 @@ class DocumentHandlers:
     async def revoke(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `POST /revocations`. The signature of the list authorises the request
         (docs/reference/protocol.md#revocation-lists)."""
-        await self._service.rate_limiter.count(
-            REVOCATION_LIMIT, f"revocations:{self._authorizer.client_ip(request)}"
-        )
+        bucket = f"revocations:{self._authorizer.client_ip(request)}"
+        await self._service.rate_limiter.count(Counter(REVOCATION_LIMIT, bucket))
         text = await read_body(request, MAX_REVOCATION_BYTES)
         generation = await self._service.revocations.publish(text)
         return json_response({"ok": True, "generation": generation}, NO_STORE)

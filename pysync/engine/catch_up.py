@@ -11,13 +11,12 @@ See docs/reference/protocol.md#resume.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from pysync._core import PanicException
 from pysync.changelog import MAX_RESUMED
-from pysync.engine.subscriptions import ChangeDispatcher, Deliveries, Event, Subscriber, SubscriberIndex
+from pysync.engine.subscriptions import ChangeDispatcher, Subscriber, SubscriberIndex
 from pysync.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -27,8 +26,6 @@ PAGE_SIZE: Final = 128
 MAX_SUBSCRIBERS: Final = 256
 MAX_PER_ACCOUNT: Final = 128
 """The number of subscribers that catch up at a time, in all and for one account. Others wait."""
-YIELD_AFTER_S: Final = 0.002
-"""Seconds for which events are delivered before other tasks run."""
 
 
 @dataclass(eq=False, slots=True)
@@ -139,7 +136,7 @@ class CatchUp:
             cursor, PAGE_SIZE, self._dispatcher.keys.may_write_to(topics)
         )
         if page is not None:
-            await self._deliver_page(self._dispatcher.plan_deliveries(page.changes, self._index))
+            await self._dispatcher.deliver(self._dispatcher.plan_deliveries(page.changes, self._index))
         for each in self._behind:
             subscriber = each.subscriber
             if each.caught_up.done():
@@ -155,54 +152,8 @@ class CatchUp:
             elif not subscriber.is_writable:
                 each.caught_up.set_result(False)
 
-    async def _deliver_page(self, plan: Deliveries) -> None:
-        """Deliver the events of a page to each subscriber in one write, first to subscribers that need no
-        authorisation."""
-        pause, restricted = _Yielder(), Deliveries()
-        events: dict[Subscriber, list[Event]] = {}
-        for event, found in plan:
-            to_authorize = []
-            for who in found:
-                if event.id > who.cursor:
-                    if who.needs_authorization:
-                        to_authorize.append(who)
-                    else:
-                        events.setdefault(who, []).append(event)
-            if to_authorize:
-                restricted.append((event, to_authorize))
-            await pause()
-        await _fan_out(events, pause)
-        if restricted:
-            authorize = await self._dispatcher.authorize_deliveries(restricted)
-            allowed: dict[Subscriber, list[Event]] = {}
-            for event, found in restricted:
-                for who in found:
-                    if (authorized := authorize(who, event)) is not None:
-                        allowed.setdefault(who, []).append(authorized)
-                await pause()
-            await _fan_out(allowed, pause)
-
     def close(self) -> None:
         """Stop catching up."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
-
-
-class _Yielder:
-    """Yields to other tasks once the time slice is used up."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
-
-    async def __call__(self) -> None:
-        if self._loop.time() - self._began > YIELD_AFTER_S:
-            await asyncio.sleep(0)
-            self._began = self._loop.time()
-
-
-async def _fan_out(events: Mapping[Subscriber, Sequence[Event]], pause: _Yielder) -> None:
-    for who, deliverable in events.items():
-        who.deliver(deliverable)
-        await pause()

@@ -11,7 +11,7 @@ See docs/reference/protocol.md#change-stream.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import orjson
@@ -27,9 +27,16 @@ PAGE_SIZE: Final = 128
 """The number of changes that are read at a time."""
 RETRY_S: Final = 1.0
 """Seconds after which a failed read of the change log is retried."""
-YIELD_AFTER_WRITES: Final = 500
-YIELD_AFTER_BYTES: Final = 32 * 1024
-"""Deliveries, and bytes of events, after which other tasks run."""
+SLICE_S: Final = 0.002
+SLICE_WRITES: Final = 200
+"""Seconds, and subscribers, for which events are delivered before other tasks run. The loop sends what was
+written when it turns, which takes several times longer than the delivery."""
+MAX_AUTHORIZED: Final = 1_000
+"""Deliveries above which no further event is authorised with them."""
+MANY_WRITES: Final = 500
+REST_PER_WRITE_S: Final = 0.000_015
+"""After a page with more writes than this, the follower rests as long as sending them takes. It then delivers
+the changes of that time together, so that thousands of streams leave half of the time to requests."""
 
 Topic = tuple[str | None, str]
 """A namespace (None: the root) and the name of a collection in it."""
@@ -173,7 +180,7 @@ class ChangeDispatcher:
     async def _follow(self) -> None:
         try:
             while True:
-                page = await self._read_next()
+                page, writes = await self._read_next(), 0
                 if page is None:
                     self._cursor = await self.log.last_id()
                     for subscriber in list(self._index.subscribers):
@@ -181,10 +188,10 @@ class ChangeDispatcher:
                 elif page:
                     # A new subscriber receives the later pages here, and this one from `CatchUp`.
                     self._cursor = page[-1][0]
-                    await self._deliver_page(self.plan_deliveries(page, self._index))
+                    writes = await self.deliver(self.plan_deliveries(page, self._index))
                 self.watermark = self._cursor
                 # A log may return at once, and 100,000 changes may have no subscriber.
-                await asyncio.sleep(0)
+                await asyncio.sleep(writes * REST_PER_WRITE_S if writes > MANY_WRITES else 0)
         except (Exception, PanicException):
             log.exception("failed to deliver changes to subscribers")
             self._follower = None
@@ -213,30 +220,68 @@ class ChangeDispatcher:
                     plan.append((Event(id_, *match, frame, parsed.hash, parsed.timestamp_ms), subscribers))
         return plan
 
-    async def _deliver_page(self, plan: Deliveries) -> None:
-        """Deliver the events, first to subscribers that need no authorisation, so that these do not wait for
-        it."""
-        await _fan_out(
-            [(event, [each for each in matching if not each.needs_authorization]) for event, matching in plan]
-        )
-        restricted = [
-            (event, [each for each in matching if each.needs_authorization]) for event, matching in plan
-        ]
-        restricted = [(event, found) for event, found in restricted if found]
-        if restricted:
-            await _fan_out(restricted, await self.authorize_deliveries(restricted))
+    async def deliver(self, plan: Deliveries) -> int:
+        """Deliver the events to each subscriber in one write, first to those that need no authorisation, so
+        that these do not wait for it. Other tasks run every few milliseconds. Return the number of writes."""
+        turns, restricted = _Slices(), Deliveries()
+        events: dict[Subscriber, list[Event]] = {}
+        for event, matching in plan:
+            to_authorize = []
+            for who in matching:
+                if event.id > who.cursor:
+                    if who.needs_authorization:
+                        to_authorize.append(who)
+                    else:
+                        events.setdefault(who, []).append(event)
+            if to_authorize:
+                restricted.append((event, to_authorize))
+            await turns.share()
+        await _fan_out(events, turns)
+        allowed: dict[Subscriber, list[Event]] = {}
+        for part in _parts(restricted):
+            authorize = await self.authorize_deliveries(part)
+            for event, matching in part:
+                for who in matching:
+                    if (authorized := authorize(who, event)) is not None:
+                        allowed.setdefault(who, []).append(authorized)
+                    await turns.share()
+        await _fan_out(allowed, turns)
+        return turns.writes
 
 
-async def _fan_out(plan: Deliveries, authorize: Authorize = lambda subscriber, event: event) -> None:
-    writes = size = 0
-    for event, subscribers in plan:
-        for subscriber in subscribers:
-            if event.id > subscriber.cursor and (authorized := authorize(subscriber, event)) is not None:
-                subscriber.deliver([authorized])
-        writes, size = writes + len(subscribers), size + len(event.sse_bytes)
-        if writes > YIELD_AFTER_WRITES or size > YIELD_AFTER_BYTES:
-            writes = size = 0
+def _parts(plan: Deliveries) -> Iterator[Deliveries]:
+    """Yield the plan in parts of about `MAX_AUTHORIZED` deliveries."""
+    part, size = Deliveries(), 0
+    for event, matching in plan:
+        part.append((event, matching))
+        size += len(matching)
+        if size >= MAX_AUTHORIZED:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+class _Slices:
+    """Lets other tasks run whenever a slice of time or of writes is used up. `writes` counts all writes."""
+
+    def __init__(self) -> None:
+        self.writes = 0
+        self._time = asyncio.get_running_loop().time
+        self._ends_at, self._ends_after = self._time() + SLICE_S, SLICE_WRITES
+
+    async def share(self) -> None:
+        """Let other tasks run if the slice is used up."""
+        if self.writes >= self._ends_after or self._time() > self._ends_at:
             await asyncio.sleep(0)
+            self._ends_at, self._ends_after = self._time() + SLICE_S, self.writes + SLICE_WRITES
+
+
+async def _fan_out(events: Mapping[Subscriber, Sequence[Event]], turns: _Slices) -> None:
+    for who, deliverable in events.items():
+        who.deliver(deliverable)
+        turns.writes += 1
+        await turns.share()
 
 
 def _event_json(change: ParsedChange, match: KeyMatch) -> bytes:

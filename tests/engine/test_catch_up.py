@@ -8,6 +8,7 @@ from support.sse_client import Listen, Serve
 
 from pysync.changelog import OriginFilter
 from pysync.engine import catch_up as module
+from pysync.engine import subscriptions
 from pysync.engine.subscriptions import Authorize, Deliveries
 
 
@@ -121,7 +122,7 @@ async def test_who_is_further_back_waits_for_those_on_their_way_and_for_nobody_w
 
 
 async def test_others_have_their_turn_while_many_are_told_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "YIELD_AFTER_S", -1.0)
+    monkeypatch.setattr(subscriptions, "SLICE_S", -1.0)
     log = Log()
     place = await filled(log, 100)
     feed, ears, turns = following(log), [Ear(place) for _ in range(50)], 0

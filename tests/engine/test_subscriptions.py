@@ -1,6 +1,7 @@
 """The feed of a process: each change reaches whoever listens for it, once and in order."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from pysync.engine import subscriptions as feed_module
 from pysync.engine.subscriptions import (
     Authorize,
     Deliveries,
+    Event,
     Subscriber,
 )
 
@@ -231,3 +233,71 @@ async def test_others_have_their_turn_while_much_is_read_that_nobody_hears(is_pa
     feed.close()
     assert log.reads >= 10
     assert most == 1, "pages that were read in one turn of the loop"
+
+
+class Noting(Ear):
+    """A listener that also remembers how many events it was given at a time."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self.pieces: list[int] = []
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        super().deliver(events)
+        self.pieces.append(len(events))
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_others_have_their_turn_while_thousands_are_told(is_asked: bool) -> None:
+    log = Log()
+    feed = following(log)
+    ears = [Noting(await log.last_id()) for _ in range(2_000)]
+    for ear in ears:
+        ear.needs_authorization = is_asked
+        assert feed.subscribe(ear)
+    await log.append([note(1), note(2)])
+    told = most = 0
+    while told < len(ears):
+        await asyncio.sleep(0)
+        before, told = told, sum(len(ear.pieces) for ear in ears)
+        most = max(most, told - before)
+    feed.close()
+    assert 0 < most <= feed_module.SLICE_WRITES
+    assert all(ear.pieces == [2] for ear in ears)
+
+
+async def test_what_comes_while_thousands_are_told_is_told_in_one_piece() -> None:
+    log = Log()
+    feed = following(log)
+    ears = [Noting(await log.last_id()) for _ in range(feed_module.MANY_WRITES + 1)]
+    assert all(feed.subscribe(ear) for ear in ears)
+    await log.append([note(0)])
+    await until(ears[0], 1)
+    for number in range(1, 20):
+        await log.append([note(number)])
+    for ear in ears:
+        await until(ear, 20)
+        assert ear.pieces == [1, 19]
+    feed.close()
+
+
+async def test_no_more_is_authorised_at_a_time_than_takes_a_moment() -> None:
+    most = 0
+
+    async def counted(plan: Deliveries) -> Authorize:
+        nonlocal most
+        most = max(most, len(plan))
+        return lambda listener, event: event
+
+    log = Log()
+    feed = Followed(log, counted)
+    ears = [Noting(await log.last_id()) for _ in range(feed_module.MAX_AUTHORIZED // 2)]
+    for ear in ears:
+        ear.needs_authorization = True
+        assert feed.subscribe(ear)
+    await log.append([note(number) for number in range(7)])
+    for ear in ears:
+        assert await until(ear, 7) == [str(number) for number in range(7)]
+        assert ear.pieces == [7]
+    assert most == 2
+    feed.close()

@@ -106,16 +106,8 @@ class MultiprocessCounters:
         text = counters.encode()
         if text == self._published and self._file.exists():
             return
-        temporary = self._file.with_name(f".{self._file.name}")
-        try:
-            self._folder.mkdir(mode=0o700, exist_ok=True)
-            temporary.touch(0o600)
-            temporary.write_bytes(text)
-            os.replace(temporary, self._file)
-        except OSError as error:
-            log.warning("failed to write metrics: %s", error)
-            return
-        self._published = text
+        if _write(self._file, text):
+            self._published = text
 
     def close(self) -> None:
         """Write the last counts."""
@@ -126,6 +118,33 @@ class MultiprocessCounters:
         while True:
             await asyncio.sleep(PUBLISH_EVERY_S)
             self.publish()
+
+
+class SupervisorCounters(Counters):
+    """The counters of the parent of all workers, in a file of the same folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._file = folder / "0"
+
+    def count(self, metric: str, *labels: str, by: int = 1) -> None:
+        """See `Counters.count`. The counts are written at once."""
+        super().count(metric, *labels, by=by)
+        _write(self._file, self.encode())
+
+
+def _write(file: Path, text: bytes) -> bool:
+    """Replace the file. Returns False, and logs why, if that fails."""
+    temporary = file.with_name(f".{file.name}")
+    try:
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        temporary.touch(0o600)
+        temporary.write_bytes(text)
+        os.replace(temporary, file)
+    except OSError as error:
+        log.warning("failed to write metrics: %s", error)
+        return False
+    return True
 
 
 def _read(file: Path) -> Counters:
@@ -151,6 +170,7 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("projection",),
     ),
     "pysync_projection_failures": ("Sources, lists and functions that failed.", ("projection",)),
+    "pysync_worker_replacements": ("Workers that were replaced.", ("reason",)),
 }
 """The metrics that `Counters.count` counts, by name without `_total`: the help text and the label names."""
 

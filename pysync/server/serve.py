@@ -27,7 +27,9 @@ from pysync.server import logs
 from pysync.server.app import App, Worker, create_app
 from pysync.server.connection import HttpServer
 from pysync.server.handlers.service import INDEX, file_names
+from pysync.server.metrics import SupervisorCounters
 from pysync.server.supervisor import NO_RELOAD, Supervisor, WorkerContext
+from pysync.server.watchdog import LoopWatchdog
 from pysync.sqlite.database_file import quick_check
 
 
@@ -104,7 +106,14 @@ def _serve_with_workers(config: Config, notice: str) -> int:
             _print_banner(config, port, notice)
             log.info("serving with %s workers, version %s, pid %s", server.workers, __version__, os.getpid())
 
-        status = Supervisor(server.workers, work, server.drain_timeout_ms / 1000).run(report_ready)
+        counters = SupervisorCounters(Path(counters_dir))
+        supervisor = Supervisor(
+            server.workers,
+            work,
+            server.drain_timeout_ms / 1000,
+            on_replace=lambda reason: counters.count("pysync_worker_replacements", reason),
+        )
+        status = supervisor.run(report_ready)
     log.info("stopped")
     return status
 
@@ -148,7 +157,7 @@ async def _serve_alone(config: Config, notice: str) -> int:
     """Serve as the only process until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     _listen_for_signals(stop)
-    async with _running(config, config.server.port) as port:
+    async with _running(config, config.server.port) as port, LoopWatchdog():
         _print_banner(config, port, notice)
         log.info("serving, version %s, pid %s", __version__, os.getpid())
         await stop.wait()
@@ -173,11 +182,18 @@ async def _serve_as_worker(config: Config, port: int, context: WorkerContext, co
     async with _running(config, port, Worker(context.number, counters_dir)):
         log.info("serving, pid %s", os.getpid())
         context.ready()
+        _send_heartbeats(loop, context)
         await stop.wait()
         log.info("draining: the parent is gone" if orphaned.is_set() else "draining")
     if orphaned.is_set():
         shutil.rmtree(counters_dir, ignore_errors=True)
     log.info("stopped")
+
+
+def _send_heartbeats(loop: asyncio.AbstractEventLoop, context: WorkerContext) -> None:
+    """Send heartbeats to the parent as long as the event loop runs."""
+    context.send_heartbeat()
+    loop.call_later(context.heartbeat_s, _send_heartbeats, loop, context)
 
 
 @asynccontextmanager

@@ -1,10 +1,15 @@
 """Worker processes under one parent: forked, restarted when they die, and stopped gracefully.
 
 The parent is simple and synchronous. It has no event loop and no threads, so it may fork at any time, and
-little can make it fail. Two pipes connect it to each worker. On one the worker reports that it is ready, or
-the error that kept it from starting; the other closes when the parent ends.
+little can make it fail. Two pipes connect it to each worker. On one the worker reports that it is ready, that
+its event loop still runs, or the error that kept it from starting; the other closes when the parent ends.
+
+A worker that stops sending heartbeats is killed and replaced, because it may hold a lock that all others wait
+for. The parent measures the silence in rounds of its own rather than by a clock: if the whole machine was
+suspended, the time that passed meanwhile counts as one round.
 """
 
+import faulthandler
 import gc
 import logging
 import os
@@ -28,7 +33,19 @@ dies again earlier than this is restarted after a delay that doubles each time."
 GRACE_S: Final = 2.0
 """Seconds that a worker has to close its store after it stopped waiting for requests."""
 
-_READY: Final = b"\0"
+STALL_S: Final = 10.0
+"""Seconds without a heartbeat after which a worker is killed and replaced."""
+
+ROUNDS: Final = 10
+"""Heartbeats that a worker sends in that time, and rounds in which the parent looks for them."""
+
+DUMP_SIGNAL: Final = signal.SIGUSR1
+"""The signal on which a worker writes the stacks of its threads to the pipe of its heartbeats."""
+
+_HEARTBEAT: Final = b"\0"
+_PICKLE: Final = b"\x80"
+"""The first byte of a reported error. Neither a heartbeat nor a stack contains it."""
+
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _HANDLED_SIGNALS: Final = (*_STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD)
 
@@ -47,16 +64,23 @@ class WorkerFailed(OSError):
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
     """A worker's own slot: its `number`, from 1, which its replacement has too, and `parent_fd`, which
-    becomes readable when the parent ends."""
+    becomes readable when the parent ends. A worker that is ready calls `send_heartbeat` every
+    `heartbeat_s`."""
 
     number: int
     parent_fd: int
     pipe_fd: int
+    heartbeat_s: float = STALL_S / ROUNDS
 
     def ready(self) -> None:
         """Report to the parent that this worker serves. If the parent has ended, `parent_fd` shows it."""
-        with suppress(BrokenPipeError):
-            os.write(self.pipe_fd, _READY)
+        self.send_heartbeat()
+
+    def send_heartbeat(self) -> None:
+        """Report to the parent that this worker still answers. If the parent reads nothing, because it is
+        stopped, a full pipe is report enough."""
+        with suppress(BrokenPipeError, BlockingIOError):
+            os.write(self.pipe_fd, _HEARTBEAT)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,23 +91,38 @@ class _Worker:
     """Read end of the pipe on which the worker reports."""
     started_at: float
     output: bytes = b""
+    """Stacks and the error that it reported."""
+    is_ready: bool = False
+    """True once the worker has reported that it serves."""
+    silent_rounds: int = 0
+    """Rounds without a heartbeat since it is ready."""
     status: int | None = None
     """Exit status; negative for a signal, None while it runs."""
 
-    @property
-    def is_ready(self) -> bool:
-        """True once the worker has reported that it serves."""
-        return self.output.startswith(_READY)
-
     def read_pipe(self) -> None:
         """Read the report of the worker."""
-        self.output += _read_available(self.pipe_fd)
+        report = _read_available(self.pipe_fd)
+        if _PICKLE in self.output:  # the rest of an error
+            self.output += report
+            return
+        text, mark, error = report.partition(_PICKLE)
+        if _HEARTBEAT in text:
+            self.is_ready = True
+            if self.silent_rounds < ROUNDS:
+                self.silent_rounds = 0
+        self.output += text.replace(_HEARTBEAT, b"") + mark + error
+
+    @property
+    def stacks(self) -> str:
+        """The stacks that the worker wrote when it was asked for them."""
+        return self.output.partition(_PICKLE)[0].decode("ascii", "replace").strip()
 
     @property
     def error(self) -> Exception | None:
         """The error with which the worker ended; None if it reported none."""
+        _, mark, rest = self.output.partition(_PICKLE)
         try:
-            error = pickle.loads(self.output.removeprefix(_READY))  # noqa: S301 - our own child's, on our own pipe
+            error = pickle.loads(mark + rest)  # noqa: S301 - our own child's, on our own pipe
         except Exception:
             return None
         return error if isinstance(error, Exception) else None
@@ -116,12 +155,24 @@ class _Slot:
 
 
 class Supervisor:
-    """Runs `work` in `count` processes. `work` receives its context, calls `ready` on it, and returns once it
-    has drained after SIGTERM or after the end of the parent, for which it may take `drain_s`."""
+    """Runs `work` in `count` processes. `work` receives its context, calls `ready` on it, then
+    `send_heartbeat` every `heartbeat_s`, and returns once it has drained after SIGTERM or after the end of
+    the parent, for which it may take `drain_s`. A worker that sends no heartbeat for `stall_s` is killed and
+    replaced. `on_replace` is called with the reason of each replacement, `ended` or `stalled`."""
 
-    def __init__(self, count: int, work: Callable[[WorkerContext], None], drain_s: float) -> None:
+    def __init__(
+        self,
+        count: int,
+        work: Callable[[WorkerContext], None],
+        drain_s: float,
+        *,
+        stall_s: float = STALL_S,
+        on_replace: Callable[[str], None] = lambda reason: None,
+    ) -> None:
         self._work = work
         self._drain_s = drain_s
+        self._stall_s = stall_s
+        self._on_replace = on_replace
         self._slots = {number: _Slot() for number in range(1, count + 1)}
         self._signals = 0  # number of SIGTERM and SIGINT received
 
@@ -163,18 +214,43 @@ class Supervisor:
                 )
 
     def _supervise(self) -> None:
-        """Restart workers that die until a stop signal."""
+        """Restart workers that die or stall until a stop signal."""
+        round_s = self._stall_s / ROUNDS
+        round_ends = time.monotonic() + round_s
         while not self._signals:
             now = time.monotonic()
+            if now >= round_ends:  # however long ago: one round
+                self._end_round()
+                round_ends = now + round_s
             for number, slot in self._slots.items():
                 if slot.worker is None and slot.due_at <= now:
                     self._restart(number)
             waiting = [slot.due_at for slot in self._slots.values() if slot.worker is None]
-            for ended in self._wait(max(0.0, min(waiting) - now) if waiting else None):
+            for ended in self._wait(max(0.0, min([round_ends, *waiting]) - now)):
                 if not self._signals:
                     self._replace(ended)
 
+    def _end_round(self) -> None:
+        """Count this round for each worker that sent no heartbeat in it. Ask a worker that stalls for its
+        stacks, and kill it one round later."""
+        for worker in self._workers():
+            if not worker.is_ready:
+                continue
+            worker.silent_rounds += 1
+            if worker.silent_rounds == ROUNDS:
+                os.kill(worker.pid, DUMP_SIGNAL)
+                os.kill(worker.pid, signal.SIGCONT)  # a stopped process handles no signal
+            elif worker.silent_rounds == ROUNDS + 1:
+                log.error(
+                    "worker %s has not answered for %g s and is killed: %s",
+                    worker.number,
+                    self._stall_s,
+                    f"its stacks are\n{worker.stacks}" if worker.stacks else "it did not show its stacks",
+                )
+                os.kill(worker.pid, signal.SIGKILL)
+
     def _replace(self, ended: _Worker) -> None:
+        self._on_replace("stalled" if ended.silent_rounds > ROUNDS else "ended")
         slot = self._slots[ended.number]
         if time.monotonic() - ended.started_at >= HEALTHY_S:
             slot.delay_s = 0.0
@@ -249,7 +325,8 @@ class Supervisor:
         try:
             pid = os.fork()
             if pid == 0:
-                self._run_child(WorkerContext(number, self._parent_pipe[0], write_end), read_end)
+                context = WorkerContext(number, self._parent_pipe[0], write_end, self._stall_s / ROUNDS)
+                self._run_child(context, read_end)
         except OSError:
             os.close(read_end)
             raise
@@ -272,6 +349,7 @@ class Supervisor:
                 os.close(fd)
             for worker in self._workers():
                 os.close(worker.pipe_fd)
+            faulthandler.register(DUMP_SIGNAL, context.pipe_fd)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
             self._work(context)
             status = 0

@@ -1,13 +1,16 @@
 """A supervisor of small processes: what keeps them from starting, and what they leave behind."""
 
+import itertools
 import os
+import pickle
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from pysync.server.supervisor import HEALTHY_S, Supervisor, WorkerContext, _Slot, _Worker
+from pysync.server.supervisor import HEALTHY_S, ROUNDS, Supervisor, WorkerContext, _Slot, _Worker
 
 SCRIPT = """
 import os, select, signal, sys
@@ -92,3 +95,79 @@ def test_who_dies_again_soon_is_replaced_later_each_time_up_to_a_bound() -> None
         supervisor._replace(_Worker(1, 0, 0, time.monotonic() - lived_s, status=1))
         next_waits.append(place.delay_s)
     assert next_waits == [0.5, 1, 2, 4, 8, 10, 10, 0.5, 1]
+
+
+def test_hours_that_pass_at_once_count_as_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor = Supervisor(1, lambda post: None, 0.1)
+    worker = supervisor._slots[1].worker = _Worker(1, 0, 0, 0.0, is_ready=True)
+    wakes = iter(range(ROUNDS - 2))
+    hours = itertools.count(step=3600)
+
+    def wake(timeout_s: float | None) -> list[_Worker]:
+        supervisor._signals = next(wakes, None) is None
+        return []
+
+    monkeypatch.setattr(supervisor, "_wait", wake)
+    monkeypatch.setattr(time, "monotonic", lambda: next(hours))
+    monkeypatch.setattr(os, "kill", lambda pid, number: pytest.fail("a worker was killed"))
+    supervisor._supervise()
+    assert worker.silent_rounds == ROUNDS - 1
+
+
+STALLING = """
+import os, select, signal, sys, time
+from pathlib import Path
+from pysync.server.supervisor import Supervisor, WorkerContext
+
+folder = Path(sys.argv[1])
+
+def hang_here() -> None:
+    while True:
+        {hang}
+
+def work(post: WorkerContext) -> None:
+    post.ready()
+    if not (folder / "hung").exists():
+        (folder / "hung").touch()
+        hang_here()
+    os.kill(os.getppid(), signal.SIGTERM)
+    while not select.select([post.parent_fd], [], [], post.heartbeat_s)[0]:
+        post.send_heartbeat()
+
+Supervisor(1, work, 0.1, stall_s=0.2, on_replace=print).run(lambda: None)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("hang", "shown"),
+    [
+        ("time.sleep(1)", "in hang_here"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "in hang_here"),
+        ("signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])", "it did not show its stacks"),
+    ],
+)
+def test_a_worker_that_sends_no_heartbeats_is_logged_with_its_stacks_and_replaced(
+    hang: str, shown: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", STALLING.replace("{hang}", hang), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines() == ["stalled"]
+    assert "worker 1 has not answered for 0.2 s and is killed" in done.stderr
+    assert shown in done.stderr
+    assert "worker 1 was ended by SIGKILL; another starts" in done.stderr
+
+
+def test_an_error_is_reported_whatever_came_before_it() -> None:
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    worker = _Worker(1, 0, read_end, 0.0)
+    reported = pickle.dumps(ValueError("x" * 100))
+    for part in (b"\0", b"Stack\0 of a thread\n", b"\0\0", reported[:20], reported[20:]):
+        os.write(write_end, part)
+        worker.read_pipe()
+    for fd in (read_end, write_end):
+        os.close(fd)
+    assert worker.is_ready
+    assert worker.stacks == "Stack of a thread"
+    assert repr(worker.error) == repr(ValueError("x" * 100))

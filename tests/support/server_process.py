@@ -35,7 +35,8 @@ class Process:
 @asynccontextmanager
 async def serving(folder: Path, port: int = 0, **members: Any) -> AsyncIterator[Process]:
     """A server process on the store in `folder`, on a free port unless it is given, killed at the end if it
-    still runs."""
+    still runs. The member `program` has the arguments with which Python runs pysync."""
+    program = members.pop("program", ("-m", "pysync"))
     settings = folder / f"config-{os.urandom(4).hex()}.json"
     settings.write_text(
         json.dumps({"version": 1, "store": f"file:{folder}/data", "collections": COLLECTIONS, **members})
@@ -43,7 +44,7 @@ async def serving(folder: Path, port: int = 0, **members: Any) -> AsyncIterator[
     log = settings.with_suffix(".log")
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pysync", "serve", "--config", str(settings), "--port", str(port),
+            sys.executable, *program, "serve", "--config", str(settings), "--port", str(port),
             stdout=asyncio.subprocess.PIPE, stderr=errors,
         )  # fmt: skip
     try:

@@ -1,0 +1,48 @@
+"""A process without a supervisor tells its operator where its event loop hangs."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from pysync.server import watchdog
+from pysync.server.supervisor import ROUNDS
+from pysync.server.watchdog import LoopWatchdog
+
+
+class Heard(logging.Handler):
+    """Sets `heard` once something was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.heard.set()
+
+
+async def test_a_loop_that_hangs_is_logged_with_the_stacks_and_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    handler = Heard()
+
+    def hang_here() -> None:
+        assert handler.heard.wait()
+
+    watchdog.log.addHandler(handler)
+    try:
+        async with LoopWatchdog(stall_s=0.1) as watched:
+            hang_here()
+            handler.heard.clear()
+            while not handler.heard.is_set():
+                await asyncio.sleep(0)
+            assert watched._silent_rounds < ROUNDS
+    finally:
+        watchdog.log.removeHandler(handler)
+    stalled, again = [record.getMessage() for record in caplog.records][:2]
+    assert stalled.startswith("the event loop has not answered for 0.1 s")
+    assert "in hang_here" in stalled
+    assert stalled.index("MainThread") < stalled.index("watchdog")
+    assert again == "the event loop answers again"
+    assert not watched._thread.is_alive()

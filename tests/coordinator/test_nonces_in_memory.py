@@ -1,0 +1,153 @@
+"""Nonces of reads while the disk takes none: they are kept in memory that all processes share."""
+
+import errno
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from support.faulty_disk import WRITES, failing
+
+from pysync.coordinator import nonce_log
+from pysync.coordinator.base import EPOCH_MS
+from pysync.coordinator.local import LocalCoordinator
+from pysync.errors import CoordinatorUnavailable
+from pysync.testing import FakeClock
+
+NUMBERS = [errno.EROFS, errno.ENOSPC, errno.EIO]
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What stands for the memory of the machine."""
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(nonce_log, "SHARED_MEMORY", memory)
+    return memory
+
+
+@pytest.fixture
+async def coordinator(folder: Path, clock: FakeClock, memory: Path) -> AsyncIterator[LocalCoordinator]:
+    coordinator = await LocalCoordinator.open_folder(folder, clock)
+    yield coordinator
+    await coordinator.close()
+
+
+Broken = Callable[[], AbstractContextManager[None]]
+
+
+@pytest.fixture(params=NUMBERS, ids=errno.errorcode.get)
+def broken(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Broken:
+    """While it is entered, nothing can be written below the folder."""
+    return lambda: failing(monkeypatch, folder, request.param, WRITES, nonce_log)
+
+
+async def read(coordinator: LocalCoordinator, clock: FakeClock, nonce: str) -> bool:
+    return await coordinator.consume_nonce("aa", nonce, clock(), is_read=True)
+
+
+async def test_a_read_is_admitted_once_while_nonces_cannot_be_written(
+    coordinator: LocalCoordinator, clock: FakeClock, broken: Broken
+) -> None:
+    assert await coordinator.consume_nonce("aa", "written", clock())
+    with broken():
+        assert await read(coordinator, clock, "kept")
+        assert not await read(coordinator, clock, "kept")
+        assert not await read(coordinator, clock, "written")
+
+
+async def test_a_write_is_refused_while_nonces_cannot_be_written(
+    coordinator: LocalCoordinator, clock: FakeClock, broken: Broken
+) -> None:
+    with broken():
+        for _ in range(2):
+            with pytest.raises(CoordinatorUnavailable):
+                await coordinator.consume_nonce("aa", "n", clock())
+    assert await coordinator.consume_nonce("aa", "n", clock())
+
+
+async def test_a_nonce_that_was_kept_in_memory_is_known_once_nonces_can_be_written_again(
+    coordinator: LocalCoordinator, clock: FakeClock, broken: Broken
+) -> None:
+    with broken():
+        assert await read(coordinator, clock, "kept")
+    assert not await coordinator.consume_nonce("aa", "kept", clock())
+    assert not await read(coordinator, clock, "kept")
+    assert await coordinator.consume_nonce("aa", "new", clock())
+
+
+async def test_a_nonce_that_was_kept_in_memory_is_known_to_other_processes_and_after_a_restart(
+    coordinator: LocalCoordinator, folder: Path, clock: FakeClock, broken: Broken
+) -> None:
+    other = await LocalCoordinator.open_folder(folder, clock)
+    with broken():
+        assert await read(coordinator, clock, "kept")
+        assert not await read(other, clock, "kept")
+    assert not await other.consume_nonce("aa", "kept", clock())
+    await other.close()
+    restarted = await LocalCoordinator.open_folder(folder, clock)
+    assert not await restarted.consume_nonce("aa", "kept", clock())
+    assert await restarted.consume_nonce("aa", "new", clock())
+    await restarted.close()
+
+
+async def test_a_process_that_has_not_opened_the_newest_file_reads_it(
+    coordinator: LocalCoordinator, folder: Path, clock: FakeClock, broken: Broken
+) -> None:
+    other = await LocalCoordinator.open_folder(folder, clock)
+    clock.now_ms += EPOCH_MS
+    assert await other.consume_nonce("aa", "written", clock())
+    with broken():
+        assert not await read(coordinator, clock, "written")
+        assert await read(coordinator, clock, "kept")
+        assert not await read(other, clock, "kept")
+    await other.close()
+
+
+async def test_nonces_are_kept_in_memory_for_ten_minutes(
+    coordinator: LocalCoordinator, clock: FakeClock, broken: Broken
+) -> None:
+    with broken():
+        assert await read(coordinator, clock, "first")
+        for n in range(2):
+            clock.now_ms += EPOCH_MS
+            assert await read(coordinator, clock, f"{n}")
+            assert not await read(coordinator, clock, "first")
+        clock.now_ms += 2 * EPOCH_MS
+        assert await read(coordinator, clock, "first"), "its signature has expired long ago"
+    assert await coordinator.consume_nonce("aa", "written", clock())
+
+
+async def test_nonces_are_written_to_the_disk_as_long_as_it_takes_them(
+    coordinator: LocalCoordinator, clock: FakeClock, memory: Path
+) -> None:
+    assert await read(coordinator, clock, "n")
+    assert not list(memory.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["link", "open to others", "file"])
+async def test_memory_that_others_may_have_prepared_is_not_used(
+    coordinator: LocalCoordinator, folder: Path, clock: FakeClock, memory: Path, broken: Broken, kind: str
+) -> None:
+    place = nonce_log.memory_folder(folder / "nonces")
+    if kind == "link":
+        (memory / "elsewhere").mkdir(mode=0o700)
+        place.symlink_to(memory / "elsewhere")
+    elif kind == "file":
+        place.touch()
+    else:
+        place.mkdir()
+        place.chmod(0o777)
+    with broken(), pytest.raises(CoordinatorUnavailable):
+        await read(coordinator, clock, "n")
+
+
+async def test_what_is_kept_in_memory_is_closed_to_others(
+    coordinator: LocalCoordinator, clock: FakeClock, memory: Path, broken: Broken
+) -> None:
+    with broken():
+        assert await read(coordinator, clock, "n")
+    (place,) = memory.iterdir()
+    assert {path.stat().st_mode & 0o077 for path in (place, *place.iterdir())} == {0}
+    assert place.stat().st_uid == os.geteuid()

@@ -71,14 +71,15 @@ class Credentials(NamedTuple):
 
 
 class AuthenticatedRequest(NamedTuple):
-    """The caller of a request whose signature was verified. `certificate` is None if nothing was signed, and
-    `is_cached` is True if it was in the cache already."""
+    """The caller of a request whose signature was verified. `certificate` is None if nothing was signed,
+    `is_cached` is True if it was in the cache already, and `is_read` if the request changes nothing."""
 
     caller: Caller
     certificate: VerifiedCertificate | None = None
     timestamp_ms: int = 0
     nonce: str = ""
     is_cached: bool = False
+    is_read: bool = False
 
 
 NO_CREDENTIALS = Credentials(ANONYMOUS)
@@ -151,8 +152,9 @@ class Authenticator:
         proof = presented if isinstance(presented, VerifiedCertificate) else self._verifier.verify(presented)
         if proof.not_in_audience:
             raise Forbidden(reason="audience: the certificate is for other keys")
+        is_read = request.method in ("GET", "HEAD")
         return AuthenticatedRequest(
-            proof.caller, proof, credentials.timestamp_ms, credentials.nonce, is_cached
+            proof.caller, proof, credentials.timestamp_ms, credentials.nonce, is_cached, is_read
         )
 
     async def consume_nonce(self, verified: AuthenticatedRequest) -> None:
@@ -176,7 +178,11 @@ class Authenticator:
         """Record the nonce and return True if it is new. Looks up whether an untrusted identity owns data
         only if the share of strangers is full."""
         remember = partial(
-            self._coordinator.consume_nonce, proof.caller.presenter, verified.nonce, verified.timestamp_ms
+            self._coordinator.consume_nonce,
+            proof.caller.presenter,
+            verified.nonce,
+            verified.timestamp_ms,
+            is_read=verified.is_read,
         )
         if proof.is_trusted:
             return await remember(Standing.TRUSTED)

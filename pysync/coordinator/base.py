@@ -79,10 +79,18 @@ class Coordinator(ChangeLog, Protocol):
     raise CoordinatorUnavailable rather than promise something that may be forgotten."""
 
     async def consume_nonce(
-        self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
+        self,
+        presenter: str,
+        nonce: str,
+        signed_ms: int,
+        standing: Standing = Standing.TRUSTED,
+        *,
+        is_read: bool = False,
     ) -> bool:
         """Return True the first time that any process consumes this nonce (text of the header) of this key
-        (hex), and False within the ten minutes after. At least 1,000,000 live nonces are kept.
+        (hex), and False within the ten minutes after. At least 1,000,000 live nonces are kept. The nonce of a
+        read (`is_read`) may be kept in a memory that outlives the processes and not the machine, where that
+        of a write is refused.
 
         Raises ReplayMemoryFull if the share of this `standing` is full, and CoordinatorUnavailable if the
         request was signed (`signed_ms`) before memory was lost that may have contained its nonce."""

@@ -67,7 +67,13 @@ class MemoryCoordinator:
         self._tick = FIRST_TIMESTAMP
 
     async def consume_nonce(
-        self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
+        self,
+        presenter: str,
+        nonce: str,
+        signed_ms: int,
+        standing: Standing = Standing.TRUSTED,
+        *,
+        is_read: bool = False,
     ) -> bool:
         """See `Coordinator.consume_nonce`."""
         epoch = nonce_epoch(self._elapsed_ms())

@@ -10,14 +10,21 @@ small system calls and no flush: it survives the death of the process, which is 
 
 Epochs follow the time since the machine was booted, which nobody can set. After a reboot they continue where
 they were, as if no time had passed, so that a nonce is kept too long rather than too short.
+
+While the disk takes no nonces, because it is full, read-only or broken, those of reads go to a second log in
+memory that all processes of the machine share. It outlives the processes, but not the machine: after a reboot
+within ten minutes such a read could be repeated. So writes are refused meanwhile.
 """
 
 import asyncio
+import errno
 import fcntl
+import logging
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +34,11 @@ from pysync.coordinator.base import AHEAD_MS, EPOCH_MS, LIVE_EPOCHS, ReplayMemor
 from pysync.errors import CoordinatorUnavailable
 from pysync.sqlite.connection import DatabaseFile
 from pysync.sqlite.database_file import make_private_dir
+
+log = logging.getLogger(__name__)
+
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - our folders in it are private
+"""A file system in memory that all processes of the machine share. Only Linux has it."""
 
 RECORD_BYTES: Final = 16
 READ_BYTES: Final = 1 << 20
@@ -40,15 +52,22 @@ LOCK_TIMEOUT_S: Final = 1.0
 
 _LATER: Final = "later-"
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def memory_folder(folder: Path) -> Path:
+    """Return the folder in shared memory that stands in for the nonce log in `folder`. Raises OSError."""
+    found = os.stat(folder)
+    return SHARED_MEMORY / f"pysync-{os.geteuid()}-{found.st_dev:x}-{found.st_ino:x}"
 
 
 class NonceLogFile:
     """The nonces of one epoch, in a file and in memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, flags: int = _FLAGS) -> None:
         self.seen = ReplayWindow()
         self.is_sealed = False
-        self._fd = os.open(path, _FLAGS | os.O_APPEND, 0o600)
+        self._fd = os.open(path, flags | os.O_APPEND, 0o600)
         self._offset = 0
 
     def catch_up(self) -> None:
@@ -87,12 +106,22 @@ class NonceLog:
     """The nonces of the last ten minutes and more, for all processes that use `folder`."""
 
     def __init__(
-        self, folder: Path, now_ms: Callable[[], int], max_live: int, boot: str, database: DatabaseFile
+        self,
+        folder: Path,
+        now_ms: Callable[[], int],
+        max_live: int,
+        boot: str,
+        database: DatabaseFile | None = None,
     ) -> None:
         """Read the live files. The elapsed time of `now_ms` is that since the boot that `boot` identifies. No
-        nonce is accepted once `database`, which watches this folder from now on, was moved. Raises
-        OSError."""
+        nonce is accepted once `database`, which watches this folder from now on, was moved. Without a
+        database this is the log in shared memory of another one. Raises OSError."""
         self._folder = folder
+        self._boot = boot
+        self._memory: NonceLog | None = None
+        self._memory_path: str | None = None
+        self._unopened: dict[int, NonceLogFile] = {}
+        self._is_writable = True
         self._now_ms = now_ms
         self._elapsed_ms = elapsed_of(now_ms)
         self._database = database
@@ -106,13 +135,21 @@ class NonceLog:
             self._advance()
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
-        database.watch(folder / "lock")
+        if database is not None:
+            database.watch(folder / "lock")
+            self._memory_path = str(memory_folder(folder))
 
     async def consume(
-        self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
+        self,
+        presenter: str,
+        nonce: str,
+        signed_ms: int,
+        standing: Standing = Standing.TRUSTED,
+        *,
+        is_read: bool = False,
     ) -> bool:
         """See `Coordinator.consume_nonce`."""
-        if self._database.moved:
+        if self._database is not None and self._database.moved:
             raise CoordinatorUnavailable()
         digest = ReplayWindow.digest(presenter, nonce)
         try:
@@ -120,36 +157,109 @@ class NonceLog:
         except BlockingIOError:
             await self._wait_for_lock()
         try:
-            is_new = self._check_and_append(digest, standing)
-            if is_new and (ahead_ms := signed_ms - self._now_ms()) > AHEAD_MS:
-                self._record_for_later(digest, ahead_ms)
-            return is_new
+            return self._record(digest, signed_ms, standing)
         except OSError as error:
-            raise CoordinatorUnavailable() from error
+            if not is_read:
+                raise CoordinatorUnavailable() from error
+            try:
+                is_new = self._record_in_memory(digest, signed_ms, standing)
+            except OSError:
+                raise CoordinatorUnavailable() from error
+            self._set_writable(error)
+            return is_new
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Close all files."""
-        for file in self._files.values():
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
+        for file in (*self._files.values(), *self._unopened.values()):
             file.close()
         self._files.clear()
+        self._unopened.clear()
         os.close(self._lock)
 
+    def _record(self, digest: bytes, signed_ms: int, standing: Standing) -> bool:
+        is_new = self._check_and_append(digest, standing)
+        if is_new and (ahead_ms := signed_ms - self._now_ms()) > AHEAD_MS:
+            self._record_for_later(digest, ahead_ms)
+        return is_new
+
     def _check_and_append(self, digest: bytes, standing: Standing) -> bool:
-        self._current.catch_up()
-        if self._elapsed_ms() >= self._ends_ms or self._current.is_sealed:
-            self._advance()
+        self._catch_up()
         for seen in self._earlier:
             if digest in seen:
                 return False
         seen = self._current.seen
-        if digest in seen:
+        if digest in seen or self._is_in_memory(digest):
             return False
         if (len(seen) + self._earlier_count) * Standing.TRUSTED >= self._max_live * standing:
             raise ReplayMemoryFull
         self._current.append(digest)
+        if not self._is_writable:
+            self._set_writable()
         return True
+
+    def _catch_up(self) -> None:
+        self._current.catch_up()
+        if self._elapsed_ms() >= self._ends_ms or self._current.is_sealed:
+            self._advance()
+
+    def _record_in_memory(self, digest: bytes, signed_ms: int, standing: Standing) -> bool:
+        """Record a nonce that the disk does not take, and return True if it is new. Raises OSError if the
+        disk cannot be read either, or there is no shared memory."""
+        live = [epoch for epoch in self._stored_epochs() if epoch > max(self._files) - LIVE_EPOCHS]
+        for epoch in live:
+            file = self._files.get(epoch) or self._unopened.get(epoch)
+            if file is None:  # another process created it, and it cannot be opened for writing
+                file = self._unopened[epoch] = NonceLogFile(self._folder / str(epoch), _READ_FLAGS)
+            file.catch_up()
+            if digest in file.seen:
+                return False
+        if any(digest in seen for seen in self._earlier):
+            return False
+        return self._open_memory()._record(digest, signed_ms, standing)
+
+    def _is_in_memory(self, digest: bytes) -> bool:
+        """Return True if a process recorded this nonce in memory, in the last ten minutes."""
+        if self._memory_path is None or (self._memory is None and not os.path.exists(self._memory_path)):
+            return False
+        memory = self._open_memory()
+        memory._catch_up()
+        return any(digest in seen for seen in (memory._current.seen, *memory._earlier))
+
+    def _open_memory(self) -> "NonceLog":
+        """Return the log in shared memory. The caller holds the lock of this log, which excludes all who use
+        the other. Raises OSError, also if somebody else may have prepared the folder."""
+        if self._memory is None:
+            if self._memory_path is None:
+                raise FileNotFoundError(errno.ENOENT, "nothing stands in for shared memory")
+            with suppress(FileExistsError):
+                os.mkdir(self._memory_path, 0o700)
+            found = os.lstat(self._memory_path)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                raise PermissionError(errno.EPERM, "not a private folder", self._memory_path)
+            self._memory = NonceLog(Path(self._memory_path), self._now_ms, self._max_live, self._boot)
+        return self._memory
+
+    def _set_writable(self, error: OSError | None = None) -> None:
+        """Log it when the disk begins to refuse nonces, and when it takes them again."""
+        if error is None:
+            self._is_writable = True
+            for file in self._unopened.values():
+                file.close()
+            self._unopened.clear()
+            log.warning("nonces can be written to %s again", self._folder)
+        elif self._is_writable:
+            self._is_writable = False
+            log.error(
+                "nonces cannot be written to %s: %s; refusing signed writes, keeping nonces of reads in %s",
+                self._folder,
+                error,
+                self._memory_path,
+            )
 
     def _advance(self) -> None:
         """Move to the newest epoch, by the clock or by the files of other processes."""

@@ -179,7 +179,13 @@ class RedisCoordinator:
         return coordinator
 
     async def consume_nonce(
-        self, presenter: str, nonce: str, signed_ms: int, standing: Standing = Standing.TRUSTED
+        self,
+        presenter: str,
+        nonce: str,
+        signed_ms: int,
+        standing: Standing = Standing.TRUSTED,
+        *,
+        is_read: bool = False,
     ) -> bool:
         """See `Coordinator.consume_nonce`."""
         key = b"pysync:n:" + ReplayWindow.digest(presenter, nonce)

@@ -1,0 +1,137 @@
+"""Errors of the disk below a local store: they are `store_unavailable`, they pass, and nothing is damaged."""
+
+import errno
+import logging
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from support.faulty_disk import READS, WRITES, failing
+
+from pysync.errors import StoreUnavailable
+from pysync.protocol import JSON_TYPE
+from pysync.store import OpenFile
+from pysync.store.local import disk, files
+from pysync.store.local.store import LocalStore
+
+BODY = b"x" * 100_000
+NUMBERS = [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EMFILE]
+
+
+@pytest.fixture
+async def store(folder: Path) -> AsyncIterator[LocalStore]:
+    """A store with documents, of which SQLite has no page in memory."""
+    before = await LocalStore.open_folder(folder)
+    for n in range(5):
+        await before.put(f"notes/{n}", BODY)
+    await before.close()
+    store = await LocalStore.open_folder(folder)
+    yield store
+    await store.close()
+
+
+@contextmanager
+def broken_descriptors(path: Path) -> Iterator[None]:
+    """Every read, write and flush of this file, as this process has it open, fails as on a broken disk."""
+    broken = os.open("/proc/self/mem", os.O_RDWR)  # nothing lies at its low addresses: EIO
+    found = [int(fd) for fd in os.listdir("/proc/self/fd") if _target(fd) == str(path)]
+    assert found, "the file is open"
+    kept = {fd: os.dup(fd) for fd in found}
+    for fd in found:
+        os.dup2(broken, fd)
+    try:
+        yield
+    finally:
+        for fd, real in kept.items():
+            os.dup2(real, fd)
+            os.close(real)
+        os.close(broken)
+
+
+def _target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:
+        return ""
+
+
+async def test_a_document_that_the_disk_cannot_read_is_unavailable_and_not_damaged(
+    store: LocalStore, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with broken_descriptors(folder / "pysync.db"):
+        for n in range(5):
+            with pytest.raises(StoreUnavailable):
+                await store.get(f"notes/{n}")
+    store._database.wait_for_check()
+    assert store._database.fault is None
+    found = await store.get("notes/0")
+    assert found is not None
+    assert not isinstance(found, tuple) or found.body == BODY
+    await store.probe()
+    assert not [entry for entry in caplog.records if entry.levelno == logging.CRITICAL]
+
+
+async def test_a_write_that_the_disk_does_not_take_is_unavailable_and_the_next_is_made(
+    store: LocalStore, folder: Path
+) -> None:
+    await store.put("notes/acknowledged", BODY)
+    with broken_descriptors(folder / "pysync.db-wal"):
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await store.put("notes/refused", BODY)
+    store._database.wait_for_check()
+    await store.put("notes/next", BODY)
+    assert await store.list("notes", None, 10) == ["0", "1", "2", "3", "4", "acknowledged", "next"]
+    assert store._database.fault is None
+    await store.close()
+    reopened = await LocalStore.open_folder(store._database.path.parent)
+    assert len(await reopened.list("notes", None, 10)) == 7
+    await reopened.close()
+
+
+async def chunks() -> AsyncIterator[bytes]:
+    yield BODY
+
+
+async def read(file: OpenFile | None) -> bytes:
+    assert file is not None
+    try:
+        return b"".join([chunk async for chunk in file.chunks])
+    finally:
+        await file.chunks.aclose()
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EMFILE], ids=errno.errorcode.get
+)
+@pytest.mark.parametrize("call", WRITES)
+async def test_a_file_that_the_disk_does_not_take_leaves_the_one_before(
+    store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    await store.write("f/a", chunks(), JSON_TYPE)
+    with failing(monkeypatch, folder, number, (call,), disk, files):
+        for key in ("f/a", "f/b", "g/c"):
+            with suppress(StoreUnavailable):  # also of a file that was acknowledged and has no place yet
+                await store.write(key, chunks(), JSON_TYPE)
+                assert await read(await store.open(key)) == BODY
+    for key in ("f/a", "f/b", "g/c"):
+        await store.write(key, chunks(), JSON_TYPE)
+        assert await read(await store.open(key)) == BODY
+        await store.verify(key)
+    assert not [name for name in os.listdir(folder / "files/~incoming") if call != "unlink"]
+
+
+@pytest.mark.parametrize("call", READS)
+async def test_a_file_that_the_disk_cannot_read_is_unavailable_and_not_damaged(
+    store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    await store.write("f/a", chunks(), JSON_TYPE)
+    with failing(monkeypatch, folder, errno.EIO, (call,), disk, files):
+        for attempt in (store.stat, store.open, store.verify):
+            with suppress(StoreUnavailable):
+                found = await attempt("f/a")
+                assert not isinstance(found, OpenFile) or await read(found) == BODY
+    assert await read(await store.open("f/a")) == BODY
+    assert await store.verify("f/a") is not None

@@ -29,6 +29,9 @@ MAX_WAITING: Final = 4_096
 CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two checks that an idle database is still at its path."""
 
+DAMAGE_CHECK_PAUSE_S: Final = 10.0
+"""Seconds between two checks of damage that SQLite reports."""
+
 _DATABASE_AND_WAL: Final = 2
 
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -55,12 +58,19 @@ class DatabaseFile:
     Writes to such a file are lost when the last process closes it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, find_damage: Callable[["DatabaseFile"], bool] | None = None) -> None:
+        """`find_damage` returns True if all of the file can be read and some of it is damaged; without it,
+        damage that SQLite reports is believed at once. It is called in a thread."""
         self.path = path
         self.moved = False
         """Stays set even if the file is put back: another process may have written to it meanwhile."""
         self.damage: str | None = None
         """SQLite's message about the first damage that was found."""
+        self.kept_open: int | None = None
+        """A descriptor of the file, for `find_damage`. To close it would release SQLite's own locks."""
+        self._find_damage = find_damage
+        self._check: threading.Thread | None = None
+        self._check_from = 0.0
         self._watched: list[tuple[str, int, int]] = []
         self.watch(path)
 
@@ -90,17 +100,47 @@ class DatabaseFile:
             raise DatabaseMoved(_GONE)
 
     def record_error(self, error: BaseException) -> None:
-        """Record an error of SQLite that reports damage. The first one is logged."""
-        if self.damage is None and is_damage(error):
-            self.damage = str(error)
-            log.critical("the database %s is damaged: %s; restore it from a backup", self.path, error)
+        """Record an error of SQLite that reports damage. SQLite reports an error of the disk in the same way,
+        so the file is checked first, in a thread, and until then the database has a `fault`."""
+        if self.damage is not None or not is_damage(error):
+            return
+        if self._find_damage is None:
+            self._record_damage(error)
+        elif self._check is None and time.monotonic() >= self._check_from:
+            self._check = threading.Thread(target=self._check_damage, args=(error,), daemon=True)
+            self._check.start()
+
+    def wait_for_check(self) -> None:
+        """Wait until a check for damage has ended, for a second at most."""
+        if (check := self._check) is not None:
+            check.join(CHECK_INTERVAL_S)
+
+    def _check_damage(self, error: BaseException) -> None:
+        try:
+            assert self._find_damage is not None
+            if self._find_damage(self):
+                self._record_damage(error)
+            else:
+                log.error("SQLite reported damage of %s, and a check found none: %s", self.path, error)
+        except OSError as cause:
+            log.error("the database %s cannot be read: %s", self.path, cause)
+        except Exception:
+            log.exception("failed to check the database %s", self.path)
+        self._check_from = time.monotonic() + DAMAGE_CHECK_PAUSE_S
+        self._check = None
+
+    def _record_damage(self, error: BaseException) -> None:
+        self.damage = str(error)
+        log.critical("the database %s is damaged: %s; restore it from a backup", self.path, error)
 
     @property
     def fault(self) -> str | None:
         """The reason why the database is unusable until a restart; None if it is usable."""
         if self.moved:
             return _GONE
-        return None if self.damage is None else f"{self.path} is damaged: {self.damage}"
+        if self.damage is not None:
+            return f"{self.path} is damaged: {self.damage}"
+        return None if self._check is None else f"SQLite reports that {self.path} is damaged: checking it"
 
 
 class Database(NamedTuple):
@@ -137,6 +177,8 @@ class SnapshotReader:
             try:
                 if self._file.moved:
                     self._file.raise_if_moved()
+                if self._connection.in_transaction:  # an earlier error left it open
+                    self._connection.rollback()
                 self._cursor.execute("BEGIN")
                 self._loop.call_soon(self._end_snapshot)
                 (version,) = self._cursor.execute("PRAGMA data_version").fetchone()
@@ -277,6 +319,7 @@ class GroupCommit:
                 self._loop.call_soon_threadsafe(self._resolve, outcomes)
         cursor.close()
         self._connection.close()
+        self._file.wait_for_check()
 
     def _commit(self, cursor: sqlite3.Cursor, group: list[_Write]) -> list[_Outcome]:
         try:

@@ -52,7 +52,7 @@ def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence
     """Create or upgrade the database as `create_database` does, then open it. `synchronous` is that of
     SQLite: FULL survives the loss of power. Raises as `create_database`."""
     create_database(path, schema, traces)
-    file = DatabaseFile(path)
+    file = DatabaseFile(path, _has_damage)
     reader, writer = _connect(path, READ_BUSY_TIMEOUT_MS), connect_writer(path, synchronous)
     reader.execute("PRAGMA query_only = ON")
     for connection in (reader, writer):
@@ -163,3 +163,20 @@ def quick_check(path: Path, *, with_indexes: bool = False) -> str | None:
     if found == "ok":
         return None
     return f"{path} is damaged: {' '.join(found.split())}. {_REMEDIES.get(path.name, _REMEDY)}"
+
+
+def _has_damage(file: DatabaseFile) -> bool:
+    """Return True if all of an open database can be read and some of it is damaged. Raises OSError if the
+    disk does not let it be read, which SQLite reports as damage too."""
+    if file.kept_open is None:
+        file.kept_open = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    _read_all(file.kept_open)
+    with open(f"{os.path.realpath(file.path)}-wal", "rb", buffering=0) as wal:
+        _read_all(wal.fileno())
+    return quick_check(file.path, with_indexes=True) is not None
+
+
+def _read_all(fd: int) -> None:
+    at = 0
+    while size := len(os.pread(fd, 1 << 20, at)):
+        at += size

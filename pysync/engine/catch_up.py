@@ -78,7 +78,11 @@ class CatchUp:
                 if await behind.caught_up:
                     return True
         except Unavailable as error:
-            log.warning("aborted a change stream: failed to read changes: %s", error.detail)
+            log.warning(
+                "aborted a change stream: failed to read changes: %s",
+                error.detail,
+                extra={"repeats": error.detail},
+            )
             subscriber.abort()
         return False
 

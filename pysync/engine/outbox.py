@@ -297,9 +297,11 @@ class Outbox:
             await self._close_intent(intent, changes)
         except CoordinatorUnavailable as error:
             if changes:
-                log.warning("failed to announce a stored write, will retry: %s", error.detail)
+                text, extra = error.detail, {"repeats": ("announce", error.detail)}
+                log.warning("failed to announce a stored write, will retry: %s", text, extra=extra)
             else:
-                log.warning("failed to withdraw a rejected write, will retry: %s", error.detail)
+                text, extra = error.detail, {"repeats": ("withdraw", error.detail)}
+                log.warning("failed to withdraw a rejected write, will retry: %s", text, extra=extra)
             self._unreported.append((intent, changes))
 
     async def _close_intent(self, intent: str, changes: list[Change]) -> None:

@@ -119,8 +119,9 @@ class Middleware:
             response = self._error_response(request, match, error, request_id)
         except ConnectionError:
             raise
-        except (Exception, PanicException, BaseExceptionGroup):
-            log.exception("unhandled error: %s", _describe(request, match), extra={"request_id": request_id})
+        except (Exception, PanicException, BaseExceptionGroup) as error:
+            extra = {"request_id": request_id, "repeats": repr(error)}
+            log.exception("unhandled error: %s", _describe(request, match), extra=extra)
             unexpected = InternalError(extras={"requestId": request_id})
             response = error_response(unexpected, close=not request.content.is_eof())
         response.request_id = request_id
@@ -179,7 +180,7 @@ class Middleware:
         self._log.log_rejection(request, error, request_id)
         if error.status >= 500:
             values = error.status, error.code, _describe(request, match), _cause(error)
-            extra = {"request_id": request_id}
+            extra = {"request_id": request_id, "repeats": (error.status, error.code, values[-1])}
             log.warning("%s %s: %s: %s", *values, extra=extra, exc_info=error.__cause__)
         return error_response(error, close=not request.content.is_eof())
 

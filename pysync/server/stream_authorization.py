@@ -190,7 +190,11 @@ class StreamAuthorizer:
                 await self._versions.load()
         except (TimeoutError, PysyncError) as error:
             reason = error if isinstance(error, PysyncError) else "the store did not answer in time"
-            log.warning("aborted change streams, which cannot be authorised: %s", reason)
+            log.warning(
+                "aborted change streams, which cannot be authorised: %s",
+                reason,
+                extra={"repeats": str(reason)},
+            )
             for subscriber in subscribers:
                 subscriber.abort()
             return _deny_all

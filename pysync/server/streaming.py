@@ -77,10 +77,11 @@ class StreamingResponse(Response):
             if isinstance(error, PysyncError):
                 log.warning(
                     "aborted a response: %s", error.code,
-                    extra={"request_id": self.request_id}, exc_info=error.__cause__,
+                    extra={"request_id": self.request_id, "repeats": error.code}, exc_info=error.__cause__,
                 )  # fmt: skip
             elif isinstance(error, Exception) and not isinstance(error, ConnectionError):
-                log.exception("aborted a response", extra={"request_id": self.request_id})
+                extra = {"request_id": self.request_id, "repeats": repr(error)}
+                log.exception("aborted a response", extra=extra)
             else:
                 raise
             raise ConnectionResetError("the response was aborted") from None

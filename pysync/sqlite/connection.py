@@ -339,7 +339,7 @@ class GroupCommit:
         ) as error:  # a panic of the core is not an Exception, and callers still need a result
             self._file.record_error(error)
             if not isinstance(error, (sqlite3.Error, OSError)):
-                log.exception("failed to commit a group of writes")
+                log.exception("failed to commit a group of writes", extra={"repeats": repr(error)})
             self._roll_back()
             return [_Outcome(write.future, None, self._failure(error)) for write in group]
         if hooks is not None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -54,6 +55,75 @@ async def test_the_log_on_a_terminal_names_the_request_and_the_cause(
     assert "503 store_unavailable" in first
     assert "find-me" in first
     assert traceback[-1] == "OSError: disk gone"
+
+
+@pytest.mark.usefixtures("own_logging")
+async def test_failures_that_repeat_are_logged_once_and_then_counted(
+    start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure(human=False)
+    browser = Browser(await start({"collections": [NOTES]}, store=Unplugged()), session)
+    capsys.readouterr()
+    for number in range(logs.MAX_REPEATED_IDS + 50):
+        await browser.pull(f"notes/{number}", {"X-Request-Id": f"id-{number}"})
+    logs.flush()
+    first, *summaries = map(json.loads, capsys.readouterr().err.splitlines())
+    assert first["requestId"] == "id-0"
+    assert "error" in first
+    assert first["message"] == "503 store_unavailable: pull notes 'notes/0': disk gone"
+    assert sum(entry["repeated"] for entry in summaries) == logs.MAX_REPEATED_IDS + 49
+    assert not any("error" in entry or "requestId" in entry for entry in summaries)
+    assert summaries[0]["requestIds"][0] == "id-1"
+    assert len(summaries[-1]["requestIds"]) <= logs.MAX_REPEATED_IDS
+
+
+class Lines(logging.Handler):
+    """Keeps the records that are written, by message and number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, int]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((record.getMessage(), getattr(record, "fields", {}).get("repeated", 1)))
+
+
+def test_repeated_records_are_counted_each_second_until_a_second_passes_without_any() -> None:
+    written, seconds = Lines(), list[Callable[[], None]]()
+    written.addFilter(logs.RepeatFilter(written, lambda _, work: seconds.append(work)))
+
+    def fail(why: str, times: int = 1) -> None:
+        for _ in range(times):
+            fields = {"name": "pysync.server", "msg": "failed: %s", "args": (why,), "repeats": why}
+            written.handle(logging.makeLogRecord(fields))
+
+    def end_second() -> list[tuple[str, int]]:
+        seconds.pop()()
+        lines, written.lines = written.lines, []
+        return lines
+
+    fail("disk", times=500)
+    fail("network")
+    assert end_second() == [("failed: disk", 1), ("failed: network", 1), ("failed: disk", 499)]
+    fail("disk", times=3)
+    fail("network")
+    assert end_second() == [("failed: network", 1), ("failed: disk", 3)]
+    assert end_second() == []
+    assert not seconds
+    fail("disk")
+    assert end_second() == [("failed: disk", 1)]
+    assert not seconds
+
+
+def test_records_that_say_different_things_are_all_logged_and_not_all_remembered() -> None:
+    written = Lines()
+    written.addFilter(logs.RepeatFilter(written, lambda _, work: None))
+    count = logs.MAX_REPEATING + 10
+    for number in range(count):
+        record = logging.makeLogRecord({"msg": "failed: %s", "args": (number,), "repeats": number})
+        written.handle(record)
+        written.handle(logging.makeLogRecord({"msg": "all is well"}))
+    assert len(written.lines) == 2 * count
 
 
 @pytest.mark.parametrize("human", [True, False])

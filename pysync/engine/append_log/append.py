@@ -126,7 +126,7 @@ class AppendBatcher:
                 except PysyncError as error:
                     _reject(group, error)
                 except (Exception, _core.PanicException) as error:
-                    log.exception("failed to append to %r", key)
+                    log.exception("failed to append to %r", key, extra={"repeats": repr(error)})
                     _reject(group, error)
         finally:
             del self._queues[key]

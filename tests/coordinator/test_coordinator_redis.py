@@ -398,7 +398,7 @@ async def test_a_master_that_became_a_replica_is_left_until_it_is_one_again(
         (("--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"), "maxmemory-policy allkeys-lru"),
         (("--maxmemory", "100mb", "--maxmemory-policy", "volatile-ttl"), "set maxmemory-policy noeviction"),
         (("--replicaof", "127.0.0.1", "1"), "is a replica"),
-        (("--cluster-enabled", "yes"), "is a node of a cluster"),
+        (("--cluster-enabled", "yes", "--cluster-port", str(free_port())), "is a node of a cluster"),
     ],
 )
 async def test_a_redis_that_cannot_keep_the_promise_is_not_taken(

@@ -24,8 +24,10 @@ CHECK_EVERY_S = 1.0
 KEEPALIVE_S = 75.0
 DRAIN_CHECK_S = 0.02
 CANCEL_S = 0.5
-_LAST_RECEIVED: Final = struct.Struct("=52xI")
-"""`tcpi_last_data_recv` of Linux's `struct tcp_info`, in milliseconds."""
+HEALTH_PROBE = b"GET /health"
+_TCP_INFO: Final = struct.Struct("=B51xI")
+"""Of Linux's `struct tcp_info`: the state, and `tcpi_last_data_recv` in milliseconds."""
+_ESTABLISHED: Final = 1
 
 log = logging.getLogger("pysync.server")
 
@@ -82,9 +84,14 @@ class Connection(web.RequestHandler):
         elif self.head_since == 0.0:
             self.head_since = self._loop.time()
 
-    def kernel_wait_s(self) -> float:
-        """Return how long the last bytes that were received have been in the kernel; 0.0 if unknown."""
-        return 0.0 if self.transport is None else _kernel_wait_s(self.transport)
+    def kernel_wait_s(self) -> float | None:
+        """Return how long ago the kernel received the last bytes; None if the client has closed."""
+        return _kernel_wait_s(self.transport)
+
+    def abort(self) -> None:
+        """End the connection."""
+        if self.transport is not None:
+            self.transport.abort()
 
     @property
     def has_more(self) -> bool:
@@ -160,14 +167,15 @@ class Connection(web.RequestHandler):
 
 
 class UnreadConnection(asyncio.Protocol):
-    """A new connection from which nothing has been read, because requests of other connections wait. It
+    """A new connection whose requests are not looked at, because requests of other connections wait. It
     becomes a `Connection` when its turn comes, and costs next to nothing until then."""
 
-    __slots__ = ("_server", "_transport", "address", "was_served")
+    __slots__ = ("_received", "_server", "_transport", "address", "was_served")
 
     def __init__(self, server: "HttpServer") -> None:
         self._server = server
         self._transport: asyncio.Transport | None = None
+        self._received = b""
         self.address: Address | None = None
         self.was_served = False
 
@@ -180,27 +188,42 @@ class UnreadConnection(asyncio.Protocol):
         elif not load.defers_new(self):
             self._become_connection()
 
+    def data_received(self, data: bytes) -> None:
+        """Keep the first bytes, and leave all others in the kernel. uvloop begins to read after
+        `connection_made`, even if that stops reading. A health probe does not wait."""
+        assert self._transport is not None
+        self._received = data
+        if data.startswith(HEALTH_PROBE):
+            self._server.load.resume(self)
+            return
+        self._transport.pause_reading()
+
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection, which is closed."""
         if self.address is not None:
             self._server.load.closed(self)
 
     def stop_reading(self) -> bool:
-        """Stop reading."""
-        assert self._transport is not None
-        self._transport.pause_reading()
+        """Wait. The first bytes are read, but not looked at."""
         return True
 
     def read_on(self, since: float) -> None:
-        """Become a `Connection`, which reads what has arrived since the time `since`."""
+        """Become a `Connection`."""
         if self._transport is not None and not self._transport.is_closing():
             connection = self._become_connection()
-            self._server.load.read_again(connection, since)
-            self._transport.resume_reading()
+            if self._received:
+                self._server.load.read_again(connection, since)
+                connection.data_received(self._received)
+                self._transport.resume_reading()
 
-    def kernel_wait_s(self) -> float:
-        """Return how long the last bytes that were received have been in the kernel."""
-        return 0.0 if self._transport is None else _kernel_wait_s(self._transport)
+    def kernel_wait_s(self) -> float | None:
+        """Return how long ago the kernel received the last bytes; None if the client has closed."""
+        return _kernel_wait_s(self._transport)
+
+    def abort(self) -> None:
+        """End the connection."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def _become_connection(self) -> Connection:
         assert self._transport is not None
@@ -216,14 +239,16 @@ def _client_ip(transport: asyncio.Transport) -> str:
     return peer[0] if isinstance(peer, tuple) else ""
 
 
-def _kernel_wait_s(transport: asyncio.Transport) -> float:
+def _kernel_wait_s(transport: asyncio.Transport | None) -> float | None:
+    if transport is None:
+        return None
     sock = transport.get_extra_info("socket")
     try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_RECEIVED.size)
-    except (AttributeError, OSError):
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except (AttributeError, OSError):  # not TCP, or not Linux
         return 0.0
-    wait_ms: int = _LAST_RECEIVED.unpack(info)[0]
-    return wait_ms / 1000
+    state, wait_ms = _TCP_INFO.unpack(info)
+    return wait_ms / 1000 if state == _ESTABLISHED else None
 
 
 def _protocol_error(error: PysyncError) -> Response:

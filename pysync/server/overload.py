@@ -83,8 +83,12 @@ class Readable(Protocol):
     def read_on(self, since: float) -> None:
         """Read again. Reading stopped at the time `since`."""
 
-    def kernel_wait_s(self) -> float:
-        """Return how long the last bytes that were received have been in the kernel; 0.0 if unknown."""
+    def kernel_wait_s(self) -> float | None:
+        """Return how long ago the kernel received the last bytes, 0.0 if that is unknown; None if the client
+        has closed the connection."""
+
+    def abort(self) -> None:
+        """End the connection."""
 
 
 class LoadShedder:
@@ -205,7 +209,7 @@ class LoadShedder:
         if not (self.is_overloaded or self._is_late):
             return repeat(Arrival(now, now), count)
         self._active[connection] = self._tick
-        last = now - connection.kernel_wait_s()
+        last = now - (connection.kernel_wait_s() or 0.0)
         first = min(self._unread.pop(connection, last), last)
         if count == 1:
             return (Arrival(last, now),)
@@ -315,12 +319,19 @@ class LoadShedder:
             connection.read_on(since)
 
     def read_again(self, connection: Readable, since: float) -> None:
-        """Note that the next bytes of a connection may have arrived as early as `since`."""
+        """Note that the first of the next requests of a connection arrived at the time `since`."""
         self._unread[connection] = since
 
     def _resume(self, connections: list[Readable], count: int) -> None:
-        for connection in connections[:count]:
-            self.resume(connection)
+        """Read again from the first `count` of these. End those that their clients have closed."""
+        for connection in connections[: 10 * count]:
+            if count == 0:
+                return
+            if connection.kernel_wait_s() is None:
+                connection.abort()
+            else:
+                self.resume(connection)
+                count -= 1
 
     def _ranked(self) -> list[Readable]:
         """Return the connections that are not being read: first those that were served before, then the

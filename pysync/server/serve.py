@@ -142,7 +142,7 @@ async def serve_on(
     # A handler has nearly all of that time; the rest is for cancelling it.
     runner = web.ServerRunner(HttpServer(app.handle, app.load), shutdown_timeout=drain_s * 0.9)
     await runner.setup()
-    await web.TCPSite(runner, host, port, backlog=1024, reuse_port=shared or None).start()
+    await web.TCPSite(runner, host, port, backlog=4096, reuse_port=shared or None).start()
     try:
         yield runner.addresses[0][1]
     finally:

@@ -14,7 +14,7 @@ class Client:
 
     def __init__(self, load: LoadShedder, ip: str = HERE) -> None:
         self.reads = True
-        self.is_receiving = False
+        self.is_receiving = self.has_closed = False
         self.was_served = False
         self.address: Address | None = None
         self._load = load
@@ -37,8 +37,11 @@ class Client:
         self.reads = True
         self._load.read_again(self, since)
 
-    def kernel_wait_s(self) -> float:
-        return 0.0
+    def kernel_wait_s(self) -> float | None:
+        return None if self.has_closed else 0.0
+
+    def abort(self) -> None:
+        self._load.closed(self)
 
 
 class Overload:
@@ -176,6 +179,19 @@ def test_closed_connections_and_idle_addresses_are_forgotten() -> None:
     assert overload.load.paused == 0
     overload.calm_down()
     assert overload.load.address(HERE) is not clients[0].address
+
+
+def test_connections_that_their_clients_have_closed_are_ended_unread() -> None:
+    overload = Overload()
+    clients = overload.clients(100)
+    overload.begin()
+    overload.wait_long(clients)
+    deferred = [client for client in clients if not client.reads]
+    for client in deferred:
+        client.has_closed = True
+    overload.calm_down()
+    assert reading(deferred) == []
+    assert overload.load.connections == 100 - len(deferred)
 
 
 def test_close_reads_from_all_connections() -> None:

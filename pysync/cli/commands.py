@@ -43,6 +43,8 @@ def _add_server(parser: Parser) -> None:
     add_config(serve)
     serve.add_value("--host", "HOST", "address to listen on (default: 127.0.0.1)")
     serve.add_value("--port", "PORT", "port to listen on (default: 8080)")
+    serve.add_value("--admin-host", "HOST", "address of the operators' listener (default: 127.0.0.1)")
+    serve.add_value("--admin-port", "PORT", "port of the operators' listener (default: there is none)")
     add_storage_options(serve)
     serve.add_value("--workers", "N", "number of processes that serve (default: 1)")
 

@@ -19,6 +19,8 @@ def serve(options: argparse.Namespace) -> int:
     flags = {
         "server.host": options.host,
         "server.port": options.port,
+        "server.admin.host": options.admin_host,
+        "server.admin.port": options.admin_port,
         "store": options.store,
         "coordinator": options.coordinator,
         "server.workers": options.workers,

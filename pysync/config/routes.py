@@ -44,8 +44,10 @@ def routes_of(config: Config) -> Iterator[RouteSpec]:
     issuer = KeyTemplate("{issuer}")
     yield RouteSpec("GET", "revocations", f"{mount}/revocations/{issuer.text}", key=issuer)
     for prefix in dict.fromkeys((mount, "")):
-        yield RouteSpec("GET", "openapi", f"{prefix}/openapi.json")
         yield RouteSpec("GET", "health", f"{prefix}/health")
+        if config.server.admin is not None:
+            continue
+        yield RouteSpec("GET", "openapi", f"{prefix}/openapi.json")
         yield RouteSpec("GET", "ready", f"{prefix}/health/ready")
         yield RouteSpec("GET", "metrics", f"{prefix}/metrics")
         yield RouteSpec("GET", "version", f"{prefix}/version")

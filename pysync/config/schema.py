@@ -46,6 +46,14 @@ class Cors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdminAddress:
+    """The operators' listener."""
+
+    host: str = option("Address to listen on; only operators and their tools should reach it.", "127.0.0.1")
+    port: int = option("Port to listen on; 0 takes a free one.", 8081, at_least=0, at_most=65535)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """Address, limits and logging of the server."""
 
@@ -57,6 +65,11 @@ class Server:
         "Number of proxies in front whose `X-Forwarded-For` is trusted.", 0, at_least=0
     )
     cors: Cors = option("Cross-origin callers.", Cors)
+    admin: AdminAddress | None = option(
+        "Address of its own for metrics, readiness, `/admin`, `/version` and `/openapi.json`, which the "
+        "public address then no longer serves; absent: there is none.",
+        None,
+    )
     examples: str | None = option(
         "Folder whose files (HTML and what belongs to it) are served below `/examples/`, relative to this "
         "file; absent: no such route.",

@@ -36,15 +36,18 @@ from pysync.plugins.events import events_of
 from pysync.plugins.hooks import Hooks, request_id
 from pysync.plugins.loader import load_plugins
 from pysync.plugins.projection import projections_of
+from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
 from pysync.server.background import OutboxRelay, Scrubber, TtlSweeper
 from pysync.server.handlers import Service
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
-from pysync.server.handlers.service import ServiceHandlers
+from pysync.server.handlers.service import CallerResolver, ServiceHandlers
 from pysync.server.logs import RequestLog
 from pysync.server.metrics import Counters, Metrics, MultiprocessCounters
 from pysync.server.middleware import Middleware
+from pysync.server.openapi import OpenApi
 from pysync.server.overload import LoadShedder, connection_limit
+from pysync.server.readiness import Readiness
 from pysync.server.router import Router
 from pysync.server.routes import RouteBuilder, key_owner_tables, owning_collections
 from pysync.server.sse import SSEHub
@@ -85,8 +88,9 @@ class App(AbstractAsyncContextManager["App"]):
         self._shared_counters = (
             None if worker is None else MultiprocessCounters(counters, worker.counters_dir, worker.number)
         )
-        snapshot = (lambda: counters) if self._shared_counters is None else self._shared_counters.total
-        self.ops = ServiceHandlers(store, coordinator, Metrics(snapshot), clock.wall_ms)
+        snapshot = counters.copy if self._shared_counters is None else self._shared_counters.total
+        self.metrics = metrics = Metrics(snapshot)
+        self.readiness = Readiness([store.probe, coordinator.probe])
         self._hooks = hooks = Hooks(plugins, partial(counters.count, "pysync_plugin_failures"), hook_s)
         outbox = Outbox(store, coordinator)
         policies = PolicyTable(config, uses_plugin_roles=hooks.has_authorize_hooks)
@@ -137,6 +141,7 @@ class App(AbstractAsyncContextManager["App"]):
         )
         self.subscribers = SSEHub(dispatcher, stream_authorizer, counters, config.changes.max_resumed)
         routes = Router()
+        self.openapi = openapi = OpenApi(config, routes, policies, CallerResolver(config, authenticator))
         RouteBuilder(
             service=service,
             policies=policies,
@@ -144,7 +149,8 @@ class App(AbstractAsyncContextManager["App"]):
             projection_waiter=ProjectionWaiter(config, plugins, outbox),
             stream_authorizer=stream_authorizer,
             sse_hub=self.subscribers,
-            ops=self.ops,
+            ops=ServiceHandlers(self.readiness, metrics, authenticator, clock.wall_ms),
+            openapi=openapi,
         ).add_all()
         self.load = LoadShedder(
             server.max_queue_ms / 1000,
@@ -153,6 +159,14 @@ class App(AbstractAsyncContextManager["App"]):
             counters=counters,
         )
         request_id_var = request_id if hooks.has_hooks or request_log.needs_id else None
+        self.admin_pages = AdminPages(
+            self.readiness,
+            metrics,
+            snapshot,
+            openapi.complete,
+            clock.wall_ms,
+            None if worker is None else worker.number,
+        )
         self._middleware = Middleware(
             routes,
             counters,
@@ -202,7 +216,7 @@ class App(AbstractAsyncContextManager["App"]):
     def drain(self) -> None:
         """Begin a graceful shutdown: fail readiness checks, close change streams, and send `Connection:
         close` with every response."""
-        self.ops.draining = True
+        self.readiness.draining = True
         self._middleware.draining = True
         self.subscribers.drain()
 

@@ -15,6 +15,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 import orjson
@@ -26,6 +27,7 @@ from pysync import __version__
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 PUBLISH_EVERY_S: Final = 1.0
+METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 log = logging.getLogger("pysync.server")
 
@@ -42,6 +44,18 @@ class Counters:
         self.seconds: dict[str, float] = {}
         self.counts: Counter[tuple[str, ...]] = Counter()
         self.gauges: Counter[str] = Counter()
+
+    def copy(self) -> "Counters":
+        """Return a copy of the counts. Any thread may call it: the event loop goes on counting meanwhile, so
+        one step of the interpreter copies each dict."""
+        copied = Counters()
+        copied.statuses.update(self.statuses)
+        copied.counts.update(self.counts)
+        copied.gauges.update(self.gauges)
+        copied.durations = {action: list(counts) for action, counts in dict(self.durations).items()}
+        seconds = dict(self.seconds)
+        copied.seconds = {action: seconds.get(action, 0.0) for action in copied.durations}
+        return copied
 
     def count(self, metric: str, *labels: str, by: int = 1) -> None:
         """Add `by` to a metric of `COUNTERS`, with the values of its labels."""
@@ -76,7 +90,7 @@ class Counters:
 
 class MultiprocessCounters:
     """The counters of one worker, `own`, and the file, named by its `number`, in which the other workers find
-    them."""
+    them. Any thread may call `total` and `publish`."""
 
     def __init__(self, own: Counters, folder: Path, number: int) -> None:
         """Continue from the counts of an earlier worker with that number. Needs a running loop."""
@@ -86,6 +100,7 @@ class MultiprocessCounters:
         self._earlier = _read(self._file)
         self._earlier.gauges.clear()  # what it held ended with it
         self._published = b""
+        self._lock = Lock()
         self._task = asyncio.create_task(self._publish_periodically())
 
     def total(self) -> Counters:
@@ -100,9 +115,12 @@ class MultiprocessCounters:
         """Write the counts if they have changed or the file is gone, because temporary folders are cleaned up
         after days without changes. If the disk fails, the other workers only miss this worker's latest
         counts."""
-        counters = Counters()
+        with self._lock:
+            self._write_file()
+
+    def _write_file(self) -> None:
+        counters = self._own.copy()
         counters.add(self._earlier)
-        counters.add(self._own)
         text = counters.encode()
         if text == self._published and self._file.exists():
             return

@@ -10,6 +10,7 @@ types and schemas.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
@@ -19,18 +20,22 @@ import orjson
 from aiohttp import web
 
 from pysync import __version__
+from pysync.auth.authentication import ADMIN_CALLER
 from pysync.auth.policy import AccessPolicy, PolicyTable
 from pysync.config import Collection, Config
 from pysync.engine.files import FileSettings
 from pysync.errors import errors_by_code
 from pysync.protocol import JSON_TYPE
-from pysync.server.handlers.service import media_type
+from pysync.server.handlers.service import CallerResolver, is_visible, media_type
 from pysync.server.responses import Response
 from pysync.server.router import Match, Route, Router
 
 Json = dict[str, Any]
+_Name = tuple[str | None, str]
+"""The namespace and the name of a collection."""
 
 REVALIDATED = "Cache-Control: no-cache\r\n"
+_VARY: Final = "Vary: Authorization\r\n"
 _NAME: Final = re.compile("<([a-z ]+)>")
 _ALWAYS: Final = frozenset({400, 408, 500})
 """Statuses that any request may receive: malformed, too slow, or an unexpected error."""
@@ -47,14 +52,61 @@ class _Facts(NamedTuple):
     security: list[Json] = _OPEN
 
 
-class OpenApi:
-    """`GET /openapi.json`: a description of exactly these `routes`, built at the first request."""
+_MAX_TEXTS: Final = 16
+"""Descriptions that are kept, each for other visible collections."""
 
-    def __init__(self, config: Config, routes: Router, policies: PolicyTable) -> None:
+
+class OpenApi:
+    """`GET /openapi.json`: a description of exactly these `routes`, built at the first request. Unless the
+    manifest is open to everyone, it leaves out the collections that the manifest would not show to the
+    caller."""
+
+    def __init__(
+        self, config: Config, routes: Router, policies: PolicyTable, callers: CallerResolver
+    ) -> None:
+        endpoint = config.config_endpoint
+        self._is_open = endpoint is not None and endpoint.auth == "public"
         self._config = config
         self._router = routes
         self._policies = policies
-        self._text = b""
+        self._callers = callers
+        self._pulls = policies.pulls()
+        self._all = frozenset(map(_name, self._pulls))
+        self._texts: dict[frozenset[_Name], bytes] = {}
+
+    async def serve(self, request: web.BaseRequest, match: Match) -> Response:
+        """Return the document as JSON."""
+        caller = await self._callers.resolve(request.headers)
+        shown = self._all
+        if not (self._is_open or caller is ADMIN_CALLER):
+            shown = frozenset(_name(policy) for policy in self._pulls if is_visible(policy, caller))
+        return Response(200, self._text(shown), REVALIDATED + ("" if self._is_open else _VARY))
+
+    def complete(self) -> bytes:
+        """Return the description of all routes. Any thread may call it."""
+        return self._text(self._all)
+
+    def _text(self, shown: frozenset[_Name]) -> bytes:
+        text = self._texts.get(shown)
+        if text is None:
+            if len(self._texts) >= _MAX_TEXTS:
+                self._texts.clear()
+            description = _Description(self._config, self._router, self._policies, shown)
+            text = self._texts[shown] = orjson.dumps(description.describe())
+        return text
+
+
+class _Description:
+    """The description of the routes that read or write the collections `shown`, and of those that belong to
+    no collection."""
+
+    def __init__(
+        self, config: Config, routes: Router, policies: PolicyTable, shown: frozenset[_Name]
+    ) -> None:
+        self._config = config
+        self._router = routes
+        self._policies = policies
+        self._shown = shown
         self._facts: Mapping[str, Callable[[Route], _Facts]] = {
             "batch": self._batch,
             "events": self._events,
@@ -62,12 +114,7 @@ class OpenApi:
             "example": lambda route: _Facts({"type": media_type(route.template[-1])}),
         }
 
-    async def serve(self, request: web.BaseRequest, match: Match) -> Response:
-        """Return the document as JSON."""
-        self._text = self._text or orjson.dumps(self._describe())
-        return Response(200, self._text, REVALIDATED)
-
-    def _describe(self) -> Json:
+    def describe(self) -> Json:
         """Return the document, which leaves out aliases, and HEAD, which is served wherever GET is."""
         ordered = self._routes()
         paths: dict[str, Json] = {}
@@ -86,8 +133,23 @@ class OpenApi:
 
     def _routes(self) -> list[tuple[str, Route]]:
         """Return the routes by their paths, except aliases, with their methods."""
-        own = [(method, route) for method, route in self._router if not route.alias]
+        own = [
+            (method, replace(route, members=tuple(filter(self._shows, route.members))))
+            for method, route in self._router
+            if not route.alias and self._shows_route(route)
+        ]
         return sorted(own, key=lambda each: each[1].template)
+
+    def _shows(self, policy: AccessPolicy) -> bool:
+        return _name(policy) in self._shown
+
+    def _shows_route(self, route: Route) -> bool:
+        if route.policy is not None:
+            return any(map(self._shows, route.members or (route.policy,)))
+        if route.action not in ("batch", "events"):
+            return True
+        space = self._namespace(route)
+        return space is None or any(shown == space for shown, _ in self._shown)
 
     def _operation(self, route: Route) -> Json:
         """Return the operation object of a route."""
@@ -143,7 +205,8 @@ class OpenApi:
 
     def _events(self, route: Route) -> _Facts:
         config, space = self._config, self._namespace(route)
-        found = config.collections if space is None else config.namespaces[space].collections
+        every = config.collections if space is None else config.namespaces[space].collections
+        found = [one for one in every if (space, one.name) in self._shown]
         policies = [self._policies.of(space, one, "pull") for one in found]
         readable = [policy for policy in policies if not policy.collection.push_only]
         sets = {one.name: _param_set(one) | {"required": []} for one in found}
@@ -176,6 +239,10 @@ class OpenApi:
 
     def _admin(self) -> list[Json]:
         return [] if self._config.auth.admin_token is None else [{"admin": []}]
+
+
+def _name(policy: AccessPolicy) -> _Name:
+    return policy.namespace, policy.collection.name
 
 
 def _kind(route: Route) -> str:

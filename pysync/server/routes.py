@@ -23,7 +23,7 @@ from pysync.server.handlers.events import EventStreamHandler
 from pysync.server.handlers.files import FileHandlers
 from pysync.server.handlers.listing import ListHandler, PluginFileListHandler
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
-from pysync.server.handlers.service import Examples, Manifest, ServiceHandlers
+from pysync.server.handlers.service import CallerResolver, Examples, Manifest, ServiceHandlers
 from pysync.server.openapi import OpenApi
 from pysync.server.responses import Response, cache_headers
 from pysync.server.router import Handler, Match, Route, Router, Validator
@@ -42,6 +42,7 @@ class RouteBuilder:
     stream_authorizer: StreamAuthorizer
     sse_hub: SSEHub
     ops: ServiceHandlers
+    openapi: OpenApi
 
     def add_all(self) -> None:
         """Add all routes to the router."""
@@ -54,14 +55,15 @@ class RouteBuilder:
             "ready": self.ops.ready,
             "metrics": self.ops.metrics,
             "version": self.ops.version,
-            "openapi": OpenApi(service.config, self.routes, self.policies).serve,
+            "openapi": self.openapi.serve,
         }
+        callers = CallerResolver(service.config, service.authenticator)
         for spec in routes_of(service.config):
             name, namespace = spec.namespace or "", spec.namespace
             if spec.action in whole_service:
                 self._add(spec, Route(whole_service[spec.action]))
             elif spec.action == "config":
-                self._add(spec, Route(Manifest(service.config, service.authenticator, namespace).serve))
+                self._add(spec, Route(Manifest(service.config, callers, namespace).serve))
             elif spec.action == "batch":
                 batch = BatchHandler(service, namespace, self._batched(spec))
                 self._add(spec, Route(batch.pull, collection=name))

@@ -24,6 +24,7 @@ from pysync import __version__
 from pysync.config import Config
 from pysync.config.plugin_validation import projection_name
 from pysync.server import logs
+from pysync.server.admin import AdminListener
 from pysync.server.app import App, Worker, create_app
 from pysync.server.connection import HttpServer
 from pysync.server.handlers.service import INDEX, file_names
@@ -95,15 +96,16 @@ def _serve_with_workers(config: Config, notice: str) -> int:
     _preload(config)
     with (
         reserve_address(server.host, server.port) as port,
+        _reserve_admin_port(config) as admin_port,
         TemporaryDirectory(prefix="pysync-") as counters_dir,
     ):
 
         def work(context: WorkerContext) -> None:
             logs.configure(worker=context.number, level=server.log_level)
-            uvloop.run(_serve_as_worker(config, port, context, Path(counters_dir)))
+            uvloop.run(_serve_as_worker(config, port, admin_port, context, Path(counters_dir)))
 
         def report_ready() -> None:
-            _print_banner(config, port, notice)
+            _print_banner(config, port, admin_port, notice)
             log.info("serving with %s workers, version %s, pid %s", server.workers, __version__, os.getpid())
 
         counters = SupervisorCounters(Path(counters_dir))
@@ -158,8 +160,12 @@ async def _serve_alone(config: Config, notice: str) -> int:
     """Serve as the only process until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     _listen_for_signals(stop)
-    async with _running(config, config.server.port) as port, LoopWatchdog():
-        _print_banner(config, port, notice)
+    admin = config.server.admin
+    async with (
+        _running(config, config.server.port, 0 if admin is None else admin.port) as ports,
+        LoopWatchdog(),
+    ):
+        _print_banner(config, *ports, notice)
         log.info("serving, version %s, pid %s", __version__, os.getpid())
         await stop.wait()
         log.info("draining")
@@ -168,7 +174,9 @@ async def _serve_alone(config: Config, notice: str) -> int:
     return 0
 
 
-async def _serve_as_worker(config: Config, port: int, context: WorkerContext, counters_dir: Path) -> None:
+async def _serve_as_worker(
+    config: Config, port: int, admin_port: int, context: WorkerContext, counters_dir: Path
+) -> None:
     """Serve as one of several workers until SIGTERM, or until the parent ends."""
     loop = asyncio.get_running_loop()
     stop, orphaned = asyncio.Event(), asyncio.Event()
@@ -181,7 +189,7 @@ async def _serve_as_worker(config: Config, port: int, context: WorkerContext, co
         stop.set()
 
     loop.add_reader(context.parent_fd, on_parent_gone)
-    async with _running(config, port, Worker(context.number, counters_dir)):
+    async with _running(config, port, admin_port, Worker(context.number, counters_dir)):
         log.info("serving, pid %s", os.getpid())
         context.ready()
         _send_heartbeats(loop, context)
@@ -200,17 +208,59 @@ def _send_heartbeats(loop: asyncio.AbstractEventLoop, context: WorkerContext) ->
 
 
 @asynccontextmanager
-async def _running(config: Config, port: int, worker: Worker | None = None) -> AsyncIterator[int]:
-    """Run the service of `config`, and yield the port on which it listens."""
+async def _running(
+    config: Config, port: int, admin_port: int, worker: Worker | None = None
+) -> AsyncIterator[tuple[int, int]]:
+    """Run the service of `config`, and yield the port on which it listens, and that for operators (0 if there
+    is none)."""
     server = config.server
     async with (
         await create_app(config, worker=worker) as app,
+        _serve_admin(config, app, admin_port, shared=worker is not None) as admin_listening,
         serve_on(
             app, server.host, port, server.drain_timeout_ms / 1000, shared=worker is not None
         ) as listening,
     ):
         gc.freeze()  # exempt from garbage collection, which would pause the loop for 26 ms now and then
-        yield listening
+        yield listening, admin_listening
+
+
+@asynccontextmanager
+async def _serve_admin(config: Config, app: App, port: int, *, shared: bool) -> AsyncIterator[int]:
+    """Run the operators' listener, if there is one, and yield its port, else 0."""
+    admin = config.server.admin
+    if admin is None:
+        yield 0
+        return
+    with _naming_admin():
+        listener = AdminListener(app.admin_pages, admin.host, port, shared=shared)
+    try:
+        yield listener.port
+    finally:
+        await listener.close()
+
+
+@contextmanager
+def _reserve_admin_port(config: Config) -> Iterator[int]:
+    """Reserve the address of the operators' listener for the workers, if there is one, and yield its port,
+    else 0."""
+    admin = config.server.admin
+    if admin is None:
+        yield 0
+        return
+    with ExitStack() as kept:
+        with _naming_admin():
+            port = kept.enter_context(reserve_address(admin.host, admin.port))
+        yield port
+
+
+@contextmanager
+def _naming_admin() -> Iterator[None]:
+    """Raise an OSError as a ValueError that names the member."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"server.admin: {error.strerror or error}") from error
 
 
 def _listen_for_signals(stop: asyncio.Event) -> None:
@@ -229,10 +279,12 @@ def _listen_for_signals(stop: asyncio.Event) -> None:
 _DOCUMENT: Final = '{"data":{"text":"hello"},"baseHash":null}'
 
 
-def banner(config: Config, port: int) -> str:
-    """Return the banner of a service that listens on `port`."""
+def banner(config: Config, port: int, admin_port: int = 0) -> str:
+    """Return the banner of a service that listens on `port`, and for operators on `admin_port`."""
     address = origin(config.server.host, port)
     base = address + config.server.mount_path
+    admin = config.server.admin
+    operators = address if admin is None else origin(admin.host, admin_port)
     facts = {
         "store": config.store.url,
         "coordinator": config.redacted_coordinator,
@@ -241,7 +293,8 @@ def banner(config: Config, port: int) -> str:
         "projections": ", ".join(map(projection_name, config.projections)),
         "events": ", ".join(events.collection for events in config.events),
         "health": f"{base}/health",
-        "metrics": f"{address}/metrics",
+        "metrics": f"{operators}/metrics",
+        "operators": "" if admin is None else f"{operators}/admin",
     }
     lines = [
         f"pysync {__version__} at {base}",
@@ -257,8 +310,8 @@ def banner(config: Config, port: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _print_banner(config: Config, port: int, notice: str) -> None:
-    print(*filter(None, (banner(config, port), notice)), sep="\n", flush=True)
+def _print_banner(config: Config, port: int, admin_port: int, notice: str) -> None:
+    print(*filter(None, (banner(config, port, admin_port), notice)), sep="\n", flush=True)
 
 
 def origin(host: str, port: int) -> str:

@@ -98,7 +98,7 @@ async def test_documents_that_starfish_wrote_are_read(start: Start, session: aio
 async def test_a_failing_store_is_said_to_fail(start: Start, session: aiohttp.ClientSession) -> None:
     store = FaultyStore(MemoryStore())
     browser = Browser(await start({"collections": [NOTES]}, store=store), session)
-    store.fail("get", "put", "probe")
+    store.fail("get", "put", "probe", "probe")
     for answer in (
         await browser.pull("notes/a"),
         await browser.push("notes/a", {}),
@@ -247,7 +247,7 @@ async def test_stopping_finishes_what_is_under_way_and_accepts_no_more() -> None
         push = asyncio.create_task(browser.push("notes/a", {"n": 1}))
         await arrived.wait()
         stopping = asyncio.create_task(service.__aexit__(None, None, None))
-        while not app.ops.draining:
+        while not app.readiness.draining:
             await asyncio.sleep(0)
         release.set()
         assert (await push).status == 200
@@ -270,7 +270,7 @@ async def test_a_push_whose_body_is_still_coming_is_finished_on_stopping() -> No
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
         writer.write(body[:5])
         stopping = asyncio.create_task(service.__aexit__(None, None, None))
-        while not app.ops.draining:
+        while not app.readiness.draining:
             await asyncio.sleep(0)
         writer.write(body[5:])
         answer = await reader.read()
@@ -474,6 +474,6 @@ async def test_a_client_that_leaves_in_mid_body_is_no_error(
     writer.write(b"{")
     writer.transport.abort()
     (app,) = start.apps  # type: ignore[attr-defined]
-    while b'status="400"' not in app.ops._metrics.render():
+    while b'status="400"' not in app.metrics.render():
         await asyncio.sleep(0)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -1,11 +1,18 @@
 """What operators ask of a running service."""
 
+from typing import Any
+
 import aiohttp
-from support.clients import Browser, Start
+import pytest
+from support.clients import SUBJECT, Browser, Signed, Start, root_device
+from support.collections import NOTES, collection
 
 from pysync.errors import StoreUnavailable
+from pysync.server.handlers.service import is_local
 from pysync.store import NotModified, StoredObject
 from pysync.store.memory import MemoryStore
+
+TOKEN = "0123456789abcdef"
 
 
 async def test_a_service_that_is_about_to_stop_is_alive_and_not_ready(
@@ -50,3 +57,75 @@ async def test_why_the_store_cannot_be_used_is_not_told_to_clients(
         503,
         {"error": "store_unavailable", "code": "store_unavailable"},
     )
+
+
+@pytest.mark.parametrize(
+    ("headers", "peer", "is_shown"),
+    [
+        ({}, "127.0.0.1", True),
+        ({}, "127.8.8.8", True),
+        ({}, "::1", True),
+        ({}, "192.0.2.1", False),
+        ({}, None, False),
+        ({"X-Forwarded-For": "192.0.2.1"}, "127.0.0.1", False),
+        ({"Forwarded": "for=192.0.2.1"}, "::1", False),
+    ],
+)
+def test_requests_of_this_machine_are_told_from_those_of_others(
+    headers: dict[str, str], peer: str | None, is_shown: bool
+) -> None:
+    assert is_local(headers, peer) == is_shown
+
+
+async def test_metrics_do_not_exist_for_strangers(start: Start, session: aiohttp.ClientSession) -> None:
+    browser = Browser(await start({"auth": {"adminToken": TOKEN}}), session)
+    unknown = await browser.request("GET", "/unknown")
+    for credentials, status in ((None, 404), ("wrong" * 4, 404), (TOKEN, 200)):
+        headers = {"X-Forwarded-For": "192.0.2.1"}
+        if credentials is not None:
+            headers["Authorization"] = f"Bearer {credentials}"
+        reply = await browser.request("GET", "/metrics", headers=headers)
+        assert reply.status == status
+        assert status == 200 or reply.body == unknown.body
+    assert (await browser.request("GET", "/metrics")).status == 200
+
+
+SERVED: dict[str, Any] = {
+    "auth": {"adminToken": TOKEN},
+    "collections": [
+        NOTES,
+        collection("hush", "hush/{identity}/{id}", readRoles=["self"], writeRoles=["self"], listable=True),
+        collection("vault", "vault/{id}", readRoles=["admin"], writeRoles=["admin"], bundle="vaults"),
+    ],
+    "namespaces": {
+        "acme": {"collections": [collection("plans", "plans/{id}", readRoles=["boss"], writeRoles=["boss"])]}
+    },
+}
+PRIVATE = (b"hush", b"vault", b"acme", b"plans")
+
+
+async def test_strangers_find_nothing_about_private_collections(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    base = await start(SERVED)
+    described = await Browser(base, session).request("GET", "/openapi.json")
+    assert described.headers["Vary"] == "Authorization"
+    assert "/pull/notes/{id}" in described.json["paths"]
+    assert [name for name in PRIVATE if name in described.body] == []
+    member = Signed(base, session, SUBJECT, root_device(SUBJECT))
+    described = await member.request("GET", "/openapi.json")
+    assert [name for name in PRIVATE if name in described.body] == [b"hush"]
+    refused = await Browser(base, session).request("GET", "/openapi.json", headers={"Authorization": "Cap x"})
+    assert [name for name in (b"notes", *PRIVATE) if name in refused.body] == []
+    described = await Browser(base, session).request(
+        "GET", "/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}
+    )
+    assert [name for name in PRIVATE if name not in described.body] == []
+
+
+async def test_a_manifest_for_everyone_opens_the_description_as_well(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    base = await start({**SERVED, "configEndpoint": {"auth": "public"}})
+    described = await Browser(base, session).request("GET", "/openapi.json")
+    assert [name for name in PRIVATE if name not in described.body] == []

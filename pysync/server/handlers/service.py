@@ -7,10 +7,10 @@ Example files are for people who try the service in a browser; `server.examples`
 
 import asyncio
 import hashlib
-import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from ipaddress import ip_address
 from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
 
@@ -18,20 +18,26 @@ import orjson
 from aiohttp import web
 
 from pysync import __version__, protocol
-from pysync.auth.authentication import Authenticator
+from pysync.auth.authentication import ADMIN_CALLER, BEARER, Authenticator
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.spaces import MEMBER, OWNER, add_roles
 from pysync.config import Collection, Config
 from pysync.config.collection import wire_name
 from pysync.config.key_templates import is_parameter
-from pysync.coordinator import Coordinator
-from pysync.errors import NotFound, PysyncError, Unavailable
+from pysync.errors import NotFound, PysyncError
 from pysync.model import ANONYMOUS, Caller
 from pysync.protocol import JSON_TYPE
-from pysync.server.metrics import Metrics
-from pysync.server.responses import NO_STORE, Response, cache_headers, etag_matches, json_response
+from pysync.server.metrics import METRICS_TYPE, Metrics
+from pysync.server.readiness import Readiness
+from pysync.server.responses import (
+    NO_STORE,
+    Response,
+    cache_headers,
+    error_response,
+    etag_matches,
+    json_response,
+)
 from pysync.server.router import Match
-from pysync.store import Store
 
 MAX_BYTES: Final = 1024 * 1024
 INDEX: Final = "index.html"
@@ -49,6 +55,7 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+VERSION: Final = {"name": "pysync", "version": __version__, "protocol": "3.0"}
 _HEADERS: Final = (
     "Cache-Control: no-cache\r\n"
     f"Content-Security-Policy: {_POLICY}\r\n"
@@ -117,30 +124,16 @@ def _open_nofollow(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
-PROBE_EVERY_S = 1.0
-"""Shortest time between probes. A probe writes to the disk, and any caller may cause one."""
-
-READY_S = 2.0
-"""Seconds after which an unfinished probe means that the service is not ready."""
-
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-log = logging.getLogger("pysync.server")
-
-
 class ServiceHandlers:
-    """The routes for operators. `draining` is set when the service is about to stop."""
+    """The routes for operators."""
 
     def __init__(
-        self, store: Store, coordinator: Coordinator, metrics: Metrics, now_ms: Callable[[], int]
+        self, readiness: Readiness, metrics: Metrics, access: Authenticator, now_ms: Callable[[], int]
     ) -> None:
-        self._store = store
-        self._coordinator = coordinator
+        self._readiness = readiness
         self._metrics = metrics
+        self._access = access
         self._now_ms = now_ms
-        self._probing: asyncio.Task[Unavailable | None] | None = None
-        self._probed_at = 0.0
-        self.draining = False
 
     async def health(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `GET /health`: the process responds."""
@@ -148,44 +141,60 @@ class ServiceHandlers:
 
     async def ready(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `GET /health/ready`: the store and the coordinator work, and the service is not stopping."""
-        if self.draining:
-            raise Unavailable("Draining")
-        if (error := await self._cached_probe()) is not None:
-            raise error.with_traceback(None)
+        if (error := await self._readiness.check()) is not None:
+            return error_response(error)  # not raised: the change is logged, not each request
         return json_response({"ok": True, "ts": self._now_ms()}, NO_STORE)
 
-    async def _cached_probe(self) -> Unavailable | None:
-        """Return the outcome of the last probe. At most one probe runs. It is not cancelled, because a flush
-        cannot be."""
-        loop = asyncio.get_running_loop()
-        task = self._probing
-        if task is None or (task.done() and loop.time() - self._probed_at > PROBE_EVERY_S):
-            self._probed_at = loop.time()
-            task = self._probing = loop.create_task(self._probe())
-        await asyncio.wait({task}, timeout=max(0.0, self._probed_at + READY_S - loop.time()))
-        return task.result() if task.done() else Unavailable(f"No answer from the disk in {READY_S:g} s")
-
-    async def _probe(self) -> Unavailable | None:
-        try:
-            await self._store.probe()
-            await self._coordinator.probe()
-        except Unavailable as error:
-            return error
-        except Exception:
-            log.exception("the readiness probe failed")
-            return Unavailable()
-        return None
-
     async def metrics(self, request: web.BaseRequest, match: Match) -> Response:
-        """Serve `GET /metrics`, in Prometheus' text format."""
+        """Serve `GET /metrics`, in Prometheus' text format, to processes of this machine and to the holder of
+        the admin token. For others it does not exist."""
+        if not (is_local(request.headers, request.remote) or await self._is_admin(request)):
+            raise NotFound
         return Response(200, self._metrics.render(), NO_STORE, content_type=METRICS_TYPE)
+
+    async def _is_admin(self, request: web.BaseRequest) -> bool:
+        if not request.headers.get(protocol.HEADER_AUTHORIZATION, "").startswith(BEARER):
+            return False
+        try:
+            return await self._access.identify_unverified(request.headers) is ADMIN_CALLER
+        except PysyncError:
+            return False
 
     async def version(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `GET /version`."""
-        return json_response({"name": "pysync", "version": __version__, "protocol": "3.0"}, NO_STORE)
+        return json_response(VERSION, NO_STORE)
+
+
+def is_local(headers: Mapping[str, str], peer: str | None) -> bool:
+    """Return True if a request comes from this machine, and was not forwarded by a proxy on it."""
+    if "X-Forwarded-For" in headers or "Forwarded" in headers:
+        return False
+    try:
+        return ip_address(peer or "").is_loopback
+    except ValueError:
+        return False
 
 
 _NO_CALLER = Caller(roles=frozenset())
+
+
+class CallerResolver:
+    """Finds out for whom collections are listed. A caller with an identity also has the role `self`, and may
+    belong to spaces."""
+
+    def __init__(self, config: Config, access: Authenticator) -> None:
+        self._access = access
+        self._identity_roles = frozenset({"self", OWNER, MEMBER} if config.auth.spaces else {"self"})
+
+    async def resolve(self, headers: Mapping[str, str]) -> Caller:
+        """Return the caller that `headers` claim; one without any role for invalid credentials."""
+        if protocol.HEADER_AUTHORIZATION not in headers:
+            return ANONYMOUS
+        try:
+            caller = await self._access.identify_unverified(headers)
+        except PysyncError:
+            return _NO_CALLER
+        return add_roles(caller, self._identity_roles) if caller.identity else caller
 
 
 class _Entry(NamedTuple):
@@ -207,11 +216,10 @@ class Manifest:
     """The manifest of one namespace, or with None of the root collections and every namespace. The server's
     `configEndpoint` decides if it is filtered by the caller's roles."""
 
-    def __init__(self, config: Config, access: Authenticator, namespace: str | None = None) -> None:
+    def __init__(self, config: Config, callers: CallerResolver, namespace: str | None = None) -> None:
         endpoint = config.config_endpoint
         self._filtered = endpoint is not None and endpoint.auth == "role-filtered"
-        self._access = access
-        self._identity_roles = frozenset({"self", OWNER, MEMBER} if config.auth.spaces else {"self"})
+        self._callers = callers
         self._collections = _entries(config, namespace)
         inner = config.namespaces if namespace is None else ()
         self._namespaces = {name: _entries(config, name) for name in inner}
@@ -222,18 +230,10 @@ class Manifest:
         out if there are none. Invalid credentials lead to an empty manifest, not to an error."""
         page = self._common
         if self._filtered and protocol.HEADER_AUTHORIZATION in request.headers:
-            page = self._render(await self._caller(request))
+            page = self._render(await self._callers.resolve(request.headers))
         if etag_matches(request, page.version):
             return Response(304, b"", page.headers)
         return Response(200, page.body, page.headers)
-
-    async def _caller(self, request: web.BaseRequest) -> Caller:
-        """Return the caller. A caller with an identity also has the role `self`, and may belong to spaces."""
-        try:
-            caller = await self._access.identify_unverified(request.headers)
-        except PysyncError:
-            return _NO_CALLER
-        return add_roles(caller, self._identity_roles) if caller.identity else caller
 
     def _render(self, caller: Caller | None) -> _RenderedManifest:
         """Render the collections that `caller` may see; all of them if it is None."""
@@ -251,11 +251,12 @@ class Manifest:
 
 
 def _json_list(collections: Iterable[_Entry], caller: Caller | None) -> bytes:
-    texts = [text for text, policy in collections if caller is None or _is_visible(policy, caller)]
+    texts = [text for text, policy in collections if caller is None or is_visible(policy, caller)]
     return b"[" + b",".join(texts) + b"]"
 
 
-def _is_visible(policy: AccessPolicy, caller: Caller) -> bool:
+def is_visible(policy: AccessPolicy, caller: Caller) -> bool:
+    """Return True if the manifest shows a collection to `caller`, who may read or write it."""
     found = policy.collection
     return not policy.trusted_roles(caller).isdisjoint(found.read_roles + found.write_roles)
 

@@ -22,8 +22,7 @@ from pysync.coordinator import Coordinator
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable, StoreUnavailable
-from pysync.server import serve
-from pysync.server.handlers import service
+from pysync.server import readiness, serve
 from pysync.sqlite.database_file import quick_check
 from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore
@@ -86,7 +85,7 @@ async def test_a_service_whose_tables_are_damaged_is_not_ready(
 async def test_a_service_that_has_met_damage_is_not_ready_any_more(
     folder: Path, start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "PROBE_EVERY_S", 0.0)
+    monkeypatch.setattr(readiness, "PROBE_EVERY_S", 0.0)
     await filled(folder, documents=200, body=b'{"v":1}' + b" " * 1000)
     with closing(sqlite3.connect(folder / "pysync.db")) as database:
         ((page,),) = database.execute(
@@ -188,8 +187,8 @@ async def test_a_coordinator_whose_probe_is_repeated_keeps_working(tmp_path: Pat
 async def test_readiness_is_answered_while_the_disk_hangs(
     start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "READY_S", 0.02)
-    monkeypatch.setattr(service, "PROBE_EVERY_S", 0.0)
+    monkeypatch.setattr(readiness, "READY_S", 0.02)
+    monkeypatch.setattr(readiness, "PROBE_EVERY_S", 0.0)
     flushed = asyncio.Event()
 
     class Hanging(MemoryStore):
@@ -306,8 +305,8 @@ async def test_a_probe_of_a_configuration_checks_its_databases_whatever_their_si
 async def test_readiness_is_answered_while_a_commit_hangs(
     folder: Path, start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "READY_S", 0.02)
-    monkeypatch.setattr(service, "PROBE_EVERY_S", 0.0)
+    monkeypatch.setattr(readiness, "READY_S", 0.02)
+    monkeypatch.setattr(readiness, "PROBE_EVERY_S", 0.0)
     browser = Browser(await start(served(folder)), session)
     (app,) = start.apps  # type: ignore[attr-defined]
     flushed = threading.Event()

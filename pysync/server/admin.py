@@ -1,0 +1,253 @@
+"""The operators' listener: health, readiness, metrics and the description of the service at an address of
+their own (`server.admin`).
+
+It responds while the event loop is busy or blocked, because threads of its own serve it. If the event loop
+has work, a thread that returns from a system call waits up to 5 ms for the interpreter's lock. So a response
+needs few such calls: the threads use blocking sockets, and the system enforces the time limits.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from pysync import __version__, protocol
+from pysync.errors import InternalError, MethodNotAllowed, NotFound, PysyncError, Unavailable
+from pysync.server.handlers.service import VERSION
+from pysync.server.metrics import METRICS_TYPE, Counters, Metrics
+from pysync.server.readiness import Readiness
+from pysync.server.responses import NO_STORE, Response, error_response
+
+STALLED_S: Final = 10.0
+"""Seconds without a turn of the event loop after which the process is not healthy."""
+TURN_EVERY_S: Final = 0.25
+MAX_CONNECTIONS: Final = 4
+"""Connections that are served at once, each by a thread. Others wait in the kernel."""
+MAX_HEAD_BYTES: Final = 16 * 1024
+TIMEOUT_S: Final = 2.0
+"""Seconds that a client has to send its request, and then to read the response."""
+_BACKLOG: Final = 64
+
+log = logging.getLogger("pysync.server")
+
+
+class LoopMonitor:
+    """Notes when the running event loop turns, and tells other threads how long it has been blocked."""
+
+    def __init__(self) -> None:
+        self.loop: Final = asyncio.get_running_loop()
+        self._turned_at = time.monotonic()
+        self._timer = self.loop.call_later(TURN_EVERY_S, self._on_turn)
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds that the event loop is late."""
+        return max(0.0, time.monotonic() - self._turned_at - TURN_EVERY_S)
+
+    def close(self) -> None:
+        """Stop noting."""
+        self._timer.cancel()
+
+    def _on_turn(self) -> None:
+        self._turned_at = time.monotonic()
+        self._timer = self.loop.call_later(TURN_EVERY_S, self._on_turn)
+
+
+class AdminPages:
+    """The pages of the operators' listener. Any thread may call `respond`; none needs the event loop but
+    `/health/ready`."""
+
+    def __init__(
+        self,
+        readiness: Readiness,
+        metrics: Metrics,
+        snapshot: Callable[[], Counters],
+        describe: Callable[[], bytes],
+        now_ms: Callable[[], int],
+        worker: int | None = None,
+    ) -> None:
+        self._readiness = readiness
+        self._snapshot = snapshot
+        self._now_ms = now_ms
+        self._worker = worker
+        self._started_at = time.monotonic()
+        self._pages: Mapping[str, Callable[[LoopMonitor], Response]] = {
+            "/health": self._health,
+            "/health/ready": self._ready,
+            "/metrics": lambda monitor: Response(200, metrics.render(), NO_STORE, content_type=METRICS_TYPE),
+            "/openapi.json": lambda monitor: Response(200, describe(), NO_STORE),
+            "/version": lambda monitor: _json(200, VERSION),
+            "/admin": self._admin,
+        }
+
+    def respond(self, method: str, path: str, monitor: LoopMonitor) -> Response:
+        """Return the response to a request, without an error."""
+        page = self._pages.get(path)
+        try:
+            if page is None:
+                raise NotFound
+            if method not in ("GET", "HEAD"):
+                raise MethodNotAllowed(headers={"Allow": "GET, HEAD"})
+            return page(monitor)
+        except PysyncError as error:
+            return error_response(error, close=True)
+        except Exception:
+            log.exception("unhandled error: %s", path)
+            return error_response(InternalError(), close=True)
+
+    def _health(self, monitor: LoopMonitor) -> Response:
+        blocked_s = monitor.blocked_s
+        if blocked_s > STALLED_S:
+            raise Unavailable(f"The event loop has been blocked for {blocked_s:.0f} s")
+        return _json(200, {"ok": True, "ts": self._now_ms()})
+
+    def _ready(self, monitor: LoopMonitor) -> Response:
+        if (error := self._readiness.check_from_thread(monitor.loop)) is not None:
+            return error_response(error, close=True)
+        return _json(200, {"ok": True, "ts": self._now_ms()})
+
+    def _admin(self, monitor: LoopMonitor) -> Response:
+        counters, error = self._snapshot(), self._readiness.error
+        page = {
+            "version": __version__,
+            "pid": os.getpid(),
+            "worker": self._worker,
+            "uptimeMs": round((time.monotonic() - self._started_at) * 1000),
+            "loopBlockedMs": round(monitor.blocked_s * 1000),
+            "ready": error is None,
+            "reason": None if error is None else error.detail,
+            "requests": counters.statuses.total(),
+            "gauges": dict(counters.gauges),
+            "residentBytes": _resident_bytes(),
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "maxDescriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        }
+        return _json(200, {name: value for name, value in page.items() if value is not None})
+
+
+class _Request(NamedTuple):
+    method: str
+    path: str
+
+
+class AdminListener:
+    """Serves `pages` at an address until `close`. `port` is where it listens; port 0 selects a free one.
+    Other processes may listen at the same address if it is `shared`.
+
+    Raises OSError, with a message that names the address, if it is in use or unavailable.
+    """
+
+    def __init__(self, pages: AdminPages, host: str, port: int, *, shared: bool = False) -> None:
+        self._pages = pages
+        self._closing = False
+        self._request_numbers = count(1)
+        self._id_prefix = os.urandom(5).hex()
+        self._sockets = listening_sockets(host, port, shared=shared)
+        self.port: int = self._sockets[0].getsockname()[1]
+        self._monitor = LoopMonitor()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(sock,), name="admin", daemon=True)
+            for sock in self._sockets
+            for _ in range(MAX_CONNECTIONS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    async def close(self) -> None:
+        """Stop listening, and wait for the responses under way."""
+        self._closing = True
+        for sock in self._sockets:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait in accept
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+        for sock in self._sockets:
+            sock.close()
+        self._monitor.close()
+
+    def _serve(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError as error:
+                if self._closing:
+                    return
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    time.sleep(0.1)
+                continue
+            with connection, suppress(OSError):
+                self._serve_connection(connection)
+
+    def _serve_connection(self, connection: socket.socket) -> None:
+        """Respond to one request. The time limits are not those of Python's sockets, with which each call
+        would release the interpreter's lock twice."""
+        limit = struct.pack("ll", int(TIMEOUT_S), int(TIMEOUT_S % 1 * 1_000_000))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        request = _receive(connection)
+        if request is None:
+            return
+        response = self._pages.respond(*request, self._monitor)
+        number = next(self._request_numbers)
+        response.header_text += f"{protocol.HEADER_REQUEST_ID}: {self._id_prefix}-{number:x}\r\n"
+        text = response.to_bytes()
+        connection.sendall(text[: len(text) - len(response.content)] if request.method == "HEAD" else text)
+
+
+def listening_sockets(host: str, port: int, *, shared: bool) -> list[socket.socket]:
+    """Return sockets that listen at every address of `host`. Raises OSError as `AdminListener` does."""
+    sockets: list[socket.socket] = []
+    addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, number, _, address in dict.fromkeys(addresses):
+        sock = socket.socket(family, kind, number)
+        sockets.append(sock)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if hasattr(socket, "TCP_DEFER_ACCEPT"):  # a connection that sends nothing occupies no thread
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(TIMEOUT_S))
+        try:
+            sock.bind((address[0], port, *address[2:]))
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            for opened in sockets:
+                opened.close()
+            reason = os.strerror(error.errno or 0).lower()
+            raise OSError(error.errno, f"cannot listen on {address[0]} port {port}: {reason}") from error
+        port = sock.getsockname()[1]
+    return sockets
+
+
+def _receive(connection: socket.socket) -> _Request | None:
+    """Return the request whose head arrives within the time limit; None if none does."""
+    deadline = time.monotonic() + TIMEOUT_S
+    head = b""
+    while b"\r\n\r\n" not in head:
+        piece = connection.recv(MAX_HEAD_BYTES)
+        head += piece
+        if not piece or len(head) > MAX_HEAD_BYTES or time.monotonic() > deadline:
+            return None
+    method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+    return _Request(method, protocol.path_of(rest.partition(" ")[0]))
+
+
+def _json(status: int, value: Any) -> Response:
+    return Response(status, orjson.dumps(value), NO_STORE)
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()

@@ -1,0 +1,111 @@
+"""Readiness: whether requests that need the store and the coordinator would succeed."""
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from threading import Lock
+
+from pysync.errors import Unavailable
+
+READY_S = 2.0
+"""Seconds after which an unfinished probe counts as a failure."""
+PROBE_EVERY_S = 1.0
+"""Shortest time between probes. A probe writes to the disk, and any caller may cause one."""
+RETRY_S = 0.25
+"""Seconds after which a failed probe is repeated."""
+FAILURES = 2
+"""Consecutive failures after which a service that was ready no longer is. One success makes it ready."""
+
+log = logging.getLogger("pysync.server")
+
+
+class Readiness:
+    """The readiness of a service. `probes` raise Unavailable if something that requests need does not work;
+    that of a store includes a group commit. The outcome is cached, and only its changes are logged.
+
+    Until the first success a single failure counts. `draining` is set when the service is about to stop.
+    """
+
+    def __init__(self, probes: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        self._probes = probes
+        self._lock = Lock()
+        self._was_ready: bool | None = None
+        self._error: Unavailable | None = Unavailable("Not probed yet")
+        self._failures = 0
+        self._probing: asyncio.Task[None] | None = None
+        self._probed_at = 0.0
+        self.draining = False
+
+    @property
+    def error(self) -> Unavailable | None:
+        """The reason why the service is not ready, as of the last probe; None if it is ready."""
+        return Unavailable("Draining") if self.draining else self._error
+
+    async def check(self) -> Unavailable | None:
+        """Return the reason why the service is not ready; None if it is. Takes at most `READY_S`."""
+        loop = asyncio.get_running_loop()
+        task = self._probing
+        if task is None or (task.done() and loop.time() - self._probed_at > PROBE_EVERY_S):
+            self._probed_at = loop.time()
+            task = self._probing = loop.create_task(self._probe())
+        await asyncio.wait({task}, timeout=max(0.0, self._probed_at + READY_S - loop.time()))
+        return self.error
+
+    def check_from_thread(self, loop: asyncio.AbstractEventLoop) -> Unavailable | None:
+        """Return the same in another thread than that of `loop`. A loop that does not get round to it in time
+        is a failed probe."""
+        if self.draining:
+            return self.error
+        checking = self.check()
+        try:
+            return asyncio.run_coroutine_threadsafe(checking, loop).result(READY_S)
+        except (TimeoutError, concurrent.futures.CancelledError):
+            self.record(Unavailable(f"No answer from the event loop in {READY_S:g} s"))
+        except RuntimeError:  # the loop is closed
+            checking.close()
+            return Unavailable("Draining")
+        return self.error
+
+    async def _probe(self) -> None:
+        """Probe until one probe succeeds or `FAILURES` have failed. A probe that takes too long is not
+        cancelled, because a flush cannot be: it counts as a failure each time that `READY_S` pass."""
+        for _ in range(FAILURES):
+            attempt = asyncio.create_task(self._first_error())
+            while not (await asyncio.wait({attempt}, timeout=READY_S))[0]:
+                self.record(Unavailable(f"No answer from the store in {READY_S:g} s"))
+            self.record(attempt.result())
+            if attempt.result() is None:
+                return
+            await asyncio.sleep(RETRY_S)
+
+    async def _first_error(self) -> Unavailable | None:
+        try:
+            for probe in self._probes:
+                await probe()
+        except Unavailable as error:
+            return error.with_traceback(None)
+        except Exception as error:
+            unavailable = Unavailable()
+            unavailable.__cause__ = error
+            return unavailable
+        return None
+
+    def record(self, error: Unavailable | None) -> None:
+        """Record the outcome of a probe. Called in any thread."""
+        with self._lock:
+            self._failures = 0 if error is None else self._failures + 1
+            if error is not None and self._was_ready and self._failures < FAILURES:
+                return
+            self._error = error
+            changed = self._was_ready is not (error is None)
+            is_first, self._was_ready = self._was_ready is None, error is None
+        if error is not None and changed:
+            log.warning("not ready: %s", error.detail, exc_info=_unforeseen(error))
+        elif changed and not is_first:
+            log.info("ready again")
+
+
+def _unforeseen(error: Unavailable) -> BaseException | None:
+    """Return the exception behind a probe's failure that is no error of the store or the coordinator."""
+    return error.__cause__ if type(error) is Unavailable else None

@@ -1,0 +1,283 @@
+"""The operators' listener (`server.admin`) responds whatever the event loop does."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from http.client import HTTPConnection
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from components import free_port
+from support.clients import Browser
+from support.collections import NOTES
+from support.worker_processes import workers
+
+from pysync import config
+from pysync.errors import StoreUnavailable
+from pysync.server import admin, readiness, serve
+from pysync.server.admin import AdminListener, AdminPages, LoopMonitor
+from pysync.server.app import create_app
+from pysync.server.serve import serve_on
+from pysync.store.memory import MemoryStore
+
+PAGES = ("/health", "/health/ready", "/metrics", "/openapi.json", "/version", "/admin")
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: Any
+    body: bytes
+
+
+def ask(port: int, path: str, method: str = "GET") -> Answer:
+    """Send a request and wait for the response, without an event loop."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return Answer(response.status, response.headers, response.read())
+    finally:
+        connection.close()
+
+
+class Service(NamedTuple):
+    """A service with an operators' listener on a port of its own."""
+
+    app: Any
+    base: str
+    port: int
+
+    async def ask(self, path: str, method: str = "GET") -> Answer:
+        return await asyncio.to_thread(ask, self.port, path, method)
+
+    def ask_while_blocked(self, *paths: str) -> list[Answer]:
+        """Send requests from a thread, and block the event loop until all are answered."""
+        answers: list[Answer] = []
+        thread = Thread(target=lambda: answers.extend(ask(self.port, path) for path in paths))
+        thread.start()
+        thread.join()
+        return answers
+
+
+StartAdmin = Callable[..., Awaitable[Service]]
+
+
+@pytest_asyncio.fixture
+async def start_admin() -> AsyncIterator[StartAdmin]:
+    async with AsyncExitStack() as stack:
+
+        async def start(store: MemoryStore | None = None) -> Service:
+            members = {"server": {"admin": {"port": 0}}, "store": "memory:", "collections": [NOTES]}
+            app = await stack.enter_async_context(await create_app(config.parse(members), store))
+            listener = AdminListener(app.admin_pages, "127.0.0.1", 0)
+            stack.push_async_callback(listener.close)
+            port = await stack.enter_async_context(serve_on(app))
+            return Service(app, f"http://127.0.0.1:{port}", listener.port)
+
+        yield start
+
+
+async def test_operators_are_answered_while_the_event_loop_is_blocked(start_admin: StartAdmin) -> None:
+    service = await start_admin()
+    assert (await service.ask("/health/ready")).status == 200
+    pages = [page for page in PAGES if page != "/health/ready"]
+    answers = dict(zip(pages, service.ask_while_blocked(*pages), strict=True))
+    assert {answer.status for answer in answers.values()} == {200}
+    assert json.loads(answers["/health"].body)["ok"] is True
+    assert b"pysync_build_info" in answers["/metrics"].body
+    assert "/pull/notes/{id}" in json.loads(answers["/openapi.json"].body)["paths"]
+    assert json.loads(answers["/admin"].body)["ready"] is True
+
+
+async def test_only_health_remains_at_the_public_address(
+    start_admin: StartAdmin, session: aiohttp.ClientSession
+) -> None:
+    service = await start_admin()
+    browser = Browser(service.base, session)
+    statuses = {page: (await browser.request("GET", page)).status for page in PAGES}
+    assert statuses == dict.fromkeys(PAGES, 404) | {"/health": 200}
+    assert {page: (await service.ask(page)).status for page in PAGES} == dict.fromkeys(PAGES, 200)
+
+
+async def test_operators_get_the_requests_that_the_public_address_served(
+    start_admin: StartAdmin, session: aiohttp.ClientSession
+) -> None:
+    service = await start_admin()
+    assert (await Browser(service.base, session).pull("notes/a")).status == 200
+    line = b'pysync_requests_total{action="pull",collection="notes",status="200"} 1.0'
+    assert line in (await service.ask("/metrics")).body
+    assert json.loads((await service.ask("/admin")).body)["requests"] == 1
+
+
+async def test_health_fails_once_the_event_loop_is_blocked_for_long(start_admin: StartAdmin) -> None:
+    class Blocked(LoopMonitor):
+        blocked_s = 0.0
+
+    pages: AdminPages = (await start_admin()).app.admin_pages
+    monitor = Blocked()
+    monitor.close()
+    for blocked_s, status in ((0.0, 200), (admin.STALLED_S, 200), (admin.STALLED_S + 1, 503)):
+        monitor.blocked_s = blocked_s
+        response = pages.respond("GET", "/health", monitor)
+        assert response.status == status
+    assert b"blocked for 11 s" in response.content
+
+
+async def test_the_time_for_which_the_event_loop_is_blocked_is_known_to_other_threads() -> None:
+    monitor, blocked, measured = LoopMonitor(), Event(), list[float]()
+
+    def measure() -> None:
+        while monitor.blocked_s <= 0.05:
+            pass
+        measured.append(monitor.blocked_s)
+        blocked.set()
+
+    thread = Thread(target=measure)
+    thread.start()
+    blocked.wait()
+    while monitor.blocked_s >= measured[0]:
+        await asyncio.sleep(0.01)
+    thread.join()
+    monitor.close()
+
+
+async def test_an_event_loop_that_is_blocked_for_long_is_not_ready(
+    start_admin: StartAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readiness, "READY_S", 0.05)
+    service = await start_admin()
+    while (await service.ask("/health/ready")).status != 200:
+        pass
+    *_, refused = service.ask_while_blocked("/health/ready", "/health/ready")
+    assert refused.status == 503
+    assert b"event loop" in refused.body
+    while (await service.ask("/health/ready")).status != 200:
+        pass
+
+
+async def test_a_service_that_is_about_to_stop_is_healthy_and_not_ready(start_admin: StartAdmin) -> None:
+    service = await start_admin()
+    service.app.drain()
+    refused = await service.ask("/health/ready")
+    assert (refused.status, json.loads(refused.body)["code"]) == (503, "unavailable")
+    assert (await service.ask("/health")).status == 200
+
+
+async def test_requests_that_are_no_reads_of_a_page_are_refused(start_admin: StartAdmin) -> None:
+    service = await start_admin()
+    unknown, posted = await service.ask("/pull/notes/a"), await service.ask("/metrics", "POST")
+    assert (unknown.status, json.loads(unknown.body)["error"]) == (404, "Not found")
+    assert (posted.status, posted.headers["Allow"]) == (405, "GET, HEAD")
+    head, whole = await service.ask("/version?x=1", "HEAD"), await service.ask("/version")
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["Content-Length"] == str(len(whole.body))
+    assert head.headers["X-Request-Id"] != whole.headers["X-Request-Id"]
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", b"\r\n\r\n", b"\xff\xfe\r\n\r\n", b"A" * 20_000])
+async def test_clients_that_send_no_request_keep_nobody_out(
+    start_admin: StartAdmin, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(admin, "TIMEOUT_S", 0.1)
+    service = await start_admin()
+    connections = [
+        socket.create_connection(("127.0.0.1", service.port)) for _ in range(2 * admin.MAX_CONNECTIONS)
+    ]
+    for connection in connections:
+        connection.sendall(sent)
+    assert (await service.ask("/health")).status == 200
+    for connection in connections:
+        connection.close()
+
+
+async def test_an_address_that_is_in_use_is_named(start_admin: StartAdmin) -> None:
+    service = await start_admin()
+    members = {"server": {"port": 0, "admin": {"port": service.port}}, "store": "memory:"}
+    settings = config.parse(members)
+    with pytest.raises(ValueError, match=f"server.admin: cannot listen on 127.0.0.1 port {service.port}"):
+        await serve._serve_alone(settings, "")
+
+
+class Wavering(MemoryStore):
+    """A store whose next probes end as a test says."""
+
+    def __init__(self, *outcomes: bool) -> None:
+        super().__init__()
+        self.outcomes = list(outcomes)
+
+    async def probe(self) -> None:
+        if not self.outcomes.pop(0):
+            raise StoreUnavailable("no route to host")
+
+
+async def probed(store: Wavering, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the service is ready after each probe, until the store knows no more outcomes."""
+    monkeypatch.setattr(readiness, "PROBE_EVERY_S", -1.0)
+    monkeypatch.setattr(readiness, "RETRY_S", 0.0)
+    checked = readiness.Readiness([store.probe])
+    found = []
+    while store.outcomes:
+        found.append(await checked.check() is None)
+    return found
+
+
+async def test_one_failed_probe_does_not_turn_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Wavering(True, False, True, False, True, False, False, True)
+    assert await probed(store, monkeypatch) == [True, True, True, False, True]
+
+
+async def test_a_service_is_not_ready_before_its_first_successful_probe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await probed(Wavering(False, True, True), monkeypatch) == [True, True]
+    assert readiness.Readiness([]).error is not None
+
+
+async def test_changes_of_readiness_are_logged_once_each(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "pysync.server")
+    await probed(Wavering(True, True, *[False] * 6, True, True, False, True), monkeypatch)
+    assert [record.getMessage() for record in caplog.records] == [
+        "not ready: no route to host",
+        "ready again",
+    ]
+
+
+async def test_probes_that_come_at_once_ask_the_store_once() -> None:
+    store = Wavering(True)
+    checked = readiness.Readiness([store.probe])
+    assert await asyncio.gather(*(checked.check() for _ in range(100))) == [None] * 100
+    assert await checked.check() is None
+
+
+@pytest.mark.process
+async def test_each_worker_answers_operators_for_all(tmp_path: Path) -> None:
+    port = free_port()
+    server = {"workers": 2, "admin": {"port": port}}
+
+    async def page(path: str) -> bytes:
+        return (await asyncio.to_thread(ask, port, path)).body
+
+    async with workers(tmp_path, server=server) as service, aiohttp.ClientSession() as session:
+        found: set[int] = set()
+        while found != {1, 2}:
+            found.add(json.loads(await page("/admin"))["worker"])
+        for n in range(3):
+            assert (await Browser(service.base, session).push(f"notes/{n}", {"n": n})).status == 200
+        line = b'pysync_requests_total{action="push",collection="notes",status="200"} 3.0'
+        for _ in range(8):
+            while line not in await page("/metrics"):
+                pass
+        pids = service.pids()
+        await service.kill(1)
+        found.clear()
+        while found != set(service.pids().values()):
+            found.add(json.loads(await page("/admin"))["pid"])
+            found.discard(pids[1])

@@ -88,6 +88,16 @@ class Server:
         "another. Never more than the limit of open files allows.",
         10_000,
     )
+    max_streams: int = option(
+        "Open change streams of one process; another is refused (503 `overloaded`). With `maxConnections` "
+        "never more than the limit of open files allows.",
+        10_000,
+    )
+    max_streams_per_caller: int = option(
+        "Open change streams of one identity in one process, or of one address (IPv6: of one /64) without "
+        "credentials; another is refused (503 `overloaded`).",
+        2_000,
+    )
     log_level: LogLevel = option("Lowest level that is logged.", "info")
     log_refusals: bool = option(
         "Logs which check failed, for each 401, 403 and 421; otherwise they are logged at the level `debug`.",

@@ -50,7 +50,7 @@ from pysync.server.overload import LoadShedder, connection_limit
 from pysync.server.readiness import Readiness
 from pysync.server.router import Router
 from pysync.server.routes import RouteBuilder, key_owner_tables, owning_collections
-from pysync.server.sse import SSEHub
+from pysync.server.sse import SSEHub, StreamLimits
 from pysync.server.stream_authorization import KeyIndex, StreamAuthorizer
 from pysync.store import Store, open_store
 
@@ -139,7 +139,10 @@ class App(AbstractAsyncContextManager["App"]):
         dispatcher = ChangeDispatcher(
             outbox.log, KeyIndex(rules, hooks.stored_files), stream_authorizer.authorize
         )
-        self.subscribers = SSEHub(dispatcher, stream_authorizer, counters, config.changes.max_resumed)
+        descriptors = server.max_connections + server.max_streams
+        connections = connection_limit(descriptors) * server.max_connections // descriptors
+        limits = StreamLimits(connection_limit(descriptors) - connections, server.max_streams_per_caller)
+        self.subscribers = SSEHub(dispatcher, stream_authorizer, counters, config.changes.max_resumed, limits)
         routes = Router()
         self.openapi = openapi = OpenApi(config, routes, policies, CallerResolver(config, authenticator))
         RouteBuilder(
@@ -154,7 +157,7 @@ class App(AbstractAsyncContextManager["App"]):
         ).add_all()
         self.load = LoadShedder(
             server.max_queue_ms / 1000,
-            connection_limit(server.max_connections),
+            connections,
             shares_connections=server.trusted_proxy_hops > 0,
             counters=counters,
         )

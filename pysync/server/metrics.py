@@ -180,6 +180,8 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "pysync_events": ("Events sent on change streams.", ("collection",)),
     "pysync_overload_refusals": ("Requests refused because the server was overloaded.", ()),
     "pysync_rejected_connections": ("Connections closed at once because too many were open.", ()),
+    "pysync_rejected_streams": ("Change streams refused because too many were open.", ("limit",)),
+    "pysync_aborted_streams": ("Change streams aborted because their clients did not read.", ("reason",)),
     "pysync_plugin_failures": ("Hooks of plugins that failed, or took too long.", ("plugin", "hook")),
     "pysync_projection_folds": ("Times that writes were folded into a list.", ("projection",)),
     "pysync_projection_puts": ("Lists written.", ("projection",)),
@@ -196,6 +198,7 @@ GAUGES: Final[Mapping[str, str]] = {
     "pysync_connections": "Open connections.",
     "pysync_unread_connections": "Connections that are not read, because the server is overloaded.",
     "pysync_streams": "Open change streams.",
+    "pysync_stream_unread_bytes": "Bytes that wait in change streams whose clients do not read.",
 }
 """The metrics of `Counters.gauges`, with their help texts."""
 

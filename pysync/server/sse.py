@@ -6,13 +6,15 @@ See docs/reference/protocol.md#change-stream and docs/reference/protocol.md#keep
 import asyncio
 import logging
 import random
+from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from pysync._core import PanicException
 from pysync.auth.verification import VerifiedCertificate
 from pysync.engine.catch_up import CatchUp
 from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition
+from pysync.errors import Overloaded
 from pysync.model import Caller
 from pysync.server.connection import Connection
 from pysync.server.metrics import Counters
@@ -26,8 +28,14 @@ HEARTBEAT_BUCKETS: Final = 16
 """Number of groups of streams. Heartbeats of different groups are spread over the interval."""
 MAX_WRITE_BUFFER: Final = 256 * 1024
 """Bytes buffered by a connection above which it is aborted because its reader is too slow."""
+MAX_UNREAD: Final = 32 * 1024 * 1024
+"""Bytes buffered by all connections above which those with the most of them are aborted."""
+COUNTED_UNREAD: Final = 16 * 1024
+"""Bytes buffered by a connection from which they count for `MAX_UNREAD`."""
 STALL_S: Final = 30.0
-"""Seconds that a subscriber that catches up has to read the bytes that the connection has buffered."""
+"""Seconds within which a client must read some of the bytes that its connection has buffered."""
+RETRY_AFTER_S: Final = 10
+"""Seconds after which a client for which there is no room may try again."""
 RETRY_MS: Final = (1_000, 3_000)
 """Bounds of the delay, in milliseconds, after which clients reconnect to a service that has stopped."""
 
@@ -39,8 +47,24 @@ class SSEConnection(asyncio.Protocol):
     While it waits for events it has no task."""
 
     __slots__ = (
-        "_hub", "_is_live", "_resumed", "_start", "_task", "_transport", "account", "bucket", "caller",
-        "cursor", "filter", "needs_authorization", "proof", "restricted", "verified_at_ms",
+        "_hub",
+        "_idle_heartbeats",
+        "_is_live",
+        "_resumed",
+        "_start",
+        "_taken",
+        "_task",
+        "_transport",
+        "_written",
+        "account",
+        "bucket",
+        "caller",
+        "cursor",
+        "filter",
+        "needs_authorization",
+        "proof",
+        "restricted",
+        "verified_at_ms",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +81,7 @@ class SSEConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._resumed: asyncio.Future[None] | None = None
         self._is_live = False
+        self._written = self._taken = self._idle_heartbeats = 0
         self.filter, self.restricted = grant
         self.needs_authorization = bool(grant.restricted) or proof is not None
         self.account = account
@@ -96,12 +121,28 @@ class SSEConnection(asyncio.Protocol):
 
     def heartbeat(self, watermark: str) -> None:
         """Write a heartbeat, with the watermark if it has advanced. A stream without events thus has a recent
-        cursor from which it can resume."""
-        if self._is_live and watermark > self.cursor:
+        cursor from which it can resume. A stream whose client has stopped reading is aborted."""
+        taken = self._written - self.unread
+        self._idle_heartbeats = self._idle_heartbeats + 1 if self.unread and taken == self._taken else 0
+        self._taken = taken
+        if (self._idle_heartbeats - 1) * HEARTBEAT_S > STALL_S:
+            self.abort_unread("stalled")
+        elif self._is_live and watermark > self.cursor:
             self.cursor = watermark
             self._write(b":\nid: %b\n\n" % watermark.encode())
         elif self.is_writable:
             self._write(_COMMENT)
+
+    @property
+    def unread(self) -> int:
+        """The number of bytes that the connection has buffered, because the client does not read them."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def abort_unread(self, reason: str) -> None:
+        """Abort the stream because its client does not read. It can resume from the last event it has."""
+        self._hub.counters.count("pysync_aborted_streams", reason)
+        log.info("aborted a change stream: its reader is too slow: %s", reason)
+        self.abort()
 
     def abort(self) -> None:
         """See `Subscriber.abort`."""
@@ -123,7 +164,7 @@ class SSEConnection(asyncio.Protocol):
         while (resumed := self._resumed) is not None:
             await asyncio.wait([resumed], timeout=STALL_S)
             if not resumed.done():
-                self.abort()
+                self.abort_unread("stalled")
                 break
         return self._transport is not None and not self._transport.is_closing()
 
@@ -158,10 +199,54 @@ class SSEConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return False
         transport.write(text)
-        if transport.get_write_buffer_size() > MAX_WRITE_BUFFER:
-            log.info("aborted a change stream: its reader is too slow")
-            transport.abort()
+        self._written += len(text)
+        unread = transport.get_write_buffer_size()
+        if unread > MAX_WRITE_BUFFER:
+            self.abort_unread("stream")
+        elif unread > COUNTED_UNREAD:
+            self._hub.unread.note(self, unread)
         return True
+
+
+class StreamLimits(NamedTuple):
+    """The number of streams that may be open, in all and for one caller."""
+
+    streams: int
+    per_caller: int
+
+
+class UnreadBytes:
+    """The bytes that wait in streams whose clients do not read them, as counted when they were last written
+    to. If there are too many, those streams are aborted that have the most. `total` is their number."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._sizes: dict[SSEConnection, int] = {}
+
+    def note(self, subscriber: SSEConnection, size: int) -> None:
+        """Note that `size` bytes wait in a stream."""
+        self.total += size - self._sizes.get(subscriber, 0)
+        self._sizes[subscriber] = size
+        if self.total > MAX_UNREAD:
+            self._make_room()
+
+    def forget(self, subscriber: SSEConnection) -> None:
+        """Forget a stream that has ended."""
+        self.total -= self._sizes.pop(subscriber, 0)
+
+    def refresh(self) -> None:
+        """Count again what was not read meanwhile."""
+        self._sizes = {each: each.unread for each in self._sizes if each.unread > COUNTED_UNREAD}
+        self.total = sum(self._sizes.values())
+
+    def _make_room(self) -> None:
+        """Abort streams until a tenth is free, so that this is seldom needed."""
+        self.refresh()
+        for subscriber in sorted(self._sizes, key=self._sizes.__getitem__, reverse=True):
+            if self.total <= 0.9 * MAX_UNREAD:
+                break
+            self.forget(subscriber)
+            subscriber.abort_unread("total")
 
 
 class SSEHub:
@@ -173,10 +258,15 @@ class SSEHub:
         authorizer: StreamAuthorizer,
         counters: Counters,
         max_missed: int,
+        limits: StreamLimits,
     ) -> None:
         self.dispatcher = dispatcher
         self.catch_up = CatchUp(dispatcher, max_missed)
         self.counters = counters
+        self.unread = UnreadBytes()
+        self.limits = limits
+        self._streams = 0
+        self._accounts: Counter[str] = Counter()
         self._authorizer = authorizer
         self._buckets: list[set[SSEConnection]] = [set() for _ in range(HEARTBEAT_BUCKETS)]
         self._checks: dict[int, asyncio.Task[None]] = {}
@@ -184,12 +274,30 @@ class SSEHub:
         self._heartbeat_at = 0.0
         self._is_draining = False
 
+    def require_room(self, account: str | None = None) -> None:
+        """Raise Overloaded if no other stream may begin, in all or for this account."""
+        if self._streams >= self.limits.streams:
+            limit = "maxStreams"
+        elif account is not None and self._accounts[account] >= self.limits.per_caller:
+            limit = "maxStreamsPerCaller"
+        else:
+            return
+        self.counters.count("pysync_rejected_streams", limit)
+        raise Overloaded(retry_after_s=RETRY_AFTER_S)
+
     def add(self, subscriber: SSEConnection) -> None:
-        """Register a stream that has begun."""
-        self.counters.gauges["pysync_streams"] += 1
+        """Register a stream that has begun. It is closed at once if the last room was taken meanwhile."""
+        try:
+            self.require_room(subscriber.account)
+            is_welcome = not self._is_draining
+        except Overloaded:
+            is_welcome = False
+        self._streams += 1
+        self._accounts[subscriber.account] += 1
+        self._report()
         subscriber.bucket = min(self._buckets, key=len)
         subscriber.bucket.add(subscriber)
-        if self._is_draining:
+        if not is_welcome:
             self._close_stream(subscriber)
         elif self._heartbeat_timer is None:
             self._heartbeat_at = asyncio.get_running_loop().time()
@@ -199,7 +307,12 @@ class SSEHub:
         """Remove a stream whose connection is lost."""
         self.dispatcher.unsubscribe(subscriber)
         subscriber.bucket.discard(subscriber)
-        self.counters.gauges["pysync_streams"] -= 1
+        self.unread.forget(subscriber)
+        self._streams -= 1
+        self._accounts[subscriber.account] -= 1
+        if not self._accounts[subscriber.account]:
+            del self._accounts[subscriber.account]
+        self._report()
         if self._heartbeat_timer is not None and not any(self._buckets):
             self._heartbeat_timer.cancel()
             self._heartbeat_timer = None
@@ -222,6 +335,10 @@ class SSEHub:
         self.catch_up.close()
         self.dispatcher.close()
 
+    def _report(self) -> None:
+        self.counters.gauges["pysync_streams"] = self._streams
+        self.counters.gauges["pysync_stream_unread_bytes"] = self.unread.total
+
     def _all(self) -> list[SSEConnection]:
         return [subscriber for bucket in self._buckets for subscriber in bucket]
 
@@ -241,6 +358,8 @@ class SSEHub:
         watermark, bucket = self.dispatcher.watermark, list(self._buckets[number])
         for subscriber in bucket:
             subscriber.heartbeat(watermark)
+        self.unread.refresh()
+        self._report()
         verified = [subscriber for subscriber in bucket if subscriber.proof is not None]
         if verified and number not in self._checks:
             check = asyncio.get_running_loop().create_task(self._check(verified))

@@ -4,7 +4,9 @@ See docs/reference/protocol.md#change-stream.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 import orjson
@@ -56,8 +58,10 @@ class EventStreamHandler:
             BadRequest: a collection or parameter does not exist.
             Unauthorized: the credentials are invalid, or missing and no collection is open.
             Forbidden: the caller may read none of the collections.
+            Overloaded: too many streams are open, in all or of this caller.
             RateLimited, Unavailable.
         """
+        self._hub.require_room()
         named, wanted = self._parse_topics(request.query)
         needs_credentials = any(rule.needs_credentials for rule in named)
         credentials = (
@@ -71,11 +75,12 @@ class EventStreamHandler:
             if credentials is NO_CREDENTIALS:
                 raise Unauthorized("no credentials")
             raise Forbidden(reason="roles: none of the collections")
+        account = verified.caller.identity or _network(self._authorizer.client_ip(request))
+        self._hub.require_room(account)
         delivered = [rule for rule in named if topic_of(rule) in grant.filter]
         await self._authorizer.enforce_rate_limits(request, verified.caller, delivered)
         await self._authorizer.consume_nonce(verified)
         start = await self._hub.dispatcher.resolve_start(_last_event_id(request))
-        account = verified.caller.identity or self._authorizer.client_ip(request)
         subscriber = SSEConnection(self._hub, grant, verified.caller, verified.certificate, start, account)
         return EventStreamResponse(subscriber.begin)
 
@@ -125,6 +130,15 @@ class EventStreamResponse(Response):
 
     def _length(self, version: HttpVersion) -> str:
         return ""
+
+
+def _network(address: str) -> str:
+    """Return what counts as one caller: an IPv4 address, or the first 64 bits of an IPv6 address."""
+    with suppress(ValueError):
+        ip = ip_address(address.partition("%")[0])
+        if isinstance(ip, IPv6Address):
+            return str(ip.ipv4_mapped or IPv6Address(int(ip) >> 64 << 64))
+    return address
 
 
 def _last_event_id(request: web.BaseRequest) -> str:

@@ -1,0 +1,202 @@
+"""Change streams are bounded: how many are open, and what waits in those that nobody reads."""
+
+import asyncio
+import json
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from support.change_feed import NOTES as TOPIC
+from support.change_feed import Log, following
+from support.clients import SUBJECT, Signed, Start, root_device
+from support.collections import MINE, NOTES
+from support.sse_client import Heard, Listen, Serve
+
+from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition
+from pysync.model import ANONYMOUS
+from pysync.server import sse
+from pysync.server.handlers.events import _network
+from pysync.server.metrics import Counters
+from pysync.server.sse import SSEConnection, SSEHub, StreamLimits
+from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
+
+
+def said(heard: Heard) -> tuple[int, str, str]:
+    return heard.status, json.loads(heard.body)["code"], heard.headers["Retry-After"]
+
+
+FULL = 503, "overloaded", str(sse.RETRY_AFTER_S)
+
+
+async def test_beyond_the_streams_that_may_be_open_another_is_refused_until_one_ends(
+    serve: Serve, hear: Listen
+) -> None:
+    browser = await serve(NOTES, server={"maxStreams": 2})
+    first, second = await hear(browser), await hear(browser)
+    assert (first.status, second.status) == (200, 200)
+    assert said(await hear(browser)) == FULL
+    page = (await browser.request("GET", "/metrics")).body
+    assert b'\npysync_rejected_streams_total{limit="maxStreams"} 1.0\n' in page
+    assert (await browser.push("notes/a", {})).status == 200
+    assert (await second.event()).data["params"] == {"id": "a"}
+    await first.close()
+    while (again := await hear(browser)).status != 200:
+        assert said(again) == FULL
+    await browser.push("notes/b", {})
+    assert (await again.event()).data["params"] == {"id": "b"}
+
+
+async def test_one_caller_leaves_streams_to_others(
+    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+) -> None:
+    browser = await serve(NOTES, MINE, server={"maxStreamsPerCaller": 1})
+    me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
+    assert [(await hear(who)).status for who in (browser, browser, me, me)] == [200, 503, 200, 503]
+    page = (await browser.request("GET", "/metrics")).body
+    assert b'\npysync_rejected_streams_total{limit="maxStreamsPerCaller"} 2.0\n' in page
+
+
+async def test_of_streams_that_begin_together_no_more_stay_than_there_is_room_for(
+    serve: Serve, hear: Listen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser = await serve(NOTES, server={"maxStreams": 2})
+    release, arrived = asyncio.Event(), 0
+    resolve = ChangeDispatcher.resolve_start
+
+    async def held(self: ChangeDispatcher, after: str) -> StartPosition:
+        nonlocal arrived
+        arrived += 1
+        await release.wait()
+        return await resolve(self, after)
+
+    monkeypatch.setattr(ChangeDispatcher, "resolve_start", held)
+    beginning = [asyncio.ensure_future(hear(browser)) for _ in range(5)]
+    while arrived < 5:
+        await asyncio.sleep(0)
+    release.set()
+    streams = await asyncio.gather(*beginning)
+    assert [heard.status for heard in streams] == [200] * 5
+    await browser.push("notes/a", {})
+
+    async def told(heard: Heard) -> bool:
+        """True for an event, False for a stream that ends with the time after which to try again."""
+        while (block := await heard.block()).data is None:
+            if block.retry is not None:
+                assert await heard.rest() == []
+                return False
+        return True
+
+    assert sorted([await told(heard) for heard in streams]) == [False] * 3 + [True] * 2
+
+
+def test_a_caller_without_credentials_is_a_network() -> None:
+    assert _network("192.0.2.7") == _network("::ffff:192.0.2.7") == "192.0.2.7"
+    assert _network("2001:db8::1") == _network("2001:db8::ffff:1%eth0") == "2001:db8::"
+    assert _network("2001:db8:0:1::1") != _network("2001:db8::1")
+    assert _network("") == ""
+
+
+class Pipe(asyncio.Transport):
+    """A transport whose other end reads nothing, unless it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting = 0
+        self.is_cut = False
+
+    def write(self, data: Any) -> None:
+        self.waiting += len(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+    def is_closing(self) -> bool:
+        return self.is_cut
+
+    def abort(self) -> None:
+        self.is_cut = True
+
+    def detach(self, protocol: asyncio.Protocol) -> "Pipe":
+        """As of the `Connection` that it stands for."""
+        return self
+
+
+def opened(hub: SSEHub) -> tuple[SSEConnection, Pipe]:
+    pipe, grant = Pipe(), StreamGrant({TOPIC: {}}, frozenset())
+    stream = SSEConnection(hub, grant, ANONYMOUS, None, StartPosition("0"))
+    stream.begin(cast(Any, pipe), b"")
+    pipe.waiting = 0
+    return stream, pipe
+
+
+def hub() -> SSEHub:
+    counters, limits = Counters(), StreamLimits(100, 100)
+    return SSEHub(following(Log()), cast(StreamAuthorizer, None), counters, 100, limits)
+
+
+def event(size: int) -> Event:
+    return Event("1", TOPIC, {}, "key", b"x" * size)
+
+
+async def test_where_too_much_waits_in_all_streams_those_with_the_most_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sse, "MAX_UNREAD", 1_000_000)
+    streams = hub()
+    held = [opened(streams) for _ in range(9)]
+    for number, (stream, pipe) in enumerate(held):
+        stream.deliver([event(100_000)])
+        if number % 3 == 0:
+            pipe.waiting = 0  # its client has read
+    assert streams.unread.total == 900_000
+    held[0][0].deliver([event(150_000)])
+    held[1][0].deliver([event(100_000)])
+    assert streams.unread.total == 850_000, "counted again: nobody has to go"
+    assert not any(pipe.is_cut for _, pipe in held)
+    held[4][0].deliver([event(150_000)])
+    held[5][0].deliver([event(50_000)])
+    assert [number for number, (_, pipe) in enumerate(held) if pipe.is_cut] == [4]
+    assert streams.unread.total == sum(pipe.waiting for _, pipe in held if not pipe.is_cut)
+    assert streams.counters.counts["pysync_aborted_streams", "total"] == 1
+    for stream, _ in held:
+        stream.connection_lost(None)
+    assert (streams.unread.total, streams.counters.gauges["pysync_streams"]) == (0, 0)
+    streams.close()
+
+
+async def test_a_stream_ends_where_too_much_waits_in_it() -> None:
+    streams = hub()
+    (stream, pipe), (_, other) = opened(streams), opened(streams)
+    stream.deliver([event(sse.MAX_WRITE_BUFFER)])
+    assert not pipe.is_cut
+    stream.deliver([event(1)])
+    assert (pipe.is_cut, other.is_cut) == (True, False)
+    assert streams.counters.counts["pysync_aborted_streams", "stream"] == 1
+    streams.close()
+
+
+async def test_a_stream_ends_whose_client_has_read_nothing_for_thirty_seconds() -> None:
+    streams = hub()
+    (stuck, pipe), (slow, slowly), (idle, nothing) = opened(streams), opened(streams), opened(streams)
+    for stream in (stuck, slow):
+        stream.deliver([event(1_000)])
+    beats = int(sse.STALL_S / sse.HEARTBEAT_S) + 2
+    for beat in range(beats):
+        assert not pipe.is_cut, f"too early, at heartbeat {beat}"
+        slowly.waiting -= 10
+        nothing.waiting = 0
+        for stream in (stuck, slow, idle):
+            stream.heartbeat("")
+    assert (pipe.is_cut, slowly.is_cut, nothing.is_cut) == (True, False, False)
+    assert streams.counters.counts["pysync_aborted_streams", "stalled"] == 1
+    streams.close()
+
+
+async def test_connections_and_streams_share_the_files_that_may_be_open(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pysync.server.app.connection_limit", lambda wanted: min(wanted, 300))
+    await start({"collections": [NOTES], "server": {"maxConnections": 1_000, "maxStreams": 2_000}})
+    (app,) = start.apps  # type: ignore[attr-defined]
+    assert app.load.max_connections == 100
+    assert app.subscribers.limits.streams == 200

@@ -205,3 +205,19 @@ async def test_a_write_whose_error_no_future_takes_keeps_nobody_waiting(writer: 
 
     outcomes = await asyncio.gather(writer.submit(end), writer.submit(insert, 1), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [RuntimeError, int]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), sqlite3.OperationalError("disk I/O error")])
+async def test_a_write_that_fails_halfway_is_undone_with_its_group(
+    writer: GroupCommit, path: Path, error: Exception
+) -> None:
+    def write_half(cursor: sqlite3.Cursor) -> None:
+        insert(cursor, 1)
+        raise error
+
+    outcomes = await asyncio.gather(
+        writer.submit(insert, 2), writer.submit(write_half), return_exceptions=True
+    )
+    assert [type(outcome) for outcome in outcomes] == [StoreUnavailable] * 2
+    assert await writer.submit(insert, 3) == 3
+    assert values(path) == [3]

@@ -1,0 +1,79 @@
+"""A server that runs out of memory refuses what it cannot do, and goes on."""
+
+import resource
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import NoReturn
+
+import aiohttp
+import pytest
+from support.clients import Browser, Start
+from support.collections import NOTES, collection
+from support.server_process import serving
+
+from pysync import _core
+from pysync.store.local.store import LocalStore
+from pysync.store.memory import MemoryStore
+
+MEGABYTE = 1 << 20
+
+
+def exhausted(*args: object, **options: object) -> NoReturn:
+    raise MemoryError
+
+
+async def test_a_handler_without_memory_is_a_503_that_may_be_repeated(
+    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    browser = Browser(await start({"collections": [NOTES]}, store), session)
+    with monkeypatch.context() as patched:
+        patched.setattr(_core, "decode_push", exhausted)
+        patched.setattr(store, "get", exhausted)
+        for refused in (await browser.push("notes/a", {"n": 1}), await browser.pull("notes/a")):
+            assert (refused.status, refused.json["code"]) == (503, "unavailable")
+            assert refused.headers["Retry-After"] == "1"
+    assert (await browser.push("notes/a", {"n": 1})).status == 200
+    assert (await browser.pull("notes/a")).json["data"] == {"n": 1}
+
+
+async def test_a_snapshot_that_ends_without_memory_is_not_read_from_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await LocalStore.open_folder(folder)
+    reader = store._reader
+    real = reader._cursor
+
+    class Exhausted:
+        def execute(self, statement: str, *args: object) -> object:
+            return exhausted() if statement == "COMMIT" else real.execute(statement, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(reader, "_cursor", Exhausted())
+        assert await store.get("notes/a") is None
+        await store.put("notes/a", b"{}")
+    assert await store.get("notes/a") is not None
+    await store.close()
+
+
+@pytest.mark.process
+async def test_a_process_whose_memory_is_limited_survives_bodies_that_do_not_fit(tmp_path: Path) -> None:
+    members = {"collections": [NOTES, collection("large", maxBodyBytes=512 * MEGABYTE)]}
+    async with serving(tmp_path, **members) as service, aiohttp.ClientSession() as session:
+        browser = Browser(service.base, session)
+        assert (await browser.push("notes/a", {"n": 1})).status == 200
+        pid = service.process.pid
+        used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+        most = used + 64 * MEGABYTE
+        resource.prlimit(pid, resource.RLIMIT_AS, (most, most))
+        body = b'{"data":{"text":"' + b"x" * (100 * MEGABYTE) + b'"},"baseHash":null}'
+        for n in range(2):
+            url = f"{service.base}/push/large/{n}"
+            headers = {"Content-Type": "application/json"}
+            with suppress(aiohttp.ClientError):  # the connection was ended
+                async with session.post(url, data=BytesIO(body), headers=headers) as refused:
+                    assert refused.status in (413, 503), await refused.read()
+        assert (await browser.pull("notes/a")).json["data"] == {"n": 1}
+        assert (await browser.push("notes/b", {"n": 2})).status == 200
+        assert service.process.returncode is None

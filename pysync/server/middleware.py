@@ -119,6 +119,10 @@ class Middleware:
             response = self._error_response(request, match, error, request_id)
         except ConnectionError:
             raise
+        except MemoryError as error:
+            refused = Unavailable()
+            refused.__cause__ = error
+            response = self._error_response(request, match, refused, request_id)
         except (Exception, PanicException, BaseExceptionGroup) as error:
             extra = {"request_id": request_id, "repeats": repr(error)}
             log.exception("unhandled error: %s", _describe(request, match), extra=extra)

@@ -37,6 +37,9 @@ _DATABASE_AND_WAL: Final = 2
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _GONE = "the database was deleted or replaced: restart the server"
 
+DATABASE_ERRORS: Final = (sqlite3.Error, MemoryError)
+"""Errors of SQLite, which raises MemoryError where it has no memory. They may leave a write half made."""
+
 _STATEMENT_ERRORS = (
     sqlite3.DataError,
     sqlite3.IntegrityError,
@@ -182,7 +185,7 @@ class SnapshotReader:
                 self._cursor.execute("BEGIN")
                 self._loop.call_soon(self._end_snapshot)
                 (version,) = self._cursor.execute("PRAGMA data_version").fetchone()
-            except sqlite3.Error as error:
+            except DATABASE_ERRORS as error:
                 self._file.record_error(error)
                 raise self._unavailable() from error
             self._version = version
@@ -193,7 +196,7 @@ class SnapshotReader:
         self.version()
         try:
             return self._cursor.execute(statement, args).fetchall()
-        except sqlite3.Error as error:
+        except DATABASE_ERRORS as error:
             self._file.record_error(error)
             raise self._unavailable() from error
 
@@ -211,9 +214,9 @@ class SnapshotReader:
             return
         try:
             self._cursor.execute("COMMIT")
-        except sqlite3.Error as error:  # after damage was found
+        except DATABASE_ERRORS as error:  # after damage was found
             self._file.record_error(error)
-            with suppress(sqlite3.Error):
+            with suppress(*DATABASE_ERRORS):
                 self._connection.rollback()
 
 
@@ -375,7 +378,7 @@ class GroupCommit:
             return _Outcome(write.future, write.work(cursor, *write.args), None)
         except _STATEMENT_ERRORS as error:
             return _Outcome(write.future, None, error)
-        except sqlite3.Error:
+        except DATABASE_ERRORS:
             raise
         except StopIteration as error:  # a future does not accept it
             return _Outcome(write.future, None, RuntimeError(repr(error)))

@@ -4,7 +4,7 @@ import resource
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import aiohttp
 import pytest
@@ -46,7 +46,7 @@ async def test_a_snapshot_that_ends_without_memory_is_not_read_from_for_ever(
     real = reader._cursor
 
     class Exhausted:
-        def execute(self, statement: str, *args: object) -> object:
+        def execute(self, statement: str, *args: Any) -> object:
             return exhausted() if statement == "COMMIT" else real.execute(statement, *args)
 
     with monkeypatch.context() as patched:
@@ -59,7 +59,7 @@ async def test_a_snapshot_that_ends_without_memory_is_not_read_from_for_ever(
 
 @pytest.mark.process
 async def test_a_process_whose_memory_is_limited_survives_bodies_that_do_not_fit(tmp_path: Path) -> None:
-    members = {"collections": [NOTES, collection("large", maxBodyBytes=512 * MEGABYTE)]}
+    members: dict[str, Any] = {"collections": [NOTES, collection("large", maxBodyBytes=512 * MEGABYTE)]}
     async with serving(tmp_path, **members) as service, aiohttp.ClientSession() as session:
         browser = Browser(service.base, session)
         assert (await browser.push("notes/a", {"n": 1})).status == 200

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar, TypeVarTuple
 
 from pysync._core import split_key
 from pysync.errors import StoreUnavailable
-from pysync.sqlite.connection import GroupCommit, SnapshotReader
+from pysync.sqlite.connection import DATABASE_ERRORS, GroupCommit, SnapshotReader
 from pysync.store.base import DAMAGED_REASON, DamagedFile, FileStat, OpenFile, Pace, clamp_range
 from pysync.store.local import file_merge, tables
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, in_thread, translate_os_errors
@@ -57,7 +57,7 @@ def _commit(
     have been cancelled."""
     try:
         return write(cursor, renames, temp_file, row, *args)
-    except sqlite3.Error:
+    except DATABASE_ERRORS:
         raise  # the group is rolled back, and `RenameJournal` discards the file
     except Exception:
         temp_file.discard()

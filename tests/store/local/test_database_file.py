@@ -15,8 +15,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from support.clients import Browser, Reply, Start
-from support.collections import NOTES
+from support.clients import ISSUER, Browser, Reply, Signed, Start, root_device
+from support.collections import MINE, NOTES, collection
+from support.server_process import serving
 from support.worker_processes import asked_everybody, gone, on_fresh_connection, until, workers
 
 from pysync.coordinator.local import LocalCoordinator
@@ -361,3 +362,52 @@ async def test_a_database_that_others_open_back_up_and_close_is_still_there(
         await store.put(f"b{number}", b"{}")
         await store.probe()
     assert await store.list("", None, 10) == ["a0", "a1", "b0", "b1"]
+
+
+@pytest.mark.process
+async def test_a_worker_that_is_replaced_after_the_folder_was_deleted_begins_no_empty_store(
+    tmp_path: Path, folder: Path
+) -> None:
+    async def push(browser: Browser) -> Reply:
+        return await browser.push(f"notes/{os.urandom(4).hex()}", {"n": 1})
+
+    def told(text: str) -> bool:
+        return any(text in entry["message"] + entry.get("error", "") for entry in service.entries())
+
+    async with workers(tmp_path, server={"workers": 2}) as service:
+        delete_the_folder(folder)
+        replies = await asked_everybody(service.base, push, 2)
+        assert {(reply.status, reply.json["code"]) for reply in replies} == {(503, "store_unavailable")}
+        os.kill(service.pids()[2], signal.SIGKILL)
+        await until(lambda: told("worker 2 ended with status 1"))
+        assert told("was deleted while the service ran")
+        assert {(await on_fresh_connection(service.base, push)).status for _ in range(5)} == {503}
+        assert not folder.exists()
+
+
+@pytest.mark.process
+async def test_a_service_whose_folder_was_deleted_says_so_and_makes_no_other(
+    tmp_path: Path, folder: Path, session: aiohttp.ClientSession
+) -> None:
+    files = collection("files", allowedMimeTypes=["*/*"])
+    async with serving(tmp_path, collections=[NOTES, MINE, files]) as service:
+        anyone = Browser(service.base, session)
+        owner = Signed(service.base, session, ISSUER, root_device(ISSUER, collections=("mine",)))
+        key = f"u/{ISSUER.user_id}/a"
+        assert (await anyone.push("notes/a", {"n": 1})).status == 200
+        assert (await owner.push(key, {"n": 1})).status == 200
+        delete_the_folder(folder)
+        replies = [
+            await anyone.push("notes/a", {"n": 2}),
+            await anyone.request("POST", "/push/files/a", b"x", {"Content-Type": "text/plain"}),
+            await anyone.pull("notes/a"),
+            await anyone.pull("notes/never-written"),
+            await owner.push(key, {"n": 2}),
+            await owner.pull(key),
+        ]
+        assert {reply.status for reply in replies} == {503}
+        while (await anyone.request("GET", "/health/ready")).status != 503:
+            await asyncio.sleep(0.05)
+        assert (await anyone.request("GET", "/health")).status == 200
+        assert "pysync.db was deleted or replaced" in service.log.read_text()
+        assert not folder.exists()

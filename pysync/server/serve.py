@@ -91,6 +91,16 @@ def check_databases(config: Config) -> None:
             raise ValueError(found)
 
 
+def _check_databases_exist(config: Config) -> None:
+    """Raise ValueError if a database is gone: whoever opens it would begin an empty one."""
+    for _, path in config.database_paths:
+        if not path.exists():
+            raise ValueError(
+                f"{path} was deleted while the service ran: stop it, put the database back or restore "
+                "it from a backup, and start it again"
+            )
+
+
 def _serve_with_workers(config: Config, notice: str) -> int:
     server = config.server
     _preload(config)
@@ -99,12 +109,17 @@ def _serve_with_workers(config: Config, notice: str) -> int:
         _reserve_admin_port(config) as admin_port,
         TemporaryDirectory(prefix="pysync-") as counters_dir,
     ):
+        has_served = False
 
         def work(context: WorkerContext) -> None:
             logs.configure(worker=context.number, level=server.log_level)
+            if has_served:
+                _check_databases_exist(config)
             uvloop.run(_serve_as_worker(config, port, admin_port, context, Path(counters_dir)))
 
         def report_ready() -> None:
+            nonlocal has_served
+            has_served = True
             _print_banner(config, port, admin_port, notice)
             log.info("serving with %s workers, version %s, pid %s", server.workers, __version__, os.getpid())
 

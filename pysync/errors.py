@@ -324,7 +324,8 @@ class Overloaded(Unavailable, code="overloaded", message="overloaded"):
 
 
 class StoreUnavailable(Unavailable, code="store_unavailable", message="store_unavailable"):
-    """The store does not answer, so nothing is known about what is stored."""
+    """The store does not answer, so nothing is known about what is stored. A write may have been made, or may
+    be made later."""
 
 
 class CoordinatorUnavailable(Unavailable, code="coordinator_unavailable", message="Service unavailable"):

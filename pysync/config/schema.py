@@ -98,6 +98,11 @@ class Server:
         "credentials; another is refused (503 `overloaded`).",
         2_000,
     )
+    write_timeout_ms: int = option(
+        "How long a write may take once it has arrived, in milliseconds. Then it is answered 503, and may "
+        "still succeed.",
+        10_000,
+    )
     log_level: LogLevel = option("Lowest level that is logged.", "info")
     log_refusals: bool = option(
         "Logs which check failed, for each 401, 403 and 421; otherwise they are logged at the level `debug`.",

@@ -52,6 +52,7 @@ from pysync.server.router import Router
 from pysync.server.routes import RouteBuilder, key_owner_tables, owning_collections
 from pysync.server.sse import SSEHub, StreamLimits
 from pysync.server.stream_authorization import KeyIndex, StreamAuthorizer
+from pysync.server.write_deadline import WriteDeadline
 from pysync.store import Store, open_store
 
 
@@ -133,6 +134,9 @@ class App(AbstractAsyncContextManager["App"]):
             hooks=hooks,
             corruption=corruption,
             key_owners=tables,
+            write_deadline=WriteDeadline(
+                server.write_timeout_ms / 1000, partial(counters.count, "pysync_write_timeouts")
+            ),
         )
         rules = policies.pulls()
         stream_authorizer = StreamAuthorizer(service, rules, clock.wall_ms)

@@ -191,6 +191,7 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "pysync_projection_failures": ("Sources, lists and functions that failed.", ("projection",)),
     "pysync_worker_replacements": ("Workers that were replaced.", ("reason",)),
+    "pysync_write_timeouts": ("Writes that were not acknowledged in time.", ()),
 }
 """The metrics that `Counters.count` counts, by name without `_total`: the help text and the label names."""
 

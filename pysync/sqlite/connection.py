@@ -26,6 +26,13 @@ Ts = TypeVarTuple("Ts")
 MAX_WAITING: Final = 4_096
 """The number of writes that may wait at once. One more is rejected rather than queued."""
 
+MAX_WAITING_BYTES: Final = 67_108_864
+"""The size of their bodies in all, unless there is only one."""
+
+STALLED_S: Final = 10.0
+"""Seconds that a group may take to commit. Beyond it the disk hangs, or another process holds the lock, and
+writes are rejected rather than queued, until the group is done."""
+
 CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two checks that an idle database is still at its path."""
 
@@ -241,6 +248,7 @@ class _Write(NamedTuple):
     future: asyncio.Future[Any]
     work: Callable[..., Any]
     args: tuple[Any, ...]
+    size: int
 
 
 class _Outcome(NamedTuple):
@@ -269,24 +277,34 @@ class GroupCommit:
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._submitted: list[_Write] = []
-        self._waiting = 0
+        self._waiting = self._waiting_bytes = 0
+        self._committing_since: float | None = None
         self._closed = False
         self._queue: SimpleQueue[list[_Write]] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="sqlite-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, write: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Return the future result of `write(cursor, *args)`, which is set after its commit. Raises
-        `unavailable` at once if too many writes wait. Cancelling the future stops only the waiting: the write
-        is still made."""
+    def submit(
+        self, write: Callable[[sqlite3.Cursor, *Ts], T], *args: *Ts, size: int = 0
+    ) -> asyncio.Future[T]:
+        """Return the future result of `write(cursor, *args)`, which is set after its commit. `size` is the
+        number of bytes that it keeps in memory. Raises `unavailable` at once if too many writes wait, or the
+        current ones hang. Cancelling the future stops only the waiting: the write is still made."""
         if self._closed or self._waiting >= MAX_WAITING:
             raise self._unavailable()
+        if self._waiting:
+            if self._waiting_bytes + size > MAX_WAITING_BYTES:
+                raise self._unavailable("too many bytes wait to be written")
+            since = self._committing_since
+            if since is not None and time.monotonic() - since > STALLED_S:
+                raise self._unavailable(f"a commit takes longer than {STALLED_S:g} s")
         future: asyncio.Future[T] = self._loop.create_future()
         if not self._submitted:
             # The writes of one tick of the loop go to the thread together, with one wake-up.
             self._loop.call_soon(self._flush)
-        self._submitted.append(_Write(future, write, args))
+        self._submitted.append(_Write(future, write, args, size))
         self._waiting += 1
+        self._waiting_bytes += size
         return future
 
     async def close(self) -> None:
@@ -318,8 +336,11 @@ class GroupCommit:
             closing = not parts[-1]
             group = [write for part in parts for write in part]
             if group:
+                self._committing_since = time.monotonic()
                 outcomes = self._commit(cursor, group)
-                self._loop.call_soon_threadsafe(self._resolve, outcomes)
+                self._committing_since = None
+                size = sum(write.size for write in group)
+                self._loop.call_soon_threadsafe(self._resolve, outcomes, size)
         cursor.close()
         self._connection.close()
         self._file.wait_for_check()
@@ -385,8 +406,9 @@ class GroupCommit:
         except Exception as error:
             return _Outcome(write.future, None, error)
 
-    def _resolve(self, outcomes: list[_Outcome]) -> None:
+    def _resolve(self, outcomes: list[_Outcome], size: int) -> None:
         self._waiting -= len(outcomes)
+        self._waiting_bytes -= size
         for future, value, error in outcomes:
             if future.done():
                 continue

@@ -38,6 +38,8 @@ MAX_GROUP_BYTES: Final = 256 * 1024
 """Bytes of elements that one put carries. With more, the first append would wait too long for the last."""
 MAX_WAITING: Final = 4096
 """The number of appends to all logs that may wait at once. One more is rejected rather than queued."""
+MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
+"""The size of their elements in all, unless there is only one."""
 DISCARDED_CACHE_SIZE: Final = 1024
 """The number of expired logs that are cached as deleted. For others the next append looks again and finds
 nothing."""
@@ -85,21 +87,24 @@ class AppendBatcher:
         self._jitter: Callable[[], float] = random.random
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._queues: dict[str, deque[PendingAppend]] = {}
-        self._waiting = 0
+        self._waiting = self._waiting_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._deletions: dict[str, asyncio.Task[None]] = {}
 
     def submit(self, key: str, pending: PendingAppend) -> asyncio.Future[WriteResult]:
         """Queue the append for `key`, and return the future of its result. Raises StoreUnavailable at once if
         too many appends wait. Cancelling the future stops only the waiting."""
-        if self._waiting >= MAX_WAITING:
-            raise StoreUnavailable
+        size = len(pending.element)
+        is_full = self._waiting > 0 and self._waiting_bytes + size > MAX_WAITING_BYTES
+        if is_full or self._waiting >= MAX_WAITING:
+            raise StoreUnavailable("too many appends wait to be written")
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = deque()
             self._spawn(self._drain_queue(key, queue))
         queue.append(pending)
         self._waiting += 1
+        self._waiting_bytes += size
         return pending.done
 
     async def close(self) -> None:
@@ -118,6 +123,7 @@ class AppendBatcher:
             while queue:
                 group = _next_group(queue)
                 self._waiting -= len(group)
+                self._waiting_bytes -= sum(len(pending.element) for pending in group)
                 try:
                     await self._commit(key, group)
                 except DocumentCorrupt as error:

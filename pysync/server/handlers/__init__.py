@@ -17,6 +17,7 @@ from pysync.errors import PysyncError
 from pysync.plugins.hooks import Hooks
 from pysync.server.authorization import Authorizer
 from pysync.server.router import Match, Router
+from pysync.server.write_deadline import WriteDeadline
 from pysync.store import Store
 
 
@@ -37,6 +38,7 @@ class Service:
     revocations: RevocationRegistry
     hooks: Hooks
     corruption: CorruptionReporter
+    write_deadline: WriteDeadline
     key_owners: Sequence[Router]
 
 

@@ -105,9 +105,11 @@ class LogHandlers:
         """Make an append that is authorised and validated."""
         subject = match.document_ref(caller)
         once = idempotency_key(request, caller, match.key)
-        if once is None:
-            return await self._logs.append(match.key, element, self._settings, subject)
-        return await self._logs.append_idempotent(match.key, element, self._settings, once, subject)
+        return await self._service.write_deadline.run(
+            self._logs.append(match.key, element, self._settings, subject)
+            if once is None
+            else self._logs.append_idempotent(match.key, element, self._settings, once, subject)
+        )
 
     async def _respond(self, request: web.BaseRequest, match: Match, access: Access) -> Response:
         """Return the response to an authorised pull."""

@@ -82,7 +82,7 @@ class DocumentHandlers:
         bucket = f"revocations:{self._authorizer.client_ip(request)}"
         await self._service.rate_limiter.count(Counter(REVOCATION_LIMIT, bucket))
         text = await read_body(request, MAX_REVOCATION_BYTES)
-        generation = await self._service.revocations.publish(text)
+        generation = await self._service.write_deadline.run(self._service.revocations.publish(text))
         return json_response({"ok": True, "generation": generation}, NO_STORE)
 
     async def revocations(self, request: web.BaseRequest, match: Match) -> Response:
@@ -191,9 +191,11 @@ class DocumentHandlers:
         subject = match.document_ref(access.caller)
         once = idempotency_key(request, access.caller, match.key)
         try:
-            if once is None:
-                return await self._documents.push(match.key, body, ttl_ms, subject)
-            return await self._documents.push_idempotent(match.key, body, once, ttl_ms, subject)
+            return await self._service.write_deadline.run(
+                self._documents.push(match.key, body, ttl_ms, subject)
+                if once is None
+                else self._documents.push_idempotent(match.key, body, once, ttl_ms, subject)
+            )
         except IdempotencyKeyReused:
             if body.base_hash != _STALE_BASE:
                 raise

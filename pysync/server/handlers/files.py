@@ -69,7 +69,10 @@ class FileHandlers(DocumentHandlers):
         caller, chunks = await self._authorize_upload(request, match, rules)
         content_type = rules.content_type or sanitize(request.headers["Content-Type"])
         async with aclosing(chunks):
-            written = await self._files.push(match.key, chunks, content_type, match.document_ref(caller))
+            written = await self._service.write_deadline.run_upload(
+                chunks,
+                lambda chunks: self._files.push(match.key, chunks, content_type, match.document_ref(caller)),
+            )
         if self._hooks.has_push_hooks:
             await run_after_write(self._service, match, caller, written, match.params, None)
         return write_response(written.hash, written.timestamp_ms)

@@ -228,7 +228,9 @@ class LocalStore:
         parent, name = split_key(key)
         etag, rows = self._new_etag(), self.change_log.rows_of(changes)
         row = (etag, content_type, rows.now_ms, body, parent, name)
-        replaces_file, last = await self._writer.submit(tables.put, self._renames, row, expect, rows)
+        replaces_file, last = await self._writer.submit(
+            tables.put, self._renames, row, expect, rows, size=len(body)
+        )
         self.change_log.notify(last)
         if replaces_file:
             await self._files.unlink(key)

@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -86,6 +87,53 @@ async def test_a_database_locked_elsewhere_is_unavailable_until_it_is_free(
     other.execute("ROLLBACK")
     other.close()
     assert await writer.submit(insert, 1) == 1
+
+
+async def hang(writer: GroupCommit, released: threading.Event) -> asyncio.Future[bool]:
+    """A write that is under way until `released` is set."""
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait(cursor: sqlite3.Cursor) -> bool:
+        loop.call_soon_threadsafe(begun.set)
+        return released.wait()
+
+    future = writer.submit(wait, size=10)
+    await begun.wait()
+    return future
+
+
+async def test_writes_are_rejected_while_a_commit_hangs_and_accepted_afterwards(
+    writer: GroupCommit, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released = threading.Event()
+    hanging = await hang(writer, released)
+    waiting = writer.submit(insert, 1)
+    monkeypatch.setattr("pysync.sqlite.connection.STALLED_S", -1)
+    with pytest.raises(StoreUnavailable, match="a commit takes longer than"):
+        writer.submit(insert, 2)
+    released.set()
+    assert await hanging
+    assert await waiting == 1
+    assert await writer.submit(insert, 3) == 3
+    assert values(path) == [1, 3]
+
+
+async def test_the_bytes_that_wait_are_bounded_but_one_write_is_always_accepted(
+    writer: GroupCommit, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pysync.sqlite.connection.MAX_WAITING_BYTES", 20)
+    assert await writer.submit(insert, 1, size=1000) == 1
+    released = threading.Event()
+    hanging = await hang(writer, released)
+    waiting = writer.submit(insert, 2, size=10)
+    with pytest.raises(StoreUnavailable, match="too many bytes"):
+        writer.submit(insert, 3, size=1)
+    released.set()
+    assert await hanging
+    assert await waiting == 2
+    assert await writer.submit(insert, 4, size=20) == 4
+    assert values(path) == [1, 2, 4]
 
 
 async def test_closing_carries_out_what_was_submitted(writer: GroupCommit, path: Path) -> None:

@@ -223,3 +223,17 @@ async def test_a_link_in_the_place_of_a_folder_of_the_stores_own_is_not_followed
     with pytest.raises(StoreUnavailable, match=r"symbolic links|store_unavailable"):
         await LocalStore.open_folder(folder)
     assert [path.name for path in outside.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("kind", [LocalStore, LocalCoordinator])
+async def test_a_folder_that_cannot_be_opened_leaves_no_file_open(
+    folder: Path, kind: type[LocalStore] | type[LocalCoordinator]
+) -> None:
+    folder.mkdir(mode=0o700)
+    for name in ("files", "nonces"):
+        (folder / name).touch()
+    with pytest.raises((OSError, ValueError, StoreUnavailable, CoordinatorUnavailable)) as error:
+        await kind.open_folder(folder)
+    assert error.value is not None
+    opened = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
+    assert [path for path in opened if path.startswith(str(folder))] == []

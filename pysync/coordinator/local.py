@@ -15,6 +15,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final, Self
 from urllib.parse import quote
@@ -282,11 +283,13 @@ def _prepare(
     if not path.exists() and (folder / "nonces").exists():
         log.warning("%s is missing: counters, idempotency keys and announcements start empty", path)
     # NORMAL: a loss of power leaves the file intact, but may undo the last transactions.
-    database = open_database(path, SCHEMA, "NORMAL")
-    database.writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + max_changes // CHANGES_PER_PAGE}")
-    boot = boot_id()
-    _reset_after_reboot(database.writer, boot)
-    nonces = NonceLog(folder / "nonces", now_ms, max_live_nonces, boot, database.file)
+    with ExitStack() as opened:
+        database = opened.enter_context(closing(open_database(path, SCHEMA, "NORMAL")))
+        database.writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + max_changes // CHANGES_PER_PAGE}")
+        boot = boot_id()
+        _reset_after_reboot(database.writer, boot)
+        nonces = NonceLog(folder / "nonces", now_ms, max_live_nonces, boot, database.file)
+        opened.pop_all()
     return database, nonces, LeaseFiles(folder / "leads", elapsed_of(now_ms))
 
 

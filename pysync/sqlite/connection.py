@@ -162,6 +162,11 @@ class Database(NamedTuple):
     is_durable: bool = True
     """True if commits survive the loss of power."""
 
+    def close(self) -> None:
+        """Close both connections."""
+        self.writer.close()
+        self.reader.close()
+
 
 class SnapshotReader:
     """Short reads on the thread of the event loop. The reads of one tick of the loop share one transaction,

@@ -5,7 +5,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -53,13 +53,16 @@ def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence
     SQLite: FULL survives the loss of power. Raises as `create_database`."""
     create_database(path, schema, traces)
     file = DatabaseFile(path, _has_damage)
-    reader, writer = _connect(path, READ_BUSY_TIMEOUT_MS), connect_writer(path, synchronous)
-    reader.execute("PRAGMA query_only = ON")
-    for connection in (reader, writer):
-        connection.execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the WAL and SHM files
-    real = os.path.realpath(path)  # SQLite creates them next to the target of a symbolic link
-    file.watch(Path(f"{real}-wal"), Path(f"{real}-shm"))
-    file.check()
+    with ExitStack() as opened:
+        reader = opened.enter_context(closing(_connect(path, READ_BUSY_TIMEOUT_MS)))
+        writer = opened.enter_context(closing(connect_writer(path, synchronous)))
+        reader.execute("PRAGMA query_only = ON")
+        for connection in (reader, writer):
+            connection.execute("SELECT 1 FROM sqlite_master").fetchall()  # opens the WAL and SHM files
+        real = os.path.realpath(path)  # SQLite creates them next to the target of a symbolic link
+        file.watch(Path(f"{real}-wal"), Path(f"{real}-shm"))
+        file.check()
+        opened.pop_all()
     return Database(reader, writer, file, is_durable=synchronous == "FULL")
 
 

@@ -16,7 +16,7 @@ import os
 import sqlite3
 from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import ClassVar, Final, Self
 
@@ -380,9 +380,13 @@ def _prepare(folder: Path) -> tuple[Database, FileTree]:
     traces = [*files.entries(), folder / "pysync.db-wal", folder / "merging"]
     lock = folder / "pysync.lock"
     is_marked = lock.exists() and lock.stat().st_size > 0
-    database = open_database(folder / "pysync.db", SCHEMA, "FULL", [*traces, lock] if is_marked else traces)
-    if not is_marked:
-        with suppress(OSError):  # a full disk is still readable
-            lock.write_bytes(b"pysync.db was made here\n")
-    files.create()
+    if is_marked:
+        traces.append(lock)
+    with ExitStack() as opened:
+        database = opened.enter_context(closing(open_database(folder / "pysync.db", SCHEMA, "FULL", traces)))
+        if not is_marked:
+            with suppress(OSError):  # a full disk is still readable
+                lock.write_bytes(b"pysync.db was made here\n")
+        files.create()
+        opened.pop_all()
     return database, files

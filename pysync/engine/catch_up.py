@@ -10,13 +10,13 @@ See docs/reference/protocol.md#resume.
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
 from pysync._core import PanicException
 from pysync.changelog import MAX_RESUMED
-from pysync.engine.subscriptions import ChangeDispatcher, Subscriber, SubscriberIndex
+from pysync.engine.subscriptions import ChangeDispatcher, Slices, Subscriber, SubscriberIndex, Topic
 from pysync.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ PAGE_SIZE: Final = 128
 MAX_SUBSCRIBERS: Final = 256
 MAX_PER_ACCOUNT: Final = 128
 """The number of subscribers that catch up at a time, in all and for one account. Others wait."""
+MAX_COUNTS: Final = 1_000
+"""The number of cursors for which it is remembered how many changes have come since."""
 
 
 @dataclass(eq=False, slots=True)
@@ -35,8 +37,9 @@ class _LaggingSubscriber:
     may still be read for it."""
 
     subscriber: Subscriber
-    left: int | None
     caught_up: asyncio.Future[bool]
+    is_counted: bool = False
+    left: int | None = None
 
     def has_missed_too_many(self, scanned: int) -> bool:
         """Count `scanned` more changes. Returns True if the subscriber has missed more than may be
@@ -53,10 +56,12 @@ class CatchUp:
     def __init__(self, dispatcher: ChangeDispatcher, max_missed: int = MAX_RESUMED) -> None:
         self._dispatcher = dispatcher
         self._max_missed = max_missed
-        self._waiting: deque[_LaggingSubscriber] = deque()
+        self._waiting: dict[_LaggingSubscriber, None] = {}
         self._behind: list[_LaggingSubscriber] = []
         self._index = SubscriberIndex()
         self._task: asyncio.Task[None] | None = None
+        self._counts: dict[tuple[str, frozenset[Topic]], int | None] = {}
+        self._counted_to = ""
 
     async def catch_up(self, subscriber: Subscriber) -> bool:
         """Deliver the changes that the subscriber has missed, then subscribe it to the live feed. Returns
@@ -64,19 +69,15 @@ class CatchUp:
         latter aborts its stream."""
         try:
             while await subscriber.drained():
-                written_by = self._dispatcher.keys.may_write_to(subscriber.filter)
-                count = await self._dispatcher.log.count_after(
-                    subscriber.cursor, self._max_missed, written_by
-                )
-                if count is not None and count > self._max_missed:
-                    subscriber.reset(await self._dispatcher.log.last_id())
-                left = self._max_missed if count is None else None
-                behind = _LaggingSubscriber(subscriber, left, asyncio.get_running_loop().create_future())
-                self._waiting.append(behind)
+                behind = _LaggingSubscriber(subscriber, asyncio.get_running_loop().create_future())
+                self._waiting[behind] = None
                 if self._task is None:
                     self._task = asyncio.create_task(self._run())
-                if await behind.caught_up:
-                    return True
+                try:
+                    if await behind.caught_up:
+                        return True
+                finally:
+                    self._waiting.pop(behind, None)
         except Unavailable as error:
             log.warning(
                 "aborted a change stream: failed to read changes: %s",
@@ -93,7 +94,7 @@ class CatchUp:
         try:
             while self._waiting or self._behind:
                 began = loop.time()
-                self._admit_waiting()
+                await self._admit_waiting()
                 if self._behind:
                     await self._read_page()
                 self._behind = [each for each in self._behind if self._is_behind(each)]
@@ -108,24 +109,44 @@ class CatchUp:
         finally:
             self._task = None
 
-    def _admit_waiting(self) -> None:
+    async def _admit_waiting(self) -> None:
         """Admit waiting subscribers, up to the first that is further back than those already catching up,
-        which would have to wait for it."""
+        which would have to wait for it. Those that have missed too much get a reset first."""
         earliest = min((each.subscriber.cursor for each in self._behind), default="")
         accounts = Counter(each.subscriber.account for each in self._behind)
-        waiting, self._waiting, is_open = self._waiting, deque(), True
-        for each in waiting:
+        turns = Slices()
+        for each in list(self._waiting) if len(self._behind) < MAX_SUBSCRIBERS else ():
             account = each.subscriber.account
-            fits = len(self._behind) < MAX_SUBSCRIBERS and accounts[account] < MAX_PER_ACCOUNT
+            if len(self._behind) >= MAX_SUBSCRIBERS:
+                break
+            if accounts[account] >= MAX_PER_ACCOUNT:
+                continue
+            if not each.is_counted:
+                await self._count_missed(each)
+                await turns.share()
             if each.caught_up.done():
                 continue
-            is_open = is_open and not (fits and each.subscriber.cursor < earliest)
-            if fits and is_open:
-                accounts[account] += 1
-                self._behind.append(each)
-                self._index.add(each.subscriber)
-            else:
-                self._waiting.append(each)
+            if each.subscriber.cursor < earliest:
+                break
+            accounts[account] += 1
+            del self._waiting[each]
+            self._behind.append(each)
+            self._index.add(each.subscriber)
+
+    async def _count_missed(self, each: _LaggingSubscriber) -> None:
+        """Reset a subscriber that has missed too much. Its changes are counted once for all who resume at the
+        same cursor."""
+        changes, subscriber = self._dispatcher.log, each.subscriber
+        newest, about = await changes.last_id(), (subscriber.cursor, frozenset(subscriber.filter))
+        if newest != self._counted_to or len(self._counts) >= MAX_COUNTS:
+            self._counts, self._counted_to = {}, newest
+        if about not in self._counts:
+            written_by = self._dispatcher.keys.may_write_to(subscriber.filter)
+            self._counts[about] = await changes.count_after(subscriber.cursor, self._max_missed, written_by)
+        count = self._counts[about]
+        each.is_counted, each.left = True, self._max_missed if count is None else None
+        if count is not None and count > self._max_missed and not each.caught_up.done():
+            subscriber.reset(newest)
 
     def _is_behind(self, each: _LaggingSubscriber) -> bool:
         if each.caught_up.done():
@@ -140,7 +161,7 @@ class CatchUp:
             cursor, PAGE_SIZE, self._dispatcher.keys.may_write_to(topics)
         )
         if page is not None:
-            await self._dispatcher.deliver(self._dispatcher.plan_deliveries(page.changes, self._index))
+            await self._dispatcher.deliver(await self._dispatcher.plan_deliveries(page.changes, self._index))
         for each in self._behind:
             subscriber = each.subscriber
             if each.caught_up.done():

@@ -188,7 +188,7 @@ class ChangeDispatcher:
                 elif page:
                     # A new subscriber receives the later pages here, and this one from `CatchUp`.
                     self._cursor = page[-1][0]
-                    writes = await self.deliver(self.plan_deliveries(page, self._index))
+                    writes = await self.deliver(await self.plan_deliveries(page, self._index))
                 self.watermark = self._cursor
                 # A log may return at once, and 100,000 changes may have no subscriber.
                 await asyncio.sleep(writes * REST_PER_WRITE_S if writes > MANY_WRITES else 0)
@@ -208,9 +208,12 @@ class ChangeDispatcher:
                 log.warning("failed to read changes, will retry: %s", error.detail)
                 await asyncio.sleep(RETRY_S)
 
-    def plan_deliveries(self, page: Sequence[tuple[str, Change]], index: "SubscriberIndex") -> Deliveries:
-        """Return the events of a page that have subscribers in `index`, each with these subscribers."""
-        plan: Deliveries = []
+    async def plan_deliveries(
+        self, page: Sequence[tuple[str, Change]], index: "SubscriberIndex"
+    ) -> Deliveries:
+        """Return the events of a page that have subscribers in `index`, each with these subscribers. Other
+        tasks run every few milliseconds."""
+        turns, plan = Slices(), Deliveries()
         for id_, change in page:
             parsed = parse_change(change)
             for match in self.keys.matches(parsed.ref):
@@ -218,12 +221,13 @@ class ChangeDispatcher:
                 if subscribers:
                     frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _event_json(parsed, match))
                     plan.append((Event(id_, *match, frame, parsed.hash, parsed.timestamp_ms), subscribers))
+            await turns.share()
         return plan
 
     async def deliver(self, plan: Deliveries) -> int:
         """Deliver the events to each subscriber in one write, first to those that need no authorisation, so
         that these do not wait for it. Other tasks run every few milliseconds. Return the number of writes."""
-        turns, restricted = _Slices(), Deliveries()
+        turns, restricted = Slices(), Deliveries()
         events: dict[Subscriber, list[Event]] = {}
         for event, matching in plan:
             to_authorize = []
@@ -262,7 +266,7 @@ def _parts(plan: Deliveries) -> Iterator[Deliveries]:
         yield part
 
 
-class _Slices:
+class Slices:
     """Lets other tasks run whenever a slice of time or of writes is used up. `writes` counts all writes."""
 
     def __init__(self) -> None:
@@ -277,7 +281,7 @@ class _Slices:
             self._ends_at, self._ends_after = self._time() + SLICE_S, self.writes + SLICE_WRITES
 
 
-async def _fan_out(events: Mapping[Subscriber, Sequence[Event]], turns: _Slices) -> None:
+async def _fan_out(events: Mapping[Subscriber, Sequence[Event]], turns: Slices) -> None:
     for who, deliverable in events.items():
         who.deliver(deliverable)
         turns.writes += 1

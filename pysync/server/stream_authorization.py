@@ -119,6 +119,8 @@ log = logging.getLogger("pysync.server")
 
 CHECK_MS: Final = 1_000
 """Milliseconds for which a certificate that was found valid is assumed to be valid."""
+CHECKS_PER_TURN: Final = 64
+"""Certificates that are checked before other tasks run."""
 MAX_CONCURRENT_HOOKS: Final = 100
 """Maximum number of plugin decisions that are made concurrently."""
 _ANY_IDENTITY: Final = "."
@@ -161,6 +163,7 @@ class StreamAuthorizer:
         self._spaces = service.authorizer.spaces
         self._store = service.store
         self._now_ms = now_ms
+        self._checks = 0
 
     def grant(self, wanted: Mapping[Topic, Mapping[str, str]], caller: Caller) -> StreamGrant:
         """Return the part of `wanted` (parameters by collection) of which `caller` may ever receive
@@ -257,6 +260,9 @@ class StreamAuthorizer:
         """Close a stream whose certificate is no longer valid, and abort it if that cannot be determined."""
         if subscriber.proof is None or not self._is_due(subscriber):
             return
+        self._checks += 1
+        if self._checks % CHECKS_PER_TURN == 0:
+            await asyncio.sleep(0)
         now_ms = self._now_ms()
         try:
             if await self._authenticator.is_still_valid(subscriber.proof):

@@ -201,3 +201,64 @@ async def test_a_stream_that_resumes_too_far_back_is_reset(serve: Serve, hear: L
     assert (told.event, told.data) == ("reset", {"reset": True})
     (told_of,) = await (await hear(browser, collections="other", lastEventId=place)).events(1)
     assert told_of["collection"] == "other"
+
+
+class Counting(Log):
+    """A log that notes for which ids it counts, and in which turn of the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: list[str] = []
+
+    async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
+        self.counted.append(after)
+        return await super().count_after(after, most, written_by)
+
+
+async def test_what_came_after_a_place_is_counted_once_for_all_who_resume_there() -> None:
+    log = Counting()
+    place = await filled(log, 300)
+    feed, ears = following(log), [Ear(place) for _ in range(100)]
+    assert all(await asyncio.gather(*(feed.bring(ear) for ear in ears)))
+    assert log.counted == [place]
+    feed.close()
+    await log.append([note("more")])
+    again = Ear(place)
+    assert await feed.bring(again)
+    assert log.counted == [place] * 2, "for what has come since changes the count"
+    assert len(again.heard) == 301
+    feed.close()
+
+
+async def test_others_have_their_turn_while_the_changes_of_many_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subscriptions, "SLICE_S", -1.0)
+    log = Counting()
+    await filled(log, 300)
+    places = [id_ for id_, _ in await log.read("", 100) or ()]
+    feed, ears = following(log, 10), [Ear(place) for place in places]
+    bringing = asyncio.gather(*(feed.bring(ear) for ear in ears))
+    most = before = 0
+    while not bringing.done():
+        await asyncio.sleep(0)
+        most, before = max(most, len(log.counted) - before), len(log.counted)
+    assert (log.counted, most) == (places, 1)
+    assert all(ear.resets == 1 for ear in ears)
+    feed.close()
+
+
+async def test_who_waits_is_not_looked_at_until_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SUBSCRIBERS", 2)
+    log = Counting()
+    places = [await filled(log, 300) for _ in range(6)]
+    feed, ears = following(log), [Ear(place) for place in places]
+    bringing = [asyncio.create_task(feed.bring(ear)) for ear in ears]
+    await until(ears[0], 1)
+    assert log.counted == places[:2]
+    bringing[3].cancel()
+    bringing[5].cancel()
+    assert all(await asyncio.gather(*bringing[:3], bringing[4]))
+    assert log.counted == [*places[:3], places[4]], "and who has left is not counted"
+    assert [len(ear.heard) for ear in ears] == [1_800, 1_500, 1_200, 0, 600, 0]
+    feed.close()

@@ -1,12 +1,12 @@
-"""Refused requests: what each kind costs the server.
+"""Refused requests: what each kind costs the server, and rate limits, beside requests that are not counted.
 
     python -m benches.rejections [--quick] [--rounds N] [--requests N]
 
-The server has one worker, on core 0, with `service.json` and a folder on disk; this process is on core 1 and
-sends one request after the other on one connection. A figure is CPU time of the server's process, all its
-threads, for each answer: the median of the rounds, the lowest and the highest beside it. A round measures
-every kind once. Requests are made, and signed, before they are measured; a status other than the expected one
-fails the run.
+The server has one worker, on core 0, with `service.json`, two collections with a rate limit, and a folder on
+disk; this process is on core 1 and sends one request after the other on one connection, of each kind from an
+address of its own. A figure is CPU time of the server's process, all its threads, for each answer: the median
+of the rounds, the lowest and the highest beside it. A round measures every kind once. Requests are made, and
+signed, before they are measured; a status other than the expected one fails the run.
 """
 
 import argparse
@@ -15,9 +15,11 @@ import os
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -38,6 +40,9 @@ KEYS: Final = quote(orjson.dumps({"private": [{"id": f"n{n:02d}"} for n in range
 BATCH: Final = f"/batch/pull?collections=private&params={KEYS}"
 ELSEWHERE: Final = "/pull/users/" + "0" * 32 + "/plan"
 DENIES: Final = Grant(("read", "list", "write"), ("**", *(f"!{'*a' * 18}{n:02d}" for n in range(64))))
+HOUR_MS: Final = 3_600_000
+FAILURES: Final = 3_000
+"""How many requests of one address may fail in a minute; a sixth of them at once, more than in a round."""
 LISTED: Final = (2_700, 169)
 """Entries of a revocation list, the longest first that anybody was ever allowed."""
 
@@ -73,18 +78,29 @@ class Stranger:
         return f"GET {path} HTTP/1.1\r\nHost: {self._host}\r\n{lines}\r\n".encode()
 
     def forge(self) -> None:
-        """Change the certificate, which nobody signs again."""
-        members = orjson.loads(self.certificate.text)
+        """Change the certificate, each time to another one, which nobody signs again."""
+        members = orjson.loads(self.authorization_text())
         members["exp"] += 1
         self.authorization = SCHEME + base64.b64encode(orjson.dumps(members)).decode()
 
+    def authorization_text(self) -> bytes:
+        """The certificate as it is presented."""
+        return base64.b64decode(self.authorization.removeprefix(SCHEME))
+
+    def forged_request(self, path: str) -> bytes:
+        """A signed GET with a forged certificate that was never presented before."""
+        self.forge()
+        return self.request(path)
+
 
 class Connection:
-    """One keep-alive connection, one request at a time."""
+    """One keep-alive connection from the address `source`, one request at a time."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, source: str = "") -> None:
         address = urlsplit(url)
-        self._socket = socket.create_connection((str(address.hostname), address.port or 80))
+        self._socket = socket.create_connection(
+            (str(address.hostname), address.port or 80), source_address=(source, 0) if source else None
+        )
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> "Connection":
@@ -113,12 +129,37 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Requests of one kind, each used once, and how they are answered. `prepare` are answered before."""
+    """Requests of one kind, each used once, and how they are answered. `before` are sent before them in each
+    round, unmeasured, and answered somehow."""
 
     name: str
     status: int
     make: Callable[[], bytes]
     is_repeated: bool = False
+    before: Sequence[bytes] = ()
+
+
+@contextmanager
+def serving(folder: Path, core: int | None = None) -> Iterator[Running]:
+    """The server that is measured."""
+    members = orjson.loads(servers.SERVICE.read_bytes())
+    for name, most in (("counted", 1_000_000), ("limited", 1)):
+        limit = {"pull": {"windowMs": HOUR_MS, "maxRequests": most}}
+        for path, roles in ((f"{name}/{{id}}", ["public"]), (f"own-{name}/{{identity}}/{{id}}", ["self"])):
+            members["collections"].append(
+                {
+                    "name": path.partition("/")[0],
+                    "storagePath": path,
+                    "readRoles": roles,
+                    "writeRoles": roles,
+                    "rateLimit": limit,
+                }
+            )
+    members["auth"] = {"failuresPerMinute": FAILURES}
+    config = folder.with_name("rejections.json")
+    config.write_bytes(orjson.dumps(members))
+    with servers.serving(folder, core, config=config) as server:
+        yield server
 
 
 def kinds(server: Running) -> list[Kind]:
@@ -130,12 +171,23 @@ def kinds(server: Running) -> list[Kind]:
     long_forged.forge()
     denies, wide = Stranger(url, DENIES), Stranger(url, collections=_collections(700))
     stranger, revoker, self_reader = Stranger(url), Stranger(url), Stranger(url)
+    anew, unknown = Stranger(url), Stranger(url)
     listed = _publish(url, revoker)
-    home = f"/pull/users/{self_reader.keys.user_id}/plan"
+    me = self_reader.keys.user_id
+    home, own_counted, own_limited = (
+        f"/pull/users/{me}/plan",
+        f"/pull/own-counted/{me}/plan",
+        f"/pull/own-limited/{me}/plan",
+    )
+    limited = f"GET /pull/limited/plan {plain}".encode()
+    nowhere = f"GET /nowhere {plain}".encode()
     return [
         Kind("404", 404, lambda: f"GET /nowhere {plain}".encode()),
         Kind("unsigned, 401", 401, lambda: f"GET {ELSEWHERE} {plain}".encode()),
-        Kind("forged certificate, 401", 401, partial(forged.request, ELSEWHERE)),
+        Kind("forged certificate, 401", 401, partial(anew.forged_request, ELSEWHERE)),
+        Kind("forged certificate that came before, 401", 401, partial(forged.request, ELSEWHERE)),
+        Kind("unknown certificate, from an address with too many failures, 503", 503,
+             partial(unknown.request, ELSEWHERE), before=[nowhere] * FAILURES),
         Kind("forged certificate of 700 collections, 401", 401, partial(long_forged.request, ELSEWHERE)),
         Kind("700 collections, wrong signature, 401", 401, partial(wide.request, ELSEWHERE, spoilt=True)),
         Kind("64 denies, wrong signature, 401", 401, partial(denies.request, ELSEWHERE, spoilt=True)),
@@ -146,6 +198,13 @@ def kinds(server: Running) -> list[Kind]:
              partial(revoker.request, ELSEWHERE)),
         Kind("stranger with 700 collections, 403", 403, partial(wide.request, ELSEWHERE)),
         Kind("replay, 401", 401, partial(self_reader.request, home), is_repeated=True),
+        Kind("public pull, 200", 200, lambda: f"GET /pull/notes/plan {plain}".encode()),
+        Kind("public pull, counted, 200", 200, lambda: f"GET /pull/counted/plan {plain}".encode()),
+        Kind("public pull, over its limit, 429", 429, lambda: limited, before=[limited] * 2),
+        Kind("signed pull, 200", 200, partial(self_reader.request, home)),
+        Kind("signed pull, counted, 200", 200, partial(self_reader.request, own_counted)),
+        Kind("signed pull, over its limit, 429", 429, partial(self_reader.request, own_limited),
+             before=[self_reader.request(own_limited) for _ in range(2)]),
     ]  # fmt: skip
 
 
@@ -153,10 +212,16 @@ def measure(server: Running, found: Iterable[Kind], rounds: int, requests: int) 
     """CPU microseconds for each answer, by kind, of every round."""
     each_us: dict[str, list[float]] = {}
     found = list(found)
-    with Connection(server.url) as connection:
+    with ExitStack() as opened:
+        connections = [
+            opened.enter_context(Connection(server.url, f"127.0.3.{number}"))
+            for number in range(1, len(found) + 1)
+        ]
         for _ in range(rounds):
-            for kind in found:
+            for kind, connection in zip(found, connections, strict=True):
                 made = [kind.make() for _ in range(requests)]
+                for request in kind.before:
+                    connection.ask(request)
                 if kind.is_repeated:
                     _answered(connection, made, 200)
                 used = cpu_s(server.pid)
@@ -208,7 +273,7 @@ def main() -> None:
     rounds, requests = (2, 20) if options.quick else (options.rounds, options.requests)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[-1]})
-    with servers.fresh_folder() as folder, servers.serving(folder, cores[0]) as server:
+    with servers.fresh_folder() as folder, serving(folder, cores[0]) as server:
         found = table(measure(server, kinds(server), rounds, requests))
     print(f"{machine()}; {rounds} rounds of {requests} requests of each kind.\n\n{found}")
 

@@ -3,7 +3,7 @@
 Cheap checks come before expensive ones, in three steps:
 
 1. `parse_credentials` reads the credentials from the headers. It checks their form and time, and the
-   issuer's signature of a certificate.
+   issuer's signature of a certificate, if there is time for it (`CertificateGate`).
 2. `authenticate` verifies the request's own signature, once the body is there. Only then is the certificate
    parsed: its shape, its paths, its roles. The result is cached for the caller's next request.
 3. `consume_nonce` records the nonce of an allowed request, and checks that its certificate is not revoked.
@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from pysync import _core, protocol
 from pysync.auth import certificates
+from pysync.auth.admission import CertificateGate
 from pysync.auth.certificate_cache import CertificateCache
 from pysync.auth.certificates import SKEW_S, Certificate, CertificateSummary
 from pysync.auth.revocation import RevocationRegistry
@@ -30,7 +31,6 @@ from pysync.auth.verification import (
     CertificateVerifier,
     SignedCertificate,
     VerifiedCertificate,
-    open_certificate,
     signed_certificate,
 )
 from pysync.clock import elapsed_of
@@ -61,13 +61,15 @@ class SignedRequest(NamedTuple):
 
 class Credentials(NamedTuple):
     """The credentials in the headers of a request. Without a certificate nothing is signed, and `caller` is
-    final; with one, `Authenticator.authenticate` returns the caller."""
+    final; with one, `Authenticator.authenticate` returns the caller. `address` is that of a client whose
+    certificate is not in the cache."""
 
     caller: Caller | None = None
     certificate: VerifiedCertificate | SignedCertificate | None = None
     signature: str = ""
     timestamp_ms: int = 0
     nonce: str = ""
+    address: str = ""
 
 
 class AuthenticatedRequest(NamedTuple):
@@ -90,8 +92,8 @@ ADMIN_CREDENTIALS = Credentials(ADMIN_CALLER)
 
 class Authenticator:
     """The authentication of one service. `owns_data` returns True if a user id owns stored data
-    (`Ownership`), and `now_ms` is the clock. `validate_certificate` returns the code with which
-    plugins reject a valid certificate, None if they accept it."""
+    (`Ownership`), and `now_ms` is the clock. `gate` admits certificates that are not in the cache, and
+    `validate_certificate` returns the code with which plugins reject a valid one, None if they accept it."""
 
     def __init__(
         self,
@@ -100,6 +102,7 @@ class Authenticator:
         revocations: RevocationRegistry,
         owns_data: Callable[[str], Awaitable[bool]],
         now_ms: Callable[[], int],
+        gate: CertificateGate,
         validate_certificate: Callable[[Certificate], str | None] | None = None,
     ) -> None:
         auth = config.auth
@@ -110,11 +113,13 @@ class Authenticator:
         self._now_ms = now_ms
         self._elapsed_ms = elapsed_of(now_ms)
         self._verifier = CertificateVerifier(config, now_ms, validate_certificate)
+        self._gate = gate
         self._cache = CertificateCache()
 
-    def parse_credentials(self, headers: Mapping[str, str]) -> Credentials:
+    def parse_credentials(self, headers: Mapping[str, str], address: Callable[[], str]) -> Credentials:
         """Return the credentials in `headers`, checked as far as possible without the body; `NO_CREDENTIALS`
-        if there are none. Raises Unauthorized if they are invalid."""
+        if there are none. `address` returns the client's. Raises Unauthorized if they are invalid, and
+        Overloaded if the certificate is unknown and was not examined."""
         authorization = headers.get(protocol.HEADER_AUTHORIZATION)
         if authorization is not None and authorization.startswith(BEARER):
             return self._check_admin_token(authorization.removeprefix(BEARER))
@@ -126,13 +131,16 @@ class Authenticator:
             raise Unauthorized("no timestamp or nonce of the right form")
         presenter = headers.get(protocol.HEADER_PUB, "")
         now_ms = self._now_ms()
-        presented = self._cache.get(authorization, presenter, now_ms) or signed_certificate(
-            authorization, presenter, *open_certificate(authorization)
-        )
         timestamp_ms = int(timestamp)
-        _check_is_current(presented, timestamp_ms, now_ms)
         signature = headers.get(protocol.HEADER_SIGNATURE, "")
-        return Credentials(None, presented, signature, timestamp_ms, nonce)
+        presented: VerifiedCertificate | SignedCertificate | None
+        presented, source = self._cache.get(authorization, presenter, now_ms), ""
+        if presented is None:
+            source = address()
+            opened = self._gate.open(authorization, source)
+            presented = signed_certificate(authorization, presenter, *opened)
+        _check_is_current(presented, timestamp_ms, now_ms)
+        return Credentials(None, presented, signature, timestamp_ms, nonce, source)
 
     async def authenticate(
         self, credentials: Credentials, request: SignedRequest, body: bytes
@@ -144,12 +152,19 @@ class Authenticator:
         if presented is None:
             assert credentials.caller is not None, "without a certificate the caller is final"
             return AuthenticatedRequest(credentials.caller)
-        if len(body) > VERIFY_IN_THREAD_ABOVE:
+        is_large = len(body) > VERIFY_IN_THREAD_ABOVE
+        if is_large:
             await asyncio.to_thread(_check_signature, presented.key, credentials, request, body)
-        else:
-            _check_signature(presented.key, credentials, request, body)
         is_cached = isinstance(presented, VerifiedCertificate)
-        proof = presented if isinstance(presented, VerifiedCertificate) else self._verifier.verify(presented)
+        if isinstance(presented, VerifiedCertificate):
+            proof = presented
+            if not is_large:
+                _check_signature(presented.key, credentials, request, body)
+        else:
+            with self._gate.charged(credentials.address):
+                if not is_large:
+                    _check_signature(presented.key, credentials, request, body)
+                proof = self._verifier.verify(presented)
         if proof.not_in_audience:
             raise Forbidden(reason="audience: the certificate is for other keys")
         is_read = request.method in ("GET", "HEAD")
@@ -211,10 +226,10 @@ class Authenticator:
             return False
         return await self._revocations.is_revoked(certificate)
 
-    async def identify_unverified(self, headers: Mapping[str, str]) -> Caller:
+    async def identify_unverified(self, headers: Mapping[str, str], address: Callable[[], str]) -> Caller:
         """Return the caller that `headers` claim, by a certificate or token alone. No request signature is
         checked, so the result may decide what to display, never what to allow. An audience certificate needs
-        no presenter here. Raises Unauthorized, Forbidden, and StoreUnavailable."""
+        no presenter here. Raises Unauthorized, Forbidden, Overloaded, and StoreUnavailable."""
         authorization = headers.get(protocol.HEADER_AUTHORIZATION)
         if authorization is None:
             return ANONYMOUS
@@ -225,7 +240,7 @@ class Authenticator:
         now_ms = self._now_ms()
         known = self._cache.get(authorization, presenter, now_ms)
         if known is None:
-            text, opened = open_certificate(authorization)
+            text, opened = self._gate.open(authorization, address())
             if not (opened[0] or presenter):
                 certificate = self._verifier.parse(text)
                 if await self._is_revoked(certificate):

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from pysync.auth.admission import CertificateGate
 from pysync.auth.authentication import Authenticator
 from pysync.auth.certificates import user_id
 from pysync.auth.policy import PolicyTable
@@ -104,8 +105,9 @@ class App(AbstractAsyncContextManager["App"]):
         trusted = {*map(user_id, config.every_trusted_issuer), *config.every_named_identity}
         revocations = RevocationRegistry(store, clock, trusted, ownership.owns_data)
         validate_certificate = hooks.validate_certificate if hooks.has_certificate_hooks else None
+        gate = CertificateGate(config.auth.failures_per_minute, clock.elapsed_ms, counters.count)
         authenticator = Authenticator(
-            config, coordinator, revocations, ownership.owns_data, clock.wall_ms, validate_certificate
+            config, coordinator, revocations, ownership.owns_data, clock.wall_ms, gate, validate_certificate
         )
         request_log = RequestLog(
             request_id, logs_refusals=server.log_refusals, logs_requests=server.access_log
@@ -113,6 +115,7 @@ class App(AbstractAsyncContextManager["App"]):
         self._rate_limiter = rate_limiter = RateLimiter(coordinator, clock)
         authorizer = Authorizer(
             authenticator,
+            gate.failures,
             rate_limiter,
             Spaces(config.auth.spaces, store, corruption),
             hooks,
@@ -148,7 +151,7 @@ class App(AbstractAsyncContextManager["App"]):
         limits = StreamLimits(connection_limit(descriptors) - connections, server.max_streams_per_caller)
         self.subscribers = SSEHub(dispatcher, stream_authorizer, counters, config.changes.max_resumed, limits)
         routes = Router()
-        self.openapi = openapi = OpenApi(config, routes, policies, CallerResolver(config, authenticator))
+        self.openapi = openapi = OpenApi(config, routes, policies, CallerResolver(config, authorizer))
         RouteBuilder(
             service=service,
             policies=policies,
@@ -156,7 +159,7 @@ class App(AbstractAsyncContextManager["App"]):
             projection_waiter=ProjectionWaiter(config, plugins, outbox),
             stream_authorizer=stream_authorizer,
             sse_hub=self.subscribers,
-            ops=ServiceHandlers(self.readiness, metrics, authenticator, clock.wall_ms),
+            ops=ServiceHandlers(self.readiness, metrics, authorizer, clock.wall_ms),
             openapi=openapi,
         ).add_all()
         self.load = LoadShedder(
@@ -182,6 +185,7 @@ class App(AbstractAsyncContextManager["App"]):
             request_id_var,
             request_log,
             self.load,
+            authorizer.note_failure,
             authorizer.client_ip if server.trusted_proxy_hops else None,
         )
         self.handle: Final = self._middleware.handle

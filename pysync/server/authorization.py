@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from aiohttp import web
 
 from pysync.auth import field_permissions
+from pysync.auth.admission import FailureLog, network_of
 from pysync.auth.authentication import (
     ANONYMOUS_REQUEST,
     NO_CREDENTIALS,
@@ -69,6 +70,7 @@ class Authorizer:
     def __init__(
         self,
         authenticator: Authenticator,
+        failures: FailureLog,
         rate_limiter: RateLimiter,
         spaces: Spaces,
         hooks: Hooks,
@@ -79,6 +81,7 @@ class Authorizer:
         self.spaces: Final = spaces
         self.consume_nonce: Final = authenticator.consume_nonce
         self._authenticator = authenticator
+        self._failures = failures
         self._rate_limiter = rate_limiter
         self._hooks = hooks
         self._log = request_log
@@ -90,10 +93,24 @@ class Authorizer:
         Unauthorized if they are invalid, or if `policy` needs credentials and there are none."""
         if not policy.needs_credentials:
             return NO_CREDENTIALS
-        credentials = self._authenticator.parse_credentials(request.headers)
+        credentials = self.parse_credentials(request)
         if credentials is NO_CREDENTIALS and not policy.allows_anonymous:
             raise Unauthorized("no credentials")
         return credentials
+
+    def parse_credentials(self, request: web.BaseRequest) -> Credentials:
+        """Return the credentials in the headers as `Authenticator.parse_credentials`."""
+        return self._authenticator.parse_credentials(request.headers, partial(self.address, request))
+
+    async def identify_unverified(self, request: web.BaseRequest) -> Caller:
+        """Return the caller that the headers claim as `Authenticator.identify_unverified`."""
+        try:
+            return await self._authenticator.identify_unverified(
+                request.headers, partial(self.address, request)
+            )
+        except Unauthorized:
+            self.note_failure(request)
+            raise
 
     async def authorize(
         self,
@@ -112,7 +129,9 @@ class Authorizer:
         plugin rejects the request.
         """
         policy = match.policy
-        if policy.is_open and policy.limit is None:
+        if policy.is_open:
+            if policy.limit is not None:
+                await self.enforce_rate_limits(request, ANONYMOUS, [policy])
             access = _OPEN
         else:
             if credentials is None:
@@ -237,17 +256,20 @@ class Authorizer:
         Raises as `Authenticator.authenticate` and `RateLimiter.enforce`."""
         verified = ANONYMOUS_REQUEST
         is_metered = policy.limit is not None or others
+        counted: list[Counter] | None = None
         if credentials is not NO_CREDENTIALS:
             if is_metered and isinstance(credentials.certificate, VerifiedCertificate):
                 # What is refused anyway needs no verified signature.
-                known = credentials.certificate.caller
-                self._rate_limiter.check(self._counters(request, known, [policy, *others]))
+                counted = self._counters(request, credentials.certificate.caller, [policy, *others])
+                self._rate_limiter.check(counted)
             signed = self._signed_request(request, policy.namespace)
             verified = await self._authenticator.authenticate(credentials, signed, body)
             if self._log.logs_requests and verified.certificate is not None:
                 self._log.set_identity(verified.caller.identity)
         if is_metered:
-            await self.enforce_rate_limits(request, verified.caller, [policy, *others])
+            if counted is None:
+                counted = self._counters(request, verified.caller, [policy, *others])
+            await self._rate_limiter.enforce(counted)
         return verified
 
     async def authenticate_optional(
@@ -256,12 +278,13 @@ class Authorizer:
         """Return the caller of a request without a body that anyone may send; `ANONYMOUS_REQUEST` if its
         credentials are invalid. The request is not counted, and its nonce is not recorded."""
         try:
-            credentials = self._authenticator.parse_credentials(request.headers)
+            credentials = self.parse_credentials(request)
             if credentials is NO_CREDENTIALS:
                 return ANONYMOUS_REQUEST
             signed = self._signed_request(request, namespace)
             verified = await self._authenticator.authenticate(credentials, signed, b"")
         except (Unauthorized, Forbidden) as error:
+            self.note_failure(request)
             self._log.log_ignored_credentials(request, error)
             return ANONYMOUS_REQUEST
         if self._log.logs_requests:
@@ -286,6 +309,7 @@ class Authorizer:
         try:
             await self.consume_nonce(verified)
         except Unauthorized as error:
+            self.note_failure(request)
             self._log.log_ignored_credentials(request, error)
             return False
         return True
@@ -299,6 +323,14 @@ class Authorizer:
                     # Drop the zone of a link-local address, which may be any text.
                     return str(ip_address(seen[-self._proxy_hops].strip())).partition("%")[0]
         return request.remote or ""
+
+    def address(self, request: web.BaseRequest) -> str:
+        """Return the address, or IPv6 network, under which failures of the client are counted."""
+        return network_of(self.client_ip(request))
+
+    def note_failure(self, request: web.BaseRequest) -> None:
+        """Count a request whose authentication failed, or that asked for nothing that exists."""
+        self._failures.add(self.address(request))
 
     def _signed_request(self, request: web.BaseRequest, namespace: str | None) -> SignedRequest:
         """Return the parts of a request to `namespace` that its signature covers. A client may have signed

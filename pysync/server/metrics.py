@@ -173,6 +173,10 @@ def _read(file: Path) -> Counters:
 
 
 COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "pysync_certificates_refused": (
+        "Unknown certificates that were refused without an examination.",
+        ("reason",),
+    ),
     "pysync_corrupt_objects": (
         "Corrupt stored objects, each time that one was met.",
         ("kind", "found_by"),

@@ -76,7 +76,7 @@ class OpenApi:
 
     async def serve(self, request: web.BaseRequest, match: Match) -> Response:
         """Return the document as JSON."""
-        caller = await self._callers.resolve(request.headers)
+        caller = await self._callers.resolve(request)
         shown = self._all
         if not (self._is_open or caller is ADMIN_CALLER):
             shown = frozenset(_name(policy) for policy in self._pulls if is_visible(policy, caller))

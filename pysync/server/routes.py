@@ -57,7 +57,7 @@ class RouteBuilder:
             "version": self.ops.version,
             "openapi": self.openapi.serve,
         }
-        callers = CallerResolver(service.config, service.authenticator)
+        callers = CallerResolver(service.config, service.authorizer)
         for spec in routes_of(service.config):
             name, namespace = spec.namespace or "", spec.namespace
             if spec.action in whole_service:

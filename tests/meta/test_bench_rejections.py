@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from benches import rejections, servers
+from benches import rejections
 
 pytestmark = pytest.mark.process
 
 
 def test_every_kind_of_refusal_is_measured(tmp_path: Path) -> None:
-    with servers.serving(tmp_path / "data") as server:
+    with rejections.serving(tmp_path / "data") as server:
         kinds = rejections.kinds(server)
         found = rejections.measure(server, kinds, rounds=2, requests=2)
         assert list(found) == [kind.name for kind in kinds]

@@ -64,9 +64,7 @@ class EventStreamHandler:
         self._hub.require_room()
         named, wanted = self._parse_topics(request.query)
         needs_credentials = any(rule.needs_credentials for rule in named)
-        credentials = (
-            self._authenticator.parse_credentials(request.headers) if needs_credentials else NO_CREDENTIALS
-        )
+        credentials = self._authorizer.parse_credentials(request) if needs_credentials else NO_CREDENTIALS
         verified = await self._authorizer.authenticate(request, credentials, b"", self._policy)
         if verified.certificate is not None and self._authenticator.has_expired(verified.certificate):
             raise Unauthorized("expired: a stream would end at once")

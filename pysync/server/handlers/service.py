@@ -18,15 +18,16 @@ import orjson
 from aiohttp import web
 
 from pysync import __version__, protocol
-from pysync.auth.authentication import ADMIN_CALLER, BEARER, Authenticator
+from pysync.auth.authentication import ADMIN_CALLER, BEARER
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.spaces import MEMBER, OWNER, add_roles
 from pysync.config import Collection, Config
 from pysync.config.collection import wire_name
 from pysync.config.key_templates import is_parameter
-from pysync.errors import NotFound, PysyncError
+from pysync.errors import NotFound, Overloaded, PysyncError
 from pysync.model import ANONYMOUS, Caller
 from pysync.protocol import JSON_TYPE
+from pysync.server.authorization import Authorizer
 from pysync.server.metrics import METRICS_TYPE, Metrics
 from pysync.server.readiness import Readiness
 from pysync.server.responses import (
@@ -128,11 +129,11 @@ class ServiceHandlers:
     """The routes for operators."""
 
     def __init__(
-        self, readiness: Readiness, metrics: Metrics, access: Authenticator, now_ms: Callable[[], int]
+        self, readiness: Readiness, metrics: Metrics, authorizer: Authorizer, now_ms: Callable[[], int]
     ) -> None:
         self._readiness = readiness
         self._metrics = metrics
-        self._access = access
+        self._authorizer = authorizer
         self._now_ms = now_ms
 
     async def health(self, request: web.BaseRequest, match: Match) -> Response:
@@ -156,7 +157,7 @@ class ServiceHandlers:
         if not request.headers.get(protocol.HEADER_AUTHORIZATION, "").startswith(BEARER):
             return False
         try:
-            return await self._access.identify_unverified(request.headers) is ADMIN_CALLER
+            return await self._authorizer.identify_unverified(request) is ADMIN_CALLER
         except PysyncError:
             return False
 
@@ -182,16 +183,19 @@ class CallerResolver:
     """Finds out for whom collections are listed. A caller with an identity also has the role `self`, and may
     belong to spaces."""
 
-    def __init__(self, config: Config, access: Authenticator) -> None:
-        self._access = access
+    def __init__(self, config: Config, authorizer: Authorizer) -> None:
+        self._authorizer = authorizer
         self._identity_roles = frozenset({"self", OWNER, MEMBER} if config.auth.spaces else {"self"})
 
-    async def resolve(self, headers: Mapping[str, str]) -> Caller:
-        """Return the caller that `headers` claim; one without any role for invalid credentials."""
-        if protocol.HEADER_AUTHORIZATION not in headers:
+    async def resolve(self, request: web.BaseRequest) -> Caller:
+        """Return the caller that the headers claim; one without any role for invalid credentials. Raises
+        Overloaded."""
+        if protocol.HEADER_AUTHORIZATION not in request.headers:
             return ANONYMOUS
         try:
-            caller = await self._access.identify_unverified(headers)
+            caller = await self._authorizer.identify_unverified(request)
+        except Overloaded:
+            raise
         except PysyncError:
             return _NO_CALLER
         return add_roles(caller, self._identity_roles) if caller.identity else caller
@@ -230,7 +234,7 @@ class Manifest:
         out if there are none. Invalid credentials lead to an empty manifest, not to an error."""
         page = self._common
         if self._filtered and protocol.HEADER_AUTHORIZATION in request.headers:
-            page = self._render(await self._callers.resolve(request.headers))
+            page = self._render(await self._callers.resolve(request))
         if etag_matches(request, page.version):
             return Response(304, b"", page.headers)
         return Response(200, page.body, page.headers)

@@ -375,7 +375,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "65100c465d5c0effcf13d48853e5b92a2d60da8b670add4c2be67d41b46743f7"
+DIGEST = "6ca698e3345410b8da98d7b8b110994a5bc84dc5ae4ea7c7d8311870d8d93377"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

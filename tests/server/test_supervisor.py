@@ -158,6 +158,44 @@ def test_a_worker_that_sends_no_heartbeats_is_logged_with_its_stacks_and_replace
     assert "worker 1 was ended by SIGKILL; another starts" in done.stderr
 
 
+LOCKING = """
+import os, select, signal, sqlite3, sys
+from pathlib import Path
+from pysync.server.supervisor import Supervisor, WorkerContext
+
+folder = Path(sys.argv[1])
+
+def work(post: WorkerContext) -> None:
+    post.ready()
+    database = sqlite3.connect(folder / "test.db", isolation_level=None, timeout=0)
+    if post.number == 1 and not (folder / "held").exists():
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("BEGIN IMMEDIATE")
+        (folder / "held").touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while not select.select([post.parent_fd], [], [], post.heartbeat_s)[0]:
+        post.send_heartbeat()
+        if post.number == 2 and (folder / "held").exists():
+            try:
+                database.execute("CREATE TABLE written(by)")
+            except sqlite3.OperationalError as error:
+                print(error, flush=True)
+            else:
+                os.kill(os.getppid(), signal.SIGTERM)
+                return
+
+Supervisor(2, work, 0.1, stall_s=0.5).run(lambda: None)
+"""
+
+
+@pytest.mark.process
+def test_a_write_lock_that_a_stopped_worker_holds_is_free_once_it_is_replaced(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LOCKING, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert set(done.stdout.splitlines()) <= {"database is locked"}
+    assert "worker 1 has not answered for 0.5 s" in done.stderr
+
+
 def test_an_error_is_reported_whatever_came_before_it() -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)

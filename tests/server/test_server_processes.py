@@ -197,3 +197,22 @@ async def _accepts(host: str, port: int) -> bool:
         return False
     writer.close()
     return True
+
+
+async def test_a_process_that_is_stopped_holds_up_no_other_and_goes_on_with_what_they_wrote(
+    tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    async with serving(tmp_path) as stopped, serving(tmp_path) as other:
+        key, certificate = f"u/{SUBJECT.user_id}/a", root_device(SUBJECT, collections=("mine",))
+        await Browser(stopped.base, session).push("notes/a", {"n": 1})
+        stopped.signal(signal.SIGSTOP)
+        anyone = Browser(other.base, session)
+        pulled = await anyone.pull("notes/a")
+        assert (await anyone.push("notes/a", {"n": 2}, pulled.json["hash"])).status == 200
+        assert (await Signed(other.base, session, SUBJECT, certificate).push(key, {"n": 1})).status == 200
+        late = asyncio.ensure_future(Browser(stopped.base, session).pull("notes/a"))
+        stopped.signal(signal.SIGCONT)
+        assert (await late).json["data"] == {"n": 2}
+        owner = Signed(stopped.base, session, SUBJECT, certificate)
+        assert (await owner.pull(key)).json["data"] == {"n": 1}
+        assert (await Browser(stopped.base, session).push("notes/b", {"n": 3})).status == 200

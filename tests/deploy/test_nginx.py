@@ -16,9 +16,9 @@ import pytest
 import pytest_asyncio
 from components import free_port
 from components.fixtures import StartNginx
-from support.clients import Browser, Signed, Start
+from support.clients import Browser, Reply, Signed, Start
 from support.collections import PUBLIC
-from support.nginx_fixture import asking, certify, front, site
+from support.nginx_fixture import DEPLOYED, asking, certify, front, site
 from support.nginx_site import ME, SERVICE, signer
 from support.uploads import upload
 
@@ -137,6 +137,50 @@ async def test_addresses_are_counted_apart_and_cannot_be_forged(me: Signed) -> N
     assert await pull_from("127.0.0.2") == 200
     for forged in ("9.9.9.9", "127.0.0.3", "9.9.9.9, 127.0.0.3"):
         assert await pull_from("127.0.0.1", **{"X-Forwarded-For": forged}) == 429
+
+
+def limited(start_nginx: StartNginx, base: str, folder: Path, limits: dict[str, str]) -> str:
+    """The base URL of an nginx with other limits than those of the files."""
+    for name in ("cluster.conf", "pysync.conf"):
+        text = (DEPLOYED / name).read_text()
+        for known, other in limits.items():
+            text = text.replace(known, other)
+        (folder / name).write_text(text)
+    port = free_port()
+    return start_nginx(site("cluster.conf", port, base, folder=folder), port).url
+
+
+async def pull_from(base: str, address: str) -> Reply:
+    connector = aiohttp.TCPConnector(local_addr=(address, 0), force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        return await Browser(base, session).pull("notes/a")
+
+
+def is_overloaded(reply: Reply) -> bool:
+    is_told = reply.headers["Retry-After"] == "1" and bool(reply.headers["X-Request-Id"])
+    return reply.error == (503, "overloaded") and reply.json["code"] == "overloaded" and is_told
+
+
+async def test_an_address_that_asks_too_often_is_refused_in_the_words_of_pysync(
+    start: Start, start_nginx: StartNginx, tmp_path: Path
+) -> None:
+    limits = {"rate=200r/s": "rate=1r/m", "burst=1000": "burst=2"}
+    base = limited(start_nginx, await start(SERVICE), tmp_path, limits)
+    assert [(await pull_from(base, "127.0.0.1")).status for _ in range(3)] == [200] * 3
+    assert is_overloaded(await pull_from(base, "127.0.0.1"))
+    assert (await pull_from(base, "127.0.0.2")).status == 200
+
+
+async def test_an_address_with_too_many_requests_under_way_is_refused(
+    start: Start, start_nginx: StartNginx, tmp_path: Path
+) -> None:
+    limits = {"pysync_connections 500": "pysync_connections 1"}
+    base = limited(start_nginx, await start(SERVICE), tmp_path, limits)
+    reader, writer = await asking(base, "GET", "/events?collections=notes", {})
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    assert is_overloaded(await pull_from(base, "127.0.0.1"))
+    assert (await pull_from(base, "127.0.0.2")).status == 200
+    writer.close()
 
 
 @pytest.mark.parametrize("mount", ["", "/v1", "/a/b"])

@@ -97,7 +97,8 @@ async def test_caddy_passes_signed_requests_bodies_and_streams_as_they_are(
     site = (tmp_path / "page/Caddyfile").read_text()
     site = site.replace("sync.example.org", f"http://127.0.0.1:{port}")
     site = site.replace(runner.url.removeprefix("http://"), node.removeprefix("http://"))
-    (tmp_path / "Caddyfile").write_text("{\n\tadmin off\n}\n" + site)
+    assert site.startswith("{\n")
+    (tmp_path / "Caddyfile").write_text(site.replace("{\n", "{\n\tadmin off\n", 1))
     command = [caddy, "run", "--adapter", "caddyfile", "--config", str(tmp_path / "Caddyfile")]
     with running(command, tmp_path / "caddy.out", tmp_path) as process:
         process.wait_until(lambda: accepts(port))

@@ -23,14 +23,15 @@ def front(start_nginx: StartNginx, *bases: str) -> str:
     return start_nginx(site("cluster.conf", port, *bases), port).url
 
 
-def site(name: str, port: int, *bases: str) -> str:
-    """The site `name` of deploy/nginx on `port`, with nodes at `bases` in place of those that it names."""
-    text = (DEPLOYED / name).read_text()
+def site(name: str, port: int, *bases: str, folder: Path = DEPLOYED) -> str:
+    """The site `name` of deploy/nginx on `port`, with nodes at `bases` in place of those that it names. The
+    files are in `folder`."""
+    text = (folder / name).read_text()
     servers = re.findall(r"^ +server \S+:\d+(.*);\n", text, re.M)
     nodes = "".join(f"    server {base.removeprefix('http://')}{servers[0]};\n" for base in bases)
     text = re.sub(r"(^ +server \S+:\d+.*;\n)+", nodes, text, count=1, flags=re.M)
     text = re.sub(r"listen \d+", f"listen 127.0.0.1:{port}", text)
-    return text.replace("include pysync.conf", f"include {DEPLOYED}/pysync.conf")
+    return text.replace("include pysync.conf", f"include {folder}/pysync.conf")
 
 
 def certify(folder: Path) -> None:

@@ -66,7 +66,7 @@ class WriteDeadline:
             await is_over
         except asyncio.CancelledError:
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.gather(task, return_exceptions=True)
             raise
         if task.done():
             return task.result()

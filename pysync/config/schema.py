@@ -103,6 +103,11 @@ class Server:
         "still succeed.",
         10_000,
     )
+    max_bytes_in_flight: int = option(
+        "Number of bytes of request bodies and responses that a process may hold at once; with more, large "
+        "requests are rejected (503 `overloaded`).",
+        67_108_864,
+    )
     log_level: LogLevel = option("Lowest level that is logged.", "info")
     log_refusals: bool = option(
         "Logs which check failed, for each 401, 403 and 421; otherwise they are logged at the level `debug`.",

@@ -43,6 +43,7 @@ from pysync.server.background import OutboxRelay, Scrubber, TtlSweeper
 from pysync.server.handlers import Service
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
 from pysync.server.handlers.service import CallerResolver, ServiceHandlers
+from pysync.server.in_flight import BytesInFlight
 from pysync.server.logs import RequestLog
 from pysync.server.metrics import Counters, Metrics, MultiprocessCounters
 from pysync.server.middleware import Middleware
@@ -123,6 +124,7 @@ class App(AbstractAsyncContextManager["App"]):
             server.mount_path,
             server.trusted_proxy_hops,
         )
+        self.in_flight = BytesInFlight(server.max_bytes_in_flight, authorizer.client_ip, counters)
         service = Service(
             config=config,
             store=store,
@@ -136,6 +138,7 @@ class App(AbstractAsyncContextManager["App"]):
             revocations=revocations,
             hooks=hooks,
             corruption=corruption,
+            in_flight=self.in_flight,
             key_owners=tables,
             write_deadline=WriteDeadline(
                 server.write_timeout_ms / 1000, partial(counters.count, "pysync_write_timeouts")
@@ -186,6 +189,7 @@ class App(AbstractAsyncContextManager["App"]):
             request_log,
             self.load,
             authorizer.note_failure,
+            self.in_flight,
             authorizer.client_ip if server.trusted_proxy_hops else None,
         )
         self.handle: Final = self._middleware.handle
@@ -242,6 +246,7 @@ class App(AbstractAsyncContextManager["App"]):
         if self.scrubber is not None:
             await self.scrubber.close()
         self.subscribers.close()
+        self.in_flight.close()
         await self._logs.close()
         await self._rate_limiter.close()
         await self._coordinator.close()

@@ -22,6 +22,8 @@ from pysync.server.responses import Response, error_response
 HEAD_TIMEOUT_S = 10.0
 CHECK_EVERY_S = 1.0
 KEEPALIVE_S = 75.0
+READ_BUFFER_BYTES = 32 * 1024
+"""Bytes of a body that are read ahead. Reading stops at twice as many."""
 DRAIN_CHECK_S = 0.02
 CANCEL_S = 0.5
 HEALTH_PROBE = b"GET /health"
@@ -271,6 +273,7 @@ class HttpServer(web.Server):
             keepalive_timeout=KEEPALIVE_S,
             lingering_time=0,
             max_field_size=16 * 1024,
+            read_bufsize=READ_BUFFER_BYTES,
         )
         self.load: Final = load or LoadShedder(inf)
         self._watch: asyncio.Task[None] | None = None

@@ -177,6 +177,8 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "Unknown certificates that were refused without an examination.",
         ("reason",),
     ),
+    "pysync_bytes_rejections": ("Requests rejected because too many bytes were in flight.", ()),
+    "pysync_slow_transfers_ended": ("Slow bodies and responses that were ended to make room.", ()),
     "pysync_corrupt_objects": (
         "Corrupt stored objects, each time that one was met.",
         ("kind", "found_by"),
@@ -202,6 +204,7 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 GAUGES: Final[Mapping[str, str]] = {
     "pysync_connections": "Open connections.",
     "pysync_unread_connections": "Connections that are not read, because the server is overloaded.",
+    "pysync_bytes_in_flight": "Bytes of request bodies and responses that are held.",
     "pysync_streams": "Open change streams.",
     "pysync_stream_unread_bytes": "Bytes that wait in change streams whose clients do not read.",
 }

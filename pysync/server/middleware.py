@@ -28,6 +28,7 @@ from pysync.errors import (
     Unavailable,
 )
 from pysync.server.connection import Request
+from pysync.server.in_flight import SMALL_BYTES, BytesInFlight
 from pysync.server.logs import RequestLog
 from pysync.server.metrics import BUCKETS_S, Counters
 from pysync.server.overload import LoadShedder
@@ -81,6 +82,7 @@ class Middleware:
         request_log: RequestLog,
         load: LoadShedder,
         note_failure: Callable[[web.BaseRequest], None],
+        in_flight: BytesInFlight,
         client_ip: Callable[[web.BaseRequest], str] | None = None,
     ) -> None:
         self._routes = routes
@@ -92,6 +94,7 @@ class Middleware:
         self._load = load
         self._note_failure = note_failure
         self._client_ip = client_ip
+        self._in_flight = in_flight
         self.draining = False
         self._ids = itertools.count(1)
         self._id_prefix = os.urandom(5).hex()
@@ -118,6 +121,8 @@ class Middleware:
             if method == "POST" and "Origin" in request.headers:
                 self._check_origin(request)
             response = await match.route.handler(request, match)
+            if response.held_bytes > SMALL_BYTES:
+                await response.reserve(self._in_flight.reservation(request))
         except PysyncError as error:
             response = self._error_response(request, match, error, request_id)
         except ConnectionError:

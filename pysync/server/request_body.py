@@ -29,28 +29,65 @@ from pysync.errors import (
 from pysync.model import Caller
 from pysync.protocol import JSON_TYPE
 from pysync.server.authorization import Access, Authorizer
+from pysync.server.heavy_work import run_heavy
+from pysync.server.in_flight import SMALL_BYTES, STREAMED_BYTES, BytesInFlight, Reservation
 from pysync.server.router import Match, Validator
 
 STALL_S = 30.0
+"""Time without progress after which a body is given up, and from which it needs a mean rate."""
+MIN_BYTES_PER_S = 1024
+"""The least mean rate of a body. The time that the server itself takes does not count."""
+CHECKS: Final = 3
+"""Number of times that a body is checked for progress in `STALL_S`."""
 INFLATE_IN_THREAD_ABOVE = 64 * 1024
 INFLATE_BYTES = 256 * 1024
 """Bytes that are inflated at once of a body that is streamed."""
+CHUNKED_STEP: Final = 64 * 1024
+"""Bytes that are reserved at once for a body without a declared length."""
 
 
-async def read_body(request: web.BaseRequest, max_bytes: int) -> bytes:
-    """Return the whole body of `request`, inflated if it was sent with gzip.
+async def read_body(request: web.BaseRequest, max_bytes: int, in_flight: BytesInFlight) -> bytes:
+    """Return the whole body of `request`, inflated if it was sent with gzip. The bytes that it takes are
+    reserved in `in_flight` until the request has been answered; a small one that has arrived already needs
+    no reservation.
 
-    Raises PayloadTooLarge above `max_bytes`, as declared, received or inflated; RequestTimeout if nothing
-    arrives for 30 s; UnsupportedMediaType for a Content-Encoding other than gzip; and BadRequest if it is not
+    Raises PayloadTooLarge above `max_bytes`, as declared, received or inflated; Overloaded if there is no
+    room for it; RequestTimeout if nothing arrives for 30 s, or too little for longer;
+    UnsupportedMediaType for a Content-Encoding other than gzip; and BadRequest if it is not
     valid gzip or the client disconnects early. See docs/reference/protocol.md#requests-and-responses.
     """
     is_gzip = check_body_headers(request, max_bytes)
-    body = await _read_all(request, max_bytes)
-    if not is_gzip:
-        return body
-    if len(body) > INFLATE_IN_THREAD_ABOVE:
-        return await asyncio.to_thread(_inflate, body, max_bytes)
-    return _inflate(body, max_bytes)
+    content = request.content
+    if content.is_eof() and content.total_bytes <= SMALL_BYTES:
+        body = content.read_nowait(-1)
+        if len(body) > max_bytes:
+            raise PayloadTooLarge
+        if not is_gzip:
+            return body
+        reservation = None
+    else:
+        reservation = in_flight.reservation(request)
+        body = await _read_all(request, max_bytes, reservation)
+    if is_gzip:
+        # The last four bytes are the length of the text.
+        size = int.from_bytes(body[-4:], "little")
+        if size > INFLATE_IN_THREAD_ABOVE or len(body) > INFLATE_IN_THREAD_ABOVE:
+            reservation = reservation or in_flight.reservation(request)
+            await reservation.grow(len(body) + min(size, max_bytes))
+            body = await run_heavy(_inflate, body, max_bytes)
+        else:
+            body = _inflate(body, max_bytes, size)
+    if reservation is not None and len(body) > IN_THREAD_ABOVE:
+        await reservation.begin_work(len(body))
+    return body
+
+
+async def reserve_stream(request: web.BaseRequest, in_flight: BytesInFlight) -> None:
+    """Reserve what is held at once of a body that is streamed. Raises Overloaded if there is no room."""
+    content, length = request.content, request.content_length
+    if not (content.is_eof() and content.total_bytes <= SMALL_BYTES):
+        size = STREAMED_BYTES if length is None else min(length, STREAMED_BYTES)
+        await in_flight.reservation(request).begin_body(content, size)
 
 
 async def stream_body(request: web.BaseRequest, max_bytes: int) -> AsyncGenerator[bytes, None]:
@@ -78,14 +115,17 @@ def check_body_headers(request: web.BaseRequest, max_bytes: int) -> bool:
     return encoding == "gzip"
 
 
-async def _read_all(request: web.BaseRequest, max_bytes: int) -> bytes:
-    content = request.content
-    if content.is_eof():
-        body = content.read_nowait(-1)
-        if len(body) > max_bytes:
-            raise PayloadTooLarge
-        return body
-    return b"".join([chunk async for chunk in _read_chunks(request, max_bytes)])
+async def _read_all(request: web.BaseRequest, max_bytes: int, reservation: Reservation) -> bytes:
+    content, length = request.content, request.content_length
+    await reservation.begin_body(content, length or content.total_bytes)
+    chunks, size = [], 0
+    async for chunk in _read_chunks(request, max_bytes):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > reservation.size:  # the length is not known
+            await reservation.grow(size + CHUNKED_STEP)
+    reservation.unwatch()
+    return b"".join(chunks)
 
 
 async def _read_chunks(request: web.BaseRequest, max_bytes: int) -> AsyncGenerator[bytes, None]:
@@ -96,14 +136,17 @@ async def _read_chunks(request: web.BaseRequest, max_bytes: int) -> AsyncGenerat
     # With a known length, chunks arrive as they were read; joining them would copy all of them.
     next_chunk = content.readany if request.content_length is None else partial(_next_block, content)
     size = 0
+    arrival = _Arrival(content)
     try:
-        while chunk := await _with_stall_timeout(next_chunk()):
+        while chunk := await arrival.wait(next_chunk):
             size += len(chunk)
             if size > max_bytes:
                 raise PayloadTooLarge
             yield chunk
     except (web.RequestPayloadError, ConnectionError):
         raise BadRequest("Incomplete body") from None
+    finally:
+        arrival.close()
 
 
 async def _next_block(content: StreamReader) -> bytes:
@@ -111,13 +154,55 @@ async def _next_block(content: StreamReader) -> bytes:
     return block
 
 
-async def _with_stall_timeout(chunk: Awaitable[bytes]) -> bytes:
-    """Return the next chunk. Raises RequestTimeout if none arrives."""
-    try:
-        async with asyncio.timeout(STALL_S):
-            return await chunk
-    except TimeoutError:
-        raise RequestTimeout from None
+class _Arrival:
+    """Gives up a body that arrives too slowly. There is one timer for the whole body, and it counts only the
+    time in which the server waits for the client."""
+
+    def __init__(self, content: StreamReader) -> None:
+        self._content = content
+        self._loop = asyncio.get_running_loop()
+        self._seen = content.total_bytes
+        self._waits_since: float | None = None
+        self._waited_s = 0.0
+        self._progress_at = 0.0
+        """The value of the time waited at the last check that saw progress."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def wait(self, next_chunk: Callable[[], Awaitable[bytes]]) -> bytes:
+        """Return the next chunk. Raises RequestTimeout if the body arrives too slowly."""
+        if self._content.is_eof():
+            return await next_chunk()
+        if self._timer is None:
+            self._schedule()
+        self._waits_since = began = self._loop.time()
+        try:
+            return await next_chunk()
+        finally:
+            self._waited_s += self._loop.time() - began
+            self._waits_since = None
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _schedule(self) -> None:
+        self._timer = self._loop.call_later(STALL_S / CHECKS, self._check)
+
+    def _check(self) -> None:
+        if self._content.is_eof():
+            return
+        waited_s = self._waited_s
+        if self._waits_since is not None:
+            waited_s += self._loop.time() - self._waits_since
+        arrived = self._content.total_bytes
+        if arrived > self._seen:
+            self._seen, self._progress_at = arrived, waited_s
+        is_stalled = waited_s - self._progress_at >= STALL_S
+        if is_stalled or waited_s - STALL_S > arrived / MIN_BYTES_PER_S:
+            self._content.set_exception(RequestTimeout())
+        else:
+            self._schedule()
 
 
 def _send_continue(request: web.BaseRequest) -> None:
@@ -126,10 +211,12 @@ def _send_continue(request: web.BaseRequest) -> None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-def _inflate(body: bytes, max_bytes: int) -> bytes:
+def _inflate(body: bytes, max_bytes: int, size: int | None = None) -> bytes:
+    """Return the text of a gzip body, whose end says that it has `size` bytes. If it is longer than that, no
+    more of it is inflated."""
     inflater = zlib.decompressobj(wbits=31)
     try:
-        text = inflater.decompress(body, max_bytes + 1)
+        text = inflater.decompress(body, (max_bytes if size is None else min(max_bytes, size)) + 1)
     except zlib.error:
         raise BadRequest("Invalid gzip body") from None
     if len(text) > max_bytes:
@@ -187,7 +274,12 @@ _is_idempotency_key = re.compile(r"[\x20-\x7e]{1,128}").fullmatch
 
 
 async def read_authorized_body(
-    request: web.BaseRequest, match: Match, authorizer: Authorizer, *, pushes_document: bool = False
+    request: web.BaseRequest,
+    match: Match,
+    authorizer: Authorizer,
+    in_flight: BytesInFlight,
+    *,
+    pushes_document: bool = False,
 ) -> tuple[Access, bytes]:
     """Return the access and the body of an allowed write. Checks that only need the headers come before the
     body is read.
@@ -197,7 +289,7 @@ async def read_authorized_body(
     credentials = authorizer.credentials_for(request, match.policy)
     if media_type(request) != JSON_TYPE:
         raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
-    text = await read_body(request, match.policy.collection.max_body_bytes)
+    text = await read_body(request, match.policy.collection.max_body_bytes, in_flight)
     access = await authorizer.authorize(request, match, credentials, text, pushes_document=pushes_document)
     return access, text
 
@@ -208,9 +300,10 @@ def media_type(request: web.BaseRequest) -> str:
 
 
 async def in_thread_if_large(size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-    """Return the result of `work` of the core on `size` bytes, in a thread if these are many."""
+    """Return the result of `work` of the core on `size` bytes, in the thread for heavy work if these are
+    many."""
     if size > IN_THREAD_ABOVE:
-        return await asyncio.to_thread(work, *args, **options)
+        return await run_heavy(work, *args, **options)
     return work(*args, **options)
 
 
@@ -237,9 +330,9 @@ async def check_sealed(match: Match, data: bytes) -> None:
 
 
 async def validate(check: Validator, data: bytes) -> None:
-    """Run a check of data, in a thread if the data is large."""
+    """Run a check of data, in the thread for heavy work if the data is large."""
     if len(data) > CHECK_IN_THREAD_ABOVE:
-        await asyncio.to_thread(check, data)
+        await run_heavy(check, data)
     else:
         check(data)
 

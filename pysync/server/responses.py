@@ -1,11 +1,15 @@
 """Complete responses, serialised and written in one piece."""
 
 import asyncio
+import fcntl
+import sys
+import termios
 import time
 from collections.abc import Mapping, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
+from typing import Final
 
 import orjson
 from aiohttp import web
@@ -15,6 +19,7 @@ from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 from pysync import protocol
 from pysync.errors import PysyncError
 from pysync.protocol import JSON_TYPE
+from pysync.server.in_flight import Reservation
 
 NO_STORE = "Cache-Control: no-store\r\n"
 DRAIN_ABOVE = 64 * 1024
@@ -23,9 +28,12 @@ DRAIN_ABOVE = 64 * 1024
 WRITE_BYTES = 256 * 1024
 """Bytes that are written to a connection at once. The connection copies those that its client does not read
 yet."""
-STALL_S = 60.0
-"""Seconds without progress after which the connection of a client that does not read its response is
-aborted."""
+STALL_S = 30.0
+"""Time after which a client that does not read its response, or less than `MIN_BYTES_PER_S` of it, is
+disconnected."""
+MIN_BYTES_PER_S: Final = 1024
+UNREAD_BYTES: Final = 256 * 1024
+"""Bytes that a client's kernel may acknowledge although the client reads nothing."""
 
 _REASONS = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
 _DRAIN_REQUEST_BYTES = 64 * 1024
@@ -60,6 +68,19 @@ class Response(web.StreamResponse):
         self.media_type = content_type
         self.close = close
         self.request_id = ""
+        self._reservation: Reservation | None = None
+        self._written = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Number of bytes that are in memory while the client reads the response."""
+        return len(self.content)
+
+    async def reserve(self, reservation: Reservation) -> None:
+        """Reserve the bytes that are in memory. Raises Overloaded if there is no room for them; the response
+        cannot be sent then."""
+        reservation.resize(self.held_bytes)
+        self._reservation = reservation
 
     @property
     def size(self) -> int | None:
@@ -71,13 +92,14 @@ class Response(web.StreamResponse):
         if self._eof_sent:
             return None
         transport = self._begin(request)
+        self._watch(transport)
         head = self._head(request.version)
         body = b"" if request.method == "HEAD" else self.content
         if len(body) <= DRAIN_ABOVE:
             transport.write(head + body)
         else:
             transport.write(head)
-            await send(request, transport, body)
+            await self._send(request, transport, body)
         if transport.get_write_buffer_size() > DRAIN_ABOVE:
             await flush(request, transport)
         return None
@@ -103,6 +125,28 @@ class Response(web.StreamResponse):
         self._req = request
         return transport
 
+    async def _send(self, request: web.BaseRequest, transport: asyncio.Transport, body: bytes) -> None:
+        """Write a long body as fast as the client reads it, and yield to other tasks. Raises
+        ConnectionResetError if the client has disconnected, or reads too little."""
+        text = memoryview(body)
+        for start in range(0, len(body), WRITE_BYTES):
+            piece = text[start : start + WRITE_BYTES]
+            transport.write(piece)
+            self._written += len(piece)
+            await flush(request, transport)
+            await asyncio.sleep(0)
+            if transport.is_closing():
+                raise ConnectionResetError("the client has disconnected")
+
+    def _watch(self, transport: asyncio.Transport) -> None:
+        """Let the response be ended if its client reads less of it than others do of theirs."""
+        if self._reservation is not None:
+
+            def read_bytes() -> int:
+                return self._written - unsent_bytes(transport) - UNREAD_BYTES
+
+            self._reservation.watch(read_bytes, transport.abort)
+
     def _length(self, version: HttpVersion) -> str:
         """Return the header line that determines the end of the body."""
         return f"Content-Length: {len(self.content)}\r\n"
@@ -124,22 +168,10 @@ class Response(web.StreamResponse):
         ).encode("latin-1")
 
 
-async def send(request: web.BaseRequest, transport: asyncio.Transport, body: bytes) -> None:
-    """Write a long body as fast as the client reads it, and yield to other tasks. Raises ConnectionResetError
-    if the client has disconnected, or reads nothing for a minute."""
-    text = memoryview(body)
-    for start in range(0, len(body), WRITE_BYTES):
-        transport.write(text[start : start + WRITE_BYTES])
-        await flush(request, transport)
-        await asyncio.sleep(0)
-        if transport.is_closing():
-            raise ConnectionResetError("the client has disconnected")
-
-
 async def flush(request: web.BaseRequest, transport: asyncio.Transport) -> None:
-    """Wait until the connection has little left to send. Raises ConnectionResetError as `send` does."""
-    buffered = transport.get_write_buffer_size()
-    if buffered <= DRAIN_ABOVE:
+    """Wait until the connection has little left to send. Raises ConnectionResetError if the client has
+    disconnected, or reads too little."""
+    if transport.get_write_buffer_size() <= DRAIN_ABOVE:
         return
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle
@@ -147,19 +179,42 @@ async def flush(request: web.BaseRequest, transport: asyncio.Transport) -> None:
     # Abort the transport rather than cancel the wait, which later waits share.
     def check_progress(before: int) -> None:
         nonlocal timer
-        buffered = transport.get_write_buffer_size()
-        if buffered >= before:
+        left = unsent_bytes(transport)
+        if is_stalled(before, left):
             transport.abort()
         else:
-            timer = loop.call_later(STALL_S, check_progress, buffered)
+            timer = loop.call_later(STALL_S, check_progress, left)
 
-    timer = loop.call_later(STALL_S, check_progress, buffered)
+    timer = loop.call_later(STALL_S, check_progress, unsent_bytes(transport))
     try:
         await request.writer.drain()
     finally:
         timer.cancel()
     if transport.is_closing():
         raise ConnectionResetError("the client has disconnected, or reads nothing")
+
+
+def unsent_bytes(transport: asyncio.BaseTransport) -> int:
+    """Return the number of bytes that were written to a connection and that the client has not acknowledged.
+    The kernel holds some of them."""
+    buffered = transport.get_write_buffer_size() if isinstance(transport, asyncio.WriteTransport) else 0
+    connection = transport.get_extra_info("socket")
+    return buffered + (0 if connection is None else unacknowledged_bytes(connection.fileno()))
+
+
+def unacknowledged_bytes(fileno: int) -> int:
+    """Return the number of bytes of a socket that the client has not acknowledged; 0 if it is closed."""
+    try:
+        answer = fcntl.ioctl(fileno, termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):
+        return 0
+    return int.from_bytes(answer, sys.byteorder)
+
+
+def is_stalled(before: int, left: int) -> bool:
+    """Return True if a client has read too little in `STALL_S`. `before` and `left` are the bytes that were
+    not acknowledged at the beginning of that time and at its end."""
+    return before - left <= STALL_S * MIN_BYTES_PER_S
 
 
 def write_response(version: str, timestamp_ms: int) -> Response:
@@ -240,8 +295,8 @@ async def _drain_request(request: web.BaseRequest) -> None:
         async with asyncio.timeout(_DRAIN_REQUEST_S):
             while wanted > 0 and not request.content.at_eof():
                 wanted -= len(await request.content.readany())
-    except (TimeoutError, ConnectionError, web.RequestPayloadError):
-        return
+    except (TimeoutError, ConnectionError, web.RequestPayloadError, PysyncError):
+        return  # a PysyncError ended the body
     if not request.content.at_eof():
         await asyncio.sleep(_CLOSE_DELAY_S)
 

@@ -28,6 +28,7 @@ from pysync.server.admin import AdminListener
 from pysync.server.app import App, Worker, create_app
 from pysync.server.connection import HttpServer
 from pysync.server.handlers.service import INDEX, file_names
+from pysync.server.heavy_work import limit_arenas
 from pysync.server.metrics import SupervisorCounters
 from pysync.server.supervisor import NO_RELOAD, Supervisor, WorkerContext
 from pysync.server.watchdog import LoopWatchdog
@@ -77,6 +78,7 @@ def serve(config: Config, notice: str = "") -> int:
     logs.configure(level=config.server.log_level)
     check_databases(config)
     _raise_fd_limit()
+    limit_arenas()
     if config.server.workers > 1:
         return _serve_with_workers(config, notice)
     return uvloop.run(_serve_alone(config, notice))

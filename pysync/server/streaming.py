@@ -12,9 +12,10 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion, HttpVersion11
 
-from pysync.errors import PysyncError
+from pysync.errors import Overloaded, PysyncError
 from pysync.protocol import JSON_TYPE
-from pysync.server.responses import STALL_S, Response, send
+from pysync.server.in_flight import Reservation
+from pysync.server.responses import STALL_S, WRITE_BYTES, Response, is_stalled, unacknowledged_bytes
 from pysync.store import ByteStream, SendfileStream
 
 log = logging.getLogger("pysync.server")
@@ -47,6 +48,23 @@ class StreamingResponse(Response):
         self._size = size
 
     @property
+    def held_bytes(self) -> int:
+        """See `Response.held_bytes`: a chunk as long as the first, and what the connection buffers."""
+        if self._chunks is None:
+            return 0
+        held = len(self.content) + WRITE_BYTES
+        return held if self._size is None else min(held, self._size)
+
+    async def reserve(self, reservation: Reservation) -> None:
+        """See `Response.reserve`."""
+        try:
+            await super().reserve(reservation)
+        except Overloaded:
+            if self._chunks is not None:
+                await self._chunks.aclose()
+            raise
+
+    @property
     def size(self) -> int | None:
         """See `Response.size`."""
         return self._size
@@ -64,6 +82,7 @@ class StreamingResponse(Response):
 
     async def _write(self, request: web.BaseRequest) -> None:
         transport = self._begin(request)
+        self._watch(transport)
         chunked = self._is_chunked(request.version)
         self._keep_alive = self._keep_alive and (chunked or self._size is not None)
         head = self._head(request.version)
@@ -100,7 +119,7 @@ class StreamingResponse(Response):
                     raise ValueError("the body is longer than its head says")
             transport.write(head + (b"%x\r\n" % len(piece) if chunked and piece else b""))
             head = b""
-            await send(request, transport, piece)
+            await self._send(request, transport, piece)
             if chunked and piece:
                 head = b"\r\n"
             del piece
@@ -131,6 +150,11 @@ class SendfileResponse(StreamingResponse):
     ) -> None:
         super().__init__(b"", file, headers, status=status, content_type=content_type, size=size)
         self._file = file
+
+    @property
+    def held_bytes(self) -> int:
+        """See `Response.held_bytes`. The kernel holds the file."""
+        return 0
 
     async def _write_body(
         self, request: web.BaseRequest, transport: asyncio.Transport, head: bytes, chunks: ByteStream
@@ -174,16 +198,20 @@ async def streaming_response(
 
 
 async def _wait_writable(connection: socket.socket) -> None:
-    """Wait until the connection is writable, or fails. Raises ConnectionResetError if the client reads
-    nothing for a minute."""
+    """Wait until the connection is writable, or fails. Raises ConnectionResetError if the client reads too
+    little."""
     loop = asyncio.get_running_loop()
     is_writable = asyncio.Event()
     loop.add_writer(connection.fileno(), is_writable.set)
     try:
-        async with asyncio.timeout(STALL_S):
-            await is_writable.wait()
-    except TimeoutError:
-        raise ConnectionResetError("the client reads nothing") from None
+        while not is_writable.is_set():
+            before = unacknowledged_bytes(connection.fileno())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STALL_S):
+                    await is_writable.wait()
+                return
+            if is_stalled(before, unacknowledged_bytes(connection.fileno())):
+                raise ConnectionResetError("the client reads nothing")
     finally:
         loop.remove_writer(connection.fileno())
 

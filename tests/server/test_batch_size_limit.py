@@ -3,7 +3,6 @@
 See docs/reference/protocol.md#batch-limits.
 """
 
-import asyncio
 import json
 from typing import Any
 from urllib.parse import urlencode
@@ -14,6 +13,8 @@ from support.clients import SUBJECT, Browser, Reply, Signed, Start, root_device
 from support.watched_store import LOG, MB, OPEN, Watched
 
 from pysync import config
+from pysync.server import heavy_work
+from pysync.server.handlers import batch
 from pysync.server.handlers.batch_reads import Budget
 from pysync.store import ObjectInfo, Store
 
@@ -222,17 +223,17 @@ async def test_large_answers_are_verified_and_joined_beside_the_event_loop(
         await fill(browser, f"notes/{n}", 900_000)
     await fill(browser, "notes/small", 100)
     beside, pauses = [0], [0]
-    to_thread, pause = asyncio.to_thread, Budget.pause
+    run_heavy, pause = heavy_work.run_heavy, Budget.pause
 
     async def counted(work: Any, *arguments: Any) -> Any:
         beside[0] += 1
-        return await to_thread(work, *arguments)
+        return await run_heavy(work, *arguments)
 
     async def counted_pause(self: Budget, found: Any) -> None:
         pauses[0] += 1
         await pause(self, found)
 
-    monkeypatch.setattr(asyncio, "to_thread", counted)
+    monkeypatch.setattr(batch, "run_heavy", counted)
     monkeypatch.setattr(Budget, "pause", counted_pause)
     assert (await ask(browser, {"notes": [{"id": "small"}]})).status == 200
     assert (beside, pauses) == ([0], [0])

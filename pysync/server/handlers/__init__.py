@@ -16,6 +16,7 @@ from pysync.engine.outbox import Outbox
 from pysync.errors import PysyncError
 from pysync.plugins.hooks import Hooks
 from pysync.server.authorization import Authorizer
+from pysync.server.in_flight import BytesInFlight
 from pysync.server.router import Match, Router
 from pysync.server.write_deadline import WriteDeadline
 from pysync.store import Store
@@ -39,6 +40,7 @@ class Service:
     hooks: Hooks
     corruption: CorruptionReporter
     write_deadline: WriteDeadline
+    in_flight: BytesInFlight
     key_owners: Sequence[Router]
 
 

@@ -4,7 +4,6 @@ See docs/reference/protocol.md#append-only-logs.
 
 """
 
-import asyncio
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 
@@ -27,6 +26,7 @@ from pysync.model import Caller, WriteResult
 from pysync.server.authorization import Access
 from pysync.server.handlers import Service
 from pysync.server.handlers.plugin_hooks import plugin_response, push_with_plugins
+from pysync.server.heavy_work import run_heavy
 from pysync.server.request_body import (
     check_sealed,
     idempotency_key,
@@ -83,7 +83,7 @@ class LogHandlers:
     async def _authorize_append(self, request: web.BaseRequest, match: Match) -> tuple[Access, _core.Append]:
         """Return the access of an append, and its validated element."""
         permissions = match.policy.collection.field_permissions
-        access, text = await read_authorized_body(request, match, self._authorizer)
+        access, text = await read_authorized_body(request, match, self._authorizer, self._service.in_flight)
         element = await in_thread_if_large(len(text), _core.decode_append, text)
         if self._settings.require_author_signature:
             if element.author_pubkey is None:
@@ -222,7 +222,8 @@ def visible_envelope(tail: LogSlice, field: str, hidden: frozenset[str]) -> tupl
 
 
 async def redact_in_thread(elements: bytes, hidden: frozenset[str]) -> bytes:
-    """Return the elements without their hidden members. Large texts are redacted in a worker thread."""
+    """Return the elements without their hidden members. Large texts are redacted in the thread for heavy
+    work."""
     if len(elements) > REDACT_IN_THREAD_ABOVE:
-        return await asyncio.to_thread(field_permissions.redact_elements, elements, hidden)
+        return await run_heavy(field_permissions.redact_elements, elements, hidden)
     return field_permissions.redact_elements(elements, hidden)

@@ -1,7 +1,7 @@
 """`GET {ns}/batch/pull`: many documents and logs of one namespace in one response.
 
-Identical reads of one batch are made once. Large responses are built in a worker thread. The response stays
-within a budget of bytes.
+Identical reads of one batch are made once. Large responses are built in the thread for heavy work. The
+response stays within a budget of bytes.
 
 See docs/reference/protocol.md#batch-pull.
 
@@ -36,11 +36,13 @@ from pysync.server.handlers.batch_reads import (
     max_elements,
     read_many,
 )
+from pysync.server.heavy_work import run_heavy
+from pysync.server.in_flight import Reservation
 from pysync.server.responses import HeadResponse, Response, cache_headers, etag_matches, wants_body
 from pysync.server.router import Match
 
 IN_THREAD_ABOVE: Final = 64 * 1024
-"""Number of bytes above which documents are rewritten, verified and joined in a worker thread."""
+"""Number of bytes above which documents are rewritten, verified and joined in the thread for heavy work."""
 
 
 _NOTHING: Final = frozenset[str]()
@@ -64,6 +66,7 @@ class BatchReads:
         decisions: Sequence[Decision],
         shadowed: frozenset[tuple[str, int]],
         access: Mapping[str, ReadOutcome],
+        reservation: Reservation,
     ) -> None:
         self._service = service
         self._store = service.store
@@ -84,7 +87,7 @@ class BatchReads:
         for read, times in zip(self._reads, document_times, strict=True):
             if self._is_plain or self._error_for(read) is None:
                 self._times[read[0]] = self._times.get(read[0], 0) + times
-        self._budget = Budget(self._store, self._times, service.config.max_batch_bytes)
+        self._budget = Budget(self._store, self._times, service.config.max_batch_bytes, reservation)
         self._log_outcomes: list[LogReadOutcome] = []
         self._logs = self._make_log_reads(log_settings, tail_times) if tail_times else []
 
@@ -192,7 +195,7 @@ class BatchReads:
         return made
 
     async def _in_thread_if_large(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.to_thread(work) if self._budget.sent > IN_THREAD_ABOVE else work()
+        return await run_heavy(work) if self._budget.sent > IN_THREAD_ABOVE else work()
 
     def _redacted(
         self, read: tuple[str, int], stored: ReadOutcome | tuple[str, int]
@@ -280,7 +283,10 @@ class BatchHandler:
         if not skips_nonce and not await authorizer.consume_optional_nonce(request, verified):
             return await self._respond(request, query, ANONYMOUS_REQUEST)
         shadowed = self._shadowed_reads(plan)
-        reads = BatchReads(self._service, self._log_settings, plan, decisions, shadowed, access_documents)
+        reservation = self._service.in_flight.reservation(request)
+        reads = BatchReads(
+            self._service, self._log_settings, plan, decisions, shadowed, access_documents, reservation
+        )
         await reads.begin(wants_body=wants_body(request))
         if not wants_body(request):
             answer = await reads.version(self._now_ms())

@@ -12,11 +12,13 @@ from pysync.errors import (
     BatchTooLarge,
     CheckpointTooOld,
     DocumentCorrupt,
+    Overloaded,
     PullBoundRequired,
     StoreUnavailable,
 )
 from pysync.server.handlers import Service
 from pysync.server.handlers.append_log import redact_in_thread, visible_envelope
+from pysync.server.in_flight import Reservation
 from pysync.store import MAX_CONCURRENT_READS, NotModified, ObjectInfo, Store
 
 ReadTask = Callable[[], Awaitable[None]]
@@ -33,9 +35,12 @@ other documents are checked."""
 
 class Budget:
     """The budget of bytes of a response. `times` is the number of times that it sends each document, `sent`
-    the size of the reads so far, and `etags` are those of the documents that were read."""
+    the size of the reads so far, and `etags` are those of the documents that were read. `reservation` is
+    that of the request."""
 
-    def __init__(self, store: Store, times: Mapping[str, int], max_bytes: int) -> None:
+    def __init__(
+        self, store: Store, times: Mapping[str, int], max_bytes: int, reservation: Reservation
+    ) -> None:
         self.sent = 0
         self.etags: dict[str, str] = {}
         self.run = 0
@@ -46,6 +51,7 @@ class Budget:
         self._foreseen = 0
         self._counted: set[str] = set()
         self._is_checked = False
+        self._reservation = reservation
 
     def foresee(self, size: int) -> None:
         """Add the bytes that logs are going to send. Raises BatchTooLarge."""
@@ -64,9 +70,7 @@ class Budget:
     def check_sizes(self, found: Mapping[str, ObjectInfo | None], sent: int = 0) -> None:
         """Check the budget with the sizes of the documents `found`, none of which was read yet, and with
         `sent` bytes that are not counted yet. Raises BatchTooLarge."""
-        times = self._times
-        sizes = sum(info.size * times[key] for key, info in found.items() if info is not None)
-        self._check(self.sent + sent + self._foreseen + sizes)
+        self._check(self.sent + sent + self._foreseen + self._sizes(found))
 
     def count_log_bytes(self, size: int, times: int = 1) -> bool:
         """Count bytes of a log that were read and are sent `times` times. Returns True if the caller should
@@ -83,15 +87,23 @@ class Budget:
 
     async def pause(self, found: Mapping[str, ReadOutcome]) -> None:
         """Yield to other tasks after a run of documents; `found` are those that one `read_many` has read so
-        far. The first time, check the sizes of the documents that are not read yet. Raises BatchTooLarge."""
+        far. The first time, check the sizes of the documents that are not read yet, and reserve what the
+        response takes. Raises BatchTooLarge and Overloaded."""
         self.run = 0
         sent = self._size(found)
         self._check(self.sent + sent)
         if not self._is_checked:
             self._is_checked = True
             left = [key for key in self._times if key not in found and key not in self._counted]
-            self.check_sizes(await self.infos(left), sent)
+            infos = await self.infos(left)
+            self.check_sizes(infos, sent)
+            sent += self._sizes(infos)
+        # Responses are built one at a time, so of most batches only the documents or the response exist.
+        await self._reservation.grow(self.sent + sent + self._foreseen)
         await asyncio.sleep(0)
+
+    def _sizes(self, found: Mapping[str, ObjectInfo | None]) -> int:
+        return sum(info.size * self._times[key] for key, info in found.items() if info is not None)
 
     def _size(self, found: Mapping[str, ReadOutcome]) -> int:
         times = self._times
@@ -129,9 +141,10 @@ async def read_many(
             for _ in range(min(at_once, count)):
                 group.create_task(_read_worker(store, waiting, found, others, budget))
     except ExceptionGroup as failed:
-        if failed.subgroup(BatchTooLarge) is None:
-            raise
-        raise BatchTooLarge from None
+        for error in (BatchTooLarge, Overloaded):
+            if failed.subgroup(error) is not None:
+                raise error from None
+        raise
     if budget is not None:
         budget.count(found)
     return found

@@ -81,7 +81,7 @@ class DocumentHandlers:
         (docs/reference/protocol.md#revocation-lists)."""
         bucket = f"revocations:{self._authorizer.client_ip(request)}"
         await self._service.rate_limiter.count(Counter(REVOCATION_LIMIT, bucket))
-        text = await read_body(request, MAX_REVOCATION_BYTES)
+        text = await read_body(request, MAX_REVOCATION_BYTES, self._service.in_flight)
         generation = await self._service.write_deadline.run(self._service.revocations.publish(text))
         return json_response({"ok": True, "generation": generation}, NO_STORE)
 
@@ -169,7 +169,9 @@ class DocumentHandlers:
 
     async def _authorize_push(self, request: web.BaseRequest, match: Match) -> tuple[Access, _core.PushBody]:
         """Return the access of a push, and its validated body."""
-        access, text = await read_authorized_body(request, match, self._authorizer, pushes_document=True)
+        access, text = await read_authorized_body(
+            request, match, self._authorizer, self._service.in_flight, pushes_document=True
+        )
         body = await in_thread_if_large(len(text), _core.decode_push, text)
         if body.author_pubkey is not None:
             await in_thread_if_large(

@@ -20,7 +20,7 @@ from pysync.server.authorization import Access
 from pysync.server.handlers import Service
 from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.plugin_hooks import run_after_write
-from pysync.server.request_body import check_body_headers, media_type, read_body, stream_body
+from pysync.server.request_body import check_body_headers, media_type, read_body, reserve_stream, stream_body
 from pysync.server.responses import Response, etag_matches, wants_body, write_response
 from pysync.server.router import Match
 from pysync.server.streaming import SendfileResponse, StreamingResponse
@@ -105,12 +105,14 @@ class FileHandlers(DocumentHandlers):
         if not (_is_media_type(sent_as) and rules.accepts(sent_as)):
             allowed = (JSON_TYPE, *rules.types) if rules.documents else rules.types
             raise UnsupportedMediaType(f"Content-Type must be {', '.join(allowed)}")
-        max_bytes = match.policy.collection.max_body_bytes
+        max_bytes, in_flight = match.policy.collection.max_body_bytes, self._service.in_flight
         check_body_headers(request, max_bytes)
-        signed = await read_body(request, max_bytes) if sent_as == JSON_TYPE else b""
+        signed = await read_body(request, max_bytes, in_flight) if sent_as == JSON_TYPE else b""
         access = await self._authorizer.authorize(request, match, credentials, signed)
-        chunks = _single_chunk(signed) if sent_as == JSON_TYPE else stream_body(request, max_bytes)
-        return access.caller, chunks
+        if sent_as == JSON_TYPE:
+            return access.caller, _single_chunk(signed)
+        await reserve_stream(request, in_flight)
+        return access.caller, stream_body(request, max_bytes)
 
     async def _try_file(self, request: web.BaseRequest, match: Match, rules: FileSettings) -> Response | None:
         """Return the response with the file; None if there is none. Raises RangeNotSatisfiable."""

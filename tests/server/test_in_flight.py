@@ -1,0 +1,419 @@
+"""Bytes of bodies and responses that the server holds: the bound holds, nothing hangs, all is given back."""
+
+import asyncio
+import contextlib
+import gzip
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from support.clients import Browser, Reply, Start
+from support.collections import LOG, collection
+from yarl import URL
+
+from pysync.errors import Overloaded
+from pysync.server import heavy_work, in_flight
+from pysync.server import request_body as body_module
+from pysync.server.app import App
+from pysync.server.in_flight import BytesInFlight, Reservation
+from pysync.server.streaming import StreamingResponse
+from pysync.store.memory import MemoryStore
+from pysync.testing import FaultyStore
+
+MB = 200_000
+"""A large body, by the standards of these tests."""
+BUDGET = 4 * MB
+BIG = collection("big", maxBodyBytes=6_000_000)
+FILES = collection("files", maxBodyBytes=8 * MB, allowedMimeTypes=["image/*"])
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Site:
+    """A service whose budget is small, behind a proxy that says who asks."""
+
+    def __init__(self, app: App, store: FaultyStore, browser: Browser) -> None:
+        self.app, self.store, self.browser = app, store, browser
+        self.in_flight = app.in_flight
+
+    async def push(self, key: str, size: int, sender: str = "10.0.0.1") -> Reply:
+        return await self.browser.push(key, {"text": "x" * size}, headers=said_by(sender))
+
+    async def begin(self, text: bytes, sender: str = "10.0.0.1") -> Streams:
+        """A connection on which `text` was sent."""
+        url = URL(self.browser.base)
+        reader, writer = await asyncio.open_connection(url.host, url.port, limit=1000)
+        writer.write(text.replace(b"\r\n", f"\r\nHost: h\r\nX-Forwarded-For: {sender}\r\n".encode(), 1))
+        return reader, writer
+
+    async def until_held(self, least: int) -> None:
+        async with asyncio.timeout(10):
+            while self.in_flight.held < least:
+                await asyncio.sleep(0)
+
+    async def until_all_is_given_back(self) -> None:
+        async with asyncio.timeout(10):
+            while self.in_flight.held or self.in_flight.work.held or self.in_flight.watched:
+                await asyncio.sleep(0)
+
+
+def said_by(sender: str) -> dict[str, str]:
+    return {"X-Forwarded-For": sender}
+
+
+@pytest_asyncio.fixture
+async def site(start: Start, session: aiohttp.ClientSession) -> AsyncIterator[Site]:
+    store = FaultyStore(MemoryStore())
+    members = {
+        "server": {"maxBytesInFlight": BUDGET, "trustedProxyHops": 1},
+        "collections": [BIG, FILES, LOG],
+    }
+    base = await start(members, store=store)
+    found = Site(start.apps[-1], store, Browser(base, session))  # type: ignore[attr-defined]
+    yield found
+    await found.until_all_is_given_back()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for room."""
+    monkeypatch.setattr(in_flight, "WAIT_S", 0.0)
+    monkeypatch.setattr(in_flight, "WORK_WAIT_S", 0.0)
+
+
+@pytest.fixture
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever makes no progress is ended at once when there is no room."""
+    monkeypatch.setattr(in_flight, "GRACE_S", 0.0)
+    monkeypatch.setattr(in_flight, "SEARCH_EVERY_S", 0.0)
+    monkeypatch.setattr(in_flight, "SLOW_BYTES_PER_S", float("inf"))
+
+
+def is_overloaded(answer: Reply) -> bool:
+    return answer.status == 503 and answer.json["code"] == "overloaded" and "Retry-After" in answer.headers
+
+
+def push_head(key: str, length: int, media_type: str = "application/json") -> bytes:
+    lines = f"Content-Type: {media_type}\r\nContent-Length: {length}"
+    return f"POST /push/{key} HTTP/1.1\r\n{lines}\r\n\r\n".encode()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_bodies_beyond_the_budget_are_rejected_and_small_requests_are_not(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    release = asyncio.Event()
+    arrived = site.store.delay("put", release)
+    first = asyncio.create_task(site.push("big/a", 3 * MB))
+    await arrived.wait()
+    assert is_overloaded(await site.push("big/b", 2 * MB, "10.0.0.2"))
+    assert (await site.push("big/small", 1000, "10.0.0.2")).status == 200
+    assert (await site.browser.pull("big/small")).status == 200
+    page = (await site.browser.request("GET", "/metrics")).body
+    assert b"\npysync_bytes_in_flight 6000" in page
+    assert b"\npysync_bytes_rejections_total 1.0\n" in page
+    release.set()
+    assert (await first).status == 200
+    assert (await site.push("big/b", 2 * MB, "10.0.0.2")).status == 200
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+async def test_a_body_waits_for_room(site: Site) -> None:
+    site.in_flight.budget.take(BUDGET, "other")
+    second = asyncio.create_task(site.push("big/b", 2 * MB))
+    while not site.in_flight.budget.waiting:
+        await asyncio.sleep(0)
+    site.in_flight.budget.give_back(BUDGET, "other")
+    assert (await second).status == 200
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_one_address_has_no_more_than_its_share(site: Site) -> None:
+    site.in_flight.budget.take(2 * MB + 1, "10.0.0.1")
+    assert is_overloaded(await site.push("big/a", MB))
+    assert (await site.push("big/a", MB, "10.0.0.2")).status == 200
+    site.in_flight.budget.give_back(2 * MB + 1, "10.0.0.1")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_body_that_is_larger_than_the_budget_is_read_alone(site: Site) -> None:
+    assert (await site.push("big/a", BUDGET + MB)).status == 200
+    site.in_flight.budget.take(1, "other")
+    assert is_overloaded(await site.push("big/b", BUDGET + MB))
+    site.in_flight.budget.give_back(1, "other")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_bodies_beyond_what_may_be_decoded_at_once_are_rejected(site: Site) -> None:
+    work = site.in_flight.work
+    work.take(int(work.max_bytes), "")
+    assert is_overloaded(await site.push("big/a", 2 * MB))
+    work.give_back(int(work.max_bytes), "")
+    assert (await site.push("big/a", 2 * MB)).status == 200
+
+
+@pytest.mark.parametrize("length", [50_000, 3 * MB])
+async def test_a_body_whose_client_leaves_is_given_back(site: Site, length: int) -> None:
+    _, writer = await site.begin(push_head("big/a", length) + b"{")
+    await site.until_held(length)
+    writer.transport.abort()
+    await site.until_all_is_given_back()
+
+
+async def test_an_invalid_body_is_given_back(site: Site) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = await site.browser.request("POST", "/push/big/a", b"{" * MB, headers)
+    assert answer.status == 400
+    await site.until_all_is_given_back()
+
+
+@pytest.mark.usefixtures("strict", "impatient")
+async def test_a_body_that_makes_no_progress_makes_room_for_others(site: Site) -> None:
+    reader, writer = await site.begin(push_head("big/a", 3 * MB) + b"{")
+    await site.until_held(3 * MB)
+    assert (await site.push("big/b", 2 * MB, "10.0.0.2")).status == 200
+    assert (await reader.read(1000)).startswith(b"HTTP/1.1 503 ")
+    writer.close()
+    page = (await site.browser.request("GET", "/metrics")).body
+    assert b"\npysync_slow_transfers_ended_total 1.0\n" in page
+
+
+@pytest.mark.usefixtures("strict", "impatient")
+async def test_a_client_that_never_reads_makes_room_for_others(site: Site) -> None:
+    text = "x" * 5_000_000  # more than the kernel holds
+    body = json.dumps({"data": {"text": text}, "baseHash": None}).encode()
+    reader, writer = await site.begin(push_head("big/a", len(body)) + body)
+    assert (await reader.read(1000)).startswith(b"HTTP/1.1 200 ")
+    await site.until_all_is_given_back()
+    writer.write(b"GET /pull/big/a HTTP/1.1\r\nHost: h\r\n\r\n")
+    await site.until_held(len(text))
+    answer = await site.browser.pull("big/a", said_by("10.0.0.2"))
+    assert answer.status == 200
+    assert answer.json["data"]["text"] == text
+    received = 0
+    with contextlib.suppress(ConnectionError):
+        while piece := await reader.read(100_000):
+            received += len(piece)
+    assert received < len(text)
+    writer.close()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_response_beyond_the_budget_is_rejected(site: Site) -> None:
+    assert (await site.push("big/a", 3 * MB)).status == 200
+    site.in_flight.budget.take(2 * MB, "other")
+    assert is_overloaded(await site.browser.pull("big/a"))
+    assert (await site.browser.request("HEAD", "/pull/big/a")).status == 200
+    site.in_flight.budget.give_back(2 * MB, "other")
+    assert (await site.browser.pull("big/a")).status == 200
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_chunked_body_reserves_what_has_arrived(site: Site) -> None:
+    head = (
+        b"POST /push/big/a HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    reader, writer = await site.begin(head)
+    site.in_flight.budget.take(3 * MB, "other")
+    chunk = b"%x\r\n%b\r\n" % (10_000, b"x" * 10_000)
+    writer.write(10 * chunk)
+    await site.until_held(3 * MB + 100_000)
+    assert site.in_flight.held <= 3 * MB + 100_000 + body_module.CHUNKED_STEP
+    writer.write(20 * chunk)
+    assert (await reader.read(1000)).startswith(b"HTTP/1.1 503 ")
+    writer.close()
+    site.in_flight.budget.give_back(3 * MB, "other")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_gzip_body_reserves_its_inflated_length(site: Site) -> None:
+    text = gzip.compress(json.dumps({"data": {"text": "x" * MB}, "baseHash": None}).encode())
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    site.in_flight.budget.take(BUDGET - MB // 2, "other")
+    assert is_overloaded(await site.browser.request("POST", "/push/big/a", text, headers))
+    site.in_flight.budget.give_back(BUDGET - MB // 2, "other")
+    assert (await site.browser.request("POST", "/push/big/a", text, headers)).status == 200
+
+
+async def test_a_gzip_body_is_inflated_no_further_than_it_says(site: Site) -> None:
+    text = gzip.compress(json.dumps({"data": {"text": "x" * MB}, "baseHash": None}).encode())[:-4] + bytes(4)
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = await site.browser.request("POST", "/push/big/a", text, headers)
+    assert answer.error == (400, "Invalid gzip body")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_large_batch_is_rejected_before_its_documents_are_read(site: Site) -> None:
+    for n in range(6):
+        assert (await site.push(f"big/{n}", 2 * MB)).status == 200
+    site.in_flight.budget.take(MB, "other")
+    params = json.dumps({"big": [{"id": str(n)} for n in range(6)]})
+    target = str(URL("/batch/pull").with_query(collections="big", params=params))
+    assert is_overloaded(await site.browser.request("GET", target))
+    site.in_flight.budget.give_back(MB, "other")
+    await site.until_all_is_given_back()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_upload_that_is_streamed_reserves_what_is_held_of_it(site: Site) -> None:
+    headers = {"Content-Type": "image/png"}
+    picture = os.urandom(3 * MB)
+    site.in_flight.budget.take(MB, "other")
+    assert (await site.browser.request("POST", "/push/files/a", picture, headers)).status == 200
+    site.in_flight.budget.take(MB, "other")
+    assert is_overloaded(await site.browser.request("POST", "/push/files/b", picture, headers))
+    site.in_flight.budget.give_back(2 * MB, "other")
+
+
+async def test_a_body_below_the_minimum_rate_gets_408(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_module, "STALL_S", 0.03)
+    monkeypatch.setattr(body_module, "MIN_BYTES_PER_S", 10**12)
+    reader, writer = await site.begin(push_head("big/a", 10_000))
+    answer = asyncio.create_task(reader.read(1000))
+    while not answer.done():
+        writer.write(b"x")
+        await asyncio.sleep(0.001)
+    assert (await answer).startswith(b"HTTP/1.1 408 ")
+    writer.close()
+
+
+class Asking:
+    """A budget of 10 MB whose clock the test sets, and who asks for some of it."""
+
+    def __init__(self) -> None:
+        self.trims = 0
+        self.now = 0.0
+        self.bytes = BytesInFlight(10 * MB, lambda _: "", trim=self.trim, now=lambda: self.now)
+
+    def trim(self) -> None:
+        self.trims += 1
+
+    def reservation(self, address: str) -> Reservation:
+        return Reservation(self.bytes, address)
+
+
+async def test_waiting_requests_get_room_in_their_order() -> None:
+    asking = Asking()
+    first = asking.reservation("a")
+    await first.grow(10 * MB)
+    order: list[int] = []
+
+    async def wait(number: int) -> None:
+        later = asking.reservation(str(number))
+        await later.grow(5 * MB)
+        order.append(number)
+        later.release()
+
+    waiting = [asyncio.create_task(wait(n)) for n in range(4)]
+    await asyncio.sleep(0)
+    first.release()
+    await asyncio.gather(*waiting)
+    assert order == [0, 1, 2, 3]
+    assert asking.bytes.held == 0
+
+
+async def test_a_cancelled_wait_takes_nothing() -> None:
+    asking = Asking()
+    first, second = asking.reservation("a"), asking.reservation("b")
+    await first.grow(10 * MB)
+    waiting = asyncio.create_task(second.grow(MB))
+    await asyncio.sleep(0)
+    first.release()  # grants the room at the same time
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert asking.bytes.held == 0
+
+
+async def test_no_more_than_a_few_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_flight, "MAX_WAITING", 1)
+    asking = Asking()
+    first = asking.reservation("a")
+    await first.grow(10 * MB)
+    waiting = asyncio.create_task(asking.reservation("b").grow(MB))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await asking.reservation("c").grow(MB)
+    first.release()
+    await waiting
+
+
+async def test_the_least_progress_is_ended_first() -> None:
+    asking, ended = Asking(), list[str]()
+    for name, moved in (("slow", 10), ("stalled", 0), ("quick", 4 * MB)):
+        each = asking.reservation(name)
+        await each.grow(3 * MB)
+        each.watch(lambda moved=moved: moved, lambda name=name: ended.append(name))  # type: ignore[misc]
+    asking.now = 60.0
+    await asking.reservation("x").grow(3 * MB)
+    assert ended == ["stalled"]
+    asking.now = 61.0
+    await asking.reservation("y").grow(3 * MB)
+    assert ended == ["stalled", "slow"]
+
+
+async def test_an_address_with_its_share_ends_its_own_transfers_first() -> None:
+    asking, ended = Asking(), list[str]()
+    for name, size in (("other", MB), ("own", 6 * MB)):
+        each = asking.reservation(name)
+        await each.grow(size)
+        each.watch(lambda: 0, lambda name=name: ended.append(name))  # type: ignore[misc]
+    asking.now = 60.0
+    await asking.reservation("own").grow(2 * MB)
+    assert ended == ["own"]
+
+
+async def test_memory_is_given_back_once_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_flight, "BURST_BYTES", MB)
+    monkeypatch.setattr(in_flight, "CALM_S", 0.0)
+    asking = Asking()
+    for size, trims in ((MB // 2, 0), (2 * MB, 1), (MB // 2, 1), (3 * MB, 2)):
+        burst = asking.reservation("a")
+        await burst.grow(size)
+        burst.release()
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+        assert asking.trims == trims
+
+
+async def test_pieces_that_are_not_sent_are_closed() -> None:
+    asking, is_closed = Asking(), asyncio.Event()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        try:
+            yield b"first"
+            yield b"second"
+        finally:
+            is_closed.set()
+
+    chunks = pieces()
+    await anext(chunks)
+    asking.bytes.budget.take(10 * MB, "other")
+    with pytest.raises(Overloaded):
+        await StreamingResponse(b"first", chunks).reserve(asking.reservation("a"))  # type: ignore[arg-type]
+    assert is_closed.is_set()
+
+
+async def test_heavy_work_is_done_one_after_another_and_behind_the_event_loop() -> None:
+    running = [0, 0]
+
+    def work() -> int:
+        running[0] += 1
+        running[1] = max(running)
+        priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        running[0] -= 1
+        return priority
+
+    found = await asyncio.gather(*(heavy_work.run_heavy(work) for _ in range(8)))
+    assert running == [0, 1]
+    if sys.platform == "linux":
+        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        assert set(found) == {min(own + heavy_work.NICENESS, 19)}
+    heavy_work.limit_arenas()
+    heavy_work.trim_in_thread()
+    await heavy_work.run_heavy(lambda: None)

@@ -6,13 +6,16 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random
 
 import pytest
-from support.faulty_disk import READS, WRITES, failing
+from support.depth import depth
+from support.faulty_disk import READS, WRITES, failing, mounted
 
-from pysync.errors import StoreUnavailable
+from pysync.coordinator.local import LocalCoordinator
+from pysync.errors import StoreUnavailable, Unavailable
 from pysync.protocol import JSON_TYPE
-from pysync.store import OpenFile
+from pysync.store import NotModified, OpenFile
 from pysync.store.local import disk, files
 from pysync.store.local.store import LocalStore
 
@@ -135,3 +138,60 @@ async def test_a_file_that_the_disk_cannot_read_is_unavailable_and_not_damaged(
                 assert not isinstance(found, OpenFile) or await read(found) == BODY
     assert await read(await store.open("f/a")) == BODY
     assert await store.verify("f/a") is not None
+
+
+@pytest.mark.parametrize("kind", [LocalStore, LocalCoordinator])
+async def test_a_start_on_a_full_disk_says_that_it_is_full(
+    tmp_path: Path, kind: type[LocalStore | LocalCoordinator]
+) -> None:
+    with mounted(tmp_path / "disk", 1, "tmpfs") as full:
+        await (await kind.open_folder(full.path / "data")).close()
+        full.fill()
+        with pytest.raises(Unavailable, match="the disk is full"):
+            await kind.open_folder(full.path / "data")
+        full.free()
+        await (await kind.open_folder(full.path / "data")).close()
+
+
+@pytest.mark.parametrize("seed", range(depth(2, 20)))
+async def test_what_is_acknowledged_on_a_disk_that_is_full_now_and_then_is_there_after_a_restart(
+    tmp_path: Path, seed: int
+) -> None:
+    random = Random(seed)
+
+    async def chunks_of(body: bytes) -> AsyncIterator[bytes]:
+        yield body
+
+    with mounted(tmp_path / "disk", 8, "tmpfs") as disk_of_ours:
+        folder = disk_of_ours.path / "data"
+        store = await LocalStore.open_folder(folder)
+        possible: dict[str, set[bytes | None]] = {}
+        refused, is_full = 0, False
+        for _ in range(300):
+            if random.random() < 0.05:
+                (disk_of_ours.free if is_full else disk_of_ours.fill)()
+                is_full = not is_full
+            key = f"{random.choice('df')}/{random.randrange(20)}"
+            body = random.randbytes(random.choice((10, 5_000, 100_000)))
+            outcomes = possible.setdefault(key, {None})
+            write = store.put(key, body) if key[0] == "d" else store.write(key, chunks_of(body), JSON_TYPE)
+            try:
+                await write
+                outcomes.clear()
+            except StoreUnavailable:
+                refused += 1
+            outcomes.add(body)
+        if is_full:
+            disk_of_ours.free()
+        for _ in range(2):
+            for key, outcomes in possible.items():
+                document, file = await store.get(key), await store.open(key)
+                assert not isinstance(document, NotModified)
+                found = await read(file) if file is not None else document.body if document else None
+                assert found in outcomes, "the last that was acknowledged, or one that was tried since"
+                if file is not None:
+                    await store.verify(key)
+            await store.close()
+            store = await LocalStore.open_folder(folder)
+        assert refused
+        await store.close()

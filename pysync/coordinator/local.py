@@ -31,7 +31,7 @@ from pysync.model import Diagnosis
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog, change_id, insert_changes
 from pysync.sqlite.connection import Database, GroupCommit, SnapshotReader
-from pysync.sqlite.database_file import Schema, make_private_dir, open_database
+from pysync.sqlite.database_file import Schema, make_private_dir, open_database, reason_of
 
 
 class LeaseFiles:
@@ -194,7 +194,8 @@ class LocalCoordinator(SqliteChangeLog):
                 _prepare, Path(folder), now_ms, max_live_nonces, retention.count
             )
         except (sqlite3.Error, OSError) as error:
-            raise CoordinatorUnavailable(f"cannot open the coordinator in {folder}: {error}") from error
+            reason = reason_of(error, folder)
+            raise CoordinatorUnavailable(f"cannot open the coordinator in {folder}: {reason}") from error
         return cls(database, nonces, leading, now_ms, retention)
 
     async def increment(self, bucket: str, window_ms: int, by: int = 1) -> Window:

@@ -3,9 +3,10 @@
 import errno
 import fcntl
 import os
+import shutil
 import sqlite3
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,6 +22,9 @@ _REMEDIES: Final = {
 
 BUSY_TIMEOUT_MS: Final = 5_000
 """Time that a write waits for the transaction of another process before it fails."""
+
+_FULL_BELOW_BYTES: Final = 65_536
+"""Free space that the files of an open database do not fit into."""
 
 READ_BUSY_TIMEOUT_MS: Final = 100
 """Readers of a WAL database wait only while another process recovers it. They run on the event loop."""
@@ -105,6 +109,14 @@ def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> 
             connection.close()
         fsync_dir(path.parent)
         fsync_dir(path.parent.parent)
+
+
+def reason_of(error: Exception, folder: str | Path) -> str:
+    """Return why a database in `folder` could not be opened. SQLite says `disk I/O error` for a full disk."""
+    with suppress(OSError):
+        if shutil.disk_usage(folder).free < _FULL_BELOW_BYTES:
+            return f"the disk is full ({error})"
+    return str(error)
 
 
 def _check_is_new(path: Path, traces: Sequence[Path]) -> None:

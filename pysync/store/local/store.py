@@ -30,7 +30,7 @@ from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
 from pysync.sqlite.changelog import SqliteChangeLog
 from pysync.sqlite.connection import Database, GroupCommit, SnapshotReader
-from pysync.sqlite.database_file import make_private_dir, open_database
+from pysync.sqlite.database_file import make_private_dir, open_database, reason_of
 from pysync.store.base import (
     ANY,
     NOT_MODIFIED,
@@ -153,7 +153,9 @@ class LocalStore:
         try:
             database, tree = await asyncio.to_thread(_prepare, Path(folder))
         except (sqlite3.Error, OSError) as error:
-            raise StoreUnavailable(f"cannot open the store in {folder}: {error}") from error
+            raise StoreUnavailable(
+                f"cannot open the store in {folder}: {reason_of(error, folder)}"
+            ) from error
         store = cls(database, tree, now_ms, retention)
         try:
             await store._merger.recover()

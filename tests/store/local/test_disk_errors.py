@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,9 +13,12 @@ import pytest
 from support.depth import depth
 from support.faulty_disk import READS, WRITES, failing, mounted
 
+from pysync import config
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import StoreUnavailable, Unavailable
 from pysync.protocol import JSON_TYPE
+from pysync.server.serve import check_databases
+from pysync.sqlite import database_file
 from pysync.store import NotModified, OpenFile
 from pysync.store.local import disk, files
 from pysync.store.local.store import LocalStore
@@ -195,3 +199,26 @@ async def test_what_is_acknowledged_on_a_disk_that_is_full_now_and_then_is_there
             store = await LocalStore.open_folder(folder)
         assert refused
         await store.close()
+
+
+async def test_a_database_on_a_disk_that_answers_with_errors_is_not_called_damaged_by_a_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await LocalStore.open_folder(tmp_path / "data")
+    await store.put("notes/a", BODY)
+    await store.close()
+    path = tmp_path / "data/pysync.db"
+
+    def fails_to_read(*args: object, **options: object) -> None:
+        error = sqlite3.DatabaseError("database disk image is malformed")
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+    monkeypatch.setattr(sqlite3, "connect", fails_to_read)
+    damage = database_file.quick_check(path)
+    assert damage is not None, "all of it can be read"
+    assert "is damaged" in damage
+    with failing(monkeypatch, tmp_path, errno.EIO, ("pread",), database_file):
+        assert database_file.quick_check(path) == f"{path} cannot be read: Input/output error. The disk fails"
+        with pytest.raises(ValueError, match="cannot be read"):
+            check_databases(config.parse({"version": 1, "store": f"file:{tmp_path}/data", "collections": []}))

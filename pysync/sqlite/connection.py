@@ -69,15 +69,13 @@ class DatabaseFile:
     """
 
     def __init__(self, path: Path, find_damage: Callable[["DatabaseFile"], bool] | None = None) -> None:
-        """`find_damage` returns True if all of the file can be read and some of it is damaged; without it,
-        damage that SQLite reports is believed at once. It is called in a thread."""
+        """`find_damage` returns True if the file is damaged, and raises OSError if the disk cannot read it. It
+        is called in a thread; without it, damage that SQLite reports is believed at once."""
         self.path = path
         self.moved = False
         """Stays set even if the file is put back: another process may have written to it meanwhile."""
         self.damage: str | None = None
         """SQLite's message about the first damage that was found."""
-        self.kept_open: int | None = None
-        """A descriptor of the file, for `find_damage`. To close it would release SQLite's own locks."""
         self._find_damage = find_damage
         self._check: threading.Thread | None = None
         self._check_from = 0.0

@@ -162,10 +162,27 @@ def _connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
 
 
 def quick_check(path: Path, *, with_indexes: bool = False) -> str | None:
-    """Return sentences that say how the database at `path` is damaged and what to do. Returns None if
-    `quick_check`, which reads all of it, finds nothing or cannot run; opening the database then reports the
-    reason. `with_indexes` also compares indexes with their tables, which takes longer."""
-    pragma = "integrity_check" if with_indexes else "quick_check"
+    """Return sentences that say how the database at `path` is damaged, or that the disk does not let it be
+    read, and what to do. Returns None if `quick_check`, which reads all of it, finds nothing or cannot run;
+    opening the database then reports the reason. `with_indexes` also compares indexes with their tables,
+    which takes longer."""
+    try:
+        found = _find_damage(path, "integrity_check" if with_indexes else "quick_check")
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}. The disk fails"
+    if found is None:
+        return None
+    return f"{path} is damaged: {' '.join(found.split())}. {_REMEDIES.get(path.name, _REMEDY)}"
+
+
+def _has_damage(file: DatabaseFile) -> bool:
+    """Return True if an open database is damaged. Raises OSError if the disk does not let it be read."""
+    return _find_damage(file.path, "integrity_check") is not None
+
+
+def _find_damage(path: Path, pragma: str) -> str | None:
+    """Return what this check of SQLite finds, None for nothing. SQLite reports an error of the disk as damage
+    too; then raises OSError."""
     if not path.exists():
         return None
     try:
@@ -177,21 +194,25 @@ def quick_check(path: Path, *, with_indexes: bool = False) -> str | None:
         found = str(error)
     if found == "ok":
         return None
-    return f"{path} is damaged: {' '.join(found.split())}. {_REMEDIES.get(path.name, _REMEDY)}"
+    _read_all(path)
+    return str(found)
 
 
-def _has_damage(file: DatabaseFile) -> bool:
-    """Return True if all of an open database can be read and some of it is damaged. Raises OSError if the
-    disk does not let it be read, which SQLite reports as damage too."""
-    if file.kept_open is None:
-        file.kept_open = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-    _read_all(file.kept_open)
-    with open(f"{os.path.realpath(file.path)}-wal", "rb", buffering=0) as wal:
-        _read_all(wal.fileno())
-    return quick_check(file.path, with_indexes=True) is not None
+_kept_open: Final[dict[Path, int]] = {}
+"""Databases that `_read_all` has read. To close one would release the locks that SQLite holds on it."""
 
 
-def _read_all(fd: int) -> None:
+def _read_all(path: Path) -> None:
+    """Read a database and its log, as they are on disk. Raises OSError."""
+    fd = _kept_open.get(path)
+    if fd is None or not os.path.samestat(os.fstat(fd), os.stat(path)):
+        fd = _kept_open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    _read_to_end(fd)
+    with suppress(FileNotFoundError), open(f"{os.path.realpath(path)}-wal", "rb", buffering=0) as wal:
+        _read_to_end(wal.fileno())
+
+
+def _read_to_end(fd: int) -> None:
     at = 0
     while size := len(os.pread(fd, 1 << 20, at)):
         at += size

@@ -69,8 +69,8 @@ class DatabaseFile:
     """
 
     def __init__(self, path: Path, find_damage: Callable[["DatabaseFile"], bool] | None = None) -> None:
-        """`find_damage` returns True if the file is damaged, and raises OSError if the disk cannot read it. It
-        is called in a thread; without it, damage that SQLite reports is believed at once."""
+        """`find_damage` returns True if the file is damaged, and raises OSError if the disk cannot read it.
+        It is called in a thread; without it, damage that SQLite reports is believed at once."""
         self.path = path
         self.moved = False
         """Stays set even if the file is put back: another process may have written to it meanwhile."""

@@ -161,7 +161,7 @@ class Connection(web.RequestHandler):
         """Return the response to a request that aiohttp could not parse, or to an unhandled error."""
         error: PysyncError
         if status >= 500:
-            log.error("unhandled error", exc_info=exc)
+            log.error("unhandled error", exc_info=exc, extra={"repeats": repr(exc)})
             error = InternalError()
         else:
             error = BadRequest("Malformed request")

@@ -188,8 +188,8 @@ class SSEConnection(asyncio.Protocol):
     async def _catch_up(self) -> None:
         try:
             self._is_live = await self._hub.catch_up.catch_up(self)
-        except (Exception, PanicException):
-            log.exception("failed to catch up a change stream")
+        except (Exception, PanicException) as error:
+            log.exception("failed to catch up a change stream", extra={"repeats": repr(error)})
             self.abort()
         self._task = None
 

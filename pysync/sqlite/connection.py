@@ -372,8 +372,8 @@ class GroupCommit:
         if hooks is not None:
             try:
                 hooks.after_commit()
-            except BaseException:
-                log.exception("a hook failed after a commit")
+            except BaseException as error:
+                log.exception("a hook failed after a commit", extra={"repeats": repr(error)})
         return outcomes
 
     def _failure(self, cause: BaseException) -> Unavailable:
@@ -389,8 +389,8 @@ class GroupCommit:
             finally:
                 if self._hooks is not None:
                     self._hooks.after_rollback()
-        except BaseException:
-            log.exception("failed to roll back a group of writes")
+        except BaseException as error:
+            log.exception("failed to roll back a group of writes", extra={"repeats": repr(error)})
 
     def _check(self) -> None:
         self._file.check()

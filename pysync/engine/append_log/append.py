@@ -300,7 +300,7 @@ class AppendBatcher:
         try:
             await delete_log_objects(self._store, id_)
         except PysyncError as error:
-            log.warning("failed to delete an expired log: %s", error)
+            log.warning("failed to delete an expired log: %s", error, extra={"repeats": str(error)})
             self._deletions.pop(id_, None)
 
 

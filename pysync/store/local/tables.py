@@ -232,7 +232,8 @@ class RenameJournal:
             try:
                 self.recover(cursor)
             except StoreUnavailable as error:
-                log.error("failed to flush the folders of files: %s", error.__cause__)
+                cause = error.__cause__
+                log.error("failed to flush the folders of files: %s", cause, extra={"repeats": repr(cause)})
         if self._staged_renames:
             self._files.flush_temp_folder()
 
@@ -283,7 +284,8 @@ class RenameJournal:
         try:
             self._files.move(name, key)
         except (OSError, KeyConflict) as error:
-            log.error("could not rename %s to %r; will retry: %r", name, key, error)
+            extra = {"repeats": ("rename", key)}
+            log.error("could not rename %s to %r; will retry: %r", name, key, error, extra=extra)
             return False
         return True
 
@@ -291,7 +293,8 @@ class RenameJournal:
         try:
             self._files.remove(key)
         except OSError as error:
-            log.error("could not remove the file of %r; will retry: %r", key, error)
+            extra = {"repeats": ("remove", key)}
+            log.error("could not remove the file of %r; will retry: %r", key, error, extra=extra)
             return False
         return True
 

@@ -151,6 +151,28 @@ def test_definitions_use_the_words_of_the_field() -> None:
                 )
 
 
+WALL_CLOCK = re.compile(r"\btime\.(time|time_ns|localtime|gmtime)\(|\bdatetime\.(now|utcnow|today)\(")
+
+
+def test_the_time_of_day_is_read_only_where_it_is_meant() -> None:
+    """It steps when the clock is set. Timers, windows and heartbeats use `time.monotonic`, the event loop's
+    time, or a clock that they are given."""
+    meant = {
+        "clock.py": "`wall_clock_ms`",
+        "server/responses.py": "the header Date",
+        "server/serve.py": "the name of a document in the banner",
+        "store/local/disk.py": "compared with times of files",
+        "store/local/file_merge.py": "compared with times of files",
+        "store/s3/probe.py": "compared with the clock of the bucket",
+    }
+    reads = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if WALL_CLOCK.search(path.read_text())
+    }
+    assert {name for name in reads if not name.startswith(("cli/", "client/", "testing/"))} == set(meant)
+
+
 def test_no_two_classes_share_a_name() -> None:
     """But for parallel implementations of one idea."""
     parallel = {"LogRange", "RetryPolicy", "Change"}

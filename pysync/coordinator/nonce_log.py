@@ -47,6 +47,10 @@ SEAL_RECORD: Final = bytes(RECORD_BYTES)
 """The last record of a file that another one follows. A process whose clock stepped back finds it and moves
 on too, so that no two processes ever decide by different files."""
 
+LOOK_EVERY_MS: Final = 10
+"""Milliseconds between two looks whether another process has begun to keep nonces in shared memory. A look
+costs half as much as all the rest of a nonce."""
+
 LOCK_TIMEOUT_S: Final = 1.0
 """Only a stopped process holds the lock for longer than microseconds."""
 
@@ -120,6 +124,7 @@ class NonceLog:
         self._boot = boot
         self._memory: NonceLog | None = None
         self._memory_path: str | None = None
+        self._look_from_ms = 0
         self._unopened: dict[int, NonceLogFile] = {}
         self._is_writable = True
         self._now_ms = now_ms
@@ -157,7 +162,10 @@ class NonceLog:
         except BlockingIOError:
             await self._wait_for_lock()
         try:
-            return self._record(digest, signed_ms, standing)
+            is_new = self._check_and_append(digest, standing)
+            if is_new and (ahead_ms := signed_ms - self._now_ms()) > AHEAD_MS:
+                self._record_for_later(digest, ahead_ms)
+            return is_new
         except OSError as error:
             if not is_read:
                 raise CoordinatorUnavailable() from error
@@ -188,12 +196,19 @@ class NonceLog:
         return is_new
 
     def _check_and_append(self, digest: bytes, standing: Standing) -> bool:
-        self._catch_up()
+        self._current.catch_up()
+        elapsed_ms = self._elapsed_ms()
+        if elapsed_ms >= self._ends_ms or self._current.is_sealed:
+            self._advance()
         for seen in self._earlier:
             if digest in seen:
                 return False
         seen = self._current.seen
-        if digest in seen or self._is_in_memory(digest):
+        if digest in seen:
+            return False
+        if elapsed_ms >= self._look_from_ms:
+            self._look_for_memory(elapsed_ms)
+        if self._memory is not None and self._memory._has_seen(digest):
             return False
         if (len(seen) + self._earlier_count) * Standing.TRUSTED >= self._max_live * standing:
             raise ReplayMemoryFull
@@ -201,11 +216,6 @@ class NonceLog:
         if not self._is_writable:
             self._set_writable()
         return True
-
-    def _catch_up(self) -> None:
-        self._current.catch_up()
-        if self._elapsed_ms() >= self._ends_ms or self._current.is_sealed:
-            self._advance()
 
     def _record_in_memory(self, digest: bytes, signed_ms: int, standing: Standing) -> bool:
         """Record a nonce that the disk does not take, and return True if it is new. Raises OSError if the
@@ -222,13 +232,19 @@ class NonceLog:
             return False
         return self._open_memory()._record(digest, signed_ms, standing)
 
-    def _is_in_memory(self, digest: bytes) -> bool:
-        """Return True if a process recorded this nonce in memory, in the last ten minutes."""
-        if self._memory_path is None or (self._memory is None and not os.path.exists(self._memory_path)):
-            return False
-        memory = self._open_memory()
-        memory._catch_up()
-        return any(digest in seen for seen in (memory._current.seen, *memory._earlier))
+    def _look_for_memory(self, elapsed_ms: int) -> None:
+        """Open the log in shared memory if a process, perhaps an earlier one, has created it."""
+        if self._memory_path is not None and self._memory is None:
+            if os.access(self._memory_path, os.F_OK):
+                self._open_memory()
+            self._look_from_ms = elapsed_ms + LOOK_EVERY_MS
+
+    def _has_seen(self, digest: bytes) -> bool:
+        """Return True if the nonce was recorded in the last ten minutes."""
+        self._current.catch_up()
+        if self._elapsed_ms() >= self._ends_ms or self._current.is_sealed:
+            self._advance()
+        return any(digest in seen for seen in (self._current.seen, *self._earlier))
 
     def _open_memory(self) -> "NonceLog":
         """Return the log in shared memory. The caller holds the lock of this log, which excludes all who use

@@ -156,6 +156,7 @@ def serving(folder: Path, core: int | None = None) -> Iterator[Running]:
                 }
             )
     members["auth"] = {"failuresPerMinute": FAILURES}
+    members["server"] = {"maxQueueMs": 60_000}  # nothing is refused because others are at work
     config = folder.with_name("rejections.json")
     config.write_bytes(orjson.dumps(members))
     with servers.serving(folder, core, config=config) as server:

@@ -192,6 +192,8 @@ class App(AbstractAsyncContextManager["App"]):
             self.in_flight,
             authorizer.client_ip if server.trusted_proxy_hops else None,
         )
+        self.note_failure: Final = authorizer.note_failure
+        """Counts a request that fails before it can be handled."""
         self.handle: Final = self._middleware.handle
         """Returns the response to one request."""
         sweeps = worker is None or worker.runs_background_jobs

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from typing import Any, Final, cast
@@ -33,6 +34,8 @@ _ESTABLISHED: Final = 1
 
 log = logging.getLogger("pysync.server")
 
+NoteFailure = Callable[[web.BaseRequest], None]
+
 
 class Request(web.BaseRequest):
     """A request, and when it arrived."""
@@ -48,13 +51,17 @@ class Request(web.BaseRequest):
 
 class Connection(web.RequestHandler):
     """One client connection. `head_since` is the loop time at which an unfinished head began, else 0.0.
-    `arrivals` has the arrival of each request that waits for its turn."""
+    `arrivals` has the arrival of each request that waits for its turn. `note_failure` counts requests that
+    are malformed."""
 
-    __slots__ = ("address", "arrivals", "head_since", "load", "was_served")
+    __slots__ = ("address", "arrivals", "head_since", "load", "note_failure", "was_served")
 
-    def __init__(self, manager: web.Server, load: LoadShedder, **options: Any) -> None:
+    def __init__(
+        self, manager: web.Server, load: LoadShedder, note_failure: NoteFailure, **options: Any
+    ) -> None:
         super().__init__(manager, **options)
         self.load = load
+        self.note_failure = note_failure
         self.address: Address | None = None
         self.arrivals: deque[Arrival] = deque()
         self.head_since = 0.0
@@ -165,6 +172,7 @@ class Connection(web.RequestHandler):
             error = InternalError()
         else:
             error = BadRequest("Malformed request")
+            self.note_failure(request)
         return _protocol_error(error)
 
 
@@ -265,7 +273,12 @@ class HttpServer(web.Server):
     shutdown it lets requests finish that are being handled; aiohttp would discard the part of their bodies
     that has not arrived yet."""
 
-    def __init__(self, handler: Any, load: LoadShedder | None = None) -> None:
+    def __init__(
+        self,
+        handler: Any,
+        load: LoadShedder | None = None,
+        note_failure: NoteFailure = lambda request: None,
+    ) -> None:
         super().__init__(
             handler,
             access_log=None,
@@ -276,6 +289,7 @@ class HttpServer(web.Server):
             read_bufsize=READ_BUFFER_BYTES,
         )
         self.load: Final = load or LoadShedder(inf)
+        self._note_failure = note_failure
         self._watch: asyncio.Task[None] | None = None
 
     def __call__(self) -> asyncio.Protocol:  # type: ignore[override]
@@ -286,7 +300,7 @@ class HttpServer(web.Server):
 
     def make_connection(self) -> Connection:
         """Return the protocol of a connection that is served."""
-        return Connection(self, self.load, loop=self._loop, **self._kwargs)
+        return Connection(self, self.load, self._note_failure, loop=self._loop, **self._kwargs)
 
     def _make_request(
         self,

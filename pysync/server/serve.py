@@ -159,7 +159,8 @@ async def serve_on(
     """Listen for `app` and yield the port, on which other processes may listen too if `shared`. On exit, stop
     accepting connections and finish requests in progress, for at most `drain_s`."""
     # A handler has nearly all of that time; the rest is for cancelling it.
-    runner = web.ServerRunner(HttpServer(app.handle, app.load), shutdown_timeout=drain_s * 0.9)
+    server = HttpServer(app.handle, app.load, app.note_failure)
+    runner = web.ServerRunner(server, shutdown_timeout=drain_s * 0.9)
     await runner.setup()
     await web.TCPSite(runner, host, port, backlog=4096, reuse_port=shared or None).start()
     try:

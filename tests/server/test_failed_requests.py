@@ -1,11 +1,13 @@
 """Addresses whose requests fail: unknown certificates are refused there, known ones never."""
 
+import asyncio
 from typing import Any
 
 import aiohttp
 import pytest
 from support.clients import STRANGER, SUBJECT, Browser, Signed, Start, encoded, root_device
 from support.collections import MINE, PUBLIC, collection
+from yarl import URL
 
 from pysync.auth import admission
 from pysync.clock import wall_clock_ms
@@ -67,6 +69,19 @@ async def test_forged_certificates_count_as_failures_on_every_route(
     assert (await unknown.request("GET", target)).status == 503
     metrics = (await Browser(base, session).request("GET", "/metrics")).body.decode()
     assert 'pysync_certificates_refused_total{reason="address"} 2.0' in metrics
+
+
+async def test_malformed_requests_count_as_failures(
+    start: Start, session: aiohttp.ClientSession, clock: FakeClock
+) -> None:
+    base = await start(SERVICE, now_ms=clock)
+    url = URL(base)
+    for _ in range(BURST + 1):
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(b"\x00 malformed\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+        writer.close()
+    assert (await signer(base, session).pull(KEY)).status == 503
 
 
 async def test_behind_a_trusted_proxy_the_forwarded_addresses_are_counted(

@@ -2,7 +2,7 @@
 
 The coordinator counts, so that a limit applies across processes. To ask it for each request would cost more
 than most requests do, so a process that serves many requests of one bucket counts several ahead (`reserves`
-them), and gives back within a second those that it did not need. All processes together never allow more
+them), and gives back within five seconds those that it did not need. All processes together never allow more
 requests than the limit. Once the coordinator has said that a limit is reached, requests are refused until the
 window ends without asking again.
 
@@ -25,7 +25,7 @@ MAX_RESERVED: Final = 256
 """Requests that are reserved at one time."""
 RESERVED_SHARE: Final = 8
 """At most one request of this many that are left is reserved."""
-RESERVED_S: Final = 1.0
+RESERVED_S: Final = 5.0
 """Seconds after which reserved requests are given back."""
 
 
@@ -163,14 +163,14 @@ class _KnownWindow:
         return self.count > limit.max_requests and not self.reserved and self.is_current(now_ms)
 
     def ahead(self, limit: Limit, now_ms: int) -> int:
-        """Return the number of requests to reserve: those that will come within a second at the present rate,
-        unless they are many of those that are left. Of several requests at one time only one reserves."""
+        """Return the number of requests to reserve: those that will come within `RESERVED_S` at the present
+        rate, unless they are many of those that are left. Of requests at one time only one reserves."""
         if self.is_asking:
             return 0
         self.is_asking = True
-        per_s = self.used * 1000 // max(1, now_ms - self.asked_ms)
+        expected = int(self.used * RESERVED_S * 1000) // max(1, now_ms - self.asked_ms)
         left = (limit.max_requests - self.count) // RESERVED_SHARE
-        return max(0, min(per_s - 1, left, self.count // 2, MAX_RESERVED))
+        return max(0, min(expected - 1, left, self.count // 2, MAX_RESERVED))
 
 
 def counters(policy: AccessPolicy, identity: str, client_ip: Callable[[], str]) -> list[Counter]:

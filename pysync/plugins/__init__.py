@@ -25,6 +25,7 @@ from pysync.store import Store
 
 __all__ = [
     "HOOK_TIMEOUT_S",
+    "MAX_RUNNING_HOOKS",
     "SHUTDOWN_TIMEOUT_S",
     "Caller",
     "CapValidator",
@@ -42,6 +43,8 @@ __all__ = [
 
 HOOK_TIMEOUT_S: Final = 5.0
 """Time limit of a hook for one request (docs/reference/plugins.md#errors-and-time-limits)."""
+MAX_RUNNING_HOOKS: Final = 1_000
+"""Hooks of one plugin that may run in a process. A request that needs another is refused."""
 SHUTDOWN_TIMEOUT_S: Final = 10.0
 """Time limit for leaving a lifespan; then the process ends without it."""
 
@@ -145,6 +148,8 @@ class PluginContext:
     count: Callable[..., None]
     corruption: CorruptionReporter = field(default_factory=CorruptionReporter)
     """Reports corrupt stored objects."""
+    add_to_gauge: Callable[[str, int], None] = lambda metric, by: None
+    """Changes a metric of `pysync.server.metrics.GAUGES` by a number."""
 
 
 CapValidator = Callable[[Certificate], str | None]

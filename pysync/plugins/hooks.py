@@ -2,16 +2,25 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeVar
 
 from pysync.auth.certificates import Certificate
-from pysync.errors import AuthorizationError, InternalError, NotFound, PysyncError, RolesUnavailable
+from pysync.errors import (
+    AuthorizationError,
+    InternalError,
+    NotFound,
+    Overloaded,
+    PysyncError,
+    RolesUnavailable,
+)
 from pysync.model import WriteEvent
 from pysync.plugins import (
     HOOK_TIMEOUT_S,
+    MAX_RUNNING_HOOKS,
     SHUTDOWN_TIMEOUT_S,
     FileBackedCollection,
     Plugin,
@@ -44,15 +53,18 @@ class _Hook(NamedTuple):
 
 class Hooks:
     """The hooks of `plugins`, which `load_plugins` has checked, in their order. `failed` counts a failure, by
-    plugin and hook."""
+    plugin and hook, and `rejected` a request for which too many hooks of a plugin are running."""
 
     def __init__(
         self,
         plugins: Sequence[Any] = (),
         failed: Callable[[str, str], None] = lambda plugin, hook: None,
         timeout_s: float = HOOK_TIMEOUT_S,
+        rejected: Callable[[str], None] = lambda plugin: None,
     ) -> None:
         self._failed = failed
+        self._rejected = rejected
+        self._running: Counter[str] = Counter()
         self._timeout_s = timeout_s
         self._lifespans = _each(plugins, "lifespan")
         self._authorize = _each(plugins, "authorize")
@@ -126,7 +138,8 @@ class Hooks:
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
                 for hook in self._authorize:
-                    given.update(_roles(await hook.wait(request)))
+                    self._require_room(hook)
+                    given.update(_roles(await self._run(hook, request)))
         except PysyncError:
             raise
         except Exception as error:
@@ -155,6 +168,8 @@ class Hooks:
     async def run_push_hooks(self, push: PluginPush) -> PushResponse | None:
         """Run the push hooks and return the response of the plugin that stored the push; None if none did.
         Raises as `run_pull_hooks`."""
+        for hook in self._after_write:  # later it would be too late
+            self._require_room(hook)
         for hook in self._intercept_push:
             response = await self._call(hook, push, PushResponse)
             if response is not None:
@@ -166,14 +181,28 @@ class Hooks:
         for hook in self._after_write:
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    await hook.wait(event)
+                    await self._run(hook, event)
             except Exception as error:
                 self._fail(hook, error)
 
+    def _require_room(self, hook: _Hook) -> None:
+        """Raise Overloaded if no other hook of the plugin may run."""
+        if self._running[hook.plugin] >= MAX_RUNNING_HOOKS:
+            self._rejected(hook.plugin)
+            raise Overloaded
+
+    async def _run(self, hook: _Hook, about: object) -> Any:
+        self._running[hook.plugin] += 1
+        try:
+            return await hook.wait(about)
+        finally:
+            self._running[hook.plugin] -= 1
+
     async def _call(self, hook: _Hook, about: PluginRequest | PluginPush, kind: type[T]) -> T | None:
+        self._require_room(hook)
         try:
             async with asyncio.timeout(self._timeout_s):
-                result = await hook.wait(about)
+                result = await self._run(hook, about)
             if result is not None and not isinstance(result, kind):
                 raise TypeError(f"it returned {type(result).__name__}, not {kind.__name__} or None")
             return result

@@ -94,7 +94,12 @@ class App(AbstractAsyncContextManager["App"]):
         snapshot = counters.copy if self._shared_counters is None else self._shared_counters.total
         self.metrics = metrics = Metrics(snapshot)
         self.readiness = Readiness([store.probe, coordinator.probe])
-        self._hooks = hooks = Hooks(plugins, partial(counters.count, "pysync_plugin_failures"), hook_s)
+        self._hooks = hooks = Hooks(
+            plugins,
+            partial(counters.count, "pysync_plugin_failures"),
+            hook_s,
+            partial(counters.count, "pysync_plugin_rejections"),
+        )
         outbox = Outbox(store, coordinator)
         policies = PolicyTable(config, uses_plugin_roles=hooks.has_authorize_hooks)
         tables = key_owner_tables(policies)
@@ -159,7 +164,7 @@ class App(AbstractAsyncContextManager["App"]):
             service=service,
             policies=policies,
             routes=routes,
-            projection_waiter=ProjectionWaiter(config, plugins, outbox),
+            projection_waiter=ProjectionWaiter(config, plugins, outbox, counters),
             stream_authorizer=stream_authorizer,
             sse_hub=self.subscribers,
             ops=ServiceHandlers(self.readiness, metrics, authorizer, clock.wall_ms),
@@ -223,6 +228,7 @@ class App(AbstractAsyncContextManager["App"]):
             sweeps=sweeps,
             count=counters.count,
             corruption=corruption,
+            add_to_gauge=counters.add_to_gauge,
         )
 
     async def open(self) -> None:

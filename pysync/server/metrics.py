@@ -61,6 +61,10 @@ class Counters:
         """Add `by` to a metric of `COUNTERS`, with the values of its labels."""
         self.counts[metric, *labels] += by
 
+    def add_to_gauge(self, metric: str, by: int) -> None:
+        """Change a metric of `GAUGES` by a number."""
+        self.gauges[metric] += by
+
     def add(self, other: "Counters") -> None:
         """Add the counts of `other`."""
         self.counts.update(other.counts)
@@ -189,6 +193,14 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "pysync_rejected_streams": ("Change streams refused because too many were open.", ("limit",)),
     "pysync_aborted_streams": ("Change streams aborted because their clients did not read.", ("reason",)),
     "pysync_plugin_failures": ("Hooks of plugins that failed, or took too long.", ("plugin", "hook")),
+    "pysync_plugin_rejections": (
+        "Requests refused because too many hooks of a plugin were running.",
+        ("plugin",),
+    ),
+    "pysync_projection_unawaited": (
+        "Pushes answered before lists contained them: too many waited, or for too long.",
+        (),
+    ),
     "pysync_projection_folds": ("Times that writes were folded into a list.", ("projection",)),
     "pysync_projection_puts": ("Lists written.", ("projection",)),
     "pysync_projection_drops": (
@@ -206,6 +218,7 @@ GAUGES: Final[Mapping[str, str]] = {
     "pysync_unread_connections": "Connections that are not read, because the server is overloaded.",
     "pysync_bytes_in_flight": "Bytes of request bodies and responses that are held.",
     "pysync_streams": "Open change streams.",
+    "pysync_projection_lag_seconds": "Age of the writes that projections fold; 0 if all are folded.",
     "pysync_stream_unread_bytes": "Bytes that wait in change streams whose clients do not read.",
 }
 """The metrics of `Counters.gauges`, with their help texts."""

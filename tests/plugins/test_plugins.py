@@ -26,7 +26,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.outbox import parse_change
 from pysync.errors import Forbidden
 from pysync.model import WriteEvent, WriteResult
-from pysync.plugins import PullResponse, PushResponse
+from pysync.plugins import PluginRequest, PullResponse, PushResponse
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -444,3 +444,55 @@ def test_a_reply_whose_headers_would_break_out_is_not_made(parts: dict[str, str]
 def test_an_answer_that_cannot_be_sent_is_not_made(make: Callable[[], object]) -> None:
     with pytest.raises(TypeError):
         make()
+
+
+class Held:
+    """Has a hook that ends when it is released."""
+
+    name = "held"
+
+    def __init__(self, hook: str) -> None:
+        self.release = asyncio.Event()
+        self.running = 0
+        setattr(self, hook, self._wait)
+
+    async def _wait(self, about: object) -> Any:
+        self.running += 1
+        await self.release.wait()
+        return () if isinstance(about, PluginRequest) and about.action == "list" else None
+
+
+@pytest.mark.parametrize(
+    ("hook", "path"),
+    [
+        ("authorize", "/list/notes"),
+        ("before_pull", "/pull/notes/a"),
+        ("intercept_pull", "/pull/notes/a"),
+        ("intercept_push", "/push/notes/{}"),
+        ("after_write", "/push/notes/{}"),
+    ],
+)
+async def test_while_too_many_hooks_of_a_plugin_run_requests_that_need_another_are_refused(
+    hook: str, path: str, start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pysync.plugins.hooks.MAX_RUNNING_HOOKS", 3)
+    held, store = Held(hook), MemoryStore()
+    base = await start({"collections": [NOTES, CARDS]}, store, plugins=[held])
+    *_, anyone = people(base, session)
+    is_push = "push" in path
+
+    async def ask(name: str) -> tuple[int, Any]:
+        body: dict[str, Any] | None = {"data": {}, "baseHash": None} if is_push else None
+        answer = await anyone.request("POST" if is_push else "GET", path.format(name), body)
+        return answer.status, answer.json.get("code")
+
+    running = [asyncio.ensure_future(ask(f"n{number}")) for number in range(3)]
+    while held.running < 3:
+        await asyncio.sleep(0)
+    assert await ask("n3") == (503, "overloaded")
+    assert await store.get("notes/n3") is None, "nothing was written"
+    page = (await anyone.request("GET", "/metrics")).body
+    assert b'\npysync_plugin_rejections_total{plugin="held"} 1.0\n' in page
+    held.release.set()
+    assert await asyncio.gather(*running) == [(200, None)] * 3
+    assert await ask("n3") == (200, None)

@@ -53,6 +53,8 @@ class ProjectionWorker:
         self._store = services.store
         self._log = services.outbox.log
         self._coordinator = services.coordinator
+        self._now_ms, self._add_to_gauge = services.now_ms, services.add_to_gauge
+        self._lag_s = 0
         self._loop = asyncio.get_running_loop()
         self._is_leader = self._closing = self._is_idle = False
         self._after = self._saved = ""
@@ -111,6 +113,7 @@ class ProjectionWorker:
             while self._is_leader and not self._closing:
                 await self._advance()
         finally:
+            self._report_lag(0)
             keeping.cancel()
             await asyncio.wait([keeping])
             # It is cancelled where it only waits; then this is the last that is done.
@@ -128,6 +131,11 @@ class ProjectionWorker:
             except Unavailable:
                 self._is_leader = False
 
+    def _report_lag(self, lag_s: int) -> None:
+        """Report the age of the writes that are being folded, in seconds."""
+        self._add_to_gauge("pysync_projection_lag_seconds", lag_s - self._lag_s)
+        self._lag_s = lag_s
+
     async def _advance(self) -> None:
         """Fold the next page; after the last one, wait for changes."""
         began = self._loop.time()
@@ -137,6 +145,8 @@ class ProjectionWorker:
             return
         if self._saves_each_page or self._loop.time() >= self._saved_at + LEASE_RENEW_S:
             await self._save()
+        if found < PAGE:
+            self._report_lag(0)
         if found < PAGE and not self._closing:
             with self._idle():
                 await self._log.wait_for_change(self._after)
@@ -146,7 +156,9 @@ class ProjectionWorker:
         """Fold the next changes and return their number; None if the change log no longer has them."""
         found = await self._log.read(self._after, PAGE)
         if found:
-            await self._lists.fold([parse_change(change) for _, change in found])
+            changes = [parse_change(change) for _, change in found]
+            self._report_lag(max(0, self._now_ms() - changes[0].timestamp_ms) // 1000)
+            await self._lists.fold(changes)
             self._after = found[-1][0]
             self._advanced.set()
             self._advanced = asyncio.Event()

@@ -18,6 +18,7 @@ from pysync.plugins.projection import ProjectionsPlugin, projections_plugins_in
 from pysync.plugins.projection.sources import KeyResolver
 from pysync.server.authorization import Access, plugin_request
 from pysync.server.handlers import Service
+from pysync.server.metrics import Counters
 from pysync.server.request_body import idempotency_key
 from pysync.server.responses import NO_STORE, Response, etag_matches, json_response, write_response
 from pysync.server.router import Handler, Match
@@ -94,6 +95,8 @@ def plugin_response(request: web.BaseRequest, match: Match, reply: PullResponse)
 
 MAX_WAIT_S: Final = 5.0
 """Longest time that a response waits for lists, in seconds."""
+MAX_WAITING: Final = 1_000
+"""Responses of a process that wait for lists. Another says at once that the lists are not updated yet."""
 _NOT_PROJECTED: Final = b',"projected":false}'
 
 
@@ -101,8 +104,10 @@ class ProjectionWaiter:
     """Delays the responses to pushes until lists are updated; `plugins` contain the projections that maintain
     them."""
 
-    def __init__(self, config: Config, plugins: Iterable[object], outbox: Outbox) -> None:
+    def __init__(self, config: Config, plugins: Iterable[object], outbox: Outbox, counters: Counters) -> None:
         self._outbox = outbox
+        self._counters = counters
+        self._waiting = 0
         self._keys = keys = KeyResolver(config)
         self._awaited: list[tuple[KeyTemplate, ProjectionsPlugin]] = []
         for plugin in projections_plugins_in(plugins):
@@ -123,6 +128,7 @@ class ProjectionWaiter:
         async def push_and_wait(request: web.BaseRequest, match: Match) -> Response:
             response = await push(request, match)
             if response.status == 200 and not await self._wait_until_folded(waited_plugins):
+                self._counters.count("pysync_projection_unawaited")
                 response.content = response.content[:-1] + _NOT_PROJECTED
             return response
 
@@ -130,7 +136,10 @@ class ProjectionWaiter:
 
     async def _wait_until_folded(self, plugins: list[ProjectionsPlugin]) -> bool:
         """Wait until the lists contain everything written until now. Returns False if that takes longer than
-        `MAX_WAIT_S`, or the change log is unavailable."""
+        `MAX_WAIT_S`, the change log is unavailable, or too many wait."""
+        if self._waiting >= MAX_WAITING:
+            return False
+        self._waiting += 1
         try:
             async with asyncio.timeout(MAX_WAIT_S):
                 last_id = await self._outbox.log.last_id()
@@ -138,4 +147,6 @@ class ProjectionWaiter:
                     await plugin.wait_until_folded(last_id)
         except (TimeoutError, Unavailable):
             return False
+        finally:
+            self._waiting -= 1
         return self._outbox.is_flushed

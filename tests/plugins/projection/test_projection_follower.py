@@ -4,6 +4,7 @@ processes."""
 import asyncio
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -326,3 +327,23 @@ async def test_a_chain_of_projections_comes_to_rest() -> None:
         await site.note("b", space="t", title="B")
         wanted = [entry("s", all=[entry("a", title="A")]), entry("t", all=[entry("b", title="B")])]
         await lists(site, wanted, "index")
+
+
+async def test_metrics_say_how_old_the_writes_are_that_are_folded() -> None:
+    site, lag_s, seen = Site(members(TITLES)), 0, list[int]()
+
+    def add(metric: str, by: int) -> None:
+        nonlocal lag_s
+        assert metric == "pysync_projection_lag_seconds"
+        lag_s += by
+        seen.append(lag_s)
+
+    await site.push("notes", {"space": "s", "id": "a"}, {"title": "A"})
+    late_ms = site.services.now_ms() + 90_500
+    site.services = replace(site.services, add_to_gauge=add, now_ms=lambda: late_ms)
+    async with following(site):
+        await lists(site, [entry("a", title="A")])
+        while lag_s:
+            await asyncio.sleep(0)
+    assert 90 in seen
+    assert (seen[-1], lag_s) == (0, 0)

@@ -101,6 +101,32 @@ async def test_the_answer_says_that_a_list_is_behind(
     assert (refused.status, "projected" in refused.json) == (409, False)
 
 
+async def test_while_too_many_pushes_wait_others_are_answered_at_once(
+    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(MemoryCoordinator):
+        leads = False
+
+        async def acquire_lease(self, name: str) -> bool:
+            return self.leads and await super().acquire_lease(name)
+
+    monkeypatch.setattr("pysync.server.handlers.plugin_hooks.MAX_WAITING", 1)
+    monkeypatch.setattr("pysync.server.handlers.plugin_hooks.MAX_WAIT_S", 3600.0)
+    monkeypatch.setattr("pysync.plugins.projection.follower.LEASE_RENEW_S", 0.02)
+    coordinator = Slow()
+    browser = Browser(await start(WAITING, coordinator=coordinator), session)
+    first = asyncio.create_task(push(browser, "notes/s/a", {"title": "A"}))
+    while (await browser.pull("notes/s/a")).json["hash"] is None:
+        pass
+    assert (await push(browser, "notes/s/b", {"title": "B"}))["projected"] is False
+    assert not first.done()
+    page = (await browser.request("GET", "/metrics")).body
+    assert b"\npysync_projection_unawaited_total 1.0\n" in page
+    coordinator.leads = True
+    assert "projected" not in await first
+    assert "projected" not in await push(browser, "notes/s/c", {"title": "C"})
+
+
 async def test_the_answer_says_so_too_where_the_write_is_not_announced_yet(
     start: Start, session: aiohttp.ClientSession
 ) -> None:

@@ -12,10 +12,10 @@ prometheus_client cost a small request about a tenth of its time; a dict costs n
 import asyncio
 import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from threading import Lock
 from typing import Final
 
 import orjson
@@ -104,7 +104,7 @@ class MultiprocessCounters:
         self._earlier = _read(self._file)
         self._earlier.gauges.clear()  # what it held ended with it
         self._published = b""
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._task = asyncio.create_task(self._publish_periodically())
 
     def total(self) -> Counters:

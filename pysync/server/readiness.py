@@ -3,8 +3,8 @@
 import asyncio
 import concurrent.futures
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Sequence
-from threading import Lock
 
 from pysync.errors import Unavailable
 
@@ -29,7 +29,7 @@ class Readiness:
 
     def __init__(self, probes: Sequence[Callable[[], Awaitable[None]]]) -> None:
         self._probes = probes
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._was_ready: bool | None = None
         self._error: Unavailable | None = Unavailable("Not probed yet")
         self._failures = 0

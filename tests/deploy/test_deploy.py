@@ -186,7 +186,9 @@ def test_the_image_runs_as_a_user_whose_number_stays() -> None:
 def test_the_image_serves_where_its_volume_and_its_port_are() -> None:
     variables = dict(pair.split("=") for pair in last("ENV").split())
     settings = config.load(DEPLOY / "one.json", variables)
-    assert (settings.server.host, settings.server.port) == ("0.0.0.0", int(last("EXPOSE")))
+    assert settings.server.admin is not None
+    found = [(one.host, one.port) for one in (settings.server, settings.server.admin)]
+    assert found == [("0.0.0.0", int(port)) for port in last("EXPOSE").split()]
     assert settings.store.url.removeprefix("file:.") == last("VOLUME"), "relative to the working directory"
     assert last("WORKDIR") == "/"
 
@@ -214,8 +216,8 @@ def test_the_image_is_made_of_files_that_exist_and_that_the_builder_is_sent() ->
 async def test_the_health_check_of_the_image_tells_a_server_that_answers(start: Start) -> None:
     command = json.loads(last("HEALTHCHECK").partition("CMD ")[2])
     port = (await start({"server": {"publicHosts": ["sync.example"]}})).rpartition(":")[2]
-    assert await health(command[2].replace("8080", port)) == 0
-    assert await health(command[2].replace("8080", "1")) != 0
+    assert await health(command[2].replace("8081", port)) == 0
+    assert await health(command[2].replace("8081", "1")) != 0
 
 
 async def health(code: str) -> int:

@@ -33,6 +33,7 @@ async def nodes(radosgw: S3Server, start_redis: StartRedis) -> AsyncIterator[lis
         "REDIS_PASSWORD": PASSWORD,
         "PYSYNC_SERVER_HOST": "127.0.0.1",
         "PYSYNC_SERVER_PORT": "0",
+        "PYSYNC_SERVER_ADMIN_PORT": "0",
     }
     async with AsyncExitStack() as stack:
         started = [stack.enter_async_context(node(environment)) for _ in range(3)]

@@ -45,7 +45,9 @@ _BLOCK: Final = re.compile(
     r"^```(?P<language>\w+)(?: title=\"(?P<title>[^\"\n]*)\")?\n(?P<text>.*?)^```$",
     re.M | re.S,
 )
-_PORT: Final = re.compile(r"(?<=127\.0\.0\.1:)\d{4}\b|(?<=--port )\d{4}\b|(?<=localhost:)\d{4}\b")
+_PORT: Final = re.compile(
+    r"(?<=127\.0\.0\.1:)\d{4}\b|(?<=--port )\d{4}\b|(?<=localhost:)\d{4}\b|(?<=\"port\": )\d{4}\b"
+)
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """A server that runs out of memory refuses what it cannot do, and goes on."""
 
+import asyncio
 import resource
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import aiohttp
 import pytest
@@ -13,6 +14,8 @@ from support.collections import NOTES, collection
 from support.server_process import serving
 
 from pysync import _core
+from pysync.engine.outbox import Outbox
+from pysync.server.background import OutboxRelay
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 
@@ -55,6 +58,29 @@ async def test_a_snapshot_that_ends_without_memory_is_not_read_from_for_ever(
         await store.put("notes/a", b"{}")
     assert await store.get("notes/a") is not None
     await store.close()
+
+
+async def test_lost_announcements_are_recovered_after_a_round_without_memory() -> None:
+    class Exhausted:
+        needs_recovery = True
+        rounds = 0
+
+        async def recover(self, *, early: bool) -> int:
+            self.rounds += 1
+            return exhausted() if self.rounds == 1 else 0
+
+    slept: asyncio.Queue[float] = asyncio.Queue()
+
+    async def sleep(seconds: float) -> None:
+        slept.put_nowait(seconds)
+        await asyncio.sleep(0)
+
+    outbox = Exhausted()
+    relay = OutboxRelay(cast("Outbox", outbox), sleep=sleep)
+    for _ in range(3):
+        await slept.get()
+    relay.close()
+    assert outbox.rounds >= 3
 
 
 @pytest.mark.process

@@ -13,6 +13,7 @@ from typing import Final
 
 import orjson
 
+from pysync._core import PanicException
 from pysync.clock import is_stable
 from pysync.concurrency import every
 from pysync.config import Collection, ScrubConfig
@@ -131,6 +132,8 @@ class OutboxRelay:
                 if not was_logged:
                     log.warning("failed to announce changes; will retry: %s", error.detail)
                 was_logged = True
+            except (Exception, PanicException):
+                log.exception("failed to announce changes; will retry")
             else:
                 first, was_logged = first - 1, False
             await self._sleep(RECOVER_EVERY_S)

@@ -16,7 +16,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
 
 from pysync import protocol
-from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout
+from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout, Unavailable
 from pysync.server.overload import Address, Arrival, LoadShedder
 from pysync.server.responses import Response, error_response
 
@@ -169,7 +169,7 @@ class Connection(web.RequestHandler):
         error: PysyncError
         if status >= 500:
             log.error("unhandled error", exc_info=exc, extra={"repeats": repr(exc)})
-            error = InternalError()
+            error = Unavailable() if isinstance(exc, MemoryError) else InternalError()
         else:
             error = BadRequest("Malformed request")
             self.note_failure(request)

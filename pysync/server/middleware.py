@@ -8,6 +8,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from traceback import clear_frames
 
 from aiohttp import web
 
@@ -128,6 +129,7 @@ class Middleware:
         except ConnectionError:
             raise
         except MemoryError as error:
+            clear_frames(error.__traceback__)  # they hold what did not fit, and the log line needs memory
             refused = Unavailable()
             refused.__cause__ = error
             response = self._error_response(request, match, refused, request_id)

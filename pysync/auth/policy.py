@@ -3,9 +3,10 @@
 See docs/reference/protocol.md#authorisation.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pysync.config import Action, Collection, Config, RateRule, Restriction, Trust
+from pysync.config import Action, Collection, Config, Limit, RateRule, Restriction, Trust
 from pysync.config.key_templates import KeyTemplate, params
 from pysync.model import ANONYMOUS, Caller
 
@@ -44,12 +45,15 @@ class AccessPolicy:
     """The issuers that this collection trusts; None for those that the server trusts."""
     shadowing_templates: tuple[KeyTemplate, ...] = ()
     """Templates of other collections in the namespace that take precedence for some keys of this one."""
+    counters: tuple[tuple[Limit, str, str], ...] = field(init=False)
+    """The limits of a request, each with the beginning of its counter's name and the kind of its bucket."""
     uses_dynamic_roles: bool = field(init=False)
     """Roles that a space or plugins give for a single request apply."""
     is_open: bool = field(init=False)
     """Anyone may act on every key, and credentials are ignored."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "counters", tuple(self._each_counter()))
         object.__setattr__(self, "uses_dynamic_roles", self.uses_space_roles or self.uses_plugin_roles)
         denials = (self.denial_reason(ANONYMOUS, identity, "") for identity in (None, "anybody"))
         object.__setattr__(self, "is_open", not self.needs_credentials and not any(denials))
@@ -105,6 +109,19 @@ class AccessPolicy:
             trust=_own_trust(config, namespace, collection),
             shadowing_templates=_shadowing_templates(config, namespace, collection),
         )
+
+    def _each_counter(self) -> Iterator[tuple[Limit, str, str]]:
+        rule = self.limit
+        if rule is None:
+            return
+        prefix = f"{self.namespace or ''}/{self.collection.name}/{self.action}"
+        if rule.window_ms is not None and rule.max_requests is not None:
+            limit = Limit(window_ms=rule.window_ms, max_requests=rule.max_requests)
+            yield limit, f"{prefix}:", rule.bucket or "identity"
+        if rule.identity is not None:
+            yield rule.identity, f"{prefix}:each ", "identity"
+        if rule.ip is not None:
+            yield rule.ip, f"{prefix}:each ", "ip"
 
     def owns_key(self, document_key: str) -> bool:
         """Return True if the key, which matches this collection's template, does not resolve to another

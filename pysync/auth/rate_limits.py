@@ -10,7 +10,7 @@ See docs/reference/protocol.md#rate-limits.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -56,19 +56,27 @@ class RateLimiter:
     async def enforce(self, counters: Iterable[Counter]) -> None:
         """Count a request against these limits. Raises RateLimited and CoordinatorUnavailable."""
         for counter in counters:
-            await self.count(counter)
+            if not self.counts_reserved(counter):
+                await self.count(counter)
+
+    def counts_reserved(self, counter: Counter) -> bool:
+        """Count one request and return True, if one is reserved."""
+        known = self._known.get((counter.bucket, counter.limit.window_ms))
+        if known is None or not known.reserved or not known.is_current(self._now_ms()):
+            return False
+        known.reserved -= 1
+        known.used += 1
+        return True
 
     async def count(self, counter: Counter) -> None:
         """Count one request. Raises RateLimited above the limit, and CoordinatorUnavailable."""
+        if self.counts_reserved(counter):
+            return
         limit, bucket = counter
         key = bucket, limit.window_ms
         asked_ms = self._now_ms()
         known = self._known.get(key)
         if known is not None and known.is_current(asked_ms):
-            if known.reserved:
-                known.reserved -= 1
-                known.used += 1
-                return
             if known.count > limit.max_requests:
                 raise _rate_limited(limit, known.until_ms - asked_ms)
             ahead = known.ahead(limit, asked_ms)
@@ -173,30 +181,19 @@ class _KnownWindow:
         return max(0, min(expected - 1, left, self.count // 2, MAX_RESERVED))
 
 
-def counters(policy: AccessPolicy, identity: str, client_ip: Callable[[], str]) -> list[Counter]:
-    """Return the limits that apply to a request, each with the bucket in which it counts."""
-    rule = policy.limit
-    if rule is None:
-        return []
-
-    def who(bucket: str) -> str:
-        if bucket == "identity" and identity:
-            return f"identity={identity}"
-        ip = f"ip={client_ip()}"
-        if bucket == "identity+ip":
-            return f"identity={identity},{ip}" if identity else f"{ip},{ip}"
-        return ip
-
-    prefix = f"{policy.namespace or ''}/{policy.collection.name}/{policy.action}"
-    found = []
-    if rule.window_ms is not None and rule.max_requests is not None:
-        limit = Limit(window_ms=rule.window_ms, max_requests=rule.max_requests)
-        found.append(Counter(limit, f"{prefix}:{who(rule.bucket or 'identity')}"))
-    if rule.identity is not None:
-        found.append(Counter(rule.identity, f"{prefix}:each {who('identity')}"))
-    if rule.ip is not None:
-        found.append(Counter(rule.ip, f"{prefix}:each {who('ip')}"))
-    return found
+def counters(
+    policies: Iterable[AccessPolicy], identity: str, client_ip: Callable[[], str]
+) -> Iterator[Counter]:
+    """Yield the limits that apply to a request, each with the bucket in which it counts."""
+    for policy in policies:
+        for limit, prefix, kind in policy.counters:
+            if kind == "identity" and identity:
+                yield Counter(limit, f"{prefix}identity={identity}")
+                continue
+            ip = f"ip={client_ip()}"
+            if kind == "identity+ip":
+                ip = f"identity={identity},{ip}" if identity else f"{ip},{ip}"
+            yield Counter(limit, prefix + ip)
 
 
 def _rate_limited(limit: Limit, resets_in_ms: int) -> RateLimited:

@@ -131,7 +131,9 @@ class Authorizer:
         policy = match.policy
         if policy.is_open:
             if policy.limit is not None:
-                await self.enforce_rate_limits(request, ANONYMOUS, [policy])
+                for counter in self._counters(request, ANONYMOUS, (policy,)):
+                    if not self._rate_limiter.counts_reserved(counter):
+                        await self._rate_limiter.count(counter)
             access = _OPEN
         else:
             if credentials is None:
@@ -301,8 +303,7 @@ class Authorizer:
         self, request: web.BaseRequest, caller: Caller, policies: Iterable[AccessPolicy]
     ) -> list[Counter]:
         """Return the limits of `policies` for a request of `caller`."""
-        client_ip = partial(self.client_ip, request)
-        return [counter for policy in policies for counter in counters(policy, caller.identity, client_ip)]
+        return list(counters(policies, caller.identity, partial(self.client_ip, request)))
 
     async def consume_optional_nonce(self, request: web.BaseRequest, verified: AuthenticatedRequest) -> bool:
         """Record the nonce of a request that anyone may send. Return False if its credentials are invalid."""

@@ -100,6 +100,8 @@ class Response(web.StreamResponse):
         else:
             transport.write(head)
             await self._send(request, transport, body)
+        del body
+        self.content = b""  # the connection keeps its last response until the next request
         if transport.get_write_buffer_size() > DRAIN_ABOVE:
             await flush(request, transport)
         return None

@@ -42,8 +42,9 @@ CHECKS: Final = 3
 INFLATE_IN_THREAD_ABOVE = 64 * 1024
 INFLATE_BYTES = 256 * 1024
 """Bytes that are inflated at once of a body that is streamed."""
-CHUNKED_STEP: Final = 64 * 1024
-"""Bytes that are reserved at once for a body without a declared length."""
+STEP_BYTES: Final = 16 * 1024
+"""Bytes that are reserved ahead while a small body arrives. A body whose length is not declared reserves
+`SMALL_BYTES` once it is longer than that."""
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int, in_flight: BytesInFlight) -> bytes:
@@ -117,13 +118,14 @@ def check_body_headers(request: web.BaseRequest, max_bytes: int) -> bool:
 
 async def _read_all(request: web.BaseRequest, max_bytes: int, reservation: Reservation) -> bytes:
     content, length = request.content, request.content_length
-    await reservation.begin_body(content, length or content.total_bytes)
+    is_large = length is not None and length > SMALL_BYTES
+    await reservation.begin_body(content, length if length and is_large else content.total_bytes)
     chunks, size = [], 0
     async for chunk in _read_chunks(request, max_bytes):
         chunks.append(chunk)
         size += len(chunk)
-        if size > reservation.size:  # the length is not known
-            await reservation.grow(size + CHUNKED_STEP)
+        if size > reservation.size:
+            await reservation.grow(size + (STEP_BYTES if size < SMALL_BYTES else SMALL_BYTES))
     reservation.unwatch()
     return b"".join(chunks)
 

@@ -28,6 +28,7 @@ from support.clients import (
     minted_at,
     root_device,
 )
+from support.configurations import patient
 from support.depth import depth
 
 from pysync import config
@@ -79,18 +80,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _patient(members: dict[str, Any]) -> dict[str, Any]:
-    """The same configuration, of a service that is not overloaded on a busy machine."""
-    return {**members, "server": {"maxQueueMs": 3_600_000, **members.get("server", {})}}
-
-
 @pytest_asyncio.fixture
 async def start() -> AsyncIterator[Start]:
     """Starts services in this process: `await start(members, store=..., now_ms=...)` -> base URL."""
     async with AsyncExitStack() as stack:
 
         async def start_one(members: dict[str, Any], store: Store | None = None, **options: Any) -> str:
-            parsed = config.parse({"version": 1, "store": "memory:", **_patient(members)})
+            parsed = config.parse({"version": 1, "store": "memory:", **patient(members)})
             app = await stack.enter_async_context(await create_app(parsed, store, **options))
             apps.append(app)
             return f"http://127.0.0.1:{await stack.enter_async_context(serve_on(app))}"
@@ -113,7 +109,7 @@ def base() -> Iterator[str]:
     if "PYSYNC_URL" in os.environ:
         yield os.environ["PYSYNC_URL"]
         return
-    parsed = config.parse({"version": 1, "store": "memory:", **_patient(json.loads(PROTOCOL.read_text()))})
+    parsed = config.parse({"version": 1, "store": "memory:", **patient(json.loads(PROTOCOL.read_text()))})
     loop, stack = asyncio.new_event_loop(), AsyncExitStack()
     thread = Thread(target=loop.run_forever)
     thread.start()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, minted_at, root_device
+from support.configurations import patient
 from support.depth import depth
 from support.sse_client import Heard, listen
 
@@ -165,7 +166,7 @@ class Ear:
 
 async def _play(members: dict[str, Any], writes: list[Write], paths: list[str]) -> None:
     auth = {"spaces": {}, "adminToken": ADMIN, "identityRoles": {USERS[2]: ["extra"]}}
-    parsed = config.parse({"version": 1, "store": "memory:", "auth": auth, **members})
+    parsed = config.parse({"version": 1, "store": "memory:", "auth": auth, **patient(members)})
     prefix = "/acme" if "namespaces" in members else ""
     served = (members["namespaces"]["acme"] if prefix else members)["collections"]
     found = [each for each in served if each["name"].startswith("c")]

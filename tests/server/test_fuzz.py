@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.clients import ISSUER, PROTOCOL, SUBJECT, Browser, Signed, Start, root_device
+from support.configurations import patient
 from support.depth import depth
 
 from pysync import config
@@ -128,7 +129,7 @@ def test_no_malformed_request_is_a_server_error_or_leaves_a_trace(caplog: pytest
         members = json.loads(PROTOCOL.read_text()) | {"store": "memory:"}
 
         async def open_all() -> Any:
-            app = await create_app(config.parse(members), store)
+            app = await create_app(config.parse(patient(members)), store)
             service = serve_on(app)
             port = await service.__aenter__()
             return app, service, f"http://127.0.0.1:{port}", aiohttp.ClientSession()

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.clients import PROTOCOL, SUBJECT, Browser, Reply, Signed, root_device
 from support.collections import collection, limit_of
+from support.configurations import patient
 from support.depth import depth
 
 from pysync import config
@@ -77,7 +78,7 @@ def attacked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Attac
     members["collections"].append(METERED)
 
     async def open_all() -> tuple[Any, Any, str, aiohttp.ClientSession]:
-        app = await create_app(config.parse(members))
+        app = await create_app(config.parse(patient(members)))
         service = serve_on(app)
         return app, service, f"http://127.0.0.1:{await service.__aenter__()}", aiohttp.ClientSession()
 

@@ -29,3 +29,8 @@ def faults(value: object, environ: dict[str, str] | None = None) -> list[tuple[s
 def only(value: object) -> tuple[str, str]:
     (fault,) = faults(value)
     return fault
+
+
+def patient(members: dict[str, Any]) -> dict[str, Any]:
+    """The same configuration, of a service that is not overloaded on a busy machine."""
+    return {**members, "server": {"maxQueueMs": 3_600_000, **members.get("server", {})}}

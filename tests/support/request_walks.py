@@ -22,6 +22,7 @@ from pysync.auth.signing import IdentityKeys, canonical_host, sign_request
 from pysync.clock import wall_clock_ms
 from pysync.server.app import create_app
 from pysync.server.serve import serve_on
+from support.configurations import patient
 
 PACKAGE = Path(pysync.__file__).parent
 KEYS = IdentityKeys.from_private(b"\x11" * 32, b"\x31" * 32)
@@ -101,7 +102,7 @@ async def walks(tracer: Tracer) -> dict[str, list[str]]:
     hashes: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"version": 1, "store": f"file:{folder}", "scrub": False}
-        app = await create_app(config.parse({**settings, "collections": COLLECTIONS}))
+        app = await create_app(config.parse(patient({**settings, "collections": COLLECTIONS})))
         async with app, serve_on(app) as port, aiohttp.ClientSession() as session:
             base = f"http://127.0.0.1:{port}"
             for kind, (is_signed, make) in requests(hashes).items():

@@ -39,6 +39,7 @@ from pysync.server.app import create_app
 from pysync.server.serve import serve_on
 from support.clients import ISSUER, root_device
 from support.collections import ROOM, UNSIGNED, collection
+from support.configurations import patient
 from support.depth import LONG, depth
 
 SEED = 20261120
@@ -86,7 +87,7 @@ def service() -> Iterator[str]:
 
     async def serve() -> None:
         stop = asyncio.Event()
-        async with await create_app(config.parse(SERVICE)) as app, serve_on(app) as port:
+        async with await create_app(config.parse(patient(SERVICE))) as app, serve_on(app) as port:
             app.subscribers.drain()  # schemathesis waits for the end of each answer
             started.set_result((asyncio.get_running_loop(), stop, port))
             await stop.wait()
@@ -103,7 +104,7 @@ def service() -> Iterator[str]:
 
 async def description() -> Any:
     """What the service says of itself to its operators."""
-    async with await create_app(config.parse(SERVICE)) as app:
+    async with await create_app(config.parse(patient(SERVICE))) as app:
         return json.loads(app.openapi.complete())
 
 

@@ -317,7 +317,7 @@ class Authorizer:
 
     def client_ip(self, request: web.BaseRequest) -> str:
         """Return the client's address, as the outermost trusted proxy saw it."""
-        if self._proxy_hops:
+        if self._proxy_hops and request.headers:  # a request that cannot be parsed has none
             seen = ",".join(request.headers.getall("X-Forwarded-For", ())).split(",")
             if len(seen) >= self._proxy_hops:
                 with suppress(ValueError):

@@ -15,7 +15,6 @@ from support.sse_client import Heard, Listen, Serve
 from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition
 from pysync.model import ANONYMOUS
 from pysync.server import sse
-from pysync.server.handlers.events import _network
 from pysync.server.metrics import Counters
 from pysync.server.sse import SSEConnection, SSEHub, StreamLimits
 from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
@@ -89,11 +88,14 @@ async def test_of_streams_that_begin_together_no_more_stay_than_there_is_room_fo
     assert sorted([await told(heard) for heard in streams]) == [False] * 3 + [True] * 2
 
 
-def test_a_caller_without_credentials_is_a_network() -> None:
-    assert _network("192.0.2.7") == _network("::ffff:192.0.2.7") == "192.0.2.7"
-    assert _network("2001:db8::1") == _network("2001:db8::ffff:1%eth0") == "2001:db8::"
-    assert _network("2001:db8:0:1::1") != _network("2001:db8::1")
-    assert _network("") == ""
+async def test_addresses_of_one_ipv6_network_are_one_caller(serve: Serve, hear: Listen) -> None:
+    browser = await serve(NOTES, server={"maxStreamsPerCaller": 1, "trustedProxyHops": 1})
+
+    async def opened_from(address: str) -> int:
+        return (await hear(browser, headers={"X-Forwarded-For": address})).status
+
+    addresses = "2001:db8::1", "2001:db8::ffff:1", "2001:db8:0:1::1", "192.0.2.7", "::ffff:192.0.2.7"
+    assert [await opened_from(address) for address in addresses] == [200, 503, 200, 200, 503]
 
 
 class Pipe(asyncio.Transport):

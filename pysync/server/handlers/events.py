@@ -4,9 +4,7 @@ See docs/reference/protocol.md#change-stream.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 import orjson
@@ -73,7 +71,7 @@ class EventStreamHandler:
             if credentials is NO_CREDENTIALS:
                 raise Unauthorized("no credentials")
             raise Forbidden(reason="roles: none of the collections")
-        account = verified.caller.identity or _network(self._authorizer.client_ip(request))
+        account = verified.caller.identity or self._authorizer.address(request)
         self._hub.require_room(account)
         delivered = [rule for rule in named if topic_of(rule) in grant.filter]
         await self._authorizer.enforce_rate_limits(request, verified.caller, delivered)
@@ -128,15 +126,6 @@ class EventStreamResponse(Response):
 
     def _length(self, version: HttpVersion) -> str:
         return ""
-
-
-def _network(address: str) -> str:
-    """Return what counts as one caller: an IPv4 address, or the first 64 bits of an IPv6 address."""
-    with suppress(ValueError):
-        ip = ip_address(address.partition("%")[0])
-        if isinstance(ip, IPv6Address):
-            return str(ip.ipv4_mapped or IPv6Address(int(ip) >> 64 << 64))
-    return address
 
 
 def _last_event_id(request: web.BaseRequest) -> str:

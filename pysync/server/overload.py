@@ -29,6 +29,9 @@ MAX_CONNECTIONS: Final = 10_000
 RESERVED_DESCRIPTORS: Final = 256
 FEW_CONNECTIONS: Final = 16
 """Connections that every address may have while there is room."""
+MANY_REQUESTS: Final = 16
+"""Requests between two ticks that must have waited long before the server is overloaded. A busy machine lets
+a few wait long, and refusing them would help nobody."""
 CALM_TICKS: Final = 10
 """Ticks with short waits, and no connection paused, after which an overload is over."""
 ACTIVE_TICKS: Final = 5
@@ -121,6 +124,7 @@ class LoadShedder:
         self._waits_s = 0.0
         self._begun = 0
         self._long_since = inf
+        self._long_ticks = 0
         self._calm_ticks = 0
         self._is_late = False
         self._settled_at = 0.0
@@ -224,7 +228,7 @@ class LoadShedder:
             self._long_since = inf
         elif self._long_since == inf:
             self._long_since = now
-        elif not self.is_overloaded and now - self._long_since > PATIENCE_S:
+        elif self._begun >= MANY_REQUESTS and now - self._long_since > PATIENCE_S:
             self._begin()
         if self.is_overloaded and (
             now - arrival.at > self.max_wait_s
@@ -253,8 +257,9 @@ class LoadShedder:
     def tick(self, late_s: float) -> None:
         """Adapt to the waits since the last tick, which comes `late_s` after it was due."""
         now = self._now()
-        wait_s = self._waits_s / self._begun if self._begun else late_s
-        if not self._begun:
+        begun = self._begun
+        wait_s = self._waits_s / begun if begun else 0.0
+        if not begun:
             self._long_since = inf
         self._waits_s, self._begun = 0.0, 0
         idle_s = now - self._ticked_at - (self._cpu() - self._cpu_s)
@@ -262,8 +267,11 @@ class LoadShedder:
         self._tick += 1
         self._is_late = late_s > TICK_S / 4
         self._share_out()
-        if wait_s > self._target_s:
+        is_long = wait_s > self._target_s
+        self._long_ticks = self._long_ticks + 1 if is_long else 0
+        if is_long and begun >= MANY_REQUESTS and self._long_ticks > 1:
             self._begin()
+        if is_long and self.is_overloaded:
             self._calm_ticks = 0
             if now >= self._settled_at:
                 self._settled_at = now + wait_s + TICK_S

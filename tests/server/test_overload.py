@@ -2,7 +2,7 @@
 
 import pytest
 
-from pysync.server.overload import CALM_TICKS, TARGET, TICK_S, Address, Arrival, LoadShedder
+from pysync.server.overload import CALM_TICKS, MANY_REQUESTS, TARGET, TICK_S, Address, Arrival, LoadShedder
 
 MAX_WAIT_S = 0.25
 LATE_S = 0.2
@@ -62,11 +62,15 @@ class Overload:
         self.load.tick(late_s)
 
     def begin(self) -> None:
-        """Be late for so long that it is an overload."""
+        """Be late for so long, with so many requests, that it is an overload."""
+        (client,) = self.clients(1)
         self.tick()
-        self.tick(LATE_S)
-        self.tick(LATE_S)
+        for _ in range(2):
+            for _ in range(MANY_REQUESTS):
+                client.is_refused(waited_s=MAX_WAIT_S - 0.01)
+            self.tick(LATE_S)
         assert self.load.is_overloaded
+        self.load.closed(client)
         self.now += 1.0
 
     def ask(self, clients: list[Client], waited_s: float = 0.0) -> None:
@@ -98,6 +102,16 @@ def test_one_late_request_is_answered() -> None:
     overload.tick(late_s=2.0)
     assert not client.is_refused(waited_s=2.0)
     assert not overload.load.is_overloaded
+
+
+def test_a_few_late_requests_are_no_overload() -> None:
+    overload = Overload()
+    (client,) = overload.clients(1)
+    for _ in range(10):
+        for _ in range(MANY_REQUESTS - 1):
+            assert not client.is_refused(waited_s=2.0)
+        overload.tick(LATE_S)
+        overload.now += 1.0
 
 
 def test_requests_that_waited_too_long_are_refused_while_overloaded() -> None:

@@ -55,7 +55,7 @@ async def test_files_are_projected_without_a_body_and_rebuilt_from_what_is_there
     hashes = [await photo(one, id_, body) for id_, body in (("a", b"1"), ("b", b"2"), ("a", b"3"))]
     await one.fold()
     expected = [entry("a", hash=hashes[2]), entry("b", hash=hashes[1])]
-    # New entries are in the order of their writes, and "a" was written once more, perhaps a millisecond later.
+    # New entries are in the order of their writes, and "a" was written again, perhaps a millisecond later.
     assert sorted(await one.items(), key=lambda item: item["id"]) == expected
     assert one.count("failures") == 0
     anew = site(PHOTOS, source="photos", store=one.store)  # type: ignore[arg-type]

@@ -1,6 +1,8 @@
 """What the server leaves undone when requests arrive faster than it can answer them."""
 
+import aiohttp
 import pytest
+from support.clients import Start
 
 from pysync.server.overload import CALM_TICKS, MANY_REQUESTS, TARGET, TICK_S, Address, Arrival, LoadShedder
 
@@ -233,3 +235,30 @@ def test_no_connection_is_opened_beyond_the_limit() -> None:
         Client(load, f"192.0.2.{n}")
     with pytest.raises(AssertionError):
         Client(load, THERE)
+
+
+def test_the_addresses_of_an_ipv6_network_are_counted_as_one() -> None:
+    load = LoadShedder(MAX_WAIT_S, 1_000)
+    assert load.address("2001:db8::1") is load.address("2001:db8::ffff:2")
+    assert load.address("2001:db8::1") is not load.address("2001:db8:0:1::1")
+
+
+def test_a_server_that_stops_refuses_nothing_more() -> None:
+    overload = Overload()
+    clients = overload.clients(100)
+    overload.load.close()
+    overload.tick()
+    for _ in range(2):
+        assert not any(client.is_refused(waited_s=2 * MAX_WAIT_S) for client in clients)
+        overload.tick(LATE_S)
+    assert len(reading(clients)) == 100
+
+
+async def test_behind_a_trusted_proxy_requests_count_for_the_address_that_it_forwards(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    base = await start({"server": {"trustedProxyHops": 1}, "collections": []})
+    await session.get(f"{base}/nowhere", headers={"X-Forwarded-For": "198.51.100.7"})
+    (app,) = start.apps  # type: ignore[attr-defined]
+    assert app.load.address("198.51.100.7").use > 0
+    assert app.load.address("127.0.0.1").use == 0

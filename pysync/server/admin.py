@@ -25,6 +25,7 @@ import orjson
 from pysync import __version__, protocol
 from pysync.errors import InternalError, MethodNotAllowed, NotFound, PysyncError, Unavailable
 from pysync.server.handlers.service import VERSION
+from pysync.server.listener import bound_sockets
 from pysync.server.metrics import METRICS_TYPE, Counters, Metrics
 from pysync.server.readiness import Readiness
 from pysync.server.responses import NO_STORE, Response, error_response
@@ -153,7 +154,7 @@ class AdminListener:
         self._closing = False
         self._request_numbers = count(1)
         self._id_prefix = os.urandom(5).hex()
-        self._sockets = listening_sockets(host, port, shared=shared)
+        self._sockets = _listening_sockets(host, port, shared=shared)
         self.port: int = self._sockets[0].getsockname()[1]
         self._monitor = LoopMonitor()
         self._threads = [
@@ -205,29 +206,12 @@ class AdminListener:
         connection.sendall(text[: len(text) - len(response.content)] if request.method == "HEAD" else text)
 
 
-def listening_sockets(host: str, port: int, *, shared: bool) -> list[socket.socket]:
-    """Return sockets that listen at every address of `host`. Raises OSError as `AdminListener` does."""
-    sockets: list[socket.socket] = []
-    addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    for family, kind, number, _, address in dict.fromkeys(addresses):
-        sock = socket.socket(family, kind, number)
-        sockets.append(sock)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+def _listening_sockets(host: str, port: int, *, shared: bool) -> list[socket.socket]:
+    sockets = bound_sockets(host, port, shared=shared)
+    for sock in sockets:
         if hasattr(socket, "TCP_DEFER_ACCEPT"):  # a connection that sends nothing occupies no thread
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(TIMEOUT_S))
-        try:
-            sock.bind((address[0], port, *address[2:]))
-            sock.listen(_BACKLOG)
-        except OSError as error:
-            for opened in sockets:
-                opened.close()
-            reason = os.strerror(error.errno or 0).lower()
-            raise OSError(error.errno, f"cannot listen on {address[0]} port {port}: {reason}") from error
-        port = sock.getsockname()[1]
+        sock.listen(_BACKLOG)
     return sockets
 
 

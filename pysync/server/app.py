@@ -239,6 +239,7 @@ class App(AbstractAsyncContextManager["App"]):
     def drain(self) -> None:
         """Begin a graceful shutdown: fail readiness checks, close change streams, and send `Connection:
         close` with every response."""
+        self.load.close()
         self.readiness.draining = True
         self._middleware.draining = True
         self.subscribers.drain()

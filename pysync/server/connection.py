@@ -27,7 +27,6 @@ READ_BUFFER_BYTES = 32 * 1024
 """Bytes of a body that are read ahead. Reading stops at twice as many."""
 DRAIN_CHECK_S = 0.02
 CANCEL_S = 0.5
-HEALTH_PROBE = b"GET /health"
 _TCP_INFO: Final = struct.Struct("=B51xI")
 """Of Linux's `struct tcp_info`: the state, and `tcpi_last_data_recv` in milliseconds."""
 _ESTABLISHED: Final = 1
@@ -50,30 +49,27 @@ class Request(web.BaseRequest):
 
 
 class Connection(web.RequestHandler):
-    """One client connection. `head_since` is the loop time at which an unfinished head began, else 0.0.
-    `arrivals` has the arrival of each request that waits for its turn. `note_failure` counts requests that
-    are malformed."""
+    """One client connection, which counts for `address`. `head_since` is the loop time at which an unfinished
+    head began, else 0.0. `arrivals` has the arrival of each request that waits for its turn. `note_failure`
+    counts requests that are malformed."""
 
     __slots__ = ("address", "arrivals", "head_since", "load", "note_failure", "was_served")
 
     def __init__(
-        self, manager: web.Server, load: LoadShedder, note_failure: NoteFailure, **options: Any
+        self,
+        manager: web.Server,
+        load: LoadShedder,
+        address: Address,
+        note_failure: NoteFailure,
+        **options: Any,
     ) -> None:
         super().__init__(manager, **options)
         self.load = load
         self.note_failure = note_failure
-        self.address: Address | None = None
+        self.address: Address | None = address
         self.arrivals: deque[Arrival] = deque()
         self.head_since = 0.0
         self.was_served = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Serve the connection, or end it if there are too many."""
-        tcp = cast(asyncio.Transport, transport)
-        if self.load.opened(self, _client_ip(tcp)):
-            super().connection_made(transport)
-        else:
-            tcp.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection, which is closed."""
@@ -95,7 +91,7 @@ class Connection(web.RequestHandler):
 
     def kernel_wait_s(self) -> float | None:
         """Return how long ago the kernel received the last bytes; None if the client has closed."""
-        return _kernel_wait_s(self.transport)
+        return None if self.transport is None else kernel_wait_s(self.transport.get_extra_info("socket"))
 
     def abort(self) -> None:
         """End the connection."""
@@ -176,83 +172,9 @@ class Connection(web.RequestHandler):
         return _protocol_error(error)
 
 
-class UnreadConnection(asyncio.Protocol):
-    """A new connection whose requests are not looked at, because requests of other connections wait. It
-    becomes a `Connection` when its turn comes, and costs next to nothing until then."""
-
-    __slots__ = ("_received", "_server", "_transport", "address", "was_served")
-
-    def __init__(self, server: "HttpServer") -> None:
-        self._server = server
-        self._transport: asyncio.Transport | None = None
-        self._received = b""
-        self.address: Address | None = None
-        self.was_served = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Wait, become a `Connection` at once, or end if there are too many."""
-        self._transport = tcp = cast(asyncio.Transport, transport)
-        load = self._server.load
-        if not load.opened(self, _client_ip(tcp)):
-            tcp.abort()
-        elif not load.defers_new(self):
-            self._become_connection()
-
-    def data_received(self, data: bytes) -> None:
-        """Keep the first bytes, and leave all others in the kernel. uvloop begins to read after
-        `connection_made`, even if that stops reading. A health probe does not wait."""
-        assert self._transport is not None
-        self._received = data
-        if data.startswith(HEALTH_PROBE):
-            self._server.load.resume(self)
-            return
-        self._transport.pause_reading()
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection, which is closed."""
-        if self.address is not None:
-            self._server.load.closed(self)
-
-    def stop_reading(self) -> bool:
-        """Wait. The first bytes are read, but not looked at."""
-        return True
-
-    def read_on(self, since: float) -> None:
-        """Become a `Connection`."""
-        if self._transport is not None and not self._transport.is_closing():
-            connection = self._become_connection()
-            if self._received:
-                self._server.load.read_again(connection, since)
-                connection.data_received(self._received)
-                self._transport.resume_reading()
-
-    def kernel_wait_s(self) -> float | None:
-        """Return how long ago the kernel received the last bytes; None if the client has closed."""
-        return _kernel_wait_s(self._transport)
-
-    def abort(self) -> None:
-        """End the connection."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _become_connection(self) -> Connection:
-        assert self._transport is not None
-        connection = self._server.make_connection()
-        self.connection_lost(None)
-        self._transport.set_protocol(connection)
-        connection.connection_made(self._transport)
-        return connection
-
-
-def _client_ip(transport: asyncio.Transport) -> str:
-    peer = transport.get_extra_info("peername")
-    return peer[0] if isinstance(peer, tuple) else ""
-
-
-def _kernel_wait_s(transport: asyncio.Transport | None) -> float | None:
-    if transport is None:
-        return None
-    sock = transport.get_extra_info("socket")
+def kernel_wait_s(sock: socket.socket) -> float | None:
+    """Return how long ago the kernel received the last bytes of a connection, 0.0 if that is unknown; None if
+    the client has closed it."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
     except (AttributeError, OSError):  # not TCP, or not Linux
@@ -269,7 +191,7 @@ def _protocol_error(error: PysyncError) -> Response:
 
 
 class HttpServer(web.Server):
-    """Creates a `Connection` for each client, and times out those whose head takes longer than 10 s. On
+    """Creates the connections of a `Listener`, and times out those whose head takes longer than 10 s. On
     shutdown it lets requests finish that are being handled; aiohttp would discard the part of their bodies
     that has not arrived yet."""
 
@@ -292,15 +214,11 @@ class HttpServer(web.Server):
         self._note_failure = note_failure
         self._watch: asyncio.Task[None] | None = None
 
-    def __call__(self) -> asyncio.Protocol:  # type: ignore[override]
-        """Return the protocol of a new connection."""
+    def make_connection(self, address: Address) -> Connection:
+        """Return the protocol of a connection that counts for `address`."""
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._time_out_slow_heads())
-        return UnreadConnection(self) if self.load.is_guarded else self.make_connection()
-
-    def make_connection(self) -> Connection:
-        """Return the protocol of a connection that is served."""
-        return Connection(self, self.load, self._note_failure, loop=self._loop, **self._kwargs)
+        return Connection(self, self.load, address, self._note_failure, loop=self._loop, **self._kwargs)
 
     def _make_request(
         self,

@@ -153,9 +153,10 @@ class Middleware:
     def _refuses(self, request: Request) -> bool:
         """Return True if an overload leaves no time for `request`. Health probes are exempt."""
         connection = request.connection
-        if connection.address is None or not self._load.refuses(
-            connection, connection.address, request.arrival
-        ):
+        address = connection.address
+        if self._client_ip is not None:
+            address = self._load.address(self._client_ip(request))
+        if address is None or not self._load.refuses(connection, address, request.arrival):
             return False
         if request.raw_path.startswith("/health"):
             return False

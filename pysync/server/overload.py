@@ -12,12 +12,14 @@ The wait of a request is measured from the arrival of its bytes in the kernel.
 import asyncio
 import logging
 import resource
+import sys
 from collections.abc import Callable, Iterable
 from itertools import islice, repeat
 from math import inf
 from time import perf_counter, thread_time
 from typing import Final, NamedTuple, Protocol
 
+from pysync.auth.admission import network_of
 from pysync.server.metrics import Counters
 
 TICK_S: Final = 0.05
@@ -25,7 +27,6 @@ TARGET: Final = 0.4
 """The mean wait that an overloaded server aims at, as a share of the longest."""
 PATIENCE_S: Final = 0.1
 """How long all waits must have been longer than that before requests are refused for it."""
-MAX_CONNECTIONS: Final = 10_000
 RESERVED_DESCRIPTORS: Final = 256
 FEW_CONNECTIONS: Final = 16
 """Connections that every address may have while there is room."""
@@ -57,8 +58,8 @@ def connection_limit(wanted: int) -> int:
 
 
 class Address:
-    """The use that one client address made of the server lately. `use` is a decaying number of requests, in
-    which a large response counts as several, and `connections` is the number of open connections."""
+    """The use that one client address made of the server lately. `use` is a decaying number of requests, and
+    `connections` is the number of open connections."""
 
     __slots__ = ("connections", "use")
 
@@ -103,7 +104,7 @@ class LoadShedder:
     def __init__(
         self,
         max_wait_s: float,
-        max_connections: int = MAX_CONNECTIONS,
+        max_connections: int = sys.maxsize,
         *,
         shares_connections: bool = False,
         counters: Counters | None = None,
@@ -139,6 +140,7 @@ class LoadShedder:
         self._addresses: dict[str, Address] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0
+        self._is_closed = False
 
     @property
     def paused(self) -> int:
@@ -150,10 +152,11 @@ class LoadShedder:
         self._schedule(asyncio.get_running_loop())
 
     def close(self) -> None:
-        """Stop watching, and read from all connections."""
+        """Stop watching, and read from all connections. From now on no request is refused."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._is_closed = True
         self.is_overloaded = False
         for connection in list(self._paused):
             self.resume(connection)
@@ -166,33 +169,29 @@ class LoadShedder:
         self.tick(self._now() - self._due_at)
         self._schedule(loop)
 
-    @property
-    def is_guarded(self) -> bool:
-        """True if a new connection may not be read yet, or not be opened at all."""
-        return self.is_overloaded or self.connections >= self.max_connections // 2
-
-    def opened(self, connection: Readable, ip: str) -> bool:
-        """Note a new connection. Return False if there are too many, in all or from its address: one address
-        may have as many as are free for all others."""
+    def opened(self, ip: str) -> Address | None:
+        """Count a new connection from `ip`, and return the address for which it counts. Return None if there
+        are too many, in all or from its address: one address may have as many as are free for all others."""
         address = self.address(ip)
         free = self.max_connections - self.connections
         has_its_share = address.connections >= max(FEW_CONNECTIONS, free)
         if free <= 0 or (has_its_share and not self._shares_connections):
             self._counters.count("pysync_rejected_connections")
-            return False
-        connection.address = address
+            return None
         address.connections += 1
         self.connections += 1
-        return True
+        return address
 
-    def defers_new(self, connection: Readable) -> bool:
-        """Stop reading from a new connection, and return True, if there is no room for what it may ask."""
+    @property
+    def defers_new(self) -> bool:
+        """True if there is no room for what a new connection may ask."""
         has_room = not self.is_overloaded or (self._admitted_share == 1.0 and not self._paused)
-        if has_room or self._shares_connections:
-            return False
+        return not (has_room or self._shares_connections)
+
+    def defer(self, connection: Readable) -> None:
+        """Do not read from a new connection yet."""
         self.pause(connection)
         self._new[connection] = None
-        return True
 
     def closed(self, connection: Readable) -> None:
         """Forget a connection that was opened."""
@@ -204,8 +203,9 @@ class LoadShedder:
             connection.address = None
 
     def address(self, ip: str) -> Address:
-        """Return the use of an address."""
-        return self._addresses.get(ip) or self._addresses.setdefault(ip, Address())
+        """Return the use of an address: of an IPv4 address or of the /64 network of an IPv6 address."""
+        network = network_of(ip)
+        return self._addresses.get(network) or self._addresses.setdefault(network, Address())
 
     def arrivals(self, connection: Readable, count: int) -> Iterable[Arrival]:
         """Return the arrivals of `count` requests that `connection` has just read."""
@@ -295,7 +295,7 @@ class LoadShedder:
             self._active = {each: tick for each, tick in self._active.items() if tick > latest}
 
     def _begin(self) -> None:
-        if not self.is_overloaded:
+        if not self.is_overloaded and not self._is_closed:
             self.is_overloaded = True
             log.warning("overloaded: requests wait too long, so some are refused")
 

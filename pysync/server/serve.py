@@ -29,6 +29,7 @@ from pysync.server.app import App, Worker, create_app
 from pysync.server.connection import HttpServer
 from pysync.server.handlers.service import INDEX, file_names
 from pysync.server.heavy_work import limit_arenas
+from pysync.server.listener import Listener, bound_sockets
 from pysync.server.metrics import SupervisorCounters
 from pysync.server.supervisor import NO_RELOAD, Supervisor, WorkerContext
 from pysync.server.watchdog import LoopWatchdog
@@ -43,19 +44,9 @@ def reserve_address(host: str, port: int) -> Iterator[int]:
     receive half of the connections. So the address is first bound exclusively, and only then shared. Raises
     OSError if it is in use or unavailable.
     """
-    addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     with ExitStack() as kept:
-        for family, kind, protocol, _, address in dict.fromkeys(addresses):
-            sock = kept.enter_context(socket.socket(family, kind, protocol))
-            if family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            # Allow binding while connections of an earlier service linger; cleared below, to be exclusive.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind((address[0], port, *address[2:]))
-            except OSError as error:
-                reason = os.strerror(error.errno or 0).lower()
-                raise OSError(error.errno, f"cannot listen on {address[0]} port {port}: {reason}") from error
+        for sock in bound_sockets(host, port, shared=False):
+            kept.enter_context(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             port = sock.getsockname()[1]
@@ -162,9 +153,10 @@ async def serve_on(
     server = HttpServer(app.handle, app.load, app.note_failure)
     runner = web.ServerRunner(server, shutdown_timeout=drain_s * 0.9)
     await runner.setup()
-    await web.TCPSite(runner, host, port, backlog=4096, reuse_port=shared or None).start()
+    listener = Listener(runner, host, port, shared=shared)
+    await listener.start()
     try:
-        yield runner.addresses[0][1]
+        yield listener.address[1]
     finally:
         app.drain()
         try:

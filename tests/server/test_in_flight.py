@@ -24,6 +24,7 @@ from pysync.server import request_body as body_module
 from pysync.server.app import App
 from pysync.server.connection import HttpServer
 from pysync.server.in_flight import BytesInFlight, Reservation
+from pysync.server.listener import Listener
 from pysync.server.responses import Response
 from pysync.server.streaming import StreamingResponse
 from pysync.store.memory import MemoryStore
@@ -431,8 +432,9 @@ async def test_a_connection_does_not_keep_the_response_that_it_has_written() -> 
 
     runner = web.ServerRunner(HttpServer(handle))
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    reader, writer = await asyncio.open_connection(*runner.addresses[0])
+    listener = Listener(runner, "127.0.0.1")
+    await listener.start()
+    reader, writer = await asyncio.open_connection(*listener.address)
     writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
     assert await reader.readexactly(MB) == b"x" * MB

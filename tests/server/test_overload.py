@@ -18,9 +18,9 @@ class Client:
         self.reads = True
         self.is_receiving = self.has_closed = False
         self.was_served = False
-        self.address: Address | None = None
+        self.address: Address | None = load.opened(ip)
         self._load = load
-        assert load.opened(self, ip)
+        assert self.address is not None
 
     def is_refused(self, waited_s: float = 0.0) -> bool:
         """Send a request that waits for so long, and return True if it is refused."""

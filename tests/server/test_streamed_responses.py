@@ -22,6 +22,7 @@ from yarl import URL
 from pysync.errors import StoreUnavailable
 from pysync.server import connection, responses, streaming
 from pysync.server.connection import HttpServer
+from pysync.server.listener import Listener
 from pysync.server.responses import WRITE_BYTES, Response
 from pysync.server.streaming import StreamingResponse
 from pysync.store.local.store import LocalStore
@@ -76,8 +77,9 @@ async def connected(source: Source) -> AsyncIterator[Streams]:
     """A connection to a service that answers everything from `source`."""
     runner = web.ServerRunner(HttpServer(source.handle))
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    reader, writer = await asyncio.open_connection(*runner.addresses[0])
+    listener = Listener(runner, "127.0.0.1")
+    await listener.start()
+    reader, writer = await asyncio.open_connection(*listener.address)
     try:
         yield reader, writer
     finally:
@@ -177,8 +179,9 @@ def test_a_client_that_does_not_read_is_waited_for_within_bounded_memory(run: Ru
         source = Source([piece] * 1000)
         runner = web.ServerRunner(HttpServer(source.handle))
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        with socket.create_connection(runner.addresses[0]) as client:
+        listener = Listener(runner, "127.0.0.1")
+        await listener.start()
+        with socket.create_connection(listener.address) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
             made, turns = -1, 0
@@ -206,8 +209,9 @@ def test_an_answer_under_way_is_finished_when_the_service_stops(
         source.release.clear()
         runner = web.ServerRunner(HttpServer(source.handle), shutdown_timeout=30)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        reader, writer = await asyncio.open_connection(*runner.addresses[0])
+        listener = Listener(runner, "127.0.0.1")
+        await listener.start()
+        reader, writer = await asyncio.open_connection(*listener.address)
         writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         await head(reader)
         stopping = asyncio.create_task(runner.cleanup())
@@ -295,8 +299,9 @@ def test_a_client_that_takes_nothing_is_cut(
 
         runner = web.ServerRunner(HttpServer(handle))
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        with socket.create_connection(runner.addresses[0]) as client:
+        listener = Listener(runner, "127.0.0.1")
+        await listener.start()
+        with socket.create_connection(listener.address) as client:
             client.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
             await ended.wait()
             assert source.transport is not None

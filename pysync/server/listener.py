@@ -1,0 +1,224 @@
+"""The listener: accepts connections, and decides which of them are read.
+
+uvloop accepts one connection for each turn of the event loop, so under load a new connection would wait for
+as many turns as others came before it. This listener accepts all that have come, up to a time limit, and
+costs little for those that are refused or deferred: they have no transport yet.
+"""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import struct
+from time import perf_counter
+from typing import Final
+
+from aiohttp import web
+
+from pysync.server.connection import HttpServer, kernel_wait_s
+from pysync.server.overload import Address, LoadShedder
+
+BACKLOG: Final = 4096
+ACCEPT_S: Final = 0.005
+"""Seconds for which connections are accepted in one turn of the loop."""
+RETRY_S: Final = 0.1
+"""Pause before the next attempt when the system has no descriptor or memory for a connection."""
+OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+HEALTH_PROBE: Final = b"GET /health"
+
+log = logging.getLogger("pysync.server")
+
+
+def bound_sockets(host: str, port: int, *, shared: bool) -> list[socket.socket]:
+    """Return sockets that are bound to every address of `host`, all to the same port; port 0 selects a free
+    one. Other processes may bind to it too if it is `shared`. Raises OSError, with a message that names the
+    address, if it is in use or unavailable."""
+    sockets: list[socket.socket] = []
+    addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, kind, protocol, _, address in dict.fromkeys(addresses):
+        sock = socket.socket(family, kind, protocol)
+        sockets.append(sock)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        # Allow binding while connections of an earlier service linger.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            sock.bind((address[0], port, *address[2:]))
+        except OSError as error:
+            for opened in sockets:
+                opened.close()
+            reason = os.strerror(error.errno or 0).lower()
+            raise OSError(error.errno, f"cannot listen on {address[0]} port {port}: {reason}") from error
+        port = sock.getsockname()[1]
+    return sockets
+
+
+class Listener(web.BaseSite):
+    """Accepts the connections of a `HttpServer`, which `runner` stops. Raises OSError from `start` as
+    `bound_sockets` does."""
+
+    def __init__(self, runner: web.BaseRunner, host: str, port: int = 0, *, shared: bool = False) -> None:
+        super().__init__(runner)
+        assert isinstance(runner.server, HttpServer)
+        self._http: Final = runner.server
+        self._host, self._port = host, port
+        self._shared = shared
+        self._sockets: list[socket.socket] = []
+        self._retry: asyncio.TimerHandle | None = None
+        self._starting = set[asyncio.Task[None]]()
+
+    @property
+    def name(self) -> str:
+        """The address, for logs of aiohttp."""
+        return f"http://{self._host}:{self._port}"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and port at which it listens, the first if it has several."""
+        host, port, *_ = self._sockets[0].getsockname()
+        return host, port
+
+    async def start(self) -> None:
+        """Listen."""
+        await super().start()
+        self._sockets = bound_sockets(self._host, self._port, shared=self._shared)
+        for sock in self._sockets:
+            sock.setblocking(False)
+            sock.listen(BACKLOG)
+        self._watch()
+
+    async def stop(self) -> None:
+        """Stop listening. Connections stay open."""
+        await super().stop()
+        self._pause()
+        if self._retry is not None:
+            self._retry.cancel()
+        for sock in self._sockets:
+            sock.close()
+        if self._starting:
+            await asyncio.wait(self._starting)
+
+    def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        for sock in self._sockets:
+            loop.add_reader(sock, self._accept, sock)
+
+    def _pause(self) -> None:
+        loop = asyncio.get_running_loop()
+        for sock in self._sockets:
+            loop.remove_reader(sock)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept the connections that have come."""
+        until = perf_counter() + ACCEPT_S
+        while perf_counter() < until:
+            try:
+                sock, peer = listening.accept()
+            except OSError as error:
+                if error.errno in OUT_OF_RESOURCES:
+                    extra = {"repeats": error.errno}
+                    log.warning("cannot accept connections: %s", error.strerror, extra=extra)
+                    self._pause()
+                    self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._watch)
+                elif error.errno == errno.ECONNABORTED:
+                    continue
+                return
+            self._open(sock, peer[0])
+
+    def _open(self, sock: socket.socket, ip: str) -> None:
+        """Serve a connection, defer it, or end it if there are too many."""
+        load = self.load
+        address = load.opened(ip)
+        if address is None:
+            _reset(sock)
+            return
+        sock.setblocking(False)
+        if load.defers_new:
+            unread = UnreadConnection(self, sock, address)
+            load.defer(unread)
+            unread.look_for_probe()
+        else:
+            self.serve(sock, address)
+
+    def serve(self, sock: socket.socket, address: Address) -> None:
+        """Serve a connection, which is counted for `address`."""
+        task = asyncio.get_running_loop().create_task(self._serve(sock, address))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _serve(self, sock: socket.socket, address: Address) -> None:
+        connection = self._http.make_connection(address)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock)
+        except OSError:  # the client has gone
+            self.load.closed(connection)
+            sock.close()
+
+    @property
+    def load(self) -> LoadShedder:
+        """What decides which connections are read."""
+        return self._http.load
+
+
+class UnreadConnection:
+    """A new connection that is not read, because requests of other connections wait. It is a socket without a
+    transport, and costs next to nothing until its turn comes. A health probe does not wait."""
+
+    __slots__ = ("_is_watched", "_listener", "_socket", "address", "was_served")
+
+    def __init__(self, listener: Listener, sock: socket.socket, address: Address) -> None:
+        self._listener = listener
+        self._socket = sock
+        self._is_watched = False
+        self.address: Address | None = address
+        self.was_served = False
+
+    def look_for_probe(self) -> None:
+        """Serve the connection if its first bytes are a health probe, once they have come."""
+        try:
+            first = self._socket.recv(len(HEALTH_PROBE), socket.MSG_PEEK)
+        except BlockingIOError:
+            if not self._is_watched:
+                self._is_watched = True
+                asyncio.get_running_loop().add_reader(self._socket, self.look_for_probe)
+            return
+        except OSError:
+            first = b""
+        self._stop_watching()
+        if first == HEALTH_PROBE:
+            self._listener.load.resume(self)
+
+    def _stop_watching(self) -> None:
+        if self._is_watched:
+            self._is_watched = False
+            asyncio.get_running_loop().remove_reader(self._socket)
+
+    def stop_reading(self) -> bool:
+        """Return True: nothing is read."""
+        return True
+
+    def read_on(self, since: float) -> None:
+        """Begin to serve the connection."""
+        self._stop_watching()
+        address, self.address = self.address, None
+        if address is not None:
+            self._listener.serve(self._socket, address)
+
+    def kernel_wait_s(self) -> float | None:
+        """Return how long ago the kernel received the last bytes; None if the client has closed."""
+        return kernel_wait_s(self._socket)
+
+    def abort(self) -> None:
+        """End the connection."""
+        self._stop_watching()
+        self._listener.load.closed(self)
+        self._socket.close()
+
+
+def _reset(sock: socket.socket) -> None:
+    """Close a connection at once. The client notices, and nothing of it stays in the kernel."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.close()

@@ -1,0 +1,128 @@
+"""How connections are accepted, read late, or refused."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from pysync.server.connection import HttpServer
+from pysync.server.listener import Listener
+from pysync.server.overload import LoadShedder
+from pysync.server.responses import Response
+
+MANY = 60
+
+
+async def answer(request: web.BaseRequest) -> Response:
+    return Response(200, b"answered")
+
+
+@asynccontextmanager
+async def listening(load: LoadShedder) -> AsyncIterator[tuple[str, int]]:
+    """A service that answers every request. Yields its address."""
+    runner = web.ServerRunner(HttpServer(answer, load))
+    await runner.setup()
+    listener = Listener(runner, "127.0.0.1")
+    await listener.start()
+    try:
+        yield listener.address
+    finally:
+        load.close()
+        await runner.cleanup()
+
+
+class Overloaded(LoadShedder):
+    """Is overloaded until `close`, and has no room for new connections."""
+
+    def __init__(self, max_connections: int = 1_000) -> None:
+        super().__init__(0.25, max_connections)
+        self._begin()
+        self._admitted_share = 0.01
+
+
+def connect(address: tuple[str, int], request: bytes = b"") -> socket.socket:
+    """Return a client that the kernel has connected and that the service has yet to accept."""
+    client = socket.create_connection(address)
+    client.sendall(request)
+    client.setblocking(False)
+    return client
+
+
+async def receive(client: socket.socket) -> bytes:
+    return await asyncio.get_running_loop().sock_recv(client, 4096)
+
+
+async def turns_until(load: LoadShedder, connections: int) -> int:
+    """Return the turns of the event loop until so many connections are open."""
+    async with asyncio.timeout(10):
+        turns = 0
+        while load.connections != connections:
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+
+async def test_connections_that_come_together_are_accepted_together() -> None:
+    load = LoadShedder(0.25)
+    async with listening(load) as address:
+        with ExitStack() as clients:
+            for _ in range(MANY):
+                clients.enter_context(connect(address))
+            assert await turns_until(load, MANY) < MANY / 2
+
+
+async def test_a_new_connection_is_not_read_during_an_overload() -> None:
+    load = Overloaded()
+    async with listening(load) as address:
+        with connect(address, b"GET /pull HTTP/1.1\r\nHost: h\r\n\r\n") as client:
+            await turns_until(load, 1)
+            assert load.paused == 1
+            load.close()
+            assert (await receive(client)).endswith(b"answered")
+            assert load.paused == 0
+
+
+async def test_a_health_probe_is_answered_during_an_overload() -> None:
+    load = Overloaded()
+    async with listening(load) as address:
+        with connect(address, b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n") as client:
+            assert (await receive(client)).endswith(b"answered")
+
+
+async def test_a_health_probe_that_comes_late_is_answered_during_an_overload() -> None:
+    load = Overloaded()
+    async with listening(load) as address:
+        with connect(address) as client:
+            await turns_until(load, 1)
+            client.send(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert (await receive(client)).endswith(b"answered")
+
+
+async def test_a_connection_that_is_not_read_is_forgotten_when_its_client_has_gone() -> None:
+    load = Overloaded()
+    async with listening(load) as address:
+        connect(address, b"GET /pull HTTP/1.1\r\nHost: h\r\n\r\n").close()
+        await turns_until(load, 1)
+        load.tick(0.0)
+        assert (load.connections, load.paused) == (0, 0)
+
+
+async def test_a_connection_beyond_the_limit_is_ended_at_once() -> None:
+    load = LoadShedder(0.25, max_connections=1)
+    async with listening(load) as address:
+        with connect(address), connect(address) as second:
+            with pytest.raises(ConnectionResetError):
+                await receive(second)
+            assert load.connections == 1
+
+
+async def test_closed_connections_make_room_for_others() -> None:
+    load = LoadShedder(0.25, max_connections=1)
+    async with listening(load) as address:
+        for _ in range(3):
+            with connect(address, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n") as client:
+                assert (await receive(client)).endswith(b"answered")
+            await turns_until(load, 0)

@@ -1,10 +1,12 @@
 """pysync beside a bare aiohttp application: same core, same loop, in turns.
 
-    python -m benches.compare [--quick] [--workload NAME]... [--json FILE]
+    python -m benches.compare [--quick] [--rounds N] [--workload NAME]... [--json FILE]
 
 The servers stay on one core, the load generator on another; only one server is loaded at a time. Every round
 runs all workloads once, each right after the bare workload that it is measured against; its share is the
-median over the rounds of its rate beside that bare rate. Prints Markdown.
+median over the rounds of its rate beside that bare rate. Its floor is the least time that such a request
+takes (`floors.py`), beside the time that it has. Then some workloads are sent at half the rate that they
+reached, to see what a request waits (`half_load.py`). Prints Markdown.
 """
 
 import argparse
@@ -15,13 +17,26 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from benches import servers
+from benches import floors, servers
+from benches.floors import NO_WORK, Prices, Work
+from benches.half_load import Waits
 from benches.servers import CHECKOUT, Memory, Running
-from benches.workloads import LISTED, LOGGED
+from benches.workloads import (
+    BATCH,
+    BIG_BYTES,
+    DOCUMENT_BYTES,
+    ELEMENT_BYTES,
+    ELEMENT_DATA_BYTES,
+    LISTED,
+    LOGGED,
+    PAGE_BYTES,
+    TAIL,
+)  # fmt: skip
 from pysync.cli.load_generator import CONNECTIONS, Measurement
 
 SERVER_CORE, LOAD_CORE = 0, 1
@@ -30,33 +45,54 @@ SERVER_CORE, LOAD_CORE = 0, 1
 @dataclass(frozen=True, slots=True)
 class Goal:
     """What a workload must reach: a `share` of the rate of the bare workload `of`, or `mb_per_second`.
-    Neither: its share is shown for information."""
+    Neither: its share is shown for information. `work` is what each of its requests cannot leave out."""
 
     workload: str
     of: str
+    work: Work = NO_WORK
     share: float | None = None
     mb_per_second: float | None = None
 
 
+BATCH_BYTES = BATCH * DOCUMENT_BYTES
+ELEMENT = Work(hashed=ELEMENT_DATA_BYTES, flushed=ELEMENT_DATA_BYTES)
+TAIL_READ = Work(checked=TAIL * ELEMENT_BYTES, copied=TAIL * ELEMENT_BYTES)
+# The signature of a request covers the hash of its body, beside the hash that a document has.
 GOALS = (
-    Goal("pull", "bare-get", share=0.70),
+    Goal("pull", "bare-get", Work(checked=DOCUMENT_BYTES), share=0.70),
     Goal("pull-304", "bare-get", share=0.70),
-    Goal("signed-pull", "bare-get", share=0.40),
-    Goal("push", "bare-post", share=0.45),
-    Goal("signed-push", "bare-post", share=0.30),
-    Goal("push-512k", "bare-post", mb_per_second=100),
-    Goal("batch-100", "bare-get", share=0.06),
-    Goal("batch-100-signed", "bare-get", share=0.055),
+    Goal("signed-pull", "bare-get", Work(signatures=1, checked=DOCUMENT_BYTES), share=0.40),
+    Goal("push", "bare-post", Work(hashed=DOCUMENT_BYTES, flushed=DOCUMENT_BYTES), share=0.45),
+    Goal(
+        "signed-push",
+        "bare-post",
+        Work(signatures=1, hashed=2 * DOCUMENT_BYTES, flushed=DOCUMENT_BYTES),
+        share=0.30,
+    ),
+    Goal(
+        "push-512k",
+        "bare-post",
+        Work(copied=BIG_BYTES, hashed=BIG_BYTES, flushed=BIG_BYTES),
+        mb_per_second=100,
+    ),
+    Goal("batch-100", "bare-get", Work(checked=BATCH_BYTES, copied=BATCH_BYTES), share=0.06),
+    Goal(
+        "batch-100-signed",
+        "bare-get",
+        Work(signatures=1, checked=BATCH_BYTES, copied=BATCH_BYTES),
+        share=0.055,
+    ),
     Goal("batch-100-304", "bare-get", share=0.10),
-    Goal("list-first", "bare-get", share=0.05),
-    Goal("list-last", "bare-get", share=0.05),
+    Goal("list-first", "bare-get", Work(copied=PAGE_BYTES), share=0.05),
+    Goal("list-last", "bare-get", Work(copied=PAGE_BYTES), share=0.05),
     Goal("config", "bare-get", share=0.5),
-    Goal("append", "bare-post", share=0.25),
-    Goal("append-1000", "bare-post", share=0.25),
-    Goal("signed-append", "bare-post"),
-    Goal("log-last", "bare-get", share=0.40),
-    Goal("log-checkpoint", "bare-get", share=0.35),
+    Goal("append", "bare-post", ELEMENT, share=0.25),
+    Goal("append-1000", "bare-post", ELEMENT, share=0.25),
+    Goal("signed-append", "bare-post", replace(ELEMENT, signatures=2, hashed=2 * ELEMENT_DATA_BYTES)),
+    Goal("log-last", "bare-get", TAIL_READ, share=0.40),
+    Goal("log-checkpoint", "bare-get", TAIL_READ, share=0.35),
 )
+HALF_LOADED = ("pull", "push", "append")
 
 # With as many appends under way, the server commits more of them at once.
 FILL_CONNECTIONS = 256
@@ -107,14 +143,33 @@ def load(
 ) -> Measurement:
     """One run of the generator in its own process. Raises RuntimeError when it fails, or an answer was wrong:
     a figure over refused requests would mean nothing."""
-    command = [sys.executable, "-m", "benches.load", "--json", "--url", server.url, "--workload", workload]
-    command += ["--seconds", str(seconds), "--core", str(LOAD_CORE), "--server-pid", str(server.pid)]
-    command += ["--connections", str(connections)]
-    command += ["--count", str(count)] if count else []
+    options = ["--json", "--server-pid", str(server.pid), "--connections", str(connections)]
+    options += ["--count", str(count)] if count else []
+    return Measurement(**_generate("benches.load", server, workload, seconds, options))
+
+
+def half_load(server: Running, found: Turns, count: int, seconds: float) -> dict[str, list[Waits]]:
+    """`count` runs at half the rate that each of HALF_LOADED had in `found`."""
+    waits: dict[str, list[Waits]] = {name: [] for name in HALF_LOADED if name in found}
+    for _ in range(count):
+        for name, runs in waits.items():
+            rate = statistics.median(turn.ours.per_second for turn in found[name]) / 2
+            options = ["--rate", str(rate)]
+            runs.append(Waits(**_generate("benches.half_load", server, name, seconds, options)))
+    return waits
+
+
+def _generate(
+    module: str, server: Running, workload: str, seconds: float, options: Sequence[str]
+) -> dict[str, Any]:
+    """What a generator tells of a run, as JSON."""
+    command = [sys.executable, "-m", module, "--url", server.url, "--workload", workload]
+    command += ["--seconds", str(seconds), "--core", str(LOAD_CORE), *options]
     done = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, check=False)
     if done.returncode:
         raise RuntimeError(f"{workload} failed: {done.stdout.decode()}")
-    return Measurement(**json.loads(done.stdout))
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
 
 
 def fill(server: Running, workload: str, count: int, connections: int = CONNECTIONS) -> Measurement:
@@ -149,27 +204,53 @@ def _half_and_half(server: Running, requests: int) -> None:
             load(server, workload, seconds=600, count=slice_size)
 
 
-def table(found: Turns, goals: Sequence[Goal] = GOALS) -> str:
-    """The Markdown table of all rounds: medians, and in brackets the lowest and highest share."""
-    lines = [
-        "| workload | per s | share of bare | goal | CPU µs | CPU share | p50 ms | p99 ms | generator |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+def table(found: Turns, goals: Sequence[Goal] = GOALS, prices: Prices | None = None) -> str:
+    """The Markdown table of all rounds: medians, and in brackets the lowest and highest share; with `prices`
+    the floor of each row, and how many times that its requests take."""
+    columns = ["workload", "per s", "share of bare", "goal", "CPU µs", "CPU share", "p50 ms", "p99 ms"]
+    columns += ["generator"] if prices is None else ["generator", "floor µs", "times floor"]
+    lines = [f"| {' | '.join(columns)} |", f"|---|{'---:|' * (len(columns) - 1)}"]
     goals = [goal for goal in goals if goal.workload in found]
     for name in dict.fromkeys(goal.of for goal in goals):
         runs = [turn.bare for goal in goals if goal.of == name for turn in found[goal.workload]]
-        lines.append(_line(runs, "", "", ""))
+        lines.append(_line(runs, "", "", "", [] if prices is None else ["", ""]))
     for goal in goals:
         turns = found[goal.workload]
         runs = [turn.ours for turn in turns]
+        least = [] if prices is None else floor_columns(turns, prices.cost_us(goal.work))
         if goal.mb_per_second is None:
             share = spread([turn.ours.per_second / turn.bare.per_second for turn in turns], ".3f")
             cpu = statistics.median(_cpu_us(turn.bare) / _cpu_us(turn.ours) for turn in turns)
             must = "" if goal.share is None else f"{goal.share:.3g}"
-            lines.append(_line(runs, share, must, f"{cpu:.3f}"))
+            lines.append(_line(runs, share, must, f"{cpu:.3f}", least))
         else:
             speed = spread([run.mb_per_second for run in runs], ".0f")
-            lines.append(_line(runs, f"{speed} MB/s", f"{goal.mb_per_second:.0f} MB/s", ""))
+            lines.append(_line(runs, f"{speed} MB/s", f"{goal.mb_per_second:.0f} MB/s", "", least))
+    return "\n".join(lines)
+
+
+def floor_columns(turns: Sequence[Turn], work_us: float) -> list[str]:
+    """The least time of a request, and how many times that it takes: medians over the rounds."""
+    least = [1e6 / turn.bare.per_second + work_us for turn in turns]
+    times = [1e6 / turn.ours.per_second / us for turn, us in zip(turns, least, strict=True)]
+    return [f"{statistics.median(least):.1f}", f"{statistics.median(times):.2f}"]
+
+
+def waits_table(waits: Mapping[str, Sequence[Waits]]) -> str:
+    """The Markdown table of what requests wait at half load: medians of the rounds."""
+    lines = [
+        "| at half load | per s | p50 ms | p99 ms | p99.9 ms | failed | generator late, p99 ms |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, runs in waits.items():
+        p50, p99, p999, late = (
+            statistics.median(getattr(run, column) for run in runs)
+            for column in ("p50_ms", "p99_ms", "p999_ms", "late_ms")
+        )
+        failed = sum(run.failed for run in runs)
+        lines.append(
+            f"| {name} | {runs[0].rate:,.0f} | {p50:.2f} | {p99:.2f} | {p999:.2f} | {failed} | {late:.2f} |"
+        )
     return "\n".join(lines)
 
 
@@ -192,16 +273,14 @@ def spread(values: Sequence[float], form: str) -> str:
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
-def _line(runs: Sequence[Measurement], share: str, goal: str, cpu_share: str) -> str:
+def _line(runs: Sequence[Measurement], share: str, goal: str, cpu_share: str, least: Sequence[str]) -> str:
     rate = statistics.median(run.per_second for run in runs)
     cpu = statistics.median(_cpu_us(run) for run in runs)
     p50 = statistics.median(run.p50_ms for run in runs)
     p99 = statistics.median(run.p99_ms for run in runs)
     busy = max(run.generator_busy for run in runs)
-    return (
-        f"| {runs[0].workload} | {rate:,.0f} | {share} | {goal} | {cpu:.1f} | {cpu_share} | {p50:.2f}"
-        f" | {p99:.2f} | {busy:.0%} |"
-    )
+    columns = [runs[0].workload, f"{rate:,.0f}", share, goal, f"{cpu:.1f}", cpu_share, f"{p50:.2f}"]
+    return f"| {' | '.join([*columns, f'{p99:.2f}', f'{busy:.0%}', *least])} |"
 
 
 def _cpu_us(run: Measurement) -> float:
@@ -225,12 +304,22 @@ def footprint_table(measured: Footprint) -> str:
     )
 
 
+INSTRUCTION_SETS = {"sha_ni": "SHA", "avx2": "AVX2", "avx512ifma": "AVX-512 IFMA"}
+"""Those of which speed depends, by their flags in /proc/cpuinfo."""
+
+
 def machine() -> str:
     """What the figures were taken on, in a line."""
-    cpus = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":", 1)[1].strip() for line in cpus if line.startswith("model name")), "unknown")
+    facts: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, fact = line.partition(":")
+        facts.setdefault(name.strip(), fact.strip())
+    flags = facts.get("flags", "").split()
+    sets = ", ".join(name for flag, name in INSTRUCTION_SETS.items() if flag in flags)
+    sets = sets or f"none of {', '.join(INSTRUCTION_SETS.values())}"
     return (
-        f"{os.cpu_count()} cores of {model}, Linux {platform.release()}, Python {platform.python_version()}"
+        f"{os.cpu_count()} cores of {facts.get('model name', 'unknown')} ({sets}), "
+        f"Linux {platform.release()}, Python {platform.python_version()}"
     )
 
 
@@ -245,9 +334,12 @@ def main() -> None:
         choices=[goal.workload for goal in GOALS],
         help="only this one, without the footprint; may be repeated",
     )
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
     options = parser.parse_args()
-    count, seconds, starts, requests = (2, 1.0, 2, 20_000) if options.quick else (5, 3.0, 5, 200_000)
+    count, seconds, starts, requests = (
+        (2, 1.0, 2, 20_000) if options.quick else (options.rounds, 3.0, 5, 200_000)
+    )
     goals = [goal for goal in GOALS if not options.workload or goal.workload in options.workload]
     with servers.bare(SERVER_CORE) as bare, servers.pysync(SERVER_CORE) as ours:
         if any(goal.workload.startswith("list-") for goal in goals):
@@ -255,8 +347,13 @@ def main() -> None:
         filled = None
         if any(goal.workload.startswith("log-") for goal in goals):
             filled = fill(ours, "fill-log", QUICK_LOGGED if options.quick else LOGGED, FILL_CONNECTIONS)
+        prices = floors.measure({goal.work.flushed for goal in goals if goal.work.flushed}, SERVER_CORE)
         found = rounds(bare, ours, goals, count, seconds)
-    parts = [f"{machine()}; {count} rounds of {seconds:g} s.", table(found)]
+        waits = half_load(ours, found, count, seconds)
+    parts = [f"{machine()}; {count} rounds of {seconds:g} s.", table(found, prices=prices)]
+    parts.append(floors.table(prices))
+    if waits:
+        parts.append(waits_table(waits))
     if {"list-first", "list-last"} <= found.keys():
         parts.append(last_page_beside_first(found))
     if filled is not None:
@@ -268,6 +365,8 @@ def main() -> None:
     if options.json:
         turns = {name: [dataclasses.asdict(turn) for turn in taken] for name, taken in found.items()}
         report: dict[str, object] = {"machine": machine(), "turns": turns}
+        report["prices"] = dataclasses.asdict(prices)
+        report["waits"] = {name: [dataclasses.asdict(run) for run in runs] for name, runs in waits.items()}
         if filled is not None:
             report["filled"] = dataclasses.asdict(filled)
         if measured is not None:

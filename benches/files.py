@@ -73,17 +73,6 @@ class Long:
     grown_mib: float
 
 
-@contextmanager
-def pinned(core: int) -> Iterator[None]:
-    """This thread, and those that it starts, on one core."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def written_plainly(folder: Path, writers: int, files: int) -> float:
     """MB/s of plain Python that writes and flushes so many files, shared out to so many threads."""
     folder.mkdir()
@@ -205,7 +194,11 @@ def connected(server: Running) -> Iterator[http.client.HTTPConnection]:
 def long_transfers(mebibytes: int, times: int) -> list[Long]:
     """A file, pushed and pulled `times` times, by a server that has taken and sent a small one before."""
     small, long, found = LongFile(1), LongFile(mebibytes), []
-    with servers.fresh_folder() as folder, servers.serving(folder, SERVER_CORE) as server, pinned(LOAD_CORE):
+    with (
+        servers.fresh_folder() as folder,
+        servers.serving(folder, SERVER_CORE) as server,
+        servers.pinned(LOAD_CORE),
+    ):
         small.push(server, "files/small")
         small.pull(server, "files/small")
         for n in range(times):

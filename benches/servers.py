@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,15 +96,27 @@ def serving(
     workers: int = 1,
     config: Path = SERVICE,
     checkout: Path = CHECKOUT,
+    program: Sequence[str] = ("-m", "pysync"),
 ) -> Iterator[Running]:
     """Our server with the documents in `folder`, or in memory; all its workers answer. `checkout` may be
-    another clone, which has been built."""
+    another clone, which has been built; `program` are the arguments of Python that run the command line."""
     port = free_port()
-    command = ["-m", "pysync", "serve", "--config", str(config)]
+    command = [*program, "serve", "--config", str(config)]
     store = "memory:" if folder is None else f"file:{folder}"
     command += ["--port", str(port), "--store", store, "--workers", str(workers)]
     with _running(command, port, "/health", core, tells=True, checkout=checkout) as server:
         yield server
+
+
+@contextmanager
+def pinned(core: int) -> Iterator[None]:
+    """This thread, and those that it starts, on one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def free_port() -> int:

@@ -34,6 +34,7 @@ BATCH: Final = 100
 # The documents of `fill-list`, which the list workloads read, and the longest page there is.
 LISTED: Final = 100_000
 PAGE: Final = 1_000
+PAGE_BYTES: Final = PAGE * len('"000000",')
 # Of `service.json`.
 COLLECTIONS: Final = 50
 # `data` of a log's element; the element as it is read back, without proof: '{"ts":...,"data":...}'.
@@ -341,8 +342,8 @@ WORKLOADS: Final[dict[str, Workload]] = {
         ),
         Workload("batch-100-304", _batch_unchanged, expect=304, prepare=_create_notes, count=40_000),
         Workload("fill-list", _fill_list, count=LISTED),
-        Workload("list-first", _list_first, at_least=PAGE * len('"000000",')),
-        Workload("list-last", _list_last, at_least=PAGE * len('"000000",')),
+        Workload("list-first", _list_first, at_least=PAGE_BYTES),
+        Workload("list-last", _list_last, at_least=PAGE_BYTES),
         Workload("append", _append, count=80_000),
         Workload("append-1000", _append_in_turn, prepare=_begin_logs, count=80_000),
         Workload("signed-append", _signed_append, count=30_000),

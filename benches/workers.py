@@ -1,4 +1,4 @@
-"""How much more two workers answer than one: signed pulls, the load on the same two processors as they.
+"""How many more signed pulls and public pushes two workers answer than one, on two processors with the load.
 
     python -m benches.workers [--quick] [--connections N] [--rounds N] [--seconds S]
 
@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
 from benches import servers
@@ -31,10 +32,11 @@ from benches.servers import Running
 from benches.workloads import DOCUMENT_BYTES, WORKLOADS, Author
 from pysync.cli.load_generator import cpu_s, drive, read_head
 
-GOAL = 1.6
+GOALS: Final[dict[str, float | None]] = {"signed-pull": 1.6, "push": None}
+"""How many times as much two workers must answer; None: shown for information."""
 CONNECTIONS = 32
 MOST_PER_SECOND = 30_000
-"""Requests are signed for that many a second: more than two processors answer."""
+"""Requests are made for that many a second: more than two processors answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,10 @@ class Measured:
     @property
     def generator(self) -> float:
         return self.generator_cpu_us / (self.generator_cpu_us + self.server_cpu_us)
+
+
+Found = dict[str, dict[int, list[Measured]]]
+"""The runs of each workload, by the number of workers."""
 
 
 class Connection:
@@ -122,10 +128,10 @@ def load(url: str, requests: Iterable[bytes], connections: int, seconds: float) 
     return answers, now - started
 
 
-def measure(server: Running, connections: int, seconds: float) -> Measured:
-    """One run against a service. Raises RuntimeError where an answer was wrong."""
+def measure(server: Running, name: str, connections: int, seconds: float) -> Measured:
+    """One run of a workload against a service. Raises RuntimeError where an answer was wrong."""
     author = Author(server.url)
-    workload = WORKLOADS["signed-pull"]
+    workload = WORKLOADS[name]
     prepared, _ = asyncio.run(
         drive(server.url, workload.prepare(author), 200, connections=connections, seconds=60)
     )
@@ -157,31 +163,37 @@ def services() -> Iterator[dict[int, Running]]:
         }
 
 
-def compare(rounds: int, seconds: float, connections: int) -> dict[int, list[Measured]]:
-    """So many runs against each, in turns; which comes first alternates."""
-    found: dict[int, list[Measured]] = {1: [], 2: []}
+def compare(rounds: int, seconds: float, connections: int) -> Found:
+    """So many runs of each workload against each service, in turns; which comes first alternates."""
+    found: Found = {name: {1: [], 2: []} for name in GOALS}
     with services() as running:
         for number in range(rounds):
-            for count in (1, 2) if number % 2 == 0 else (2, 1):
-                found[count].append(measure(running[count], connections, seconds))
+            for name, runs in found.items():
+                for count in (1, 2) if number % 2 == 0 else (2, 1):
+                    runs[count].append(measure(running[count], name, connections, seconds))
     return found
 
 
-def table(found: dict[int, list[Measured]]) -> str:
+def table(found: Found) -> str:
     """The Markdown table of all rounds: medians, and how much more two workers answered in each."""
     lines = [
-        "| workers | per s | server CPU µs | generator CPU µs | generator's share | processors busy |",
-        "|---:|---:|---:|---:|---:|---:|",
+        "| workload | workers | per s | times one | server CPU µs | generator CPU µs | generator's share "
+        "| processors busy |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for count, runs in found.items():
-        rate, server, generator, share, busy = (
-            statistics.median(getattr(run, name) for run in runs)
-            for name in ("per_second", "server_cpu_us", "generator_cpu_us", "generator", "busy")
-        )
-        lines.append(f"| {count} | {rate:,.0f} | {server:.1f} | {generator:.1f} | {share:.0%} | {busy:.2f} |")
-    more = [two.per_second / one.per_second for one, two in zip(found[1], found[2], strict=True)]
-    lines += ["", f"Two workers answer {spread(more, '.2f')} times as much as one; goal: at least {GOAL}."]
-    return "\n".join(lines)
+    for name, by_count in found.items():
+        for count, runs in by_count.items():
+            rate, server, generator, share, busy = (
+                statistics.median(getattr(run, column) for run in runs)
+                for column in ("per_second", "server_cpu_us", "generator_cpu_us", "generator", "busy")
+            )
+            times = [run.per_second / one.per_second for run, one in zip(runs, by_count[1], strict=True)]
+            lines.append(
+                f"| {name} | {count} | {rate:,.0f} | {'' if count == 1 else spread(times, '.2f')} "
+                f"| {server:.1f} | {generator:.1f} | {share:.0%} | {busy:.2f} |"
+            )
+    goals = (f"{goal} times as many {name}s" for name, goal in GOALS.items() if goal is not None)
+    return "\n".join([*lines, "", f"Goal: two workers answer at least {', '.join(goals)} as one."])
 
 
 def main() -> None:
@@ -198,8 +210,8 @@ def main() -> None:
     os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
     gc.disable()  # nothing here makes cycles, and a pause would be taken for the server's
     found = compare(rounds, seconds, options.connections)
-    print(f"{machine()}; {rounds} rounds of {seconds:g} s, {options.connections} connections; signed pulls")
-    print(f"of documents of {DOCUMENT_BYTES} bytes.\n\n{table(found)}")
+    print(f"{machine()}; {rounds} rounds of {seconds:g} s, {options.connections} connections; documents")
+    print(f"of {DOCUMENT_BYTES} bytes.\n\n{table(found)}")
 
 
 if __name__ == "__main__":

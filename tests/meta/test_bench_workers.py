@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benches import servers, workers
+from benches.workers import Measured
 from benches.workloads import WORKLOADS, Author
 
 SECONDS = 0.2
@@ -14,13 +15,21 @@ SECONDS = 0.2
 
 @pytest.mark.process
 @pytest.mark.parametrize("count", [1, 2])
-def test_signed_pulls_are_answered_by_every_worker(count: int, tmp_path: Path) -> None:
+def test_every_workload_is_answered_by_every_worker(count: int, tmp_path: Path) -> None:
     with servers.serving(tmp_path / "data", workers=count) as server:
         assert len(workers.workers_of(server.pid)) == (0 if count == 1 else count)
-        run = workers.measure(server, 8, SECONDS)
-    assert run.per_second > 0
-    assert 0 < run.generator < 1
-    assert run.server_cpu_us > 0
+        for name in workers.GOALS:
+            run = workers.measure(server, name, 8, SECONDS)
+            assert run.per_second > 0
+            assert 0 < run.generator < 1
+            assert run.server_cpu_us > 0
+
+
+def test_two_workers_are_shown_beside_one() -> None:
+    one, two = Measured(1_000.0, 50.0, 10.0, 1.2), Measured(1_800.0, 55.0, 10.0, 1.9)
+    shown = workers.table({"push": {1: [one], 2: [two]}})
+    assert "| push | 1 | 1,000 |  |" in shown
+    assert "| push | 2 | 1,800 | 1.80 (1.80 to 1.80) |" in shown
 
 
 @pytest.mark.process

@@ -61,7 +61,7 @@ bench: build  ## measure the speed figures of benches/RESULTS.md
 docs: build  ## build the documentation as a static site in target/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-reference: build  ## write the generated pages of docs/reference and the JSON Schema of the configuration
+reference: build  ## write the generated pages of docs/reference, the JSON Schema and the performance chart
 	$(BIN)/python -m tools.reference
 
 dist: build  ## build sdist and wheel into dist/, and test the wheel in an empty environment

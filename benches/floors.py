@@ -3,8 +3,9 @@ leave out.
 
 That work is to verify each signature, to hash what is written, to check what is read, to copy what is long,
 and to have what is acknowledged on disk. Its prices are measured here, on the server's core, in the same run
-as the requests. A signature has the least price for which the core verifies one, and a flush is shared by as many writes as there
-are connections. Nothing is counted for finding a document, for parsing JSON, or for deciding who may read it.
+as the requests. A signature has the least price for which the core verifies one, and a flush is shared by as
+many writes as there are connections. Nothing is counted for finding a document, for parsing JSON, or for
+deciding who may read it.
 """
 
 import base64

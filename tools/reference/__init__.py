@@ -1,1 +1,1 @@
-"""The pages of docs/reference/ that the code determines: `python -m tools.reference` writes them."""
+"""Writes what is generated below docs/, and the configuration's JSON Schema: `python -m tools.reference`."""

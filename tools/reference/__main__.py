@@ -1,4 +1,5 @@
-"""Generate the pages of `docs/reference/` that the code determines, and the configuration's JSON Schema.
+"""Generate the pages of `docs/reference/` that the code determines, the configuration's JSON Schema, and the
+chart of the figures that were measured.
 
 `python -m tools.reference` writes them; `--check` writes nothing and exits with status 1 if one is stale.
 """
@@ -8,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from tools.reference import command_line, configuration, error_codes, json_schema
+from tools.reference import command_line, configuration, error_codes, json_schema, performance_chart
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
@@ -17,6 +18,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "docs/reference/exit-codes.md": command_line.exit_codes_page,
     "docs/reference/errors.md": error_codes.page,
     "pysync/config/pysync.schema.json": json_schema.text,
+    "docs/assets/performance.svg": performance_chart.text,
 }
 
 

@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -130,6 +132,17 @@ def test_heavy_dependencies_have_one_home() -> None:
             for module, allowed in homes.items():
                 if dotted == module or dotted.startswith(module + "."):
                     assert name.startswith(allowed), f"{name} imports {dotted}"
+
+
+@pytest.mark.process
+def test_the_server_loads_nothing_that_it_does_not_need() -> None:
+    script = (
+        "import sys, pysync.server.serve, pysync.cli.serve, pysync.plugins.events, pysync.store.local\n"
+        "heavy = {'aiobotocore', 'cryptography', 'duckdb', 'jsonschema_rs', 'pyarrow', 'redis', 'yaml'}\n"
+        "print(*sorted(heavy & sys.modules.keys()))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == ""
 
 
 WORDS = re.compile(

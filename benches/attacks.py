@@ -26,7 +26,7 @@ from benches.open_loop import Actor, Address, OpenLoop, Poller, Reading, Sent, T
 from benches.workloads import big_document, note, push_body
 from pysync.auth import issuing, signing
 from pysync.auth.certificates import SCHEME
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.protocol import JSON_TYPE
 
 GOOD: Final = tuple(f"127.0.1.{n}" for n in range(1, 33))

@@ -23,7 +23,7 @@ import orjson
 from benches import servers
 from pysync._core import content_hash
 from pysync.auth import issuing
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.client import Client
 from pysync.errors import Conflict
 

@@ -30,8 +30,8 @@ from benches.compare import machine
 from benches.servers import Running
 from pysync.auth import issuing, signing
 from pysync.auth.certificates import SCHEME
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.auth.issuing import FULL_ACCESS, Grant
-from pysync.auth.signing import IdentityKeys
 from pysync.cli.load_generator import cpu_s, read_head
 
 ROUNDS: Final = 5

@@ -14,8 +14,8 @@ import orjson
 
 from pysync.auth import certificates, issuing
 from pysync.auth.certificates import Certificate, RevocationList
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.auth.issuing import Grant
-from pysync.auth.signing import IdentityKeys
 from pysync.cli.io import print_json, read_certificate, read_keys, read_public_keys, warn_retry
 from pysync.errors import Conflict, StaleGeneration
 

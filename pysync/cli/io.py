@@ -14,7 +14,7 @@ import orjson
 
 from pysync.auth import certificates
 from pysync.auth.certificates import Certificate
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 
 
 class MissingDocument(ValueError):

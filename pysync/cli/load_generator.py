@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from pysync import protocol
 from pysync.auth import issuing, signing
 from pysync.auth.certificates import Certificate
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.protocol import JSON_TYPE
 
 CONNECTIONS: Final = 32

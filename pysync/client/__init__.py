@@ -4,7 +4,7 @@
 
 from pysync.auth.certificates import Certificate, CertificateError
 from pysync.auth.certificates import parse as parse_certificate
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.client.client import Client, SpacesAccess, fetch_server_config, read_spaces_access
 from pysync.client.files import File, FileChanged, FileInfo, FileStream, FileTooLarge
 from pysync.client.log_cursor import BadAuthorProof, LogCursor

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pysync._core import canonicalize
 from pysync.auth import certificates, issuing
 from pysync.auth.certificates import CertificateError
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.errors import BadRequest, BadSignature, InvalidRevocation
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors/protocol.json").read_text())

@@ -14,8 +14,8 @@ from pysync import _core
 from pysync._core import PanicException
 from pysync.auth import certificates, issuing, revocation
 from pysync.auth.certificates import CertificateSummary
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.auth.revocation import PREFIX, RevocationRegistry
-from pysync.auth.signing import IdentityKeys
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import BadSignature, StaleGeneration, StoreUnavailable, TooManyIssuers

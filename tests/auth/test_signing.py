@@ -12,7 +12,7 @@ import pytest
 from pysync import protocol
 from pysync._core import PublicKey, canonicalize, request_message, verify_author, verify_request
 from pysync.auth import signing
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "vectors/protocol.json").read_text())
 

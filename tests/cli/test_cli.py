@@ -14,7 +14,7 @@ from support.clients import Start
 
 from pysync import __version__
 from pysync.auth import certificates
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 
 
 def test_the_version_is_told(shell: Shell) -> None:

@@ -13,7 +13,7 @@ from support.cli_runner import Shell
 from support.clients import Start
 from support.collections import collection
 
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 
 SERVICE: dict[str, Any] = {
     "collections": [

@@ -13,7 +13,7 @@ from support.clients import ISSUER, SUBJECT, Browser, Start
 from support.collections import collection
 
 from pysync.auth import certificates, issuing
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.client import Client
 from pysync.store.memory import MemoryStore
 

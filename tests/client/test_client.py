@@ -28,7 +28,8 @@ from support.fake_server import (
 from pysync import protocol
 from pysync._core import content_hash, verify_author
 from pysync.auth import certificates, issuing
-from pysync.auth.signing import DOCUMENT_AUTHOR, IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
+from pysync.auth.signing import DOCUMENT_AUTHOR
 from pysync.client import Client, RetryPolicy, SyncDocument, Unreachable, sealed
 from pysync.errors import (
     Conflict,

@@ -10,7 +10,8 @@ from support.fake_server import DEVICE, KEYS, PULLED, PUSHED, Answer, client, is
 
 from pysync import protocol
 from pysync._core import verify_author
-from pysync.auth.signing import APPEND_AUTHOR, IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
+from pysync.auth.signing import APPEND_AUTHOR
 from pysync.client import LogElement, LogRange, PullResult, RetryPolicy, Unreachable
 from pysync.errors import (
     AppendLimitExceeded,

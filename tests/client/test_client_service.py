@@ -13,7 +13,7 @@ from support.collections import OWN, ROOM, collection
 
 from pysync.auth import issuing
 from pysync.auth.certificates import Certificate
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.client import Client, RetryPolicy, SyncDocument
 from pysync.errors import Conflict, Forbidden, InvalidPathParameter, StaleGeneration, Unauthorized
 from pysync.testing import FakeClock

@@ -12,7 +12,7 @@ from support.clients import ISSUER, STRANGER, SUBJECT, Start, minted_at, root_de
 from support.fake_server import serving
 
 from pysync.auth import issuing
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.client import Client, SyncDocument, sealed
 from pysync.client.sealed import RemoteKeyring, crypto
 from pysync.errors import BodyTooDeep, Conflict, Forbidden

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.clients import ISSUER, STRANGER, SUBJECT
 
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.client import sealed
 from pysync.client.sealed import Keyring, UnlockedKeyring, crypto, open_envelope, seal_envelope
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.client.sealed import (
     AadRequired,
     DecryptionFailed,

@@ -11,7 +11,7 @@ import pytest
 from support.cli_runner import Shell
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_device
 
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/how-to/choose-an-access-model.md").read_text()

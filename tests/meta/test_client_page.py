@@ -11,7 +11,7 @@ import pytest
 from support.cli_runner import Shell
 from support.clients import Start
 
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.client import sealed
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/client.md").read_text()

@@ -115,7 +115,7 @@ def test_heavy_dependencies_have_one_home() -> None:
             "store/local/",
             "coordinator/local.py",
         ),
-        "cryptography": ("auth/signing.py", "client/sealed/crypto.py"),
+        "cryptography": ("auth/identity_keys.py", "client/sealed/crypto.py"),
         "jsonschema_rs": ("server/routes.py", "config/"),
         "yaml": ("config/",),
         "aiobotocore": ("store/s3/",),

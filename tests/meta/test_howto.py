@@ -18,7 +18,7 @@ from support.browser import Chromium, Window, driven
 from support.clients import SUBJECT, Browser, Signed, Start, root_device
 from support.page_runner import PageRunner, blocks_of
 
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

@@ -18,7 +18,7 @@ from pyarrow import parquet
 from proof.service import FILE_TYPE
 from pysync import protocol
 from pysync.auth import issuing, signing
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.clock import wall_clock_ms
 from pysync.protocol import JSON_TYPE, PARQUET_TYPE
 

@@ -21,7 +21,7 @@ from support.depth import depth
 from pysync import config
 from pysync._core import canonicalize
 from pysync.auth import certificates, signing
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.errors import BadRequest, errors_by_code
 from pysync.server.app import create_app
 from pysync.server.serve import serve_on

@@ -16,7 +16,7 @@ from support.reference import canonical
 from yarl import URL
 
 from pysync.auth import issuing, signing
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 
 Unique = Callable[[str], str]
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from pysync.auth import signing
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from support.clients import Browser, Reply
 from support.reference import canonical
 

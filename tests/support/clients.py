@@ -13,7 +13,7 @@ from yarl import URL
 
 from pysync.auth import issuing, signing
 from pysync.auth.certificates import Certificate
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.clock import wall_clock_ms
 
 PROTOCOL = Path(__file__).parents[1] / "protocol.json"

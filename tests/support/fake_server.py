@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestServer
 from pysync import protocol
 from pysync._core import PublicKey, verify_request
 from pysync.auth import issuing
-from pysync.auth.signing import IdentityKeys
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.client import Client
 
 KEYS = IdentityKeys.from_private(bytes([1]) * 32, bytes([2]) * 32)

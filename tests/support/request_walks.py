@@ -17,8 +17,9 @@ import aiohttp
 
 import pysync
 from pysync import config
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.auth.issuing import issue_device_certificate
-from pysync.auth.signing import IdentityKeys, canonical_host, sign_request
+from pysync.auth.signing import canonical_host, sign_request
 from pysync.clock import wall_clock_ms
 from pysync.server.app import create_app
 from pysync.server.serve import serve_on

@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from pysync._core import PublicKey, canonicalize
 from pysync.auth.certificates import decode_base64
-from pysync.auth.signing import IdentityKeys, Signer
+from pysync.auth.identity_keys import IdentityKeys
+from pysync.auth.signing import Signer
 
 
 class SealedError(Exception):

@@ -13,7 +13,8 @@ from typing import Any, Final
 import orjson
 
 from pysync.auth.certificates import decode_base64
-from pysync.auth.signing import IdentityKeys, Signer
+from pysync.auth.identity_keys import IdentityKeys
+from pysync.auth.signing import Signer
 from pysync.client.client import Client
 from pysync.client.files import FileMethods, check_size
 from pysync.client.merge import JsonObject

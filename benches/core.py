@@ -18,7 +18,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import orjson
-import pyarrow
+import pyarrow as pa
+import pyarrow.parquet as pq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import pysync._core as core
@@ -29,6 +30,7 @@ from support import reference
 ROUNDS = 7
 ROUND_S = 0.05
 BATCH = 100
+RECEIVED_AT = "2026-01-02T03:04:05.678Z"
 
 Call = Callable[[], object]
 
@@ -126,13 +128,12 @@ def event_batch() -> bytes:
     return core.canonicalize(json.dumps({"events": events}).encode())
 
 
-def event_columns(data: bytes) -> list[tuple[bytes, bytes]]:
-    batch = core.EventColumns(data)
-    return [batch.column(at) for at in range(10)]
+def encode_events(data: bytes) -> bytes:
+    return core.encode_events(data, RECEIVED_AT, {})
 
 
-def event_columns_twin(data: bytes) -> list[pyarrow.StringArray]:
-    """The same by orjson, as far as arrays of Arrow, which come for nothing of the core's bytes."""
+def encode_events_twin(data: bytes) -> bytes:
+    """The same by orjson and pyarrow."""
 
     def cell(value: object) -> str:
         if value is None or type(value) is str:
@@ -143,10 +144,17 @@ def event_columns_twin(data: bytes) -> list[pyarrow.StringArray]:
     columns = [[cell(event.get(name)) for event in events] for name in reference.EVENT_COLUMNS]
     known = {*reference.EVENT_COLUMNS, "received_at"}
     others = ({name: event[name] for name in event if name not in known} for event in events)
+    columns.append([RECEIVED_AT] * len(events))
     columns.append(
         [orjson.dumps(each, option=orjson.OPT_SORT_KEYS).decode() if each else "" for each in others]
     )
-    return [pyarrow.array(column, pyarrow.string()) for column in columns]
+    names = (*reference.EVENT_COLUMNS, "received_at", "extra")
+    schema = pa.schema([pa.field(name, pa.string(), nullable=False) for name in names])
+    file = pa.BufferOutputStream()
+    pq.write_table(
+        pa.table(columns, schema), file, use_dictionary=False, write_statistics=False, store_schema=False
+    )
+    return bytes(file.getvalue())
 
 
 def push_and_store(body: bytes) -> bytes:
@@ -237,10 +245,10 @@ def cases() -> list[Case]:
             join_twin,
         ),
         (
-            "batch of 100 events: columns",
+            "batch of 100 events: a Parquet file",
             len(events),
-            lambda: event_columns(events),
-            lambda: event_columns_twin(events),
+            lambda: encode_events(events),
+            lambda: encode_events_twin(events),
         ),
         (
             "verify_request 1 KB",

@@ -15,7 +15,6 @@ __all__ = [
     "BatchPlan",
     "BatchPlanner",
     "Document",
-    "EventColumns",
     "LogHead",
     "LogNode",
     "PanicException",
@@ -29,6 +28,7 @@ __all__ = [
     "content_hash",
     "decode_append",
     "decode_push",
+    "encode_events",
     "is_document",
     "is_log",
     "open_certificate",
@@ -518,26 +518,18 @@ class ReplayWindow:
     def __contains__(self, digest: bytes, /) -> bool: ...
     def __len__(self) -> int: ...
 
-@final
-class EventColumns:
-    """The events of a batch as columns of text. Its length is the number of events.
+def encode_events(data: bytes, received_at: str, metadata: dict[str, str]) -> bytes:
+    """Return a Parquet file with a row for each event in the array `events` of `data`, a text as in
+    `PushBody.data`; other members are ignored. `metadata` is that of the file. Releases the interpreter's
+    lock.
+
+    All columns are text: event_type, event, distinct_id, anonymous_id, ts, message_id, properties, context,
+    dt, `received_at` as given, and `extra`, the other members of each event as one object, empty without any.
+    Strings become their characters, null or an absent member an empty text, and any other value its JSON
+    text. An event's own `received_at` is dropped.
+
+    Raises:
+        InvalidEvents: `events` is missing or empty, an event is not an object, or they exceed 2 GiB.
 
     See docs/reference/protocol.md#events.
     """
-
-    def __new__(cls, data: bytes) -> EventColumns:
-        """Read the array `events` of `data`, a text as in `PushBody.data`; other members are ignored.
-
-        Raises:
-            InvalidEvents: `events` is missing or empty, an event is not an object, or they exceed 2 GiB.
-        """
-    def __len__(self) -> int: ...
-    def column(self, at: int) -> tuple[bytes, bytes]:
-        """Return the texts of a column, concatenated, and before them their offsets: little-endian 32-bit
-        integers, 0 and the end of each text. Strings become their characters, null or an absent member an
-        empty text, and any other value its JSON text.
-
-        Columns 0 to 8 are event_type, event, distinct_id, anonymous_id, ts, message_id, properties, context
-        and dt. Column 9 is `extra`: the other members of each event as one object, empty without any;
-        `received_at` is omitted, because only the server sets it. Raises IndexError beyond it.
-        """

@@ -1,79 +1,76 @@
-//! Batches of events as columns of text (docs/reference/protocol.md#events).
+//! Batches of events as Parquet files (docs/reference/protocol.md#events).
 
 use crate::error::CoreError;
+use crate::parquet::{self, Column};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
 
-/// Members of an event that have columns of their own, as canonical texts.
-const NAMES: [&str; 9] = [
-    "\"event_type\"",
-    "\"event\"",
-    "\"distinct_id\"",
-    "\"anonymous_id\"",
-    "\"ts\"",
-    "\"message_id\"",
-    "\"properties\"",
-    "\"context\"",
-    "\"dt\"",
+/// The columns. Members of an event that have none are in the last one, as a JSON object.
+const NAMES: [&str; 11] = [
+    "event_type",
+    "event",
+    "distinct_id",
+    "anonymous_id",
+    "ts",
+    "message_id",
+    "properties",
+    "context",
+    "dt",
+    "received_at",
+    "extra",
 ];
-/// Members that only the server sets.
-const RECEIVED_AT: &str = "\"received_at\"";
+const RECEIVED_AT: usize = 9;
+const EXTRA: usize = 10;
 
-/// Texts of one column, concatenated. No column is longer than the data that it is made of.
-#[derive(Default)]
-pub struct Column {
-    pub text: Vec<u8>,
-    /// End offset of each text.
-    pub ends: Vec<usize>,
-}
-
-/// The columns of a batch: those of `NAMES`, and `extra`, a JSON object of the other members of an event.
-#[derive(Default)]
-pub struct Columns {
-    pub columns: [Column; NAMES.len() + 1],
-    /// Number of events.
-    pub count: usize,
-}
-
-impl Columns {
-    /// Returns the columns of the events in `data`, canonical text except for large integers. Strings become
-    /// their characters, null an empty text, and any other value its JSON text.
-    pub fn read(data: &[u8]) -> Result<Self, CoreError> {
-        let text = str::from_utf8(data).map_err(|_| CoreError::InvalidEvents)?;
-        let mut columns = Self::default();
-        let mut tokens = serde_json::Deserializer::from_str(text);
-        Data(&mut columns)
-            .deserialize(&mut tokens)
-            .map_err(|_| CoreError::InvalidEvents)?;
-        if columns.count == 0 {
-            return Err(CoreError::InvalidEvents);
-        }
-        Ok(columns)
+/// Returns a file with a row for each of the events in `data`, canonical text except for large integers.
+/// Strings become their characters, null an empty text, and any other value its JSON text. `received_at` is
+/// the value of that column, which only the server sets.
+pub fn encode(
+    data: &[u8],
+    received_at: &str,
+    metadata: &[(&str, &str)],
+) -> Result<Vec<u8>, CoreError> {
+    let mut rows = Rows {
+        columns: Default::default(),
+        count: 0,
+        received_at,
+    };
+    let text = str::from_utf8(data).map_err(|_| CoreError::InvalidEvents)?;
+    let mut tokens = serde_json::Deserializer::from_str(text);
+    Data(&mut rows)
+        .deserialize(&mut tokens)
+        .map_err(|_| CoreError::InvalidEvents)?;
+    if rows.count == 0 {
+        return Err(CoreError::InvalidEvents);
     }
+    parquet::encode(NAMES, rows.columns, rows.count, metadata).ok_or(CoreError::InvalidEvents)
 }
 
-impl Column {
-    fn push(&mut self, value: &str) -> Result<(), serde_json::Error> {
-        match value.as_bytes() {
-            b"null" => {}
-            [b'"', text @ .., b'"'] if memchr::memchr(b'\\', text).is_none() => {
-                self.text.extend_from_slice(text);
-            }
-            [b'"', ..] => {
-                let text: String = serde_json::from_str(value)?;
-                self.text.extend_from_slice(text.as_bytes());
-            }
-            text => self.text.extend_from_slice(text),
+struct Rows<'r> {
+    columns: [Column; NAMES.len()],
+    count: usize,
+    received_at: &'r str,
+}
+
+/// Appends the text of a cell to the value that its column has begun.
+fn append(column: &mut Column, value: &str) -> Result<(), serde_json::Error> {
+    match value.as_bytes() {
+        b"null" => {}
+        [b'"', text @ .., b'"'] if memchr::memchr(b'\\', text).is_none() => column.extend(text),
+        [b'"', ..] => {
+            let text: String = serde_json::from_str(value)?;
+            column.extend(text.as_bytes());
         }
-        Ok(())
+        text => column.extend(text),
     }
+    Ok(())
 }
 
 /// The member `events` of an object.
-struct Data<'c>(&'c mut Columns);
+struct Data<'r, 'd>(&'r mut Rows<'d>);
 
-impl<'de> DeserializeSeed<'de> for Data<'_> {
+impl<'de> DeserializeSeed<'de> for Data<'_, '_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, tokens: D) -> Result<(), D::Error> {
@@ -81,7 +78,7 @@ impl<'de> DeserializeSeed<'de> for Data<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Data<'_> {
+impl<'de> Visitor<'de> for Data<'_, '_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -101,9 +98,9 @@ impl<'de> Visitor<'de> for Data<'_> {
 }
 
 /// A list of events.
-struct Events<'c>(&'c mut Columns);
+struct Events<'r, 'd>(&'r mut Rows<'d>);
 
-impl<'de> DeserializeSeed<'de> for Events<'_> {
+impl<'de> DeserializeSeed<'de> for Events<'_, '_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, tokens: D) -> Result<(), D::Error> {
@@ -111,7 +108,7 @@ impl<'de> DeserializeSeed<'de> for Events<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Events<'_> {
+impl<'de> Visitor<'de> for Events<'_, '_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -125,9 +122,9 @@ impl<'de> Visitor<'de> for Events<'_> {
 }
 
 /// One event, which becomes the next row.
-struct Event<'c>(&'c mut Columns);
+struct Event<'r, 'd>(&'r mut Rows<'d>);
 
-impl<'de> DeserializeSeed<'de> for Event<'_> {
+impl<'de> DeserializeSeed<'de> for Event<'_, '_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, tokens: D) -> Result<(), D::Error> {
@@ -135,7 +132,7 @@ impl<'de> DeserializeSeed<'de> for Event<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Event<'_> {
+impl<'de> Visitor<'de> for Event<'_, '_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -143,28 +140,39 @@ impl<'de> Visitor<'de> for Event<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let Columns { columns, count } = self.0;
-        let [known @ .., extra] = columns;
-        let opened = extra.text.len();
+        let Rows {
+            columns,
+            count,
+            received_at,
+        } = self.0;
+        for column in columns.iter_mut() {
+            column.begin();
+        }
         while let Some(key) = map.next_key::<&RawValue>()? {
             let (key, value) = (key.get(), map.next_value::<&RawValue>()?.get());
-            if let Some(at) = NAMES.iter().position(|name| *name == key) {
-                known[at].push(value).map_err(serde::de::Error::custom)?;
-            } else if key != RECEIVED_AT {
-                let first = extra.text.len() == opened;
-                extra.text.push(if first { b'{' } else { b',' });
-                extra.text.extend_from_slice(key.as_bytes());
-                extra.text.push(b':');
-                extra.text.extend_from_slice(value.as_bytes());
+            match NAMES[..EXTRA].iter().position(|name| is_text(key, name)) {
+                Some(RECEIVED_AT) => {}
+                Some(at) => append(&mut columns[at], value).map_err(serde::de::Error::custom)?,
+                None => {
+                    let extra = &mut columns[EXTRA];
+                    extra.extend(if extra.value().is_empty() { b"{" } else { b"," });
+                    extra.extend(key.as_bytes());
+                    extra.extend(b":");
+                    extra.extend(value.as_bytes());
+                }
             }
         }
-        if extra.text.len() > opened {
-            extra.text.push(b'}');
+        columns[RECEIVED_AT].extend(received_at.as_bytes());
+        if !columns[EXTRA].value().is_empty() {
+            columns[EXTRA].extend(b"}");
         }
-        for column in columns {
-            column.ends.push(column.text.len());
-        }
+        columns.iter_mut().for_each(Column::end);
         *count += 1;
         Ok(())
     }
+}
+
+/// Returns true if `text` is this string as canonical JSON.
+fn is_text(text: &str, string: &str) -> bool {
+    matches!(text.as_bytes(), [b'"', inner @ .., b'"'] if inner == string.as_bytes())
 }

@@ -12,6 +12,7 @@ pub mod hash_check;
 pub mod log_format;
 pub mod log_index;
 pub mod log_range;
+pub mod parquet;
 pub mod query;
 pub mod replay;
 pub mod revocation;

@@ -21,7 +21,7 @@ pub mod _core {
     use crate::py_batch::{BatchAnswer, BatchPlan, BatchPlanner};
 
     #[pymodule_export]
-    use crate::py_events::EventColumns;
+    use crate::py_events::encode_events;
 
     #[pymodule_export]
     use crate::py_revocation::{RevocationList, Revoked};

@@ -1,15 +1,6 @@
-"""Writes batches of events as Parquet files, and merges many files into one.
+"""Batches of events as Parquet files. See docs/reference/protocol.md#events."""
 
-Importing this module imports pyarrow. See docs/reference/protocol.md#events.
-"""
-
-import os
-import tempfile
-from collections.abc import Sequence
-from typing import IO, Final
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import Final
 
 from pysync import _core
 
@@ -26,122 +17,14 @@ COLUMNS: Final = (
     "received_at",
     "extra",
 )
-SCHEMA: Final = pa.schema([pa.field(name, pa.string(), nullable=False) for name in COLUMNS])
 REPEATABLE_UNTIL_MS: Final = "pysync.repeatable_until_ms"
 """A member of a file's metadata: the time until which a repeated push may look for the file."""
-
-_RECEIVED_AT: Final = COLUMNS.index("received_at")
 
 
 def encode(data: bytes, received_at: str, repeatable_until_ms: int | None = None) -> bytes:
     """Return a Parquet file with a row for each event of `data`, the text of a push, in their order.
 
-    Other threads can run meanwhile, except while a column is copied. Raises InvalidEvents.
+    Other threads can run meanwhile. Raises InvalidEvents.
     """
-    batch = _core.EventColumns(data)
-    count = len(batch)
-    arrays = [_array(count, *batch.column(at)) for at in range(len(COLUMNS) - 1)]
-    arrays.insert(_RECEIVED_AT, pa.repeat(received_at, count))
-    table = pa.Table.from_arrays(arrays, schema=SCHEMA)
-    sink = pa.BufferOutputStream()
-    # Snappy takes half the work of zstd, for files 1.7 times as long. Compaction compresses them again.
-    with pq.ParquetWriter(
-        sink, SCHEMA, compression="snappy", use_dictionary=False, write_statistics=False, store_schema=False
-    ) as writer:
-        writer.write_table(table)
-        if repeatable_until_ms is not None:
-            writer.add_key_value_metadata({REPEATABLE_UNTIL_MS: str(repeatable_until_ms)})
-    return bytes(sink.getvalue())
-
-
-def _array(count: int, offsets: bytes, text: bytes) -> pa.StringArray:
-    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text))
-
-
-ROW_GROUP_BYTES: Final = 33_554_432
-ROW_GROUP_ROWS: Final = 122_880
-"""A row group is written when it has this many bytes (in memory) or rows. One thread of DuckDB reads it."""
-
-_UNTIL: Final = REPEATABLE_UNTIL_MS.encode()
-
-
-class NotMergeable(Exception):
-    """A file that is left as it is; the text has the reason."""
-
-
-class StillRetryable(NotMergeable):
-    """The push of the file may still be repeated, and the repetition would look for the file."""
-
-
-class ParquetMerger:
-    """One file with the rows of others, in the order in which they are appended. It grows on disk, in the
-    folder for temporary files; only one row group and the file that is being appended are in memory. Its
-    methods block, so call them in a thread."""
-
-    def __init__(self) -> None:
-        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
-        self._writer = pq.ParquetWriter(self._file, SCHEMA, compression="zstd", store_schema=False)
-        self._pending: list[pa.Table] = []
-        self._pending_rows = self._pending_bytes = 0
-        self.rows = 0
-
-    def append_files(self, bodies: Sequence[bytes], now_ms: int) -> list[NotMergeable | None]:
-        """Append the rows of each file, all or none. Returns the reason for each file that is not appended,
-        None for the others."""
-        return [self._append(body, now_ms) for body in bodies]
-
-    def finish(self) -> None:
-        """Write the remaining rows. Afterwards `read` returns the complete file."""
-        self._flush()
-        self._writer.close()
-        self._file.flush()
-
-    def read(self, start: int, size: int) -> bytes:
-        """Return bytes of the finished file; none past its end."""
-        return os.pread(self._file.fileno(), size, start)
-
-    def close(self) -> None:
-        """Close and delete the temporary file."""
-        self._writer.close()
-        self._file.close()
-
-    def _append(self, body: bytes, now_ms: int) -> NotMergeable | None:
-        try:
-            file = pq.ParquetFile(pa.BufferReader(body), pre_buffer=False)
-            _check(file, now_ms)
-            groups = range(file.metadata.num_row_groups)
-            if len(groups) == 1:
-                self._add(file.read_row_group(0, use_threads=False))
-                return None
-            for at in groups:
-                file.read_row_group(at)
-            for at in groups:
-                self._add(file.read_row_group(at))
-        except NotMergeable as error:
-            return error
-        except (pa.ArrowException, OSError, ValueError) as error:
-            return NotMergeable(f"it cannot be read: {error}")
-        return None
-
-    def _add(self, table: pa.Table) -> None:
-        self._pending.append(table)
-        self._pending_rows += table.num_rows
-        self._pending_bytes += table.nbytes
-        if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= ROW_GROUP_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._pending_rows:
-            table = pa.concat_tables(self._pending)
-            self._writer.write_table(table, row_group_size=table.num_rows)
-            self.rows += table.num_rows
-        self._pending.clear()
-        self._pending_rows = self._pending_bytes = 0
-
-
-def _check(file: pq.ParquetFile, now_ms: int) -> None:
-    if not file.schema_arrow.equals(SCHEMA):
-        raise NotMergeable("it has other columns")
-    until = (file.metadata.metadata or {}).get(_UNTIL)
-    if until is not None and int(until) > now_ms:
-        raise StillRetryable("its push may still be repeated")
+    metadata = {} if repeatable_until_ms is None else {REPEATABLE_UNTIL_MS: str(repeatable_until_ms)}
+    return _core.encode_events(data, received_at, metadata)

@@ -1,10 +1,12 @@
-"""Batches of events as columns (docs/reference/protocol.md#events)."""
+"""Batches of events as Parquet files (docs/reference/protocol.md#events)."""
 
 import json
-import struct
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,9 @@ from support.json_texts import json_texts, keys, objects, string_texts
 
 import pysync._core as core
 from pysync.errors import InvalidEvents, PysyncError
+from pysync.parquet.event_merger import SCHEMA
+
+RECEIVED_AT = "2026-01-02T03:04:05.678Z"
 
 names = st.one_of(
     st.sampled_from([json.dumps(name) for name in (*reference.EVENT_COLUMNS, "received_at")]),
@@ -29,17 +34,15 @@ bodies = st.one_of(batches, json_texts, objects(json_texts)).map(
 )
 
 
+def table(data: bytes, metadata: dict[str, str] | None = None) -> pa.Table:
+    """What pyarrow reads from the file of a batch."""
+    file = core.encode_events(data, RECEIVED_AT, metadata or {})
+    return pq.read_table(pa.BufferReader(file))
+
+
 def columns(data: bytes) -> list[list[str]]:
-    """The texts that the core's columns stand for."""
-    batch = core.EventColumns(data)
-    return [texts(len(batch), *batch.column(at)) for at in range(10)]
-
-
-def texts(count: int, offsets: bytes, text: bytes) -> list[str]:
-    ends = struct.unpack(f"<{count + 1}i", offsets)
-    assert ends[0] == 0
-    assert ends[-1] == len(text)
-    return [text[start:end].decode() for start, end in pairwise(ends)]
+    """The texts of the columns that events fill."""
+    return [column.to_pylist() for column in table(data).drop_columns("received_at").columns]
 
 
 def outcome(make: Any, data: bytes) -> Any:
@@ -71,9 +74,30 @@ def test_columns_hold_what_their_twin_makes_of_a_batch(body: bytes) -> None:
 )  # fmt: skip
 def test_what_is_no_batch_is_refused(data: str) -> None:
     with pytest.raises(InvalidEvents):
-        core.EventColumns(data.encode())
+        core.encode_events(data.encode(), RECEIVED_AT, {})
 
 
-def test_there_are_ten_columns() -> None:
-    with pytest.raises(IndexError):
-        core.EventColumns(b'{"events":[{}]}').column(10)
+def test_the_file_has_the_columns_of_all_files_and_the_given_metadata() -> None:
+    read = table(b'{"events":[{},{"received_at":"then"}]}', {"a": "b", "c": "é"})
+    assert read.schema.equals(SCHEMA)
+    assert read.schema.metadata == {b"a": b"b", b"c": "é".encode()}
+    assert read["received_at"].to_pylist() == [RECEIVED_AT] * 2
+
+
+def test_long_columns_have_many_pages_that_pyarrow_and_duckdb_read(tmp_path: Path) -> None:
+    events = [{"event": str(n), "context": "x" * (n % 7 * 200_000)} for n in range(40)]
+    path = tmp_path / "events.parquet"
+    path.write_bytes(core.encode_events(json.dumps({"events": events}).encode(), RECEIVED_AT, {}))
+    wanted = [(event["event"], event["context"], RECEIVED_AT, "") for event in events]
+    names = ["event", "context", "received_at", "extra"]
+    read = pq.read_table(path, columns=names)
+    assert list(zip(*(column.to_pylist() for column in read.columns), strict=True)) == wanted
+    with duckdb.connect() as engine:
+        assert engine.execute(f"SELECT {', '.join(names)} FROM '{path}'").fetchall() == wanted
+        pages = engine.execute(f"SELECT DISTINCT type, num_values FROM parquet_metadata('{path}')").fetchall()
+    assert pages == [("BYTE_ARRAY", 40)]
+
+
+def test_a_batch_has_the_same_file_each_time() -> None:
+    data = b'{"events":[{"event":"a","z":1}]}'
+    assert core.encode_events(data, RECEIVED_AT, {}) == core.encode_events(data, RECEIVED_AT, {})

@@ -64,11 +64,10 @@ async def test_after_a_panic_in_the_thread_that_encodes_events_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encoder = Encoder()
-    await encoder.open()
     body = json.dumps({"events": [{"event": "e"}]}).encode()
     arguments: tuple[Any, ...] = (body, "2025-01-01T00:00:00.000Z", None)
     with monkeypatch.context() as patched:
-        patched.setattr(_core, "EventColumns", panics)
+        patched.setattr(_core, "encode_events", panics)
         with pytest.raises(_core.PanicException):
             await encoder.encode(*arguments)
     assert await encoder.encode(*arguments)

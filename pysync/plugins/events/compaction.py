@@ -23,7 +23,7 @@ from pysync.protocol import PARQUET_TYPE
 from pysync.store import DamagedFile, EtagMismatch, MergeRejected, Store
 
 if TYPE_CHECKING:
-    from pysync.parquet.event_files import ParquetMerger
+    from pysync.parquet.event_merger import ParquetMerger
 
 _MAX_ATTEMPTS: Final = 10
 
@@ -199,7 +199,7 @@ class _Folder:
 
     async def _merge(self, group: Sequence[SourceFile]) -> None:
         """Replace the files of the group that can be merged by one file."""
-        from pysync.parquet.event_files import ParquetMerger
+        from pysync.parquet.event_merger import ParquetMerger
 
         into = await self._in_thread(ParquetMerger)
         try:
@@ -225,7 +225,7 @@ class _Folder:
 
     async def _append(self, into: "ParquetMerger", some: Sequence[SourceFile]) -> dict[str, str]:
         """Append the files that can be merged, and return their keys and sha256."""
-        from pysync.parquet.event_files import StillRetryable
+        from pysync.parquet.event_merger import StillRetryable
 
         now_ms = self._options.now_ms()
         read = await asyncio.gather(*(self._read(source.name) for source in some))

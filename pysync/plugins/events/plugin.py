@@ -29,6 +29,7 @@ from pysync.errors import (
 )
 from pysync.extras import require
 from pysync.model import WriteResult
+from pysync.parquet.event_files import encode
 from pysync.plugins import HOOK_TIMEOUT_S, FileBackedCollection, PluginContext, PluginPush, PushResponse
 from pysync.plugins.events.batch_ids import (
     BATCH_ID,
@@ -60,10 +61,6 @@ class Encoder:
         self._waiting_bytes = 0
         self._thread = ThreadPoolExecutor(1, "event-encoder", _lower_priority)
 
-    async def open(self) -> None:
-        """Start the thread. Imports are done first, so that no push waits for them. Raises ImportError."""
-        self._encode = await asyncio.get_running_loop().run_in_executor(self._thread, _import_encode)
-
     async def encode(self, data: bytes, received_at: str, repeatable_until_ms: int | None) -> bytes:
         """Encode a batch as `pysync.parquet.event_files.encode`. Raises its errors, and Unavailable if too
         much waits."""
@@ -72,7 +69,7 @@ class Encoder:
         self._waiting_bytes += len(data)
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._encode, data, received_at, repeatable_until_ms
+                self._thread, encode, data, received_at, repeatable_until_ms
             )
         finally:
             self._waiting_bytes -= len(data)
@@ -85,12 +82,6 @@ class Encoder:
 def _lower_priority() -> None:
     if sys.platform == "linux":
         os.nice(NICENESS)  # of this thread alone, there
-
-
-def _import_encode() -> Callable[[bytes, str, int | None], bytes]:
-    from pysync.parquet.event_files import encode
-
-    return encode
 
 
 INGEST_TIMEOUT_S: Final = 25.0
@@ -248,7 +239,6 @@ class Events:
         places = ReservingSequencer if services.store.transactional is None else CommitTimeSequencer
         encoder = Encoder()
         try:
-            await encoder.open()
             self._sequencer = places(services)
             tokens = RandomTokens(self._random_bytes)
             self._ingestor = EventIngestor(services, self._sequencer, encoder, self.storage_path, tokens)

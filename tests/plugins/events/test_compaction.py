@@ -25,7 +25,7 @@ from support.s3_stores import new_prefix, opened
 
 from pysync.config.collection import wire_name
 from pysync.errors import StoreUnavailable
-from pysync.parquet import event_files
+from pysync.parquet import event_merger
 from pysync.parquet.event_files import COLUMNS, encode
 from pysync.plugins.events.compaction import Compaction, CompactionResult, compact_periodically, current_keys
 from pysync.protocol import PARQUET_TYPE
@@ -279,7 +279,7 @@ async def test_files_grow_up_to_their_size_and_keep_the_order(store: Store, cloc
 async def test_large_files_are_read_and_written_by_row_groups(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_files, "ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr(event_merger, "ROW_GROUP_ROWS", 10)
     store = MemoryStore()
     for at in range(20):
         await push(store, at)

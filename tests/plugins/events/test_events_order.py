@@ -233,7 +233,6 @@ async def test_pushes_to_other_collections_are_stored_as_documents(
 
 async def test_the_event_loop_goes_on_while_a_long_batch_is_encoded() -> None:
     encoder, turns = Encoder(), 0
-    await encoder.open()
     events = b",".join(b'{"event":"e%d","properties":{"n":%d}}' % (n, n) for n in range(100_000))
     encoding = asyncio.ensure_future(encoder.encode(b'{"events":[%b]}' % events, "now", None))
     while not encoding.done():
@@ -246,7 +245,6 @@ async def test_the_event_loop_goes_on_while_a_long_batch_is_encoded() -> None:
 
 async def test_what_is_too_much_to_wait_is_refused_until_there_is_room() -> None:
     encoder = Encoder(max_waiting_bytes=100)
-    await encoder.open()
     batch = b'{"events":[{"event":"%b"}]}' % (b"x" * 60)
     first = asyncio.ensure_future(encoder.encode(batch, "now", None))
     await asyncio.sleep(0)
@@ -265,7 +263,6 @@ async def test_a_batch_that_nobody_waits_for_any_more_makes_room_and_no_noise() 
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
     encoder = Encoder(max_waiting_bytes=100)
-    await encoder.open()
     batch = b'{"events":[{"event":"%b"}]}' % (b"x" * 60)
     for _ in range(2):
         waiting = asyncio.ensure_future(encoder.encode(batch, "now", None))

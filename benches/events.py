@@ -9,21 +9,18 @@ long it was from one turn to a next one that was due a millisecond later. Prints
 """
 
 import argparse
-import http.client
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import duckdb
-import orjson
 
 from benches import servers
 from benches.batches import EVENTS
 from benches.compare import SERVER_CORE, load, machine, spread
-from benches.servers import Running
+from benches.servers import Gaps, Running
 from pysync.cli.load_generator import CONNECTIONS, Measurement
 
 GOAL: Final = 500
@@ -34,14 +31,10 @@ WARM_UP: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One run, and the gaps in milliseconds between turns of the server's loop meanwhile, in order."""
+    """One run, and the gaps between turns of the server's loop meanwhile."""
 
     load: Measurement
-    gaps_ms: list[float]
-
-    def gap_ms(self, share: float) -> float:
-        """The gap that so many of all are not longer than."""
-        return self.gaps_ms[min(int(len(self.gaps_ms) * share), len(self.gaps_ms) - 1)]
+    gaps: Gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,26 +45,11 @@ class Stored:
     bytes: int
 
 
-def gaps_ms(server: Running) -> list[float]:
-    """What the server has noted since it was asked before. Raises RuntimeError where it does not tell."""
-    address = urlsplit(server.url)
-    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=30)
-    try:
-        connection.request("GET", "/pull/lag/gaps")
-        answer = connection.getresponse()
-        body = answer.read()
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise RuntimeError(f"the gaps are answered {answer.status}: {body[:200]!r}")
-    return [float(gap) for gap in orjson.loads(body)["gaps_ms"]]
-
-
 def measure(server: Running, seconds: float, connections: int, count: int | None = None) -> Round:
     """One run. Raises RuntimeError where a batch is refused."""
-    gaps_ms(server)
+    server.gaps()
     run = load(server, "events", seconds, count, connections)
-    return Round(run, sorted(gaps_ms(server)))
+    return Round(run, server.gaps())
 
 
 def stored(folder: Path, batches: int) -> Stored:
@@ -106,10 +84,12 @@ def table(found: Sequence[Round], files: Stored) -> str:
     ]
     for share in (0.5, 0.99, 0.999):
         lines.append(
-            line(f"loop away, ms, p{share * 100:g}", spread([each.gap_ms(share) for each in found], ".1f"))
+            line(f"loop away, ms, p{share * 100:g}", spread([each.gaps.wall(share) for each in found], ".1f"))
         )
-    most = spread([each.gaps_ms[-1] for each in found], ".1f")
+    most = spread([each.gaps.wall_ms[-1] for each in found], ".1f")
     lines.append(line("the longest of each round", most, f"never over {STALL_GOAL_MS:g}"))
+    busy_ms = spread([each.gaps.cpu_ms[-1] for each in found], ".1f")
+    lines.append(line("the most that the loop computed in one", busy_ms))
     lines += ["", f"The generator was busy for {busy:.0%} at most."]
     return "\n".join(lines)
 

@@ -1,19 +1,22 @@
 """Servers as processes of their own: started, pinned, asked when they answer, and ended."""
 
 import http.client
+import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
 
 SERVICE = Path(__file__).with_name("service.json")
 EVENTS = Path(__file__).with_name("events.json")
+STREAMS = Path(__file__).with_name("streams.json")
 CHECKOUT = Path(__file__).parent.parent
 BUILD = CHECKOUT / "target"
 START_LIMIT_S = 60.0
@@ -35,6 +38,22 @@ class Running:
         rss, own, peak = (int(lines[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "RssAnon", "VmHWM"))
         return Memory(rss, own, peak)
 
+    def gaps(self) -> "Gaps":
+        """The gaps between turns of the loop since this was asked before, of a server with `lag.py`. Raises
+        RuntimeError where it does not tell."""
+        address = urlsplit(self.url)
+        connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=30)
+        try:
+            connection.request("GET", "/pull/lag/gaps")
+            answer = connection.getresponse()
+            body = answer.read()
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise RuntimeError(f"the gaps are answered {answer.status}: {body[:200]!r}")
+        noted = json.loads(body)
+        return Gaps(sorted(noted["gaps_ms"]), sorted(noted["cpu_ms"]))
+
     def forget_peak(self) -> None:
         """Let `peak_mb` begin anew, at what the process holds now."""
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")
@@ -55,6 +74,19 @@ class Memory:
     rss_mb: float
     own_mb: float
     peak_mb: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Gaps between turns of a server's loop that were due a millisecond after each other, in milliseconds and
+    in order: `wall_ms` as the clock has them, `cpu_ms` what the loop's thread computed meanwhile."""
+
+    wall_ms: list[float]
+    cpu_ms: list[float]
+
+    def wall(self, share: float) -> float:
+        """The gap that so many of all are not longer than."""
+        return self.wall_ms[min(int(len(self.wall_ms) * share), len(self.wall_ms) - 1)]
 
 
 @contextmanager
@@ -97,14 +129,16 @@ def serving(
     config: Path = SERVICE,
     checkout: Path = CHECKOUT,
     program: Sequence[str] = ("-m", "pysync"),
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
     """Our server with the documents in `folder`, or in memory; all its workers answer. `checkout` may be
-    another clone, which has been built; `program` are the arguments of Python that run the command line."""
+    another clone, which has been built; `program` are the arguments of Python that run the command line, and
+    `settings` variables of its environment."""
     port = free_port()
     command = [*program, "serve", "--config", str(config)]
     store = "memory:" if folder is None else f"file:{folder}"
     command += ["--port", str(port), "--store", store, "--workers", str(workers)]
-    with _running(command, port, "/health", core, tells=True, checkout=checkout) as server:
+    with _running(command, port, "/health", core, tells=True, checkout=checkout, settings=settings) as server:
         yield server
 
 
@@ -134,6 +168,7 @@ def _running(
     *,
     tells: bool = False,
     checkout: Path = CHECKOUT,
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
     """A server that answers at `path`; one that `tells` has also written a line: the first worker answers
     before there are others."""
@@ -142,6 +177,7 @@ def _running(
     process = subprocess.Popen(
         [python, *command],
         cwd=checkout,
+        env={**os.environ, **(settings or {})},
         stdout=subprocess.PIPE if tells else subprocess.DEVNULL,
         preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, {core}),
     )

@@ -10,7 +10,8 @@ event; it creates a document of 1 KB, 200 times a second, evenly, and all who li
 Documents lie in a folder on disk, and each write is flushed; with --memory nothing is.
 
 With --resume the log of changes is filled first, before the server starts; then streams begin in the past,
-all at once, while another client pulls one document after the other.
+all at once, while another client pulls one document after the other. What the event loop does meanwhile is
+noted inside the server (`lag.py`).
 """
 
 import argparse
@@ -32,9 +33,10 @@ from urllib.parse import quote, urlsplit
 import uvloop
 
 from benches import servers
-from benches.compare import machine
+from benches.compare import machine, spread
 from benches.servers import Running
 from benches.workloads import DOCUMENT_BYTES, Author, note, push_body
+from pysync.changelog import MAX_RESUMED
 from pysync.cli.load_generator import cpu_s
 from pysync.engine.outbox import DocumentRef
 from pysync.sqlite.changelog import change_id
@@ -56,18 +58,21 @@ LATEST_S: Final = 10.0
 
 
 RESUMES: Final = (
-    ("a filter that matches nothing, from the oldest", 100, CHANGES, "nobody"),
-    ("a filter that matches nothing, from 15,000 back", 100, 15_000, "nobody"),
-    ("all of it, from the oldest", 20, CHANGES, None),
-    ("all of it, from 15,000 back", 20, 15_000, None),
+    (MAX_RESUMED, "a filter that matches nothing, from the oldest", 100, CHANGES, "nobody"),
+    (MAX_RESUMED, "a filter that matches nothing, from 15,000 back", 100, 15_000, "nobody"),
+    (MAX_RESUMED, "all of it, from the oldest", 20, CHANGES, None),
+    (MAX_RESUMED, "all of it, from 15,000 back", 20, 15_000, None),
+    (CHANGES + 1, "all of it, from the oldest, none reset", 20, CHANGES, None),
 )
-"""Streams that begin in the past: how many, how far back, and of which document."""
+"""Streams that begin in the past: how many changes they may miss, how many streams, how far back, and of
+which document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
     """The cost of serving streams that begin in the past: seconds of CPU, the time until nothing is left to
-    do, what came back, and how long another client's pulls took meanwhile."""
+    do, what came back, how long another client's pulls took meanwhile, and how long the loop was away at
+    most, and computed at most."""
 
     kind: str
     streams: int
@@ -76,6 +81,8 @@ class Resumed:
     mb: float
     p50_ms: float
     most_ms: float
+    away_ms: float
+    computed_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +273,7 @@ async def resumed(server: Running, kind: str, streams: int, place: str, only: st
     await asyncio.sleep(CALM_S)
     pulls = (cpu_s(server.pid) - used) / (time.perf_counter() - started)
     times_ms.clear()
+    server.gaps()
     used, started = cpu_s(server.pid), time.perf_counter()
     for _, stream in connections:
         stream.write(author.request(target))
@@ -284,29 +292,41 @@ async def resumed(server: Running, kind: str, streams: int, place: str, only: st
     for _, each in [(reader, writer), *connections]:
         each.close()
     times_ms.sort()
+    gaps = server.gaps()
     return Resumed(
-        kind, streams, cpu, took_s - CALM_S, size / 1e6, times_ms[len(times_ms) // 2], times_ms[-1]
+        kind,
+        streams,
+        cpu,
+        took_s - CALM_S,
+        size / 1e6,
+        times_ms[len(times_ms) // 2],
+        times_ms[-1],
+        gaps.wall_ms[-1],
+        gaps.cpu_ms[-1],
     )
 
 
 async def measure_resumes(changes: int, rounds: int, core: int) -> str:
     lines = [
         "| streams that begin in the past | number | CPU s (least to most) | s until done | MB told "
-        "| others: p50 ms | most |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| others: p50 ms | most | loop away, ms, most | and computed |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     with servers.fresh_folder() as folder:
         places = await filled(folder, changes)
-        with servers.serving(folder, core) as server:
-            for kind, streams, back, only in RESUMES:
+        for max_resumed, kind, streams, back, only in RESUMES:
+            settings = {"PYSYNC_CHANGES_MAX_RESUMED": str(max_resumed)}
+            with servers.serving(folder, core, config=servers.STREAMS, settings=settings) as server:
                 place = places[max(0, len(places) - 1 - back)]
                 runs = [await resumed(server, kind, streams, place, only) for _ in range(rounds)]
-                runs.sort(key=lambda run: run.cpu_s)
-                run = runs[rounds // 2]
-                lines.append(
-                    f"| {kind} | {streams} | {run.cpu_s:.2f} ({runs[0].cpu_s:.2f} to {runs[-1].cpu_s:.2f}) "
-                    f"| {run.took_s:.1f} | {run.mb:.1f} | {run.p50_ms:.1f} | {run.most_ms:.1f} |"
-                )
+            runs.sort(key=lambda run: run.cpu_s)
+            run = runs[rounds // 2]
+            lines.append(
+                f"| {kind} | {streams} | {run.cpu_s:.2f} ({runs[0].cpu_s:.2f} to {runs[-1].cpu_s:.2f}) "
+                f"| {run.took_s:.1f} | {run.mb:.1f} | {run.p50_ms:.1f} | {run.most_ms:.1f} "
+                f"| {spread([run.away_ms for run in runs], '.1f')} "
+                f"| {spread([run.computed_ms for run in runs], '.1f')} |"
+            )
     return "\n".join(lines)
 
 

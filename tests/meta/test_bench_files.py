@@ -120,8 +120,10 @@ def test_batches_are_measured_and_every_one_is_on_disk(tmp_path: Path) -> None:
     with event_server(tmp_path) as server:
         found = events.measure(server, 30, 4, BATCHES)
         assert found.load.answers == BATCHES
-        assert 0 < found.gap_ms(0.5) <= found.gap_ms(0.99) <= found.gaps_ms[-1]
-        assert len(events.gaps_ms(server)) < len(found.gaps_ms) + 1_000, "what was told is not told again"
+        gaps = found.gaps
+        assert 0 < gaps.wall(0.5) <= gaps.wall(0.99) <= gaps.wall_ms[-1]
+        assert len(gaps.cpu_ms) == len(gaps.wall_ms)
+        assert len(server.gaps().wall_ms) < len(gaps.wall_ms) + 1_000, "what was told is not told again"
     stored = events.stored(tmp_path, BATCHES)
     assert stored.files == BATCHES
     assert f"| bytes of a file | {stored.bytes / BATCHES:,.0f} |" in events.table([found], stored)

@@ -2,28 +2,30 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 from aiohttp import web
 
-from pysync.server.connection import HttpServer
+from pysync.server.connection import HttpServer, Request
 from pysync.server.listener import Listener
 from pysync.server.overload import LoadShedder
 from pysync.server.responses import Response
 
 MANY = 60
 
+Handler = Callable[[Request], Awaitable[Response]]
 
-async def answer(request: web.BaseRequest) -> Response:
+
+async def answer(request: Request) -> Response:
     return Response(200, b"answered")
 
 
 @asynccontextmanager
-async def listening(load: LoadShedder) -> AsyncIterator[tuple[str, int]]:
+async def listening(load: LoadShedder, handler: Handler = answer) -> AsyncIterator[tuple[str, int]]:
     """A service that answers every request. Yields its address."""
-    runner = web.ServerRunner(HttpServer(answer, load))
+    runner = web.ServerRunner(HttpServer(handler, load))
     await runner.setup()
     listener = Listener(runner, "127.0.0.1")
     await listener.start()
@@ -83,6 +85,25 @@ async def test_a_new_connection_is_not_read_during_an_overload() -> None:
             load.close()
             assert (await receive(client)).endswith(b"answered")
             assert load.paused == 0
+
+
+async def test_requests_of_a_connection_that_was_not_read_have_waited_since_then() -> None:
+    load, arrivals = Overloaded(), list[float]()
+
+    async def note(request: Request) -> Response:
+        arrivals.append(request.arrival.at)
+        return Response(200, b"answered")
+
+    async with listening(load, note) as address:
+        with connect(address, 3 * b"GET /pull HTTP/1.1\r\nHost: h\r\n\r\n") as client:
+            await turns_until(load, 1)
+            (unread,) = load._paused
+            since = load._paused[unread] = load._now() - 10.0
+            load.resume(unread)
+            while len(arrivals) < 3:
+                await receive(client)
+    assert arrivals[0] == pytest.approx(since)
+    assert arrivals == sorted(arrivals)
 
 
 async def test_a_health_probe_is_answered_during_an_overload() -> None:

@@ -143,14 +143,16 @@ class Listener(web.BaseSite):
         else:
             self.serve(sock, address)
 
-    def serve(self, sock: socket.socket, address: Address) -> None:
-        """Serve a connection, which is counted for `address`."""
-        task = asyncio.get_running_loop().create_task(self._serve(sock, address))
+    def serve(self, sock: socket.socket, address: Address, unread_since: float | None = None) -> None:
+        """Serve a connection, which is counted for `address` and may have waited since some time."""
+        task = asyncio.get_running_loop().create_task(self._serve(sock, address, unread_since))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
-    async def _serve(self, sock: socket.socket, address: Address) -> None:
+    async def _serve(self, sock: socket.socket, address: Address, unread_since: float | None) -> None:
         connection = self._http.make_connection(address)
+        if unread_since is not None:
+            self.load.read_again(connection, unread_since)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock)
         except OSError:  # the client has gone
@@ -205,7 +207,7 @@ class UnreadConnection:
         self._stop_watching()
         address, self.address = self.address, None
         if address is not None:
-            self._listener.serve(self._socket, address)
+            self._listener.serve(self._socket, address, since)
 
     def kernel_wait_s(self) -> float | None:
         """Return how long ago the kernel received the last bytes; None if the client has closed."""

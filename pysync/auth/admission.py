@@ -12,7 +12,8 @@ Each of these costs a lookup, while the verification of a signature costs a hund
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ipaddress import IPv6Address
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 from pysync.auth.verification import open_certificate
@@ -49,6 +50,19 @@ def network_of(ip: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return f"{int(address) >> 64:016x}::/64"
+
+
+@lru_cache(maxsize=4096)
+def forwarded_ip(forwarded_for: str, hops: int) -> str | None:
+    """Return the address in `X-Forwarded-For` that the outermost of `hops` trusted proxies saw; None if there
+    is none. The zone of a link-local address, which may be any text, is left out."""
+    seen = forwarded_for.split(",")
+    if len(seen) < hops:
+        return None
+    try:
+        return str(ip_address(seen[-hops].strip())).partition("%")[0]
+    except ValueError:
+        return None
 
 
 class FailureLog:

@@ -40,6 +40,7 @@ from pysync.plugins.projection import projections_of
 from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
 from pysync.server.background import OutboxRelay, Scrubber, TtlSweeper
+from pysync.server.early_rejection import EarlyRejections
 from pysync.server.handlers import Service
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
 from pysync.server.handlers.service import CallerResolver, ServiceHandlers
@@ -176,6 +177,11 @@ class App(AbstractAsyncContextManager["App"]):
             shares_connections=server.trusted_proxy_hops > 0,
             counters=counters,
         )
+        hops = server.trusted_proxy_hops
+        self.early_rejections: Final = (
+            None if request_log.logs_requests else EarlyRejections(self.load, counters, hops)
+        )
+        """Refuses requests before they are parsed; None if each has a line in the access log."""
         request_id_var = request_id if hooks.has_hooks or request_log.needs_id else None
         self.admin_pages = AdminPages(
             self.readiness,

@@ -8,16 +8,14 @@ permissions.
 """
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from ipaddress import ip_address
 from typing import Final, NamedTuple
 
 from aiohttp import web
 
 from pysync.auth import field_permissions
-from pysync.auth.admission import FailureLog, network_of
+from pysync.auth.admission import FailureLog, forwarded_ip, network_of
 from pysync.auth.authentication import (
     ANONYMOUS_REQUEST,
     NO_CREDENTIALS,
@@ -318,11 +316,9 @@ class Authorizer:
     def client_ip(self, request: web.BaseRequest) -> str:
         """Return the client's address, as the outermost trusted proxy saw it."""
         if self._proxy_hops and request.headers:  # a request that cannot be parsed has none
-            seen = ",".join(request.headers.getall("X-Forwarded-For", ())).split(",")
-            if len(seen) >= self._proxy_hops:
-                with suppress(ValueError):
-                    # Drop the zone of a link-local address, which may be any text.
-                    return str(ip_address(seen[-self._proxy_hops].strip())).partition("%")[0]
+            forwarded_for = ",".join(request.headers.getall("X-Forwarded-For", ()))
+            if (ip := forwarded_ip(forwarded_for, self._proxy_hops)) is not None:
+                return ip
         return request.remote or ""
 
     def address(self, request: web.BaseRequest) -> str:

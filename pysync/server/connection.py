@@ -17,6 +17,7 @@ from aiohttp.http import RawRequestMessage
 
 from pysync import protocol
 from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout, Unavailable
+from pysync.server.early_rejection import EarlyRejections
 from pysync.server.overload import Address, Arrival, LoadShedder
 from pysync.server.responses import Response, error_response
 
@@ -53,7 +54,9 @@ class Connection(web.RequestHandler):
     head began, else 0.0. `arrivals` has the arrival of each request that waits for its turn. `note_failure`
     counts requests that are malformed."""
 
-    __slots__ = ("address", "arrivals", "head_since", "load", "note_failure", "was_served")
+    __slots__ = (
+        "address", "arrivals", "early_rejections", "head_since", "load", "note_failure", "was_served",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -61,11 +64,13 @@ class Connection(web.RequestHandler):
         load: LoadShedder,
         address: Address,
         note_failure: NoteFailure,
+        early_rejections: EarlyRejections | None,
         **options: Any,
     ) -> None:
         super().__init__(manager, **options)
         self.load = load
         self.note_failure = note_failure
+        self.early_rejections = early_rejections
         self.address: Address | None = address
         self.arrivals: deque[Arrival] = deque()
         self.head_since = 0.0
@@ -79,11 +84,21 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client, and note when a request arrives and when its head begins."""
+        admitted: Arrival | None = None
+        if self.load.is_overloaded and self.early_rejections is not None and self._is_ready:
+            decision = self.early_rejections.decide(self, data)
+            if isinstance(decision, bytes):
+                assert self.transport is not None
+                self.transport.write(decision)
+                self.load.pause(self)
+                return
+            admitted = decision
         waiting = len(self._messages)
         super().data_received(data)
         arrived = len(self._messages) - waiting
         if arrived:
-            self.arrivals.extend(self.load.arrivals(self, arrived))
+            known = None if admitted is None or arrived > 1 else (admitted,)
+            self.arrivals.extend(known or self.load.arrivals(self, arrived))
         if self._request_in_progress or self._messages:
             self.head_since = 0.0
         elif self.head_since == 0.0:
@@ -97,6 +112,11 @@ class Connection(web.RequestHandler):
         """End the connection."""
         if self.transport is not None:
             self.transport.abort()
+
+    @property
+    def _is_ready(self) -> bool:
+        """True if the next bytes begin a request that would be handled at once."""
+        return self.is_idle and self.head_since == 0.0 and not (self._close or self._force_close)
 
     @property
     def has_more(self) -> bool:
@@ -200,6 +220,7 @@ class HttpServer(web.Server):
         handler: Any,
         load: LoadShedder | None = None,
         note_failure: NoteFailure = lambda request: None,
+        early_rejections: EarlyRejections | None = None,
     ) -> None:
         super().__init__(
             handler,
@@ -212,13 +233,22 @@ class HttpServer(web.Server):
         )
         self.load: Final = load or LoadShedder(inf)
         self._note_failure = note_failure
+        self._early_rejections = early_rejections
         self._watch: asyncio.Task[None] | None = None
 
     def make_connection(self, address: Address) -> Connection:
         """Return the protocol of a connection that counts for `address`."""
         if self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._time_out_slow_heads())
-        return Connection(self, self.load, address, self._note_failure, loop=self._loop, **self._kwargs)
+        return Connection(
+            self,
+            self.load,
+            address,
+            self._note_failure,
+            self._early_rejections,
+            loop=self._loop,
+            **self._kwargs,
+        )
 
     def _make_request(
         self,

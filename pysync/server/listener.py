@@ -20,7 +20,7 @@ from pysync.server.connection import HttpServer, kernel_wait_s
 from pysync.server.overload import Address, LoadShedder
 
 BACKLOG: Final = 4096
-ACCEPT_S: Final = 0.005
+ACCEPT_S: Final = 0.02
 """Seconds for which connections are accepted in one turn of the loop."""
 RETRY_S: Final = 0.1
 """Pause before the next attempt when the system has no descriptor or memory for a connection."""

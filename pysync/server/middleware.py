@@ -5,7 +5,6 @@ import logging
 import os
 import re
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from traceback import clear_frames
@@ -31,11 +30,11 @@ from pysync.errors import (
 from pysync.server.connection import Request
 from pysync.server.in_flight import SMALL_BYTES, BytesInFlight
 from pysync.server.logs import RequestLog
-from pysync.server.metrics import BUCKETS_S, Counters
+from pysync.server.metrics import Counters
 from pysync.server.overload import LoadShedder
 from pysync.server.request_body import media_type
 from pysync.server.responses import NO_STORE, Response, error_response
-from pysync.server.router import Match, Route, Router
+from pysync.server.router import Match, Router
 
 log = logging.getLogger("pysync.server")
 
@@ -145,7 +144,11 @@ class Middleware:
         if self._origins:
             response.header_text += self._cors_lines(request)
         seconds = time.perf_counter() - started
-        count_response(self._counters, None if match is None else match.route, response.status, seconds)
+        if match is None:
+            self._counters.count_response(response.status, seconds)
+        else:
+            route = match.route
+            self._counters.count_response(response.status, seconds, route.action, route.collection)
         if self._log.logs_requests:
             self._log.log_response(request, response, seconds)
         return response
@@ -222,19 +225,6 @@ class Middleware:
             f"Access-Control-Allow-Origin: {allowed}\r\nVary: Origin\r\n"
             f"Access-Control-Expose-Headers: {CORS_EXPOSED}\r\n"
         )
-
-
-def count_response(counters: Counters, route: Route | None, status: int, seconds: float) -> None:
-    """Count one response. `seconds` is the time until the response began."""
-    action, collection = ("none", "") if route is None else (route.action, route.collection)
-    key = (action, collection, status)
-    counters.statuses[key] = counters.statuses.get(key, 0) + 1
-    buckets = counters.durations.get(action)
-    if buckets is None:
-        buckets = counters.durations[action] = [0] * (len(BUCKETS_S) + 1)
-        counters.seconds[action] = 0.0
-    buckets[bisect_left(BUCKETS_S, seconds)] += 1
-    counters.seconds[action] += seconds
 
 
 def _describe(request: web.BaseRequest, match: Match | None) -> str:

@@ -69,10 +69,12 @@ class Address:
 
 
 class Arrival(NamedTuple):
-    """When a request arrived in the kernel, and when the server read it."""
+    """When a request arrived in the kernel, and when the server read it. `is_admitted` is the decision of
+    `LoadShedder.admits`, if it was asked."""
 
     at: float
     read_at: float
+    is_admitted: bool = False
 
 
 class Readable(Protocol):
@@ -219,11 +221,22 @@ class LoadShedder:
             return (Arrival(last, now),)
         return (Arrival(last - (last - first) * n / count, now) for n in range(count, 0, -1))
 
+    def admits(self, connection: Readable, address: Address, arrival: Arrival) -> bool:
+        """Return True if an overloaded server has room for a request from `address` that has just been
+        read."""
+        address.use += 1.0
+        if self._now() - arrival.at <= self.max_wait_s and self._has_room(connection, address):
+            return True
+        self._counters.count("pysync_overload_refusals")
+        return False
+
     def refuses(self, connection: Readable, address: Address, arrival: Arrival) -> bool:
-        """Return True if a request from `address` has to be refused. Called once for each request."""
+        """Return True if a request from `address`, whose turn has come, has to be refused. Called once for
+        each request."""
         now = self._now()
         wait_s = now - arrival.read_at
-        address.use += 1.0
+        if not arrival.is_admitted:
+            address.use += 1.0
         if wait_s <= self._target_s:
             self._long_since = inf
         elif self._long_since == inf:
@@ -232,7 +245,7 @@ class LoadShedder:
             self._begin()
         if self.is_overloaded and (
             now - arrival.at > self.max_wait_s
-            or not ((connection.was_served and address.use <= self._fair_use) or self._admits_other())
+            or not (arrival.is_admitted or self._has_room(connection, address))
         ):
             self._counters.count("pysync_overload_refusals")
             return True
@@ -240,6 +253,10 @@ class LoadShedder:
         self._waits_s += wait_s
         connection.was_served = True
         return False
+
+    def _has_room(self, connection: Readable, address: Address) -> bool:
+        is_known = connection.was_served or self._shares_connections
+        return (is_known and address.use <= self._fair_use) or self._admits_other()
 
     def _is_preferred(self, connection: Readable) -> bool:
         address = connection.address

@@ -112,9 +112,9 @@ class Response(web.StreamResponse):
         if self.close and self._req is not None:
             await _drain_request(self._req)
 
-    def to_bytes(self) -> bytes:
-        """Return the whole response as bytes, for a connection that is then closed."""
-        self._keep_alive = False
+    def to_bytes(self, *, keep_alive: bool = False) -> bytes:
+        """Return the whole response as bytes, for a connection that is then closed unless `keep_alive`."""
+        self._keep_alive = keep_alive
         return self._head(HttpVersion11) + self.content
 
     def _begin(self, request: web.BaseRequest) -> asyncio.Transport:

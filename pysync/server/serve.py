@@ -150,7 +150,7 @@ async def serve_on(
     """Listen for `app` and yield the port, on which other processes may listen too if `shared`. On exit, stop
     accepting connections and finish requests in progress, for at most `drain_s`."""
     # A handler has nearly all of that time; the rest is for cancelling it.
-    server = HttpServer(app.handle, app.load, app.note_failure)
+    server = HttpServer(app.handle, app.load, app.note_failure, app.early_rejections)
     runner = web.ServerRunner(server, shutdown_timeout=drain_s * 0.9)
     await runner.setup()
     listener = Listener(runner, host, port, shared=shared)

@@ -1,39 +1,16 @@
 """How connections are accepted, read late, or refused."""
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack
 
 import pytest
-from aiohttp import web
+from support.listening import connect, listening, receive
 
-from pysync.server.connection import HttpServer, Request
-from pysync.server.listener import Listener
+from pysync.server.connection import Request
 from pysync.server.overload import LoadShedder
 from pysync.server.responses import Response
 
 MANY = 60
-
-Handler = Callable[[Request], Awaitable[Response]]
-
-
-async def answer(request: Request) -> Response:
-    return Response(200, b"answered")
-
-
-@asynccontextmanager
-async def listening(load: LoadShedder, handler: Handler = answer) -> AsyncIterator[tuple[str, int]]:
-    """A service that answers every request. Yields its address."""
-    runner = web.ServerRunner(HttpServer(handler, load))
-    await runner.setup()
-    listener = Listener(runner, "127.0.0.1")
-    await listener.start()
-    try:
-        yield listener.address
-    finally:
-        load.close()
-        await runner.cleanup()
 
 
 class Overloaded(LoadShedder):
@@ -43,18 +20,6 @@ class Overloaded(LoadShedder):
         super().__init__(0.25, max_connections)
         self._begin()
         self._admitted_share = 0.01
-
-
-def connect(address: tuple[str, int], request: bytes = b"") -> socket.socket:
-    """Return a client that the kernel has connected and that the service has yet to accept."""
-    client = socket.create_connection(address)
-    client.sendall(request)
-    client.setblocking(False)
-    return client
-
-
-async def receive(client: socket.socket) -> bytes:
-    return await asyncio.get_running_loop().sock_recv(client, 4096)
 
 
 async def turns_until(load: LoadShedder, connections: int) -> int:

@@ -8,13 +8,12 @@ from support.configurations import collection, config
 from pysync.config import parse
 from pysync.server.app import Worker, create_app
 from pysync.server.metrics import BUCKETS_S, Counters, MultiprocessCounters
-from pysync.server.middleware import count_response
 
 
 def counted(*observed: tuple[int, float]) -> Counters:
     tally = Counters()
     for status, seconds in observed:
-        count_response(tally, None, status, seconds)
+        tally.count_response(status, seconds)
     return tally
 
 
@@ -42,11 +41,11 @@ async def test_who_takes_a_workers_place_counts_on(tmp_path: Path) -> None:
     beside = MultiprocessCounters(other, tmp_path, 2)
     assert shared.total().statuses == {("none", "", 200): 1}
     assert beside.total().statuses == {("none", "", 200): 1, ("none", "", 404): 1}
-    count_response(first, None, 200, 0.5)
+    first.count_response(200, 0.5)
     shared.close()
     after = Counters()
     again = MultiprocessCounters(after, tmp_path, 1)
-    count_response(after, None, 200, 0.5)
+    after.count_response(200, 0.5)
     assert again.total().statuses[("none", "", 200)] == 3
     again.publish()
     assert beside.total().statuses[("none", "", 200)] == 3
@@ -58,7 +57,7 @@ async def test_what_one_worker_told_of_itself_every_other_tells(tmp_path: Path) 
     own = Counters()
     asked, other = MultiprocessCounters(own, tmp_path, 1), MultiprocessCounters(Counters(), tmp_path, 2)
     for _ in range(3):
-        count_response(own, None, 200, 0.001)
+        own.count_response(200, 0.001)
         assert members(asked.total()) == members(other.total()) == members(own)
     asked.close()
     other.close()
@@ -70,7 +69,7 @@ async def test_counts_that_cannot_be_written_are_told_to_nobody(tmp_path: Path) 
     shared = MultiprocessCounters(own, tmp_path, 1)
     shared.publish()
     (tmp_path / ".1").mkdir()
-    count_response(own, None, 200, 0.5)
+    own.count_response(200, 0.5)
     assert shared.total().statuses == {("none", "", 200): 1}
     (tmp_path / ".1").rmdir()
     assert shared.total().statuses == {("none", "", 200): 2}

@@ -1,0 +1,150 @@
+"""Requests that an overloaded server refuses by their first bytes."""
+
+import pytest
+from support.listening import connect, listening, receive
+
+from pysync.server.early_rejection import EarlyRejections
+from pysync.server.metrics import Counters
+from pysync.server.overload import FAIR_USE, Address, Arrival, LoadShedder
+
+HEAVY, LIGHT = "203.0.113.7", "198.51.100.1"
+HOST = b"Host: h\r\n"
+
+
+class Client:
+    """A connection that was served before."""
+
+    def __init__(self, address: Address | None) -> None:
+        self.address = address
+        self.was_served = True
+
+    def stop_reading(self) -> bool:
+        return True
+
+    def read_on(self, since: float) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def kernel_wait_s(self) -> float | None:
+        return 0.0
+
+
+class Server:
+    """An overloaded server without room for an address that uses more than its share, which HEAVY does."""
+
+    def __init__(self, proxy_hops: int = 0) -> None:
+        self.counters = Counters()
+        self.load = LoadShedder(0.25, shares_connections=proxy_hops > 0, counters=self.counters)
+        self.early_rejections = EarlyRejections(self.load, self.counters, proxy_hops)
+        self.load.address(LIGHT).use, self.load.address(HEAVY).use = 2.0, 1000.0
+        self.load.tick(0.0)
+        self.load._begin()
+        self.load._admitted_share = 0.0
+
+    def decide(self, data: bytes, ip: str = HEAVY) -> Arrival | bytes | None:
+        return self.early_rejections.decide(Client(self.load.address(ip)), data)
+
+    def is_refused(self, data: bytes, ip: str = HEAVY) -> bool:
+        decision = self.decide(data, ip)
+        assert decision is not None
+        return isinstance(decision, bytes)
+
+
+def get(headers: bytes = HOST, target: bytes = b"/pull/a", version: bytes = b"HTTP/1.1") -> bytes:
+    return b"GET %b %b\r\n%b\r\n" % (target, version, headers)
+
+
+def test_an_address_that_uses_more_than_its_share_is_refused() -> None:
+    server = Server()
+    assert server.load.address(HEAVY).use > FAIR_USE
+    assert server.is_refused(get())
+    assert not server.is_refused(get(), LIGHT)
+
+
+def test_the_refusal_is_the_ordinary_one_and_is_counted() -> None:
+    server = Server()
+    rejection = server.decide(get())
+    assert isinstance(rejection, bytes)
+    head, _, body = rejection.partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    assert lines[0] == b"HTTP/1.1 503 Service Unavailable"
+    assert {b"Retry-After: 1", b"Cache-Control: no-store", b"Content-Length: %d" % len(body)} <= {*lines}
+    assert not any(line.startswith(b"Connection:") for line in lines)
+    assert body == b'{"error":"overloaded","code":"overloaded"}'
+    assert server.counters.statuses == {("none", "", 503): 1}
+    assert server.counters.counts == {("pysync_overload_refusals",): 1}
+
+
+def test_each_refusal_has_a_request_id_of_its_own() -> None:
+    server = Server()
+    ids = set()
+    for _ in range(3):
+        rejection = server.decide(get())
+        assert isinstance(rejection, bytes)
+        ids.add(rejection.partition(b"X-Request-Id: ")[2].partition(b"\r\n")[0])
+    assert len(ids) == 3
+
+
+def test_an_admitted_request_is_not_refused_for_its_share_when_its_turn_comes() -> None:
+    server = Server()
+    client = Client(server.load.address(LIGHT))
+    arrival = server.early_rejections.decide(client, get())
+    assert isinstance(arrival, Arrival)
+    assert client.address is not None
+    use = client.address.use
+    client.address.use = 10_000.0
+    assert not server.load.refuses(client, client.address, arrival)
+    assert client.address.use == 10_000.0
+    assert use == pytest.approx(2.8)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        get(target=b"/health"),
+        get(target=b"/health/ready"),
+        get(version=b"HTTP/1.0"),
+        get(HOST + b"Origin: https://app.example\r\n"),
+        get(HOST + b"connection: close\r\n"),
+        get(HOST + b"Content-Length: 2\r\n") + b"{}",
+        get(HOST + b"Transfer-Encoding: chunked\r\n"),
+        get() + get(),
+        get()[:-2],
+        get().replace(b"GET", b"POST"),
+        get().replace(b"GET", b"HEAD"),
+        b"GET http://h/pull/a HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"\x16\x03\x01\r\n\r\n",
+    ],
+)
+def test_other_requests_are_not_decided_early(data: bytes) -> None:
+    assert Server().decide(data) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "is_refused"),
+    [
+        (b"X-Forwarded-For: %b\r\n" % HEAVY.encode(), True),
+        (b"x-forwarded-for: %b\r\n" % LIGHT.encode(), False),
+        (b"X-Forwarded-For: %b, %b\r\n" % (LIGHT.encode(), HEAVY.encode()), True),
+        (b"X-Forwarded-For: %b,%b\r\n" % (HEAVY.encode(), LIGHT.encode()), False),
+    ],
+)
+def test_behind_a_proxy_the_address_that_it_forwards_counts(header: bytes, is_refused: bool) -> None:
+    server = Server(proxy_hops=1)
+    assert server.is_refused(get(HOST + header), "127.0.0.1") is is_refused
+
+
+@pytest.mark.parametrize(
+    "headers", [HOST, HOST + b"X-Forwarded-For: unknown\r\n", HOST + 2 * b"X-Forwarded-For: ::1\r\n"]
+)
+def test_behind_a_proxy_a_request_without_one_address_is_not_decided_early(headers: bytes) -> None:
+    assert Server(proxy_hops=1).decide(get(HOST + headers)) is None
+
+
+async def test_a_connection_goes_on_after_an_early_rejection() -> None:
+    server = Server(proxy_hops=1)
+    async with listening(server.load, early_rejections=server.early_rejections) as address:
+        with connect(address, get(HOST + b"X-Forwarded-For: %b\r\n" % HEAVY.encode())) as client:
+            assert (await receive(client)).startswith(b"HTTP/1.1 503 ")
+            client.send(get(HOST + b"X-Forwarded-For: %b\r\n" % LIGHT.encode()))
+            assert (await receive(client)).endswith(b"answered")

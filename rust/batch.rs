@@ -1,5 +1,6 @@
 //! The requests of batch pulls (docs/reference/protocol.md#batch-pull). `batch_response` builds the responses.
 
+use crate::batch_params::{ParamSet, ParamValue};
 use crate::canonical::canonicalize;
 use crate::error::CoreError;
 use crate::log_range::LogRange;
@@ -140,7 +141,7 @@ pub struct Plan {
     pub tails: Vec<Tail>,
 }
 
-type ParamSet = Map<String, Value>;
+type AppendParams = Map<String, Value>;
 type Listed<T> = HashMap<String, Vec<T>>;
 
 impl Planner {
@@ -164,10 +165,12 @@ impl Planner {
         if names.iter().any(|name| suffixes.contains(name)) {
             return Err(CoreError::BatchKeyDenied);
         }
-        let params: Listed<ParamSet> = listed(query, "params").ok_or(CoreError::InvalidParams)?;
-        let append: Listed<Option<ParamSet>> =
-            listed(query, "appendParams").ok_or(CoreError::InvalidAppendParams)?;
-        let alone = [ParamSet::new()];
+        let params = parameter(query, "params").unwrap_or_default();
+        let params: Listed<ParamSet<'_>> = listed(&params).ok_or(CoreError::InvalidParams)?;
+        let append = parameter(query, "appendParams").unwrap_or_default();
+        let append: Listed<Option<AppendParams>> =
+            listed(&append).ok_or(CoreError::InvalidAppendParams)?;
+        let alone = [ParamSet::default()];
         let sets_of = |name: &String| match params.get(name) {
             Some(sets) => sets.as_slice(),
             None => &alone,
@@ -202,10 +205,10 @@ impl Planner {
     }
 
     /// Returns the ranges of the entries of a collection; None if one of them is not usable.
-    fn bounds(&self, name: &str, named: &[Option<ParamSet>]) -> Option<Vec<Option<LogRange>>> {
+    fn bounds(&self, name: &str, named: &[Option<AppendParams>]) -> Option<Vec<Option<LogRange>>> {
         let row = self.by_name.get(name).map(|&at| &self.collections[at]);
         let max_elements = row.and_then(|row| row.log?.max_elements);
-        let read = |one: &Option<ParamSet>| match one {
+        let read = |one: &Option<AppendParams>| match one {
             Some(one) => LogRange::read(one, max_elements).map(Some),
             None => Some(None),
         };
@@ -247,7 +250,7 @@ impl<'a> Draft<'a> {
     fn add(
         &mut self,
         name: &str,
-        sets: &[ParamSet],
+        sets: &[ParamSet<'_>],
         bounds: Option<&Vec<Option<LogRange>>>,
     ) -> Result<(), CoreError> {
         let start = self.plan.entries.len();
@@ -281,7 +284,7 @@ impl<'a> Draft<'a> {
     fn resolve(
         &self,
         collection: usize,
-        set: &ParamSet,
+        set: &ParamSet<'_>,
     ) -> Result<Result<(String, Group), &'static str>, CoreError> {
         let row = &self.planner.collections[collection];
         let mut key = String::with_capacity(64);
@@ -390,26 +393,26 @@ fn names(query: &[u8]) -> Result<Vec<String>, CoreError> {
     Ok(names)
 }
 
-/// Returns the parsed JSON of a parameter: empty if it is absent or empty, None if it has another shape.
-fn listed<T: serde::de::DeserializeOwned>(query: &[u8], name: &str) -> Option<Listed<T>> {
-    match parameter(query, name) {
-        Some(text) if !text.is_empty() => serde_json::from_str(&text).ok(),
-        _ => Some(Listed::new()),
+/// Parses the JSON of a parameter: empty if the text is empty, None if it has another shape.
+fn listed<'de, T: serde::Deserialize<'de>>(text: &'de str) -> Option<Listed<T>> {
+    match text {
+        "" => Some(Listed::new()),
+        _ => serde_json::from_str(text).ok(),
     }
 }
 
 /// Returns the value of a parameter as text: strings unchanged, numbers as ECMAScript writes them, 64-bit
 /// integers with all their digits.
-fn text_of(value: &Value) -> Result<Cow<'_, str>, CoreError> {
+fn text_of<'a>(value: &'a ParamValue<'_>) -> Result<Cow<'a, str>, CoreError> {
     match value {
-        Value::String(text) => Ok(Cow::Borrowed(text)),
-        Value::Number(number) if number.is_f64() => {
+        ParamValue::Text(text) => Ok(Cow::Borrowed(text)),
+        ParamValue::Number(number) if number.is_f64() => {
             let text = canonicalize(number.to_string().as_bytes());
             let text = text.ok().and_then(|text| String::from_utf8(text).ok());
             Ok(Cow::Owned(text.ok_or(CoreError::InvalidParams)?))
         }
-        Value::Number(number) => Ok(Cow::Owned(number.to_string())),
-        _ => Err(CoreError::InvalidParams),
+        ParamValue::Number(number) => Ok(Cow::Owned(number.to_string())),
+        ParamValue::Other => Err(CoreError::InvalidParams),
     }
 }
 

@@ -3,6 +3,7 @@
 
 pub mod append_log;
 pub mod batch;
+pub mod batch_params;
 pub mod batch_response;
 pub mod canonical;
 pub mod envelope;

@@ -117,7 +117,14 @@ impl BatchPlan {
         if stored.len() != plan.reads.len() || tails.len() != plan.tails.len() {
             return Err(PyValueError::new_err("one outcome for each read"));
         }
-        let outcomes = stored.iter().map(outcome).collect::<PyResult<Vec<_>>>()?;
+        let stored = stored
+            .into_iter()
+            .map(Found::new)
+            .collect::<PyResult<Vec<_>>>()?;
+        let outcomes = stored
+            .iter()
+            .map(Found::outcome)
+            .collect::<PyResult<Vec<_>>>()?;
         let size = outcomes.iter().map(|stored| match stored {
             batch_response::Stored::Bytes(bytes) => bytes.len(),
             _ => 0,
@@ -134,7 +141,10 @@ impl BatchPlan {
             outcomes,
             now_ms,
             plan: slf.clone().unbind(),
-            stored: stored.into_iter().map(Bound::unbind).collect(),
+            stored: stored
+                .into_iter()
+                .map(|found| found.value.unbind())
+                .collect(),
             elements,
         })
     }
@@ -157,20 +167,43 @@ impl TailOutcome<'_> {
     }
 }
 
-fn outcome<'a>(stored: &'a Bound<'_, PyAny>) -> PyResult<batch_response::Stored<'a>> {
-    if let Ok(bytes) = stored.cast::<PyBytes>() {
-        return Ok(batch_response::Stored::Bytes(bytes.as_bytes()));
+/// The result of a read of the store: bytes, None, the text of an error, or the hash of a document and its
+/// time.
+struct Found<'py> {
+    value: Bound<'py, PyAny>,
+    ts_ms: Option<u64>,
+}
+
+impl<'py> Found<'py> {
+    /// Takes a value, or a tuple that begins with one, and ends with the time if that is a hash.
+    fn new(stored: Bound<'py, PyAny>) -> PyResult<Self> {
+        let Ok(tuple) = stored.cast::<PyTuple>() else {
+            return Ok(Self {
+                value: stored,
+                ts_ms: None,
+            });
+        };
+        let value = tuple.get_item(0)?;
+        let ts_ms = match value.is_instance_of::<PyString>() {
+            true => Some(tuple.get_item(tuple.len() - 1)?.extract()?),
+            false => None,
+        };
+        Ok(Self { value, ts_ms })
     }
-    if stored.is_none() {
-        return Ok(batch_response::Stored::Missing);
+
+    fn outcome(&self) -> PyResult<batch_response::Stored<'_>> {
+        if let Ok(bytes) = self.value.cast::<PyBytes>() {
+            return Ok(batch_response::Stored::Bytes(bytes.as_bytes()));
+        }
+        if self.value.is_none() {
+            return Ok(batch_response::Stored::Missing);
+        }
+        let text = self.value.cast::<PyString>()?.to_str()?;
+        Ok(match self.ts_ms {
+            Some(ts_ms) => batch_response::Stored::Known(text.into(), ts_ms),
+            None => batch_response::Stored::Failed(text),
+        })
     }
-    if stored.is_instance_of::<PyTuple>() {
-        let (hash, ts_ms) = stored.extract()?;
-        return Ok(batch_response::Stored::Known(hash, ts_ms));
-    }
-    Ok(batch_response::Stored::Failed(
-        stored.cast::<PyString>()?.to_str()?,
-    ))
 }
 
 #[pyclass(frozen, module = "pysync._core")]

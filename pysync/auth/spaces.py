@@ -26,7 +26,7 @@ from pysync.errors import (
     StoreUnavailable,
 )
 from pysync.model import Caller
-from pysync.store import NotModified, Store
+from pysync.store import NotModified, Store, StoredObject
 
 ROLE_TIMEOUT_S = 5.0
 """Time limit for determining roles (docs/reference/protocol.md#spaces)."""
@@ -101,11 +101,11 @@ class Spaces:
         named = members if isinstance(members, list) else []
         return Membership(owner, frozenset(name for name in named if isinstance(name, str)))
 
-    def memberships(self, found: Mapping[str, bytes | str | None]) -> dict[str, Membership | None]:
+    def memberships(self, found: Mapping[str, StoredObject | str | None]) -> dict[str, Membership | None]:
         """Return the members of spaces from their access documents in `found`, by key; None for a document
         that is corrupt, or whose value is the text of the error with which reading it failed."""
         return {
-            key: None if isinstance(stored, str) else self.membership(key, stored)
+            key: None if isinstance(stored, str) else self.membership(key, stored and stored.body)
             for key, stored in found.items()
         }
 
@@ -144,7 +144,9 @@ class Spaces:
         if access_key is None:
             return caller
         stored = await self._read(access_key)
-        caller = self.add_space_roles(policy, caller, params, self.memberships({access_key: stored}))
+        caller = self.add_space_roles(
+            policy, caller, params, {access_key: self.membership(access_key, stored)}
+        )
         if stored is None and key == access_key and _creates_space(text, caller.identity):
             return add_roles(caller, frozenset({OWNER}))
         return caller

@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -23,6 +23,7 @@ from pysync.store import (
     Etag,
     EtagMismatch,
     NotModified,
+    ObjectInfo,
     Precondition,
     Store,
     StoredObject,
@@ -141,11 +142,17 @@ class Documents:
         self.cache_version(key, CachedVersion(document.hash, found.etag, document.ts_ms))
         return None if self._is_expired(document.ts_ms, ttl_ms) else document
 
-    def cached_version(self, key: str, etag: str) -> CachedVersion | None:
-        """Return the version of the document at `key` that is stored under `etag`, if this process has cached
-        it."""
-        cached = self._cache.get(key)
-        return cached if cached is not None and cached.etag == etag else None
+    def cached_versions(
+        self, stored: Mapping[str, StoredObject | ObjectInfo | None]
+    ) -> dict[str, CachedVersion]:
+        """Return the versions of documents that are stored under these etags, as far as this process has
+        cached them."""
+        get = self._cache.get
+        return {
+            key: cached
+            for key, info in stored.items()
+            if info is not None and (cached := get(key)) is not None and cached.etag == info.etag
+        }
 
     def cache_version(self, key: str, version: CachedVersion) -> None:
         """Cache the version at `key`, whose hash is verified."""

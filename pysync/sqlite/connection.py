@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -206,6 +206,17 @@ class SnapshotReader:
         self.version()
         try:
             return self._cursor.execute(statement, args).fetchall()
+        except DATABASE_ERRORS as error:
+            self._file.record_error(error)
+            raise self._unavailable() from error
+
+    def iterate(self, statement: str, *args: Any) -> Iterator[Any]:
+        """Yield the rows of a query, each read when it is asked for. The caller takes them in one tick of the
+        loop, before the next query, and may leave some. Raises as `rows`."""
+        self.version()
+        try:
+            for row in self._cursor.execute(statement, args):  # noqa: UP028 (it would close the cursor)
+                yield row
         except DATABASE_ERRORS as error:
             self._file.record_error(error)
             raise self._unavailable() from error

@@ -3,6 +3,7 @@
 import builtins
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
 from pysync._core import split_key
@@ -25,6 +26,11 @@ class StoredObject(NamedTuple):
     etag: str
     content_type: str
     modified_ms: int
+
+    @property
+    def size(self) -> int:
+        """The length of the body in bytes."""
+        return len(self.body)
 
 
 class ObjectInfo(NamedTuple):
@@ -248,14 +254,15 @@ class Store(ReadableStore, Protocol):
         """Return the object at `key`, or None if there is none. Never stale: it sees every `put` that has
         returned."""
 
-    async def get_many(self, keys: Sequence[str]) -> list[StoredObject | None]:
-        """Return the result of `get` for each of `keys`, in their order. The keys must be distinct. Cheaper
-        than separate gets. Raises StoreUnavailable if any of them fails."""
+    async def get_many(self, keys: Sequence[str], max_bytes: float = inf) -> dict[str, StoredObject | None]:
+        """Return the result of `get` for each of `keys`, which must be distinct. Cheaper than separate gets.
+        Stops reading once the bodies exceed `max_bytes`: the result then lacks some of the keys, but never
+        all. Raises StoreUnavailable if any of them fails."""
 
-    async def info_many(self, keys: Sequence[str]) -> list[ObjectInfo | None] | None:
-        """Return etag and size of the object at each of `keys`, which must be distinct, in their order; None
-        for a key without an object. Reads no bodies. A store for which this would cost as much as `get`
-        returns None instead of the list."""
+    async def info_many(self, keys: Sequence[str]) -> dict[str, StoredObject | ObjectInfo | None] | None:
+        """Return etag and size of the object at each of `keys`, which must be distinct; the object itself if
+        it is in memory, and None for a key without an object. Reads no bodies. A store for which this would
+        cost as much as `get` returns None instead of the dictionary."""
 
     async def put(
         self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
@@ -369,12 +376,19 @@ class TransactionalStore(Store, Protocol):
 
 
 async def get_many_concurrently(
-    store: ReadableStore, keys: Sequence[str], concurrency: int = MAX_CONCURRENT_READS
-) -> list[StoredObject | None]:
+    store: ReadableStore, keys: Sequence[str], max_bytes: float = inf, concurrency: int = MAX_CONCURRENT_READS
+) -> dict[str, StoredObject | None]:
     """Implement `Store.get_many` by up to `concurrency` concurrent gets."""
+    found: dict[str, StoredObject | None] = {}
+    size = 0
 
-    async def get(key: str) -> StoredObject | None:
-        found = await store.get(key)
-        return None if isinstance(found, NotModified) else found
+    async def get(key: str) -> None:
+        nonlocal size
+        if found and size > max_bytes:
+            return
+        object_ = await store.get(key)
+        found[key] = object_ = None if isinstance(object_, NotModified) else object_
+        size += 0 if object_ is None else object_.size
 
-    return await gather_bounded(concurrency, keys, get)
+    await gather_bounded(concurrency, keys, get)
+    return found

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 from pysync._core import split_key
@@ -61,17 +62,17 @@ class MemoryStore:
             return None
         return NOT_MODIFIED if stored.object.etag == if_none_match else stored.object
 
-    async def get_many(self, keys: Sequence[str]) -> builtins.list[StoredObject | None]:
+    async def get_many(self, keys: Sequence[str], max_bytes: float = inf) -> dict[str, StoredObject | None]:
         """See `Store.get_many`."""
-        return await get_many_concurrently(self, keys)
+        return await get_many_concurrently(self, keys, max_bytes)
 
-    async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
+    async def info_many(self, keys: Sequence[str]) -> dict[str, StoredObject | ObjectInfo | None] | None:
         """See `Store.info_many`."""
-        stored = [self._stored.get(key) for key in keys]
-        return [
-            ObjectInfo(each.object.etag, len(each.object.body)) if each and each.sha256 is None else None
-            for each in stored
-        ]
+        stored = {key: self._stored.get(key) for key in keys}
+        return {
+            key: each.object if each is not None and each.sha256 is None else None
+            for key, each in stored.items()
+        }
 
     async def put(
         self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY

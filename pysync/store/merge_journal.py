@@ -92,7 +92,7 @@ async def _journals(store: Store) -> list[tuple[str, StoredObject]]:
     """Return the keys and bodies of all journals."""
     keys = [f"{_JOURNALS}/{name}" for name in await store.list(_JOURNALS, None, _MAX_JOURNALS)]
     found = await store.get_many(keys)
-    return [(key, object_) for key, object_ in zip(keys, found, strict=True) if object_ is not None]
+    return [(key, object_) for key in keys if (object_ := found[key]) is not None]
 
 
 def _parse(journal: StoredObject) -> MergeRecord:

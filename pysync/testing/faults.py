@@ -1,10 +1,10 @@
 """A store that fails on demand, and a clock that only a test moves."""
 
 import asyncio
-import builtins
 import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from math import inf
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import pytest
@@ -157,11 +157,11 @@ class FaultyStore:
         """See `Store.get`."""
         return await self._call("get", lambda: self._store.get(key, if_none_match))
 
-    async def get_many(self, keys: Sequence[str]) -> builtins.list[StoredObject | None]:
+    async def get_many(self, keys: Sequence[str], max_bytes: float = inf) -> dict[str, StoredObject | None]:
         """See `Store.get_many`."""
-        return await get_many_concurrently(self, keys)
+        return await get_many_concurrently(self, keys, max_bytes)
 
-    async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
+    async def info_many(self, keys: Sequence[str]) -> dict[str, StoredObject | ObjectInfo | None] | None:
         """See `Store.info_many`."""
         return await self._store.info_many(keys)
 

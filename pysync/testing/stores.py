@@ -13,7 +13,6 @@ from pysync.store import (
     NOT_MODIFIED,
     Etag,
     EtagMismatch,
-    ObjectInfo,
     OpenFile,
     Precondition,
     Store,
@@ -68,12 +67,30 @@ class StoreContract:
             await store.put(key, key.encode())
         await store.write("a/file", chunks_of(b"file"), "text/plain")
         keys = ["a/z", "top", "a/none", "b/x", "a/x", "a/file", "c/x"]
-        assert await store.get_many(keys) == [await store.get(key) for key in keys]
-        assert await store.get_many([]) == []
+        assert await store.get_many(keys) == {key: await store.get(key) for key in keys}
+        assert await store.get_many([]) == {}
         found = await store.get_many(many[::-1])
-        assert [one and one.body for one in found] == [key.encode() for key in many[::-1]]
+        assert {key: one and one.body for key, one in found.items()} == {key: key.encode() for key in many}
         await store.delete("a/x")
-        assert await store.get_many(["a/x"]) == [None]
+        assert await store.get_many(["a/x"]) == {"a/x": None}
+
+    async def test_reading_many_stops_once_there_are_enough_bytes(self, store: Store) -> None:
+        for n in range(40):
+            await store.put(f"many/{n:02}", b"x" * 20_000)
+        left = ["other/none", *(f"many/{n:02}" for n in range(40)), "many/none"]
+        found: dict[str, StoredObject | None] = {}
+        rounds = 0
+        while left:
+            some = await store.get_many(left, 100_000)
+            assert some, "at least one"
+            assert some.keys() <= set(left)
+            found |= some
+            left = [key for key in left if key not in found]
+            rounds += 1
+        assert sum(one is not None and one.body == b"x" * 20_000 for one in found.values()) == 40
+        assert {key for key, one in found.items() if one is None} == {"other/none", "many/none"}
+        if not store.is_remote:
+            assert rounds > 2
 
     async def test_etags_and_sizes_are_those_of_what_get_returns(self, store: Store) -> None:
         for key, body in (("a/x", b"12345"), ("a/y", b"y" * 200_000), ("top", b"")):
@@ -82,11 +99,12 @@ class StoreContract:
         keys = ["a/y", "none", "a/x", "top", "a/file", "a/none"]
         found = await store.info_many(keys)
         if found is not None:
-            each = [await store.get(key) for key in keys]
-            assert found == [
-                ObjectInfo(one.etag, len(one.body)) if isinstance(one, StoredObject) else None for one in each
-            ]
-            assert await store.info_many([]) == []
+            each = {key: await store.get(key) for key in keys}
+            assert {key: one and (one.etag, one.size) for key, one in found.items()} == {
+                key: (one.etag, len(one.body)) if isinstance(one, StoredObject) else None
+                for key, one in each.items()
+            }
+            assert await store.info_many([]) == {}
 
     async def test_a_known_etag_is_not_modified_until_the_next_write(self, store: Store) -> None:
         etag = await store.put("a", b"same")

@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -18,6 +19,9 @@ from support.collections import limit_of
 
 from pysync.auth import issuing
 from pysync.server.handlers.batch_reads import read_many
+from pysync.sqlite.connection import SnapshotReader
+from pysync.store import StoredObject
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
@@ -476,6 +480,34 @@ async def test_a_mounted_namespace_is_signed_in_either_form(
         assert entries(await batch(browser, "mine", prefix=prefix), "mine")[0]["hash"] == ""
 
 
+async def test_the_documents_of_a_folder_are_read_in_one_query(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries: list[str] = []
+    iterate, rows = SnapshotReader.iterate, SnapshotReader.rows
+
+    def counted(real: Any) -> Any:
+        def call(self: SnapshotReader, statement: str, *args: Any) -> Any:
+            queries.append(statement)
+            return real(self, statement, *args)
+
+        return call
+
+    store = await LocalStore.open_folder(tmp_path)
+    members = {"coordinator": "memory:", "collections": [collection("notes", "notes/{id}")]}
+    browser = Browser(await start(members, store), session)
+    wanted = [{"id": f"n{n}"} for n in range(50)]
+    for each in wanted[:40]:
+        await store.put(f"notes/{each['id']}", stored(each))
+    monkeypatch.setattr(SnapshotReader, "iterate", counted(iterate))
+    monkeypatch.setattr(SnapshotReader, "rows", counted(rows))
+    answer = await batch(browser, "notes", params={"notes": wanted})
+    assert [each["data"] for each in entries(answer, "notes")] == [*wanted[:40], *[{}] * 10]
+    assert len(queries) == 1
+    assert (await batch(browser, "notes", params={"notes": wanted[:40]})).body
+    assert len(queries) == 1, "they are still in memory"
+
+
 async def test_reads_wait_for_the_store_together(anyone: Browser, store: FaultyStore) -> None:
     release = asyncio.Event()
     wanted = [{"id": f"n{n % 80}"} for n in range(100)]
@@ -496,4 +528,5 @@ async def test_reads_at_once_are_bounded_as_asked() -> None:
     store.fail("get")
     found = await read_many(store, [f"k/{n}" for n in range(9)], at_once=3)
     assert store.max_concurrent_reads <= 3
-    assert found == {f"k/{n}": None for n in range(9)} | {"k/0": "store_unavailable", "k/3": b"three"}
+    read = {key: each.body if isinstance(each, StoredObject) else each for key, each in found.items()}
+    assert read == {f"k/{n}": None for n in range(9)} | {"k/0": "store_unavailable", "k/3": b"three"}

@@ -16,7 +16,7 @@ from pysync import config
 from pysync.server import heavy_work
 from pysync.server.handlers import batch
 from pysync.server.handlers.batch_reads import Budget
-from pysync.store import ObjectInfo, Store
+from pysync.store import ObjectInfo, Store, StoredObject
 
 TOO_LARGE = (400, "Batch answer too large")
 KB = 1024
@@ -32,7 +32,7 @@ class Far(Watched):
 
     is_remote = True
 
-    async def info_many(self, keys: Any) -> list[ObjectInfo | None] | None:
+    async def info_many(self, keys: Any) -> dict[str, StoredObject | ObjectInfo | None] | None:
         return None
 
 

@@ -132,16 +132,18 @@ class SegmentReader:
         if not has_single and len(whole) <= _MAX_UNSIZED_SEGMENTS:
             return 0
         found = await self._heads.store.info_many(whole)
-        return max(sum(info.size for info in found or () if info is not None) - beside, 0)
+        return max(sum(info.size for info in (found or {}).values() if info is not None) - beside, 0)
 
     async def _read(self, nodes: Sequence[_core.LogNode]) -> list[Segment]:
         segment_cache = {} if self._cache is None else self._cache
         missing = [node for node in nodes if node.name not in segment_cache]
         keys = [object_key(self._head.id, node.name) for node in missing]
-        for node, found in zip(missing, await self._heads.store.get_many(keys), strict=True):
-            if found is None:
+        found = await self._heads.store.get_many(keys)
+        for node, key in zip(missing, keys, strict=True):
+            object_ = found[key]
+            if object_ is None:
                 raise await self._heads.missing_object_error(self._key, self._field, self._head)
-            segment_cache[node.name] = found.body
+            segment_cache[node.name] = object_.body
         return [(node, segment_cache[node.name]) for node in nodes]
 
 

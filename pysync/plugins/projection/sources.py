@@ -217,7 +217,7 @@ class SourceReader:
         for start in range(0, len(documents), _MAX_DOCUMENTS):
             some = documents[start : start + _MAX_DOCUMENTS]
             keys = list(dict.fromkeys(source.location.key for source in some))
-            found = dict(zip(keys, await self._services.store.get_many(keys), strict=True))
+            found = await self._services.store.get_many(keys)
             for source in some:
                 stored = found[source.location.key]
                 event = None if stored is None else self._document(source, stored)

@@ -40,8 +40,9 @@ from pysync.server.heavy_work import run_heavy
 from pysync.server.in_flight import Reservation
 from pysync.server.responses import HeadResponse, Response, cache_headers, etag_matches, wants_body
 from pysync.server.router import Match
+from pysync.store import StoredObject
 
-IN_THREAD_ABOVE: Final = 64 * 1024
+IN_THREAD_ABOVE: Final = 256 * 1024
 """Number of bytes above which documents are rewritten, verified and joined in the thread for heavy work."""
 
 
@@ -83,10 +84,12 @@ class BatchReads:
         self._found: dict[str, ReadOutcome] = dict(access)
         document_times, tail_times = plan.times
         self._is_plain = not shadowed and not any(self._errors) and not any(self._hidden)
-        self._times: dict[str, int] = {}
-        for read, times in zip(self._reads, document_times, strict=True):
-            if self._is_plain or self._error_for(read) is None:
-                self._times[read[0]] = self._times.get(read[0], 0) + times
+        self._times = dict(zip([key for key, _ in self._reads], document_times, strict=True))
+        if not self._is_plain or len(self._times) < len(self._reads):
+            self._times.clear()
+            for read, times in zip(self._reads, document_times, strict=True):
+                if self._error_for(read) is None:
+                    self._times[read[0]] = self._times.get(read[0], 0) + times
         self._budget = Budget(self._store, self._times, service.config.max_batch_bytes, reservation)
         self._log_outcomes: list[LogReadOutcome] = []
         self._logs = self._make_log_reads(log_settings, tail_times) if tail_times else []
@@ -118,7 +121,8 @@ class BatchReads:
         BatchTooLarge."""
         for key in self._access.keys() & self._times.keys():
             stored = self._access[key]
-            self._budget.count_log_bytes(len(stored) if isinstance(stored, bytes) else 0, self._times[key])
+            size = stored.size if isinstance(stored, StoredObject) else 0
+            self._budget.count_log_bytes(size, self._times[key])
         # If reads wait for a network, everything that is certainly needed is read concurrently.
         keys = self._unread() if self._store.is_remote else []
         if keys or self._logs:
@@ -132,28 +136,31 @@ class BatchReads:
         if self._logs:
             await self._read([], [log.weigh for log in self._logs])
 
+    async def check_size(self) -> None:
+        """Check the budget without reading what is not read yet. Raises BatchTooLarge."""
+        await self.weigh()
+        self._budget.check_sizes(await self._budget.infos(self._unread()))
+
     async def version(self, now_ms: int) -> _core.BatchAnswer:
         """Build the response without a body. Documents whose version is cached are not read. Raises
         BatchTooLarge."""
-        cached: dict[str, CachedVersion] = {}
-        unread = self._unread()
-        found = await self._budget.infos(unread)
-        self._budget.check_sizes(found)
-        hidden = set()
+        infos = await self._budget.infos(self._unread())
+        self._found |= dict.fromkeys([key for key, info in infos.items() if info is None])
+        cached = self._documents.cached_versions(infos)
         if not self._is_plain:
-            hidden = {key for key, group in self._reads if self._hidden[group]}
-        for key, info in found.items():
-            version = None if info is None else self._documents.cached_version(key, info.etag)
-            if version is not None and key not in hidden:  # otherwise the version depends on the data
-                cached[key] = version
-        if len(cached) < len(unread):
-            await self._read([key for key in unread if key not in cached], [])
-        answer = await self._build(now_ms, {key: (each.hash, each.ts_ms) for key, each in cached.items()})
-        etags = self._budget.etags
-        if etags:
-            for (key, group), built in zip(self._reads, answer.versions, strict=True):
-                if built is not None and key in etags and not self._hidden[group]:
-                    self._documents.cache_version(key, CachedVersion(built[0], etags[key], built[1]))
+            for key, group in self._reads:
+                if self._hidden[group]:  # then the version depends on the data
+                    cached.pop(key, None)
+        unread = [key for key in self._unread() if key not in cached]
+        if not unread:
+            return await self._build(now_ms, cached)
+        self._budget.check_sizes(infos)
+        await self._read(unread, [])
+        answer = await self._build(now_ms, cached)
+        for (key, group), built in zip(self._reads, answer.versions, strict=True):
+            stored = self._found.get(key)
+            if built is not None and isinstance(stored, StoredObject) and not self._hidden[group]:
+                self._documents.cache_version(key, CachedVersion(built[0], stored.etag, built[1]))
         return answer
 
     async def full(self, now_ms: int) -> _core.BatchAnswer:
@@ -172,9 +179,9 @@ class BatchReads:
     async def _read(self, keys: Sequence[str], extra_reads: Sequence[ReadTask]) -> None:
         self._found |= await read_many(self._store, keys, extra_reads, self._budget)
 
-    async def _build(self, now_ms: int, cached: Mapping[str, tuple[str, int]]) -> _core.BatchAnswer:
+    async def _build(self, now_ms: int, cached: Mapping[str, CachedVersion]) -> _core.BatchAnswer:
         """Build the response from what was read, and from the `cached` versions of other documents."""
-        found: Mapping[str, ReadOutcome | tuple[str, int]] = (
+        found: Mapping[str, ReadOutcome | CachedVersion] = (
             {**self._found, **cached} if cached else self._found
         )
         if not self._is_plain and any(self._hidden):
@@ -198,18 +205,18 @@ class BatchReads:
         return await run_heavy(work) if self._budget.sent > IN_THREAD_ABOVE else work()
 
     def _redacted(
-        self, read: tuple[str, int], stored: ReadOutcome | tuple[str, int]
-    ) -> ReadOutcome | tuple[str, int]:
+        self, read: tuple[str, int], stored: ReadOutcome | CachedVersion
+    ) -> ReadOutcome | CachedVersion | bytes:
         """Return the stored document as the caller may see it."""
         key, group = read
         hidden = self._hidden[group]
         error = self._error_for(read)
         if error is not None:
             return error
-        if not hidden or not isinstance(stored, bytes):
+        if not hidden or not isinstance(stored, StoredObject):
             return stored
         try:
-            document = _core.read_document(stored)
+            document = _core.read_document(stored.body)
             data = field_permissions.redact(document.data, hidden)
         except DocumentCorrupt:
             return stored  # building the response reports it
@@ -294,7 +301,7 @@ class BatchHandler:
             if etag_matches(request, answer.etag):
                 return Response(304, b"", headers)
             if request.method == "HEAD":
-                await reads.weigh()
+                await reads.check_size()
                 return HeadResponse(headers)
         answer = await reads.full(self._now_ms())
         return Response(200, await reads.body(answer), _headers(named, caller, answer))

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from pysync.auth.policy import AccessPolicy
@@ -19,30 +20,32 @@ from pysync.errors import (
 from pysync.server.handlers import Service
 from pysync.server.handlers.append_log import redact_in_thread, visible_envelope
 from pysync.server.in_flight import Reservation
-from pysync.store import MAX_CONCURRENT_READS, NotModified, ObjectInfo, Store
+from pysync.store import MAX_CONCURRENT_READS, NotModified, ObjectInfo, Store, StoredObject
 
 ReadTask = Callable[[], Awaitable[None]]
 """A read that stores its own result, and handles its own failure."""
 
 
-ReadOutcome = bytes | str | None
-"""The result of a read: bytes, None if nothing is stored, or the text of an error."""
+ReadOutcome = StoredObject | str | None
+"""The result of a read: the object, None if nothing is stored, or the text of an error."""
 
 RUN_BYTES = 1024 * 1024
 """The approximate number of bytes that are read in one tick of the event loop, and before the sizes of the
 other documents are checked."""
 
 
+Infos = Mapping[str, StoredObject | ObjectInfo | None]
+"""Objects that are stored, or their etags and sizes, as far as they are known without reading."""
+
+
 class Budget:
-    """The budget of bytes of a response. `times` is the number of times that it sends each document, `sent`
-    the size of the reads so far, and `etags` are those of the documents that were read. `reservation` is
-    that of the request."""
+    """The budget of bytes of a response. `times` is the number of times that it sends each document, and
+    `sent` the size of the reads so far. `reservation` is that of the request."""
 
     def __init__(
         self, store: Store, times: Mapping[str, int], max_bytes: int, reservation: Reservation
     ) -> None:
         self.sent = 0
-        self.etags: dict[str, str] = {}
         self.run = 0
         """The bytes of documents read since the last `pause`."""
         self._store = store
@@ -58,16 +61,16 @@ class Budget:
         self._foreseen += size
         self._check(self._foreseen)
 
-    async def infos(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
+    async def infos(self, keys: Sequence[str]) -> Infos:
         """Return the etags and sizes of these documents, as far as the store knows them without reading;
         empty if it knows none."""
         try:
             found = await self._store.info_many(keys) if keys else None
         except StoreUnavailable:
             found = None  # the reads report the error
-        return {} if found is None else dict(zip(keys, found, strict=True))
+        return found or {}
 
-    def check_sizes(self, found: Mapping[str, ObjectInfo | None], sent: int = 0) -> None:
+    def check_sizes(self, found: Infos, sent: int = 0) -> None:
         """Check the budget with the sizes of the documents `found`, none of which was read yet, and with
         `sent` bytes that are not counted yet. Raises BatchTooLarge."""
         self._check(self.sent + sent + self._foreseen + self._sizes(found))
@@ -102,12 +105,14 @@ class Budget:
         await self._reservation.grow(self.sent + sent + self._foreseen)
         await asyncio.sleep(0)
 
-    def _sizes(self, found: Mapping[str, ObjectInfo | None]) -> int:
+    def _sizes(self, found: Infos) -> int:
         return sum(info.size * self._times[key] for key, info in found.items() if info is not None)
 
     def _size(self, found: Mapping[str, ReadOutcome]) -> int:
         times = self._times
-        return sum([len(body) * times[key] for key, body in found.items() if body.__class__ is bytes])
+        return sum(
+            [len(each.body) * times[key] for key, each in found.items() if isinstance(each, StoredObject)]
+        )
 
     def _check(self, size: int) -> None:
         if size > self._max_bytes:
@@ -125,13 +130,15 @@ async def read_many(
     """Return the result of reading each of `keys`, which are distinct, and run `extra_reads` with them. An
     error of one read does not affect the others. Raises BatchTooLarge if the reads exceed the budget.
 
-    At most `at_once` reads run concurrently if the store waits for a network. Otherwise they run one after
-    another, because tasks would only cost time.
+    At most `at_once` reads run concurrently if the store waits for a network. Otherwise the store reads as
+    many documents as possible at once, because tasks would only cost time.
     """
     found: dict[str, ReadOutcome] = {}
     waiting, others = iter(keys), iter(extra_reads)
     count = len(keys) + len(extra_reads)
     if not store.is_remote or count < 2:
+        if not store.is_remote:
+            waiting = iter(await _read_runs(store, keys, found, budget))
         await _read_worker(store, waiting, found, others, budget)
         if budget is not None:
             budget.count(found)
@@ -150,6 +157,25 @@ async def read_many(
     return found
 
 
+async def _read_runs(
+    store: Store, keys: Collection[str], found: dict[str, ReadOutcome], budget: Budget | None
+) -> Sequence[str]:
+    """Read documents into `found`, a run of them at a time. Return the keys that are left if that fails."""
+    left = list(keys)
+    while left:
+        try:
+            run = await store.get_many(left, inf if budget is None else RUN_BYTES - budget.run)
+        except StoreUnavailable:
+            return left
+        found |= run
+        left = [key for key in left if key not in found]
+        if budget is not None:
+            budget.run += sum([len(each.body) for each in run.values() if each is not None])
+            if budget.run > RUN_BYTES:
+                await budget.pause(found)
+    return ()
+
+
 async def _read_worker(
     store: Store,
     waiting: Iterator[str],
@@ -166,10 +192,9 @@ async def _read_worker(
             if object_ is None or isinstance(object_, NotModified):
                 found[key] = None
                 continue
-            found[key] = body = object_.body
+            found[key] = object_
             if budget is not None:
-                budget.etags[key] = object_.etag
-                budget.run += len(body)
+                budget.run += object_.size
                 if budget.run > RUN_BYTES:
                     await budget.pause(found)
     for read in others:

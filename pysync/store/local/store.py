@@ -17,6 +17,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from math import inf
 from pathlib import Path
 from typing import ClassVar, Final, Self
 
@@ -60,22 +61,15 @@ _GET = """
     SELECT etag, content_type, modified_ms, sha256 IS NULL, CASE WHEN etag = ? THEN NULL ELSE body END
     FROM object WHERE parent = ? AND name = ?"""
 _GET_MANY = """
-    SELECT name, etag, content_type, modified_ms, body FROM object
-    WHERE parent = ? AND name IN (SELECT value FROM json_each(?)) AND sha256 IS NULL"""
+    SELECT name, etag, content_type, modified_ms, body FROM object WHERE parent = ? AND sha256 IS NULL AND"""
 # The length of a blob is in its row's header, so overflow pages are not read.
-_VERSION = """
-    SELECT name, etag, length(body) FROM object WHERE parent = ? AND name = ? AND sha256 IS NULL"""
-_VERSIONS = """
-    SELECT name, etag, length(body) FROM object
-    WHERE parent = ? AND name IN (SELECT value FROM json_each(?)) AND sha256 IS NULL"""
+_INFO_MANY = "SELECT name, etag, length(body) FROM object WHERE parent = ? AND sha256 IS NULL AND"
+_ONE = " name = ?"
+_SEVERAL = " name IN (SELECT value FROM json_each(?))"
 LIST_NAMES: Final = "SELECT name FROM object WHERE parent = ? AND name > ? ORDER BY name LIMIT ?"
 _WALK = """
     SELECT parent, name, etag, modified_ms FROM object
     WHERE (parent, name) > (?, ?) AND parent < ? ORDER BY parent, name LIMIT 256"""
-
-SINGLE_GET_MAX: Final = 4
-"""Maximum number of keys that are read one by one. A query for many costs as much as several single ones, and
-bypasses `ReadCache`."""
 
 CACHE_BYTES: Final = 4 * 1024 * 1024
 CACHE_OBJECT_BYTES: Final = 64 * 1024
@@ -96,9 +90,15 @@ class ReadCache:
     def get(self, key: str, version: int) -> StoredObject | None:
         """Return the document at `key`, if it was cached while the database was at `version`."""
         if version != self._version:
-            self._clear()
-            self._version = version
+            self._move_to(version)
         return self._objects.get(key)
+
+    def get_many(self, keys: Sequence[str], version: int) -> dict[str, StoredObject]:
+        """Return those of the documents at `keys` that `get` returns."""
+        if version != self._version:
+            self._move_to(version)
+        objects = self._objects
+        return {key: objects[key] for key in keys if key in objects}
 
     def put(self, key: str, found: StoredObject) -> None:
         """Cache a document that was read at the version of the last `get`."""
@@ -107,6 +107,10 @@ class ReadCache:
                 self._clear()
             self._objects[key] = found
             self._bytes += len(found.body)
+
+    def _move_to(self, version: int) -> None:
+        self._clear()
+        self._version = version
 
     def _clear(self) -> None:
         self._objects.clear()
@@ -183,40 +187,34 @@ class LocalStore:
         self._cache.put(key, found)
         return found
 
-    async def get_many(self, keys: Sequence[str]) -> builtins.list[StoredObject | None]:
+    async def get_many(self, keys: Sequence[str], max_bytes: float = inf) -> dict[str, StoredObject | None]:
         """See `Store.get_many`."""
-        if len(keys) <= SINGLE_GET_MAX:
-            each = [await self.get(key) for key in keys]
-            return [None if isinstance(found, NotModified) else found for found in each]
-        found: dict[str, StoredObject] = {}
-        for parent, those in _by_parent(keys).items():
+        found: dict[str, StoredObject | None] = {**self._cache.get_many(keys, self._version())}
+        unread = [key for key in keys if key not in found]
+        size = 0
+        for parent, names in _by_parent(unread).items():
             prefix = f"{parent}/" if parent else ""
-            for name, etag, content_type, modified_ms, body in self._read(
-                _GET_MANY, parent, orjson.dumps(those).decode()
-            ):
-                found[prefix + name] = StoredObject(body, etag, content_type, modified_ms)
-        return [found.get(key) for key in keys]
+            rows = self._reader.iterate(*_named(_GET_MANY, parent, names))
+            for name, etag, content_type, modified_ms, body in rows:
+                found[prefix + name] = object_ = StoredObject(body, etag, content_type, modified_ms)
+                self._cache.put(prefix + name, object_)
+                size += len(body)
+                if size > max_bytes:
+                    return found
+            for name in names:
+                found.setdefault(prefix + name, None)
+        return found
 
-    async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
+    async def info_many(self, keys: Sequence[str]) -> dict[str, StoredObject | ObjectInfo | None] | None:
         """See `Store.info_many`."""
-        found: dict[str, ObjectInfo] = {}
-        version, unknown = self._version(), []
-        for key in keys:
-            known = self._cache.get(key, version)
-            if known is None:
-                unknown.append(key)
-            else:
-                found[key] = ObjectInfo(known.etag, len(known.body))
-        for parent, names in _by_parent(unknown).items():
+        found: dict[str, StoredObject | ObjectInfo | None] = {**self._cache.get_many(keys, self._version())}
+        unread = [key for key in keys if key not in found]
+        for parent, names in _by_parent(unread).items():
             prefix = f"{parent}/" if parent else ""
-            rows = (
-                self._read(_VERSION, parent, names[0])
-                if len(names) == 1
-                else self._read(_VERSIONS, parent, orjson.dumps(names).decode())
-            )
-            for name, etag, size in rows:
+            for name, etag, size in self._read(*_named(_INFO_MANY, parent, names)):
                 found[prefix + name] = ObjectInfo(etag, size)
-        return [found.get(key) for key in keys]
+        found.update((key, None) for key in unread if key not in found)
+        return found
 
     async def put(
         self,
@@ -372,6 +370,13 @@ def _by_parent(keys: Sequence[str]) -> dict[str, list[str]]:
         parent, name = split_key(key)
         names[parent].append(name)
     return names
+
+
+def _named(query: str, parent: str, names: Sequence[str]) -> tuple[str, str, str]:
+    """Return the whole of a query that ends with the names directly under `parent`, and its parameters."""
+    if len(names) == 1:
+        return query + _ONE, parent, names[0]
+    return query + _SEVERAL, parent, orjson.dumps(names).decode()
 
 
 def _prepare(folder: Path) -> tuple[Database, FileTree]:

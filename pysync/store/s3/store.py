@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from datetime import datetime
+from math import inf
 from typing import Any, ClassVar, Final, Self
 
 from pysync._core import split_key
@@ -127,11 +128,11 @@ class S3Store:
         self._cache.put(key, found, version.ids)
         return NOT_MODIFIED if version.etag == if_none_match else found
 
-    async def get_many(self, keys: Sequence[str]) -> builtins.list[StoredObject | None]:
+    async def get_many(self, keys: Sequence[str], max_bytes: float = inf) -> dict[str, StoredObject | None]:
         """See `Store.get_many`."""
-        return await get_many_concurrently(self, keys)
+        return await get_many_concurrently(self, keys, max_bytes)
 
-    async def info_many(self, keys: Sequence[str]) -> builtins.list[ObjectInfo | None] | None:
+    async def info_many(self, keys: Sequence[str]) -> dict[str, StoredObject | ObjectInfo | None] | None:
         """See `Store.info_many`."""
         return None
 

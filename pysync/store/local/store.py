@@ -66,7 +66,10 @@ _GET_MANY = """
 _INFO_MANY = "SELECT name, etag, length(body) FROM object WHERE parent = ? AND sha256 IS NULL AND"
 _ONE = " name = ?"
 _SEVERAL = " name IN (SELECT value FROM json_each(?))"
-LIST_NAMES: Final = "SELECT name FROM object WHERE parent = ? AND name > ? ORDER BY name LIMIT ?"
+# One row, because each row of a result costs as much as all the rest of a name.
+LIST: Final = """
+    SELECT json_group_array(name) FROM (
+        SELECT name FROM object WHERE parent = ? AND name > ? ORDER BY name LIMIT ?)"""
 _WALK = """
     SELECT parent, name, etag, modified_ms FROM object
     WHERE (parent, name) > (?, ?) AND parent < ? ORDER BY parent, name LIMIT 256"""
@@ -319,7 +322,9 @@ class LocalStore:
         """See `Store.list`."""
         if prefix:
             split_key(prefix)
-        return [name for (name,) in self._read(LIST_NAMES, prefix, after or "", limit)]
+        ((names,),) = self._read(LIST, prefix, after or "", limit)
+        found: list[str] = orjson.loads(names)
+        return found
 
     async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
         """See `Store.walk`."""
@@ -343,7 +348,7 @@ class LocalStore:
         await self._writer.submit(tables.probe, self._new_etag())
         if not self._read("SELECT 1 FROM probe WHERE id = 1"):
             raise StoreUnavailable()
-        self._read(LIST_NAMES, "", "", 1)
+        await self.list("", None, 1)
         await self.change_log.last_id()
         await self._files.probe()
 

@@ -8,11 +8,9 @@ interpreter handles the signal of its timer between two instructions.
 """
 
 import json
-import resource
 import runpy
 import signal
 import sys
-import threading
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -32,12 +30,11 @@ PACKAGES: Final = tuple(Path(str(package.__file__)).parent for package in (pysyn
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The CPU seconds of the main thread, of all threads, and of these in the kernel; and how many samples
-    fell on each function, as `package/module function`."""
+    """The CPU seconds of the main thread, and of all threads; and how many samples fell on each function, as
+    `package/module function`."""
 
     main_s: float
     all_s: float
-    kernel_s: float
     functions: dict[str, int]
 
 
@@ -46,7 +43,7 @@ class Sampler:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._began: tuple[float, float, float] | None = None
+        self._began: tuple[float, float] | None = None
         self._stacks: Counter[tuple[CodeType, ...]] = Counter()
 
     def install(self) -> None:
@@ -70,13 +67,13 @@ class Sampler:
             signal.setitimer(signal.ITIMER_PROF, INTERVAL_S, INTERVAL_S)
             return
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        main_s, all_s, kernel_s = (now - began for now, began in zip(_spent(), self._began, strict=True))
+        main_s, all_s = (now - began for now, began in zip(_spent(), self._began, strict=True))
         self._began = None
         functions: Counter[str] = Counter()
         for codes, count in self._stacks.items():
             functions[next(filter(None, map(function_of, codes)), "")] += count
         written = self._path.with_suffix(".new")
-        written.write_text(json.dumps(asdict(Samples(main_s, all_s, kernel_s, dict(functions)))))
+        written.write_text(json.dumps(asdict(Samples(main_s, all_s, dict(functions)))))
         written.replace(self._path)
 
 
@@ -87,13 +84,9 @@ def function_of(code: CodeType) -> str | None:
     return None if package is None else f"{path.relative_to(package.parent)} {code.co_qualname}"
 
 
-def _spent() -> tuple[float, float, float]:
-    """CPU seconds of the main thread, of all threads, and of these in the kernel, until now."""
-    main = threading.main_thread().ident
-    assert main is not None
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    main_s = time.clock_gettime(time.pthread_getcpuclockid(main))
-    return main_s, usage.ru_utime + usage.ru_stime, usage.ru_stime
+def _spent() -> tuple[float, float]:
+    """CPU seconds of the main thread, which calls this, and of all threads, until now."""
+    return time.thread_time(), time.process_time()
 
 
 def main() -> None:

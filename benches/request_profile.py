@@ -4,9 +4,9 @@
 
 The server stays on one core, the load generator on another, with 32 connections. *By stage* is the CPU time
 of the event loop's thread, shared out by samples of what it was at (`sampler.py`), and that of the other
-threads. *By library* is what Linux's `perf` sees of the whole process, in another run; it is left out where
-there is no `perf`. The release build is measured, nothing in it is changed. `--functions` lists the functions
-that most samples fell on. Prints Markdown.
+threads. *By library* is what Linux's `perf` sees of the whole process, in another run, and of a bare aiohttp
+server; it is left out where there is no `perf`. The release build is measured, nothing in it is changed.
+`--functions` lists the functions that most samples fell on. Prints Markdown.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from benches.servers import Running
 from benches.workloads import WORKLOADS, Author
 from pysync.cli.load_generator import CONNECTIONS, cpu_s, drive
 
+BARE: Final = ("bare-get", "bare-post")
 DEFAULT: Final = ("pull", "signed-pull", "push", "signed-push", "batch-100", "push-512k")
 WARM_S: Final = 0.5
 WRITTEN_S: Final = 10.0
@@ -68,14 +69,12 @@ LIBRARIES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """CPU microseconds of a request: in all, and in threads beside the event loop's; by stage, by function,
-    and by library (None without `perf`)."""
+    """CPU microseconds of a request: in all, in threads beside the loop's, by stage, and by function."""
 
     all_us: float
     threads_us: float
     stages_us: dict[str, float]
     functions_us: dict[str, float]
-    libraries_us: dict[str, float] | None
 
 
 def profile(workload: str, seconds: float) -> Profile:
@@ -92,7 +91,6 @@ def profile(workload: str, seconds: float) -> Profile:
         threads_us=(samples.all_s - samples.main_s) / answers * 1e6,
         stages_us=stages,
         functions_us=dict(sorted(functions.items(), key=lambda each: -each[1])),
-        libraries_us=libraries(workload, seconds) if shutil.which("perf") else None,
     )
 
 
@@ -114,11 +112,8 @@ def sample(workload: str, seconds: float, path: Path) -> tuple[Samples, int]:
 
 def libraries(workload: str, seconds: float) -> dict[str, float]:
     """The CPU microseconds of a request by library, as `perf` samples them."""
-    with (
-        servers.fresh_folder() as folder,
-        servers.serving(folder, SERVER_CORE) as server,
-        TemporaryDirectory() as recorded,
-    ):
+    serving = servers.bare if workload in BARE else servers.pysync
+    with serving(SERVER_CORE) as server, TemporaryDirectory() as recorded:
         author = warmed(server, workload)
         data = f"{recorded}/perf.data"
         command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", str(PERF_HZ), "-o", data]
@@ -170,10 +165,9 @@ def library_of(shared_object: str) -> str:
     return next(fits, OTHER)
 
 
-def table(profiles: Mapping[str, Profile]) -> str:
-    """The Markdown tables: a column for each workload, rounded to a tenth of a microsecond."""
+def table(profiles: Mapping[str, Profile], by_library: Mapping[str, Mapping[str, float]]) -> str:
+    """The Markdown tables, with a column for each workload. `by_library` may be empty."""
     parts = [_table("CPU µs by stage", profiles, _stage_rows(profiles))]
-    by_library = {name: found.libraries_us for name, found in profiles.items() if found.libraries_us}
     if by_library:
         rows = {
             library: [found.get(library, 0.0) for found in by_library.values()]
@@ -218,7 +212,10 @@ def main() -> None:
     os.environ["PYSYNC_SERVER_MAX_QUEUE_MS"] = "3600000"
     with servers.pinned(LOAD_CORE):
         found = {name: profile(name, options.seconds) for name in options.workload or DEFAULT}
-    print(f"{machine()}; {options.seconds:g} s each.\n\n{table(found)}")
+        by_library = {}
+        if shutil.which("perf"):
+            by_library = {name: libraries(name, options.seconds) for name in (*BARE, *found)}
+    print(f"{machine()}; {options.seconds:g} s each.\n\n{table(found, by_library)}")
     if options.functions:
         for name, one in found.items():
             print(f"\n{functions_table(name, one, options.functions)}")

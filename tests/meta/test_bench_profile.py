@@ -55,11 +55,11 @@ def test_shared_objects_belong_to_a_library(name: str, library: str) -> None:
 
 
 def test_a_profile_is_shown_with_and_without_libraries() -> None:
-    found = Profile(30.0, 5.0, {"store": 25.0}, {"pysync/store/local/store f": 25.0}, None)
-    assert "| store | 25.0 |" in request_profile.table({"pull": found})
-    assert "library" not in request_profile.table({"pull": found})
+    found = Profile(30.0, 5.0, {"store": 25.0}, {"pysync/store/local/store f": 25.0})
+    assert "| store | 25.0 |" in request_profile.table({"pull": found}, {})
+    assert "library" not in request_profile.table({"pull": found}, {})
     assert "25.0" in request_profile.functions_table("pull", found, 3)
-    seen = Profile(30.0, 5.0, {}, {}, {"kernel": 12.0, "Python": 18.0})
-    shown = request_profile.table({"pull": seen})
-    assert "| kernel | 12.0 |" in shown
-    assert shown.endswith("| all of it | 30.0 |")
+    seen = {"bare-get": {"kernel": 9.0}, "pull": {"kernel": 12.0, "Python": 18.0}}
+    shown = request_profile.table({"pull": found}, seen)
+    assert "| kernel | 9.0 | 12.0 |" in shown
+    assert shown.endswith("| all of it | 9.0 | 30.0 |")

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from pysync.server.supervisor import HEALTHY_S, ROUNDS, Supervisor, WorkerContext, _Slot, _Worker
+from pysync.server.supervisor import (
+    HEALTHY_S,
+    ROUNDS,
+    START_ROUNDS,
+    Supervisor,
+    WorkerContext,
+    _Slot,
+    _Worker,
+)
 
 SCRIPT = """
 import os, select, signal, sys
@@ -156,6 +164,58 @@ def test_a_worker_that_sends_no_heartbeats_is_logged_with_its_stacks_and_replace
     assert "worker 1 has not answered for 0.2 s and is killed" in done.stderr
     assert shown in done.stderr
     assert "worker 1 was ended by SIGKILL; another starts" in done.stderr
+
+
+STARTING = """
+import os, select, signal, sys, time
+from pathlib import Path
+from pysync.server.supervisor import Supervisor, WorkerContext
+
+folder = Path(sys.argv[1])
+
+def hang_here() -> None:
+    while True:
+        time.sleep(1)
+
+def work(post: WorkerContext) -> None:
+    if (folder / "served").exists() and not (folder / "hung").exists():
+        (folder / "hung").touch()
+        hang_here()
+    post.ready()
+    if (folder / "hung").exists():
+        os.kill(os.getppid(), signal.SIGTERM)
+    select.select([post.parent_fd], [], [])
+
+def end_the_first() -> None:
+    (folder / "served").touch()
+    os.kill(supervisor._slots[1].worker.pid, signal.SIGKILL)
+
+supervisor = Supervisor(1, work, 0.1, stall_s=0.1, on_replace=print)
+supervisor.run(end_the_first)
+"""
+
+
+@pytest.mark.process
+def test_a_replacement_that_hangs_before_it_is_ready_is_logged_with_its_stacks_and_replaced(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", STARTING, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines()[:2] == ["ended", "stalled"]
+    assert "worker 1 is not ready after 0.6 s and is killed" in done.stderr
+    assert "in hang_here" in done.stderr
+    assert "worker 1 was ended by SIGKILL; another starts" in done.stderr
+
+
+def test_a_worker_that_took_long_to_start_has_as_long_as_others_to_answer() -> None:
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    worker = _Worker(1, 0, read_end, 0.0, silent_rounds=START_ROUNDS)
+    os.write(write_end, b"\0")
+    worker.read_pipe()
+    assert (worker.is_ready, worker.silent_rounds) == (True, 0)
+    for fd in (read_end, write_end):
+        os.close(fd)
 
 
 LOCKING = """

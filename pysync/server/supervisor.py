@@ -5,8 +5,9 @@ little can make it fail. Two pipes connect it to each worker. On one the worker 
 its event loop still runs, or the error that kept it from starting; the other closes when the parent ends.
 
 A worker that stops sending heartbeats is killed and replaced, because it may hold a lock that all others wait
-for. The parent measures the silence in rounds of its own rather than by a clock: if the whole machine was
-suspended, the time that passed meanwhile counts as one round.
+for. So is one that takes another's place and is not ready in time. The parent measures the silence in rounds
+of its own rather than by a clock: if the whole machine was suspended, the time that passed meanwhile counts
+as one round.
 """
 
 import faulthandler
@@ -38,6 +39,9 @@ STALL_S: Final = 10.0
 
 ROUNDS: Final = 10
 """Heartbeats that a worker sends in that time, and rounds in which the parent looks for them."""
+
+START_ROUNDS: Final = 6 * ROUNDS
+"""Rounds after which a worker that replaces another is killed and replaced if it is not ready."""
 
 DUMP_SIGNAL: Final = signal.SIGUSR1
 """The signal on which a worker writes the stacks of its threads to the pipe of its heartbeats."""
@@ -95,7 +99,9 @@ class _Worker:
     is_ready: bool = False
     """True once the worker has reported that it serves."""
     silent_rounds: int = 0
-    """Rounds without a heartbeat since it is ready."""
+    """Rounds without a heartbeat, or those since its start if it is not ready."""
+    is_stalled: bool = False
+    """True once it was killed because it did not answer."""
     status: int | None = None
     """Exit status; negative for a signal, None while it runs."""
 
@@ -107,9 +113,9 @@ class _Worker:
             return
         text, mark, error = report.partition(_PICKLE)
         if _HEARTBEAT in text:
-            self.is_ready = True
-            if self.silent_rounds < ROUNDS:
+            if self.silent_rounds < ROUNDS or not self.is_ready:
                 self.silent_rounds = 0
+            self.is_ready = True
         self.output += text.replace(_HEARTBEAT, b"") + mark + error
 
     @property
@@ -158,7 +164,8 @@ class Supervisor:
     """Runs `work` in `count` processes. `work` receives its context, calls `ready` on it, then
     `send_heartbeat` every `heartbeat_s`, and returns once it has drained after SIGTERM or after the end of
     the parent, for which it may take `drain_s`. A worker that sends no heartbeat for `stall_s` is killed and
-    replaced. `on_replace` is called with the reason of each replacement, `ended` or `stalled`."""
+    replaced, and so is a replacement that is not ready in six times as long. `on_replace` is called with the
+    reason of each replacement, `ended` or `stalled`."""
 
     def __init__(
         self,
@@ -234,23 +241,24 @@ class Supervisor:
         """Count this round for each worker that sent no heartbeat in it. Ask a worker that stalls for its
         stacks, and kill it one round later."""
         for worker in self._workers():
-            if not worker.is_ready:
-                continue
             worker.silent_rounds += 1
-            if worker.silent_rounds == ROUNDS:
+            most = ROUNDS if worker.is_ready else START_ROUNDS
+            if worker.silent_rounds == most:
                 os.kill(worker.pid, DUMP_SIGNAL)
                 os.kill(worker.pid, signal.SIGCONT)  # a stopped process handles no signal
-            elif worker.silent_rounds == ROUNDS + 1:
+            elif worker.silent_rounds == most + 1:
                 log.error(
-                    "worker %s has not answered for %g s and is killed: %s",
+                    "worker %s %s %g s and is killed: %s",
                     worker.number,
-                    self._stall_s,
+                    "has not answered for" if worker.is_ready else "is not ready after",
+                    self._stall_s * most / ROUNDS,
                     f"its stacks are\n{worker.stacks}" if worker.stacks else "it did not show its stacks",
                 )
+                worker.is_stalled = True
                 os.kill(worker.pid, signal.SIGKILL)
 
     def _replace(self, ended: _Worker) -> None:
-        self._on_replace("stalled" if ended.silent_rounds > ROUNDS else "ended")
+        self._on_replace("stalled" if ended.is_stalled else "ended")
         slot = self._slots[ended.number]
         if time.monotonic() - ended.started_at >= HEALTHY_S:
             slot.delay_s = 0.0

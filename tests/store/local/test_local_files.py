@@ -189,6 +189,18 @@ async def test_leftovers_older_than_a_day_are_cleared_on_opening(store: LocalSto
     assert [path.name for path in incoming.iterdir()] == ["young"]
 
 
+async def test_a_clock_that_is_set_ahead_makes_no_leftover_of_a_file_that_is_being_written(
+    store: LocalStore, folder: Path
+) -> None:
+    incoming = folder / "files" / "~incoming" / "young"
+    incoming.write_bytes(b"x")
+    then = incoming.stat().st_mtime - 90_000
+    os.utime(incoming, (then, then))
+    clock = FakeClock(int((then + 80_000) * 1000))
+    await (await LocalStore.open_folder(folder, clock)).close()
+    assert incoming.exists()
+
+
 REPLACE_FILE = """
 import asyncio, itertools, sys
 from pysync.store.local import LocalStore

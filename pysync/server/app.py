@@ -294,6 +294,7 @@ async def create_app(
     """
     clock = SteadyClock(now_ms)
     hooked = load_plugins(config, (*plugins, *events_of(config), *projections_of(config)))
+    is_resumed = _resume_clock(config, clock)
     async with AsyncExitStack() as opened:
         url = config.store.url
         retention = Retention(config.changes.max_count, config.changes.max_age_ms)
@@ -304,12 +305,21 @@ async def create_app(
             folder = url.removeprefix("file:") if url.startswith("file:") else None
             coordinator = await open_coordinator(config.effective_coordinator, folder, clock, retention)
             opened.push_async_callback(coordinator.close)
-        for _, database in config.database_paths[:1]:
-            if database.exists() and (boot := boot_id()):
-                clock.resume(database.with_name("clock"), boot)
+        if not is_resumed:  # the folder is new
+            _resume_clock(config, clock)
         app = App(config, store, coordinator, clock, worker, hooked, hook_s)
         opened.pop_all()
         opened.push_async_callback(app.close)
         await app.open()
         opened.pop_all()
         return app
+
+
+def _resume_clock(config: Config, clock: SteadyClock) -> bool:
+    """Continue the clock of the processes that used the folder before. Return False if there is no database
+    yet, or no folder."""
+    for _, database in config.database_paths[:1]:
+        if database.exists() and (boot := boot_id()):
+            clock.resume(database.with_name("clock"), boot)
+            return True
+    return False

@@ -13,7 +13,6 @@ import errno
 import hashlib
 import os
 import stat
-import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -102,9 +101,10 @@ class FileTree:
         if not self._temp_folder.is_dir():
             raise StoreUnavailable(f"{self.root} is not there: is its disk mounted?")
 
-    def clear(self, named: Container[str]) -> None:
-        """Remove incomplete files of dead processes, except those whose names are in `named`."""
-        oldest = time.time() - TEMP_MAX_AGE_S
+    def clear(self, named: Container[str], now_ms: int) -> None:
+        """Remove incomplete files of dead processes, except those whose names are in `named`. At `now_ms`
+        files that are a day old are considered incomplete."""
+        oldest = now_ms / 1000 - TEMP_MAX_AGE_S
         for path in self._temp_folder.iterdir():
             with suppress(FileNotFoundError):
                 if path.name not in named and path.lstat().st_mtime < oldest:

@@ -210,7 +210,7 @@ class LocalFiles:
         """Finish the operations that killed processes left unfinished. Raises StoreUnavailable."""
         await self._writer.submit(self._renames.recover)
         named = {name for (name,) in self._reader.rows("SELECT name FROM arriving")}
-        await in_thread(self._tree.clear, named)
+        await in_thread(self._tree.clear, named, self._now_ms())
 
     async def probe(self) -> None:
         """Raise StoreUnavailable if nothing can be written."""

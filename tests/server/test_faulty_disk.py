@@ -98,6 +98,7 @@ async def test_a_full_disk_refuses_writes_and_serves_reads_until_there_is_space(
     for n in range(3):
         assert told(await scene.write(f"refused-{n}")) <= UNAVAILABLE
         assert told(await scene.read()) == {(200, "")}
+        await scene.ready(503)
     for n in range(3):
         assert (await scene.anyone.pull(f"notes/refused-{n}")).json["data"] == {}, "it was not acknowledged"
     scene.disk.free()

@@ -5,7 +5,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from random import Random
 
@@ -96,6 +96,28 @@ async def test_a_write_that_the_disk_does_not_take_is_unavailable_and_the_next_i
     reopened = await LocalStore.open_folder(store._database.path.parent)
     assert len(await reopened.list("notes", None, 10)) == 7
     await reopened.close()
+
+
+async def test_a_disk_that_is_nearly_full_is_full_until_there_is_more_space(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 0
+
+    def allocate(fd: int, offset: int, size: int) -> None:
+        if offset + size > free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    for now_free, is_full in (
+        (2_000_000, False),
+        (1_000_000, True),
+        (2_000_000, True),
+        (5_000_000, False),
+        (2_000_000, False),
+    ):
+        free = now_free
+        with pytest.raises(StoreUnavailable) if is_full else nullcontext():
+            await store.probe()
 
 
 async def chunks() -> AsyncIterator[bytes]:

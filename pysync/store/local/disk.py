@@ -140,11 +140,13 @@ class FileTree:
         on disk before the first `append`."""
         return TempFile(self._temp_folder, name)
 
-    def probe(self, name: str) -> None:
-        """Write and remove one byte, under a name as `temp_file` takes it."""
+    def probe(self, name: str, size: int) -> None:
+        """Write a file that takes up `size` bytes, under a name as `temp_file` takes it, and remove it."""
         incoming = self.temp_file(name)
         try:
-            incoming.finish([b"\0"])
+            incoming.append([b"\0"])
+            incoming.allocate(size)
+            incoming.finish([])
         finally:
             incoming.discard()
 
@@ -264,6 +266,15 @@ class TempFile:
         if len(data) >= _LONG_TO_HASH:
             start_flush(self._fd)
         self._hash.update(data)
+
+    def allocate(self, size: int) -> None:
+        """Take up `size` bytes of the disk, without writing them. Call `append` first."""
+        assert self._fd is not None
+        try:
+            os.posix_fallocate(self._fd, 0, size)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
 
     def finish(self, last: list[bytes]) -> tuple[str, FileFingerprint]:
         """Append the last chunks and flush the file to disk. Returns its sha256 (hex) and fingerprint."""

@@ -33,6 +33,10 @@ WRITE_CHUNK_BYTES: Final = 1_048_576
 LOST_REASON: Final = "the file is lost: push it again, or copy it from a backup"
 CACHED_ROWS: Final = 1_024
 """Maximum number of cached rows. Any write clears the cache."""
+FULL_BELOW_BYTES: Final = 1_048_576
+"""Free space below which a disk counts as full: the server does not wait until nothing can be written."""
+FREE_FROM_BYTES: Final = 4 * FULL_BELOW_BYTES
+"""Free space that a disk needs after that, so that readiness does not come and go with every write."""
 _CACHE_SAMPLE_STRIDE: Final = 65_536
 """Distance of the samples. The kernel caches and evicts files in ranges of about this length."""
 
@@ -205,6 +209,7 @@ class LocalFiles:
         self._row_cache_version = -1
         self._new_etag = new_etag
         self._now_ms = now_ms
+        self._probe_bytes = FULL_BELOW_BYTES
 
     async def recover(self) -> None:
         """Finish the operations that killed processes left unfinished. Raises StoreUnavailable."""
@@ -213,8 +218,10 @@ class LocalFiles:
         await in_thread(self._tree.clear, named, self._now_ms())
 
     async def probe(self) -> None:
-        """Raise StoreUnavailable if nothing can be written."""
-        await in_thread(self._tree.probe, self._new_etag())
+        """Raise StoreUnavailable if nothing can be written, or the disk is nearly full."""
+        size, self._probe_bytes = self._probe_bytes, FREE_FROM_BYTES
+        await in_thread(self._tree.probe, self._new_etag(), size)
+        self._probe_bytes = FULL_BELOW_BYTES
 
     def check_key(self, key: str) -> None:
         """Raise ValueError for a key that no file can have."""

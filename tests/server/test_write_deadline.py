@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import aiohttp
@@ -14,7 +15,9 @@ from support.collections import NOTES, UNSIGNED, collection
 
 from pysync.errors import StoreUnavailable
 from pysync.server.write_deadline import WriteDeadline
+from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
+from pysync.testing import chunks_of
 
 LOG = collection("log", appendOnly=UNSIGNED)
 FILES = collection("files", allowedMimeTypes=["text/plain"])
@@ -126,6 +129,33 @@ async def test_a_file_that_takes_too_long_to_store_is_503(
     while (await upload())[0] == 503:
         pass
     assert (await Browser(base, session).pull("files/a")).body == b"text"
+
+
+async def test_an_upload_that_took_too_long_replaces_no_file_that_another_worker_acknowledged(
+    start: Start, session: aiohttp.ClientSession, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = {**CONFIG, "store": f"file:{folder}", "server": {"writeTimeoutMs": 100}}
+    browser = Browser(await start(members), session)
+    store: LocalStore = start.apps[-1].store  # type: ignore[attr-defined]
+    other = await LocalStore.open_folder(folder)
+    waits, goes, commit = Event(), Event(), store._writer._commit
+
+    def commit_later(*args: Any) -> Any:
+        waits.set()
+        assert goes.wait(30)
+        return commit(*args)
+
+    monkeypatch.setattr(store._writer, "_commit", commit_later)
+    text = {"Content-Type": "text/plain"}
+    while not waits.is_set():  # a busy machine may take as long to write the file
+        reply = await browser.request("POST", "/push/files/a", b"late", text)
+        assert reply.error == (503, "store_unavailable")
+    await other.write("files/a", chunks_of(b"acknowledged"), "text/plain")
+    goes.set()
+    await store.put("notes/next", b"{}")  # the writes of a process are made one after another
+    assert (await browser.pull("files/a")).body == b"acknowledged"
+    assert list((folder / "files/~incoming").iterdir()) == []
+    await other.close()
 
 
 async def test_the_time_of_an_upload_begins_when_it_has_arrived() -> None:

@@ -147,7 +147,9 @@ class App(AbstractAsyncContextManager["App"]):
             in_flight=self.in_flight,
             key_owners=tables,
             write_deadline=WriteDeadline(
-                server.write_timeout_ms / 1000, partial(counters.count, "pysync_write_timeouts")
+                server.write_timeout_ms / 1000,
+                partial(counters.count, "pysync_write_timeouts"),
+                cancels_uploads=not store.is_remote,
             ),
         )
         rules = policies.pulls()

@@ -18,11 +18,17 @@ class WriteDeadline:
     The write itself goes on, because nobody can take back what a disk or a bucket was given to write. So its
     outcome is unknown to the caller, as after a lost response: a repetition with the same `Idempotency-Key`
     or the same base hash finds it.
+
+    An upload has no base. If it went on, it could replace a file that was acknowledged after this answer. So
+    it is cancelled if `cancels_uploads` is set: the store then makes it before the answer or never.
     """
 
-    def __init__(self, timeout_s: float, on_timeout: Callable[[], None]) -> None:
+    def __init__(
+        self, timeout_s: float, on_timeout: Callable[[], None], *, cancels_uploads: bool = False
+    ) -> None:
         self._timeout_s = timeout_s
         self._on_timeout = on_timeout
+        self._cancels_uploads = cancels_uploads
         self._unfinished: set[asyncio.Task[Any]] = set()
 
     async def run(self, write: Coroutine[Any, Any, T]) -> T:
@@ -54,12 +60,14 @@ class WriteDeadline:
             timer = loop.call_later(self._timeout_s, _end, is_over)
 
         try:
-            return await self._run(write(counted()), is_over)
+            return await self._run(write(counted()), is_over, cancels=self._cancels_uploads)
         finally:
             if timer is not None:
                 timer.cancel()
 
-    async def _run(self, write: Coroutine[Any, Any, T], is_over: asyncio.Future[None]) -> T:
+    async def _run(
+        self, write: Coroutine[Any, Any, T], is_over: asyncio.Future[None], *, cancels: bool = False
+    ) -> T:
         task = asyncio.get_running_loop().create_task(write)
         task.add_done_callback(lambda task: _end(is_over))
         try:
@@ -73,6 +81,9 @@ class WriteDeadline:
         self._unfinished.add(task)
         task.add_done_callback(self._finish)
         self._on_timeout()
+        if cancels:
+            task.cancel()
+            await asyncio.sleep(0)  # the write learns it before the client does
         raise StoreUnavailable(f"a write takes longer than {self._timeout_s:g} s")
 
     def _finish(self, task: asyncio.Task[Any]) -> None:

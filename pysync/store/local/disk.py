@@ -251,6 +251,8 @@ class TempFile:
         self.name = name
         self.is_committed = False
         """True once the file belongs to a write that may succeed. It must not be discarded then."""
+        self.is_abandoned = False
+        """True once nobody waits for the write. It is not made then unless it has begun."""
         self._path = f"{folder}/{self.name}"
         self._fd: int | None = None
         self._hash = hashlib.sha256()

@@ -58,7 +58,11 @@ def _commit(
     *args: *Ts,
 ) -> T:
     """Return the result of `write`. If it raises, the staged file is discarded here, because the caller may
-    have been cancelled."""
+    have been cancelled. If it was, raises StoreUnavailable: another process may have replaced the file since.
+    """
+    if temp_file.is_abandoned:
+        temp_file.discard()
+        raise StoreUnavailable("the caller has given up")
     try:
         return write(cursor, renames, temp_file, row, *args)
     except DATABASE_ERRORS:
@@ -313,12 +317,14 @@ class LocalFiles:
         content_type: str,
         *args: *Ts,
     ) -> T:
-        """Return the result of `tables.insert_file` or its like, which writes the row of a staged file."""
+        """Return the result of `tables.insert_file` or its like, which writes the row of a staged file. If it
+        is cancelled before the transaction begins, nothing is written."""
         row = (staged.temp_file.name, content_type, self._now_ms(), staged.sha256, *staged.fingerprint)
         try:
             return await self._writer.submit(_commit, write, self._renames, staged.temp_file, row, *args)
         except asyncio.CancelledError:
-            staged.temp_file.is_committed = True  # the write continues
+            # The write may have begun, and is given up otherwise. It discards the file.
+            staged.temp_file.is_committed = staged.temp_file.is_abandoned = True
             raise
 
     async def unlink(self, key: str) -> None:

@@ -44,24 +44,26 @@ log = logging.getLogger("pysync.server")
 
 
 class LoopMonitor:
-    """Notes when the running event loop turns, and tells other threads how long it has been blocked."""
+    """Notes when the running event loop turns, and tells other threads how long it has been blocked. `now` is
+    a clock in seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.loop: Final = asyncio.get_running_loop()
-        self._turned_at = time.monotonic()
+        self._now = now
+        self._turned_at = now()
         self._timer = self.loop.call_later(TURN_EVERY_S, self._on_turn)
 
     @property
     def blocked_s(self) -> float:
         """Seconds that the event loop is late."""
-        return max(0.0, time.monotonic() - self._turned_at - TURN_EVERY_S)
+        return max(0.0, self._now() - self._turned_at - TURN_EVERY_S)
 
     def close(self) -> None:
         """Stop noting."""
         self._timer.cancel()
 
     def _on_turn(self) -> None:
-        self._turned_at = time.monotonic()
+        self._turned_at = self._now()
         self._timer = self.loop.call_later(TURN_EVERY_S, self._on_turn)
 
 

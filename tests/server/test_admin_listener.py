@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from http.client import HTTPConnection
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -130,20 +130,21 @@ async def test_health_fails_once_the_event_loop_is_blocked_for_long(start_admin:
 
 
 async def test_the_time_for_which_the_event_loop_is_blocked_is_known_to_other_threads() -> None:
-    monitor, blocked, measured = LoopMonitor(), Event(), list[float]()
+    turned, now, measured = asyncio.Event(), 100.0, list[float]()
 
-    def measure() -> None:
-        while monitor.blocked_s <= 0.05:
-            pass
-        measured.append(monitor.blocked_s)
-        blocked.set()
+    class Watched(LoopMonitor):
+        def _on_turn(self) -> None:
+            super()._on_turn()
+            turned.set()
 
-    thread = Thread(target=measure)
+    monitor = Watched(lambda: now)
+    now += admin.TURN_EVERY_S + 7.0
+    thread = Thread(target=lambda: measured.append(monitor.blocked_s))
     thread.start()
-    blocked.wait()
-    while monitor.blocked_s >= measured[0]:
-        await asyncio.sleep(0.01)
-    thread.join()
+    thread.join()  # the loop cannot turn meanwhile
+    assert measured == [7.0]
+    await turned.wait()
+    assert monitor.blocked_s == 0.0
     monitor.close()
 
 

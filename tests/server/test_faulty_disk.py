@@ -1,6 +1,5 @@
 """A service whose disk fails while it serves: a real file system, and the process of a server."""
 
-import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -25,6 +24,14 @@ MEMBERS: dict[str, Any] = {
         collection("files", allowedMimeTypes=["*/*"]),
     ],
 }
+PROBING = """
+import sys
+from pysync.cli.main import main
+from pysync.server import readiness
+readiness.PROBE_EVERY_S = -1.0
+sys.exit(main())
+"""
+"""A server that probes its disk for each request for its readiness."""
 TEXT = {"Content-Type": "text/plain"}
 OWN_KEY = f"u/{ISSUER.user_id}/a"
 LONG = "x" * 20_000
@@ -62,9 +69,9 @@ class Scene:
         ]
 
     async def ready(self, status: int) -> None:
-        """Wait until readiness is answered so. It is asked for at most once a second."""
+        """Ask for readiness, which is probed each time, until it is answered so."""
         while (await self.anyone.request("GET", "/health/ready")).status != status:
-            await asyncio.sleep(0.05)
+            pass
 
 
 @pytest.fixture
@@ -72,7 +79,7 @@ async def scene(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     with mounted(tmp_path / "disk", 16, request.param) as disk:
         folder = disk.path / "data"
         async with (
-            serving(tmp_path, store=f"file:{folder}", **MEMBERS) as process,
+            serving(tmp_path, program=("-c", PROBING), store=f"file:{folder}", **MEMBERS) as process,
             aiohttp.ClientSession() as session,
         ):
             scene = Scene(process, disk, session)

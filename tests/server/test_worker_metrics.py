@@ -7,7 +7,7 @@ from support.configurations import collection, config
 
 from pysync.config import parse
 from pysync.server.app import Worker, create_app
-from pysync.server.metrics import BUCKETS_S, Counters, MultiprocessCounters
+from pysync.server.metrics import BUCKETS_S, Counters, Metrics, MultiprocessCounters
 
 
 def counted(*observed: tuple[int, float]) -> Counters:
@@ -61,6 +61,24 @@ async def test_what_one_worker_told_of_itself_every_other_tells(tmp_path: Path) 
         assert members(asked.total()) == members(other.total()) == members(own)
     asked.close()
     other.close()
+
+
+async def test_the_lag_of_projections_is_the_largest_and_no_sum(tmp_path: Path) -> None:
+    one, other = Counters(), Counters()
+    one.set_lag("titles", 90)
+    one.set_lag("counts", 30)
+    other.set_lag("titles", 0)
+    other.set_lag("counts", 60)
+    assert one.gauge("pysync_projection_lag_seconds") == 90
+    asked, beside = MultiprocessCounters(one, tmp_path, 1), MultiprocessCounters(other, tmp_path, 2)
+    beside.publish()
+    assert asked.total().gauge("pysync_projection_lag_seconds") == 90
+    assert b"\npysync_projection_lag_seconds 90.0\n" in Metrics(asked.total).render()
+    asked.close()
+    beside.close()
+    again = MultiprocessCounters(Counters(), tmp_path, 1)  # it has not found out yet how far it is behind
+    assert again.total().gauge("pysync_projection_lag_seconds") == 60
+    again.close()
 
 
 async def test_counts_that_cannot_be_written_are_told_to_nobody(tmp_path: Path) -> None:

@@ -148,8 +148,8 @@ class PluginContext:
     count: Callable[..., None]
     corruption: CorruptionReporter = field(default_factory=CorruptionReporter)
     """Reports corrupt stored objects."""
-    add_to_gauge: Callable[[str, int], None] = lambda metric, by: None
-    """Changes a metric of `pysync.server.metrics.GAUGES` by a number."""
+    set_lag: Callable[[str, int], None] = lambda name, lag_s: None
+    """Sets how far a worker of projections, by its name, is behind, in seconds."""
 
 
 CapValidator = Callable[[Certificate], str | None]

@@ -26,7 +26,7 @@ from pysync import __version__, protocol
 from pysync.errors import InternalError, MethodNotAllowed, NotFound, PysyncError, Unavailable
 from pysync.server.handlers.service import VERSION
 from pysync.server.listener import bound_sockets
-from pysync.server.metrics import METRICS_TYPE, Counters, Metrics
+from pysync.server.metrics import GAUGES, METRICS_TYPE, Counters, Metrics
 from pysync.server.readiness import Readiness
 from pysync.server.responses import NO_STORE, Response, error_response
 
@@ -131,7 +131,7 @@ class AdminPages:
             "ready": error is None,
             "reason": None if error is None else error.detail,
             "requests": counters.statuses.total(),
-            "gauges": dict(counters.gauges),
+            "gauges": {metric: counters.gauge(metric) for metric in GAUGES},
             "residentBytes": _resident_bytes(),
             "descriptors": len(os.listdir("/proc/self/fd")),
             "maxDescriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],

@@ -236,7 +236,7 @@ class App(AbstractAsyncContextManager["App"]):
             sweeps=sweeps,
             count=counters.count,
             corruption=corruption,
-            add_to_gauge=counters.add_to_gauge,
+            set_lag=counters.set_lag,
         )
 
     async def open(self) -> None:

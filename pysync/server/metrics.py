@@ -37,7 +37,8 @@ class Counters:
     """The counters of a process. `statuses` counts responses by action, collection and status, labels that
     the configuration bounds. `durations` counts them by action and bucket of time, `seconds` is the sum of
     their times by action. `counts` has all other counters, by the metric's name and the values of its labels.
-    `gauges` has what is held now, by the metric's name."""
+    `gauges` has what is held now, by the metric's name, and `lags_s` the lag of each worker of projections,
+    by its name: of these a service has the largest."""
 
     def __init__(self) -> None:
         self.statuses: Counter[tuple[str, str, int]] = Counter()
@@ -45,6 +46,7 @@ class Counters:
         self.seconds: dict[str, float] = {}
         self.counts: Counter[tuple[str, ...]] = Counter()
         self.gauges: Counter[str] = Counter()
+        self.lags_s: dict[str, int] = {}
 
     def copy(self) -> "Counters":
         """Return a copy of the counts. Any thread may call it: the event loop goes on counting meanwhile, so
@@ -53,6 +55,7 @@ class Counters:
         copied.statuses.update(self.statuses)
         copied.counts.update(self.counts)
         copied.gauges.update(self.gauges)
+        copied.lags_s.update(self.lags_s)
         copied.durations = {action: list(counts) for action, counts in dict(self.durations).items()}
         seconds = dict(self.seconds)
         copied.seconds = {action: seconds.get(action, 0.0) for action in copied.durations}
@@ -74,9 +77,13 @@ class Counters:
         buckets[bisect_left(BUCKETS_S, seconds)] += 1
         self.seconds[action] += seconds
 
-    def add_to_gauge(self, metric: str, by: int) -> None:
-        """Change a metric of `GAUGES` by a number."""
-        self.gauges[metric] += by
+    def set_lag(self, name: str, lag_s: int) -> None:
+        """Set the lag of one worker of projections."""
+        self.lags_s[name] = lag_s
+
+    def gauge(self, metric: str) -> int:
+        """Return the value of a metric of `GAUGES`."""
+        return max(self.lags_s.values(), default=0) if metric == PROJECTION_LAG else self.gauges[metric]
 
     def add(self, other: "Counters") -> None:
         """Add the counts of `other`."""
@@ -87,18 +94,20 @@ class Counters:
             self.durations[action] = [mine + theirs for mine, theirs in zip(own, counts, strict=True)]
             self.seconds[action] = self.seconds.get(action, 0.0) + other.seconds[action]
         self.gauges.update(other.gauges)
+        for name, lag_s in other.lags_s.items():
+            self.lags_s[name] = max(lag_s, self.lags_s.get(name, 0))
 
     def encode(self) -> bytes:
         """Return the counts as text for `decode`."""
         statuses = [[*key, count] for key, count in self.statuses.items()]
         counts = [[*key, count] for key, count in self.counts.items()]
-        return orjson.dumps([statuses, self.durations, self.seconds, counts, self.gauges])
+        return orjson.dumps([statuses, self.durations, self.seconds, counts, self.gauges, self.lags_s])
 
     @classmethod
     def decode(cls, text: bytes) -> "Counters":
         """Return the counts that `encode` wrote."""
         counters = cls()
-        statuses, counters.durations, counters.seconds, counts, gauges = orjson.loads(text)
+        statuses, counters.durations, counters.seconds, counts, gauges, counters.lags_s = orjson.loads(text)
         counters.statuses.update({tuple(key): count for *key, count in statuses})
         counters.counts.update({tuple(key): count for *key, count in counts})
         counters.gauges.update(gauges)
@@ -116,6 +125,7 @@ class MultiprocessCounters:
         self._file = folder / str(number)
         self._earlier = _read(self._file)
         self._earlier.gauges.clear()  # what it held ended with it
+        self._earlier.lags_s.clear()
         self._published = b""
         self._lock = threading.Lock()
         self._task = asyncio.create_task(self._publish_periodically())
@@ -226,15 +236,16 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 }
 """The metrics that `Counters.count` counts, by name without `_total`: the help text and the label names."""
 
+PROJECTION_LAG: Final = "pysync_projection_lag_seconds"
 GAUGES: Final[Mapping[str, str]] = {
     "pysync_connections": "Open connections.",
     "pysync_unread_connections": "Connections that are not read, because the server is overloaded.",
     "pysync_bytes_in_flight": "Bytes of request bodies and responses that are held.",
     "pysync_streams": "Open change streams.",
-    "pysync_projection_lag_seconds": "Age of the writes that projections fold; 0 if all are folded.",
+    PROJECTION_LAG: "Age of the oldest writes that projections fold; 0 if all are folded.",
     "pysync_stream_unread_bytes": "Bytes that wait in change streams whose clients do not read.",
 }
-"""The metrics of `Counters.gauges`, with their help texts."""
+"""The metrics that `Counters.gauge` returns, with their help texts."""
 
 
 class Metrics(Collector):
@@ -276,7 +287,7 @@ class Metrics(Collector):
         yield from families.values()
         for metric, meaning in GAUGES.items():
             gauge = GaugeMetricFamily(metric, meaning)
-            gauge.add_metric([], counters.gauges[metric])
+            gauge.add_metric([], counters.gauge(metric))
             yield gauge
 
     def render(self) -> bytes:

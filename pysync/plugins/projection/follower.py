@@ -53,8 +53,7 @@ class ProjectionWorker:
         self._store = services.store
         self._log = services.outbox.log
         self._coordinator = services.coordinator
-        self._now_ms, self._add_to_gauge = services.now_ms, services.add_to_gauge
-        self._lag_s = 0
+        self._now_ms, self._set_lag = services.now_ms, services.set_lag
         self._loop = asyncio.get_running_loop()
         self._is_leader = self._closing = self._is_idle = False
         self._after = self._saved = ""
@@ -133,8 +132,7 @@ class ProjectionWorker:
 
     def _report_lag(self, lag_s: int) -> None:
         """Report the age of the writes that are being folded, in seconds."""
-        self._add_to_gauge("pysync_projection_lag_seconds", lag_s - self._lag_s)
-        self._lag_s = lag_s
+        self._set_lag(self._name, lag_s)
 
     async def _advance(self) -> None:
         """Fold the next page; after the last one, wait for changes."""

@@ -77,6 +77,10 @@ class Disk:
         (self.path / "filler").unlink()
         os.sync()
 
+    def remount(self, option: str) -> None:
+        """Mount it again, `ro` or `rw`. No file may be open for writing."""
+        subprocess.run(["mount", "-o", f"remount,{option}", str(self.path)], check=True)
+
     def become_read_only(self) -> None:
         """Refuse writes from now on, as ext4 does once it has met an error, although files are open."""
         device = os.stat(self.path).st_dev

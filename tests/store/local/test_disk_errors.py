@@ -179,6 +179,19 @@ async def test_a_start_on_a_full_disk_says_that_it_is_full(
         await (await kind.open_folder(full.path / "data")).close()
 
 
+@pytest.mark.parametrize("kind", [LocalStore, LocalCoordinator])
+async def test_a_start_on_a_file_system_that_is_read_only_says_so_and_what_to_do(
+    tmp_path: Path, kind: type[LocalStore | LocalCoordinator]
+) -> None:
+    with mounted(tmp_path / "disk", 1, "tmpfs") as disk_of_ours:
+        await (await kind.open_folder(disk_of_ours.path / "data")).close()
+        disk_of_ours.remount("ro")
+        with pytest.raises(Unavailable, match=r"is read-only .* mount it read-write, and start again"):
+            await kind.open_folder(disk_of_ours.path / "data")
+        disk_of_ours.remount("rw")
+        await (await kind.open_folder(disk_of_ours.path / "data")).close()
+
+
 @pytest.mark.parametrize("seed", range(depth(2, 20)))
 async def test_what_is_acknowledged_on_a_disk_that_is_full_now_and_then_is_there_after_a_restart(
     tmp_path: Path, seed: int

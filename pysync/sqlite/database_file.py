@@ -112,7 +112,13 @@ def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> 
 
 
 def reason_of(error: Exception, folder: str | Path) -> str:
-    """Return why a database in `folder` could not be opened. SQLite says `disk I/O error` for a full disk."""
+    """Return why a database in `folder` could not be opened, and what to do. SQLite says `disk I/O error` for
+    a full disk."""
+    if getattr(error, "errno", None) == errno.EROFS:
+        return (
+            f"the file system is read-only ({error}). If it was not mounted so, `dmesg` says why; mount it "
+            "read-write, and start again"
+        )
     with suppress(OSError):
         if shutil.disk_usage(folder).free < _FULL_BELOW_BYTES:
             return f"the disk is full ({error})"

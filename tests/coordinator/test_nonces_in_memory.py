@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.faulty_disk import WRITES, failing
 
+from pysync.clock import wall_clock_ms
 from pysync.coordinator import nonce_log
 from pysync.coordinator.base import EPOCH_MS
 from pysync.coordinator.local import LocalCoordinator
@@ -90,6 +91,18 @@ async def test_a_nonce_that_was_kept_in_memory_is_known_to_other_processes_and_a
     assert not await restarted.consume_nonce("aa", "kept", clock())
     assert await restarted.consume_nonce("aa", "new", clock())
     await restarted.close()
+
+
+async def test_a_nonce_that_was_kept_in_memory_is_known_to_a_process_that_has_just_looked(
+    folder: Path, memory: Path, broken: Broken
+) -> None:
+    first, other = [await LocalCoordinator.open_folder(folder) for _ in range(2)]
+    assert await other.consume_nonce("aa", "before", wall_clock_ms())
+    with broken():
+        assert await first.consume_nonce("aa", "kept", wall_clock_ms(), is_read=True)
+    assert not await other.consume_nonce("aa", "kept", wall_clock_ms())
+    for coordinator in (first, other):
+        await coordinator.close()
 
 
 async def test_a_process_that_has_not_opened_the_newest_file_reads_it(

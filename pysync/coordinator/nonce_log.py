@@ -49,7 +49,8 @@ on too, so that no two processes ever decide by different files."""
 
 LOOK_EVERY_MS: Final = 10
 """Milliseconds between two looks whether another process has begun to keep nonces in shared memory. A look
-costs half as much as all the rest of a nonce."""
+costs half as much as all the rest of a nonce. A process that begins waits for as long, with the lock, so that
+all others look before they decide on the first nonce that it keeps there."""
 
 LOCK_TIMEOUT_S: Final = 1.0
 """Only a stopped process holds the lock for longer than microseconds."""
@@ -230,7 +231,11 @@ class NonceLog:
                 return False
         if any(digest in seen for seen in self._earlier):
             return False
-        return self._open_memory()._record(digest, signed_ms, standing)
+        is_first = self._memory is None
+        memory = self._open_memory()
+        if is_first:
+            time.sleep((LOOK_EVERY_MS + 1) / 1000)
+        return memory._record(digest, signed_ms, standing)
 
     def _look_for_memory(self, elapsed_ms: int) -> None:
         """Open the log in shared memory if a process, perhaps an earlier one, has created it."""

@@ -153,6 +153,33 @@ async def test_a_body_that_is_larger_than_the_budget_is_read_alone(site: Site) -
 
 
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("kind", ["chunked", "gzip"])
+async def test_a_body_whose_length_is_not_declared_is_read_alone_if_it_is_larger(
+    site: Site, kind: str
+) -> None:
+    text = json.dumps({"data": {"text": "x" * (BUDGET + MB)}, "baseHash": None}).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(text), 100_000):
+            yield text[start : start + 100_000]
+
+    async def push() -> int:
+        headers = {"Content-Type": "application/json"}
+        if kind == "gzip":
+            headers["Content-Encoding"] = kind
+        data = pieces() if kind == "chunked" else gzip.compress(text)
+        url = f"{site.browser.base}/push/big/a"
+        async with site.browser.session.post(url, data=data, headers=headers) as answer:
+            return answer.status
+
+    site.in_flight.budget.take(MB, "other")
+    assert await push() == 503
+    site.in_flight.budget.give_back(MB, "other")
+    await site.until_all_is_given_back()
+    assert await push() == 200
+
+
+@pytest.mark.usefixtures("impatient")
 async def test_bodies_beyond_what_may_be_decoded_at_once_are_rejected(site: Site) -> None:
     work = site.in_flight.work
     work.take(int(work.max_bytes), "")

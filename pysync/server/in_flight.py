@@ -64,17 +64,20 @@ class _Budget:
         """The largest number of bytes that were held since this was last set to 0."""
         self._share = max_bytes * address_share
         self._by_address: Tally[str] = Tally()
-        self._waiting: dict[asyncio.Future[None], tuple[int, str]] = {}
+        self._waiting: dict[asyncio.Future[None], tuple[int, str, int]] = {}
 
     @property
     def waiting(self) -> int:
         """Number of requests that wait."""
         return len(self._waiting)
 
-    def has_room(self, size: int, address: str) -> bool:
-        """Return True if `size` more bytes may be taken. More than the whole budget is granted alone."""
+    def has_room(self, size: int, address: str, own: int = 0) -> bool:
+        """Return True if `size` more bytes may be taken by one that has `own` bytes already. More than the
+        whole budget is granted to one that is alone."""
+        if self.held == own:
+            return True
         limit = self.max_bytes if size >= SMALL_BYTES else self.max_bytes * RESERVE
-        return (not self.held or self.held + size <= limit) and not self.exceeds_share(size, address)
+        return self.held + size <= limit and not self.exceeds_share(size, address)
 
     def exceeds_share(self, size: int, address: str) -> bool:
         """Return True if `size` more bytes are too many for this address."""
@@ -93,17 +96,17 @@ class _Budget:
         self._by_address[address] -= size
         if self._by_address[address] <= 0:
             del self._by_address[address]
-        for future, (wanted, waiter) in list(self._waiting.items()):
-            if not future.done() and self.has_room(wanted, waiter):
+        for future, (wanted, waiter, own) in list(self._waiting.items()):
+            if not future.done() and self.has_room(wanted, waiter, own):
                 self.take(wanted, waiter)
                 future.set_result(None)
 
-    async def wait(self, size: int, address: str, wait_s: float) -> None:
-        """Take bytes as soon as there is room. Raises Overloaded if there is none within `wait_s`."""
+    async def wait(self, size: int, address: str, wait_s: float, own: int = 0) -> None:
+        """Take bytes as soon as `has_room`. Raises Overloaded if there is none within `wait_s`."""
         if self.waiting >= MAX_WAITING:
             raise Overloaded
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[future] = size, address
+        self._waiting[future] = size, address, own
         try:
             async with asyncio.timeout(wait_s):
                 await future
@@ -135,16 +138,16 @@ class Reservation:
         """Reserve at least `size` bytes in all. Raises Overloaded if there is no room for them within a
         second."""
         more = size - self.size
-        if more > 0 and not self._in_flight.try_take(more, self.address):
+        if more > 0 and not self._in_flight.try_take(more, self.address, self.size):
             with self._in_flight.counting_rejections():
-                await self._in_flight.budget.wait(more, self.address, WAIT_S)
+                await self._in_flight.budget.wait(more, self.address, WAIT_S, self.size)
         self.size = max(size, self.size)
 
     def resize(self, size: int) -> None:
         """Reserve exactly `size` bytes. Raises Overloaded if these are more than before, and there is no
         room."""
         more = size - self.size
-        if more > 0 and not self._in_flight.try_take(more, self.address):
+        if more > 0 and not self._in_flight.try_take(more, self.address, self.size):
             with self._in_flight.counting_rejections():
                 raise Overloaded
         self.size = size
@@ -256,11 +259,12 @@ class BytesInFlight:
             self._counters.count("pysync_bytes_rejections")
             raise
 
-    def try_take(self, size: int, address: str) -> bool:
-        """Take bytes if there is room, or if there is after slow transfers were ended."""
-        if not self.budget.has_room(size, address):
+    def try_take(self, size: int, address: str, own: int = 0) -> bool:
+        """Take bytes if there is room, or if there is after slow transfers were ended. `own` are those that
+        the request has already."""
+        if not self.budget.has_room(size, address, own):
             self._end_slow(size, address)
-            if not self.budget.has_room(size, address):
+            if not self.budget.has_room(size, address, own):
                 return False
         self.budget.take(size, address)
         self._update_gauge()

@@ -41,6 +41,23 @@ async def test_a_handler_without_memory_is_a_503_that_may_be_repeated(
     assert (await browser.pull("notes/a")).json["data"] == {"n": 1}
 
 
+async def test_a_body_that_finds_no_memory_as_it_arrives_is_a_503_that_may_be_repeated(
+    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser = Browser(await start({"collections": [NOTES]}), session)
+    feed = aiohttp.StreamReader.feed_data
+
+    def feed_once_memory_is_there(reader: aiohttp.StreamReader, *args: Any) -> Any:
+        monkeypatch.setattr(aiohttp.StreamReader, "feed_data", feed)
+        raise MemoryError
+
+    monkeypatch.setattr(aiohttp.StreamReader, "feed_data", feed_once_memory_is_there)
+    refused = await browser.push("notes/a", {"n": 1})
+    assert (refused.status, refused.json["code"]) == (503, "unavailable")
+    assert refused.headers["Retry-After"] == "1"
+    assert (await browser.push("notes/a", {"n": 1})).status == 200
+
+
 async def test_a_snapshot_that_ends_without_memory_is_not_read_from_for_ever(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

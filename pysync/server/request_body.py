@@ -24,6 +24,7 @@ from pysync.errors import (
     Forbidden,
     PayloadTooLarge,
     RequestTimeout,
+    Unavailable,
     UnsupportedMediaType,
 )
 from pysync.model import Caller
@@ -54,8 +55,9 @@ async def read_body(request: web.BaseRequest, max_bytes: int, in_flight: BytesIn
 
     Raises PayloadTooLarge above `max_bytes`, as declared, received or inflated; Overloaded if there is no
     room for it; RequestTimeout if nothing arrives for 30 s, or too little for longer;
-    UnsupportedMediaType for a Content-Encoding other than gzip; and BadRequest if it is not
-    valid gzip or the client disconnects early. See docs/reference/protocol.md#requests-and-responses.
+    Unavailable if it finds no memory; UnsupportedMediaType for a Content-Encoding other than gzip; and
+    BadRequest if it is not valid gzip or the client disconnects early. See
+    docs/reference/protocol.md#requests-and-responses.
     """
     is_gzip = check_body_headers(request, max_bytes)
     content = request.content
@@ -145,7 +147,9 @@ async def _read_chunks(request: web.BaseRequest, max_bytes: int) -> AsyncGenerat
             if size > max_bytes:
                 raise PayloadTooLarge
             yield chunk
-    except (web.RequestPayloadError, ConnectionError):
+    except (web.RequestPayloadError, ConnectionError) as error:
+        if isinstance(error.__cause__, MemoryError):
+            raise Unavailable from error.__cause__
         raise BadRequest("Incomplete body") from None
     finally:
         arrival.close()

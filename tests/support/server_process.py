@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support.collections import OWN, collection
+from support.configurations import patient
 
 COLLECTIONS = [
     collection("notes"),
@@ -39,7 +40,9 @@ async def serving(folder: Path, port: int = 0, **members: Any) -> AsyncIterator[
     program = members.pop("program", ("-m", "pysync"))
     settings = folder / f"config-{os.urandom(4).hex()}.json"
     settings.write_text(
-        json.dumps({"version": 1, "store": f"file:{folder}/data", "collections": COLLECTIONS, **members})
+        json.dumps(
+            {"version": 1, "store": f"file:{folder}/data", "collections": COLLECTIONS, **patient(members)}
+        )
     )
     log = settings.with_suffix(".log")
     with log.open("wb") as errors:

@@ -232,6 +232,9 @@ class LogHead:
         """Return the log with the elements of these chunks, in order. The newest chunk must be included;
         `whole` says that all are. Raises DocumentCorrupt, also if `whole` chunks have fewer elements than the
         head counts."""
+    def verify(self) -> bool:
+        """Return True if the hash is that of the count and the newest element. The checksum, which `read`
+        compares, only shows that nothing has changed since the head was stored."""
     def adopted(self, id: str) -> LogHead:
         """Return the log with an id, as pysync writes it."""
     def without_previous(self) -> LogHead:

@@ -8,6 +8,7 @@
 use crate::canonical::{hex, sha256};
 use crate::envelope::{Author, Content, Member, decode_body, write_author};
 use crate::error::CoreError;
+use crate::hash_check::is_hash_of;
 use crate::log_format::{self, Entry, Lines};
 use crate::log_index::{self, Index, Node, Object, select};
 use crate::log_range::LogRange;
@@ -104,6 +105,15 @@ impl Head {
                 tail_count: header.to - header.from,
             })
         })
+    }
+
+    /// Compares the hash with that of the newest element and the count. A stored head has that element.
+    pub fn verify(&self) -> bool {
+        match Lines::of(&self.tail).last() {
+            None => self.hash.is_empty() == (self.count == 0),
+            Some(newest) => log_format::data_of(newest)
+                .is_some_and(|data| is_hash_of(&self.hash, &hashed(self.count, data))),
+        }
     }
 
     /// Returns the object to store.

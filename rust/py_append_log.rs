@@ -148,6 +148,10 @@ impl LogHead {
         Ok(Self::from(gathered))
     }
 
+    fn verify(&self) -> bool {
+        self.head.verify()
+    }
+
     fn adopted(&self, id: String) -> Self {
         let mut head = self.head.clone();
         head.id = id;

@@ -35,9 +35,12 @@ def check_object(key: str, stored: bytes) -> _core.LogHead | None:
     head of a log, whose objects are still to be checked."""
     if _core.is_log(stored):
         try:
-            return _core.LogHead.read(stored, "")
+            head = _core.LogHead.read(stored, "")
         except DocumentCorrupt:
             raise VerificationError("its checksum does not match its contents") from None
+        if not head.verify():
+            raise VerificationError("its hash does not match its newest element")
+        return head
     if key.startswith(f"{REVOCATIONS}/"):
         check_revocations(key, stored)
     elif log_of_chunk(key, stored) is not None:

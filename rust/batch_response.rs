@@ -3,7 +3,6 @@
 use crate::batch::{Entry, Plan, Tail};
 use crate::canonical::write_string;
 use crate::envelope::Document;
-use std::hash::Hasher;
 use twox_hash::XxHash3_64;
 
 /// The result of a read of the store.
@@ -63,10 +62,10 @@ impl Plan {
 
     /// Returns a hash of the content of the entries: names, keys, ranges, hashes, errors and `variant`.
     pub fn version(&self, outcomes: &Outcomes, variant: &[u8]) -> u64 {
-        let mut state = XxHash3_64::new();
+        let mut content = Vec::with_capacity(128 * (self.entries.len() + 1));
         let mut add = |mark: u8, text: &[u8]| {
-            state.write(&[mark]);
-            state.write(text);
+            content.push(mark);
+            content.extend_from_slice(text);
         };
         add(0xF8, variant);
         for (name, range) in &self.names {
@@ -98,7 +97,7 @@ impl Plan {
                 }
             }
         }
-        state.finish()
+        XxHash3_64::oneshot(&content)
     }
 
     /// Returns how many entries use each read, and each log read.

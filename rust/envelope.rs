@@ -4,7 +4,9 @@
 //! followed by a mark. The checksum covers everything else in the object, and the mark. Earlier versions wrote
 //! no checksum.
 
-use crate::canonical::{self, Integers, Keys, Writer, canonicalize, hex, sha256, write_string};
+use crate::canonical::{
+    self, Integers, Keys, Writer, canonicalize, hex, sha256, write_hex, write_string,
+};
 use crate::error::CoreError;
 use crate::hash_check::is_hash_of;
 use crate::starfish;
@@ -13,7 +15,7 @@ use serde_json::value::RawValue;
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use twox_hash::xxhash3_128::Hasher;
+use twox_hash::xxhash3_128::{Hasher, RawHasher, SecretBuffer};
 
 /// The author proof of a document, not verified.
 #[derive(Clone, Debug, PartialEq)]
@@ -120,12 +122,18 @@ fn stored_head(ts_ms: u64, hash: &str, author: Option<&Author>) -> Vec<u8> {
 
 /// Returns the 128-bit XXH3 of the concatenated `parts`, in hex digits.
 fn checksum(parts: &[&[u8]]) -> [u8; CHECKSUM] {
-    let mut state = Hasher::new();
-    for part in parts {
-        state.write(part);
-    }
+    let sum = match parts {
+        [whole, []] => Hasher::oneshot(whole),
+        _ => {
+            let mut state = RawHasher::new(SecretBuffer::default());
+            for part in parts {
+                state.write(part);
+            }
+            state.finish_128()
+        }
+    };
     let mut digits = [0; CHECKSUM];
-    digits.copy_from_slice(hex(&state.finish_128().to_be_bytes()).as_bytes());
+    write_hex(&mut digits, &sum.to_be_bytes());
     digits
 }
 
@@ -270,8 +278,7 @@ fn begins_as_own(text: &[u8]) -> bool {
 fn unseal(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let (body, seal) = text.split_at_checked(text.len().checked_sub(SEAL)?)?;
     let digits = seal.strip_prefix(SEAL_START)?.strip_suffix(SEAL_END)?;
-    let is_hex = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    digits.iter().all(is_hex).then_some((body, digits))
+    Some((body, digits))
 }
 
 impl Document {
@@ -394,9 +401,6 @@ pub fn is_hash(text: &str) -> bool {
 /// Returns the string that ends at the next quote, and the text after it; None if the string contains an
 /// escape.
 fn quoted(text: &[u8]) -> Option<(&str, &[u8])> {
-    let end = text
-        .iter()
-        .position(|&byte| byte == b'"' || byte == b'\\')
-        .filter(|&end| text[end] == b'"')?;
+    let end = memchr::memchr2(b'"', b'\\', text).filter(|&end| text[end] == b'"')?;
     Some((str::from_utf8(&text[..end]).ok()?, &text[end + 1..]))
 }

@@ -35,6 +35,9 @@ FORGERY_MS: Final = 60_000
 """Milliseconds for which a forged certificate is remembered, or up to twice as long."""
 MAX_FORGERIES: Final = 20_000
 
+MAX_IP_LENGTH: Final = 45
+"""Characters of the longest IPv6 address."""
+
 REFUSED_METRIC: Final = "pysync_certificates_refused"
 
 
@@ -52,15 +55,19 @@ def network_of(ip: str) -> str:
     return f"{int(address) >> 64:016x}::/64"
 
 
-@lru_cache(maxsize=4096)
 def forwarded_ip(forwarded_for: str, hops: int) -> str | None:
     """Return the address in `X-Forwarded-For` that the outermost of `hops` trusted proxies saw; None if there
     is none. The zone of a link-local address, which may be any text, is left out."""
-    seen = forwarded_for.split(",")
+    seen = forwarded_for.rsplit(",", hops)
     if len(seen) < hops:
         return None
+    return _canonical_ip(seen[-hops].strip().partition("%")[0][:MAX_IP_LENGTH])
+
+
+@lru_cache(maxsize=4096)
+def _canonical_ip(text: str) -> str | None:
     try:
-        return str(ip_address(seen[-hops].strip())).partition("%")[0]
+        return str(ip_address(text))
     except ValueError:
         return None
 

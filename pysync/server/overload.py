@@ -173,7 +173,10 @@ class LoadShedder:
 
     def opened(self, ip: str) -> Address | None:
         """Count a new connection from `ip`, and return the address for which it counts. Return None if there
-        are too many, in all or from its address: one address may have as many as are free for all others."""
+        are too many, in all or from its address: one address may have as many as are free for all others. The
+        oldest connection that was never read gives way."""
+        if self.connections >= self.max_connections and self._new:
+            next(iter(self._new)).abort()
         address = self.address(ip)
         free = self.max_connections - self.connections
         has_its_share = address.connections >= max(FEW_CONNECTIONS, free)

@@ -105,6 +105,19 @@ async def test_a_connection_beyond_the_limit_is_ended_at_once() -> None:
             assert load.connections == 1
 
 
+async def test_the_oldest_connection_that_was_never_read_gives_way() -> None:
+    load = Overloaded(max_connections=2)
+    async with listening(load) as address:
+        with connect(address) as first, connect(address) as second:
+            await turns_until(load, 2)
+            with connect(address, b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n") as probe:
+                assert (await receive(probe)).endswith(b"answered")
+                assert await receive(first) == b""
+            load.close()
+            second.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+            assert (await receive(second)).endswith(b"answered")
+
+
 async def test_closed_connections_make_room_for_others() -> None:
     load = LoadShedder(0.25, max_connections=1)
     async with listening(load) as address:

@@ -524,8 +524,7 @@ class ReplayWindow:
 
 def encode_events(data: bytes, received_at: str, metadata: dict[str, str]) -> bytes:
     """Return a Parquet file with a row for each event in the array `events` of `data`, a text as in
-    `PushBody.data`; other members are ignored. `metadata` is that of the file. Releases the interpreter's
-    lock.
+    `PushBody.data`; other members are ignored. `metadata` is that of the file.
 
     All columns are text: event_type, event, distinct_id, anonymous_id, ts, message_id, properties, context,
     dt, `received_at` as given, and `extra`, the other members of each event as one object, empty without any.

@@ -1,6 +1,7 @@
 //! Python bindings of batches of events.
 
 use crate::event_columns;
+use crate::py_shared::detach_if_large;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::BTreeMap;
@@ -16,7 +17,8 @@ pub fn encode_events<'py>(
         .iter()
         .map(|(key, value)| (key.as_str(), value.as_str()))
         .collect();
-    // In a thread of its own, so it never needs the lock soon.
-    let file = py.detach(|| event_columns::encode(data, received_at, &pairs))?;
+    let file = detach_if_large(py, data.len(), || {
+        event_columns::encode(data, received_at, &pairs)
+    })?;
     Ok(PyBytes::new(py, &file))
 }

@@ -63,7 +63,7 @@ async def test_after_a_panic_in_a_group_of_appends_the_log_goes_on(
 async def test_after_a_panic_in_the_thread_that_encodes_events_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    encoder = Encoder()
+    encoder = Encoder(in_thread_above=0)
     body = json.dumps({"events": [{"event": "e"}]}).encode()
     arguments: tuple[Any, ...] = (body, "2025-01-01T00:00:00.000Z", None)
     with monkeypatch.context() as patched:

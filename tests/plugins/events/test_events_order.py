@@ -244,7 +244,7 @@ async def test_the_event_loop_goes_on_while_a_long_batch_is_encoded() -> None:
 
 
 async def test_what_is_too_much_to_wait_is_refused_until_there_is_room() -> None:
-    encoder = Encoder(max_waiting_bytes=100)
+    encoder = Encoder(max_waiting_bytes=100, in_thread_above=0)
     batch = b'{"events":[{"event":"%b"}]}' % (b"x" * 60)
     first = asyncio.ensure_future(encoder.encode(batch, "now", None))
     await asyncio.sleep(0)
@@ -262,7 +262,7 @@ async def test_what_is_too_much_to_wait_is_refused_until_there_is_room() -> None
 async def test_a_batch_that_nobody_waits_for_any_more_makes_room_and_no_noise() -> None:
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
-    encoder = Encoder(max_waiting_bytes=100)
+    encoder = Encoder(max_waiting_bytes=100, in_thread_above=0)
     batch = b'{"events":[{"event":"%b"}]}' % (b"x" * 60)
     for _ in range(2):
         waiting = asyncio.ensure_future(encoder.encode(batch, "now", None))

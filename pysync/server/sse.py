@@ -7,7 +7,7 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pysync._core import PanicException
@@ -110,9 +110,10 @@ class SSEConnection(asyncio.Protocol):
     def deliver(self, events: Sequence[Event]) -> None:
         """See `Subscriber.deliver`."""
         self.cursor = events[-1].id
-        if self._write(b"".join(event.sse_bytes for event in events)):
-            for event in events:
-                self._hub.counters.count("pysync_events", event.collection)
+        text, collections = self._hub.page.render(events)
+        if self._write(text):
+            for collection, number in collections.items():
+                self._hub.counters.count("pysync_events", collection, by=number)
 
     def reset(self, cursor: str) -> None:
         """See `Subscriber.reset`."""
@@ -249,6 +250,22 @@ class UnreadBytes:
             subscriber.abort_unread("total")
 
 
+class RenderedPage:
+    """The text of the events that were delivered last. Streams that catch up together receive the same ones,
+    and their text is made once."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._rendered: tuple[bytes, Mapping[str, int]] = b"", {}
+
+    def render(self, events: Sequence[Event]) -> tuple[bytes, Mapping[str, int]]:
+        """Return the text of the events, and their number by collection."""
+        if events != self._events:
+            text = b"".join(event.sse_bytes for event in events)
+            self._events, self._rendered = list(events), (text, Counter(each.collection for each in events))
+        return self._rendered
+
+
 class SSEHub:
     """The open streams of one process."""
 
@@ -264,6 +281,7 @@ class SSEHub:
         self.catch_up = CatchUp(dispatcher, max_missed)
         self.counters = counters
         self.unread = UnreadBytes()
+        self.page = RenderedPage()
         self.limits = limits
         self._streams = 0
         self._accounts: Counter[str] = Counter()

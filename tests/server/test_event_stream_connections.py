@@ -21,9 +21,9 @@ from pysync.auth import issuing
 from pysync.changelog import Change
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.outbox import DocumentRef
-from pysync.engine.subscriptions import StartPosition
+from pysync.engine.subscriptions import Event, StartPosition
 from pysync.model import ANONYMOUS
-from pysync.server.sse import HEARTBEAT_S, SSEConnection, SSEHub
+from pysync.server.sse import HEARTBEAT_S, RenderedPage, SSEConnection, SSEHub
 from pysync.server.stream_authorization import CHECK_MS, StreamGrant
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore
@@ -184,6 +184,18 @@ def test_a_beat_says_no_later_place_to_who_catches_up() -> None:
     subscriber = SSEConnection(cast(SSEHub, None), StreamGrant({}, frozenset()), ANONYMOUS, None, start)
     subscriber.heartbeat("2")
     assert subscriber.cursor == "1"
+
+
+def test_the_text_of_events_is_made_once_for_streams_that_receive_the_same() -> None:
+    page = RenderedPage()
+    events = [Event(str(n), (None, "notes"), {}, "", b"id: %d\n\n" % n) for n in range(3)]
+    text, numbers = page.render(events)
+    assert (text, numbers) == (b"id: 0\n\nid: 1\n\nid: 2\n\n", {"notes": 3})
+    assert page.render(list(events))[0] is text
+    of_team = events[1]._replace(topic=("n", "team"))
+    assert page.render([events[0], of_team]) == (text[:14], {"notes": 1, "n/team": 1})
+    hidden = events[0]._replace(sse_bytes=b"id: 0\ndata: {}\n\n")
+    assert page.render([hidden, of_team])[0] == hidden.sse_bytes + of_team.sse_bytes
 
 
 async def slow_reader(browser: Browser, query: str = "") -> Callable[[], Awaitable[Heard]]:

@@ -205,7 +205,7 @@ async def test_requests_under_way_are_finished(
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
-    async with workers(tmp_path) as service:
+    async with workers(tmp_path, server={"drainTimeoutMs": 3_600_000}) as service:
         open_requests = [await unfinished(service) for _ in range(8)]
         pids = list(service.pids().values())
         for pid in [service.process.pid, *(pids if to_all else [])]:

@@ -115,6 +115,33 @@ def test_repeated_records_are_counted_each_second_until_a_second_passes_without_
     assert not seconds
 
 
+def test_repeated_records_are_all_logged_while_no_timer_can_be_started() -> None:
+    written, seconds = Lines(), list[Callable[[], None]]()
+    can_start = True
+
+    def start(_: float, work: Callable[[], None]) -> None:
+        if not can_start:
+            raise RuntimeError("can't start new thread")
+        seconds.append(work)
+
+    written.addFilter(logs.RepeatFilter(written, start))
+
+    def fail() -> None:
+        written.handle(logging.makeLogRecord({"msg": "failed", "repeats": "disk"}))
+
+    fail()
+    fail()
+    can_start = False
+    seconds.pop()()
+    fail()
+    fail()
+    can_start = True
+    fail()
+    fail()
+    seconds.pop()()
+    assert written.lines == [("failed", 1)] * 6
+
+
 def test_records_that_say_different_things_are_all_logged_and_not_all_remembered() -> None:
     written = Lines()
     written.addFilter(logs.RepeatFilter(written, lambda _, work: None))

@@ -41,6 +41,22 @@ async def test_a_handler_without_memory_is_a_503_that_may_be_repeated(
     assert (await browser.pull("notes/a")).json["data"] == {"n": 1}
 
 
+async def test_a_handler_that_gets_no_thread_is_a_503_that_may_be_repeated(
+    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser = Browser(await start({"collections": [NOTES]}), session)
+
+    def no_thread(*args: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_core, "decode_push", no_thread)
+        refused = await browser.push("notes/a", {"n": 1})
+    assert (refused.status, refused.json["code"]) == (503, "unavailable")
+    assert refused.headers["Retry-After"] == "1"
+    assert (await browser.push("notes/a", {"n": 1})).status == 200
+
+
 async def test_a_body_that_finds_no_memory_as_it_arrives_is_a_503_that_may_be_repeated(
     start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,11 +5,12 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 
 from pysync.errors import StoreUnavailable
+from pysync.sqlite import connection
 from pysync.sqlite.connection import Database, DatabaseFile, GroupCommit
 
 
@@ -60,6 +61,46 @@ async def test_writes_that_wait_together_share_a_transaction(writer: GroupCommit
     outcomes = await asyncio.gather(*futures, return_exceptions=True)
     assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
     assert await writer.submit(transaction) == [1]
+
+
+async def test_a_failure_that_cannot_even_be_logged_does_not_end_the_thread(
+    writer: GroupCommit, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*args: object, **options: object) -> NoReturn:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        for name in ("exception", "error", "critical"):
+            patched.setattr(connection.log, name, exhausted)
+        patched.setattr(DatabaseFile, "record_error", exhausted)
+        with pytest.raises(StoreUnavailable):
+            await writer.submit(exhausted)
+    assert await writer.submit(insert, 7) == 7
+    assert values(path) == [7]
+
+
+async def test_damage_is_checked_for_later_if_no_thread_can_be_started(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.touch()
+    checked = threading.Event()
+
+    def find_damage(_: DatabaseFile) -> bool:
+        checked.set()
+        return False
+
+    def exhausted(*args: object) -> NoReturn:
+        raise RuntimeError("can't start new thread")
+
+    file, damage = DatabaseFile(path, find_damage), sqlite3.DatabaseError("malformed")
+    damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", exhausted)
+        file.record_error(damage)
+    assert file.fault is None
+    file.record_error(damage)
+    assert checked.wait(30)
+    file.wait_for_check()
 
 
 async def test_one_writers_own_fault_is_its_own(writer: GroupCommit, path: Path) -> None:

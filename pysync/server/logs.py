@@ -122,7 +122,7 @@ class RepeatFilter(logging.Filter):
                 return True
             is_first, self._repeated[key] = not self._repeated, _Repeated()
         if is_first:
-            self._start_timer(1.0, self._end_second)
+            self._begin_second()
         return True
 
     def flush(self) -> None:
@@ -133,10 +133,19 @@ class RepeatFilter(logging.Filter):
         for each in counted:
             self._handler.handle(each.summary())
 
+    def _begin_second(self) -> None:
+        """Call `_end_second` in a second. If there is no memory for a timer, nothing is counted."""
+        try:
+            self._start_timer(1.0, self._end_second)
+        except (RuntimeError, MemoryError):
+            self.flush()
+            with self._lock:
+                self._repeated.clear()
+
     def _end_second(self) -> None:
         self.flush()
         if self._repeated:
-            self._start_timer(1.0, self._end_second)
+            self._begin_second()
 
 
 class HumanFormatter(logging.Formatter):

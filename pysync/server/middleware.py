@@ -62,6 +62,9 @@ type."""
 CORS_EXPOSED = "ETag, Content-Range, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id"
 CORS_MAX_AGE_S = 600
 
+NO_THREAD = "can't start new thread"
+"""The message of the RuntimeError with which Python reports that there is no memory for a thread."""
+
 _is_request_id = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
 
 
@@ -127,16 +130,8 @@ class Middleware:
             response = self._error_response(request, match, error, request_id)
         except ConnectionError:
             raise
-        except MemoryError as error:
-            clear_frames(error.__traceback__)  # they hold what did not fit, and the log line needs memory
-            refused = Unavailable()
-            refused.__cause__ = error
-            response = self._error_response(request, match, refused, request_id)
         except (Exception, PanicException, BaseExceptionGroup) as error:
-            extra = {"request_id": request_id, "repeats": repr(error)}
-            log.exception("unhandled error: %s", _describe(request, match), extra=extra)
-            unexpected = InternalError(extras={"requestId": request_id})
-            response = error_response(unexpected, close=not request.content.is_eof())
+            response = self._unexpected_error_response(request, match, error, request_id)
         response.request_id = request_id
         response.header_text += f"{protocol.HEADER_REQUEST_ID}: {request_id}\r\n"
         if self.draining:
@@ -203,6 +198,20 @@ class Middleware:
             extra = {"request_id": request_id, "repeats": (error.status, error.code, values[-1])}
             log.warning("%s %s: %s: %s", *values, extra=extra, exc_info=error.__cause__)
         return error_response(error, close=not request.content.is_eof())
+
+    def _unexpected_error_response(
+        self, request: Request, match: Match | None, error: BaseException, request_id: str
+    ) -> Response:
+        """Return the response to an error that is none of ours, and log it with its traceback."""
+        if isinstance(error, MemoryError) or str(error) == NO_THREAD:
+            clear_frames(error.__traceback__)  # they hold what did not fit, and the log line needs memory
+            refused = Unavailable()
+            refused.__cause__ = error
+            return self._error_response(request, match, refused, request_id)
+        extra = {"request_id": request_id, "repeats": repr(error)}
+        log.exception("unhandled error: %s", _describe(request, match), extra=extra)
+        unexpected = InternalError(extras={"requestId": request_id})
+        return error_response(unexpected, close=not request.content.is_eof())
 
     def _preflight(self, error: MethodNotAllowed) -> Response:
         """Return the response to the preflight request for a signed request."""

@@ -116,7 +116,10 @@ class DatabaseFile:
             self._record_damage(error)
         elif self._check is None and time.monotonic() >= self._check_from:
             self._check = threading.Thread(target=self._check_damage, args=(error,), daemon=True)
-            self._check.start()
+            try:
+                self._check.start()
+            except RuntimeError:  # no memory for a thread: check when it is met again
+                self._check = None
 
     def wait_for_check(self) -> None:
         """Wait until a check for damage has ended, for a second at most."""
@@ -375,16 +378,17 @@ class GroupCommit:
         except (
             BaseException
         ) as error:  # a panic of the core is not an Exception, and callers still need a result
-            self._file.record_error(error)
-            if not isinstance(error, (sqlite3.Error, OSError)):
-                log.exception("failed to commit a group of writes", extra={"repeats": repr(error)})
+            with suppress(Exception):  # without memory even this fails, and must not end the thread
+                self._file.record_error(error)
+                if not isinstance(error, (sqlite3.Error, OSError)):
+                    _log_failure("failed to commit a group of writes", error)
             self._roll_back()
             return [_Outcome(write.future, None, self._failure(error)) for write in group]
         if hooks is not None:
             try:
                 hooks.after_commit()
             except BaseException as error:
-                log.exception("a hook failed after a commit", extra={"repeats": repr(error)})
+                _log_failure("a hook failed after a commit", error)
         return outcomes
 
     def _failure(self, cause: BaseException) -> Unavailable:
@@ -401,7 +405,7 @@ class GroupCommit:
                 if self._hooks is not None:
                     self._hooks.after_rollback()
         except BaseException as error:
-            log.exception("failed to roll back a group of writes", extra={"repeats": repr(error)})
+            _log_failure("failed to roll back a group of writes", error)
 
     def _check(self) -> None:
         self._file.check()
@@ -430,6 +434,12 @@ class GroupCommit:
                 future.set_result(value)
             else:
                 future.set_exception(error)
+
+
+def _log_failure(message: str, error: BaseException) -> None:
+    """Log an error that was just caught, if there is memory for it."""
+    with suppress(Exception):
+        log.exception(message, extra={"repeats": repr(error)})
 
 
 def is_damage(error: BaseException) -> bool:

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import pysync._core as core
+from benches.workloads import big_document, push_body
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from support import reference
@@ -174,6 +175,7 @@ def pull(stored: bytes) -> tuple[str, int, bytes]:
 def cases() -> list[Case]:
     """Every call that is measured."""
     small, large, events = small_body(), large_body(), event_batch()
+    escaped = push_body(big_document(seed=0))
     stored, stored_large = push_and_store(small), push_and_store(large)
     signer = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
     key = signer.public_key().public_bytes_raw().hex()
@@ -209,6 +211,12 @@ def cases() -> list[Case]:
             lambda: reference.canonicalize(small),
         ),
         (
+            "canonicalize 512 KiB",
+            len(large),
+            lambda: core.canonicalize(large),
+            lambda: reference.canonicalize(large),
+        ),
+        (
             "push 1 KB: decode, hash, store",
             len(small),
             lambda: push_and_store(small),
@@ -219,6 +227,12 @@ def cases() -> list[Case]:
             len(large),
             lambda: push_and_store(large),
             lambda: push_and_store_twin(large),
+        ),
+        (
+            "the same of push-512k, many escapes",
+            len(escaped),
+            lambda: push_and_store(escaped),
+            lambda: push_and_store_twin(escaped),
         ),
         (
             "pull 1 KB: locate, check, answer",

@@ -109,6 +109,34 @@ def test_number_text_is_ecmascripts_and_reads_back_as_the_number(number: float) 
     assert float(text) == number
 
 
+@settings(max_examples=depth(200, 4000), deadline=None)
+@given(st.from_regex(r"-?[0-9]{1,20}(\.[0-9]{0,20})?([eE][+-]?[0-9]{0,3})?", fullmatch=True))
+@example("123456789012345.6")
+@example("0.123456789012345")
+@example("0.1234567890123456")
+@example("0.00000123")
+@example("0.000000123")
+@example("9007199254740991")
+@example("9007199254740993")
+@example("0." + "0" * 70_000 + "1e70001")
+@example("1" + "0" * 70_000 + "e-70000")
+def test_a_number_is_written_as_the_twin_writes_it(text: str) -> None:
+    for raw in (text.encode(), f"[{text},-{text}]".encode()):
+        assert outcome(core.canonicalize, raw) == outcome(reference.canonicalize, raw)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    ["", '"', "\\", "\\n", "\\/", "\\u0001", "\\u00e9", "\\ud83d\\ude00", "\x1f", "\x7f", "é", "\U0001f600"],
+)
+def test_a_string_of_any_length_is_written_as_the_twin_writes_it(inner: str) -> None:
+    for before in range(18):
+        for after in range(18):
+            string = f'"{"a" * before}{inner}{"ö" * (after % 2)}{"b" * after}"'
+            for raw in (string.encode(), f'{{{string}:1,"b":{string}}}'.encode(), string[:-1].encode()):
+                assert outcome(core.canonicalize, raw) == outcome(reference.canonicalize, raw)
+
+
 def push_parts(body: bytes) -> tuple[bytes, bytes, str, str | None, str | None, str | None]:
     push = core.decode_push(body)
     author = push.author_pubkey, push.author_signature

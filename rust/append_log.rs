@@ -29,7 +29,7 @@ impl Append {
     pub fn decode(body: &[u8]) -> Result<Self, CoreError> {
         let (content, members) = decode_body(body)?;
         let ts_ms = match &members.ts[..] {
-            b"" => None,
+            b"" | b"null" => None,
             text => Some(whole_number(text).ok_or(CoreError::InvalidTs)?),
         };
         let author = match (members.author_pubkey, members.author_signature) {

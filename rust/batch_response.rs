@@ -1,8 +1,8 @@
 //! The response to a batch pull, assembled from stored bytes (docs/reference/protocol.md#batch-pull).
 
 use crate::batch::{Entry, Plan, Tail};
-use crate::canonical::write_string;
 use crate::envelope::Document;
+use crate::json_string::write_string;
 use twox_hash::XxHash3_64;
 
 /// The result of a read of the store.

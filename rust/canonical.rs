@@ -1,56 +1,40 @@
 //! Canonical JSON (docs/reference/protocol.md#canonical-json), in one pass over the received bytes.
 //!
-//! The tokenizer is that of serde_json. Values are written to the output as they are parsed, without building a
-//! tree. Members are written in the order of the input; if that is not the canonical order, the texts of the
-//! members of the finished object are reordered.
+//! Most of a text is canonical already. It is copied in runs that end where the canonical text differs. Members
+//! are written in the order of the input; if that is not the canonical order, the texts of the members of the
+//! finished object are reordered.
 
 use crate::error::CoreError;
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
-use serde_json::error::Category;
+use crate::json_number::{self, Form};
+use crate::json_string::{self, Key};
 use sha2::{Digest, Sha256};
 use std::cmp::Ordering;
-use std::fmt;
+use std::mem::take;
 
 /// Maximum nesting depth of objects and arrays, including the outermost.
 pub const MAX_DEPTH: u32 = 64;
 
-/// Every whole number below this magnitude is exactly a double, so its digits are its canonical text.
-const EXACT: u64 = 1 << 53;
-
-/// Keys that are not stored (docs/reference/protocol.md#push-a-document), as canonical texts.
+/// Keys that are not stored (docs/reference/protocol.md#push-a-document).
 const UNSAFE_KEYS: [&[u8]; 5] = [
-    b"\"__proto__\"",
-    b"\"constructor\"",
-    b"\"prototype\"",
-    b"\"__class__\"",
-    b"\"__dict__\"",
+    b"__proto__",
+    b"constructor",
+    b"prototype",
+    b"__class__",
+    b"__dict__",
 ];
 
 /// Returns the canonical text of `text`, with all its members.
 pub fn canonicalize(text: &[u8]) -> Result<Vec<u8>, CoreError> {
-    let mut writer = Writer::with_capacity(text.len(), Integers::Rounded);
-    parse(text, writer.value(Keys::All))?;
-    Ok(writer.out)
+    rewrite(text, Integers::Rounded, MAX_DEPTH)
 }
 
-/// Runs `seed` over the whole of `text`.
-///
-/// A seed must accept every kind of value that it can meet. The only error of its own that it may raise is that
-/// of `Writer::enter`.
-pub fn parse<'de, S: DeserializeSeed<'de>>(
-    text: &'de [u8],
-    seed: S,
-) -> Result<S::Value, CoreError> {
-    // Validating all of it at once is faster than string by string.
-    let text = std::str::from_utf8(text).map_err(|_| CoreError::InvalidJson)?;
-    let mut tokens = serde_json::Deserializer::from_str(text);
-    let value = seed
-        .deserialize(&mut tokens)
-        .and_then(|value| tokens.end().map(|()| value));
-    value.map_err(|error| match error.classify() {
-        Category::Data => CoreError::BodyTooDeep,
-        Category::Syntax | Category::Eof | Category::Io => CoreError::InvalidJson,
-    })
+/// Returns the canonical text of `text`, with all its members, except for integers that `integers` changes.
+pub fn rewrite(text: &[u8], integers: Integers, max_depth: u32) -> Result<Vec<u8>, CoreError> {
+    let mut reader = Reader::new(text, integers)?;
+    reader.max_depth = max_depth;
+    let canonical = take(reader.read_value(Keys::All)?);
+    reader.end()?;
+    Ok(canonical)
 }
 
 pub fn sha256(bytes: &[u8]) -> [u8; 32] {
@@ -72,55 +56,12 @@ pub fn write_hex(digits: &mut [u8], bytes: &[u8]) {
     }
 }
 
-/// Appends `text` as a canonical JSON string.
-pub fn write_string(out: &mut Vec<u8>, text: &str) {
-    out.push(b'"');
-    let bytes = text.as_bytes();
-    let mut done = 0;
-    for (at, &byte) in bytes.iter().enumerate() {
-        if byte >= 0x20 && byte != b'"' && byte != b'\\' {
-            continue;
-        }
-        out.extend_from_slice(&bytes[done..at]);
-        done = at + 1;
-        match byte {
-            b'"' | b'\\' => out.extend_from_slice(&[b'\\', byte]),
-            0x08 => out.extend_from_slice(b"\\b"),
-            b'\t' => out.extend_from_slice(b"\\t"),
-            b'\n' => out.extend_from_slice(b"\\n"),
-            0x0c => out.extend_from_slice(b"\\f"),
-            b'\r' => out.extend_from_slice(b"\\r"),
-            _ => {
-                out.extend_from_slice(b"\\u");
-                out.extend_from_slice(hex(&[0, byte]).as_bytes());
-            }
-        }
-    }
-    out.extend_from_slice(&bytes[done..]);
-    out.push(b'"');
-}
-
-/// Appends a whole number as ECMAScript writes it.
-pub fn write_integer(out: &mut Vec<u8>, number: i64) {
-    if number.unsigned_abs() < EXACT {
-        write_digits(out, number);
-    } else {
-        write_double(out, number as f64);
-    }
-}
-
-fn write_digits(out: &mut Vec<u8>, number: impl itoa::Integer) {
-    out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
-}
-
-fn write_double(out: &mut Vec<u8>, number: f64) {
-    out.extend_from_slice(ryu_js::Buffer::new().format(number).as_bytes());
-}
-
 /// Selects the members of an object that are kept.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Keys {
     All,
+    /// All but the unsafe ones. These are removed only from objects that are not inside an array: the content
+    /// of arrays is kept unchanged.
     Safe,
 }
 
@@ -133,299 +74,307 @@ pub enum Integers {
     Rounded,
 }
 
-/// The text written so far, and the state of its open objects.
-pub struct Writer {
-    pub out: Vec<u8>,
+/// Reads a JSON text, and writes the canonical text of its values.
+pub struct Reader<'a> {
+    text: &'a str,
+    /// Position of the next byte to read.
+    at: usize,
+    /// Position from which the text is still to be copied to `out`.
+    copied: usize,
+    out: Vec<u8>,
     /// True if an integer was met that `Integers` affects; otherwise both settings write the same text.
     pub met_large: bool,
     integers: Integers,
     /// Members of all open objects, those of the outermost object first.
     members: Vec<Member>,
+    /// Keys of these members that have escapes, without the escapes.
+    unescaped: Vec<u8>,
     scratch: Vec<u8>,
     depth: u32,
-    pub max_depth: u32,
+    max_depth: u32,
 }
 
-/// Location of a member in `Writer::out`: `"key":value`.
+/// A member of an open object, and the location of `"key":value` in the canonical text.
 #[derive(Clone, Copy)]
-struct Member {
+pub struct Member {
+    key: Key,
     start: usize,
-    key_end: usize,
     end: usize,
-    /// True if the key had escapes, so that its text may sort differently from its characters.
-    escaped: bool,
 }
 
-impl Writer {
-    pub fn with_capacity(bytes: usize, integers: Integers) -> Self {
-        Self {
-            out: Vec::with_capacity(bytes),
+impl<'a> Reader<'a> {
+    pub fn new(text: &'a [u8], integers: Integers) -> Result<Self, CoreError> {
+        Ok(Self {
+            // Validating all of it at once is faster than string by string.
+            text: simdutf8::basic::from_utf8(text).map_err(|_| CoreError::InvalidJson)?,
+            at: 0,
+            copied: 0,
+            out: Vec::with_capacity(text.len()),
             met_large: false,
             integers,
             members: Vec::new(),
+            unescaped: Vec::new(),
             scratch: Vec::new(),
             depth: 0,
             max_depth: MAX_DEPTH,
+        })
+    }
+
+    /// Reads the next value, and returns its canonical text.
+    pub fn read_value(&mut self, keys: Keys) -> Result<&mut Vec<u8>, CoreError> {
+        self.peek();
+        self.copied = self.at;
+        self.out.clear();
+        self.value(keys)?;
+        self.copy_to(self.at);
+        Ok(&mut self.out)
+    }
+
+    /// Reads the end of the text.
+    pub fn end(&mut self) -> Result<(), CoreError> {
+        self.peek();
+        check(self.at == self.text.len())
+    }
+
+    /// Enters an object or an array.
+    pub fn enter(&mut self) -> Result<(), CoreError> {
+        if self.depth == self.max_depth {
+            return Err(CoreError::BodyTooDeep);
         }
-    }
-
-    /// Returns the seed that appends one JSON value.
-    pub fn value(&mut self, keys: Keys) -> Value<'_> {
-        Value { writer: self, keys }
-    }
-
-    /// Enters a nested value; `leave` returns from it.
-    pub fn enter<E: Error>(&mut self) -> Result<(), E> {
         self.depth += 1;
-        if self.depth > self.max_depth {
-            Err(E::custom(CoreError::BodyTooDeep))
-        } else {
-            Ok(())
-        }
+        self.at += 1;
+        Ok(())
     }
 
+    /// Leaves an object or an array.
     pub fn leave(&mut self) {
         self.depth -= 1;
+        self.at += 1;
     }
 
-    #[cold]
-    fn large_integer(&mut self, number: impl itoa::Integer, rounded: f64) {
-        self.met_large = true;
-        match self.integers {
-            Integers::Exact => write_digits(&mut self.out, number),
-            Integers::Rounded => write_double(&mut self.out, rounded),
+    /// Reads the key and the colon of the next member. Returns None at the end of the object.
+    pub fn next_member(&mut self, is_first: bool) -> Result<Option<Member>, CoreError> {
+        let mut next = self.peek();
+        if next == b'}' {
+            return Ok(None);
         }
-    }
-
-    /// Ends a list of items, each followed by a comma.
-    fn close(&mut self, opened: usize, bracket: u8) {
-        if self.out.len() > opened {
-            self.out.pop();
+        if !is_first {
+            check(next == b',')?;
+            self.at += 1;
+            next = self.peek();
         }
-        self.out.push(bracket);
-        self.leave();
-    }
-
-    /// Sorts the members from `first` on, which must be the last text written, by their keys. Of duplicate keys
-    /// the last one is kept.
-    fn sort_members(&mut self, first: usize) {
-        let Some(begin) = self.members.get(first).map(|member| member.start) else {
-            return;
-        };
-        let out = &self.out;
-        self.members[first..].sort_by(|a, b| a.compare_key(b, out));
-        self.scratch.clear();
-        let members = &self.members[first..];
-        for (at, member) in members.iter().enumerate() {
-            if members
-                .get(at + 1)
-                .is_some_and(|next| member.compare_key(next, out) == Ordering::Equal)
-            {
-                continue;
-            }
-            self.scratch
-                .extend_from_slice(&out[member.start..member.end]);
-            self.scratch.push(b',');
-        }
-        self.out.truncate(begin);
-        self.out.extend_from_slice(&self.scratch);
-    }
-}
-
-impl Member {
-    /// Sorts by code point, which is the byte order in UTF-8.
-    fn compare_key(&self, other: &Self, out: &[u8]) -> Ordering {
-        // Excludes the quotes: the closing one is not part of the key.
-        let (mine, theirs) = (
-            &out[self.start + 1..self.key_end - 1],
-            &out[other.start + 1..other.key_end - 1],
+        check(next == b'"')?;
+        let (start, opened) = (self.position(), self.at + 1);
+        let is_escaped = self.string()?;
+        let key = Key::new(
+            self.text.as_bytes(),
+            opened..self.at - 1,
+            is_escaped,
+            &mut self.unescaped,
         );
-        if self.escaped || other.escaped {
-            unescape(mine).cmp(unescape(theirs))
-        } else {
-            mine.cmp(theirs)
+        check(self.peek() == b':')?;
+        self.at += 1;
+        let end = start;
+        Ok(Some(Member { key, start, end }))
+    }
+
+    /// Returns the key of a member, without escapes.
+    pub fn key(&self, member: &Member) -> &[u8] {
+        member.key.characters(self.text.as_bytes(), &self.unescaped)
+    }
+
+    /// Returns the first byte of the next token; 0 at the end.
+    #[inline]
+    pub fn peek(&mut self) -> u8 {
+        match self.text.as_bytes().get(self.at) {
+            Some(&byte) if byte > b' ' => byte,
+            _ => self.skip_whitespace(),
         }
     }
-}
 
-/// Returns the bytes that a canonical string represents.
-fn unescape(text: &[u8]) -> impl Iterator<Item = u8> {
-    let nibble = |digit: u8| {
-        if digit <= b'9' {
-            digit - b'0'
-        } else {
-            digit - b'a' + 10
+    fn skip_whitespace(&mut self) -> u8 {
+        self.copy_to(self.at);
+        let text = self.text.as_bytes();
+        while let Some(b' ' | b'\n' | b'\t' | b'\r') = text.get(self.at) {
+            self.at += 1;
         }
-    };
-    let mut rest = text.iter().copied();
-    std::iter::from_fn(move || {
-        let byte = rest.next()?;
-        if byte != b'\\' {
-            return Some(byte);
-        }
-        Some(match rest.next()? {
-            b'b' => 0x08,
-            b't' => b'\t',
-            b'n' => b'\n',
-            b'f' => 0x0c,
-            b'r' => b'\r',
-            b'u' => nibble(rest.nth(2)?) << 4 | nibble(rest.next()?),
-            itself => itself,
-        })
-    })
-}
-
-/// Appends one value. Unsafe keys are removed only from objects that are not inside an array: the content of
-/// arrays is kept unchanged.
-pub struct Value<'w> {
-    writer: &'w mut Writer,
-    keys: Keys,
-}
-
-impl<'de> DeserializeSeed<'de> for Value<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, tokens: D) -> Result<(), D::Error> {
-        tokens.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Value<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON value")
+        self.copied = self.at;
+        text.get(self.at).copied().unwrap_or(0)
     }
 
-    fn visit_unit<E>(self) -> Result<(), E> {
-        self.writer.out.extend_from_slice(b"null");
+    /// Copies what is still to be copied of the text before `end`.
+    fn copy_to(&mut self, end: usize) {
+        self.out
+            .extend_from_slice(&self.text.as_bytes()[self.copied..end]);
+        self.copied = end;
+    }
+
+    /// Returns the position in the canonical text, as if all that was read were copied.
+    fn position(&self) -> usize {
+        self.out.len() + self.at - self.copied
+    }
+
+    fn value(&mut self, keys: Keys) -> Result<(), CoreError> {
+        match self.peek() {
+            b'"' => self.string().map(drop),
+            b'{' => self.object(keys),
+            b'[' => self.array(),
+            b'-' | b'0'..=b'9' => self.number(),
+            b't' => self.literal(b"true"),
+            b'f' => self.literal(b"false"),
+            b'n' => self.literal(b"null"),
+            _ => Err(CoreError::InvalidJson),
+        }
+    }
+
+    fn literal(&mut self, literal: &[u8]) -> Result<(), CoreError> {
+        check(self.text.as_bytes()[self.at..].starts_with(literal))?;
+        self.at += literal.len();
         Ok(())
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<(), E> {
-        self.writer
-            .out
-            .extend_from_slice(if value { b"true" } else { b"false" });
-        Ok(())
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<(), E> {
-        if value < EXACT {
-            write_digits(&mut self.writer.out, value);
-        } else {
-            self.writer.large_integer(value, value as f64);
+    fn number(&mut self) -> Result<(), CoreError> {
+        let start = self.at;
+        let (size, form) = json_number::scan(&self.text.as_bytes()[start..])?;
+        self.at += size;
+        if form == Form::Canonical {
+            return Ok(());
+        }
+        let text = &self.text[start..self.at];
+        if form == Form::Whole
+            && let Some(magnitude) = json_number::magnitude(text)
+        {
+            let is_large = magnitude >= json_number::EXACT;
+            self.met_large |= is_large;
+            if !is_large || self.integers == Integers::Exact {
+                return Ok(());
+            }
+        }
+        let mut buffer = ryu_js::Buffer::new();
+        let canonical = buffer.format(json_number::nearest_double(text)?);
+        if canonical != text {
+            self.copy_to(start);
+            self.out.extend_from_slice(canonical.as_bytes());
+            self.copied = self.at;
         }
         Ok(())
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<(), E> {
-        if value.unsigned_abs() < EXACT {
-            write_digits(&mut self.writer.out, value);
-        } else {
-            self.writer.large_integer(value, value as f64);
+    /// Reads a string. Returns true if it has escapes.
+    #[inline]
+    fn string(&mut self) -> Result<bool, CoreError> {
+        let text = self.text.as_bytes();
+        self.at = json_string::plain_end(text, self.at + 1);
+        let is_escaped = text.get(self.at) == Some(&b'\\');
+        if is_escaped {
+            self.escapes()?;
+        }
+        check(text.get(self.at) == Some(&b'"'))?;
+        self.at += 1;
+        Ok(is_escaped)
+    }
+
+    /// Reads the rest of a string, which begins with an escape.
+    fn escapes(&mut self) -> Result<(), CoreError> {
+        let text = self.text.as_bytes();
+        while let [b'\\', escape, ..] = text[self.at..] {
+            if matches!(escape, b'"' | b'\\' | b'b' | b'f' | b'n' | b'r' | b't') {
+                self.at += 2;
+            } else {
+                let (character, size) = json_string::read_escape(&text[self.at..])?;
+                self.copy_to(self.at);
+                json_string::write_char(&mut self.out, character);
+                self.at += size;
+                self.copied = self.at;
+            }
+            self.at = json_string::plain_end(text, self.at);
         }
         Ok(())
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<(), E> {
-        write_double(&mut self.writer.out, value);
-        Ok(())
-    }
-
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<(), E> {
-        write_plain(&mut self.writer.out, text);
-        Ok(())
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<(), E> {
-        write_string(&mut self.writer.out, text);
-        Ok(())
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        let writer = self.writer;
-        writer.enter()?;
-        writer.out.push(b'[');
-        let opened = writer.out.len();
-        while items.next_element_seed(writer.value(Keys::All))?.is_some() {
-            writer.out.push(b',');
+    fn array(&mut self) -> Result<(), CoreError> {
+        self.enter()?;
+        let mut next = self.peek();
+        if next != b']' {
+            self.value(Keys::All)?;
+            next = self.peek();
         }
-        writer.close(opened, b']');
+        while next != b']' {
+            check(next == b',')?;
+            self.at += 1;
+            self.value(Keys::All)?;
+            next = self.peek();
+        }
+        self.leave();
         Ok(())
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let Self { writer, keys } = self;
-        writer.enter()?;
-        writer.out.push(b'{');
-        let opened = writer.out.len();
-        let first = writer.members.len();
-        let mut in_order = true;
-        loop {
-            let start = writer.out.len();
-            let Some(escaped) = map.next_key_seed(Key(&mut writer.out))? else {
-                break;
-            };
-            let key_end = writer.out.len();
-            writer.out.push(b':');
-            map.next_value_seed(writer.value(keys))?;
-            if keys == Keys::Safe && UNSAFE_KEYS.contains(&&writer.out[start..key_end]) {
-                writer.out.truncate(start);
+    fn object(&mut self, keys: Keys) -> Result<(), CoreError> {
+        self.enter()?;
+        let opened = self.position();
+        let (first, unescaped) = (self.members.len(), self.unescaped.len());
+        let (mut is_first, mut in_order) = (true, true);
+        while let Some(mut member) = self.next_member(is_first)? {
+            is_first = false;
+            self.value(keys)?;
+            if keys == Keys::Safe && UNSAFE_KEYS.contains(&self.key(&member)) {
+                in_order = false;
                 continue;
             }
-            let member = Member {
-                start,
-                key_end,
-                end: writer.out.len(),
-                escaped,
-            };
-            if let Some(last) = writer.members[first..].last() {
-                in_order = in_order && last.compare_key(&member, &writer.out) == Ordering::Less;
+            member.end = self.position();
+            if let Some(last) = self.members[first..].last() {
+                in_order = in_order && self.compare(last, &member).is_lt();
             }
-            writer.members.push(member);
-            writer.out.push(b',');
+            self.members.push(member);
         }
         if !in_order {
-            writer.sort_members(first);
+            self.sort_members(first, opened);
         }
-        writer.members.truncate(first);
-        writer.close(opened, b'}');
+        self.members.truncate(first);
+        self.unescaped.truncate(unescaped);
+        self.leave();
         Ok(())
     }
-}
 
-/// Appends a key, and returns true if it had escapes.
-struct Key<'w>(&'w mut Vec<u8>);
+    fn compare(&self, a: &Member, b: &Member) -> Ordering {
+        let text = self.text.as_bytes();
+        a.key.compare(&b.key, text, &self.unescaped)
+    }
 
-impl<'de> DeserializeSeed<'de> for Key<'_> {
-    type Value = bool;
-
-    fn deserialize<D: Deserializer<'de>>(self, tokens: D) -> Result<bool, D::Error> {
-        tokens.deserialize_str(self)
+    /// Rewrites the members of the innermost object, the canonical text from `opened` on, sorted by their keys.
+    /// They are those from `first` on. Of duplicate keys the last one is kept.
+    fn sort_members(&mut self, first: usize, opened: usize) {
+        let (text, unescaped) = (self.text.as_bytes(), &self.unescaped);
+        let compare = |a: &Member, b: &Member| a.key.compare(&b.key, text, unescaped);
+        let members = &mut self.members[first..];
+        members.sort_by(compare);
+        let source = if let Some(before) = opened.checked_sub(self.out.len()) {
+            // Nothing of the object has been copied: its members can be copied in their order at once.
+            let (before, object) = text[self.copied..self.at].split_at(before);
+            self.out.extend_from_slice(before);
+            object
+        } else {
+            self.out.extend_from_slice(&text[self.copied..self.at]);
+            self.scratch.clear();
+            self.scratch.extend_from_slice(&self.out[opened..]);
+            self.out.truncate(opened);
+            &self.scratch
+        };
+        self.copied = self.at;
+        for (at, member) in members.iter().enumerate() {
+            let next = members.get(at + 1);
+            if next.is_some_and(|next| compare(member, next).is_eq()) {
+                continue;
+            }
+            if self.out.len() > opened {
+                self.out.push(b',');
+            }
+            let place = member.start - opened..member.end - opened;
+            self.out.extend_from_slice(&source[place]);
+        }
     }
 }
 
-impl<'de> Visitor<'de> for Key<'_> {
-    type Value = bool;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a key")
-    }
-
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<bool, E> {
-        write_plain(self.0, text);
-        Ok(false)
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<bool, E> {
-        write_string(self.0, text);
-        Ok(true)
-    }
-}
-
-/// Appends a string that the tokenizer could borrow: it had no escapes, so it needs none.
-fn write_plain(out: &mut Vec<u8>, text: &str) {
-    out.push(b'"');
-    out.extend_from_slice(text.as_bytes());
-    out.push(b'"');
+fn check(is_valid: bool) -> Result<(), CoreError> {
+    is_valid.then_some(()).ok_or(CoreError::InvalidJson)
 }

@@ -4,16 +4,14 @@
 //! followed by a mark. The checksum covers everything else in the object, and the mark. Earlier versions wrote
 //! no checksum.
 
-use crate::canonical::{
-    self, Integers, Keys, Writer, canonicalize, hex, sha256, write_hex, write_string,
-};
+use crate::canonical::{Integers, Keys, Reader, canonicalize, hex, sha256, write_hex};
 use crate::error::CoreError;
 use crate::hash_check::is_hash_of;
+use crate::json_string::write_string;
 use crate::starfish;
-use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use std::collections::HashMap;
-use std::fmt;
+use std::mem::take;
 use std::ops::Range;
 use twox_hash::xxhash3_128::{Hasher, RawHasher, SecretBuffer};
 
@@ -139,24 +137,37 @@ fn checksum(parts: &[&[u8]]) -> [u8; CHECKSUM] {
 
 /// Parses `data` of a push or append body, and its other members that have a meaning.
 pub fn decode_body(body: &[u8]) -> Result<(Content, Members), CoreError> {
-    let mut writer = Writer::with_capacity(body.len(), Integers::Exact);
-    let first = body.iter().find(|byte| !byte.is_ascii_whitespace());
-    if first != Some(&b'{') {
-        canonical::parse(body, writer.value(Keys::Safe))?;
+    let mut reader = Reader::new(body, Integers::Exact)?;
+    if reader.peek() != b'{' {
+        reader.read_value(Keys::All)?;
+        reader.end()?;
         return Err(CoreError::BodyNotObject);
     }
-    let members = canonical::parse(body, Body(&mut writer))?;
-    if writer.out.first() != Some(&b'{') {
+    let mut data = Vec::new();
+    let mut members = Members::default();
+    let mut is_first = true;
+    reader.enter()?;
+    while let Some(member) = reader.next_member(is_first)? {
+        is_first = false;
+        match reader.key(&member) {
+            b"data" => data = take(reader.read_value(Keys::Safe)?),
+            b"baseHash" => members.base_hash = Member::read(&mut reader)?,
+            b"authorPubkey" => members.author_pubkey = Member::read(&mut reader)?,
+            b"authorSignature" => members.author_signature = Member::read(&mut reader)?,
+            b"ts" => members.ts = reader.read_value(Keys::All)?.to_vec(),
+            // Members without a meaning are read too, so that they are validated like the others.
+            _ => reader.read_value(Keys::All)?.clear(),
+        }
+    }
+    reader.leave();
+    reader.end()?;
+    if data.first() != Some(&b'{') {
         return Err(CoreError::InvalidData);
     }
-    let data = writer.out;
-    let canonical = writer.met_large.then(|| canonicalize(&data)).transpose()?;
+    let canonical = reader.met_large.then(|| canonicalize(&data)).transpose()?;
     let rounded = canonical.filter(|text| *text != data);
     Ok((Content { data, rounded }, members))
 }
-
-/// A visitor that writes only `data` to the writer, and returns the other members that have a meaning.
-struct Body<'w>(&'w mut Writer);
 
 /// Members of a body other than `data`.
 #[derive(Default)]
@@ -164,7 +175,7 @@ pub struct Members {
     base_hash: Member,
     pub author_pubkey: Member,
     pub author_signature: Member,
-    /// Text of `ts`, empty if it is absent or null.
+    /// Text of `ts`, empty if it is absent.
     pub ts: Vec<u8>,
 }
 
@@ -176,57 +187,13 @@ pub enum Member {
     Other,
 }
 
-impl<'de> DeserializeSeed<'de> for Body<'_> {
-    type Value = Members;
-
-    fn deserialize<D: Deserializer<'de>>(self, tokens: D) -> Result<Members, D::Error> {
-        tokens.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Body<'_> {
-    type Value = Members;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a push body")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members, A::Error> {
-        let writer = self.0;
-        let mut members = Members::default();
-        writer.enter()?;
-        while let Some(key) = map.next_key::<String>()? {
-            if key == "data" {
-                writer.out.clear();
-                map.next_value_seed(writer.value(Keys::Safe))?;
-                continue;
-            }
-            // Members without a meaning are written too, and removed again, so that they are validated like the
-            // others.
-            let mark = writer.out.len();
-            map.next_value_seed(writer.value(Keys::All))?;
-            let text = &writer.out[mark..];
-            match key.as_str() {
-                "baseHash" => members.base_hash = Member::read(text),
-                "authorPubkey" => members.author_pubkey = Member::read(text),
-                "authorSignature" => members.author_signature = Member::read(text),
-                "ts" if text == b"null" => members.ts.clear(),
-                "ts" => members.ts = text.to_vec(),
-                _ => {}
-            }
-            writer.out.truncate(mark);
-        }
-        writer.leave();
-        Ok(members)
-    }
-}
-
 impl Member {
-    fn read(text: &[u8]) -> Self {
+    fn read(reader: &mut Reader<'_>) -> Result<Self, CoreError> {
+        let text = reader.read_value(Keys::All)?;
         if text == b"null" {
-            return Self::Null;
+            return Ok(Self::Null);
         }
-        serde_json::from_slice(text).map_or(Self::Other, Self::Text)
+        Ok(serde_json::from_slice(text).map_or(Self::Other, Self::Text))
     }
 }
 

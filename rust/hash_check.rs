@@ -1,6 +1,6 @@
 //! Checks of the hashes of stored texts, including those that Starfish wrote.
 
-use crate::canonical::{Integers, Keys, Writer, hex, parse, sha256};
+use crate::canonical::{Integers, hex, rewrite, sha256};
 use crate::error::CoreError;
 
 /// Returns true if `hash` is the SHA-256 of this JSON: of the text itself, of its canonical form, or of that
@@ -14,18 +14,18 @@ pub fn is_hash_of(hash: &str, text: &[u8]) -> bool {
     })
 }
 
-/// Canonicalises text that other programs stored. It may nest deeper than ours (as deep as serde_json allows),
-/// and contain unpaired surrogates, which are escapes in the canonical text too.
+/// Maximum nesting depth of text that other programs stored.
+const MAX_DEPTH: u32 = 127;
+
+/// Canonicalises text that other programs stored. It may nest deeper than ours, and contain unpaired surrogates, which are escapes in the canonical text too.
 fn canonicalize_foreign(text: &[u8]) -> Result<Vec<u8>, CoreError> {
     let marked = mark_halves(text);
     let text = marked.as_ref().map_or(text, |marked| marked.as_bytes());
-    let mut writer = Writer::with_capacity(text.len(), Integers::Rounded);
-    writer.max_depth = u32::MAX;
-    parse(text, writer.value(Keys::All))?;
+    let canonical = rewrite(text, Integers::Rounded, MAX_DEPTH)?;
     if marked.is_none() {
-        return Ok(writer.out);
+        return Ok(canonical);
     }
-    let canonical = str::from_utf8(&writer.out).map_err(|_| CoreError::InvalidJson)?;
+    let canonical = str::from_utf8(&canonical).map_err(|_| CoreError::InvalidJson)?;
     Ok(canonical.replace(HALF, "\\u").into_bytes())
 }
 

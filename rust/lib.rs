@@ -10,6 +10,8 @@ pub mod envelope;
 pub mod error;
 pub mod event_columns;
 pub mod hash_check;
+pub mod json_number;
+pub mod json_string;
 pub mod log_format;
 pub mod log_index;
 pub mod log_range;

@@ -1,7 +1,9 @@
 //! Ed25519 signatures of requests and authors (docs/reference/protocol.md#request-signature).
 
-use crate::canonical::{canonicalize, hex, sha256, write_integer, write_string};
+use crate::canonical::{canonicalize, hex, sha256};
 use crate::error::CoreError;
+use crate::json_number::write_integer;
+use crate::json_string::write_string;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use ed25519_dalek::{Signature, Verifier, VerifyingKey};
 use serde_json::value::RawValue;

@@ -2,10 +2,11 @@
 //! `"seg":true` and chunks, which are arrays of elements.
 
 use crate::append_log::{Head, hash, hashed};
-use crate::canonical::{self, Integers, Keys, Writer};
+use crate::canonical::{self, Integers, MAX_DEPTH};
 use crate::envelope::{self, Author, Document, is_hash, write_author};
 use crate::error::CoreError;
 use crate::hash_check::is_hash_of;
+use crate::json_string::write_string;
 use crate::log_format::{Lines, data_of, ts_of, write_element};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -167,7 +168,7 @@ fn beside(members: &BTreeMap<String, &RawValue>) -> Result<String, CoreError> {
     for (name, value) in members {
         text.push(if text.is_empty() { '{' } else { ',' });
         let mut member = Vec::new();
-        canonical::write_string(&mut member, name);
+        write_string(&mut member, name);
         member.push(b':');
         member.extend_from_slice(&exact(value)?);
         text.push_str(str::from_utf8(&member).map_err(|_| CoreError::DocumentCorrupt)?);
@@ -181,7 +182,5 @@ fn beside(members: &BTreeMap<String, &RawValue>) -> Result<String, CoreError> {
 /// Returns the value as pysync stores it.
 fn exact(value: &RawValue) -> Result<Vec<u8>, CoreError> {
     let text = value.get().as_bytes();
-    let mut writer = Writer::with_capacity(text.len(), Integers::Exact);
-    canonical::parse(text, writer.value(Keys::All)).map_err(|_| CoreError::DocumentCorrupt)?;
-    Ok(writer.out)
+    canonical::rewrite(text, Integers::Exact, MAX_DEPTH).map_err(|_| CoreError::DocumentCorrupt)
 }

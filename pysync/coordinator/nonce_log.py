@@ -7,6 +7,8 @@
 
 Each process holds the same digests in memory and reads only what others appended since. A nonce costs four
 small system calls and no flush: it survives the death of the process, which is what a restart needs.
+Requests that are handled in one turn of the event loop share these calls. A request that is likely to be
+alone, because the last one was, does not wait for the end of the turn.
 
 Epochs follow the time since the machine was booted, which nobody can set. After a reboot they continue where
 they were, as if no time had passed, so that a nonce is kept too long rather than too short.
@@ -23,10 +25,10 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from pysync._core import ReplayWindow
 from pysync.clock import elapsed_of, read_saved_number, save_number
@@ -87,14 +89,14 @@ class NonceLogFile:
             self.seen.extend(added)
             self._offset += whole
 
-    def append(self, record: bytes) -> None:
-        """Add one record. The caller holds the lock and has caught up. After OSError nothing is added."""
-        written = os.write(self._fd, record)
-        if written < RECORD_BYTES:
+    def append(self, records: bytes) -> None:
+        """Add records. The caller holds the lock and has caught up. After OSError nothing is added."""
+        written = os.write(self._fd, records)
+        if written < len(records):
             os.ftruncate(self._fd, self._offset)
             raise OSError("the disk is full")
-        self._offset += RECORD_BYTES
-        self.seen.add(record)
+        self._offset += len(records)
+        self.seen.extend(records)
 
     def seal(self) -> None:
         """Mark the file as one that another file follows. Raises as `append`."""
@@ -105,6 +107,15 @@ class NonceLogFile:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+
+class _Nonce(NamedTuple):
+    """The digest of a nonce, with the other arguments of `consume`."""
+
+    digest: bytes
+    signed_ms: int
+    standing: Standing
+    is_read: bool
 
 
 class NonceLog:
@@ -133,6 +144,11 @@ class NonceLog:
         self._database = database
         self._max_live = max_live
         self._files: dict[int, NonceLogFile] = {}
+        self._in_turn = 0
+        """The number of nonces in this turn of the event loop."""
+        self._shares_calls = False
+        """True if there were several in the last turn that had any."""
+        self._waiting: list[tuple[_Nonce, asyncio.Future[bool]]] = []
         make_private_dir(folder)
         self._lock = os.open(folder / "lock", _FLAGS, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -157,30 +173,27 @@ class NonceLog:
         """See `Coordinator.consume_nonce`."""
         if self._database is not None and self._database.moved:
             raise CoordinatorUnavailable()
-        digest = ReplayWindow.digest(presenter, nonce)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            await self._wait_for_lock()
-        try:
-            is_new = self._check_and_append(digest, standing)
-            if is_new and (ahead_ms := signed_ms - self._now_ms()) > AHEAD_MS:
-                self._record_for_later(digest, ahead_ms)
-            return is_new
-        except OSError as error:
-            if not is_read:
-                raise CoordinatorUnavailable() from error
-            try:
-                is_new = self._record_in_memory(digest, signed_ms, standing)
-            except OSError:
-                raise CoordinatorUnavailable() from error
-            self._set_writable(error)
-            return is_new
-        finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        new = _Nonce(ReplayWindow.digest(presenter, nonce), signed_ms, standing, is_read)
+        loop = asyncio.get_running_loop()
+        self._in_turn += 1
+        if self._in_turn == 1:
+            loop.call_soon(self._end_turn, time.monotonic() + LOCK_TIMEOUT_S)
+            if not self._shares_calls:
+                with suppress(BlockingIOError):
+                    (outcome,) = self._decide([new])
+                    if isinstance(outcome, Exception):
+                        raise outcome
+                    return outcome
+        decided: asyncio.Future[bool] = loop.create_future()
+        self._waiting.append((new, decided))
+        return await decided
 
     def close(self) -> None:
         """Close all files."""
+        for _, decided in self._waiting:
+            if not decided.done():
+                decided.set_exception(CoordinatorUnavailable())
+        self._waiting = []
         if self._memory is not None:
             self._memory.close()
             self._memory = None
@@ -190,52 +203,111 @@ class NonceLog:
         self._unopened.clear()
         os.close(self._lock)
 
-    def _record(self, digest: bytes, signed_ms: int, standing: Standing) -> bool:
-        is_new = self._check_and_append(digest, standing)
-        if is_new and (ahead_ms := signed_ms - self._now_ms()) > AHEAD_MS:
-            self._record_for_later(digest, ahead_ms)
-        return is_new
+    def _end_turn(self, deadline: float) -> None:
+        """Decide the nonces of this turn that wait. If another process holds the lock, decide them later,
+        together with those of other turns."""
+        waiting = [(nonce, decided) for nonce, decided in self._waiting if not decided.done()]
+        outcomes: Sequence[bool | Exception] = ()
+        if waiting:
+            try:
+                outcomes = self._decide([nonce for nonce, _ in waiting])
+            except BlockingIOError as error:
+                if time.monotonic() < deadline:
+                    asyncio.get_running_loop().call_soon(self._end_turn, deadline)
+                    return
+                outcomes = [_unavailable(error) for _ in waiting]
+            except Exception as error:
+                outcomes = [error for _ in waiting]
+        self._waiting = []
+        self._shares_calls = self._in_turn > 1
+        self._in_turn = 0
+        for (_, decided), outcome in zip(waiting, outcomes, strict=True):
+            if isinstance(outcome, bool):
+                decided.set_result(outcome)
+            else:
+                decided.set_exception(outcome)
 
-    def _check_and_append(self, digest: bytes, standing: Standing) -> bool:
+    def _decide(self, nonces: Sequence[_Nonce]) -> Sequence[bool | Exception]:
+        """Record these nonces, and return for each True if it is new, or an error. Raises BlockingIOError if
+        another process holds the lock."""
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            return self._record(nonces)
+        except OSError as error:
+            return [self._record_in_memory(nonce, error) for nonce in nonces]
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _record(self, nonces: Sequence[_Nonce]) -> list[bool | Exception]:
+        """Do as `_decide`, under the lock. Raises OSError if the disk takes none of them."""
         self._current.catch_up()
         elapsed_ms = self._elapsed_ms()
         if elapsed_ms >= self._ends_ms or self._current.is_sealed:
             self._advance()
-        for seen in self._earlier:
-            if digest in seen:
-                return False
-        seen = self._current.seen
-        if digest in seen:
-            return False
         if elapsed_ms >= self._look_from_ms:
             self._look_for_memory(elapsed_ms)
-        if self._memory is not None and self._memory._has_seen(digest):
-            return False
-        if (len(seen) + self._earlier_count) * Standing.TRUSTED >= self._max_live * standing:
-            raise ReplayMemoryFull
-        self._current.append(digest)
-        if not self._is_writable:
-            self._set_writable()
-        return True
+        new: dict[bytes, int] = {}
+        outcomes: list[bool | Exception] = []
+        for nonce in nonces:
+            if nonce.digest in new or self._is_used(nonce.digest):
+                outcomes.append(False)
+            elif not self._has_room(nonce.standing, len(new)):
+                outcomes.append(ReplayMemoryFull())
+            else:
+                new[nonce.digest] = len(outcomes)
+                outcomes.append(True)
+        if new:
+            self._current.append(b"".join(new))
+            if not self._is_writable:
+                self._set_writable()
+            now_ms = self._now_ms()
+            for digest, at in new.items():
+                ahead_ms = nonces[at].signed_ms - now_ms
+                if ahead_ms > AHEAD_MS:
+                    try:
+                        self._record_for_later(digest, ahead_ms)
+                    except OSError as error:
+                        outcomes[at] = _unavailable(error)
+        return outcomes
 
-    def _record_in_memory(self, digest: bytes, signed_ms: int, standing: Standing) -> bool:
-        """Record a nonce that the disk does not take, and return True if it is new. Raises OSError if the
-        disk cannot be read either, or there is no shared memory."""
+    def _is_used(self, digest: bytes) -> bool:
+        for seen in self._earlier:
+            if digest in seen:
+                return True
+        return digest in self._current.seen or (self._memory is not None and self._memory._has_seen(digest))
+
+    def _has_room(self, standing: Standing, added: int) -> bool:
+        live = len(self._current.seen) + self._earlier_count + added
+        return live * Standing.TRUSTED < self._max_live * standing
+
+    def _record_in_memory(self, nonce: _Nonce, cause: OSError) -> bool | Exception:
+        """Record the nonce of a read that the disk does not take, for this `cause`. Return True if it is new,
+        or an error, also if the disk cannot be read either, or there is no shared memory."""
+        if not nonce.is_read:
+            return _unavailable(cause)
+        try:
+            outcome = self._find_or_record(nonce)
+        except OSError:
+            return _unavailable(cause)
+        self._set_writable(cause)
+        return outcome
+
+    def _find_or_record(self, nonce: _Nonce) -> bool | Exception:
         live = [epoch for epoch in self._stored_epochs() if epoch > max(self._files) - LIVE_EPOCHS]
         for epoch in live:
             file = self._files.get(epoch) or self._unopened.get(epoch)
             if file is None:  # another process created it, and it cannot be opened for writing
                 file = self._unopened[epoch] = NonceLogFile(self._folder / str(epoch), _READ_FLAGS)
             file.catch_up()
-            if digest in file.seen:
+            if nonce.digest in file.seen:
                 return False
-        if any(digest in seen for seen in self._earlier):
+        if any(nonce.digest in seen for seen in self._earlier):
             return False
         is_first = self._memory is None
         memory = self._open_memory()
         if is_first:
             time.sleep((LOOK_EVERY_MS + 1) / 1000)
-        return memory._record(digest, signed_ms, standing)
+        return memory._record([nonce])[0]
 
     def _look_for_memory(self, elapsed_ms: int) -> None:
         """Open the log in shared memory if a process, perhaps an earlier one, has created it."""
@@ -348,13 +420,8 @@ class NonceLog:
         file.catch_up()
         return file
 
-    async def _wait_for_lock(self) -> None:
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        while True:
-            await asyncio.sleep(0)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise CoordinatorUnavailable() from error
+
+def _unavailable(cause: BaseException | None) -> CoordinatorUnavailable:
+    error = CoordinatorUnavailable()
+    error.__cause__ = cause
+    return error

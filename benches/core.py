@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import pysync._core as core
 from benches.workloads import big_document, push_body
+from pysync.auth.signature_batch import RequestParts
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from support import reference
@@ -32,6 +33,7 @@ ROUNDS = 7
 ROUND_S = 0.05
 BATCH = 100
 RECEIVED_AT = "2026-01-02T03:04:05.678Z"
+SIGNED = 16
 
 Call = Callable[[], object]
 
@@ -172,6 +174,16 @@ def pull(stored: bytes) -> tuple[str, int, bytes]:
     return document.hash, document.ts_ms, document.answer(1_700_000_000_000)
 
 
+def signed_request(number: int, body: bytes) -> RequestParts:
+    """A push that a signer of its own signed."""
+    signer = Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)
+    key = core.PublicKey(signer.public_key().public_bytes_raw().hex())
+    rest = ("127.0.0.1:8080", 1_700_000_000_000, "AAAAAAAAAAAAAAAAAAAAAA==")
+    message = core.request_message("POST", "/push/notes/a", body, *rest)
+    signature = base64.b64encode(signer.sign(message)).decode()
+    return key, signature, "POST", ["/push/notes/a"], body, *rest
+
+
 def cases() -> list[Case]:
     """Every call that is measured."""
     small, large, events = small_body(), large_body(), event_batch()
@@ -183,6 +195,7 @@ def cases() -> list[Case]:
     request = ("127.0.0.1:8080", 1_700_000_000_000, "AAAAAAAAAAAAAAAAAAAAAA==")
     message = core.request_message("POST", "/push/notes/a", small, *request)
     signature = base64.b64encode(signer.sign(message)).decode()
+    signed_requests = [signed_request(number, small) for number in range(SIGNED)]
     paths = ["notes/**", "!notes/_keyring", "!notes/_members"]
     scope, document_key = core.Scope(paths, "me"), "notes/10ba682c8ad13513/settings"
     window, seen = core.ReplayWindow(), set[bytes]()
@@ -269,6 +282,12 @@ def cases() -> list[Case]:
             len(small),
             lambda: core.verify_request(parsed, signature, "POST", ["/push/notes/a"], small, *request),
             verify_twin,
+        ),
+        (
+            f"verify_requests {SIGNED} x 1 KB",
+            SIGNED * len(small),
+            lambda: core.verify_requests(signed_requests),
+            lambda: [verify_twin() for _ in signed_requests],
         ),
         (
             "Scope.allows",

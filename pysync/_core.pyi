@@ -37,6 +37,7 @@ __all__ = [
     "split_key",
     "verify_author",
     "verify_request",
+    "verify_requests",
 ]
 
 SOURCE_DIGEST: str
@@ -382,6 +383,12 @@ def verify_request(
 ) -> bool:
     """Return True if `signature` is a signature by `key` of the request, with any of `targets` as its path,
     tried in order. False for texts that contain surrogates, as header values that are not UTF-8 do."""
+
+def verify_requests(
+    requests: list[tuple[PublicKey, str, str, list[str], bytes, str, int, str]],
+) -> bool:
+    """Return True if `verify_request` returns True for the arguments of each, with the first of its targets.
+    Takes about half as long as that."""
 
 def verify_author(
     tag: str, document_key: str, data: bytes, author_pubkey: str, author_signature: str

@@ -6,6 +6,7 @@ pub mod batch;
 pub mod batch_params;
 pub mod batch_response;
 pub mod canonical;
+pub mod ed25519;
 pub mod envelope;
 pub mod error;
 pub mod event_columns;

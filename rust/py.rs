@@ -8,7 +8,7 @@ pub mod _core {
     use crate::envelope;
     use crate::py_shared::{concat_bytes, detach_if_large, utf8};
     use crate::replay::{self, DIGEST};
-    use crate::{canonical, signing, store_key};
+    use crate::{canonical, ed25519, signing, store_key};
     use pyo3::exceptions::PyValueError;
     use pyo3::panic::PanicException;
     use pyo3::prelude::*;
@@ -224,13 +224,13 @@ pub mod _core {
     }
 
     #[pyclass(frozen, module = "pysync._core")]
-    struct PublicKey(signing::PublicKey);
+    struct PublicKey(ed25519::PublicKey);
 
     #[pymethods]
     impl PublicKey {
         #[new]
         fn new(key: &str) -> PyResult<Self> {
-            Ok(Self(signing::PublicKey::parse(key)?))
+            Ok(Self(ed25519::PublicKey::parse(key)?))
         }
 
         #[getter]
@@ -277,6 +277,18 @@ pub mod _core {
         )
     }
 
+    /// A request: its key and signature, method, targets, body, host, time and nonce.
+    type SignedRequest<'py> = (
+        PyRef<'py, PublicKey>,
+        Bound<'py, PyString>,
+        Bound<'py, PyString>,
+        Vec<Bound<'py, PyString>>,
+        Bound<'py, PyBytes>,
+        Bound<'py, PyString>,
+        i64,
+        Bound<'py, PyString>,
+    );
+
     #[pyfunction]
     #[expect(clippy::too_many_arguments)] // the parts of a request, as the caller has them
     fn verify_request(
@@ -291,21 +303,37 @@ pub mod _core {
         nonce: &Bound<'_, PyString>,
     ) -> bool {
         let verified = || {
-            let (method, host, nonce) = (utf8(method)?, utf8(host)?, utf8(nonce)?);
+            let request = signing::Request {
+                method: utf8(method)?,
+                body,
+                host: utf8(host)?,
+                ts_ms,
+                nonce: utf8(nonce)?,
+            };
             let signature = utf8(signature)?;
             let targets: Vec<&str> = targets.iter().filter_map(utf8).collect();
-            let request = signing::Request {
-                method,
-                body,
-                host,
-                ts_ms,
-                nonce,
-            };
             Some(detach_if_large(py, body.len(), || {
                 request.verify(&key.0, signature, targets)
             }))
         };
         verified().unwrap_or(false)
+    }
+
+    #[pyfunction]
+    fn verify_requests(requests: Vec<SignedRequest<'_>>) -> bool {
+        let claims = requests.iter().map(|request| {
+            let (key, signature, method, targets, body, host, ts_ms, nonce) = request;
+            let request = signing::Request {
+                method: utf8(method)?,
+                body: body.as_bytes(),
+                host: utf8(host)?,
+                ts_ms: *ts_ms,
+                nonce: utf8(nonce)?,
+            };
+            request.claim(&key.0, utf8(signature)?, utf8(targets.first()?)?)
+        });
+        let claims: Option<Vec<_>> = claims.collect();
+        claims.is_some_and(|claims| ed25519::all_hold(&claims))
     }
 
     #[pyfunction]

@@ -1,8 +1,9 @@
 //! Revocation lists (docs/reference/protocol.md#revocation-lists).
 
 use crate::canonical::canonicalize;
+use crate::ed25519::PublicKey;
 use crate::replay::ReplayWindow;
-use crate::signing::{PublicKey, SignedObject};
+use crate::signing::SignedObject;
 use serde::Deserialize;
 
 const TAG: &[u8] = b"starfish-revlist-v1\n";

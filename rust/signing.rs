@@ -1,86 +1,11 @@
 //! Ed25519 signatures of requests and authors (docs/reference/protocol.md#request-signature).
 
 use crate::canonical::{canonicalize, hex, sha256};
-use crate::error::CoreError;
+use crate::ed25519::{Claim, PublicKey};
 use crate::json_number::write_integer;
 use crate::json_string::write_string;
-use base64::{Engine, prelude::BASE64_STANDARD};
-use ed25519_dalek::{Signature, Verifier, VerifyingKey};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
-
-/// An Ed25519 public key, its point decompressed once.
-pub struct PublicKey(VerifyingKey);
-
-impl PublicKey {
-    /// Parses 64 lower-case hex digits. Rejects keys of small order, for which signatures over anything can be
-    /// forged, and non-canonical encodings.
-    pub fn parse(text: &str) -> Result<Self, CoreError> {
-        let bytes = unhex(text)
-            .filter(is_reduced)
-            .ok_or(CoreError::InvalidPublicKey)?;
-        let key = VerifyingKey::from_bytes(&bytes).map_err(|_| CoreError::InvalidPublicKey)?;
-        if key.is_weak() {
-            Err(CoreError::InvalidPublicKey)
-        } else {
-            Ok(Self(key))
-        }
-    }
-
-    pub fn hex(&self) -> String {
-        hex(self.0.as_bytes())
-    }
-
-    pub fn user_id(&self) -> String {
-        hex(&sha256(self.0.as_bytes())[..16])
-    }
-
-    /// Returns the user id of 64 lower-case hex digits, even if they are not a valid key.
-    pub fn user_id_of(text: &str) -> Option<String> {
-        Some(hex(&sha256(&unhex(text)?)[..16]))
-    }
-
-    /// Returns true if `signature`, in padded standard base64, is a signature of `message` by this key.
-    pub fn verify(&self, message: &[u8], signature: &str) -> bool {
-        decode_signature(signature)
-            .is_some_and(|signature| self.verify_decoded(message, &signature))
-    }
-
-    /// Uses `verify`, not `verify_strict`. It rejects S >= L and compares R as bytes, so neither another S nor
-    /// another encoding of R passes. The strict one adds a decompression (4 us) to reject an R of small order,
-    /// which only the holder of the private key can produce once the key itself is not of small order.
-    fn verify_decoded(&self, message: &[u8], signature: &Signature) -> bool {
-        self.0.verify(message, signature).is_ok()
-    }
-}
-
-fn decode_signature(text: &str) -> Option<Signature> {
-    let mut bytes = [0; 66]; // the decoder requires this size; 64 are filled
-    let filled = BASE64_STANDARD.decode_slice(text, &mut bytes).ok()?;
-    Signature::from_slice(&bytes[..filled]).ok()
-}
-
-fn unhex(text: &str) -> Option<[u8; 32]> {
-    let nibble = |digit: u8| match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        _ => None,
-    };
-    if text.len() != 64 {
-        return None;
-    }
-    let mut bytes = [0; 32];
-    for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-        *byte = nibble(pair[0])? << 4 | nibble(pair[1])?;
-    }
-    Some(bytes)
-}
-
-/// Returns true if the coordinate, without the sign in the top bit, is below the prime of the field, 2^255 -
-/// 19.
-fn is_reduced(bytes: &[u8; 32]) -> bool {
-    !(bytes[31] & 0x7f == 0x7f && bytes[1..31].iter().all(|&byte| byte == 0xff) && bytes[0] >= 0xed)
-}
 
 const CERTIFICATE_TAG: &[u8] = b"starfish-capcert-v1\n";
 
@@ -181,17 +106,24 @@ impl Request<'_> {
         signature: &str,
         targets: impl IntoIterator<Item = &'t str>,
     ) -> bool {
-        let Some(signature) = decode_signature(signature) else {
-            return false;
-        };
         let (mut message, after) = self.around_target();
         let before = message.len();
         targets.into_iter().any(|target| {
             message.truncate(before);
             write_string(&mut message, target);
             message.extend_from_slice(&after);
-            key.verify_decoded(&message, &signature)
+            Claim::new(key, &message, signature).is_some_and(|claim| claim.holds())
         })
+    }
+
+    /// Returns the claim that `key` signed the request with `target`. None if the signature is malformed.
+    pub fn claim<'k>(
+        &self,
+        key: &'k PublicKey,
+        signature: &str,
+        target: &str,
+    ) -> Option<Claim<'k>> {
+        Claim::new(key, &self.message(target), signature)
     }
 
     /// Returns the text before and after the target. It is the same for all targets, above all the hash of the

@@ -4,10 +4,11 @@
 //! words or as a value; the words are kept by the tests named for them.
 
 use _core::canonical::{canonicalize, hex, sha256};
+use _core::ed25519::PublicKey;
 use _core::envelope::{Author, Document, Push};
 use _core::error::CoreError;
 use _core::scope::{Deny, Scope, matches_narrowly};
-use _core::signing::{PublicKey, Request, verify_author};
+use _core::signing::{Request, verify_author};
 use serde_json::Value;
 
 fn section(name: &str) -> Vec<Value> {

@@ -27,6 +27,7 @@ from pysync.auth.admission import CertificateGate
 from pysync.auth.certificate_cache import CertificateCache
 from pysync.auth.certificates import SKEW_S, Certificate, CertificateSummary
 from pysync.auth.revocation import RevocationRegistry
+from pysync.auth.signature_batch import RequestParts, SignatureBatch
 from pysync.auth.verification import (
     CertificateVerifier,
     SignedCertificate,
@@ -92,8 +93,9 @@ ADMIN_CREDENTIALS = Credentials(ADMIN_CALLER)
 
 class Authenticator:
     """The authentication of one service. `owns_data` returns True if a user id owns stored data
-    (`Ownership`), and `now_ms` is the clock. `gate` admits certificates that are not in the cache, and
-    `validate_certificate` returns the code with which plugins reject a valid one, None if they accept it."""
+    (`Ownership`), and `now_ms` is the clock. `gate` admits certificates that are not in the cache,
+    `signatures` verifies the signatures of requests, and `validate_certificate` returns the code with which
+    plugins reject a valid certificate, None if they accept it."""
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class Authenticator:
         owns_data: Callable[[str], Awaitable[bool]],
         now_ms: Callable[[], int],
         gate: CertificateGate,
+        signatures: SignatureBatch,
         validate_certificate: Callable[[Certificate], str | None] | None = None,
     ) -> None:
         auth = config.auth
@@ -114,6 +117,7 @@ class Authenticator:
         self._elapsed_ms = elapsed_of(now_ms)
         self._verifier = CertificateVerifier(config, now_ms, validate_certificate)
         self._gate = gate
+        self._signatures = signatures
         self._cache = CertificateCache()
 
     def parse_credentials(self, headers: Mapping[str, str], address: Callable[[], str]) -> Credentials:
@@ -152,18 +156,19 @@ class Authenticator:
         if presented is None:
             assert credentials.caller is not None, "without a certificate the caller is final"
             return AuthenticatedRequest(credentials.caller)
+        parts = _signed_parts(presented.key, credentials, request, body)
         is_large = len(body) > VERIFY_IN_THREAD_ABOVE
         if is_large:
-            await asyncio.to_thread(_check_signature, presented.key, credentials, request, body)
+            _check(await asyncio.to_thread(_core.verify_request, *parts), request)
         is_cached = isinstance(presented, VerifiedCertificate)
         if isinstance(presented, VerifiedCertificate):
             proof = presented
             if not is_large:
-                _check_signature(presented.key, credentials, request, body)
+                _check(await self._signatures.verify(parts), request)
         else:
             with self._gate.charged(credentials.address):
                 if not is_large:
-                    _check_signature(presented.key, credentials, request, body)
+                    _check(_core.verify_request(*parts), request)
                 proof = self._verifier.verify(presented)
         if proof.not_in_audience:
             raise Forbidden(reason="audience: the certificate is for other keys")
@@ -280,10 +285,11 @@ def _check_validity_period(presented: VerifiedCertificate | SignedCertificate, n
         raise Unauthorized(f"not valid yet: for {presented.nbf - now_s} s")
 
 
-def _check_signature(
+def _signed_parts(
     key: _core.PublicKey, credentials: Credentials, request: SignedRequest, body: bytes
-) -> None:
-    if not _core.verify_request(
+) -> RequestParts:
+    """Return all parts of a request that its signature depends on."""
+    return (
         key,
         credentials.signature,
         request.method,
@@ -292,6 +298,11 @@ def _check_signature(
         request.host,
         credentials.timestamp_ms,
         credentials.nonce,
-    ):
+    )
+
+
+def _check(is_signed: bool, request: SignedRequest) -> None:
+    """Raise Unauthorized unless the request is signed."""
+    if not is_signed:
         signed = f"{request.method} {protocol.path_of(request.targets[0])} at {request.host}"
         raise Unauthorized(f"signature: not of {signed}, or of another query or body")

@@ -20,6 +20,7 @@ from pysync.auth.certificates import user_id
 from pysync.auth.policy import PolicyTable
 from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.revocation import Ownership, RevocationRegistry
+from pysync.auth.signature_batch import SignatureBatch
 from pysync.auth.spaces import Spaces
 from pysync.changelog import Retention
 from pysync.clock import SteadyClock, boot_id, wall_clock_ms
@@ -113,8 +114,23 @@ class App(AbstractAsyncContextManager["App"]):
         revocations = RevocationRegistry(store, clock, trusted, ownership.owns_data)
         validate_certificate = hooks.validate_certificate if hooks.has_certificate_hooks else None
         gate = CertificateGate(config.auth.failures_per_minute, clock.elapsed_ms, counters.count)
+        descriptors = server.max_connections + server.max_streams
+        connections = connection_limit(descriptors) * server.max_connections // descriptors
+        self.load = LoadShedder(
+            server.max_queue_ms / 1000,
+            connections,
+            shares_connections=server.trusted_proxy_hops > 0,
+            counters=counters,
+        )
         authenticator = Authenticator(
-            config, coordinator, revocations, ownership.owns_data, clock.wall_ms, gate, validate_certificate
+            config,
+            coordinator,
+            revocations,
+            ownership.owns_data,
+            clock.wall_ms,
+            gate,
+            SignatureBatch(self.load.has_unstarted),
+            validate_certificate,
         )
         request_log = RequestLog(
             request_id, logs_refusals=server.log_refusals, logs_requests=server.access_log
@@ -157,8 +173,6 @@ class App(AbstractAsyncContextManager["App"]):
         dispatcher = ChangeDispatcher(
             outbox.log, KeyIndex(rules, hooks.stored_files), stream_authorizer.authorize
         )
-        descriptors = server.max_connections + server.max_streams
-        connections = connection_limit(descriptors) * server.max_connections // descriptors
         limits = StreamLimits(connection_limit(descriptors) - connections, server.max_streams_per_caller)
         self.subscribers = SSEHub(dispatcher, stream_authorizer, counters, config.changes.max_resumed, limits)
         routes = Router()
@@ -173,12 +187,6 @@ class App(AbstractAsyncContextManager["App"]):
             ops=ServiceHandlers(self.readiness, metrics, authorizer, clock.wall_ms),
             openapi=openapi,
         ).add_all()
-        self.load = LoadShedder(
-            server.max_queue_ms / 1000,
-            connections,
-            shares_connections=server.trusted_proxy_hops > 0,
-            counters=counters,
-        )
         hops = server.trusted_proxy_hops
         self.early_rejections: Final = (
             None if request_log.logs_requests else EarlyRejections(self.load, counters, hops)

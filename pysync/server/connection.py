@@ -99,6 +99,8 @@ class Connection(web.RequestHandler):
         if arrived:
             known = None if admitted is None or arrived > 1 else (admitted,)
             self.arrivals.extend(known or self.load.arrivals(self, arrived))
+            if not self._request_in_progress:
+                self.load.will_start(self)
         if self._request_in_progress or self._messages:
             self.head_since = 0.0
         elif self.head_since == 0.0:

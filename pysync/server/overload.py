@@ -139,6 +139,7 @@ class LoadShedder:
         self._paused: dict[Readable, float] = {}
         self._unread: dict[Readable, float] = {}
         self._new: dict[Readable, None] = {}
+        self._unstarted = set[Readable]()
         self._addresses: dict[str, Address] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0
@@ -202,6 +203,7 @@ class LoadShedder:
         """Forget a connection that was opened."""
         for noted in (self._paused, self._unread, self._active, self._new):
             noted.pop(connection, None)
+        self._unstarted.discard(connection)
         if connection.address is not None:
             connection.address.connections -= 1
             self.connections -= 1
@@ -211,6 +213,14 @@ class LoadShedder:
         """Return the use of an address: of an IPv4 address or of the /64 network of an IPv6 address."""
         network = network_of(ip)
         return self._addresses.get(network) or self._addresses.setdefault(network, Address())
+
+    def will_start(self, connection: Readable) -> None:
+        """Note that the event loop is about to handle a request of `connection`."""
+        self._unstarted.add(connection)
+
+    def has_unstarted(self) -> bool:
+        """Return True if the event loop is about to handle further requests."""
+        return bool(self._unstarted)
 
     def arrivals(self, connection: Readable, count: int) -> Iterable[Arrival]:
         """Return the arrivals of `count` requests that `connection` has just read."""
@@ -236,6 +246,7 @@ class LoadShedder:
     def refuses(self, connection: Readable, address: Address, arrival: Arrival) -> bool:
         """Return True if a request from `address`, whose turn has come, has to be refused. Called once for
         each request."""
+        self._unstarted.discard(connection)
         now = self._now()
         wait_s = now - arrival.read_at
         if not arrival.is_admitted:

@@ -262,3 +262,15 @@ async def test_behind_a_trusted_proxy_requests_count_for_the_address_that_it_for
     (app,) = start.apps  # type: ignore[attr-defined]
     assert app.load.address("198.51.100.7").use > 0
     assert app.load.address("127.0.0.1").use == 0
+
+
+def test_requests_follow_until_they_are_handled_or_their_connection_is_lost() -> None:
+    load = Overload().load
+    first, second = Client(load), Client(load)
+    assert not load.has_unstarted()
+    load.will_start(first)
+    load.will_start(second)
+    assert not first.is_refused()
+    assert load.has_unstarted()
+    load.closed(second)
+    assert not load.has_unstarted()

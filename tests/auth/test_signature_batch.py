@@ -1,0 +1,193 @@
+"""Which signatures wait for others, for how long, and what wrong ones cost."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.clients import ISSUER, SUBJECT
+
+from pysync import _core
+from pysync.auth.signature_batch import MAX_BATCH, RequestParts, SignatureBatch
+
+
+def request(nonce: int, *, is_signed: bool = True) -> RequestParts:
+    signer = (ISSUER, SUBJECT)[nonce % 2]
+    signed = ("GET", "/pull/a", b"", "h", 1_700_000_000_000, str(nonce))
+    signature = signer.sign(_core.request_message(*signed) if is_signed else b"something else")
+    method, target, *rest = signed
+    return _core.PublicKey(signer.ed_pub), signature, method, [target], *rest  # type: ignore[return-value]
+
+
+class Turn:
+    """The requests that the event loop handles in one turn."""
+
+    def __init__(self) -> None:
+        self.following = 0
+        self.batch = SignatureBatch(lambda: self.following > 0)
+
+    async def handle(self, requests: list[RequestParts]) -> list[bool]:
+        """Whether each of these is signed."""
+        self.following = len(requests)
+        return await asyncio.gather(*(self.handle_one(each) for each in requests))
+
+    async def handle_one(self, request: RequestParts) -> bool:
+        self.following -= 1
+        return await self.batch.verify(request)
+
+
+class Checks:
+    """Counts signatures that are verified one by one, and those that are verified together."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.singly = 0
+        self.together: list[int] = []
+        verify_request, verify_requests = _core.verify_request, _core.verify_requests
+
+        def one(*parts: Any) -> bool:
+            self.singly += 1
+            return verify_request(*parts)
+
+        def several(requests: list[RequestParts]) -> bool:
+            self.together.append(len(requests))
+            return verify_requests(requests)
+
+        monkeypatch.setattr(_core, "verify_request", one)
+        monkeypatch.setattr(_core, "verify_requests", several)
+
+    @property
+    def total(self) -> int:
+        return self.singly + sum(self.together)
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
+    return Checks(monkeypatch)
+
+
+def result_at_once(coroutine: Coroutine[Any, Any, bool]) -> bool:
+    """The result of a coroutine that does not give the event loop a turn."""
+    try:
+        coroutine.send(None)
+    except StopIteration as ended:
+        return bool(ended.value)
+    coroutine.close()
+    raise AssertionError("it waits")
+
+
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_a_lone_request_waits_for_nothing(checks: Checks, is_signed: bool) -> None:
+    batch = SignatureBatch(lambda: False)
+    assert result_at_once(batch.verify(request(1, is_signed=is_signed))) == is_signed
+    assert (checks.singly, checks.together) == (1, [])
+
+
+async def test_requests_of_one_turn_are_verified_together(checks: Checks) -> None:
+    assert await Turn().handle([request(n) for n in range(5)]) == [True] * 5
+    assert (checks.singly, checks.together) == (0, [5])
+
+
+async def test_the_last_request_of_a_turn_waits_for_nothing(checks: Checks) -> None:
+    turn = Turn()
+    turn.following = 2
+    first = asyncio.create_task(turn.handle_one(request(1)))
+    await asyncio.sleep(0)
+    turn.following -= 1
+    assert result_at_once(turn.batch.verify(request(2)))
+    assert checks.together == [2]
+    assert await first
+
+
+async def test_a_request_waits_for_one_turn_if_those_that_follow_have_no_signature(checks: Checks) -> None:
+    turn = Turn()
+    turn.following = 3
+    task = asyncio.create_task(turn.batch.verify(request(1)))
+    await asyncio.sleep(0)  # it waits
+    assert not task.done()
+    turns = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert task.result()
+    assert turns <= 2, "the turn in which it is verified, and the one in which it goes on"
+    assert (checks.singly, checks.together) == (1, [])
+
+
+async def test_no_more_than_a_batch_is_verified_at_once(checks: Checks) -> None:
+    assert all(await Turn().handle([request(n) for n in range(2 * MAX_BATCH + 3)]))
+    assert checks.together == [MAX_BATCH, MAX_BATCH, 3]
+
+
+async def test_a_wrong_signature_refuses_only_itself(checks: Checks) -> None:
+    requests = [request(n, is_signed=n != 3) for n in range(8)]
+    assert await Turn().handle(requests) == [n != 3 for n in range(8)]
+    assert (checks.singly, checks.together) == (8, [8])
+
+
+async def test_a_request_that_is_given_up_leaves_the_others(checks: Checks) -> None:
+    turn = Turn()
+    turn.following = 3
+    tasks = [asyncio.create_task(turn.batch.verify(request(n))) for n in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    turn.following = 0
+    assert all(await asyncio.gather(tasks[0], tasks[2]))
+
+
+async def test_others_go_on_if_a_batch_cannot_be_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(requests: list[RequestParts]) -> bool:
+        raise MemoryError
+
+    monkeypatch.setattr(_core, "verify_requests", fail)
+    turn = Turn()
+    turn.following = 3
+    tasks = [asyncio.create_task(turn.handle_one(request(n))) for n in range(3)]
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert results[:2] == [True, True]
+    assert isinstance(results[2], MemoryError)
+
+
+async def test_batches_come_back_after_wrong_signatures(checks: Checks) -> None:
+    turn = Turn()
+    assert await turn.handle([request(n, is_signed=False) for n in range(4)]) == [False] * 4
+    for _ in range(4):
+        assert all(await turn.handle([request(n) for n in range(4)]))
+    assert checks.together == [4], "the next 16 are verified one by one"
+    assert all(await turn.handle([request(n) for n in range(4)]))
+    assert checks.together == [4, 4]
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([True, False, False]), min_size=1, max_size=MAX_BATCH + 2),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_a_flood_of_wrong_signatures_costs_little_more_than_without_batches(
+    turns: list[list[bool]],
+) -> None:
+    """Even if a signature of a batch cost as much as one alone; it takes half as long."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        checks, turn, handled = Checks(monkeypatch), Turn(), 0
+
+        async def flood() -> None:
+            nonlocal handled
+            for signed in turns:
+                requests = [request(n, is_signed=each) for n, each in enumerate(signed)]
+                assert await turn.handle(requests) == signed
+                handled += len(signed)
+
+        asyncio.run(flood())
+        # The last batch that failed is not paid off yet.
+        assert checks.total <= 1.2 * handled + MAX_BATCH
+
+
+async def test_a_long_flood_costs_at_most_1_2_times_as_many_checks(checks: Checks) -> None:
+    turn = Turn()
+    forged = [request(n, is_signed=False) for n in range(MAX_BATCH)]
+    for _ in range(50):
+        assert not any(await turn.handle(forged))
+    assert checks.total <= 1.2 * 50 * MAX_BATCH

@@ -8,6 +8,8 @@ good clients send 0.5 S signed pulls a second, an attack comes beside them for s
 when it is over. Nobody waits for answers: a request is sent when it is due, its time is counted from then,
 and after 2 s its client hangs up. Good clients, a crowd of them and attackers have different addresses
 (`attacks.py`). `/health` is asked on a fresh connection ten times a second. Prints Markdown.
+
+Each row has a short form without timing in `tests/server/test_attacks.py`.
 """
 
 import argparse

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -449,6 +450,18 @@ async def test_heavy_work_is_done_one_after_another_and_behind_the_event_loop() 
     heavy_work.limit_arenas()
     heavy_work.trim_in_thread()
     await heavy_work.run_heavy(lambda: None)
+
+
+def test_memory_is_given_back_although_there_is_none_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoThread:
+        def submit(self, *args: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+    trimmed: list[int] = []
+    monkeypatch.setattr(heavy_work, "_thread", NoThread())
+    monkeypatch.setattr(heavy_work, "_libc", SimpleNamespace(malloc_trim=trimmed.append))
+    heavy_work.trim_in_thread()
+    assert trimmed == [0]
 
 
 async def test_a_connection_does_not_keep_the_response_that_it_has_written() -> None:

@@ -142,6 +142,30 @@ def test_repeated_records_are_all_logged_while_no_timer_can_be_started() -> None
     assert written.lines == [("failed", 1)] * 6
 
 
+def test_repeated_records_are_counted_on_after_a_count_could_not_be_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written, seconds = Lines(), list[Callable[[], None]]()
+    written.addFilter(logs.RepeatFilter(written, lambda _, work: seconds.append(work)))
+
+    def exhausted(record: logging.LogRecord) -> bool:
+        raise MemoryError
+
+    def fail() -> None:
+        written.handle(logging.makeLogRecord({"msg": "failed", "repeats": "disk"}))
+
+    fail()
+    fail()
+    with monkeypatch.context() as patched:
+        patched.setattr(written, "emit", exhausted)
+        with pytest.raises(MemoryError):
+            seconds.pop()()
+    fail()
+    fail()
+    seconds.pop()()
+    assert written.lines == [("failed", 1), ("failed", 2)]
+
+
 def test_records_that_say_different_things_are_all_logged_and_not_all_remembered() -> None:
     written = Lines()
     written.addFilter(logs.RepeatFilter(written, lambda _, work: None))

@@ -47,9 +47,13 @@ def limit_arenas() -> None:
 
 def trim_in_thread() -> None:
     """Give memory that was freed back to the system, in the thread for heavy work, where it takes some tens
-    of milliseconds. Has no effect with a C library other than glibc."""
+    of milliseconds; here if there is no memory for that thread. Has no effect with a C library other than
+    glibc."""
     if hasattr(_libc, "malloc_trim"):
-        _thread.submit(_libc.malloc_trim, 0)
+        try:
+            _thread.submit(_libc.malloc_trim, 0)
+        except RuntimeError:
+            _libc.malloc_trim(0)
 
 
 _libc: Final = ctypes.CDLL(None)

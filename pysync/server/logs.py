@@ -143,9 +143,11 @@ class RepeatFilter(logging.Filter):
                 self._repeated.clear()
 
     def _end_second(self) -> None:
-        self.flush()
-        if self._repeated:
-            self._begin_second()
+        try:
+            self.flush()
+        finally:
+            if self._repeated:
+                self._begin_second()
 
 
 class HumanFormatter(logging.Formatter):

@@ -3,12 +3,10 @@ leave out.
 
 That work is to verify each signature, to hash what is written, to check what is read, to copy what is long,
 and to have what is acknowledged on disk. Its prices are measured here, on the server's core, in the same run
-as the requests. A signature has the least price for which the core verifies one, and a flush is shared by as
-many writes as there are connections. Nothing is counted for finding a document, for parsing JSON, or for
-deciding who may read it.
+as the requests. A signature counts as one of a batch, and a flush is shared by as many writes as there are
+connections. Nothing is counted for finding a document, for parsing JSON, or for deciding who may read it.
 """
 
-import base64
 import os
 import statistics
 import time
@@ -17,17 +15,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from benches import servers
-from benches.core import large_body, microseconds, push_and_store
+from benches.core import SIGNED, large_body, microseconds, push_and_store, signed_request
 from benches.workloads import BIG_BYTES
 from pysync import _core
 from pysync.cli.load_generator import CONNECTIONS
 
 KIB: Final = 1_024
-MESSAGE: Final = b"m" * 240
-"""As long as what the signature of a request signs."""
 FLUSHES: Final = 15
 
 
@@ -48,9 +42,10 @@ NO_WORK: Final = Work()
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """The prices of work in microseconds: of a signature, of each KiB, and of flushing each size as one of
-    CONNECTIONS writes."""
+    """The prices of work in microseconds: of a signature alone, and as one of SIGNED; of each KiB; and of
+    flushing each size as one of CONNECTIONS writes."""
 
+    alone_us: float
     signature_us: float
     hashed_us: float
     checked_us: float
@@ -70,6 +65,7 @@ def measure(flushed: Iterable[int], core: int) -> Prices:
     """Measure the prices on `core`, those of flushes for each of these sizes, in the folder in which stores
     are."""
     with servers.pinned(core):
+        signed = [signed_request(number, b"") for number in range(SIGNED)]
         stored = push_and_store(large_body())
         big, room = memoryview(bytes(BIG_BYTES)), memoryview(bytearray(BIG_BYTES))
 
@@ -77,7 +73,8 @@ def measure(flushed: Iterable[int], core: int) -> Prices:
             room[:] = big
 
         return Prices(
-            signature_us=_signature_us(),
+            alone_us=_median_us(lambda: _core.verify_request(*signed[0])),
+            signature_us=_median_us(lambda: _core.verify_requests(signed)) / SIGNED,
             hashed_us=_median_us(lambda: sha256(big).digest()) * KIB / BIG_BYTES,
             checked_us=_median_us(lambda: _core.read_document(stored)) * KIB / len(stored),
             copied_us=_median_us(copy) * KIB / BIG_BYTES,
@@ -88,7 +85,8 @@ def measure(flushed: Iterable[int], core: int) -> Prices:
 def table(prices: Prices) -> str:
     """The Markdown table of prices."""
     rows = [
-        ("verify a signature", prices.signature_us),
+        (f"verify a signature, one of {SIGNED}", prices.signature_us),
+        ("verify a signature alone, not in the floor", prices.alone_us),
         ("hash 1 KiB (SHA-256)", prices.hashed_us),
         ("check 1 KiB that was stored", prices.checked_us),
         ("copy 1 KiB", prices.copied_us),
@@ -103,13 +101,6 @@ def table(prices: Prices) -> str:
 
 def _median_us(call: Callable[[], object]) -> float:
     return statistics.median(microseconds(call))
-
-
-def _signature_us() -> float:
-    signer = Ed25519PrivateKey.generate()
-    key = _core.PublicKey(signer.public_key().public_bytes_raw().hex())
-    signature = base64.b64encode(signer.sign(MESSAGE)).decode()
-    return _median_us(lambda: key.verify(MESSAGE, signature))
 
 
 def _flushed_us(size: int) -> float:

@@ -211,7 +211,7 @@ def main() -> None:
     gc.disable()  # nothing here makes cycles, and a pause would be taken for the server's
     found = compare(rounds, seconds, options.connections)
     print(f"{machine()}; {rounds} rounds of {seconds:g} s, {options.connections} connections; documents")
-    print(f"of {DOCUMENT_BYTES} bytes.\n\n{table(found)}")
+    print(f"of {DOCUMENT_BYTES:,} bytes.\n\n{table(found)}")
 
 
 if __name__ == "__main__":

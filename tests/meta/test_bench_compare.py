@@ -11,7 +11,14 @@ from benches.half_load import LIMIT_S, Waits
 from benches.workloads import WORKLOADS, Workload
 from pysync.cli.load_generator import Measurement
 
-PRICES = Prices(signature_us=8.0, hashed_us=0.5, checked_us=0.05, copied_us=0.025, flushed_us={1_024: 10.0})
+PRICES = Prices(
+    alone_us=16.0,
+    signature_us=8.0,
+    hashed_us=0.5,
+    checked_us=0.05,
+    copied_us=0.025,
+    flushed_us={1_024: 10.0},
+)
 
 
 def measured(workload: str, per_second: float) -> Measurement:
@@ -48,7 +55,7 @@ def test_every_workload_that_is_flushed_has_a_price_for_its_size() -> None:
     assert min(prices.flushed_us.values()) > 0.0
     assert 0.0 < prices.copied_us < prices.hashed_us < prices.signature_us
     assert prices.checked_us > 0.0
-    assert floors.table(prices).count("\n") == 7
+    assert floors.table(prices).count("\n") == 8
 
 
 @pytest.mark.process

@@ -16,7 +16,7 @@ from pysync.engine.files import FileSettings
 from pysync.errors import NotFound, SchemaViolation
 from pysync.server.handlers import Service, owners_of
 from pysync.server.handlers.append_log import LogHandlers
-from pysync.server.handlers.batch import BatchHandler
+from pysync.server.handlers.batch import BatchHandler, make_plans
 from pysync.server.handlers.bundle import BundleHandler
 from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.events import EventStreamHandler
@@ -57,6 +57,7 @@ class RouteBuilder:
             "version": self.ops.version,
             "openapi": self.openapi.serve,
         }
+        plans = make_plans()
         callers = CallerResolver(service.config, service.authorizer)
         for spec in routes_of(service.config):
             name, namespace = spec.namespace or "", spec.namespace
@@ -65,7 +66,7 @@ class RouteBuilder:
             elif spec.action == "config":
                 self._add(spec, Route(Manifest(service.config, callers, namespace).serve))
             elif spec.action == "batch":
-                batch = BatchHandler(service, namespace, self._batched(spec))
+                batch = BatchHandler(service, namespace, self._batched(spec), plans)
                 self._add(spec, Route(batch.pull, collection=name))
             elif spec.action == "events":
                 stream = EventStreamHandler(service, self._pulls(spec), self.stream_authorizer, self.sse_hub)

@@ -10,7 +10,7 @@ See docs/reference/protocol.md#batch-pull.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import orjson
 from aiohttp import web
@@ -19,6 +19,7 @@ from pysync import _core
 from pysync.auth import field_permissions
 from pysync.auth.authentication import ANONYMOUS_REQUEST, AuthenticatedRequest
 from pysync.auth.policy import AccessPolicy
+from pysync.cache import BoundedCache
 from pysync.config.key_templates import params
 from pysync.engine.append_log import LogRange, LogSettings
 from pysync.engine.documents import CachedVersion
@@ -28,6 +29,7 @@ from pysync.server.authorization import Access, Memberships
 from pysync.server.handlers import Service
 from pysync.server.handlers.batch_reads import (
     Budget,
+    Infos,
     LogReadOutcome,
     LogReadRequest,
     LogReads,
@@ -54,6 +56,45 @@ Decision = Access | str
 """The decision on a group of entries: the access, or the text of an error."""
 
 
+PLANNED_BYTES: Final = 512 * 1024
+"""Bytes of the queries whose plans are kept. A plan takes about ten times as many."""
+
+
+class BatchVersion(NamedTuple):
+    """The ETag of a response, and True if any entry is an error."""
+
+    etag: str
+    failed: bool
+
+
+class PlannedBatch:
+    """The plan of a query, which callers who poll send again and again. `lasts` is True if the response stays
+    the same as long as its documents do. When these had the etags `stored` (None for those that did not
+    exist), the version of the response was `version`."""
+
+    def __init__(self, plan: _core.BatchPlan, query_bytes: int, *, lasts: bool) -> None:
+        self.plan = plan
+        self.query_bytes = query_bytes
+        self.lasts = lasts
+        self.collections = plan.collections
+        self.groups = plan.groups
+        self.reads = plan.reads
+        self.tails = plan.tails
+        self.document_times, self.tail_times = plan.times
+        self.times = dict(zip([key for key, _ in self.reads], self.document_times, strict=True))
+        self.stored: list[str | None] = []
+        self.version: BatchVersion | None = None
+
+
+Plans = BoundedCache[tuple[_core.BatchPlanner, bytes, str, _core.Scope | None], PlannedBatch]
+"""The plans of the latest queries, by planner, query, identity and scope."""
+
+
+def make_plans() -> Plans:
+    """Return an empty cache for the batch handlers of a service."""
+    return Plans(PLANNED_BYTES, lambda planned: planned.query_bytes)
+
+
 class BatchReads:
     """The reads of one batch pull. `log_settings` are those of the namespace's collections, None for one
     without logs. `decisions` are those on the groups of the plan, `shadowed` are reads of keys that belong to
@@ -63,7 +104,7 @@ class BatchReads:
         self,
         service: Service,
         log_settings: Sequence[LogSettings | None],
-        plan: _core.BatchPlan,
+        planned: PlannedBatch,
         decisions: Sequence[Decision],
         shadowed: frozenset[tuple[str, int]],
         access: Mapping[str, ReadOutcome],
@@ -73,8 +114,9 @@ class BatchReads:
         self._store = service.store
         self._documents = service.documents
         self._versions = service.documents.versions
-        self._plan = plan
-        self._reads = plan.reads
+        self._planned = planned
+        self._plan = planned.plan
+        self._reads = planned.reads
         self._errors = [decision if isinstance(decision, str) else None for decision in decisions]
         self._hidden = [
             decision.hidden if isinstance(decision, Access) else _NOTHING for decision in decisions
@@ -82,27 +124,24 @@ class BatchReads:
         self._shadowed = shadowed
         self._access = access
         self._found: dict[str, ReadOutcome] = dict(access)
-        document_times, tail_times = plan.times
         self._is_plain = not shadowed and not any(self._errors) and not any(self._hidden)
-        self._times = dict(zip([key for key, _ in self._reads], document_times, strict=True))
+        self._times = planned.times
         if not self._is_plain or len(self._times) < len(self._reads):
-            self._times.clear()
-            for read, times in zip(self._reads, document_times, strict=True):
+            self._times = {}
+            for read, times in zip(self._reads, planned.document_times, strict=True):
                 if self._error_for(read) is None:
                     self._times[read[0]] = self._times.get(read[0], 0) + times
         self._budget = Budget(self._store, self._times, service.config.max_batch_bytes, reservation)
         self._log_outcomes: list[LogReadOutcome] = []
-        self._logs = self._make_log_reads(log_settings, tail_times) if tail_times else []
+        self._logs = self._make_log_reads(log_settings) if planned.tails else []
 
     def _error_for(self, read: tuple[str, int]) -> str | None:
         return Forbidden.default_message if read in self._shadowed else self._errors[read[1]]
 
-    def _make_log_reads(
-        self, log_settings: Sequence[LogSettings | None], tail_times: Sequence[int]
-    ) -> list[LogReads]:
+    def _make_log_reads(self, log_settings: Sequence[LogSettings | None]) -> list[LogReads]:
         logs: dict[tuple[str, int], LogReads] = {}
-        rows = [row for row, _, _ in self._plan.groups]
-        for (key, group, *bounds), times in zip(self._plan.tails, tail_times, strict=True):
+        rows = [row for row, _, _ in self._planned.groups]
+        for (key, group, *bounds), times in zip(self._planned.tails, self._planned.tail_times, strict=True):
             error = self._error_for((key, group))
             if error is None:
                 log = logs.get((key, rows[group]))
@@ -141,10 +180,23 @@ class BatchReads:
         await self.weigh()
         self._budget.check_sizes(await self._budget.infos(self._unread()))
 
-    async def version(self, now_ms: int) -> _core.BatchAnswer:
-        """Build the response without a body. Documents whose version is cached are not read. Raises
+    async def version(self, now_ms: int) -> BatchVersion:
+        """Return the version of the response. Documents whose version is cached are not read. Raises
         BatchTooLarge."""
-        infos = await self._budget.infos(self._unread())
+        infos, planned = await self._budget.infos(self._unread()), self._planned
+        stored: list[str | None] | None = None
+        if planned.lasts and self._is_plain and len(infos) == len(self._times):
+            stored = [None if (info := infos[key]) is None else info.etag for key in self._times]
+            if planned.version is not None and stored == planned.stored:
+                return planned.version
+        answer = await self._version_of(infos, now_ms)
+        version = BatchVersion(answer.etag, answer.failed)
+        if stored is not None and not version.failed:
+            planned.stored, planned.version = stored, version
+        return version
+
+    async def _version_of(self, infos: Infos, now_ms: int) -> _core.BatchAnswer:
+        """Build the response without a body."""
         self._found |= dict.fromkeys([key for key, info in infos.items() if info is None])
         cached = self._documents.cached_versions(infos)
         if not self._is_plain:
@@ -230,10 +282,14 @@ their paths, and the values of the parameters on which the decision depends."""
 
 class BatchHandler:
     """The batch pulls of one `namespace`. `rules` are the policies of pulls of its collections, each with
-    True if batches serve the collection."""
+    True if batches serve the collection. `plans` are those of all namespaces."""
 
     def __init__(
-        self, service: Service, namespace: str | None, rules: Sequence[tuple[AccessPolicy, bool]]
+        self,
+        service: Service,
+        namespace: str | None,
+        rules: Sequence[tuple[AccessPolicy, bool]],
+        plans: Plans,
     ) -> None:
         config, hooks = service.config, service.hooks
         self._service = service
@@ -262,6 +318,7 @@ class BatchHandler:
             config.max_batch_append_elements,
             [suffix.lstrip("/") for suffix in config.batch_key_deny_suffixes],
         )  # fmt: skip
+        self._plans = plans
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve a batch pull. An error of an entry concerns that entry alone. Errors of the whole request are
@@ -276,7 +333,7 @@ class BatchHandler:
         """Serve the request, as anonymous if its credentials are invalid. The nonce is consumed once
         something is allowed, or before hooks of plugins run, which may have effects."""
         caller = verified.caller
-        plan = self._planner.plan(query, caller.identity, caller.scope)
+        plan = self._plan(query, caller)
         named = [self._rules[row] for row in plan.collections]
         await self._authorizer.enforce_rate_limits(request, caller, named)
         authorizer, has_pull_hooks = self._authorizer, self._hooks.has_pull_hooks
@@ -296,9 +353,9 @@ class BatchHandler:
         )
         await reads.begin(wants_body=wants_body(request))
         if not wants_body(request):
-            answer = await reads.version(self._now_ms())
-            headers = _headers(named, caller, answer)
-            if etag_matches(request, answer.etag):
+            version = await reads.version(self._now_ms())
+            headers = _headers(named, caller, version)
+            if etag_matches(request, version.etag):
                 return Response(304, b"", headers)
             if request.method == "HEAD":
                 await reads.check_size()
@@ -306,7 +363,18 @@ class BatchHandler:
         answer = await reads.full(self._now_ms())
         return Response(200, await reads.body(answer), _headers(named, caller, answer))
 
-    async def _read_access(self, plan: _core.BatchPlan, caller: Caller) -> dict[str, ReadOutcome]:
+    def _plan(self, query: bytes, caller: Caller) -> PlannedBatch:
+        """Return the plan of a query of this caller. Raises as `BatchPlanner.plan`."""
+        about = self._planner, query, caller.identity, caller.scope
+        planned = self._plans.get(about)
+        if planned is None:
+            plan = self._planner.plan(*about[1:])
+            expires = any(self._rules[row].collection.ttl_ms is not None for row in plan.collections)
+            planned = PlannedBatch(plan, len(query), lasts=not expires and not plan.tails)
+            self._plans.put(about, planned)
+        return planned
+
+    async def _read_access(self, plan: PlannedBatch, caller: Caller) -> dict[str, ReadOutcome]:
         """Return the access documents of the spaces of the plan's groups."""
         if not caller.identity or not any(self._rules[row].uses_space_roles for row in plan.collections):
             return {}
@@ -319,9 +387,7 @@ class BatchHandler:
             return None
         return self._spaces.access_document_key(dict(zip(self._deciding_params[row], values, strict=True)))
 
-    async def _decide(
-        self, plan: _core.BatchPlan, caller: Caller, memberships: Memberships
-    ) -> list[Decision]:
+    async def _decide(self, plan: PlannedBatch, caller: Caller, memberships: Memberships) -> list[Decision]:
         """Return the decision on each group of the plan, which is that of single pulls. With hooks of
         plugins, a group is one document."""
         if self._has_hooks:
@@ -341,7 +407,7 @@ class BatchHandler:
             return access
         return AuthorizationError.default_message if isinstance(access, RolesUnavailable) else access.message
 
-    def _shadowed_reads(self, plan: _core.BatchPlan) -> frozenset[tuple[str, int]]:
+    def _shadowed_reads(self, plan: PlannedBatch) -> frozenset[tuple[str, int]]:
         """Return the reads whose key belongs to another collection. A single pull of the key would require
         that collection's roles."""
         if not any(self._rules[row].shadowing_templates for row in plan.collections):
@@ -351,7 +417,7 @@ class BatchHandler:
         return frozenset((key, group) for key, group in reads if not self._rules[rows[group]].owns_key(key))
 
 
-def _headers(named: list[AccessPolicy], caller: Caller, answer: _core.BatchAnswer) -> str:
+def _headers(named: list[AccessPolicy], caller: Caller, answer: BatchVersion | _core.BatchAnswer) -> str:
     """Return the headers for all entries together, which are public if every entry is public for every
     caller."""
     is_public = not answer.failed and all(

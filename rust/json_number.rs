@@ -71,9 +71,20 @@ pub fn scan(text: &[u8]) -> Result<(usize, Form), CoreError> {
 }
 
 fn count_digits(text: &[u8], from: usize) -> usize {
+    const ONES: u64 = u64::MAX / 0xff;
     let text = text.get(from..).unwrap_or_default();
-    let size = text.iter().position(|byte| !byte.is_ascii_digit());
-    size.unwrap_or(text.len())
+    let mut count = 0;
+    while let Some(word) = text[count..].first_chunk() {
+        // The highest bit of each byte says that it is no digit.
+        let values = u64::from_le_bytes(*word) ^ (ONES * u64::from(b'0'));
+        let others = (((values & (ONES * 0x7f)) + ONES * (0x80 - 10)) | values) & (ONES << 7);
+        if others != 0 {
+            return count + others.trailing_zeros() as usize / 8;
+        }
+        count += size_of::<u64>();
+    }
+    let rest = text[count..].iter().position(|byte| !byte.is_ascii_digit());
+    rest.map_or(text.len(), |rest| count + rest)
 }
 
 /// Returns the magnitude of a whole number of at most 64 bits.

@@ -137,14 +137,13 @@ impl Key {
         } else {
             place
         };
-        let mut key = Self {
-            prefix: 0,
+        let source = if is_escaped { unescaped } else { text };
+        Self {
+            prefix: prefix(source, place.start, place.end),
             start: place.start,
             end: place.end,
             is_escaped,
-        };
-        key.prefix = prefix(key.characters(text, unescaped));
-        key
+        }
     }
 
     pub fn characters<'a>(&self, text: &'a [u8], unescaped: &'a [u8]) -> &'a [u8] {
@@ -161,12 +160,20 @@ impl Key {
     }
 }
 
-/// Returns a number that sorts as the first characters do.
-fn prefix(characters: &[u8]) -> u64 {
-    let mut first = [0; 8];
-    let size = characters.len().min(first.len());
-    first[..size].copy_from_slice(&characters[..size]);
-    u64::from_be_bytes(first)
+/// Returns a number that sorts as the characters at `start..end` do, as far as the first of them differ.
+fn prefix(text: &[u8], start: usize, end: usize) -> u64 {
+    let size = end - start;
+    match text[start..].first_chunk() {
+        Some(first) if size < first.len() => {
+            // Zeros take the place of what follows the key.
+            u64::from_be_bytes(*first) & !(u64::MAX >> (8 * size))
+        }
+        Some(first) => u64::from_be_bytes(*first),
+        None => text[start..end]
+            .iter()
+            .rev()
+            .fold(0, |all, &byte| all >> 8 | u64::from(byte) << 56),
+    }
 }
 
 /// Appends the characters of a string without its escapes, which are valid.

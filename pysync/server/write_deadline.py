@@ -29,18 +29,18 @@ class WriteDeadline:
         self._timeout_s = timeout_s
         self._on_timeout = on_timeout
         self._cancels_uploads = cancels_uploads
+        self._ends_at: dict[asyncio.Future[None], float] = {}
+        """When the time of each write is up, the earliest first. One timer watches over all of them,
+        because a timer for each write would cost several times as much."""
+        self._timer: asyncio.TimerHandle | None = None
         self._unfinished: set[asyncio.Task[Any]] = set()
 
-    async def run(self, write: Coroutine[Any, Any, T]) -> T:
+    def run(self, write: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """Return the result of `write`. Raises its errors, and StoreUnavailable once the time is up.
         Cancelling this cancels the write."""
-        loop = asyncio.get_running_loop()
-        is_over = loop.create_future()
-        timer = loop.call_later(self._timeout_s, _end, is_over)
-        try:
-            return await self._run(write, is_over)
-        finally:
-            timer.cancel()
+        is_over = asyncio.get_running_loop().create_future()
+        self._begin(is_over)
+        return self._run(write, is_over)
 
     async def run_upload(
         self,
@@ -49,21 +49,14 @@ class WriteDeadline:
     ) -> T:
         """Do as `run` with `write(chunks)`. The time begins when all chunks have arrived: an upload takes as
         long as its sender needs."""
-        loop = asyncio.get_running_loop()
-        is_over = loop.create_future()
-        timer: asyncio.TimerHandle | None = None
+        is_over = asyncio.get_running_loop().create_future()
 
         async def counted() -> AsyncIterator[bytes]:
-            nonlocal timer
             async for chunk in chunks:
                 yield chunk
-            timer = loop.call_later(self._timeout_s, _end, is_over)
+            self._begin(is_over)
 
-        try:
-            return await self._run(write(counted()), is_over, cancels=self._cancels_uploads)
-        finally:
-            if timer is not None:
-                timer.cancel()
+        return await self._run(write(counted()), is_over, cancels=self._cancels_uploads)
 
     async def _run(
         self, write: Coroutine[Any, Any, T], is_over: asyncio.Future[None], *, cancels: bool = False
@@ -76,6 +69,8 @@ class WriteDeadline:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             raise
+        finally:
+            self._ends_at.pop(is_over, None)
         if task.done():
             return task.result()
         self._unfinished.add(task)
@@ -85,6 +80,23 @@ class WriteDeadline:
             task.cancel()
             await asyncio.sleep(0)  # the write learns it before the client does
         raise StoreUnavailable(f"a write takes longer than {self._timeout_s:g} s")
+
+    def _begin(self, is_over: asyncio.Future[None]) -> None:
+        """Let the time of a write begin."""
+        loop = asyncio.get_running_loop()
+        self._ends_at[is_over] = loop.time() + self._timeout_s
+        if self._timer is None:
+            self._timer = loop.call_later(self._timeout_s, self._end_late, loop)
+
+    def _end_late(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End the waiting for all writes whose time is up."""
+        self._timer = None
+        for is_over, ends_at in list(self._ends_at.items()):
+            if ends_at > loop.time():
+                self._timer = loop.call_at(ends_at, self._end_late, loop)
+                break
+            del self._ends_at[is_over]
+            _end(is_over)
 
     def _finish(self, task: asyncio.Task[Any]) -> None:
         self._unfinished.discard(task)

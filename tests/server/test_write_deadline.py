@@ -181,6 +181,29 @@ async def test_the_time_of_an_upload_begins_when_it_has_arrived() -> None:
     assert len(timeouts) == 1
 
 
+async def test_each_of_several_writes_has_its_own_time() -> None:
+    timeouts: list[None] = []
+    deadline = WriteDeadline(0.001, lambda: timeouts.append(None))
+    goes = asyncio.Event()
+
+    async def write() -> int:
+        await goes.wait()
+        return 1
+
+    async def write_at_once() -> int:
+        return 2
+
+    for _ in range(2):
+        begun = [deadline.run(write()), deadline.run(write_at_once()), deadline.run(write())]
+        first, second, third = await asyncio.gather(*begun, return_exceptions=True)
+        assert isinstance(first, StoreUnavailable)
+        assert second == 2
+        assert isinstance(third, StoreUnavailable)
+    assert len(timeouts) == 4
+    goes.set()
+    assert await deadline.run(write()) == 1
+
+
 async def test_a_write_is_cancelled_with_its_request() -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 

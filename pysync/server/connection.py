@@ -106,6 +106,12 @@ class Connection(web.RequestHandler):
         elif self.head_since == 0.0:
             self.head_since = self._loop.time()
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Read on after `pause_reading`, and parse what arrived before. aiohttp calls this at the end of each
+        body, whether it paused or not, when there is mostly nothing to do."""
+        if self._reading_paused or self._messages:
+            super().resume_reading(resume_parser)
+
     def kernel_wait_s(self) -> float | None:
         """Return how long ago the kernel received the last bytes; None if the client has closed."""
         return None if self.transport is None else kernel_wait_s(self.transport.get_extra_info("socket"))

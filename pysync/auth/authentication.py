@@ -18,7 +18,6 @@ import asyncio
 import hmac
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 from pysync import _core, protocol
@@ -197,21 +196,15 @@ class Authenticator:
     async def _is_new(self, proof: VerifiedCertificate, verified: AuthenticatedRequest) -> bool:
         """Record the nonce and return True if it is new. Looks up whether an untrusted identity owns data
         only if the share of strangers is full."""
-        remember = partial(
-            self._coordinator.consume_nonce,
-            proof.caller.presenter,
-            verified.nonce,
-            verified.timestamp_ms,
-            is_read=verified.is_read,
-        )
-        if proof.is_trusted:
-            return await remember(Standing.TRUSTED)
+        presenter, nonce, signed_ms = proof.caller.presenter, verified.nonce, verified.timestamp_ms
+        standing = Standing.TRUSTED if proof.is_trusted else Standing.STRANGER
+        record = self._coordinator.consume_nonce
         try:
-            return await remember(Standing.STRANGER)
+            return await record(presenter, nonce, signed_ms, standing, is_read=verified.is_read)
         except ReplayMemoryFull:
-            if not await self._owns_data(proof.caller.identity):
+            if proof.is_trusted or not await self._owns_data(proof.caller.identity):
                 raise
-            return await remember(Standing.OWNER)
+            return await record(presenter, nonce, signed_ms, Standing.OWNER, is_read=verified.is_read)
 
     def has_expired(self, certificate: VerifiedCertificate) -> bool:
         """Return True if the certificate has expired. Streams get no allowance for clock skew."""

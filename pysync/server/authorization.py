@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from pysync.auth import field_permissions
 from pysync.auth.admission import FailureLog, forwarded_ip, network_of
@@ -336,7 +336,7 @@ class Authorizer:
         targets, mount = [request.raw_path], self._mount
         if mount:
             targets.insert(0 if namespace is None else 1, request.raw_path.removeprefix(mount))
-        host = canonical_host_of_header(request.headers.get("Host", ""), "http")
+        host = canonical_host_of_header(request.headers.get(hdrs.HOST, ""), "http")
         return SignedRequest(request.method, targets, host)
 
 

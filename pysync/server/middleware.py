@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from traceback import clear_frames
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from pysync import protocol
 from pysync._core import PanicException
@@ -121,7 +121,7 @@ class Middleware:
             method, target = request.method, request.raw_path
             path = target.partition("?")[0] if target.startswith("/") else protocol.path_of(target)
             match = self._routes.match("GET" if method == "HEAD" else method, path)
-            if method == "POST" and "Origin" in request.headers:
+            if method == "POST" and hdrs.ORIGIN in request.headers:
                 self._check_origin(request)
             response = await match.route.handler(request, match)
             if response.held_bytes > SMALL_BYTES:
@@ -165,7 +165,7 @@ class Middleware:
         """Raise MisdirectedRequest for another host. Health probes, which use the IP, are exempt."""
         if request.raw_path in ("/health", "/health/ready"):
             return
-        if canonical_host_of_header(request.headers.get("Host", ""), "http") not in self._hosts:
+        if canonical_host_of_header(request.headers.get(hdrs.HOST, ""), "http") not in self._hosts:
             raise MisdirectedRequest(reason=f"host: {request.headers.get('Host', '')}")
 
     def _check_origin(self, request: web.BaseRequest) -> None:
@@ -175,11 +175,11 @@ class Middleware:
         is_set = headers.get(protocol.HEADER_AUTHORIZATION, "").startswith((SCHEME, BEARER))
         if is_set or media_type(request) not in SIMPLE_TYPES:
             return
-        origin = headers["Origin"]
+        origin = headers[hdrs.ORIGIN]
         if origin in self._origins or "*" in self._origins:
             return
         scheme, _, host = origin.lower().partition("://")
-        own = canonical_host_of_header(headers.get("Host", ""), scheme)
+        own = canonical_host_of_header(headers.get(hdrs.HOST, ""), scheme)
         if not host or host not in {own, *self._hosts}:
             raise ForeignOrigin(reason=f"origin: {origin}")
 
@@ -223,7 +223,7 @@ class Middleware:
         return Response(204, b"", NO_STORE + lines)
 
     def _cors_lines(self, request: web.BaseRequest) -> str:
-        origin = request.headers.get("Origin", "")
+        origin = request.headers.get(hdrs.ORIGIN, "")
         if "*" in self._origins:
             allowed = "*"
         elif origin in self._origins:

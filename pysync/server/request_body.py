@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 import orjson
-from aiohttp import StreamReader, web
+from aiohttp import StreamReader, hdrs, web
 
 from pysync import _core, protocol
 from pysync.auth.certificates import decode_base64
@@ -106,7 +106,7 @@ async def stream_body(request: web.BaseRequest, max_bytes: int) -> AsyncGenerato
 def check_body_headers(request: web.BaseRequest, max_bytes: int) -> bool:
     """Return True if the body is sent with gzip. Raises UnsupportedMediaType, PayloadTooLarge or BadRequest
     if the headers alone are a reason to reject it."""
-    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    encoding = request.headers.get(hdrs.CONTENT_ENCODING, "").strip().lower()
     if encoding not in ("", "identity", "gzip"):
         raise UnsupportedMediaType("Content-Encoding must be gzip or identity")
     try:
@@ -302,7 +302,7 @@ async def read_authorized_body(
 
 def media_type(request: web.BaseRequest) -> str:
     """Return the media type of the body, without parameters; `""` if there is none."""
-    return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    return request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
 
 
 async def in_thread_if_large(size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:

@@ -62,7 +62,7 @@ class Response(web.StreamResponse):
         content_type: str = JSON_TYPE,
         close: bool = False,
     ) -> None:
-        super().__init__(status=status)
+        self._status = status  # `super().__init__` would make state that is not used, such as headers
         self.content = body
         self.header_text = headers
         self.media_type = content_type
@@ -92,7 +92,8 @@ class Response(web.StreamResponse):
         if self._eof_sent:
             return None
         transport = self._begin(request)
-        self._watch(transport)
+        if self._reservation is not None:
+            self._watch(transport, self._reservation)
         head = self._head(request.version)
         body = b"" if request.method == "HEAD" else self.content
         if len(body) <= DRAIN_ABOVE:
@@ -140,14 +141,13 @@ class Response(web.StreamResponse):
             if transport.is_closing():
                 raise ConnectionResetError("the client has disconnected")
 
-    def _watch(self, transport: asyncio.Transport) -> None:
+    def _watch(self, transport: asyncio.Transport, reservation: Reservation) -> None:
         """Let the response be ended if its client reads less of it than others do of theirs."""
-        if self._reservation is not None:
 
-            def read_bytes() -> int:
-                return self._written - unsent_bytes(transport) - UNREAD_BYTES
+        def read_bytes() -> int:
+            return self._written - unsent_bytes(transport) - UNREAD_BYTES
 
-            self._reservation.watch(read_bytes, transport.abort)
+        reservation.watch(read_bytes, transport.abort)
 
     def _length(self, version: HttpVersion) -> str:
         """Return the header line that determines the end of the body."""

@@ -82,7 +82,8 @@ class StreamingResponse(Response):
 
     async def _write(self, request: web.BaseRequest) -> None:
         transport = self._begin(request)
-        self._watch(transport)
+        if self._reservation is not None:
+            self._watch(transport, self._reservation)
         chunked = self._is_chunked(request.version)
         self._keep_alive = self._keep_alive and (chunked or self._size is not None)
         head = self._head(request.version)

@@ -213,6 +213,8 @@ class App(AbstractAsyncContextManager["App"]):
             self.in_flight,
             authorizer.client_ip if server.trusted_proxy_hops else None,
         )
+        self.isolates_requests: Final = hooks.has_hooks
+        """True if each request needs context variables of its own, for plugins."""
         self.note_failure: Final = authorizer.note_failure
         """Counts a request that fails before it can be handled."""
         self.handle: Final = self._middleware.handle

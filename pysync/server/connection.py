@@ -9,15 +9,17 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import RawRequestMessage
+from aiohttp.http import RawRequestMessage, StreamWriter
+from aiohttp.web_protocol import ERROR, _ErrInfo
 
 from pysync import protocol
 from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout, Unavailable
 from pysync.server.early_rejection import EarlyRejections
+from pysync.server.in_flight import release
 from pysync.server.overload import Address, Arrival, LoadShedder
 from pysync.server.responses import Response, error_response
 
@@ -40,13 +42,10 @@ NoteFailure = Callable[[web.BaseRequest], None]
 class Request(web.BaseRequest):
     """A request, and when it arrived."""
 
-    ATTRS = web.BaseRequest.ATTRS | {"arrival"}
+    ATTRS = web.BaseRequest.ATTRS | {"arrival", "connection"}
     arrival: Arrival
-
-    @property
-    def connection(self) -> "Connection":
-        """The connection on which it was sent."""
-        return cast(Connection, self._protocol)
+    connection: "Connection"
+    """The connection on which it was sent."""
 
 
 class Connection(web.RequestHandler):
@@ -55,7 +54,8 @@ class Connection(web.RequestHandler):
     counts requests that are malformed."""
 
     __slots__ = (
-        "address", "arrivals", "early_rejections", "head_since", "load", "note_failure", "was_served",
+        "address", "arrivals", "early_rejections", "head_since", "isolates_requests", "load", "note_failure",
+        "was_served",
     )  # fmt: skip
 
     def __init__(
@@ -65,12 +65,14 @@ class Connection(web.RequestHandler):
         address: Address,
         note_failure: NoteFailure,
         early_rejections: EarlyRejections | None,
+        isolates_requests: bool,
         **options: Any,
     ) -> None:
         super().__init__(manager, **options)
         self.load = load
         self.note_failure = note_failure
         self.early_rejections = early_rejections
+        self.isolates_requests = isolates_requests
         self.address: Address | None = address
         self.arrivals: deque[Arrival] = deque()
         self.head_since = 0.0
@@ -81,6 +83,73 @@ class Connection(web.RequestHandler):
         if self.address is not None:
             self.load.closed(self)
             super().connection_lost(exc)
+
+    async def start(self) -> None:
+        """Handle the requests of the connection, one after another.
+
+        This replaces `start` of aiohttp, which makes a task for each request. That costs a small request some
+        percent of its time, and is needed only for plugins: what they put into context variables must not be
+        seen by the next request.
+        """
+        loop, server, make_request = self._loop, self._manager, self._request_factory
+        assert server is not None
+        assert make_request is not None
+        writer = StreamWriter(self, loop)
+        while not self._force_close:
+            if not self._messages:
+                self._waiter = loop.create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+            message, payload = self._messages.popleft()
+            if self._parser is not None:
+                self._parser.message_consumed()
+            if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
+                self._resume_reading_if_drained()
+            server.requests_count += 1
+            handler = self._request_handler
+            if isinstance(message, _ErrInfo):
+                handler, message = self._make_error_handler(message), ERROR
+            task = self._task_handler or asyncio.current_task()
+            assert handler is not None
+            assert task is not None
+            request = make_request(message, payload, self, writer, task)
+            handling = self._handle_request(request, None, handler)
+            try:
+                response, is_lost = await (loop.create_task(handling) if self.isolates_requests else handling)
+                if is_lost:
+                    break
+                self._keepalive = bool(response.keep_alive)
+                if not payload.is_eof() and not self._force_close:
+                    self.close()
+            except asyncio.CancelledError:
+                self.force_close()
+                raise
+            except ConnectionError:
+                break
+            except Exception as error:
+                self.log_exception("Unhandled exception", exc_info=error)
+                self.force_close()
+            except BaseException:
+                self.force_close()
+                raise
+            finally:
+                if len(request):  # few requests have stored anything
+                    release(request)
+            if not self._keepalive or self._close or self._force_close:
+                break
+            self._next_keepalive_close_time = loop.time() + self._keepalive_timeout
+            if self._keepalive_handle is None:
+                self._keepalive_handle = loop.call_at(
+                    self._next_keepalive_close_time, self._process_keepalive
+                )
+            if self._messages:
+                await asyncio.sleep(0)  # let other connections have their turn
+        if not self._force_close:
+            self._task_handler = None
+            if self.transport is not None:
+                self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client, and note when a request arrives and when its head begins."""
@@ -221,7 +290,7 @@ def _protocol_error(error: PysyncError) -> Response:
 class HttpServer(web.Server):
     """Creates the connections of a `Listener`, and times out those whose head takes longer than 10 s. On
     shutdown it lets requests finish that are being handled; aiohttp would discard the part of their bodies
-    that has not arrived yet."""
+    that has not arrived yet. With `isolates_requests`, each request has context variables of its own."""
 
     def __init__(
         self,
@@ -229,6 +298,8 @@ class HttpServer(web.Server):
         load: LoadShedder | None = None,
         note_failure: NoteFailure = lambda request: None,
         early_rejections: EarlyRejections | None = None,
+        *,
+        isolates_requests: bool = False,
     ) -> None:
         super().__init__(
             handler,
@@ -242,6 +313,7 @@ class HttpServer(web.Server):
         self.load: Final = load or LoadShedder(inf)
         self._note_failure = note_failure
         self._early_rejections = early_rejections
+        self._isolates_requests = isolates_requests
         self._watch: asyncio.Task[None] | None = None
 
     def make_connection(self, address: Address) -> Connection:
@@ -254,6 +326,7 @@ class HttpServer(web.Server):
             address,
             self._note_failure,
             self._early_rejections,
+            self._isolates_requests,
             loop=self._loop,
             **self._kwargs,
         )
@@ -267,7 +340,9 @@ class HttpServer(web.Server):
         task: "asyncio.Task[None]",
     ) -> Request:
         request = Request(message, payload, protocol, writer, task, self._loop)
-        request.arrival = request.connection.arrivals.popleft()
+        assert isinstance(protocol, Connection)
+        request.connection = protocol
+        request.arrival = protocol.arrivals.popleft()
         return request
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 (aiohttp's name)

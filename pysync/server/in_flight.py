@@ -209,6 +209,13 @@ class Reservation:
 _RESERVATION: Final = web.RequestKey("reservation", Reservation)
 
 
+def release(request: web.BaseRequest) -> None:
+    """Release the reservation of a request, if it has one."""
+    found = request.get(_RESERVATION)
+    if found is not None:
+        found.release()
+
+
 class BytesInFlight:
     """The reservations of one process, of at most `max_bytes` in all. `client_ip` returns the address of a
     request; one address may have three quarters of them. After a burst has ended, `trim` is called."""
@@ -240,14 +247,11 @@ class BytesInFlight:
         return self.budget.held
 
     def reservation(self, request: web.BaseRequest) -> Reservation:
-        """Return the reservation of `request`, which is empty at first. It is released when the current task
-        ends, which has to be the one that handles the request."""
+        """Return the reservation of `request`, which is empty at first. The connection calls `release` once
+        the request has been answered."""
         found = request.get(_RESERVATION)
         if found is None:
             request[_RESERVATION] = found = Reservation(self, self._client_ip(request))
-            task = asyncio.current_task()
-            assert task is not None
-            task.add_done_callback(lambda _: found.release())
         return found
 
     @contextmanager

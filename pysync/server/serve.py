@@ -150,7 +150,13 @@ async def serve_on(
     """Listen for `app` and yield the port, on which other processes may listen too if `shared`. On exit, stop
     accepting connections and finish requests in progress, for at most `drain_s`."""
     # A handler has nearly all of that time; the rest is for cancelling it.
-    server = HttpServer(app.handle, app.load, app.note_failure, app.early_rejections)
+    server = HttpServer(
+        app.handle,
+        app.load,
+        app.note_failure,
+        app.early_rejections,
+        isolates_requests=app.isolates_requests,
+    )
     runner = web.ServerRunner(server, shutdown_timeout=drain_s * 0.9)
     await runner.setup()
     listener = Listener(runner, host, port, shared=shared)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import aiohttp
@@ -193,6 +194,30 @@ async def test_failing_after_write_hook_is_logged_and_counted_only(
     page = (await anyone.request("GET", "/metrics")).body.decode()
     assert f'pysync_plugin_failures_total{{hook="after_write",plugin="{plugin.name}"}} 2.0' in page
     assert len(told.events) == 2
+
+
+class Remembering:
+    """Notes what the context variable `seen` holds at each pull, and sets it."""
+
+    name = "remembering"
+
+    def __init__(self) -> None:
+        self.seen: ContextVar[str] = ContextVar("seen", default="")
+        self.found: list[str] = []
+
+    async def before_pull(self, request: PluginRequest) -> None:
+        self.found.append(self.seen.get())
+        self.seen.set(request.key)
+
+
+async def test_a_plugin_finds_no_context_of_an_earlier_request(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    plugin = Remembering()
+    *_, anyone = people(await start({"collections": [NOTES]}, plugins=[plugin]), session)
+    for key in ("notes/a", "notes/b"):  # on one connection
+        assert (await anyone.pull(key)).status == 200
+    assert plugin.found == ["", ""]
 
 
 async def test_plugins_are_asked_before_whatever_is_pulled_alone_or_with_others(

@@ -23,7 +23,7 @@ from benches.compare import SERVER_CORE, load, machine, spread
 from benches.servers import Gaps, Running
 from pysync.cli.load_generator import CONNECTIONS, Measurement
 
-GOAL: Final = 500
+GOAL: Final = 600
 STALL_GOAL_MS: Final = 20.0
 WARM_UP: Final = 200
 """Batches before the first round: the first of all finds nothing loaded."""

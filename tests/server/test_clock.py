@@ -1,6 +1,7 @@
 """A clock that is set: what was signed, stored and dated must not notice."""
 
 import logging
+import os
 from pathlib import Path
 
 import aiohttp
@@ -376,6 +377,19 @@ async def test_a_process_that_starts_after_a_step_knows_of_it(
     stored = await start.apps[-1].store.get("notes/b")  # type: ignore[attr-defined]
     assert stored.modified_ms == clock(), "what lasts is taken over by all"
     assert (tmp_path / "data/clock").stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_process_that_starts_after_a_step_removes_no_file_that_another_is_writing(
+    start: Start, clock: FakeClock, tmp_path: Path
+) -> None:
+    members = {"store": f"file:{tmp_path}/data", "collections": [NOTES]}
+    await start(members, now_ms=clock)
+    incoming = tmp_path / "data/files/~incoming/young"
+    incoming.write_bytes(b"x")
+    os.utime(incoming, (clock() / 1000, clock() / 1000))
+    clock.step(48 * HOUR_MS)
+    await start(members, now_ms=clock)
+    assert incoming.exists()
 
 
 async def test_another_start_of_the_machine_is_no_step(

@@ -481,8 +481,9 @@ async def test_a_mounted_namespace_is_signed_in_either_form(
         assert entries(await batch(browser, "mine", prefix=prefix), "mine")[0]["hash"] == ""
 
 
-async def test_the_documents_of_a_folder_are_read_in_one_query(
-    start: Start, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("path", ["notes/{id}", "users/{id}/note", "{id}"])
+async def test_the_documents_of_a_batch_are_read_in_one_query(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     queries: list[str] = []
     iterate, rows = SnapshotReader.iterate, SnapshotReader.rows
@@ -495,11 +496,11 @@ async def test_the_documents_of_a_folder_are_read_in_one_query(
         return call
 
     store = await LocalStore.open_folder(tmp_path)
-    members = {"coordinator": "memory:", "collections": [collection("notes", "notes/{id}")]}
+    members = {"coordinator": "memory:", "collections": [collection("notes", path)]}
     browser = Browser(await start(members, store), session)
     wanted = [{"id": f"n{n}"} for n in range(50)]
     for each in wanted[:40]:
-        await store.put(f"notes/{each['id']}", stored(each))
+        await store.put(path.format(**each), stored(each))
     monkeypatch.setattr(SnapshotReader, "iterate", counted(iterate))
     monkeypatch.setattr(SnapshotReader, "rows", counted(rows))
     answer = await batch(browser, "notes", params={"notes": wanted})

@@ -14,7 +14,6 @@ import itertools
 import logging
 import os
 import sqlite3
-from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from math import inf
@@ -60,12 +59,16 @@ log = logging.getLogger(__name__)
 _GET = """
     SELECT etag, content_type, modified_ms, sha256 IS NULL, CASE WHEN etag = ? THEN NULL ELSE body END
     FROM object WHERE parent = ? AND name = ?"""
-_GET_MANY = """
-    SELECT name, etag, content_type, modified_ms, body FROM object WHERE parent = ? AND sha256 IS NULL AND"""
+_GET_MANY = "SELECT object.parent, object.name, etag, content_type, modified_ms, body"
 # The length of a blob is in its row's header, so overflow pages are not read.
-_INFO_MANY = "SELECT name, etag, length(body) FROM object WHERE parent = ? AND sha256 IS NULL AND"
-_ONE = " name = ?"
-_SEVERAL = " name IN (SELECT value FROM json_each(?))"
+_INFO_MANY = "SELECT object.parent, object.name, etag, length(body)"
+_AT_KEY = " FROM object WHERE parent = ? AND name = ? AND sha256 IS NULL"
+_IN_FOLDER = """
+    FROM object WHERE parent = ? AND name IN (SELECT value FROM json_each(?)) AND sha256 IS NULL"""
+_ANYWHERE = """
+    FROM json_each(?) AS pair CROSS JOIN object ON
+        object.parent = json_extract(pair.value, '$[0]') AND object.name = json_extract(pair.value, '$[1]')
+    WHERE sha256 IS NULL"""
 # One row, because each row of a result costs as much as all the rest of a name.
 LIST: Final = """
     SELECT json_group_array(name) FROM (
@@ -195,27 +198,23 @@ class LocalStore:
         found: dict[str, StoredObject | None] = {**self._cache.get_many(keys, self._version())}
         unread = [key for key in keys if key not in found]
         size = 0
-        for parent, names in _by_parent(unread).items():
-            prefix = f"{parent}/" if parent else ""
-            rows = self._reader.iterate(*_named(_GET_MANY, parent, names))
-            for name, etag, content_type, modified_ms, body in rows:
-                found[prefix + name] = object_ = StoredObject(body, etag, content_type, modified_ms)
-                self._cache.put(prefix + name, object_)
-                size += len(body)
-                if size > max_bytes:
-                    return found
-            for name in names:
-                found.setdefault(prefix + name, None)
+        rows = self._reader.iterate(*_select(_GET_MANY, unread)) if unread else ()
+        for parent, name, etag, content_type, modified_ms, body in rows:
+            key = f"{parent}/{name}" if parent else name
+            found[key] = object_ = StoredObject(body, etag, content_type, modified_ms)
+            self._cache.put(key, object_)
+            size += len(body)
+            if size > max_bytes:
+                return found
+        found.update((key, None) for key in unread if key not in found)
         return found
 
     async def info_many(self, keys: Sequence[str]) -> dict[str, StoredObject | ObjectInfo | None] | None:
         """See `Store.info_many`."""
         found: dict[str, StoredObject | ObjectInfo | None] = {**self._cache.get_many(keys, self._version())}
         unread = [key for key in keys if key not in found]
-        for parent, names in _by_parent(unread).items():
-            prefix = f"{parent}/" if parent else ""
-            for name, etag, size in self._read(*_named(_INFO_MANY, parent, names)):
-                found[prefix + name] = ObjectInfo(etag, size)
+        for parent, name, etag, size in self._read(*_select(_INFO_MANY, unread)) if unread else ():
+            found[f"{parent}/{name}" if parent else name] = ObjectInfo(etag, size)
         found.update((key, None) for key in unread if key not in found)
         return found
 
@@ -368,20 +367,15 @@ class LocalStore:
         return f"{self._name}{next(self._numbers):x}"
 
 
-def _by_parent(keys: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names of the keys, grouped by their parents."""
-    names: defaultdict[str, list[str]] = defaultdict(list)
-    for key in keys:
-        parent, name = split_key(key)
-        names[parent].append(name)
-    return names
-
-
-def _named(query: str, parent: str, names: Sequence[str]) -> tuple[str, str, str]:
-    """Return the whole of a query that ends with the names directly under `parent`, and its parameters."""
-    if len(names) == 1:
-        return query + _ONE, parent, names[0]
-    return query + _SEVERAL, parent, orjson.dumps(names).decode()
+def _select(columns: str, keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the query for these columns of the documents at `keys`, and its parameters."""
+    pairs = [split_key(key) for key in keys]
+    parent, name = pairs[0]
+    if len(pairs) == 1:
+        return columns + _AT_KEY, parent, name
+    if all(other == parent for other, _ in pairs):
+        return columns + _IN_FOLDER, parent, orjson.dumps([name for _, name in pairs]).decode()
+    return columns + _ANYWHERE, orjson.dumps(pairs).decode()
 
 
 def _prepare(folder: Path) -> tuple[Database, FileTree]:

@@ -5,10 +5,10 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import aiohttp
 import pytest
@@ -195,6 +195,21 @@ async def test_clients_that_send_no_request_keep_nobody_out(
     assert (await service.ask("/health")).status == 200
     for connection in connections:
         connection.close()
+
+
+async def test_requests_that_find_no_memory_keep_nobody_out(
+    start_admin: StartAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*args: object) -> NoReturn:
+        raise MemoryError
+
+    service = await start_admin()
+    with monkeypatch.context() as patched:
+        patched.setattr(service.app.admin_pages, "respond", exhausted)
+        for _ in range(2 * admin.MAX_CONNECTIONS):
+            with pytest.raises((HTTPException, ConnectionError)):
+                await service.ask("/health")
+    assert (await service.ask("/health")).status == 200
 
 
 async def test_an_address_that_is_in_use_is_named(start_admin: StartAdmin) -> None:

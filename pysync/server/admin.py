@@ -189,7 +189,7 @@ class AdminListener:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     time.sleep(0.1)
                 continue
-            with connection, suppress(OSError):
+            with connection, suppress(OSError, MemoryError):
                 self._serve_connection(connection)
 
     def _serve_connection(self, connection: socket.socket) -> None:

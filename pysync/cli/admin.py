@@ -219,6 +219,7 @@ async def rebuild_lists(options: argparse.Namespace) -> int:
 
 async def compact(options: argparse.Namespace) -> int:
     """Run `pysync events compact`: print the outcome for each folder. Return 1 if files were left out."""
+    require("pysync events compact", "pyarrow")
     settings, plugins = _load_plugins(options)
     older_than_ms = round(options.older_than * 1000)
     status = 0

@@ -68,9 +68,9 @@ def validate(config: Config, path_of: PathOf) -> Iterator[Problem]:
     for projection, source in cycles(config):
         message = f"leads back to {source}, one of its sources, by other projections"
         yield Problem(f"{path_of(projection)}.target", message)
-    if config.events and (missing := extras.missing("pyarrow")):
-        yield Problem("events", missing)
     for events in config.events:
+        if events.compact_every_ms is not None and (missing := extras.missing("pyarrow")):
+            yield Problem(f"{path_of(events)}.compactEveryMs", missing)
         yield from _at(path_of(events), events_errors(events, known))
     for events, _ in repeated(config.events, lambda one: one.collection):
         yield Problem(f"{path_of(events)}.collection", f"{events.collection!r} is also another one's")

@@ -57,7 +57,7 @@ NEEDING: dict[str, dict[str, Any]] = {
     "schema": {"collections": [{"name": "n", "storagePath": "n/{id}", "objectSchema": {}}]},
     "parquet": {
         "collections": [{"name": "e", "storagePath": "e/{id}"}],
-        "events": [{"collection": "e", "storagePath": "e/{id}"}],
+        "events": [{"collection": "e", "storagePath": "e/{id}", "compactEveryMs": 3_600_000}],
     },
 }
 
@@ -102,11 +102,31 @@ def test_configuration_that_needs_a_missing_extra_names_the_command_that_install
 
 
 @pytest.mark.process
-def test_command_that_needs_a_missing_extra_names_the_command_that_installs_it(tmp_path: Path) -> None:
-    ran = run_without_extras("verify", "--store", "s3://bucket/prefix")
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        (["verify", "--store", "s3://bucket/prefix"], "s3"),
+        (["events", "compact", "--config", "events.json"], "parquet"),
+    ],
+)
+def test_command_that_needs_a_missing_extra_names_the_command_that_installs_it(
+    command: list[str], extra: str
+) -> None:
+    ran = run_without_extras(*command)
     assert ran.returncode == 1
-    assert "-m pip install 'pysync[s3]'" in ran.stderr
+    assert f"-m pip install 'pysync[{extra}]'" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.process
+def test_events_are_stored_without_any_extra(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    section = {"collection": "e", "storagePath": "e/{id}"}
+    config.write_text(
+        json.dumps({"version": 1, "store": "memory:", **NEEDING["parquet"], "events": [section]})
+    )
+    ran = run_without_extras("check", str(config))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_a_configuration_with_all_extras_installed_is_accepted(tmp_path: Path) -> None:

@@ -241,7 +241,8 @@ class Events:
     @asynccontextmanager
     async def lifespan(self, services: PluginContext) -> AsyncIterator[None]:
         """Accept pushes while the service runs. Raises ValueError if the plugin does not fit the service."""
-        require(self.name, "pyarrow")
+        if self._compact_every_ms is not None:
+            require(f"{self.name}: compaction", "pyarrow")
         for fault in self._errors(services):
             raise ValueError(fault)
         places = ReservingSequencer if services.store.transactional is None else CommitTimeSequencer

@@ -307,7 +307,8 @@ async def read_authorized_body(
 
 def media_type(request: web.BaseRequest) -> str:
     """Return the media type of the body, without parameters; `""` if there is none."""
-    return request.headers.get(hdrs.CONTENT_TYPE, "").partition(";")[0].strip().lower()
+    sent = request.headers.get(hdrs.CONTENT_TYPE, "")
+    return sent if sent == JSON_TYPE else sent.partition(";")[0].strip().lower()
 
 
 async def in_thread_if_large(size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:

@@ -53,6 +53,10 @@ class Response(web.StreamResponse):
     that is not needed, and with a short delay if there is more of it.
     """
 
+    request_id = ""
+    _reservation: Reservation | None = None
+    _written = 0
+
     def __init__(
         self,
         status: int,
@@ -67,9 +71,6 @@ class Response(web.StreamResponse):
         self.header_text = headers
         self.media_type = content_type
         self.close = close
-        self.request_id = ""
-        self._reservation: Reservation | None = None
-        self._written = 0
 
     @property
     def held_bytes(self) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from pysync.errors import StoreUnavailable
@@ -62,7 +63,7 @@ class WriteDeadline:
         self, write: Coroutine[Any, Any, T], is_over: asyncio.Future[None], *, cancels: bool = False
     ) -> T:
         task = asyncio.get_running_loop().create_task(write)
-        task.add_done_callback(lambda task: _end(is_over))
+        task.add_done_callback(partial(_end, is_over))
         try:
             await is_over
         except asyncio.CancelledError:
@@ -104,6 +105,6 @@ class WriteDeadline:
             log.info("a write succeeded after its time was up", extra={"repeats": "late write"})
 
 
-def _end(is_over: asyncio.Future[None]) -> None:
+def _end(is_over: asyncio.Future[None], task: asyncio.Task[Any] | None = None) -> None:
     if not is_over.done():
         is_over.set_result(None)

@@ -5,6 +5,7 @@ docs/reference/protocol.md#revocation-lists.
 
 """
 
+from collections.abc import Awaitable
 from contextlib import suppress
 
 import orjson
@@ -96,10 +97,12 @@ class DocumentHandlers:
         """Return the response to an authorised pull."""
         return await self._document_response(request, match, access, await self._load(request, match))
 
-    async def _load(self, request: web.BaseRequest, match: Match) -> _core.Document | CachedVersion | None:
+    def _load(
+        self, request: web.BaseRequest, match: Match
+    ) -> Awaitable[_core.Document | CachedVersion | None]:
         """Return the document of a pull, or only its version if the response may need no more."""
         read = self._documents.pull if wants_body(request) else self._documents.get_version
-        return await read(match.key, match.policy.collection.ttl_ms)
+        return read(match.key, match.policy.collection.ttl_ms)
 
     async def _document_response(
         self,

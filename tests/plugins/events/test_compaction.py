@@ -25,7 +25,7 @@ from support.s3_stores import new_prefix, opened
 
 from pysync.config.collection import wire_name
 from pysync.errors import StoreUnavailable
-from pysync.parquet import event_merger
+from pysync.parquet import event_files, event_merger
 from pysync.parquet.event_files import COLUMNS, encode
 from pysync.plugins.events.compaction import Compaction, CompactionResult, compact_periodically, current_keys
 from pysync.protocol import PARQUET_TYPE
@@ -120,6 +120,26 @@ async def test_many_files_become_one_with_all_rows_in_the_order_of_the_ids(
     assert set(table.column("received_at").to_pylist()) == {"2026-01-02T03:04:05.678Z"}
     assert file.content_type == PARQUET_TYPE
     assert await store.list("events/ios", None, 10) == [f"{batch_id(7)}.parquet"]
+
+
+async def test_files_of_earlier_versions_are_merged_with_those_of_this_one(
+    store: Store, clock: FakeClock
+) -> None:
+    """Earlier versions wrote them with pyarrow."""
+    now = pq.read_table(pa.BufferReader(batch(1)))
+    earlier = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        earlier, now.schema, compression="snappy", use_dictionary=False, write_statistics=False,
+        store_schema=False,
+    ) as writer:  # fmt: skip
+        writer.write_table(now)
+        writer.add_key_value_metadata({event_files.REPEATABLE_UNTIL_MS: "1"})
+    await push(store, 0)
+    await push(store, 1, body=bytes(earlier.getvalue()))
+    await push(store, 2)
+    [done] = await compact(store, clock)
+    assert (done.before, done.after, done.left) == (3, 1, {})
+    assert await all_rows(store) == wanted(0, 1, 2)
 
 
 async def test_whoever_passes_its_last_id_misses_nothing(store: Store, clock: FakeClock) -> None:

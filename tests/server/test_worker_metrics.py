@@ -1,11 +1,14 @@
 """Counts of several workers are told as one service's, whoever is asked and whoever is gone."""
 
+import asyncio
 import shutil
 from pathlib import Path
 
+import pytest
 from support.configurations import collection, config
 
 from pysync.config import parse
+from pysync.server import metrics
 from pysync.server.app import Worker, create_app
 from pysync.server.metrics import BUCKETS_S, Counters, Metrics, MultiprocessCounters
 
@@ -91,6 +94,22 @@ async def test_counts_that_cannot_be_written_are_told_to_nobody(tmp_path: Path) 
     assert shared.total().statuses == {("none", "", 200): 1}
     (tmp_path / ".1").rmdir()
     assert shared.total().statuses == {("none", "", 200): 2}
+    shared.close()
+
+
+async def test_counts_are_written_on_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "PUBLISH_EVERY_S", 0.0)
+    again, failures = asyncio.Event(), iter([MemoryError()])
+
+    class Failing(Counters):
+        def copy(self) -> Counters:
+            for failure in failures:
+                raise failure
+            again.set()
+            return super().copy()
+
+    shared = MultiprocessCounters(Failing(), tmp_path, 1)
+    await again.wait()
     shared.close()
 
 

@@ -25,6 +25,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from pysync import __version__
+from pysync.concurrency import every
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 PUBLISH_EVERY_S: Final = 1.0
@@ -128,7 +129,8 @@ class MultiprocessCounters:
         self._earlier.lags_s.clear()
         self._published = b""
         self._lock = threading.Lock()
-        self._task = asyncio.create_task(self._publish_periodically())
+        periodically = every(PUBLISH_EVERY_S, self._publish_in_loop, "failed to write metrics", log)
+        self._task = asyncio.create_task(periodically)
 
     def total(self) -> Counters:
         """Return the sum of the counts of all workers, including those that have ended."""
@@ -159,10 +161,8 @@ class MultiprocessCounters:
         self._task.cancel()
         self.publish()
 
-    async def _publish_periodically(self) -> None:
-        while True:
-            await asyncio.sleep(PUBLISH_EVERY_S)
-            self.publish()
+    async def _publish_in_loop(self) -> None:
+        self.publish()
 
 
 class SupervisorCounters(Counters):

@@ -1,5 +1,7 @@
 """What the server leaves undone when requests arrive faster than it can answer them."""
 
+import asyncio
+
 import aiohttp
 import pytest
 from support.clients import Start
@@ -252,6 +254,29 @@ def test_a_server_that_stops_refuses_nothing_more() -> None:
         assert not any(client.is_refused(waited_s=2 * MAX_WAIT_S) for client in clients)
         overload.tick(LATE_S)
     assert len(reading(clients)) == 100
+
+
+async def test_the_server_goes_on_watching_after_a_failure() -> None:
+    failures = 0
+    ticked = asyncio.Event()
+
+    class Failing(LoadShedder):
+        def tick(self, late_s: float) -> None:
+            nonlocal failures
+            failures += 1
+            if failures == 1:
+                raise MemoryError
+            ticked.set()
+
+    errors = list[object]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    load = Failing(MAX_WAIT_S, 1_000)
+    load.start()
+    async with asyncio.timeout(10):
+        await ticked.wait()
+    load.close()
+    assert [type(error) for error in errors] == [MemoryError]
 
 
 async def test_behind_a_trusted_proxy_requests_count_for_the_address_that_it_forwards(

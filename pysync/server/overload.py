@@ -169,8 +169,9 @@ class LoadShedder:
         self._timer = loop.call_later(TICK_S, self._on_time, loop)
 
     def _on_time(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.tick(self._now() - self._due_at)
+        late_s = self._now() - self._due_at
         self._schedule(loop)
+        self.tick(late_s)
 
     def opened(self, ip: str) -> Address | None:
         """Count a new connection from `ip`, and return the address for which it counts. Return None if there

@@ -17,6 +17,7 @@ from aiohttp.http import RawRequestMessage, StreamWriter
 from aiohttp.web_protocol import ERROR, _ErrInfo
 
 from pysync import protocol
+from pysync.concurrency import every
 from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout, Unavailable
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.in_flight import release
@@ -319,7 +320,8 @@ class HttpServer(web.Server):
     def make_connection(self, address: Address) -> Connection:
         """Return the protocol of a connection that counts for `address`."""
         if self._watch is None:
-            self._watch = asyncio.get_running_loop().create_task(self._time_out_slow_heads())
+            checks = every(CHECK_EVERY_S, self._time_out_slow_heads, "cannot time out slow clients", log)
+            self._watch = asyncio.get_running_loop().create_task(checks)
         return Connection(
             self,
             self.load,
@@ -365,10 +367,7 @@ class HttpServer(web.Server):
         return [connection for connection in self.connections if isinstance(connection, Connection)]
 
     async def _time_out_slow_heads(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(CHECK_EVERY_S)
-            latest = loop.time() - HEAD_TIMEOUT_S
-            for connection in self._own_connections():
-                if 0.0 < connection.head_since <= latest:
-                    connection.time_out()
+        latest = asyncio.get_running_loop().time() - HEAD_TIMEOUT_S
+        for connection in self._own_connections():
+            if 0.0 < connection.head_since <= latest:
+                connection.time_out()

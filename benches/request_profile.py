@@ -18,7 +18,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +37,7 @@ WARM_S: Final = 0.5
 WRITTEN_S: Final = 10.0
 PERF_HZ: Final = 1_999
 MOST_PER_SECOND: Final = 40_000
-"""Requests are made for that many a second: more than one processor answers."""
+"""Requests are made for that many a second of CPU."""
 
 STAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "event loop": ("pysync/server/serve",),
@@ -98,9 +98,9 @@ def sample(workload: str, seconds: float, path: Path) -> tuple[Samples, int]:
     """The samples of a run, which `path` is for, and the number of its answers."""
     program = ("-m", "benches.sampler", str(path), "pysync")
     with servers.fresh_folder() as folder, servers.serving(folder, SERVER_CORE, program=program) as server:
-        author = warmed(server, workload)
+        requests = warmed(server, workload, seconds)
         os.kill(server.pid, signal.SIGUSR1)
-        answers = sent(server, author, workload, seconds)
+        answers = sent(server, requests, workload, seconds)
         os.kill(server.pid, signal.SIGUSR1)
         deadline = time.perf_counter() + WRITTEN_S
         while not path.exists():
@@ -114,13 +114,13 @@ def libraries(workload: str, seconds: float) -> dict[str, float]:
     """The CPU microseconds of a request by library, as `perf` samples them."""
     serving = servers.bare if workload in BARE else servers.pysync
     with serving(SERVER_CORE) as server, TemporaryDirectory() as recorded:
-        author = warmed(server, workload)
+        requests = warmed(server, workload, seconds)
         data = f"{recorded}/perf.data"
         command = ["perf", "record", "-q", "-e", "cpu-clock", "-F", str(PERF_HZ), "-o", data]
         perf = subprocess.Popen([*command, "-p", str(server.pid)], stderr=subprocess.DEVNULL)
         try:
             before = cpu_s(server.pid)
-            answers = sent(server, author, workload, seconds)
+            answers = sent(server, requests, workload, seconds)
             all_us = (cpu_s(server.pid) - before) / answers * 1e6
         finally:
             perf.send_signal(signal.SIGINT)
@@ -133,25 +133,31 @@ def libraries(workload: str, seconds: float) -> dict[str, float]:
     return found
 
 
-def warmed(server: Running, workload: str) -> Author:
-    """An author whose documents the server has, after some requests."""
-    author = Author(server.url)
-    stored = WORKLOADS[workload].prepare(author)
+def warmed(server: Running, workload: str, seconds: float) -> Iterator[bytes]:
+    """Requests for so many seconds of the server's, after it has stored what they read and answered some."""
+    author, row = Author(server.url), WORKLOADS[workload]
+    stored = row.prepare(author)
     prepared, _ = asyncio.run(drive(server.url, stored, 200, connections=CONNECTIONS, seconds=60))
     if prepared.errors:
         raise RuntimeError(f"{workload} cannot be prepared: {dict(prepared.errors)}")
-    sent(server, Author(server.url) if not stored else author, workload, WARM_S)
-    return author
+    requests = iter(row.requests(author, min(row.count, int((WARM_S + seconds) * MOST_PER_SECOND))))
+    sent(server, requests, workload, WARM_S)
+    return requests
 
 
-def sent(server: Running, author: Author, workload: str, seconds: float) -> int:
-    """Send requests for so long; the number of answers. Raises RuntimeError where one is wrong."""
-    row = WORKLOADS[workload]
-    requests = row.requests(author, min(row.count, int(seconds * MOST_PER_SECOND)))
-    run, _ = asyncio.run(drive(server.url, requests, row.expect, connections=CONNECTIONS, seconds=seconds))
-    if run.errors:
-        raise RuntimeError(f"{workload}: {dict(run.errors)}")
-    return len(run.latencies)
+def sent(server: Running, requests: Iterator[bytes], workload: str, seconds: float) -> int:
+    """Send requests until the server has used so many seconds of CPU, or there are no more; the number of
+    answers. Raises RuntimeError where one is wrong."""
+    answers, ends = 0, cpu_s(server.pid) + seconds
+    while (left := ends - cpu_s(server.pid)) > 0.0:
+        expect = WORKLOADS[workload].expect
+        run, _ = asyncio.run(drive(server.url, requests, expect, connections=CONNECTIONS, seconds=left))
+        if run.errors:
+            raise RuntimeError(f"{workload}: {dict(run.errors)}")
+        if not run.latencies:
+            break
+        answers += len(run.latencies)
+    return answers
 
 
 def stage_of(function: str) -> str:
@@ -205,7 +211,7 @@ def main() -> None:
         prog="python -m benches.request_profile", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("--workload", action="append", choices=WORKLOADS, help="only this; may be repeated")
-    parser.add_argument("--seconds", type=float, default=3.0, help="how long to sample (default: 3)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="CPU time to sample (default: 3)")
     parser.add_argument("--functions", type=int, default=0, metavar="N", help="list the N costliest")
     options = parser.parse_args()
     # Of a machine that others use too, CPU time can be told, as long as no request is refused for its wait.
@@ -215,7 +221,7 @@ def main() -> None:
         by_library = {}
         if shutil.which("perf"):
             by_library = {name: libraries(name, options.seconds) for name in (*BARE, *found)}
-    print(f"{machine()}; {options.seconds:g} s each.\n\n{table(found, by_library)}")
+    print(f"{machine()}; {options.seconds:g} s of CPU each.\n\n{table(found, by_library)}")
     if options.functions:
         for name, one in found.items():
             print(f"\n{functions_table(name, one, options.functions)}")

@@ -1,11 +1,11 @@
-"""The figures of the README and its chart, measured and recorded with one command.
+"""The figures of benches/RESULTS.md and docs/explanation/performance.md, measured and recorded at once.
 
     python -m benches.record [--rounds 5] [--quick] [--out FILE]
 
-Runs `benches.compare` and `benches.workers`, which takes about twenty minutes with five rounds, and puts what
-they print into `benches/RESULTS.md`, in place of what was recorded before, with the date. Then it draws the
-chart anew. With `--quick` it runs both briefly, to see that they work, and needs `--out`, a file for what
-they print.
+Puts what `benches.compare` and `benches.workers` print into RESULTS.md, what `benches.request_profile` prints
+into the page, both in place of what was recorded before, and draws the chart of the README anew. Takes about
+25 minutes with five rounds. With `--quick` it runs all three briefly, to see that they work, and needs
+`--out`, a file for what they print.
 """
 
 import argparse
@@ -18,29 +18,35 @@ from typing import Final
 from benches.servers import CHECKOUT
 
 RESULTS: Final = CHECKOUT / "benches/RESULTS.md"
+PAGE: Final = CHECKOUT / "docs/explanation/performance.md"
 BEGIN, END = "<!-- begin record -->\n", "<!-- end record -->\n"
-SECTIONS: Final = {"Requests": "benches.compare", "Workers": "benches.workers"}
 
 
-def measured(options: list[str]) -> str:
-    """The sections, one for each bench. Raises CalledProcessError where one fails."""
-    parts = []
-    for title, bench in SECTIONS.items():
-        run = [sys.executable, "-m", bench, *options]
-        done = subprocess.run(run, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, check=True)
-        date = datetime.now(UTC).date()
-        parts.append(f"## {title}, {date}\n\n`python -m {bench}`, on {done.stdout}")
-    return "\n".join(parts)
+def measured(quick: bool, rounds: int) -> dict[Path, str]:
+    """What each file has to say. Raises CalledProcessError where a bench fails."""
+    options = ["--quick"] if quick else ["--rounds", str(rounds)]
+    requests, workers = _printed("benches.compare", *options), _printed("benches.workers", *options)
+    profile = _printed("benches.request_profile", "--seconds", "0.3" if quick else "3")
+    today = datetime.now(UTC).date()
+    return {
+        RESULTS: f"## Requests, {today}\n\n{requests}\n## Workers, {today}\n\n{workers}",
+        PAGE: f"Measured on {today}. {profile}",
+    }
 
 
-def recorded(page: str, sections: str) -> str:
-    """The page with these sections in place of those that were recorded. Raises ValueError where it has no
-    place for them."""
+def _printed(bench: str, *options: str) -> str:
+    command = [sys.executable, "-m", bench, *options]
+    done = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, check=True)
+    return f"`python -m {bench}`, on {done.stdout}"
+
+
+def recorded(page: str, text: str) -> str:
+    """The page with `text` in place of what was recorded. Raises ValueError where it has no place for it."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{RESULTS} has no lines {BEGIN.strip()} and {END.strip()}")
-    return f"{before}{begin}\n{sections}\n{end}{after}"
+        raise ValueError(f"a page has no lines {BEGIN.strip()} and {END.strip()}")
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def main() -> None:
@@ -53,11 +59,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick and options.out is None:
         parser.error("figures of short rounds are not recorded: name a file with --out")
-    sections = measured(["--quick"] if options.quick else ["--rounds", str(options.rounds)])
+    texts = measured(options.quick, options.rounds)
     if options.out is not None:
-        options.out.write_text(sections)
+        options.out.write_text("\n".join(texts.values()))
         return
-    RESULTS.write_text(recorded(RESULTS.read_text(), sections))
+    for path, text in texts.items():
+        path.write_text(recorded(path.read_text(), text))
     subprocess.run([sys.executable, "-m", "tools.reference"], cwd=CHECKOUT, check=True)
 
 

@@ -1,5 +1,7 @@
 """Recording figures: a page keeps everything else, and what was recorded before is replaced."""
 
+from pathlib import Path
+
 import pytest
 
 from benches import record
@@ -14,6 +16,6 @@ def test_what_was_recorded_is_replaced() -> None:
         record.recorded("# Results\n", "")
 
 
-def test_results_have_a_place_for_what_is_recorded() -> None:
-    page = record.RESULTS.read_text()
-    assert "new" in record.recorded(page, "new")
+@pytest.mark.parametrize("path", [record.RESULTS, record.PAGE])
+def test_every_file_has_a_place_for_what_is_recorded(path: Path) -> None:
+    assert "new" in record.recorded(path.read_text(), "new")

@@ -1,0 +1,32 @@
+"""Requests that a client sends without waiting for the responses to earlier ones."""
+
+import asyncio
+from math import inf
+
+from support.listening import listening
+
+from pysync.server.connection import Request
+from pysync.server.overload import LoadShedder
+from pysync.server.responses import Response
+
+PUSH = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"
+PULL = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+async def test_many_requests_behind_a_body_that_arrives_late_are_all_answered() -> None:
+    begun = asyncio.Event()
+
+    async def handle(request: Request) -> Response:
+        begun.set()
+        return Response(200, await request.content.read())
+
+    async with listening(LoadShedder(inf), handle) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(PUSH + b"x")
+        await begun.wait()
+        writer.write(b"x" + PULL * 100)
+        for length in (2, *[0] * 100):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"Content-Length: %d\r\n" % length in head
+            assert await reader.readexactly(length) == b"x" * length
+        writer.close()

@@ -78,6 +78,9 @@ class Connection(web.RequestHandler):
         self.arrivals: deque[Arrival] = deque()
         self.head_since = 0.0
         self.was_served = False
+        # The parser counts a request that was taken before its body had arrived, so it may stop one request
+        # earlier than the connection expects, which would then never let it go on.
+        self._max_msg_queue_size -= 1
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection, which is closed."""

@@ -7,6 +7,7 @@ import pytest
 from support.listening import connect, listening, receive
 
 from pysync.server.connection import Request
+from pysync.server.metrics import Counters
 from pysync.server.overload import LoadShedder
 from pysync.server.responses import Response
 
@@ -17,7 +18,8 @@ class Overloaded(LoadShedder):
     """Is overloaded until `close`, and has no room for new connections."""
 
     def __init__(self, max_connections: int = 1_000) -> None:
-        super().__init__(0.25, max_connections)
+        self.counters = Counters()
+        super().__init__(0.25, max_connections, counters=self.counters)
         self._begin()
         self._admitted_share = 0.01
 
@@ -113,6 +115,7 @@ async def test_the_oldest_connection_that_was_never_read_gives_way() -> None:
             with connect(address, b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n") as probe:
                 assert (await receive(probe)).endswith(b"answered")
                 assert await receive(first) == b""
+            assert load.counters.counts["pysync_rejected_connections",] == 1
             load.close()
             second.send(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
             assert (await receive(second)).endswith(b"answered")

@@ -212,7 +212,7 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "pysync_events": ("Events sent on change streams.", ("collection",)),
     "pysync_overload_refusals": ("Requests refused because the server was overloaded.", ()),
-    "pysync_rejected_connections": ("Connections closed at once because too many were open.", ()),
+    "pysync_rejected_connections": ("Connections closed unread because too many were open.", ()),
     "pysync_rejected_streams": ("Change streams refused because too many were open.", ("limit",)),
     "pysync_aborted_streams": ("Change streams aborted because their clients did not read.", ("reason",)),
     "pysync_plugin_failures": ("Hooks of plugins that failed, or took too long.", ("plugin", "hook")),

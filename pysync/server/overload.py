@@ -179,6 +179,7 @@ class LoadShedder:
         oldest connection that was never read gives way."""
         if self.connections >= self.max_connections and self._new:
             next(iter(self._new)).abort()
+            self._counters.count("pysync_rejected_connections")
         address = self.address(ip)
         free = self.max_connections - self.connections
         has_its_share = address.connections >= max(FEW_CONNECTIONS, free)

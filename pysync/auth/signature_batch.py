@@ -10,7 +10,7 @@ MAX_BATCH: Final = 16
 """Signatures that are verified at once. More save little, and keep the first of them waiting for longer."""
 SINGLY_AFTER_FAILURE: Final = 8
 """For each signature of a batch that failed, how many of the next are verified one by one. So wrong ones cost
-at most a ninth more than without batches."""
+at most a ninth more than if each were verified alone."""
 
 RequestParts = tuple[_core.PublicKey, str, str, list[str], bytes, str, int, str]
 """The arguments of `_core.verify_request`."""

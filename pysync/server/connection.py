@@ -50,30 +50,15 @@ class Request(web.BaseRequest):
 
 
 class Connection(web.RequestHandler):
-    """One client connection, which counts for `address`. `head_since` is the loop time at which an unfinished
-    head began, else 0.0. `arrivals` has the arrival of each request that waits for its turn. `note_failure`
-    counts requests that are malformed."""
+    """One client connection of `server`, which counts for `address`. `head_since` is the loop time at which
+    an unfinished head began, else 0.0. `arrivals` has the arrival of each request that waits for its turn."""
 
-    __slots__ = (
-        "address", "arrivals", "early_rejections", "head_since", "isolates_requests", "load", "note_failure",
-        "was_served",
-    )  # fmt: skip
+    __slots__ = ("_http", "address", "arrivals", "head_since", "load", "was_served")
 
-    def __init__(
-        self,
-        manager: web.Server,
-        load: LoadShedder,
-        address: Address,
-        note_failure: NoteFailure,
-        early_rejections: EarlyRejections | None,
-        isolates_requests: bool,
-        **options: Any,
-    ) -> None:
-        super().__init__(manager, **options)
-        self.load = load
-        self.note_failure = note_failure
-        self.early_rejections = early_rejections
-        self.isolates_requests = isolates_requests
+    def __init__(self, server: "HttpServer", address: Address, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._http = server
+        self.load = server.load
         self.address: Address | None = address
         self.arrivals: deque[Arrival] = deque()
         self.head_since = 0.0
@@ -95,8 +80,7 @@ class Connection(web.RequestHandler):
         percent of its time, and is needed only for plugins: what they put into context variables must not be
         seen by the next request.
         """
-        loop, server, make_request = self._loop, self._manager, self._request_factory
-        assert server is not None
+        loop, server, make_request = self._loop, self._http, self._request_factory
         assert make_request is not None
         writer = StreamWriter(self, loop)
         while not self._force_close:
@@ -121,7 +105,9 @@ class Connection(web.RequestHandler):
             request = make_request(message, payload, self, writer, task)
             handling = self._handle_request(request, None, handler)
             try:
-                response, is_lost = await (loop.create_task(handling) if self.isolates_requests else handling)
+                response, is_lost = await (
+                    loop.create_task(handling) if server.isolates_requests else handling
+                )
                 if is_lost:
                     break
                 self._keepalive = bool(response.keep_alive)
@@ -158,8 +144,9 @@ class Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client, and note when a request arrives and when its head begins."""
         admitted: Arrival | None = None
-        if self.load.is_overloaded and self.early_rejections is not None and self._is_ready:
-            decision = self.early_rejections.decide(self, data)
+        rejections = self._http.early_rejections if self.load.is_overloaded else None
+        if rejections is not None and self._is_ready:
+            decision = rejections.decide(self, data)
             if isinstance(decision, bytes):
                 assert self.transport is not None
                 self.transport.write(decision)
@@ -269,7 +256,7 @@ class Connection(web.RequestHandler):
             error = Unavailable() if isinstance(exc, MemoryError) else InternalError()
         else:
             error = BadRequest("Malformed request")
-            self.note_failure(request)
+            self._http.note_failure(request)
         return _protocol_error(error)
 
 
@@ -294,7 +281,8 @@ def _protocol_error(error: PysyncError) -> Response:
 class HttpServer(web.Server):
     """Creates the connections of a `Listener`, and times out those whose head takes longer than 10 s. On
     shutdown it lets requests finish that are being handled; aiohttp would discard the part of their bodies
-    that has not arrived yet. With `isolates_requests`, each request has context variables of its own."""
+    that has not arrived yet. `note_failure` counts requests that are malformed. With `isolates_requests`,
+    each request has context variables of its own."""
 
     def __init__(
         self,
@@ -315,9 +303,9 @@ class HttpServer(web.Server):
             read_bufsize=READ_BUFFER_BYTES,
         )
         self.load: Final = load or LoadShedder(inf)
-        self._note_failure = note_failure
-        self._early_rejections = early_rejections
-        self._isolates_requests = isolates_requests
+        self.note_failure: Final = note_failure
+        self.early_rejections: Final = early_rejections
+        self.isolates_requests: Final = isolates_requests
         self._watch: asyncio.Task[None] | None = None
 
     def make_connection(self, address: Address) -> Connection:
@@ -325,16 +313,7 @@ class HttpServer(web.Server):
         if self._watch is None:
             checks = every(CHECK_EVERY_S, self._time_out_slow_heads, "cannot time out slow clients", log)
             self._watch = asyncio.get_running_loop().create_task(checks)
-        return Connection(
-            self,
-            self.load,
-            address,
-            self._note_failure,
-            self._early_rejections,
-            self._isolates_requests,
-            loop=self._loop,
-            **self._kwargs,
-        )
+        return Connection(self, address, loop=self._loop, **self._kwargs)
 
     def _make_request(
         self,

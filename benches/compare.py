@@ -319,7 +319,7 @@ def machine() -> str:
     sets = sets or f"none of {', '.join(INSTRUCTION_SETS.values())}"
     return (
         f"{os.cpu_count()} cores of {facts.get('model name', 'unknown')} ({sets}), "
-        f"Linux {platform.release()}, Python {platform.python_version()}"
+        f"Linux {platform.release().partition('-')[0]}, Python {platform.python_version()}"
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pysync.config import Action, Collection, Config, Limit, RateRule, Restriction, Trust
-from pysync.config.key_templates import KeyTemplate, params
+from pysync.config.key_templates import KeyTemplate
 from pysync.model import ANONYMOUS, Caller
 
 _OPS: dict[Action, frozenset[str]] = {
@@ -87,7 +87,7 @@ class AccessPolicy:
             needed = not public
         # A list returns the values of the last parameter, so its path does not contain it.
         path = collection.storage_path
-        names = params(path.rpartition("/")[0] if action == "list" else path)
+        names = KeyTemplate.of(path.rpartition("/")[0] if action == "list" else path).params
         return cls(
             action=action,
             collection=collection,

@@ -81,7 +81,7 @@ class _Load:
         self._signs = keys is not None
         self._author = RequestBuilder(options.server, keys, certificate)
         self._prefix = "" if options.namespace is None else f"/v1/{options.namespace}"
-        names = key_templates.params(key)
+        names = key_templates.KeyTemplate.of(key).params
         if "identity" in names and not self._signs:
             raise ValueError("{identity} stands for the user id of a key: pass --key")
         self._key = key

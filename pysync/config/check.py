@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from pysync.config import key_templates, overlaps
+from pysync.config import overlaps
 from pysync.config.collection import Action, Collection
 from pysync.config.convert import ENV_REFERENCE, join, suggest
+from pysync.config.key_templates import KeyTemplate
 from pysync.config.loader import EMPTY, env_overrides, parse, read_file, with_collections
 from pysync.config.plugin_validation import has_unowned_target, overlapping_collections, repeated
 from pysync.config.problem import ConfigError, FieldError, Problem
@@ -325,7 +326,7 @@ class _Roles:
         if role.startswith("space:"):
             if auth.spaces is None:
                 return f"no caller can have {role}: auth.spaces is not set"
-            params = key_templates.params(auth.spaces.access_path)
+            params = KeyTemplate.of(auth.spaces.access_path).params
             lacking = [f"{{{one}}}" for one in params if one not in self._params]
             if lacking:
                 reason = f"storagePath lacks {', '.join(lacking)} of auth.spaces.accessPath"

@@ -96,11 +96,6 @@ class KeyTemplate:
         return self.overlaps(own) and self.open_segments < own.open_segments
 
 
-def params(template: str) -> tuple[str, ...]:
-    """Return the names of the parameters, in order."""
-    return KeyTemplate.of(template).params
-
-
 def errors(template: str) -> Iterator[str]:
     """Yield the reasons why the text is not a valid key template; nothing for a valid one.
 
@@ -119,7 +114,7 @@ def errors(template: str) -> Iterator[str]:
             yield "must not hold '..'"
         elif not LITERAL.fullmatch(segment) and not PARAM.fullmatch(segment):
             yield f"segment {segment!r} is neither a {{name}} nor made of A-Z a-z 0-9 . _ : @ -"
-    names = params(template)
+    names = KeyTemplate.of(template).params
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"repeats the parameter {{{name}}}"
 
@@ -140,7 +135,7 @@ def resolve_document_key(template: str, values: Mapping[str, str]) -> str:
     (docs/reference/protocol.md#paths-and-keys).
     """
     wrong = [f"the template {message}" for message in errors(template)]
-    names = params(template)
+    names = KeyTemplate.of(template).params
     wrong += [f"the parameter {{{name}}} has no value" for name in names if name not in values]
     wrong += [f"{name!a} is no parameter of the template" for name in values if name not in names]
     wrong += [

@@ -9,6 +9,7 @@ from pysync import extras
 from pysync.config import key_templates
 from pysync.config.collection import Action, Collection, RateLimit, resolve_limit, wire_name
 from pysync.config.convert import join
+from pysync.config.key_templates import KeyTemplate
 from pysync.config.overlaps import takeovers
 from pysync.config.plugin_validation import (
     OBJECT_REFERENCE,
@@ -198,7 +199,7 @@ def _keyring(collection: Collection) -> Iterator[FieldError]:
     for message in key_templates.errors(collection.keyring_path):
         yield "keyringPath", message
     known = collection.path_template.params
-    for name in key_templates.params(collection.keyring_path):
+    for name in KeyTemplate.of(collection.keyring_path).params:
         if name not in known:
             yield "keyringPath", f"{{{name}}} is not a parameter of storagePath"
 
@@ -249,7 +250,7 @@ def _auth(auth: Auth) -> Iterator[FieldError]:
     if auth.spaces is not None:
         for message in key_templates.errors(auth.spaces.access_path):
             yield "spaces.accessPath", message
-        if auth.spaces.param not in key_templates.params(auth.spaces.access_path):
+        if auth.spaces.param not in KeyTemplate.of(auth.spaces.access_path).params:
             yield "spaces.param", "must be a parameter of accessPath"
 
 

@@ -20,7 +20,6 @@ from pysync.auth import field_permissions
 from pysync.auth.authentication import ANONYMOUS_REQUEST, AuthenticatedRequest
 from pysync.auth.policy import AccessPolicy
 from pysync.cache import BoundedCache
-from pysync.config.key_templates import params
 from pysync.engine.append_log import LogRange, LogSettings
 from pysync.engine.documents import CachedVersion
 from pysync.errors import AuthorizationError, DocumentCorrupt, Forbidden, RolesUnavailable
@@ -305,7 +304,7 @@ class BatchHandler:
         self._has_hooks = hooks.has_authorize_hooks or hooks.has_pull_hooks
         self._now_ms = service.documents.now_ms
         self._deciding_params = [
-            list(params(rule.collection.storage_path)) if self._has_hooks else self._spaces.params(rule)
+            list(rule.collection.path_template.params) if self._has_hooks else self._spaces.params(rule)
             for rule in self._rules
         ]
         self._planner = _core.BatchPlanner(

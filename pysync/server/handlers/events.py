@@ -15,7 +15,7 @@ from aiohttp.http import HttpVersion
 from pysync import _core, protocol
 from pysync.auth.authentication import NO_CREDENTIALS
 from pysync.auth.policy import AccessPolicy
-from pysync.config.key_templates import is_parameter, params
+from pysync.config.key_templates import is_parameter
 from pysync.engine.subscriptions import Topic
 from pysync.errors import Forbidden, InvalidParams, MissingCollections, Unauthorized, UnknownCollection
 from pysync.server.connection import Connection
@@ -150,7 +150,8 @@ def _param_sets(text: str | None) -> Mapping[str, object]:
 
 def _values(rule: AccessPolicy, param_set: object) -> Mapping[str, str]:
     """Return the values that a param-set requests. Raises InvalidParams if no document can have them."""
-    if not isinstance(param_set, dict) or not param_set.keys() <= set(params(rule.collection.storage_path)):
+    names = rule.collection.path_template.params
+    if not isinstance(param_set, dict) or not param_set.keys() <= set(names):
         raise InvalidParams
     values = {name: _text(value) for name, value in param_set.items()}
     if not all(map(is_parameter, values.values())):

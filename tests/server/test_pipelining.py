@@ -3,9 +3,10 @@
 import asyncio
 from math import inf
 
+import pytest
 from support.listening import listening
 
-from pysync.server.connection import Request
+from pysync.server.connection import HttpServer, Request
 from pysync.server.overload import LoadShedder
 from pysync.server.responses import Response
 
@@ -29,4 +30,33 @@ async def test_many_requests_behind_a_body_that_arrives_late_are_all_answered() 
             head = await reader.readuntil(b"\r\n\r\n")
             assert b"Content-Length: %d\r\n" % length in head
             assert await reader.readexactly(length) == b"x" * length
+        writer.close()
+
+
+async def test_requests_behind_one_that_asks_for_an_upgrade_are_answered() -> None:
+    async with listening(LoadShedder(inf)) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        upgrade = b"Host: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        writer.write(PULL.replace(b"Host: h\r\n", upgrade) + PULL * 2)
+        async with asyncio.timeout(10):
+            for _ in range(3):
+                await reader.readuntil(b"answered")
+        writer.close()
+
+
+async def test_a_connection_whose_next_request_cannot_be_made_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make_request(*parts: object) -> Request:
+        raise MemoryError
+
+    monkeypatch.setattr(HttpServer, "_make_request", make_request)
+    load = LoadShedder(inf)
+    async with listening(load) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(PULL)
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+            while load.connections:
+                await asyncio.sleep(0)
         writer.close()

@@ -2,8 +2,10 @@
 
 import asyncio
 from math import inf
+from typing import Any
 
 import pytest
+from support import listening as listening_module
 from support.listening import listening
 
 from pysync.server.connection import HttpServer, Request
@@ -60,3 +62,23 @@ async def test_a_connection_whose_next_request_cannot_be_made_is_closed(
             while load.connections:
                 await asyncio.sleep(0)
         writer.close()
+
+
+async def test_a_connection_is_not_idle_before_the_task_of_its_request_has_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    class Watched(HttpServer):
+        def _make_request(self, *parts: Any) -> Request:
+            (connection,) = self._own_connections()
+            asyncio.get_running_loop().call_soon(lambda: seen.append(connection.is_idle))
+            return super()._make_request(*parts)
+
+    monkeypatch.setattr(listening_module, "HttpServer", Watched)
+    async with listening(LoadShedder(inf), isolates_requests=True) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(PULL)
+        await reader.readuntil(b"answered")
+        writer.close()
+    assert seen == [False]

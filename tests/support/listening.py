@@ -22,10 +22,15 @@ async def answer(request: Request) -> Response:
 
 @asynccontextmanager
 async def listening(
-    load: LoadShedder, handler: Handler = answer, early_rejections: EarlyRejections | None = None
+    load: LoadShedder,
+    handler: Handler = answer,
+    early_rejections: EarlyRejections | None = None,
+    *,
+    isolates_requests: bool = False,
 ) -> AsyncIterator[tuple[str, int]]:
     """A service that answers every request. Yields its address."""
-    runner = web.ServerRunner(HttpServer(handler, load, early_rejections=early_rejections))
+    server = HttpServer(handler, load, early_rejections=early_rejections, isolates_requests=isolates_requests)
+    runner = web.ServerRunner(server)
     await runner.setup()
     listener = Listener(runner, "127.0.0.1")
     await listener.start()

@@ -83,59 +83,58 @@ class Connection(web.RequestHandler):
         loop, server, make_request = self._loop, self._http, self._request_factory
         assert make_request is not None
         writer = StreamWriter(self, loop)
-        while not self._force_close:
-            if not self._messages:
-                self._waiter = loop.create_future()
+        try:
+            while not self._force_close:
+                if not self._messages:
+                    self._waiter = loop.create_future()
+                    try:
+                        await self._waiter
+                    finally:
+                        self._waiter = None
+                message, payload = self._messages.popleft()
+                if self._parser is not None:
+                    self._parser.message_consumed()
+                if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
+                    self._resume_reading_if_drained()
+                server.requests_count += 1
+                handler = self._request_handler
+                if isinstance(message, _ErrInfo):
+                    handler, message = self._make_error_handler(message), ERROR
+                task = self._task_handler or asyncio.current_task()
+                assert handler is not None
+                assert task is not None
+                request = make_request(message, payload, self, writer, task)
+                handling = self._handle_request(request, None, handler)
+                self._request_in_progress = True  # also until a task of its own has begun
                 try:
-                    await self._waiter
-                finally:
-                    self._waiter = None
-            message, payload = self._messages.popleft()
-            if self._parser is not None:
-                self._parser.message_consumed()
-            if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
-                self._resume_reading_if_drained()
-            server.requests_count += 1
-            handler = self._request_handler
-            if isinstance(message, _ErrInfo):
-                handler, message = self._make_error_handler(message), ERROR
-            task = self._task_handler or asyncio.current_task()
-            assert handler is not None
-            assert task is not None
-            request = make_request(message, payload, self, writer, task)
-            handling = self._handle_request(request, None, handler)
-            try:
-                response, is_lost = await (
-                    loop.create_task(handling) if server.isolates_requests else handling
-                )
-                if is_lost:
+                    response, is_lost = await (
+                        loop.create_task(handling) if server.isolates_requests else handling
+                    )
+                    if is_lost:
+                        break
+                    self._keepalive = bool(response.keep_alive)
+                    if not payload.is_eof() and not self._force_close:
+                        self.close()
+                except ConnectionError:
                     break
-                self._keepalive = bool(response.keep_alive)
-                if not payload.is_eof() and not self._force_close:
-                    self.close()
-            except asyncio.CancelledError:
-                self.force_close()
-                raise
-            except ConnectionError:
-                break
-            except Exception as error:
-                self.log_exception("Unhandled exception", exc_info=error)
-                self.force_close()
-            except BaseException:
-                self.force_close()
-                raise
-            finally:
-                if len(request):  # few requests have stored anything
-                    release(request)
-            if not self._keepalive or self._close or self._force_close:
-                break
-            self._next_keepalive_close_time = loop.time() + self._keepalive_timeout
-            if self._keepalive_handle is None:
-                self._keepalive_handle = loop.call_at(
-                    self._next_keepalive_close_time, self._process_keepalive
-                )
-            if self._messages:
-                await asyncio.sleep(0)  # let other connections have their turn
+                finally:
+                    if len(request):  # few requests have stored anything
+                        release(request)
+                if not self._keepalive or self._close or self._force_close:
+                    break
+                self._next_keepalive_close_time = loop.time() + self._keepalive_timeout
+                if self._keepalive_handle is None:
+                    self._keepalive_handle = loop.call_at(
+                        self._next_keepalive_close_time, self._process_keepalive
+                    )
+                if self._messages:
+                    await asyncio.sleep(0)  # let other connections have their turn
+        except Exception as error:
+            self.force_close()
+            self.log_exception("Unhandled exception", exc_info=error)
+        except BaseException:
+            self.force_close()
+            raise
         if not self._force_close:
             self._task_handler = None
             if self.transport is not None:
@@ -165,6 +164,13 @@ class Connection(web.RequestHandler):
             self.head_since = 0.0
         elif self.head_since == 0.0:
             self.head_since = self._loop.time()
+
+    def next_arrival(self) -> Arrival:
+        """Return the arrival of the request whose turn has come. One that waited behind a request for an
+        upgrade arrives now: aiohttp parses it when that is answered."""
+        if not self.arrivals:
+            self.arrivals.extend(self.load.arrivals(self, 1))
+        return self.arrivals.popleft()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
         """Read on after `pause_reading`, and parse what arrived before. aiohttp calls this at the end of each
@@ -326,7 +332,7 @@ class HttpServer(web.Server):
         request = Request(message, payload, protocol, writer, task, self._loop)
         assert isinstance(protocol, Connection)
         request.connection = protocol
-        request.arrival = protocol.arrivals.popleft()
+        request.arrival = protocol.next_arrival()
         return request
 
     async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 (aiohttp's name)

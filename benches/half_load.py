@@ -23,7 +23,7 @@ from benches.open_loop import OpenLoop, Poller, Timeline
 from benches.workloads import WORKLOADS, Author, Workload
 from pysync.cli.load_generator import drive
 
-MOST_CONNECTIONS: Final = 256
+MAX_CONNECTIONS: Final = 256
 LIMIT_S: Final = 2.0
 """A request that is not answered within this, or not as expected, counts as one that took so long."""
 LEAD_S: Final = 0.1
@@ -64,7 +64,7 @@ def measure(url: str, workload: Workload, rate: float, seconds: float) -> Waits:
     poller = Poller()
     load = OpenLoop(
         poller, server, ["127.0.0.1"], Timeline.evenly(requests, rate), start,
-        most=MOST_CONNECTIONS, limit_s=LIMIT_S,
+        most=MAX_CONNECTIONS, limit_s=LIMIT_S,
     )  # fmt: skip
     poller.run([load, _Polling()], start + seconds + LIMIT_S)
     sent = load.result()

@@ -36,7 +36,7 @@ DEFAULT: Final = ("pull", "signed-pull", "push", "signed-push", "batch-100", "pu
 WARM_S: Final = 0.5
 WRITTEN_S: Final = 10.0
 PERF_HZ: Final = 1_999
-MOST_PER_SECOND: Final = 40_000
+MAX_PER_SECOND: Final = 40_000
 """Requests are made for that many a second of CPU."""
 
 STAGES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -140,7 +140,7 @@ def warmed(server: Running, workload: str, seconds: float) -> Iterator[bytes]:
     prepared, _ = asyncio.run(drive(server.url, stored, 200, connections=CONNECTIONS, seconds=60))
     if prepared.errors:
         raise RuntimeError(f"{workload} cannot be prepared: {dict(prepared.errors)}")
-    requests = iter(row.requests(author, min(row.count, int((WARM_S + seconds) * MOST_PER_SECOND))))
+    requests = iter(row.requests(author, min(row.count, int((WARM_S + seconds) * MAX_PER_SECOND))))
     sent(server, requests, workload, WARM_S)
     return requests
 

@@ -35,7 +35,7 @@ from pysync.cli.load_generator import cpu_s, drive, read_head
 GOALS: Final[dict[str, float | None]] = {"signed-pull": 1.6, "push": None}
 """How many times as much two workers must answer; None: shown for information."""
 CONNECTIONS = 32
-MOST_PER_SECOND = 30_000
+MAX_PER_SECOND = 30_000
 """Requests are made for that many a second: more than two processors answer."""
 
 
@@ -137,7 +137,7 @@ def measure(server: Running, name: str, connections: int, seconds: float) -> Mea
     )
     if prepared.errors:
         raise RuntimeError(f"the documents cannot be made: {dict(prepared.errors)}")
-    requests = list(workload.requests(author, int(seconds * MOST_PER_SECOND)))
+    requests = list(workload.requests(author, int(seconds * MAX_PER_SECOND)))
     processes = [server.pid, *workers_of(server.pid)]
     server_before, own_before = sum(map(cpu_s, processes)), time.process_time()
     answers, took = load(server.url, requests, connections, seconds)

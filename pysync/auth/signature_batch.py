@@ -17,9 +17,9 @@ RequestParts = tuple[_core.PublicKey, str, str, list[str], bytes, str, int, str]
 
 
 class SignatureBatch:
-    """Verifies the signatures of requests that are handled in the same turn of the event loop at once, which
+    """Verifies the signatures of requests that are handled in the same tick of the event loop at once, which
     takes about half as long as one by one. `others_follow` returns True if the loop is about to handle
-    further requests in this turn; without them a request waits for nothing."""
+    further requests in this tick; without them a request waits for nothing."""
 
     def __init__(self, others_follow: Callable[[], bool]) -> None:
         self._others_follow = others_follow

@@ -7,8 +7,8 @@
 
 Each process holds the same digests in memory and reads only what others appended since. A nonce costs four
 small system calls and no flush: it survives the death of the process, which is what a restart needs.
-Requests that are handled in one turn of the event loop share these calls. A request that is likely to be
-alone, because the last one was, does not wait for the end of the turn.
+Requests that are handled in one tick of the event loop share these calls. A request that is likely to be
+alone, because the last one was, does not wait for the end of the tick.
 
 Epochs follow the time since the machine was booted, which nobody can set. After a reboot they continue where
 they were, as if no time had passed, so that a nonce is kept too long rather than too short.
@@ -144,10 +144,10 @@ class NonceLog:
         self._database = database
         self._max_live = max_live
         self._files: dict[int, NonceLogFile] = {}
-        self._in_turn = 0
-        """The number of nonces in this turn of the event loop."""
+        self._in_tick = 0
+        """The number of nonces in this tick of the event loop."""
         self._shares_calls = False
-        """True if there were several in the last turn that had any."""
+        """True if there were several in the last tick that had any."""
         self._waiting: list[tuple[_Nonce, asyncio.Future[bool]]] = []
         make_private_dir(folder)
         self._lock = os.open(folder / "lock", _FLAGS, 0o600)
@@ -175,9 +175,9 @@ class NonceLog:
             raise CoordinatorUnavailable()
         new = _Nonce(ReplayWindow.digest(presenter, nonce), signed_ms, standing, is_read)
         loop = asyncio.get_running_loop()
-        self._in_turn += 1
-        if self._in_turn == 1:
-            loop.call_soon(self._end_turn, time.monotonic() + LOCK_TIMEOUT_S)
+        self._in_tick += 1
+        if self._in_tick == 1:
+            loop.call_soon(self._end_tick, time.monotonic() + LOCK_TIMEOUT_S)
             if not self._shares_calls:
                 with suppress(BlockingIOError):
                     (outcome,) = self._decide([new])
@@ -203,9 +203,9 @@ class NonceLog:
         self._unopened.clear()
         os.close(self._lock)
 
-    def _end_turn(self, deadline: float) -> None:
-        """Decide the nonces of this turn that wait. If another process holds the lock, decide them later,
-        together with those of other turns."""
+    def _end_tick(self, deadline: float) -> None:
+        """Decide the nonces of this tick that wait. If another process holds the lock, decide them later,
+        together with those of other ticks."""
         waiting = [(nonce, decided) for nonce, decided in self._waiting if not decided.done()]
         outcomes: Sequence[bool | Exception] = ()
         if waiting:
@@ -213,14 +213,14 @@ class NonceLog:
                 outcomes = self._decide([nonce for nonce, _ in waiting])
             except BlockingIOError as error:
                 if time.monotonic() < deadline:
-                    asyncio.get_running_loop().call_soon(self._end_turn, deadline)
+                    asyncio.get_running_loop().call_soon(self._end_tick, deadline)
                     return
                 outcomes = [_unavailable(error) for _ in waiting]
             except Exception as error:
                 outcomes = [error for _ in waiting]
         self._waiting = []
-        self._shares_calls = self._in_turn > 1
-        self._in_turn = 0
+        self._shares_calls = self._in_tick > 1
+        self._in_tick = 0
         for (_, decided), outcome in zip(waiting, outcomes, strict=True):
             if isinstance(outcome, bool):
                 decided.set_result(outcome)

@@ -1,7 +1,7 @@
 """The listener: accepts connections, and decides which of them are read.
 
-uvloop accepts one connection for each turn of the event loop, so under load a new connection would wait for
-as many turns as others came before it. This listener accepts all that have come, up to a time limit, and
+uvloop accepts one connection for each tick of the event loop, so under load a new connection would wait for
+as many ticks as others came before it. This listener accepts all that have come, up to a time limit, and
 costs little for those that are refused or deferred: they have no transport yet.
 """
 
@@ -21,7 +21,7 @@ from pysync.server.overload import Address, LoadShedder
 
 BACKLOG: Final = 4096
 ACCEPT_S: Final = 0.02
-"""Seconds for which connections are accepted in one turn of the loop."""
+"""Seconds for which connections are accepted in one tick of the loop."""
 RETRY_S: Final = 0.1
 """Pause before the next attempt when the system has no descriptor or memory for a connection."""
 OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})

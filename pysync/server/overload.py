@@ -25,7 +25,7 @@ from pysync.server.metrics import Counters
 TICK_S: Final = 0.05
 TARGET: Final = 0.4
 """The mean wait that an overloaded server aims at, as a share of the longest."""
-PATIENCE_S: Final = 0.1
+OVERLOADED_AFTER_S: Final = 0.1
 """How long all waits must have been longer than that before requests are refused for it."""
 RESERVED_DESCRIPTORS: Final = 256
 FEW_CONNECTIONS: Final = 16
@@ -257,7 +257,7 @@ class LoadShedder:
             self._long_since = inf
         elif self._long_since == inf:
             self._long_since = now
-        elif self._begun >= MANY_REQUESTS and now - self._long_since > PATIENCE_S:
+        elif self._begun >= MANY_REQUESTS and now - self._long_since > OVERLOADED_AFTER_S:
             self._begin()
         if self.is_overloaded and (
             now - arrival.at > self.max_wait_s

@@ -1,4 +1,4 @@
-"""Nonces of requests that are handled in one turn of the event loop: they are decided together."""
+"""Nonces of requests that are handled in one tick of the event loop: they are decided together."""
 
 import asyncio
 import errno

@@ -55,7 +55,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each is measured (default: 5)")
     parser.add_argument("--quick", action="store_true", help="two short rounds: to see that it works")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write there, not into RESULTS.md")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write there, not into the pages")
     options = parser.parse_args()
     if options.quick and options.out is None:
         parser.error("figures of short rounds are not recorded: name a file with --out")

@@ -401,6 +401,26 @@ async def test_an_address_with_its_share_ends_its_own_transfers_first() -> None:
     assert ended == ["own"]
 
 
+@pytest.mark.parametrize("is_waiting", [False, True])
+async def test_a_transfer_that_is_ended_while_it_grows_gives_back_what_it_took(is_waiting: bool) -> None:
+    asking = Asking()
+    other, growing = asking.reservation("other"), asking.reservation("own")
+    await other.grow(6 * MB)
+    await growing.grow(3 * MB)
+    growing.watch(lambda: 0, lambda: None)
+    if is_waiting:
+        growth = asyncio.create_task(growing.grow(5 * MB))
+        await asyncio.sleep(0)
+        growing.end()
+        await growth
+    else:
+        asking.now = 60.0
+        await growing.grow(5 * MB)  # it makes the least progress of all
+    assert asking.bytes.held == 8 * MB
+    growing.release()
+    assert asking.bytes.held == 6 * MB
+
+
 async def test_memory_is_given_back_once_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_flight, "BURST_BYTES", MB)
     monkeypatch.setattr(in_flight, "CALM_S", 0.0)

@@ -138,10 +138,12 @@ class Reservation:
         """Reserve at least `size` bytes in all. Raises Overloaded if there is no room for them within a
         second."""
         more = size - self.size
-        if more > 0 and not self._in_flight.try_take(more, self.address, self.size):
+        if more <= 0:
+            return
+        if not self._in_flight.try_take(more, self.address, self.size):
             with self._in_flight.counting_rejections():
                 await self._in_flight.budget.wait(more, self.address, WAIT_S, self.size)
-        self.size = max(size, self.size)
+        self.size += more  # which is all of it if the transfer was ended meanwhile
 
     def resize(self, size: int) -> None:
         """Reserve exactly `size` bytes. Raises Overloaded if these are more than before, and there is no
@@ -150,7 +152,7 @@ class Reservation:
         if more > 0 and not self._in_flight.try_take(more, self.address, self.size):
             with self._in_flight.counting_rejections():
                 raise Overloaded
-        self.size = size
+        self.size += more
         if more < 0:
             self._in_flight.give_back(-more, self.address)
 

@@ -41,6 +41,7 @@ from pysync.plugins.projection import projections_of
 from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
 from pysync.server.background import OutboxRelay, Scrubber, TtlSweeper
+from pysync.server.connection import HttpServer
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.handlers import Service
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
@@ -74,7 +75,8 @@ class Worker:
 
 
 class App(AbstractAsyncContextManager["App"]):
-    """A running service without a socket. `handle` serves requests, `close` stops it."""
+    """A running service without a socket. `make_http_server` returns what serves requests, `close` stops
+    it."""
 
     def __init__(
         self,
@@ -187,11 +189,6 @@ class App(AbstractAsyncContextManager["App"]):
             ops=ServiceHandlers(self.readiness, metrics, authorizer, clock.wall_ms),
             openapi=openapi,
         ).add_all()
-        hops = server.trusted_proxy_hops
-        self.early_rejections: Final = (
-            None if request_log.logs_requests else EarlyRejections(self.load, counters, hops)
-        )
-        """Refuses requests before they are parsed; None if each has a line in the access log."""
         request_id_var = request_id if hooks.has_hooks or request_log.needs_id else None
         self.admin_pages = AdminPages(
             self.readiness,
@@ -201,24 +198,29 @@ class App(AbstractAsyncContextManager["App"]):
             clock.wall_ms,
             None if worker is None else worker.number,
         )
+        hops = server.trusted_proxy_hops
         self._middleware = Middleware(
             routes,
             counters,
-            server.cors.origins,
-            server.public_hosts,
-            request_id_var,
-            request_log,
+            origins=server.cors.origins,
+            hosts=server.public_hosts,
+            request_id_var=request_id_var,
+            request_log=request_log,
+            load=self.load,
+            note_failure=authorizer.note_failure,
+            in_flight=self.in_flight,
+            client_ip=authorizer.client_ip if hops else None,
+        )
+        self.make_http_server: Final = partial(
+            HttpServer,
+            self._middleware.handle,
             self.load,
             authorizer.note_failure,
-            self.in_flight,
-            authorizer.client_ip if server.trusted_proxy_hops else None,
+            # Each request has a line in the access log, if there is one.
+            None if request_log.logs_requests else EarlyRejections(self.load, counters, hops),
+            isolates_requests=hooks.has_hooks,
         )
-        self.isolates_requests: Final = hooks.has_hooks
-        """True if each request needs context variables of its own, for plugins."""
-        self.note_failure: Final = authorizer.note_failure
-        """Counts a request that fails before it can be handled."""
-        self.handle: Final = self._middleware.handle
-        """Returns the response to one request."""
+        """Returns a server of the requests of this service, whose connections a `Listener` accepts."""
         sweeps = worker is None or worker.runs_background_jobs
         self.ttl_sweeper = TtlSweeper(documents, self._logs, routes, clock, sweeps=sweeps)
         self._outbox_relay = OutboxRelay(outbox, sweeps=sweeps)

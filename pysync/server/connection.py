@@ -156,8 +156,10 @@ class Connection(web.RequestHandler):
         super().data_received(data)
         arrived = len(self._messages) - waiting
         if arrived:
-            known = None if admitted is None or arrived > 1 else (admitted,)
-            self.arrivals.extend(known or self.load.arrivals(self, arrived))
+            if admitted is not None and arrived == 1:
+                self.arrivals.append(admitted)
+            else:
+                self.arrivals.extend(self.load.arrivals(self, arrived))
             if not self._request_in_progress:
                 self.load.will_start(self)
         if self._request_in_progress or self._messages:

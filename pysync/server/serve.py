@@ -26,7 +26,6 @@ from pysync.config.plugin_validation import projection_name
 from pysync.server import logs
 from pysync.server.admin import AdminListener
 from pysync.server.app import App, Worker, create_app
-from pysync.server.connection import HttpServer
 from pysync.server.handlers.service import INDEX, file_names
 from pysync.server.heavy_work import limit_arenas
 from pysync.server.listener import Listener, bound_sockets
@@ -150,14 +149,7 @@ async def serve_on(
     """Listen for `app` and yield the port, on which other processes may listen too if `shared`. On exit, stop
     accepting connections and finish requests in progress, for at most `drain_s`."""
     # A handler has nearly all of that time; the rest is for cancelling it.
-    server = HttpServer(
-        app.handle,
-        app.load,
-        app.note_failure,
-        app.early_rejections,
-        isolates_requests=app.isolates_requests,
-    )
-    runner = web.ServerRunner(server, shutdown_timeout=drain_s * 0.9)
+    runner = web.ServerRunner(app.make_http_server(), shutdown_timeout=drain_s * 0.9)
     await runner.setup()
     listener = Listener(runner, host, port, shared=shared)
     await listener.start()

@@ -1,11 +1,13 @@
 """Requests that an overloaded server refuses by their first bytes."""
 
 import pytest
-from support.listening import connect, listening, receive
+from support.listening import Handler, answer, connect, listening, receive
 
+from pysync.server.connection import Connection, Request
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.metrics import Counters
 from pysync.server.overload import FAIR_USE, Address, Arrival, LoadShedder
+from pysync.server.responses import Response
 
 HEAVY, LIGHT = "203.0.113.7", "198.51.100.1"
 HOST = b"Host: h\r\n"
@@ -52,6 +54,10 @@ class Server:
 
 def get(headers: bytes = HOST, target: bytes = b"/pull/a", version: bytes = b"HTTP/1.1") -> bytes:
     return b"GET %b %b\r\n%b\r\n" % (target, version, headers)
+
+
+def from_address(ip: str) -> bytes:
+    return b"X-Forwarded-For: %b\r\n" % ip.encode()
 
 
 def test_an_address_that_uses_more_than_its_share_is_refused() -> None:
@@ -108,6 +114,12 @@ def test_an_admitted_request_is_not_refused_for_its_share_when_its_turn_comes() 
         get(HOST + b"connection: close\r\n"),
         get(HOST + b"Content-Length: 2\r\n") + b"{}",
         get(HOST + b"Transfer-Encoding: chunked\r\n"),
+        get(HOST + b"Content-Length : 2\r\n"),
+        get(b"Host: h\nContent-Length: 2\r\n"),
+        get(HOST + b"X: y\r\n Content-Length: 2\r\n"),
+        get(HOST + b"X: \0\r\n"),
+        get(HOST + b"X\r\n"),
+        get(target=b"/ HTTP/1.1 "),
         get() + get(),
         get()[:-2],
         get().replace(b"GET", b"POST"),
@@ -148,3 +160,48 @@ async def test_a_connection_goes_on_after_an_early_rejection() -> None:
             assert (await receive(client)).startswith(b"HTTP/1.1 503 ")
             client.send(get(HOST + b"X-Forwarded-For: %b\r\n" % LIGHT.encode()))
             assert (await receive(client)).endswith(b"answered")
+
+
+def noting(connections: list[Connection]) -> Handler:
+    """A handler that answers, and notes the connections of requests."""
+
+    async def note(request: Request) -> Response:
+        connections.append(request.connection)
+        return await answer(request)
+
+    return note
+
+
+async def test_the_rest_of_a_head_is_not_taken_for_a_request() -> None:
+    server = Server(proxy_hops=1)
+    async with listening(server.load, early_rejections=server.early_rejections) as address:
+        begun = get(HOST + from_address(LIGHT)) + b"GET /b HTTP/1.1\r\nX: "
+        with connect(address, begun) as client:
+            assert (await receive(client)).endswith(b"answered")
+            client.send(get(HOST + from_address(HEAVY)))
+            assert (await receive(client)).endswith(b"answered")
+
+
+async def test_a_connection_with_early_rejections_alone_is_not_closed_as_idle() -> None:
+    server, connections = Server(proxy_hops=1), list[Connection]()
+    async with listening(server.load, noting(connections), server.early_rejections) as address:
+        with connect(address, get(HOST + from_address(LIGHT))) as client:
+            assert (await receive(client)).endswith(b"answered")
+            (connection,) = connections
+            connection._next_keepalive_close_time = 0.0
+            client.send(get(HOST + from_address(HEAVY)))
+            assert (await receive(client)).startswith(b"HTTP/1.1 503 ")
+            connection._process_keepalive()
+            client.send(get(HOST + from_address(LIGHT)))
+            assert (await receive(client)).endswith(b"answered")
+
+
+async def test_a_client_that_reads_nothing_gets_no_early_rejections() -> None:
+    server, connections = Server(proxy_hops=1), list[Connection]()
+    async with listening(server.load, noting(connections), server.early_rejections) as address:
+        with connect(address, get(HOST + from_address(LIGHT))) as client:
+            assert (await receive(client)).endswith(b"answered")
+            connections[0].pause_writing()
+            client.send(get(HOST + from_address(HEAVY)))
+            assert (await receive(client)).endswith(b"answered")
+            connections[0].resume_writing()

@@ -51,9 +51,10 @@ class Request(web.BaseRequest):
 
 class Connection(web.RequestHandler):
     """One client connection of `server`, which counts for `address`. `head_since` is the loop time at which
-    an unfinished head began, else 0.0. `arrivals` has the arrival of each request that waits for its turn."""
+    an unfinished head began, else 0.0. `ended_head` is True if the last bytes ended a head, so that the next
+    begin another. `arrivals` has the arrival of each request that waits for its turn."""
 
-    __slots__ = ("_http", "address", "arrivals", "head_since", "load", "was_served")
+    __slots__ = ("_http", "address", "arrivals", "ended_head", "head_since", "load", "was_served")
 
     def __init__(self, server: "HttpServer", address: Address, **options: Any) -> None:
         super().__init__(server, **options)
@@ -62,6 +63,7 @@ class Connection(web.RequestHandler):
         self.address: Address | None = address
         self.arrivals: deque[Arrival] = deque()
         self.head_since = 0.0
+        self.ended_head = True
         self.was_served = False
         # The parser counts a request that was taken before its body had arrived, so it may stop one request
         # earlier than the connection expects, which would then never let it go on.
@@ -149,12 +151,14 @@ class Connection(web.RequestHandler):
             if isinstance(decision, bytes):
                 assert self.transport is not None
                 self.transport.write(decision)
+                self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
                 self.load.pause(self)
                 return
             admitted = decision
         waiting = len(self._messages)
         super().data_received(data)
         arrived = len(self._messages) - waiting
+        self.ended_head = arrived > 0 and data.endswith(b"\r\n\r\n")
         if arrived:
             if admitted is not None and arrived == 1:
                 self.arrivals.append(admitted)
@@ -191,8 +195,9 @@ class Connection(web.RequestHandler):
 
     @property
     def _is_ready(self) -> bool:
-        """True if the next bytes begin a request that would be handled at once."""
-        return self.is_idle and self.head_since == 0.0 and not (self._close or self._force_close)
+        """True if the next bytes begin a request that would be handled at once, and the client reads what it
+        is sent."""
+        return self.is_idle and self.ended_head and not (self._paused or self._close or self._force_close)
 
     @property
     def has_more(self) -> bool:

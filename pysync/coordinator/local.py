@@ -30,8 +30,8 @@ from pysync.errors import CoordinatorUnavailable
 from pysync.model import Diagnosis
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog, change_id, insert_changes
-from pysync.sqlite.connection import Database, GroupCommit, SnapshotReader
-from pysync.sqlite.database_file import Schema, make_private_dir, open_database, reason_of
+from pysync.sqlite.connection import GroupCommit, SnapshotReader
+from pysync.sqlite.database_file import Database, Schema, make_private_dir, open_database, reason_of
 
 
 class LeaseFiles:

@@ -34,8 +34,7 @@ from pysync._core import ReplayWindow
 from pysync.clock import elapsed_of, read_saved_number, save_number
 from pysync.coordinator.base import AHEAD_MS, EPOCH_MS, LIVE_EPOCHS, ReplayMemoryFull, Standing, nonce_epoch
 from pysync.errors import CoordinatorUnavailable
-from pysync.sqlite.connection import DatabaseFile
-from pysync.sqlite.database_file import make_private_dir
+from pysync.sqlite.database_file import DatabaseFile, make_private_dir
 
 log = logging.getLogger(__name__)
 

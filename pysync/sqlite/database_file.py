@@ -1,16 +1,19 @@
-"""Database files: creation, schema upgrades, opening, and checks for damage."""
+"""Database files: creation, schema upgrades, opening, and checks that they are sound and in their place."""
 
 import errno
 import fcntl
+import logging
 import os
 import shutil
 import sqlite3
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pysync.sqlite.connection import Database, DatabaseFile, is_damage
+log = logging.getLogger("pysync.sqlite")
 
 _REMEDY: Final = (
     "Restore it from a backup, or save what can be read of it with the command .recover of sqlite3"
@@ -29,6 +32,18 @@ _FULL_BELOW_BYTES: Final = 65_536
 READ_BUSY_TIMEOUT_MS: Final = 100
 """Readers of a WAL database wait only while another process recovers it. They run on the event loop."""
 
+CHECK_INTERVAL_S: Final = 1.0
+"""Seconds between two checks that an idle database is still at its path."""
+
+DAMAGE_CHECK_PAUSE_S: Final = 10.0
+"""Seconds between two checks of damage that SQLite reports."""
+
+_DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_GONE = "the database was deleted or replaced: restart the server"
+
+DATABASE_ERRORS: Final = (sqlite3.Error, MemoryError)
+"""Errors of SQLite, which raises MemoryError where it has no memory. They may leave a write half made."""
+
 
 class Schema(NamedTuple):
     """The schema of a database file, as a list of upgrades. Each step has the statements that upgrade a file
@@ -40,6 +55,119 @@ class Schema(NamedTuple):
     def version(self) -> int:
         """The version of a file that has all steps."""
         return len(self.steps)
+
+
+class DatabaseMoved(sqlite3.OperationalError):
+    """The open database is no longer the file at its path."""
+
+
+class DatabaseFile:
+    """A database of this process, with the files that belong to it. One thread calls `check`; any thread may
+    use the rest.
+
+    SQLite continues to use a file that was deleted or replaced, as every program does that has it open.
+    Writes to such a file are lost when the last process closes it.
+    """
+
+    def __init__(self, path: Path, find_damage: Callable[["DatabaseFile"], bool] | None = None) -> None:
+        """`find_damage` returns True if the file is damaged, and raises OSError if the disk cannot read it.
+        It is called in a thread; without it, damage that SQLite reports is believed at once."""
+        self.path = path
+        self.moved = False
+        """Stays set even if the file is put back: another process may have written to it meanwhile."""
+        self.damage: str | None = None
+        """SQLite's message about the first damage that was found."""
+        self._find_damage = find_damage
+        self._check: threading.Thread | None = None
+        self._check_from = 0.0
+        self._watched: list[tuple[str, int, int]] = []
+        self.watch(path)
+
+    def watch(self, *paths: Path) -> None:
+        """Watch the files that are now at `paths`. Raises OSError."""
+        for path in map(str, paths):
+            found = os.stat(path)
+            self._watched.append((path, found.st_dev, found.st_ino))
+
+    def check(self, first: int | None = None) -> None:
+        """Raise DatabaseMoved if a watched file, or one of the `first` watched ones, is no longer at its
+        path. The first time is logged."""
+        for watched in self._watched[:first]:
+            if not self.moved and not _is_same_file(*watched):
+                self.moved = True
+                log.critical(
+                    "the database %s was deleted or replaced while this process has it open: reads and "
+                    "writes fail until a restart. Acknowledged writes are in the file that is still open: "
+                    "save it before you stop the server, as docs/how-to/repair-damage.md says",
+                    self.path,
+                )
+        self.raise_if_moved()
+
+    def raise_if_moved(self) -> None:
+        """Raise DatabaseMoved if an earlier `check` did."""
+        if self.moved:
+            raise DatabaseMoved(_GONE)
+
+    def record_error(self, error: BaseException) -> None:
+        """Record an error of SQLite that reports damage. SQLite reports an error of the disk in the same way,
+        so the file is checked first, in a thread, and until then the database has a `fault`."""
+        if self.damage is not None or not is_damage(error):
+            return
+        if self._find_damage is None:
+            self._record_damage(error)
+        elif self._check is None and time.monotonic() >= self._check_from:
+            self._check = threading.Thread(target=self._check_damage, args=(error,), daemon=True)
+            try:
+                self._check.start()
+            except RuntimeError:  # no memory for a thread: check when it is met again
+                self._check = None
+
+    def wait_for_check(self) -> None:
+        """Wait until a check for damage has ended, for a second at most."""
+        if (check := self._check) is not None:
+            check.join(CHECK_INTERVAL_S)
+
+    def _check_damage(self, error: BaseException) -> None:
+        try:
+            assert self._find_damage is not None
+            if self._find_damage(self):
+                self._record_damage(error)
+            else:
+                log.error("SQLite reported damage of %s, and a check found none: %s", self.path, error)
+        except OSError as cause:
+            log.error("the database %s cannot be read: %s", self.path, cause)
+        except Exception:
+            log.exception("failed to check the database %s", self.path)
+        self._check_from = time.monotonic() + DAMAGE_CHECK_PAUSE_S
+        self._check = None
+
+    def _record_damage(self, error: BaseException) -> None:
+        self.damage = str(error)
+        log.critical("the database %s is damaged: %s; restore it from a backup", self.path, error)
+
+    @property
+    def fault(self) -> str | None:
+        """The reason why the database is unusable until a restart; None if it is usable."""
+        if self.moved:
+            return _GONE
+        if self.damage is not None:
+            return f"{self.path} is damaged: {self.damage}"
+        return None if self._check is None else f"SQLite reports that {self.path} is damaged: checking it"
+
+
+class Database(NamedTuple):
+    """An open database: `reader` is for the event loop, `writer` for `GroupCommit`."""
+
+    reader: sqlite3.Connection
+    writer: sqlite3.Connection
+    file: DatabaseFile
+    is_durable: bool = True
+    """True if commits survive the loss of power."""
+
+    def close(self) -> None:
+        """Close both connections."""
+        self.writer.close()
+        self.reader.close()
 
 
 def make_private_dir(path: Path, *, may_be_link: bool = False) -> None:
@@ -222,3 +350,18 @@ def _read_to_end(fd: int) -> None:
     at = 0
     while size := len(os.pread(fd, 1 << 20, at)):
         at += size
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return True if SQLite raised this error because the file is damaged."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
+
+
+def _is_same_file(path: str, device: int, inode: int) -> bool:
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # an error of the disk does not show that the file was taken away
+    return found.st_ino == inode and found.st_dev == device

@@ -25,7 +25,7 @@ from pysync.coordinator import EPOCH_MS, Coordinator, Standing
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.coordinator.nonce_log import NonceLog
-from pysync.sqlite.connection import DatabaseFile
+from pysync.sqlite.database_file import DatabaseFile
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock

@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple, Self, TypeVar, TypeVarTuple
 
 from pysync._core import split_key
 from pysync.errors import StoreUnavailable
-from pysync.sqlite.connection import DATABASE_ERRORS, GroupCommit, SnapshotReader
+from pysync.sqlite.connection import GroupCommit, SnapshotReader
+from pysync.sqlite.database_file import DATABASE_ERRORS
 from pysync.store.base import DAMAGED_REASON, DamagedFile, FileStat, OpenFile, Pace, clamp_range
 from pysync.store.local import file_merge, tables
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, in_thread, translate_os_errors

@@ -29,8 +29,8 @@ from pysync.errors import StoreUnavailable
 from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
 from pysync.sqlite.changelog import SqliteChangeLog
-from pysync.sqlite.connection import Database, GroupCommit, SnapshotReader
-from pysync.sqlite.database_file import make_private_dir, open_database, reason_of
+from pysync.sqlite.connection import GroupCommit, SnapshotReader
+from pysync.sqlite.database_file import Database, make_private_dir, open_database, reason_of
 from pysync.store.base import (
     ANY,
     NOT_MODIFIED,

@@ -23,7 +23,7 @@ from support.worker_processes import asked_everybody, gone, on_fresh_connection,
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import CoordinatorUnavailable, StoreUnavailable
 from pysync.sqlite import connection
-from pysync.sqlite.connection import DatabaseFile
+from pysync.sqlite.database_file import DatabaseFile
 from pysync.store.local.store import LocalStore
 from pysync.store.local.tables import SCHEMA
 

@@ -11,7 +11,8 @@ import pytest
 
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import connection
-from pysync.sqlite.connection import Database, DatabaseFile, GroupCommit
+from pysync.sqlite.connection import GroupCommit
+from pysync.sqlite.database_file import Database, DatabaseFile
 
 
 @pytest.fixture

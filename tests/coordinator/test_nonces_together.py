@@ -188,6 +188,20 @@ async def test_they_wait_for_another_process_that_holds_the_lock(
         assert await waiting == [True, False, True]
 
 
+async def test_others_are_decided_after_one_that_found_no_memory(
+    coordinator: LocalCoordinator, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio.get_running_loop(), "call_soon", fail)
+        with pytest.raises(MemoryError):
+            coordinator.consume_nonce("aa", "n", clock()).send(None)
+    async with asyncio.timeout(10):
+        assert await outcomes(coordinator, clock, "a", "b", "a") == [True, True, False]
+
+
 async def test_those_that_wait_when_the_coordinator_closes_are_refused(
     folder: Path, clock: FakeClock
 ) -> None:

@@ -174,15 +174,16 @@ class NonceLog:
             raise CoordinatorUnavailable()
         new = _Nonce(ReplayWindow.digest(presenter, nonce), signed_ms, standing, is_read)
         loop = asyncio.get_running_loop()
-        self._in_tick += 1
-        if self._in_tick == 1:
+        is_first = not self._in_tick
+        if is_first:
             loop.call_soon(self._end_tick, time.monotonic() + LOCK_TIMEOUT_S)
-            if not self._shares_calls:
-                with suppress(BlockingIOError):
-                    (outcome,) = self._decide([new])
-                    if isinstance(outcome, Exception):
-                        raise outcome
-                    return outcome
+        self._in_tick += 1  # once its end is certain
+        if is_first and not self._shares_calls:
+            with suppress(BlockingIOError):
+                (outcome,) = self._decide([new])
+                if isinstance(outcome, Exception):
+                    raise outcome
+                return outcome
         decided: asyncio.Future[bool] = loop.create_future()
         self._waiting.append((new, decided))
         return await decided
@@ -205,22 +206,24 @@ class NonceLog:
     def _end_tick(self, deadline: float) -> None:
         """Decide the nonces of this tick that wait. If another process holds the lock, decide them later,
         together with those of other ticks."""
-        waiting = [(nonce, decided) for nonce, decided in self._waiting if not decided.done()]
-        outcomes: Sequence[bool | Exception] = ()
-        if waiting:
-            try:
-                outcomes = self._decide([nonce for nonce, _ in waiting])
-            except BlockingIOError as error:
-                if time.monotonic() < deadline:
-                    asyncio.get_running_loop().call_soon(self._end_tick, deadline)
-                    return
-                outcomes = [_unavailable(error) for _ in waiting]
-            except Exception as error:
-                outcomes = [error for _ in waiting]
+        waiting, outcomes = self._waiting, list[bool | Exception]()
+        try:
+            waiting = [(nonce, decided) for nonce, decided in waiting if not decided.done()]
+            if waiting:
+                outcomes = [*self._decide([nonce for nonce, _ in waiting])]
+        except BlockingIOError as error:
+            if time.monotonic() < deadline:
+                asyncio.get_running_loop().call_soon(self._end_tick, deadline)
+                return
+            outcomes = [_unavailable(error) for _ in waiting]
+        except Exception as error:
+            outcomes = [error for _ in waiting]
         self._waiting = []
         self._shares_calls = self._in_tick > 1
         self._in_tick = 0
         for (_, decided), outcome in zip(waiting, outcomes, strict=True):
+            if decided.done():
+                continue
             if isinstance(outcome, bool):
                 decided.set_result(outcome)
             else:

@@ -8,8 +8,10 @@ import logging
 import os
 import sys
 import threading
+import zlib
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -273,11 +275,31 @@ async def test_a_gzip_body_reserves_its_inflated_length(site: Site) -> None:
     assert (await site.browser.request("POST", "/push/big/a", text, headers)).status == 200
 
 
-async def test_a_gzip_body_is_inflated_no_further_than_it_says(site: Site) -> None:
-    text = gzip.compress(json.dumps({"data": {"text": "x" * MB}, "baseHash": None}).encode())[:-4] + bytes(4)
+@pytest.mark.parametrize("text", ["x" * MB, os.urandom(MB).hex()])
+async def test_a_gzip_body_is_inflated_no_further_than_it_says(
+    site: Site, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    inflated = []
+
+    class Inflater:
+        """Notes how much was inflated."""
+
+        def __init__(self, wbits: int) -> None:
+            self.inflater = zlib.decompressobj(wbits)
+
+        def decompress(self, body: bytes, most: int) -> bytes:
+            inflated.append(most)
+            return self.inflater.decompress(body, most)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inflater, name)
+
+    monkeypatch.setattr(body_module, "zlib", SimpleNamespace(decompressobj=Inflater, error=zlib.error))
+    body = gzip.compress(json.dumps({"data": {"text": text}, "baseHash": None}).encode())[:-4] + bytes(4)
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-    answer = await site.browser.request("POST", "/push/big/a", text, headers)
+    answer = await site.browser.request("POST", "/push/big/a", body, headers)
     assert answer.error == (400, "Invalid gzip body")
+    assert inflated == [1]
 
 
 @pytest.mark.usefixtures("impatient")

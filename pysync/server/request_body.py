@@ -76,7 +76,7 @@ async def read_body(request: web.BaseRequest, max_bytes: int, in_flight: BytesIn
         if size > INFLATE_IN_THREAD_ABOVE or len(body) > INFLATE_IN_THREAD_ABOVE:
             reservation = reservation or in_flight.reservation(request)
             await reservation.grow(len(body) + min(size, max_bytes))
-            body = await run_heavy(_inflate, body, max_bytes)
+            body = await run_heavy(_inflate, body, max_bytes, size)
         else:
             body = _inflate(body, max_bytes, size)
     if reservation is not None and len(body) > IN_THREAD_ABOVE:
@@ -222,12 +222,12 @@ def _send_continue(request: web.BaseRequest) -> None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-def _inflate(body: bytes, max_bytes: int, size: int | None = None) -> bytes:
+def _inflate(body: bytes, max_bytes: int, size: int) -> bytes:
     """Return the text of a gzip body, whose end says that it has `size` bytes. If it is longer than that, no
     more of it is inflated."""
     inflater = zlib.decompressobj(wbits=31)
     try:
-        text = inflater.decompress(body, (max_bytes if size is None else min(max_bytes, size)) + 1)
+        text = inflater.decompress(body, min(max_bytes, size) + 1)
     except zlib.error:
         raise BadRequest("Invalid gzip body") from None
     if len(text) > max_bytes:

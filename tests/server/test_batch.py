@@ -18,8 +18,8 @@ from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, m
 from support.collections import limit_of
 
 from pysync.auth import issuing
-from pysync.server.handlers.batch import BatchReads
 from pysync.server.handlers.batch_reads import read_many
+from pysync.server.handlers.batch_response import BatchReads
 from pysync.sqlite.connection import SnapshotReader
 from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore

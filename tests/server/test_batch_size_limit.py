@@ -14,7 +14,7 @@ from support.watched_store import LOG, MB, OPEN, Watched
 
 from pysync import config
 from pysync.server import heavy_work
-from pysync.server.handlers import batch
+from pysync.server.handlers import batch_response
 from pysync.server.handlers.batch_reads import Budget
 from pysync.store import ObjectInfo, Store, StoredObject
 
@@ -233,7 +233,7 @@ async def test_large_answers_are_verified_and_joined_beside_the_event_loop(
         pauses[0] += 1
         await pause(self, found)
 
-    monkeypatch.setattr(batch, "run_heavy", counted)
+    monkeypatch.setattr(batch_response, "run_heavy", counted)
     monkeypatch.setattr(Budget, "pause", counted_pause)
     assert (await ask(browser, {"notes": [{"id": "small"}]})).status == 200
     assert (beside, pauses) == ([0], [0])

@@ -56,7 +56,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 async def outcomes(
     coordinator: LocalCoordinator, clock: FakeClock, *nonces: str, **options: Any
 ) -> list[Any]:
-    """What becomes of the nonces of requests that are handled in one turn."""
+    """What becomes of the nonces of requests that are handled in one tick."""
     each = (coordinator.consume_nonce("aa", nonce, clock(), **options) for nonce in nonces)
     return await asyncio.gather(*each, return_exceptions=True)
 

@@ -128,3 +128,20 @@ async def test_closed_connections_make_room_for_others() -> None:
             with connect(address, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n") as client:
                 assert (await receive(client)).endswith(b"answered")
             await turns_until(load, 0)
+
+
+async def test_a_connection_that_finds_no_memory_is_ended_and_not_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(*arguments: object) -> None:
+        raise MemoryError
+
+    load = LoadShedder(0.25)
+    async with listening(load) as address:
+        with monkeypatch.context() as patched, connect(address) as client:
+            patched.setattr(asyncio.get_running_loop(), "connect_accepted_socket", fail)
+            assert await receive(client) == b""
+            assert load.connections == 0
+        with connect(address, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n") as client:
+            assert (await receive(client)).endswith(b"answered")
+    assert "cannot serve a connection" in caplog.text

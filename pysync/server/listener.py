@@ -155,9 +155,11 @@ class Listener(web.BaseSite):
             self.load.read_again(connection, unread_since)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock)
-        except OSError:  # the client has gone
+        except Exception as error:
             self.load.closed(connection)
             sock.close()
+            if not isinstance(error, OSError):  # the client has not gone
+                log.error("cannot serve a connection: %r", error, extra={"repeats": repr(error)})
 
     @property
     def load(self) -> LoadShedder:

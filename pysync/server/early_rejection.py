@@ -17,7 +17,7 @@ from pysync.auth.admission import forwarded_ip
 from pysync.errors import Overloaded
 from pysync.server.metrics import Counters
 from pysync.server.overload import Address, Arrival, LoadShedder, Readable
-from pysync.server.responses import error_response
+from pysync.server.responses import count_response, error_response
 
 _is_plain: Final = re.compile(rb"GET /(?!health)[!-~]* HTTP/1\.1\r\n(?:[\w-]+:[^\0\n\r]*\r\n)*\r\n").fullmatch
 """Recognises a head that all parsers read alike, and that is not of a health probe. If a proxy saw a body
@@ -46,7 +46,7 @@ class EarlyRejections:
         (arrival,) = self._load.arrivals(connection, 1)
         if self._load.admits(connection, address, arrival):
             return arrival._replace(is_admitted=True)
-        self._counters.count_response(Overloaded.status, 0.0)
+        count_response(self._counters, Overloaded.status, 0.0)
         before, after = _rejection(int(time.monotonic()))
         return b"%b%b-%x%b" % (before, self._id_prefix, next(self._ids), after)
 

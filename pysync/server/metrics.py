@@ -13,7 +13,6 @@ import asyncio
 import logging
 import os
 import threading
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -65,18 +64,6 @@ class Counters:
     def count(self, metric: str, *labels: str, by: int = 1) -> None:
         """Add `by` to a metric of `COUNTERS`, with the values of its labels."""
         self.counts[metric, *labels] += by
-
-    def count_response(self, status: int, seconds: float, action: str = "none", collection: str = "") -> None:
-        """Count one response. `seconds` is the time until the response began; `action` and `collection` are
-        those of its route, if it has one."""
-        key = (action, collection, status)
-        self.statuses[key] = self.statuses.get(key, 0) + 1
-        buckets = self.durations.get(action)
-        if buckets is None:
-            buckets = self.durations[action] = [0] * (len(BUCKETS_S) + 1)
-            self.seconds[action] = 0.0
-        buckets[bisect_left(BUCKETS_S, seconds)] += 1
-        self.seconds[action] += seconds
 
     def set_lag(self, name: str, lag_s: int) -> None:
         """Set the lag of one worker of projections."""

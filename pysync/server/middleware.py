@@ -33,7 +33,7 @@ from pysync.server.logs import RequestLog
 from pysync.server.metrics import Counters
 from pysync.server.overload import LoadShedder
 from pysync.server.request_body import media_type
-from pysync.server.responses import NO_STORE, Response, error_response
+from pysync.server.responses import NO_STORE, Response, count_response, error_response
 from pysync.server.router import Match, Router
 
 log = logging.getLogger("pysync.server")
@@ -140,10 +140,10 @@ class Middleware:
             response.header_text += self._cors_lines(request)
         seconds = time.perf_counter() - started
         if match is None:
-            self._counters.count_response(response.status, seconds)
+            count_response(self._counters, response.status, seconds)
         else:
             route = match.route
-            self._counters.count_response(response.status, seconds, route.action, route.collection)
+            count_response(self._counters, response.status, seconds, route.action, route.collection)
         if self._log.logs_requests:
             self._log.log_response(request, response, seconds)
         return response

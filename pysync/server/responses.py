@@ -5,6 +5,7 @@ import fcntl
 import sys
 import termios
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from email.utils import formatdate
 from functools import lru_cache
@@ -20,6 +21,7 @@ from pysync import protocol
 from pysync.errors import PysyncError
 from pysync.protocol import JSON_TYPE
 from pysync.server.in_flight import Reservation
+from pysync.server.metrics import BUCKETS_S, Counters
 
 NO_STORE = "Cache-Control: no-store\r\n"
 DRAIN_ABOVE = 64 * 1024
@@ -251,6 +253,21 @@ def error_response(error: PysyncError, *, close: bool = False) -> Response:
     """Return the response for `error` (docs/reference/protocol.md#errors), which is never cached."""
     lines = NO_STORE + header_lines(error.headers)
     return Response(error.status, protocol.error_body(error), lines, close=close)
+
+
+def count_response(
+    counters: Counters, status: int, seconds: float, action: str = "none", collection: str = ""
+) -> None:
+    """Count one response. `seconds` is the time until the response began; `action` and `collection` are those
+    of its route, if it has one."""
+    key = (action, collection, status)
+    counters.statuses[key] = counters.statuses.get(key, 0) + 1
+    buckets = counters.durations.get(action)
+    if buckets is None:
+        buckets = counters.durations[action] = [0] * (len(BUCKETS_S) + 1)
+        counters.seconds[action] = 0.0
+    buckets[bisect_left(BUCKETS_S, seconds)] += 1
+    counters.seconds[action] += seconds
 
 
 def header_lines(headers: Mapping[str, str]) -> str:

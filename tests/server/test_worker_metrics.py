@@ -11,12 +11,13 @@ from pysync.config import parse
 from pysync.server import metrics
 from pysync.server.app import Worker, create_app
 from pysync.server.metrics import BUCKETS_S, Counters, Metrics, MultiprocessCounters
+from pysync.server.responses import count_response
 
 
 def counted(*observed: tuple[int, float]) -> Counters:
     tally = Counters()
     for status, seconds in observed:
-        tally.count_response(status, seconds)
+        count_response(tally, status, seconds)
     return tally
 
 
@@ -44,11 +45,11 @@ async def test_who_takes_a_workers_place_counts_on(tmp_path: Path) -> None:
     beside = MultiprocessCounters(other, tmp_path, 2)
     assert shared.total().statuses == {("none", "", 200): 1}
     assert beside.total().statuses == {("none", "", 200): 1, ("none", "", 404): 1}
-    first.count_response(200, 0.5)
+    count_response(first, 200, 0.5)
     shared.close()
     after = Counters()
     again = MultiprocessCounters(after, tmp_path, 1)
-    after.count_response(200, 0.5)
+    count_response(after, 200, 0.5)
     assert again.total().statuses[("none", "", 200)] == 3
     again.publish()
     assert beside.total().statuses[("none", "", 200)] == 3
@@ -60,7 +61,7 @@ async def test_what_one_worker_told_of_itself_every_other_tells(tmp_path: Path) 
     own = Counters()
     asked, other = MultiprocessCounters(own, tmp_path, 1), MultiprocessCounters(Counters(), tmp_path, 2)
     for _ in range(3):
-        own.count_response(200, 0.001)
+        count_response(own, 200, 0.001)
         assert members(asked.total()) == members(other.total()) == members(own)
     asked.close()
     other.close()
@@ -90,7 +91,7 @@ async def test_counts_that_cannot_be_written_are_told_to_nobody(tmp_path: Path) 
     shared = MultiprocessCounters(own, tmp_path, 1)
     shared.publish()
     (tmp_path / ".1").mkdir()
-    own.count_response(200, 0.5)
+    count_response(own, 200, 0.5)
     assert shared.total().statuses == {("none", "", 200): 1}
     (tmp_path / ".1").rmdir()
     assert shared.total().statuses == {("none", "", 200): 2}

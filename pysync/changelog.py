@@ -20,7 +20,8 @@ class Retention:
 
 
 class Change(NamedTuple):
-    """One write. `text` is the JSON object that subscribers receive. `identity` (the writer, `""` if unknown)
+    """One write or removal. `text` is the JSON object that subscribers receive, but for their own names of
+    the document. `identity` (the writer, `""` if unknown)
     and `origin` (the collection that wrote it, `""` if unknown) are for the server's own use."""
 
     text: bytes
@@ -30,6 +31,11 @@ class Change(NamedTuple):
     def is_for_hash(self, hash_: str) -> bool:
         """Return True if the change is of the version with this hash."""
         return b'"hash":"%b"' % hash_.encode() in self.text
+
+    @property
+    def removed(self) -> bool:
+        """True if the document was removed. `hash` is then that of its last version."""
+        return b'"removed":true' in self.text  # no text inside a JSON string looks like this
 
 
 OriginFilter = Callable[[str], bool]

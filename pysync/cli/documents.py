@@ -259,5 +259,6 @@ def _change_json(change: ChangeEvent | Reset) -> dict[str, Any]:
         "timestamp": change.timestamp_ms,
         "namespace": change.namespace,
         "id": change.id,
+        "removed": change.removed or None,
     }
     return {name: value for name, value in members.items() if value is not None}

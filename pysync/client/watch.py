@@ -95,7 +95,10 @@ class ChangeEvent:
     """A write that was applied, to the document of `collection` with these values of its path parameters.
     `hash` is what a pull returns unless the document was written again. For an append, `timestamp_ms` is the
     timestamp of its element. `namespace` is None at the root. `id` is the event's position in the stream,
-    opaque to clients."""
+    opaque to clients.
+
+    `removed` is True if the document was removed, and `hash` is `""` then. Pull it to be sure: it may have
+    been created again since."""
 
     collection: str
     params: Mapping[str, str]
@@ -103,6 +106,7 @@ class ChangeEvent:
     timestamp_ms: int
     namespace: str | None
     id: str
+    removed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,4 +260,5 @@ def _parse_event(event: ServerSentEvent, last_event_id: str) -> ChangeEvent | Re
         timestamp_ms=change["timestamp"],
         namespace=change.get("namespace"),
         id=last_event_id,
+        removed=change.get("removed") is True,
     )

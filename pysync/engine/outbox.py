@@ -24,8 +24,8 @@ from pysync.cache import BoundedCache
 from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.coordinator import Coordinator, PreparedWrite
-from pysync.errors import CoordinatorUnavailable, KeyConflict
-from pysync.store import EtagMismatch, ExistingFileFilter, Precondition, Store
+from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
+from pysync.store import DamagedFile, EtagMismatch, ExistingFileFilter, Precondition, Store
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +56,9 @@ class DocumentRef(NamedTuple):
     identity: str = ""
     key: str = ""
 
-    def change(self, hash_: str, timestamp_ms: int) -> Change:
-        """Return the change that announces a write with this hash and time."""
+    def change(self, hash_: str, timestamp_ms: int, *, removed: bool = False) -> Change:
+        """Return the change that announces a write with this hash and time. With `removed` it announces that
+        the version with this hash was removed."""
         members = {
             "collection": self.collection,
             "params": self.params,
@@ -68,6 +69,8 @@ class DocumentRef(NamedTuple):
             members["namespace"] = self.namespace
         if self.key:
             members["key"] = self.key
+        if removed:
+            members["removed"] = True
         return Change(orjson.dumps(members), self.identity, origin(self.namespace, self.collection))
 
     def is_same_document(self, other: "DocumentRef") -> bool:
@@ -81,15 +84,16 @@ def origin(namespace: str | None, collection: str) -> str:
 
 
 class ParsedChange(NamedTuple):
-    """The fields of a change."""
+    """The fields of a change. The hash of a removal is that of the removed version."""
 
     ref: DocumentRef
     hash: str
     timestamp_ms: int
+    removed: bool = False
 
 
 def parse_change(change: Change) -> ParsedChange:
-    """Return the document, hash and time that a change was made from. It is the inverse of
+    """Return the document, hash, time and kind that a change was made from. It is the inverse of
     `DocumentRef.change`."""
     members = orjson.loads(change.text)
     ref = DocumentRef(
@@ -99,7 +103,7 @@ def parse_change(change: Change) -> ParsedChange:
         change.identity,
         members.get("key", ""),
     )
-    return ParsedChange(ref, members["hash"], members["timestamp"])
+    return ParsedChange(ref, members["hash"], members["timestamp"], change.removed)
 
 
 class Outbox:
@@ -143,6 +147,39 @@ class Outbox:
             await self._report_outcome(earlier.name, [])
         self._last_announced.put(key, changes[-1])
         return etag
+
+    async def delete(self, key: str, expect: Precondition, changes: Sequence[Change], base: str = "") -> None:
+        """Delete as `Store.delete` and announce `changes`, which are removals of documents named with their
+        keys, after the pending change of the version with the hash `base`. A store with a change log
+        announces nothing if there was nothing to delete. Otherwise a removal may be announced although
+        another writer has created the document again; a change without `removed` then follows it.
+
+        Raises the errors of `Store.delete` and of `put`.
+        """
+        if self._transactional is not None:
+            await self._transactional.delete(key, expect=expect, changes=changes)
+            return
+        if not changes:
+            await self._store.delete(key, expect=expect)
+            return
+        await self.flush_outcomes()
+        earlier = await self._pending_predecessor(key, base, changes[-1])
+        to_announce = [*earlier.changes, *changes]
+        intent = await self._coordinator.prepare(to_announce)
+        try:
+            await self._store.delete(key, expect=expect)
+        except EtagMismatch:
+            await self._report_outcome(intent, [])
+            raise
+        try:
+            await self._append_with_removals(PreparedWrite(intent, 0, to_announce), is_done=True)
+        except (CoordinatorUnavailable, StoreUnavailable) as error:
+            text, extra = error.detail, {"repeats": ("announce", error.detail)}
+            log.warning("failed to announce a removal, will retry: %s", text, extra=extra)
+            return  # `recover` finds the intent
+        if earlier.name:
+            await self._report_outcome(earlier.name, [])
+        self._last_announced.put(key, changes[-1])
 
     async def write(
         self,
@@ -238,10 +275,30 @@ class Outbox:
             for intent in intents:
                 is_timed_out = intent.age_ms >= INTENT_TIMEOUT_MS
                 if is_timed_out or (early and intent.age_ms >= EARLY_RECOVERY_MS):
-                    await self._coordinator.append(intent.changes, intent.name if is_timed_out else "")
+                    await self._append_with_removals(intent, is_done=is_timed_out)
                     recovered += 1
             if len(intents) < _PAGE or intents[-1].age_ms < INTENT_TIMEOUT_MS:
                 return recovered
+
+    async def _append_with_removals(self, intent: PreparedWrite, *, is_done: bool) -> None:
+        """Announce the changes of an intent, and close it if it `is_done`. A document that is stored after
+        its removal was announced was never removed, or was created again, perhaps announced too early. Its
+        change is then announced again without `removed`."""
+        removed = [change for change in intent.changes if change.removed]
+        await self._coordinator.append(intent.changes, "" if removed or not is_done else intent.name)
+        if removed:
+            stored = [change for change in removed if await self._is_stored(parse_change(change).ref.key)]
+            if stored:
+                written = [parse_change(change) for change in stored]
+                await self._coordinator.append([each.ref.change(*each[1:3]) for each in written])
+            if is_done:
+                await self._coordinator.abort(intent.name)
+
+    async def _is_stored(self, key: str) -> bool:
+        try:
+            return await self._store.get(key) is not None or await self._store.stat(key) is not None
+        except DamagedFile:
+            return True
 
     async def _pending_predecessor(self, key: str, base: str, change: Change) -> PreparedWrite:
         """Return the intent of the write that made the version `base` of the document of `change`, with all

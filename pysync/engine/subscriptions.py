@@ -65,6 +65,7 @@ class Event(NamedTuple):
     sse_bytes: bytes
     hash: str = ""
     timestamp_ms: int = 0
+    removed: bool = False
 
     def with_version(self, version: str) -> "Event":
         """Return the event for subscribers that receive `version` in place of the hash."""
@@ -220,7 +221,7 @@ class ChangeDispatcher:
                 subscribers = index.matching(match)
                 if subscribers:
                     frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _event_json(parsed, match))
-                    plan.append((Event(id_, *match, frame, parsed.hash, parsed.timestamp_ms), subscribers))
+                    plan.append((Event(id_, *match, frame, *parsed[1:]), subscribers))
             await turns.share()
         return plan
 
@@ -289,10 +290,16 @@ async def _fan_out(events: Mapping[Subscriber, Sequence[Event]], turns: Slices) 
 
 
 def _event_json(change: ParsedChange, match: KeyMatch) -> bytes:
-    """Return the event as subscribers of the matching collection receive it."""
+    """Return the event as subscribers of the matching collection receive it. The hash of a removal is that
+    of a pull afterwards, so that subscribers who do not know `removed` pull."""
     namespace, name = match.topic
-    text = {"collection": name, "params": match.params, "hash": change.hash, "timestamp": change.timestamp_ms}
-    return orjson.dumps(text if namespace is None else text | {"namespace": namespace})
+    hash_ = "" if change.removed else change.hash
+    text = {"collection": name, "params": match.params, "hash": hash_, "timestamp": change.timestamp_ms}
+    if namespace is not None:
+        text["namespace"] = namespace
+    if change.removed:
+        text["removed"] = True
+    return orjson.dumps(text)
 
 
 class SubscriberIndex:

@@ -218,7 +218,7 @@ class StreamAuthorizer:
                 if access.status >= 500:
                     listener.abort()
                 return None
-            if not access.hidden:
+            if not access.hidden or event.removed:
                 return event
             about = event.id, event.topic, access.hidden
             if about not in variants:

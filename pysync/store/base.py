@@ -357,6 +357,10 @@ class TransactionalStore(Store, Protocol):
         """Write a file as `Store.write` does, and commit the changes that `changes_of` returns for its
         sha256."""
 
+    async def delete(self, key: str, expect: Precondition = ANY, changes: Sequence[Change] = ()) -> None:
+        """Remove an object or file as `Store.delete` does, and commit these changes with the removal. Commits
+        none if there is nothing at `key`."""
+
     async def write_ordered(
         self,
         key_of: Callable[[HybridTimestamp], str],

@@ -20,7 +20,7 @@ from pysync.testing.coordinators import (
     change,
 )
 from pysync.testing.faults import Advance, FakeClock, FaultyStore
-from pysync.testing.stores import StoreContract, chunks_of, read_file
+from pysync.testing.stores import StoreContract, TransactionalStoreContract, chunks_of, read_file
 
 __all__ = [
     "RETENTION",
@@ -32,6 +32,7 @@ __all__ = [
     "FaultyStore",
     "LeaseContract",
     "StoreContract",
+    "TransactionalStoreContract",
     "change",
     "chunks_of",
     "read_file",

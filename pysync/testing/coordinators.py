@@ -45,6 +45,15 @@ class ChangeLogContract(FakeTime):
         await log.append(changes)
         assert [stored for _, stored in await _retained(log)] == changes
 
+    async def test_a_removal_comes_back_as_one(self, log: ChangeLog) -> None:
+        texts = [
+            b'{"params":{"removed":"true"}}',
+            b'{"removed":true}',
+            b'{"params":{"a":"\\"removed\\":true"}}',
+        ]
+        await log.append([Change(text) for text in texts])
+        assert [stored.removed for _, stored in await _retained(log)] == [False, True, False]
+
     async def test_changes_announced_together_keep_their_order_and_the_last_ones_id(
         self, log: ChangeLog
     ) -> None:

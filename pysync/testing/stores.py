@@ -17,7 +17,9 @@ from pysync.store import (
     Precondition,
     Store,
     StoredObject,
+    TransactionalStore,
 )
+from pysync.testing.coordinators import change
 
 
 async def chunks_of(*chunks: bytes) -> AsyncIterator[bytes]:
@@ -418,3 +420,25 @@ class StoreContract:
         found = await store.get(key)
         assert isinstance(found, StoredObject)
         assert found.body == body
+
+
+class TransactionalStoreContract(StoreContract):
+    """The contract of `TransactionalStore`. The fixture `store` is one."""
+
+    async def test_a_removal_and_its_changes_are_one(self, store: TransactionalStore) -> None:
+        etag = await store.put("a", b"one", changes=[change("put")])
+        await store.write("f/a", chunks_of(b"two"), "text/plain")
+        with pytest.raises(EtagMismatch):
+            await store.delete("a", Etag("another"), changes=[change("refused")])
+        await store.delete("a", Etag(etag), changes=[change("one"), change("two")])
+        await store.delete("f/a", changes=[change("three")])
+        found = await store.change_log.read("", 10)
+        assert found is not None
+        assert [each for _, each in found] == [change(text) for text in ("put", "one", "two", "three")]
+        assert await store.get("a") is None
+        assert await store.stat("f/a") is None
+
+    async def test_what_is_not_there_is_removed_without_a_change(self, store: TransactionalStore) -> None:
+        last = await store.change_log.last_id()
+        await store.delete("a", changes=[change("one")])
+        assert await store.change_log.last_id() == last

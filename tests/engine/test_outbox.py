@@ -305,6 +305,69 @@ async def test_whatever_fails_every_write_that_was_applied_is_announced_in_order
     assert [hash_ for hash_ in announced if hash_ in applied] == applied
 
 
+KEYED = DocumentRef("notes", {"id": "a"}, key="a")
+
+
+async def remove(outbox: Outbox, etag: str, n: int) -> None:
+    """Delete version `n` of the document at "a"."""
+    removal = KEYED.change(version(b"%d" % n), 100 + n, removed=True)
+    await outbox.delete("a", Etag(etag), [removal], version(b"%d" % n))
+
+
+async def changes_told(scene: Scene) -> list[tuple[str, bool]]:
+    found = await scene.coordinator.read("", 100)
+    assert found is not None
+    return [(parse_change(told).hash, told.removed) for _, told in found]
+
+
+class TestRemovals:
+    async def test_a_removal_is_announced_after_the_version_that_it_removed(self, scene: Scene) -> None:
+        scene.coordinator.fail("announce")
+        etag = await put_version(Outbox(scene.kept, scene.coordinator), 1, ABSENT, subject=KEYED)
+        await remove(scene.outbox, etag, 1)
+        assert await changes_told(scene) == [(version(b"1"), False), (version(b"1"), True)]
+        assert await scene.coordinator.prepared(10) == []
+        assert await scene.kept.get("a") is None
+
+    async def test_a_refused_removal_is_withdrawn(self, scene: Scene) -> None:
+        await scene.kept.put("a", b"1")
+        with pytest.raises(EtagMismatch):
+            await remove(scene.outbox, "another", 1)
+        await scene.heal()
+        assert await changes_told(scene) == []
+
+    @pytest.mark.parametrize("crash", ["intend", "intended", "deleting", "deleted", "announce", "announced"])
+    async def test_a_crash_at_any_step_says_at_last_what_is_true(self, scene: Scene, crash: str) -> None:
+        etag = await put_version(scene.outbox, 1, ABSENT, subject=KEYED)
+        if crash.startswith("inten"):
+            scene.coordinator.fail("intend", done=crash == "intended")
+            scene.store.crash(0, done=False)
+        elif crash.startswith("delet"):
+            scene.store.crash(0, done=crash == "deleted")
+        else:
+            scene.coordinator.fail("announce", done=crash == "announced")
+        with contextlib.suppress(StoreUnavailable, CoordinatorUnavailable):
+            await remove(scene.outbox, etag, 1)
+        scene.coordinator.restart()
+        scene.clock.now_ms += INTENT_TIMEOUT_MS
+        await Outbox(scene.kept, scene.coordinator).recover()
+        is_gone = await scene.kept.get("a") is None
+        assert is_gone == (crash in ("deleted", "announce", "announced"))
+        assert (await changes_told(scene))[-1] == (version(b"1"), is_gone)
+
+    async def test_who_creates_it_anew_has_the_last_word(self, scene: Scene) -> None:
+        etag = await put_version(scene.outbox, 1, ABSENT, subject=KEYED)
+        release = asyncio.Event()
+        arrived = scene.store.delay("get", release)
+        removing = asyncio.ensure_future(remove(scene.outbox, etag, 1))
+        await arrived.wait()
+        await put_version(Outbox(scene.kept, scene.coordinator), 2, ABSENT, subject=KEYED)
+        release.set()
+        await removing
+        assert (await changes_told(scene))[-1] == (version(b"1"), False), "pull again"
+        assert await scene.coordinator.prepared(10) == []
+
+
 def body(data: bytes, base: str | None = None) -> _core.PushBody:
     text = b"null" if base is None else b'"%b"' % base.encode()
     return _core.decode_push(b'{"data":%b,"baseHash":%b}' % (data, text))
@@ -322,7 +385,7 @@ class TestDocuments:
         found = await scene.coordinator.read("", 10)
         assert found is not None
         [(_, told)] = found
-        assert parse_change(told) == (SUBJECT, written.hash, written.timestamp_ms)
+        assert parse_change(told)[:3] == (SUBJECT, written.hash, written.timestamp_ms)
 
     async def test_a_repeated_push_announces_what_its_first_attempt_could_not(self, scene: Scene) -> None:
         documents = Documents(scene.store, scene.coordinator, scene.clock)

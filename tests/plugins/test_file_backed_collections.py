@@ -143,7 +143,7 @@ async def test_what_was_written_is_told_with_the_parameters_that_the_plugin_gave
         found = await log.read(before, 10)
         assert found is not None
         ((_, change),) = found  # once, whoever announced it
-        subject, hash_, _ = parse_change(change)
+        subject, hash_, *_ = parse_change(change)
         assert (subject.params, hash_) == ({"app": "web", "id": "n1"}, answer.json["hash"])
         assert told.events[0].params == {"app": "web", "id": "n1"}
         assert told.events[0].body == {"n": 1}

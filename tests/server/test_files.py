@@ -609,7 +609,7 @@ async def test_a_push_is_told_to_followers_and_plugins(
     (app,) = start.apps  # type: ignore[attr-defined]
     log = app._services.outbox.log
     ((_, change),) = await log.read("", 10)
-    subject, hash_, timestamp_ms = parse_change(change)
+    subject, hash_, timestamp_ms, _ = parse_change(change)
     assert (subject.params, hash_, timestamp_ms) == (params, HASH, answer.json["timestamp"])
 
 

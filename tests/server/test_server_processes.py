@@ -139,7 +139,7 @@ async def test_writes_and_their_changes_agree_after_kill_9(
     assert ids == list(range(ids[0], ids[0] + len(ids)))
     told: dict[str, list[str]] = {}
     for _, change in found:
-        subject, hash_, _ = parse_change(change)
+        subject, hash_, *_ = parse_change(change)
         told.setdefault(f"notes/{subject.params['id']}", []).append(hash_)
     assert told.keys() == acknowledged.keys()
     for key, hashes in told.items():

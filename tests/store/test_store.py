@@ -18,7 +18,7 @@ from pysync.store.local import LocalStore
 from pysync.store.local import store as local_store
 from pysync.store.local.store import LIST
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, StoreContract, chunks_of, read_file
+from pysync.testing import FaultyStore, StoreContract, TransactionalStoreContract, chunks_of, read_file
 
 DATA_PAGES = 14
 """Pages before this one hold the schema and the tables' roots."""
@@ -32,7 +32,7 @@ class TestMemoryStore(StoreContract):
         await store.close()
 
 
-class TestLocalStore(StoreContract):
+class TestLocalStore(TransactionalStoreContract):
     @pytest.fixture
     async def store(self, tmp_path: Path) -> AsyncIterator[Store]:
         store = await LocalStore.open_folder(tmp_path / "data")

@@ -238,10 +238,13 @@ class LocalStore:
             await self._files.unlink(key)
         return etag
 
-    async def delete(self, key: str, expect: Precondition = ANY) -> None:
-        """See `Store.delete`."""
+    async def delete(self, key: str, expect: Precondition = ANY, changes: Sequence[Change] = ()) -> None:
+        """See `TransactionalStore.delete`."""
         parent, name = split_key(key)
-        if await self._writer.submit(tables.delete, self._renames, parent, name, expect):
+        rows = self.change_log.rows_of(changes)
+        was_file, last = await self._writer.submit(tables.delete, self._renames, parent, name, expect, rows)
+        self.change_log.notify(last)
+        if was_file:
             await self._files.unlink(key)
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:

@@ -327,18 +327,24 @@ def put(
 
 
 def delete(
-    cursor: sqlite3.Cursor, renames: RenameJournal, parent: str, name: str, expect: Precondition
-) -> bool:
-    """Remove the row of a key. Returns True if it was a file, which is then staged for deletion."""
+    cursor: sqlite3.Cursor,
+    renames: RenameJournal,
+    parent: str,
+    name: str,
+    expect: Precondition,
+    changes: ChangeRows,
+) -> tuple[bool, int]:
+    """Remove the row of a key, and add the changes if there is one. Returns True if it was a file, which is
+    then staged for deletion, and the id of the last change."""
     found = cursor.execute(_CURRENT, (parent, name)).fetchone()
     if found is None:
-        return False
+        return False, 0
     etag, is_file = found
     check_precondition(expect, etag)
     if is_file:
         renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
     cursor.execute(_DELETE, (parent, name))
-    return bool(is_file)
+    return bool(is_file), insert_changes(cursor, changes)
 
 
 def insert_file(

@@ -232,7 +232,7 @@ async def test_plugins_and_followers_are_told_of_the_id_that_was_given(
     assert (event.params, event.hash, event.timestamp) == (params, answer["hash"], answer["timestamp"])
     log = store.transactional.change_log if store.transactional else coordinator
     ((_, change),) = await log.read("", 10) or []
-    subject, hash_, timestamp_ms = parse_change(change)
+    subject, hash_, timestamp_ms, _ = parse_change(change)
     assert (subject.collection, subject.params) == ("events", params)
     assert (hash_, timestamp_ms) == (answer["hash"], answer["timestamp"])
 

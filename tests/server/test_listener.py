@@ -1,12 +1,16 @@
 """How connections are accepted, read late, or refused."""
 
 import asyncio
-from contextlib import ExitStack
+import socket
+from contextlib import ExitStack, suppress
+from typing import Any, NoReturn
 
 import pytest
 from support.listening import connect, listening, receive
 
-from pysync.server.connection import Request
+from pysync.server import listener
+from pysync.server.connection import HttpServer, Request
+from pysync.server.listener import UnreadConnection
 from pysync.server.metrics import Counters
 from pysync.server.overload import LoadShedder
 from pysync.server.responses import Response
@@ -89,6 +93,35 @@ async def test_a_health_probe_that_comes_late_is_answered_during_an_overload() -
             assert (await receive(client)).endswith(b"answered")
 
 
+async def test_a_health_probe_that_comes_in_pieces_is_answered_during_an_overload() -> None:
+    load = Overloaded()
+    async with listening(load) as address:
+        with connect(address, b"GET /he") as client:
+            await turns_until(load, 1)
+            for piece in (b"alt", b"h HTTP/1.1\r\nHost: h\r\n\r\n"):
+                for _ in range(10):  # turns in which the server could look at the first pieces
+                    await asyncio.sleep(0)
+                assert load.paused == 1
+                client.send(piece)
+            assert (await receive(client)).endswith(b"answered")
+            client.send(b"GET /\r\n\r\n")  # fewer bytes than a probe has are read too
+            assert await receive(client)
+
+
+async def test_a_connection_that_ends_within_a_health_probe_is_not_looked_at_again() -> None:
+    load = Overloaded()
+    async with listening(load) as address:
+        with connect(address, b"GET /he") as client:
+            await turns_until(load, 1)
+            (unread,) = load._paused
+            assert isinstance(unread, UnreadConnection)
+            client.shutdown(socket.SHUT_WR)
+            async with asyncio.timeout(10):
+                while unread._is_watched:
+                    await asyncio.sleep(0)
+            assert load.paused == 1
+
+
 async def test_a_connection_that_is_not_read_is_forgotten_when_its_client_has_gone() -> None:
     load = Overloaded()
     async with listening(load) as address:
@@ -128,6 +161,33 @@ async def test_closed_connections_make_room_for_others() -> None:
             with connect(address, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n") as client:
                 assert (await receive(client)).endswith(b"answered")
             await turns_until(load, 0)
+
+
+@pytest.mark.parametrize(
+    ("load", "owner", "name"),
+    [
+        (Overloaded(), listener, "UnreadConnection"),
+        (Overloaded(), UnreadConnection, "look_for_probe"),
+        (Overloaded(), listener.Listener, "_serve"),
+        (LoadShedder(0.25), listener.Listener, "_serve"),
+        (LoadShedder(0.25), HttpServer, "make_connection"),
+    ],
+)
+async def test_a_connection_without_memory_for_its_objects_is_ended_and_not_counted(
+    load: LoadShedder, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> NoReturn:
+        raise MemoryError
+
+    request = b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n"
+    async with listening(load) as address:
+        with monkeypatch.context() as patched, connect(address, request) as client:
+            patched.setattr(owner, name, fail)
+            with suppress(ConnectionResetError):
+                assert await receive(client) == b""
+            assert (load.connections, load.paused) == (0, 0)
+        with connect(address, request) as client:
+            assert (await receive(client)).endswith(b"answered")
 
 
 async def test_a_connection_that_finds_no_memory_is_ended_and_not_counted(

@@ -136,30 +136,50 @@ class Listener(web.BaseSite):
             _reset(sock)
             return
         sock.setblocking(False)
-        if load.defers_new:
+        if not load.defers_new:
+            self.serve(sock, address)
+            return
+        unread = None
+        try:
             unread = UnreadConnection(self, sock, address)
             load.defer(unread)
             unread.look_for_probe()
-        else:
-            self.serve(sock, address)
+        except MemoryError as error:
+            if unread is not None:
+                unread.abort()
+            self._fail(sock, address if unread is None else None, error)
 
     def serve(self, sock: socket.socket, address: Address, unread_since: float | None = None) -> None:
         """Serve a connection, which is counted for `address` and may have waited since some time."""
-        task = asyncio.get_running_loop().create_task(self._serve(sock, address, unread_since))
+        try:
+            task = asyncio.get_running_loop().create_task(self._serve(sock, address, unread_since))
+        except MemoryError as error:
+            self._fail(sock, address, error)
+            return
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
 
     async def _serve(self, sock: socket.socket, address: Address, unread_since: float | None) -> None:
-        connection = self._http.make_connection(address)
-        if unread_since is not None:
-            self.load.read_again(connection, unread_since)
         try:
+            connection = self._http.make_connection(address)
+        except MemoryError as error:
+            self._fail(sock, address, error)
+            return
+        try:
+            if unread_since is not None:
+                self.load.read_again(connection, unread_since)
             await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, sock)
         except Exception as error:
             self.load.closed(connection)
-            sock.close()
-            if not isinstance(error, OSError):  # the client has not gone
-                log.error("cannot serve a connection: %r", error, extra={"repeats": repr(error)})
+            self._fail(sock, None, error)
+
+    def _fail(self, sock: socket.socket, address: Address | None, error: Exception) -> None:
+        """End a connection that cannot be served, and is still counted for `address`."""
+        if address is not None:
+            self.load.uncount(address)
+        sock.close()
+        if not isinstance(error, OSError):  # the client has not gone
+            log.error("cannot serve a connection: %r", error, extra={"repeats": repr(error)})
 
     @property
     def load(self) -> LoadShedder:
@@ -181,24 +201,33 @@ class UnreadConnection:
         self.was_served = False
 
     def look_for_probe(self) -> None:
-        """Serve the connection if its first bytes are a health probe, once they have come."""
+        """Serve the connection if its first bytes are a health probe, once as many have come."""
         try:
             first = self._socket.recv(len(HEALTH_PROBE), socket.MSG_PEEK)
+            may_begin_probe = first != b"" and HEALTH_PROBE.startswith(first)
         except BlockingIOError:
-            if not self._is_watched:
-                self._is_watched = True
-                asyncio.get_running_loop().add_reader(self._socket, self.look_for_probe)
-            return
+            first, may_begin_probe = b"", True
         except OSError:
-            first = b""
-        self._stop_watching()
+            first, may_begin_probe = b"", False
         if first == HEALTH_PROBE:
+            self._stop_watching()
             self._listener.load.resume(self)
+        elif not may_begin_probe or (self._is_watched and first):  # it ended in its first bytes
+            self._stop_watching()
+        elif not self._is_watched:
+            self._is_watched = True
+            self._wake_for(len(HEALTH_PROBE))
+            asyncio.get_running_loop().add_reader(self._socket, self.look_for_probe)
 
     def _stop_watching(self) -> None:
         if self._is_watched:
             self._is_watched = False
             asyncio.get_running_loop().remove_reader(self._socket)
+            self._wake_for(1)
+
+    def _wake_for(self, size: int) -> None:
+        """Let the event loop know of so many bytes, or of the end, and of no fewer."""
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
     def stop_reading(self) -> bool:
         """Return True: nothing is read."""

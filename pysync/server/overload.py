@@ -207,9 +207,13 @@ class LoadShedder:
             noted.pop(connection, None)
         self._unstarted.discard(connection)
         if connection.address is not None:
-            connection.address.connections -= 1
-            self.connections -= 1
+            self.uncount(connection.address)
             connection.address = None
+
+    def uncount(self, address: Address) -> None:
+        """Count a connection less that was opened for `address`."""
+        address.connections -= 1
+        self.connections -= 1
 
     def address(self, ip: str) -> Address:
         """Return the use of an address: of an IPv4 address or of the /64 network of an IPv6 address."""

@@ -154,8 +154,8 @@ class AppendBatcher:
 
     async def _try_commit(self, key: str, group: list[PendingAppend], *, refresh: bool) -> bool:
         """Append the accepted elements of this group and resolve their futures. Returns False if an element
-        would be rejected by a cached head, so that the caller must retry with `refresh`, which reads the head
-        from the store.
+        would be rejected by a cached head, or a cached tail is to be sealed, so that the caller must retry
+        with `refresh`, which reads the head from the store.
 
         Raises EtagMismatch if another node was faster.
         """
@@ -174,6 +174,8 @@ class AppendBatcher:
         after, outcomes = head.append(elements, now_ms, settings.max_items)
         stored = after.stored()
         if after.count > head.count and self._is_full(head, len(stored), settings):
+            if is_guess:
+                return False  # the objects of a log that was deleted must not be stored again
             head, objects = head.seal(max(SEGMENT_BYTES, self._head_bytes))
             for name, body in objects:
                 await self._store.put(object_key(head.id, name), body)

@@ -159,7 +159,9 @@ async def test_appends_that_wait_for_one_log_are_written_by_one_put(node: Node) 
     release.set()
     told = [await first, *await waiting]
     segments = await keys_below(node, "_pysync/logs")
-    assert (node.calls["put"] - len(segments), node.calls["get"]) == (1, 0)
+    assert (node.calls["put"] - len(segments), node.calls["get"]) == (1, 1), (
+        "one get before the tail is sealed"
+    )
     assert [written.timestamp_ms for [written] in told] == [each["ts"] for each in await node.elements()][1:]
     assert len({written.hash for [written] in told}) == 201
 
@@ -176,7 +178,7 @@ async def test_logs_do_not_wait_for_each_other(node: Node) -> None:
 
 
 @pytest.mark.slow
-async def test_an_append_reads_nothing_and_puts_as_much_at_any_length(make_node: MakeNode) -> None:
+async def test_an_append_reads_only_to_seal_and_puts_as_much_at_any_length(make_node: MakeNode) -> None:
     node = make_node(head_bytes=None)
     costs = []
     for length in (200, 12_000):
@@ -185,7 +187,8 @@ async def test_an_append_reads_nothing_and_puts_as_much_at_any_length(make_node:
         await node.append({})  # seals what came at once
         before = node.put_bytes, node.calls["put"], node.calls["get"]
         await node.append(*[{"pad": "x" * 200}] * 100)
-        assert node.calls["get"] == before[2]
+        seals = node.calls["get"] - before[2]
+        assert seals <= 10
         assert node.calls["put"] - before[1] <= 115
         costs.append(node.put_bytes - before[0])
     assert costs[1] < 1.3 * costs[0]

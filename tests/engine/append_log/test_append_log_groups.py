@@ -69,6 +69,17 @@ async def test_a_log_that_is_gone_refuses_nothing_from_memory(node: Node, store:
     assert await node.datas(rules=rules) == [{"n": 1}]
 
 
+async def test_nothing_of_a_deleted_log_is_stored_again_by_who_remembers_its_head(
+    make_node: MakeNode, store: Store
+) -> None:
+    node = make_node(head_bytes=4000)
+    await node.append({"text": "x" * 3000})
+    await store.delete(KEY)
+    await node.append({"text": "y" * 3000})
+    assert await node.datas() == [{"text": "y" * 3000}]
+    assert await keys_below(store, "_pysync/logs") == []
+
+
 async def test_attempts_to_take_a_log_over_leave_nothing_behind(
     make_node: MakeNode, store: Store, clock: FakeClock
 ) -> None:

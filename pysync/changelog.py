@@ -80,6 +80,10 @@ class ChangeLog(Protocol):
         """Return an id that follows every change so far and precedes every later one. `read` accepts it, even
         if the log is empty."""
 
+    async def clear(self) -> None:
+        """Delete all changes so far, so that nothing of them is stored. `read` returns None for every id but
+        the newest one, so readers that have not read them all know that they missed some."""
+
     async def wait_for_change(self, after: str) -> None:
         """Return when there may be a change after `after`: immediately if this process appended one, within
         about 20 ms if another did, and after a second in any case."""

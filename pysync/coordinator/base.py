@@ -1,6 +1,6 @@
 """The protocol of coordinators: nonces, rate counters, idempotency records, leases and the change log."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -130,6 +130,15 @@ class Coordinator(ChangeLog, Protocol):
         """Acquire or renew the lease `name` for `LEASE_MS`, and return True if this process holds it. Renew
         it well before it ends. If the holder ends or hangs, another process acquires the lease after that
         time at the latest. Two processes may hold it for a moment, so the work must tolerate that."""
+
+    async def forget(
+        self, buckets: Callable[[str], bool], claims: Callable[[bytes], bool]
+    ) -> tuple[int, int]:
+        """Delete the counters whose bucket, and the keys whose value, these functions select. Returns the
+        numbers of both. They may be called in another thread."""
+
+    async def purge_deleted(self) -> None:
+        """See `Store.purge_deleted`. Raises CoordinatorUnavailable."""
 
     async def probe(self) -> None:
         """Raise CoordinatorUnavailable if signed, metered or announced requests would fail."""

@@ -32,6 +32,7 @@ from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog, change_id, insert_changes
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import Database, Schema, make_private_dir, open_database, reason_of
+from pysync.sqlite.purge import purge_database
 
 
 class LeaseFiles:
@@ -245,6 +246,19 @@ class LocalCoordinator(SqliteChangeLog):
         """See `Coordinator.next_timestamp`."""
         return await self._writer.submit(_next_timestamp, self._now_ms)
 
+    async def forget(
+        self, buckets: Callable[[str], bool], claims: Callable[[bytes], bool]
+    ) -> tuple[int, int]:
+        """See `Coordinator.forget`."""
+        return await self._writer.submit(_forget, buckets, claims)
+
+    async def purge_deleted(self) -> None:
+        """See `Coordinator.purge_deleted`."""
+        try:
+            await asyncio.to_thread(purge_database, self._database.path)
+        except (sqlite3.Error, TimeoutError) as error:
+            raise CoordinatorUnavailable(f"cannot write {self._database.path} anew: {error}") from error
+
     async def acquire_lease(self, name: str) -> bool:
         """See `Coordinator.acquire_lease`."""
         try:
@@ -334,6 +348,18 @@ def _compare_and_set(cursor: sqlite3.Cursor, key: str, expected: bytes, value: b
         cursor.execute("DELETE FROM claim WHERE key = ? AND value = ?", (key, expected))
     else:
         cursor.execute("UPDATE claim SET value = ? WHERE key = ? AND value = ?", (value, key, expected))
+
+
+def _forget(
+    cursor: sqlite3.Cursor, buckets: Callable[[str], bool], claims: Callable[[bytes], bool]
+) -> tuple[int, int]:
+    counted = cursor.execute("SELECT bucket, window_ms FROM counter").fetchall()
+    counters = [key for key in counted if buckets(key[0])]
+    held = cursor.execute("SELECT key, value FROM claim").fetchall()
+    keys = [(key,) for key, value in held if claims(bytes(value))]
+    cursor.executemany("DELETE FROM counter WHERE bucket = ? AND window_ms = ?", counters)
+    cursor.executemany("DELETE FROM claim WHERE key = ?", keys)
+    return len(counters), len(keys)
 
 
 def _insert_prepared(cursor: sqlite3.Cursor, changes: bytes, now_ms: int) -> int:

@@ -176,6 +176,12 @@ class MemoryCoordinator:
         """See `ChangeLog.last_id`."""
         return _change_id(self._last_number)
 
+    async def clear(self) -> None:
+        """See `ChangeLog.clear`."""
+        self._changes.clear()
+        self._by_origin.clear()
+        self._trimmed = self._last_number
+
     async def wait_for_change(self, after: str) -> None:
         """See `ChangeLog.wait_for_change`."""
         if after < _change_id(self._last_number):
@@ -204,6 +210,21 @@ class MemoryCoordinator:
         """See `Coordinator.next_timestamp`."""
         self._tick = self._tick.next(self._now_ms())
         return self._tick
+
+    async def forget(
+        self, buckets: Callable[[str], bool], claims: Callable[[bytes], bool]
+    ) -> tuple[int, int]:
+        """See `Coordinator.forget`."""
+        counters = [key for key in self._counters if buckets(key[0])]
+        values = [key for key, (_, value) in self._values.items() if claims(value)]
+        for counter in counters:
+            del self._counters[counter]
+        for key in values:
+            del self._values[key]
+        return len(counters), len(values)
+
+    async def purge_deleted(self) -> None:
+        """See `Coordinator.purge_deleted`: there are no files."""
 
     async def acquire_lease(self, name: str) -> bool:
         """See `Coordinator.acquire_lease`."""

@@ -166,6 +166,10 @@ class SqliteChangeLog:
         """See `ChangeLog.last_id`."""
         return change_id(self._last_row())
 
+    async def clear(self) -> None:
+        """See `ChangeLog.clear`."""
+        await self._writer.submit(_clear)
+
     async def wait_for_change(self, after: str) -> None:
         """See `ChangeLog.wait_for_change`."""
         seen = -1
@@ -220,6 +224,12 @@ def probe(cursor: sqlite3.Cursor) -> None:
     """Insert a change and delete it again, to find out if the table is writable."""
     cursor.execute(_INSERT, (0, b"", "", ""))
     cursor.execute("DELETE FROM change WHERE id = ?", (cursor.lastrowid,))
+
+
+def _clear(cursor: sqlite3.Cursor) -> None:
+    """Delete all changes. The newest row stays as the sentinel, without what it said."""
+    cursor.execute("DELETE FROM change WHERE id < (SELECT max(id) FROM change)")
+    cursor.execute("UPDATE change SET at_ms = 0, text = x'', identity = '', origin = ''")
 
 
 def _trim(cursor: sqlite3.Cursor, newest: int, most: int, now_ms: int, retention: Retention) -> None:

@@ -321,6 +321,11 @@ class Store(ReadableStore, Protocol):
         """Remove the object or file at `key`, if there is one. Raises `EtagMismatch` as `put` does, except
         that an absent object satisfies every precondition."""
 
+    async def purge_deleted(self) -> None:
+        """Remove what deleted data left in the files of the store: free space of a database, logs, uploads
+        of dead processes. Objects that other processes write meanwhile are kept. Raises StoreUnavailable if
+        something may be left."""
+
     async def probe(self) -> None:
         """Return if the store can be read and written, else raise `StoreUnavailable`."""
 

@@ -173,6 +173,9 @@ class MemoryStore:
         names = self._names[parent]
         del names[bisect.bisect_left(names, name)]
 
+    async def purge_deleted(self) -> None:
+        """See `Store.purge_deleted`: there are no files."""
+
     async def probe(self) -> None:
         """See `Store.probe`."""
         return

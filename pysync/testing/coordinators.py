@@ -87,6 +87,24 @@ class ChangeLogContract(FakeTime):
             await advance(RETENTION.age_ms // 100)
         assert [id_ for id_, _ in await _retained(log, ids[0])] == ids[1:]
 
+    async def test_a_cleared_log_holds_no_change_and_tells_who_missed_some(self, log: ChangeLog) -> None:
+        ids = [await log.append([change(f"{n}", "somebody")]) for n in range(10)]
+        await log.clear()
+        newest = await log.last_id()
+        assert newest >= ids[-1]
+        assert await log.read(newest, 10) == []
+        for missed in ids[:-1]:
+            assert await log.read(missed, 10) is None
+            assert await log.read_matching(missed, 10, bool) is None
+        found = await log.read("", 10)
+        assert found is not None
+        assert not [each for _, each in found if each.identity or b'"t"' in each.text]
+        last = await log.append([change("after")])
+        assert await log.read(newest, 10) == [(last, change("after"))]
+        await log.clear()
+        await log.clear()
+        assert await log.last_id() >= last
+
     @pytest.mark.parametrize("unknown", ["0", "x", "~" * 100, "9" * 30, "\u0663", "\0"])
     async def test_an_id_that_nobody_was_given_is_told_from_one_that_is_kept(
         self, log: ChangeLog, unknown: str
@@ -285,6 +303,24 @@ class CoordinatorContract(ChangeLogContract):
     async def test_of_many_claims_at_once_one_wins(self, coordinator: Coordinator) -> None:
         held = await asyncio.gather(*(coordinator.put_if_absent("k", b"%d" % n, 60_000) for n in range(50)))
         assert len(set(held)) == 1
+
+    async def test_chosen_counters_and_claims_are_forgotten(self, coordinator: Coordinator) -> None:
+        for bucket in ("notes/push:identity=a", "notes/push:identity=ab", "notes/push:ip=::1"):
+            for window_ms in (60_000, 3_600_000):
+                await coordinator.increment(bucket, window_ms)
+        for key, value in (("k", b"one"), ("l", b"two"), ("m", b"one more")):
+            assert await coordinator.put_if_absent(key, value, 60_000) == value
+        gone = await coordinator.forget(
+            lambda bucket: bucket.endswith("identity=a"), lambda value: value.startswith(b"one")
+        )
+        assert gone == (2, 2)
+        assert (await coordinator.increment("notes/push:identity=a", 60_000)).count == 1
+        assert (await coordinator.increment("notes/push:identity=ab", 60_000)).count == 2
+        assert (await coordinator.increment("notes/push:ip=::1", 60_000)).count == 2
+        assert await coordinator.put_if_absent("k", b"new", 60_000) == b"new"
+        assert await coordinator.put_if_absent("l", b"new", 60_000) == b"two"
+        await coordinator.purge_deleted()
+        assert await coordinator.put_if_absent("l", b"new", 60_000) == b"two"
 
     async def test_an_intent_is_known_until_it_is_announced_or_withdrawn(
         self, coordinator: Coordinator, advance: Advance

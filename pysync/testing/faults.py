@@ -236,6 +236,10 @@ class FaultyStore:
         """See `Store.delete`."""
         await self._call("delete", lambda: self._store.delete(key, expect))
 
+    async def purge_deleted(self) -> None:
+        """See `Store.purge_deleted`."""
+        await self._store.purge_deleted()
+
     async def probe(self) -> None:
         """See `Store.probe`."""
         await self._call("probe", self._store.probe)

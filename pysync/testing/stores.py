@@ -52,6 +52,21 @@ class StoreContract:
         assert (found.body, found.etag, found.content_type) == (b"one", etag, "application/x-test")
         assert before_ms <= found.modified_ms <= time.time_ns() // 1_000_000
 
+    async def test_removing_traces_of_what_was_deleted_keeps_all_else(self, store: Store) -> None:
+        for key in ("notes/a", "notes/b"):
+            await store.put(key, key.encode())
+            await store.write(f"{key}/file", chunks_of(key.encode()), "text/plain")
+        await store.delete("notes/a")
+        await store.delete("notes/a/file")
+        await store.purge_deleted()
+        assert await store.get("notes/a") is None
+        assert await store.stat("notes/a/file") is None
+        found = await store.get("notes/b")
+        assert isinstance(found, StoredObject)
+        assert found.body == b"notes/b"
+        assert (await read_file(store, "notes/b/file"))[1] == b"notes/b"
+        await store.put("notes/a", b"again")
+
     async def test_nothing_stored_is_none(self, store: Store) -> None:
         await store.put("notes/a", b"one")
         for key in ("notes", "notes/b", "notes/a/b"):

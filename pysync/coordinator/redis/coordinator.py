@@ -13,8 +13,6 @@ After Redis lost data, requests that were signed before are rejected, since thei
 Followers of the change log reset, and prepared writes are gone.
 """
 
-import asyncio
-import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -37,84 +35,18 @@ from pysync.coordinator.base import (
 )
 from pysync.coordinator.redis.connection import (
     Command,
-    Execute,
-    PipelinedConnection,
-    ReplyError,
     make_connection,
 )
 from pysync.coordinator.redis.epoch import EpochGuard, time_ms
+from pysync.coordinator.redis.stream_waiter import StreamWaiter
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Diagnosis
-
-WAIT_S: Final = 1.0
-"""Maximum seconds that `StreamWaiter.wait` waits."""
-
-_silent_logger = logging.Logger("quiet", logging.CRITICAL)
-"""Silent, because the other connection logs the failures of Redis."""
-
-
-class StreamWaiter:
-    """Waits for entries of the stream at `key`. Ids of entries increase, compared as text."""
-
-    def __init__(self, connection: Connection, key: str) -> None:
-        self._connection = PipelinedConnection(connection, _accept_any, log=_silent_logger)
-        self._is_open = False
-        self._key = key
-        self._newest = ""
-        self._news = asyncio.Event()
-        self._listening: asyncio.Task[None] | None = None
-
-    def observe(self, id_: str) -> None:
-        """Note that there is an entry with this id. Callers that wait for one after an earlier id return."""
-        if id_ > self._newest:
-            self._newest = id_
-            self._news.set()
-
-    async def wait(self, after: str, entry_id: str) -> None:
-        """Return when there may be an entry after the id `after`, which is at `entry_id`: at once if this
-        process knows of one, as soon as Redis reports one from another process, and after a second in any
-        case."""
-        if after < self._newest:
-            return
-        self._news.clear()
-        if self._listening is None:
-            self._listening = asyncio.create_task(self._listen(entry_id))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WAIT_S):
-                await self._news.wait()
-
-    async def close(self) -> None:
-        """See `Coordinator.close`."""
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait([self._listening])
-        await self._connection.close()
-
-    async def _listen(self, entry_id: str) -> None:
-        """Wait in Redis for an entry after `entry_id`, and wake the waiting callers."""
-        block_ms = int(WAIT_S * 1000)
-        try:
-            if not self._is_open:
-                await self._connection.open()
-                self._is_open = True
-            (reply,) = await self._connection.execute(
-                ("XREAD", "BLOCK", block_ms, "COUNT", 1, "STREAMS", self._key, entry_id)
-            )
-            if not isinstance(reply, ReplyError):
-                self._news.set()
-        except CoordinatorUnavailable:
-            pass
-        finally:
-            self._listening = None
-
-
-async def _accept_any(ask: Execute) -> None:
-    """Accept any connection, without checking the epoch on the other side."""
-
 
 CHANGES: Final = "pysync:changes"
 INTENTS: Final = "pysync:intents"
 TICKS: Final = "pysync:ticks"
+COUNTERS: Final = "pysync:c:"
+CLAIMS: Final = "pysync:k:"
 
 NONCE_TTL_MS: Final = 2 * EPOCH_MS + 60_000
 """A signature may hold for 600 s after its nonce came, and a minute longer where nodes' clocks disagree."""
@@ -136,6 +68,9 @@ return 1"""
 
 _BEFORE_ALL: Final = "0-0"
 """The id before all entries."""
+
+_NO_CHANGE: Final = b'{"collection":"","params":{},"hash":"","timestamp":0}'
+"""The text of a change that concerns no document, and that no subscriber receives."""
 
 _is_change_id = re.compile(r"(?P<since>[0-9]{15})\.(?P<ms>[0-9]{15})-(?P<n>[0-9]{10})").fullmatch
 
@@ -213,13 +148,13 @@ class RedisCoordinator:
 
     async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         """See `Coordinator.put_if_absent`."""
-        (held,) = await self._epoch.execute(("SET", f"pysync:k:{key}", value, "NX", "GET", "PX", ttl_ms))
+        (held,) = await self._epoch.execute(("SET", f"{CLAIMS}{key}", value, "NX", "GET", "PX", ttl_ms))
         return value if held is None else bytes(held)
 
     async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> None:
         """See `Coordinator.compare_and_set`."""
         given = (expected,) if value is None else (expected, value)
-        await self._epoch.execute(("EVAL", _REPLACE_CLAIM, 1, f"pysync:k:{key}", *given))
+        await self._epoch.execute(("EVAL", _REPLACE_CLAIM, 1, f"{CLAIMS}{key}", *given))
 
     async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
         """See `Coordinator.append`."""
@@ -269,6 +204,12 @@ class RedisCoordinator:
         (found,) = await self._epoch.execute_checked(("XREVRANGE", CHANGES, "+", "-", "COUNT", 1))
         return self._to_id(found[0][0] if found else _BEFORE_ALL.encode())
 
+    async def clear(self) -> None:
+        """See `ChangeLog.clear`."""
+        # An empty stream would have no newest id, so a change of no document stays.
+        add = ("XADD", CHANGES, "*", "c", _NO_CHANGE, "i", "", "o", "")
+        await self._epoch.transact(add, ("XTRIM", CHANGES, "MAXLEN", 1))
+
     async def wait_for_change(self, after: str) -> None:
         """See `ChangeLog.wait_for_change`."""
         known = _is_change_id(after)
@@ -294,6 +235,16 @@ class RedisCoordinator:
         # By the clock of Redis. The ids of a stream increase even if that clock is set back.
         tick = await self._next_entry_id("*")
         return tick if tick.counter <= MAX_COUNTER else await self._next_entry_id(f"{tick.ms + 1}-*")
+
+    async def forget(
+        self, buckets: Callable[[str], bool], claims: Callable[[bytes], bool]
+    ) -> tuple[int, int]:
+        """See `Coordinator.forget`."""
+        counters = await self._delete(COUNTERS, lambda key, value: buckets(key.split(":", 4)[4]))
+        return counters, await self._delete(CLAIMS, lambda key, value: claims(value))
+
+    async def purge_deleted(self) -> None:
+        """See `Coordinator.purge_deleted`: the files are those of Redis."""
 
     async def acquire_lease(self, name: str) -> bool:
         """See `Coordinator.acquire_lease`."""
@@ -331,6 +282,19 @@ class RedisCoordinator:
         (added,) = await self._epoch.execute_checked(("XADD", TICKS, "MAXLEN", 1, pattern, "t", ""))
         return HybridTimestamp(*map(int, added.split(b"-")))
 
+    async def _delete(self, prefix: str, is_chosen: Callable[[str, bytes], bool]) -> int:
+        """Delete the keys below `prefix` that `is_chosen` selects by key and value. Returns their number."""
+        cursor, deleted = b"0", 0
+        while True:
+            page = ("SCAN", cursor, "MATCH", f"{prefix}*", "COUNT", 1000)
+            ((cursor, keys),) = await self._epoch.execute(page)
+            values = await self._epoch.execute(*(("GET", key) for key in keys)) if keys else []
+            for key, value in zip(keys, values, strict=True):
+                if value is not None and is_chosen(key.decode(), value):
+                    deleted += (await self._epoch.execute(("DEL", key)))[0]
+            if cursor == b"0":
+                return deleted
+
     async def _renew(self, key: str) -> bool:
         """Renew the lease, and return True if this process still holds it. Another process that acquired it a
         moment ago renews its own."""
@@ -361,7 +325,7 @@ class RedisCoordinator:
 
 def _counter_key(bucket: str, window_ms: int, ends_ms: int) -> str:
     """Return the key of a counter. It contains the window, so that a count that comes late finds its own."""
-    return f"pysync:c:{window_ms}:{ends_ms}:{bucket}"
+    return f"{COUNTERS}{window_ms}:{ends_ms}:{bucket}"
 
 
 def _from_id(known: re.Match[str]) -> str:

@@ -10,6 +10,7 @@ written or removed, and before a file is adopted that does not match its row.
 
 import asyncio
 import errno
+import fcntl
 import hashlib
 import os
 import stat
@@ -109,6 +110,30 @@ class FileTree:
             with suppress(FileNotFoundError):
                 if path.name not in named and path.lstat().st_mtime < oldest:
                     path.unlink()
+
+    def lock_abandoned(self) -> dict[str, int]:
+        """Return the names of temporary files whose process is dead, each with a descriptor that holds its
+        lock. Their writes may be committed all the same: `RenameJournal` knows. The caller closes the
+        descriptors."""
+        locked = dict[str, int]()
+        try:
+            for path in self._temp_folder.iterdir():
+                with suppress(FileNotFoundError):
+                    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                    locked[path.name] = fd
+                    try:
+                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        os.close(locked.pop(path.name))
+        except BaseException:
+            for fd in locked.values():
+                os.close(fd)
+            raise
+        return locked
+
+    def remove_temp_file(self, name: str) -> None:
+        """Unlink a temporary file, which the caller has locked."""
+        (self._temp_folder / name).unlink(missing_ok=True)
 
     def path(self, key: str) -> str:
         """Return the path of the file of a (valid) key. Raises ValueError for the one reserved segment."""
@@ -245,7 +270,8 @@ class FileTree:
 
 
 class TempFile:
-    """A file being written. End it by `FileTree.move` or by `discard`."""
+    """A file being written. End it by `FileTree.move` and `close`, or by `discard`. It is locked until then,
+    so that other processes know that it is not abandoned."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
@@ -261,6 +287,9 @@ class TempFile:
         """Write the chunks, joined. If they are long, the disk starts writing them while they are hashed."""
         if self._fd is None:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            if not os.fstat(self._fd).st_nlink:
+                raise OSError(errno.ESTALE, "another process took it for abandoned", self._path)
         data = b"".join(chunks)
         rest = memoryview(data)
         while rest:
@@ -284,16 +313,16 @@ class TempFile:
         assert self._fd is not None
         os.fsync(self._fd)
         stamp = FileFingerprint.of(self._fd)
-        self._close()
         return self._hash.hexdigest(), stamp
 
     def discard(self) -> None:
         """Remove the file. Has no effect after the file was moved."""
-        self._close()
         with suppress(FileNotFoundError):
             os.unlink(self._path)
+        self.close()
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Release the lock. Harmless if it is released."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

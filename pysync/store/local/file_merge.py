@@ -63,6 +63,8 @@ def swap_folders(one: Path, other: Path) -> None:
 
 GRACE_S: Final = 1.0
 """Seconds for which an old folder is kept, so that readers that have opened it can finish listing it."""
+PURGE_S: Final = 60.0
+"""Seconds for which the merges of other processes are waited for."""
 
 _LOCK: Final = "lock"
 _MERGES: Final = "SELECT id, parent, name, file, merged FROM merge"
@@ -139,6 +141,16 @@ class FolderSwapMerger:
             if is_alone:
                 await self._recover()
                 await self._sweep()
+
+    async def purge_deleted(self) -> None:
+        """Wait until merges have ended and their old folders are removed. Raises StoreUnavailable if that
+        takes longer than `PURGE_S`."""
+        for _ in range(round(PURGE_S / GRACE_S)):
+            await self.recover()
+            if not await in_thread(_leftovers, self._folder):
+                return
+            await asyncio.sleep(GRACE_S)
+        raise StoreUnavailable("another process merges files")
 
     async def close(self) -> None:
         """Remove the old folders of this store's merges."""
@@ -350,6 +362,11 @@ def _sweep(folder: Path) -> None:
     """Remove the folders of finished merges. The caller excludes other merges, and no row of `merge` is left.
     A folder's ctime is the time of its swap."""
     before = time.time() - GRACE_S
-    for path in folder.iterdir():
-        if path.name != _LOCK and path.stat().st_ctime <= before:
+    for path in _leftovers(folder):
+        if path.stat().st_ctime <= before:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    """Return the folders of merges under way and of finished ones."""
+    return [path for path in folder.iterdir() if path.name != _LOCK] if folder.exists() else []

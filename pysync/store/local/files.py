@@ -222,6 +222,19 @@ class LocalFiles:
         named = {name for (name,) in self._reader.rows("SELECT name FROM arriving")}
         await in_thread(self._tree.clear, named, self._now_ms())
 
+    async def purge_deleted(self) -> None:
+        """Finish all deletions, and remove the temporary files of dead processes. Raises StoreUnavailable."""
+        await self._writer.submit(self._renames.recover)
+        locked = await in_thread(self._tree.lock_abandoned)
+        try:
+            # Read once they are locked: a file that no row names now is never committed.
+            named = {name for (name,) in self._reader.rows("SELECT name FROM arriving")}
+            for name in locked.keys() - named:
+                await in_thread(self._tree.remove_temp_file, name)
+        finally:
+            for fd in locked.values():
+                os.close(fd)
+
     async def probe(self) -> None:
         """Raise StoreUnavailable if nothing can be written, or the disk is nearly full."""
         size, self._probe_bytes = self._probe_bytes, FREE_FROM_BYTES

@@ -31,6 +31,7 @@ from pysync.protocol import JSON_TYPE
 from pysync.sqlite.changelog import SqliteChangeLog
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import Database, make_private_dir, open_database, reason_of
+from pysync.sqlite.purge import purge_database
 from pysync.store.base import (
     ANY,
     NOT_MODIFIED,
@@ -342,6 +343,15 @@ class LocalStore:
                 for parent, name, etag, modified_ms in rows:
                     yield ListEntry(f"{parent}/{name}" if parent else name, etag, modified_ms)
                 await asyncio.sleep(0)
+
+    async def purge_deleted(self) -> None:
+        """See `Store.purge_deleted`."""
+        await self._merger.purge_deleted()
+        await self._files.purge_deleted()
+        try:
+            await asyncio.to_thread(purge_database, self._database.path)
+        except (sqlite3.Error, TimeoutError) as error:
+            raise StoreUnavailable(f"cannot write {self._database.path} anew: {error}") from error
 
     async def probe(self) -> None:
         """See `Store.probe`."""

@@ -242,6 +242,7 @@ class RenameJournal:
         for key, incoming in self._staged_renames.items():
             if self._move(incoming.name, key):
                 self._moved.add(incoming.name)
+            incoming.close()
         for incoming in (*self._superseded, *self._uncertain):
             with suppress(OSError):
                 incoming.discard()

@@ -232,6 +232,9 @@ class S3Store:
         with self._in_flight.write():
             await self._writes.delete(key, expect)
 
+    async def purge_deleted(self) -> None:
+        """See `Store.purge_deleted`: a deleted object leaves nothing, unless the bucket keeps versions."""
+
     async def probe(self) -> None:
         """See `Store.probe`."""
         with self._in_flight.write():

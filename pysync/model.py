@@ -72,7 +72,9 @@ class WriteResult:
 @dataclass(frozen=True)
 class WriteEvent:
     """A successful push, as plugins and projections receive it. `text` is the pushed `data` as JSON, or an
-    append's element; None if it is not JSON. `identity` is the writer's, None if there is none.
+    append's element; None if it is not JSON. `identity` is the writer's, None if there is none. Projections
+    also receive removals: `removed` is True then, the data is empty, and the hash is that of the removed
+    version.
 
     See docs/reference/plugins.md#after_write.
     """
@@ -84,6 +86,7 @@ class WriteEvent:
     text: bytes | None = field(default=None, repr=False)
     identity: str | None = None
     namespace: str | None = None
+    removed: bool = False
 
     @cached_property
     def body(self) -> Mapping[str, Any] | None:

@@ -55,6 +55,14 @@ def check_append(permissions: Permissions, roles: frozenset[str], data: bytes) -
         raise _forbidden(min(named), locked[min(named)])
 
 
+def check_delete(permissions: Permissions, roles: frozenset[str]) -> None:
+    """Raise Forbidden if there is a member that a writer with `roles` may not write. This does not depend on
+    what is stored, because the answer would show the writer if a hidden member is there."""
+    locked = _read_only_fields(permissions, roles)
+    if locked:
+        raise _forbidden(min(locked), locked[min(locked)])
+
+
 def preserve_read_only_fields(
     permissions: Permissions, roles: frozenset[str], body: _core.PushBody, current: bytes | None
 ) -> _core.PushBody:

@@ -5,6 +5,7 @@ See docs/reference/protocol.md#authorisation.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pysync.config import Action, Collection, Config, Limit, RateRule, Restriction, Trust
 from pysync.config.key_templates import KeyTemplate
@@ -17,6 +18,9 @@ _OPS: dict[Action, frozenset[str]] = {
 }
 SPACE_ROLE_PREFIX = "space:"
 """Prefix of the roles that a space's access document gives."""
+Use = Literal["pull", "push", "list", "delete"]
+"""An `Action`, or a use of a collection that counts as one but may have roles of its own: a delete is a push
+for restrictions, rate limits, certificates and plugins."""
 _OWN_IDENTITY_ONLY = frozenset({"self", "device:root"})
 """Roles that every identity has for its own data. They give no access to the data of another identity."""
 
@@ -64,14 +68,16 @@ class AccessPolicy:
         config: Config,
         namespace: str | None,
         collection: Collection,
-        action: Action,
+        use: Use,
         *,
         uses_plugin_roles: bool = False,
     ) -> "AccessPolicy":
-        """Return the policy that the configuration defines for `action` on `collection`. `uses_plugin_roles`
-        is True if a plugin grants roles. It may grant them to anyone, so credentials are then always
-        checked."""
+        """Return the policy that the configuration defines for a use of `collection`. `uses_plugin_roles` is
+        True if a plugin grants roles. It may grant them to anyone, so credentials are then always checked."""
+        action: Action = "push" if use == "delete" else use
         roles = frozenset(collection.write_roles if action == "push" else collection.read_roles)
+        if use == "delete" and collection.delete_roles is not None:
+            roles = frozenset(collection.delete_roles)
         levels = [config.restrictions, collection.restrictions]
         if namespace is not None:
             levels.insert(1, config.namespaces[namespace].restrictions)
@@ -171,14 +177,14 @@ class PolicyTable:
     def __init__(self, config: Config, *, uses_plugin_roles: bool) -> None:
         self._config = config
         self._uses_plugin_roles = uses_plugin_roles
-        self._made: dict[tuple[str | None, str, Action], AccessPolicy] = {}
+        self._made: dict[tuple[str | None, str, Use], AccessPolicy] = {}
 
-    def of(self, namespace: str | None, collection: Collection, action: Action) -> AccessPolicy:
-        """Return the policy for an action on a collection of the namespace."""
-        key = namespace, collection.name, action
+    def of(self, namespace: str | None, collection: Collection, use: Use) -> AccessPolicy:
+        """Return the policy for a use of a collection of the namespace."""
+        key = namespace, collection.name, use
         if key not in self._made:
             self._made[key] = AccessPolicy.from_config(
-                self._config, namespace, collection, action, uses_plugin_roles=self._uses_plugin_roles
+                self._config, namespace, collection, use, uses_plugin_roles=self._uses_plugin_roles
             )
         return self._made[key]
 

@@ -107,6 +107,19 @@ def _add_documents(parser: Parser) -> None:
     base.add_argument("--force", action="store_true", help="replace whatever is stored")
     add_client(push)
 
+    delete = parser.add_command(
+        "delete",
+        "delete a document, a file or a log",
+        "documents.delete",
+        description="The collection must be deletable.",
+        example="pysync delete notes/n1 --force",
+    )
+    delete.add_value("document", "KEY", "path after /push/")
+    base = delete.add_mutually_exclusive_group(required=True)
+    base.add_argument("--base", metavar="HASH", help="delete it if it has this hash")
+    base.add_argument("--force", action="store_true", help="delete whatever is stored")
+    add_client(delete)
+
     names = parser.add_command(
         "list",
         "print the names in a collection, one a line",

@@ -78,6 +78,21 @@ async def _push(options: argparse.Namespace, data: dict[str, Any]) -> None:
     _print_pushed(pushed)
 
 
+async def delete(options: argparse.Namespace) -> None:
+    """Run `pysync delete`."""
+    base = options.base or ""
+    async with make_client(options) as client:
+        while True:
+            try:
+                removed = await client.delete(options.document, base)
+                break
+            except Conflict as error:
+                if not options.force or error.current_hash == base:
+                    raise
+                base = error.current_hash
+    _print_pushed(removed)
+
+
 def _print_pushed(pushed: PushResult) -> None:
     batch = {} if pushed.batch_id is None else {"batchId": pushed.batch_id}
     print_json({"hash": pushed.hash, "timestamp": pushed.timestamp_ms, **batch})

@@ -98,6 +98,18 @@ class Client(FileMethods):
             members |= _author_proof(self._keys, signing.DOCUMENT_AUTHOR, key, orjson.dumps(members))
         return await self._push(key, orjson.dumps(members), idempotency_key)
 
+    async def delete(self, key: str, base_hash: str, *, idempotency_key: str | None = None) -> PushResult:
+        """Remove the document, file or log at `key` if its hash is still `base_hash`, where the collection is
+        `deletable`. For a file that is its sha256, for a log the hash of a pull; `""` removes a damaged
+        document. Afterwards nothing is stored: the hash of the result is `""`.
+
+        Raises Conflict with the `current_hash` otherwise. `idempotency_key` is as for `push`.
+        """
+        target = f"{self._target('push', key)}?{urlencode({'baseHash': base_hash})}"
+        headers = self._write_headers(idempotency_key)
+        del headers["Content-Type"]
+        return await self._request("DELETE", target, push_result, headers=headers)
+
     async def append(
         self,
         key: str,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from pysync.config import overlaps
 from pysync.config.collection import Action, Collection
@@ -15,7 +15,7 @@ from pysync.config.key_templates import KeyTemplate
 from pysync.config.loader import EMPTY, env_overrides, parse, read_file, with_collections
 from pysync.config.plugin_validation import has_unowned_target, overlapping_collections, repeated
 from pysync.config.problem import ConfigError, FieldError, Problem
-from pysync.config.routes import RouteSpec, routes_of
+from pysync.config.routes import Method, RouteSpec, routes_of
 from pysync.config.schema import Config, Trust
 
 _CAP_ROLE = re.compile(r"cap:(?:read|write|list):(.+)", re.DOTALL)
@@ -31,7 +31,7 @@ _ANY_ISSUER = (
 
 
 _CLIENT_VARIABLES = ("PYSYNC_URL",)
-_OF_COLLECTION = ("pull", "push", "append", "list")
+_OF_COLLECTION = ("pull", "push", "append", "delete", "list")
 _PROBES = ("health", "ready", "metrics", "version")
 _SERVICE_ROLES = {
     "batch": "as pulls of what is named",
@@ -47,7 +47,7 @@ class Row:
     """One route, its collection (`""` if it has none), and the roles that it requires. A bundle's pull has
     those of all its members."""
 
-    method: Literal["GET", "POST"]
+    method: Method
     path: str
     collection: str
     roles: tuple[str, ...]
@@ -122,7 +122,11 @@ def _row(spec: RouteSpec, config: Config) -> Row:
         (collection,) = spec.collections
         is_batched = any(events.collection == collection.name for events in config.events)
         label = collection.name + (" (events)" if is_batched else _kind(collection))
-        roles = collection.write_roles if spec.action in ("push", "append") else collection.read_roles
+        roles = (
+            collection.write_roles if spec.action in ("push", "append", "delete") else collection.read_roles
+        )
+        if spec.action == "delete" and collection.delete_roles is not None:
+            roles = collection.delete_roles
         if collection.require_auth is True:
             roles = tuple("public (signed)" if role == "public" else role for role in roles)
         if collection.root_only:
@@ -194,8 +198,9 @@ def _variables(environ: Mapping[str, str], text: str) -> Iterator[Problem]:
 
 def _collection(collection: Collection, path: str, known: "_Roles") -> Iterator[Problem]:
     if "public" in collection.roles_for("push"):
-        who = "anyone" if collection.require_auth is not True else "anyone with a key of their own"
-        yield Problem(f"{path}.writeRoles", f"public: {who} may write")
+        yield Problem(f"{path}.writeRoles", f"public: {_anyone(collection)} may write")
+    if collection.deletable and "public" in (collection.delete_roles or collection.write_roles):
+        yield Problem(f"{path}.deletable", f"public: {_anyone(collection)} may delete")
     if not (collection.roles_for("pull") or collection.roles_for("push")):
         yield Problem(path, "no caller may use it: no route has roles")
     for member, roles in _role_lists(collection):
@@ -204,6 +209,11 @@ def _collection(collection: Collection, path: str, known: "_Roles") -> Iterator[
                 yield Problem(f"{path}.{member}[{at}]", message)
     for member, message in (*_log(collection), *_files(collection)):
         yield Problem(f"{path}.{member}", message)
+
+
+def _anyone(collection: Collection) -> str:
+    """Return who has the role `public`."""
+    return "anyone" if collection.require_auth is not True else "anyone with a key of their own"
 
 
 def _rebinding(config: Config) -> Iterator[Problem]:
@@ -278,6 +288,7 @@ def _role_lists(collection: Collection) -> Iterator[tuple[str, tuple[str, ...]]]
     """Yield every list of roles, with the name of its member."""
     yield "readRoles", collection.read_roles
     yield "writeRoles", collection.write_roles
+    yield "deleteRoles", collection.delete_roles or ()
     for name, permission in collection.field_permissions.items():
         path = join("fieldPermissions", name)
         yield f"{path}.readRoles", permission.read_roles or ()

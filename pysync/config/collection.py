@@ -185,6 +185,12 @@ class Collection:
     storage_path: str = option("Key template with `{param}` segments; `{identity}` is the caller's.")
     read_roles: tuple[str, ...] = option("Roles that may pull.", ())
     write_roles: tuple[str, ...] = option("Roles that may push.", ())
+    deletable: bool = option(
+        "Serves `DELETE` on the push route, which removes documents, files and logs.", False
+    )
+    delete_roles: tuple[str, ...] | None = option(
+        "With `deletable`: roles that may delete; absent: `writeRoles`.", None
+    )
     require_auth: bool | None = option(
         "`true`: anonymous callers get 401; `false`: they reach the role check as `public`; absent: open to "
         "them exactly where the action's roles contain `public`.",
@@ -251,6 +257,14 @@ class Collection:
         if action not in self.actions:
             return ()
         return self.write_roles if action == "push" else self.read_roles
+
+    def every_role_for(self, action: Literal["pull", "push"]) -> tuple[str, ...]:
+        """Return the roles that may read, or change, what it stores in any way; none if there is no route for
+        it."""
+        roles = self.roles_for(action)
+        if action == "push" and self.deletable:
+            roles += self.delete_roles or ()
+        return roles
 
     @property
     def path_template(self) -> KeyTemplate:

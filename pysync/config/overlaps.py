@@ -73,7 +73,7 @@ class _Site(NamedTuple):
 
     def format_roles(self, action: Literal["pull", "push"]) -> str:
         """Return the roles that the action requires, as text for people."""
-        return ", ".join(self.collection.roles_for(action)) or "nobody"
+        return ", ".join(dict.fromkeys(self.collection.every_role_for(action))) or "nobody"
 
     def format_access(self) -> str:
         """Return the roles of readers and writers, as text for people."""
@@ -110,7 +110,7 @@ class _Site(NamedTuple):
             return _Holders(role, on, whose)
 
         if roles is None or action not in self.collection.actions:
-            roles = self.collection.roles_for(action)
+            roles = self.collection.every_role_for(action)
         outer = self.config.namespaces[self.namespace].restrictions if self.namespace else ()
         restrictions = frozenset(
             one
@@ -149,6 +149,9 @@ def replaceable_access_documents(config: Config) -> Iterator[Problem]:
             if roles:
                 message = f"{', '.join(roles)} may replace the access documents of spaces ({_ACCESS_PATH})"
                 yield Problem(f"{site.path}.writeRoles", message)
+            if site.collection.deletable:
+                message = "who creates an access document owns the space: a deleted one leaves it to anybody"
+                yield Problem(f"{site.path}.deletable", f"{message} ({_ACCESS_PATH})")
 
 
 def shared_between_namespaces(config: Config) -> Iterator[Problem]:
@@ -187,7 +190,9 @@ def _exposed_to(collection: Collection, name: str, readers: frozenset[str]) -> f
     own = collection.field_permissions.get(name)
     if "public" in readers or (own is not None and readers.issuperset(own.read_roles or ("public",))):
         return frozenset()
-    return frozenset(collection.roles_for("pull") + collection.roles_for("push")) - readers - {"admin"}
+    return (
+        frozenset(collection.every_role_for("pull") + collection.every_role_for("push")) - readers - {"admin"}
+    )
 
 
 def exposed_by_projections(config: Config) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from pysync.config.collection import Collection
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.schema import Config
 
-Method = Literal["GET", "POST"]
+Method = Literal["GET", "POST", "DELETE"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,8 @@ def _namespace_routes(
         if "push" in one.actions:
             action = "push" if one.append_only is None else "append"
             yield route("POST", action, "push", one, key=one.key_template)
+            if one.deletable:
+                yield route("DELETE", "delete", "push", one, key=one.key_template)
         if "list" in one.actions:
             folder = KeyTemplate.of(one.storage_path.rpartition("/")[0])
             yield route("GET", "list", "list", one, key=folder)

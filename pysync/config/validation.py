@@ -146,9 +146,14 @@ def _collection(collection: Collection) -> Iterator[FieldError]:
         yield "allowedMimeTypes", "must name at least one media type"
     media_types = collection.allowed_mime_types
     yield from _each("allowedMimeTypes", media_types, _MEDIA_TYPE, "must be type/subtype, type/* or */*")
+    yield from _deletable(collection)
     if collection.root_only:
-        for member, roles in (("readRoles", collection.read_roles), ("writeRoles", collection.write_roles)):
-            if "public" in roles:
+        for member, roles in (
+            ("readRoles", collection.read_roles),
+            ("writeRoles", collection.write_roles),
+            ("deleteRoles", collection.delete_roles),
+        ):
+            if "public" in (roles or ()):
                 yield member, "rootOnly cannot be used with the role public"
     if collection.bundle is not None and not collection.accepts_json:
         yield "bundle", "bundle needs application/json in allowedMimeTypes"
@@ -161,6 +166,17 @@ def _collection(collection: Collection) -> Iterator[FieldError]:
     yield from _keyring(collection)
     yield from _schema(collection.object_schema)
     yield from _issuers(collection.trusted_issuers)
+
+
+def _deletable(collection: Collection) -> Iterator[FieldError]:
+    if not collection.deletable:
+        if collection.delete_roles is not None:
+            yield "deleteRoles", "deleteRoles needs deletable: true"
+        return
+    if collection.pull_only:
+        yield "deletable", "deletable cannot be used with pullOnly"
+    if collection.append_only is not None and collection.append_only.persist is False:
+        yield "deletable", "deletable cannot be used with appendOnly+persist=false: nothing is stored"
 
 
 def _append_only(collection: Collection) -> Iterator[FieldError]:

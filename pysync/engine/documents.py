@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -210,6 +210,25 @@ class Documents:
             raise
         return claim
 
+    async def delete(
+        self, key: str, base_hash: str, ttl_ms: int | None = None, ref: DocumentRef | None = None
+    ) -> WriteResult:
+        """Remove the document or file at `key` if `base_hash` is its version, and announce the removal as a
+        change of `ref`, which names the key. Of two deletes of one version both may succeed. `base_hash=""`
+        removes a damaged document or file; it is also the version of nothing. Raises as `push`."""
+        removed = WriteResult("", self.now_ms())
+        changes = [] if ref is None else [ref.change(base_hash, removed.timestamp_ms, removed=True)]
+        for _ in range(_MAX_ATTEMPTS):
+            expect = await self._check_base(key, await self._store.get(key), base_hash, ttl_ms)
+            if expect == ABSENT:
+                return removed
+            try:
+                await self._outbox.delete(key, expect, changes, base_hash)
+            except EtagMismatch:
+                continue
+            return removed
+        raise StoreUnavailable
+
     async def delete_expired(self, prefix: str, is_document: Callable[[str], bool], ttl_ms: int) -> int:
         """Delete the documents below `prefix` that are older than `ttl_ms`. Returns their number."""
         swept = 0
@@ -311,3 +330,25 @@ class Documents:
         if current_hash != (base_hash or ""):
             raise Conflict(current_hash, document.ts_ms)
         return Etag(found.etag)
+
+
+async def remove_once(
+    coordinator: Coordinator, request_key: str, removal: Coroutine[None, None, WriteResult]
+) -> WriteResult:
+    """Await a removal, or return its result again if an earlier attempt with this `request_key` has made it:
+    an attempt that finds nothing stored, although it is not the first, has succeeded."""
+    name = hashlib.sha256(f"delete {request_key}".encode()).hexdigest()
+    own = orjson.dumps([new_write_id()])
+    try:
+        claim = await coordinator.put_if_absent(name, own, IDEMPOTENCY_TTL_MS)
+    except BaseException:
+        removal.close()
+        raise
+    try:
+        return await removal
+    except Conflict as error:
+        if claim == own:
+            await release_claim(coordinator, name, own)
+        elif not error.current_hash:
+            return WriteResult("", error.written_ms)
+        raise

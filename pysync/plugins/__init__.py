@@ -192,6 +192,11 @@ class Plugin(Protocol):
         """Store a push, which is authorised, validated and metered, in place of the store, or return None to
         leave it to the next plugin or the store. The change is announced like any other write."""
 
+    async def before_delete(self, request: PluginRequest) -> None:
+        """Called when the delete of a document, file or log is authorised, before the store removes it. To
+        all other hooks a delete is a push. If a plugin has `intercept_push` and not this hook, every delete
+        is rejected with 403, because it might evade what the plugin does with pushes."""
+
     async def after_write(self, event: WriteEvent) -> None:
         """Called after each push with status 200, in the order in which they end, before the response is
         sent; called again when a push is repeated (Idempotency-Key)."""

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from pysync.auth.certificates import Certificate
 from pysync.errors import (
     AuthorizationError,
+    Forbidden,
     InternalError,
     NotFound,
     Overloaded,
@@ -72,6 +73,10 @@ class Hooks:
         self._intercept_pull = _each(plugins, "intercept_pull")
         self._intercept_push = _each(plugins, "intercept_push")
         self._after_write = _each(plugins, "after_write")
+        self._before_delete = _each(plugins, "before_delete")
+        self._ignoring_deletes = {hook.plugin for hook in self._intercept_push} - {
+            hook.plugin for hook in self._before_delete
+        }
         self._validators: dict[str, list[_Hook]] = {}
         self.stored_files: Final[dict[str, FileBackedCollection]] = {}
         """Locations of collections that plugins store, by name."""
@@ -92,6 +97,7 @@ class Hooks:
             or self.has_pull_hooks
             or self.has_push_hooks
             or self.has_certificate_hooks
+            or bool(self._before_delete)
         )
         """True if any plugin has a hook for requests."""
 
@@ -175,6 +181,16 @@ class Hooks:
             if response is not None:
                 return response
         return None
+
+    async def run_delete_hooks(self, request: PluginRequest) -> None:
+        """Run the hooks of an authorised delete. Raises as `run_pull_hooks`, and Forbidden if a plugin that
+        intercepts pushes has no hook for deletes."""
+        if self._ignoring_deletes:
+            raise Forbidden(
+                reason=f"plugins without before_delete: {', '.join(sorted(self._ignoring_deletes))}"
+            )
+        for hook in self._before_delete:
+            await self._call(hook, request, object)
 
     async def run_after_write(self, event: WriteEvent) -> None:
         """Announce a push that was applied. Errors are counted and logged."""

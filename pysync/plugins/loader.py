@@ -25,6 +25,7 @@ _ASYNC: Final = {
     "before_pull": "request",
     "intercept_pull": "request",
     "intercept_push": "push",
+    "before_delete": "request",
     "after_write": "event",
 }
 """The hooks that wait, and what each is given."""

@@ -152,6 +152,7 @@ class App(AbstractAsyncContextManager["App"]):
         service = Service(
             config=config,
             store=store,
+            coordinator=coordinator,
             documents=documents,
             logs=self._logs,
             files=files,

@@ -325,7 +325,8 @@ def _operation_id(route: Route) -> str:
         return "/".join(route.template)
     bundle = route.policy.collection.bundle
     name = f"bundle:{bundle}" if route.action == "bundle" else route.policy.collection.name
-    return "/".join((*route.template[: route.key_from], name))
+    path = "/".join((*route.template[: route.key_from], name))
+    return f"{path}#delete" if route.action == "delete" else path
 
 
 def _schema_name(route: Route) -> str:

@@ -7,8 +7,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from pysync.auth.policy import AccessPolicy, PolicyTable
-from pysync.config import Action
+from pysync.auth.policy import AccessPolicy, PolicyTable, Use
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.routes import RouteSpec, routes_of
 from pysync.engine.append_log import LogSettings
@@ -18,6 +17,7 @@ from pysync.server.handlers import Service, owners_of
 from pysync.server.handlers.append_log import LogHandlers
 from pysync.server.handlers.batch import BatchHandler, make_plans
 from pysync.server.handlers.bundle import BundleHandler
+from pysync.server.handlers.delete import DeleteHandler
 from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.events import EventStreamHandler
 from pysync.server.handlers.files import FileHandlers
@@ -100,8 +100,9 @@ class RouteBuilder:
         pull, push = documents.pull, documents.push
         files, listed = FileSettings.from_collection(collection), ListHandler(service).list
         stored = service.hooks.stored_files.get(collection.name)
-        if collection.append_only is not None:
-            logs = LogHandlers(service, LogSettings.from_collection(collection))
+        settings = None if collection.append_only is None else LogSettings.from_collection(collection)
+        if settings is not None:
+            logs = LogHandlers(service, settings)
             pull, push = logs.pull, logs.append
         if files is not None:
             pull, push = file_handlers.pull, file_handlers.push
@@ -110,12 +111,15 @@ class RouteBuilder:
             pull, push = file_handlers.pull, documents.push
             listed = PluginFileListHandler(service, stored).list
         handler: Handler = pull
-        action: Action = "pull"
+        use: Use = "pull"
         if spec.action == "list":
-            handler, action, files = listed, "list", None
+            handler, use, files = listed, "list", None
+        elif spec.action == "delete":
+            delete = DeleteHandler(service, settings).delete
+            handler, use = self.projection_waiter.wrap_push(collection, delete), "delete"
         elif spec.action != "pull":
-            handler, action = self.projection_waiter.wrap_push(collection, push), "push"
-        policy = self.policies.of(spec.namespace, collection, action)
+            handler, use = self.projection_waiter.wrap_push(collection, push), "push"
+        policy = self.policies.of(spec.namespace, collection, use)
         schema = collection.object_schema
         route = Route(
             handler,

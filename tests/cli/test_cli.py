@@ -33,6 +33,7 @@ def test_help_names_every_command_and_exit_status(shell: Shell) -> None:
         "push",
         "append",
         "tail",
+        "delete",
         "list",
         "batch",
         "copy",
@@ -412,3 +413,15 @@ async def test_params_that_are_no_object_are_a_problem_of_the_input(shell: Shell
     status, output, errors = await shell.ask("batch", "public", "--params", params)
     assert (status, output) == (1, "")
     assert errors.startswith("pysync: --params: ")
+
+
+async def test_what_is_deleted_is_gone_and_another_version_is_status_3(shell: Shell, start: Start) -> None:
+    url = ("--server", await start(SERVICE))
+    await shell.ask("push", "public/a", *url, stdin='{"n": 1}')
+    status, _, errors = await shell.ask("delete", "public/a", "--base", "0" * 64, *url)
+    assert (status, "hash_mismatch" in errors) == (3, True)
+    status, output, _ = await shell.ask("delete", "public/a", "--force", *url)
+    assert (status, json.loads(output)["hash"]) == (0, "")
+    assert (await shell.ask("pull", "public/a", "--fail", *url))[0] == 6
+    assert (await shell.ask("delete", "public/a", "--force", *url))[0] == 0
+    assert (await shell.ask("delete", "public/a", *url))[0] == 2

@@ -14,7 +14,7 @@ from support.collections import OWN, ROOM, collection
 from pysync.auth import issuing
 from pysync.auth.certificates import Certificate
 from pysync.auth.identity_keys import IdentityKeys
-from pysync.client import Client, RetryPolicy, SyncDocument
+from pysync.client import ChangeEvent, Client, RetryPolicy, SyncDocument
 from pysync.errors import Conflict, Forbidden, InvalidPathParameter, StaleGeneration, Unauthorized
 from pysync.testing import FakeClock
 
@@ -22,7 +22,7 @@ SERVICE: dict[str, Any] = {
     "collections": [
         collection("rooms", **ROOM),
         collection("keyrings", "rooms/{id}/_keyring", **ROOM),
-        collection("own", "users/{identity}/{id}", **OWN),
+        collection("own", "users/{identity}/{id}", **OWN, deletable=True),
     ],
     "namespaces": {"acme": {"collections": [collection("rooms", "acme/rooms/{id}", **ROOM)]}},
     "server": {"mountPath": "/v1"},
@@ -211,3 +211,37 @@ async def test_two_devices_end_up_with_the_merge_of_what_both_wrote(start: Start
         await laptop.push({"laptop": 1})
         await mobile.push({"mobile": 1})
         assert await laptop.pull() == {"laptop": 1, "mobile": 1} == mobile.data
+
+
+async def test_a_deleted_document_is_gone_for_who_follows_it(start: Start) -> None:
+    key = f"users/{ISSUER.user_id}/a"
+    async with client(await start(SERVICE)) as owner:
+        document = SyncDocument(owner, key)
+        follower = document.follow(collection="own")
+        assert await anext(follower) == {}
+        pushed = await owner.push(key, {"n": 1})
+        while await anext(follower) != {"n": 1}:
+            pass
+        async with owner.watch(["own"]) as changes:
+            with pytest.raises(Conflict) as caught:
+                await owner.delete(key, "another")
+            assert caught.value.current_hash == pushed.hash
+            removed = await owner.delete(key, pushed.hash)
+            change = await anext(changes)
+        assert isinstance(change, ChangeEvent)
+        assert (removed.hash, change.removed, change.hash) == ("", True, "")
+        assert change.timestamp_ms == removed.timestamp_ms
+        while await anext(follower) != {}:
+            pass
+        assert not (await owner.pull(key)).hash
+        await follower.aclose()
+        assert (await document.push({"n": 2})).hash
+
+
+async def test_a_delete_whose_answer_is_lost_is_made_once_and_answered_in_the_end(start: Start) -> None:
+    key, base = f"users/{ISSUER.user_id}/a", await start(SERVICE)
+    async with client(base) as owner:
+        pushed = await owner.push(key, {"n": 1})
+    async with losing_answers(base, 2) as lossy, client(lossy, backoff=PATIENT) as owner:
+        assert (await owner.delete(key, pushed.hash)).hash == ""
+        assert (await owner.pull(key)).hash == ""

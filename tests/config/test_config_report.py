@@ -364,3 +364,26 @@ def test_a_problem_of_a_collection_names_it() -> None:
         "collections[1].name: is required",
         "namespaces.acme.collections[0].ttlMs (log): must be at least 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"deletable": True}, "public: anyone may delete"),
+        ({"deletable": True, "requireAuth": True}, "anyone with a key of their own may delete"),
+        ({"deletable": True, "deleteRoles": ["admin"]}, None),
+    ],
+)
+def test_who_may_delete_is_warned_about(members: dict[str, Any], said: str | None) -> None:
+    found = [
+        message for _, message in warnings(collection(readRoles=["public"], writeRoles=["public"], **members))
+    ]
+    assert (said is None) == (not any("may delete" in message for message in found))
+    assert said is None or any(said in message for message in found)
+
+
+def test_access_documents_that_can_be_deleted_are_warned_about() -> None:
+    owners = {"readRoles": ["space:member"], "writeRoles": ["space:owner"], "deletable": True}
+    access = collection(**owners) | {"storagePath": "spaces/{spaceId}/_access"}
+    found = [message for _, message in warnings(access, auth={"spaces": {}})]
+    assert any("a deleted one leaves it to anybody" in message for message in found)

@@ -196,6 +196,13 @@ def test_a_bundle_and_its_members_own_their_keys(other: dict[str, Any]) -> None:
             "a bundle member's name is a key segment, of A-Z a-z 0-9 . _ : @ -",
         ),
         ({"pullOnly": True, "pushOnly": True}, "pushOnly", "pullOnly and pushOnly together leave no route"),
+        ({"pullOnly": True, "deletable": True}, "deletable", "deletable cannot be used with pullOnly"),
+        ({"deleteRoles": ["admin"]}, "deleteRoles", "deleteRoles needs deletable: true"),
+        (
+            {"appendOnly": {"persist": False}, "deletable": True},
+            "deletable",
+            "deletable cannot be used with appendOnly+persist=false: nothing is stored",
+        ),
         (
             {"rootOnly": True, "readRoles": ["public"]},
             "readRoles",

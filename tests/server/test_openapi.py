@@ -366,6 +366,7 @@ EVERY_KIND: dict[str, Any] = {
         {**NOTES, "name": "typed", "storagePath": "t/{x}/{y}", "objectSchema": {"minProperties": 1}},
         {**NOTES, "name": "title", "storagePath": "pages/{page}", "bundle": "page"},
         {**MINE, "name": "draft", "storagePath": "pages/{page}", "bundle": "page"},
+        {**NOTES, "name": "gone", "storagePath": "gone/{id}", "deletable": True, "deleteRoles": ["admin"]},
         {**NOTES, "name": "files", "storagePath": "files/{id}", "allowedMimeTypes": ["text/*"]},
         {**MINE, "name": "mixed", "storagePath": "m/{id}", "allowedMimeTypes": ["*/*", "application/json"]},
         {**NOTES, "name": "taps", "storagePath": "taps/{app}/{batchId}", "listable": True},
@@ -375,7 +376,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "6ca698e3345410b8da98d7b8b110994a5bc84dc5ae4ea7c7d8311870d8d93377"
+DIGEST = "31e4f155f6ec0d9f376ea6d51208651c35a0755fbe5a6c06e9f8878b092a33b5"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

@@ -11,7 +11,14 @@ from typing import Final
 
 from pysync import _core
 from pysync.corruption import CorruptionReporter
-from pysync.engine.append_log.head import CachedHead, HeadCache, LogSettings, convert_head, load_chunks
+from pysync.engine.append_log.head import (
+    CachedHead,
+    HeadCache,
+    LogSettings,
+    chunk_keys,
+    convert_head,
+    load_chunks,
+)
 from pysync.engine.append_log.read import LogRange, SegmentReader, log_prefix, object_key
 from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.errors import (
@@ -297,6 +304,19 @@ class AppendBatcher:
             return head
         del self._deletions[head.previous]
         return head.without_previous()
+
+    def delete_log(self, key: str, head: _core.LogHead) -> None:
+        """Delete the objects of a log whose head was deleted, in the background."""
+        self._spawn(self._delete_objects(key, head))
+
+    async def _delete_objects(self, key: str, head: _core.LogHead) -> None:
+        try:
+            for id_ in filter(None, (head.previous, head.id)):
+                await delete_log_objects(self._store, id_)
+            for chunk in await chunk_keys(self._store, key) if head.is_chunked else ():
+                await self._store.delete(chunk)
+        except PysyncError as error:
+            log.warning("failed to delete the rest of a log: %s", error, extra={"repeats": str(error)})
 
     async def _delete_previous(self, id_: str) -> None:
         try:

@@ -18,6 +18,7 @@ from pysync.engine.append_log.read import LogRange, LogSlice, SegmentReader
 from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.errors import (
     AppendLimitExceeded,
+    Conflict,
     CoordinatorUnavailable,
     DocumentCorrupt,
     IdempotencyKeyReused,
@@ -169,6 +170,32 @@ class AppendLogs:
             segments = SegmentReader(self._head_cache, key, settings.field, head, bounds, segment_cache)
             tails.append(LogSlice(key, head, bounds, segments, self._corruption))
         return tails
+
+    async def delete(
+        self, key: str, base_hash: str, settings: LogSettings, ref: DocumentRef | None = None
+    ) -> WriteResult:
+        """Remove the log at `key` if its hash is `base_hash` (`""`: of nothing), and announce the removal as
+        a change of `ref`. The head goes first, and its segments in the background: after a crash those that
+        are left belong to no log. Raises Conflict, DocumentCorrupt and StoreUnavailable."""
+        removed = WriteResult("", self.now_ms())
+        changes = [] if ref is None else [ref.change(base_hash, removed.timestamp_ms, removed=True)]
+        while True:
+            cached = await self._head_cache.read(key, settings.field)
+            if cached is None or settings.is_expired(cached.head, removed.timestamp_ms):
+                current_hash, written_ms = "", 0
+            else:
+                current_hash, written_ms = cached.head.hash, cached.head.ts_ms or 0
+            if current_hash != base_hash:
+                raise Conflict(current_hash, written_ms)
+            if cached is None:
+                return removed
+            try:
+                await self._outbox.delete(key, Etag(cached.etag), changes, base_hash)
+            except EtagMismatch:
+                continue
+            self._head_cache.invalidate(key, settings.field)
+            self._batcher.delete_log(key, cached.head)
+            return removed
 
     async def delete_expired(self, prefix: str, is_log: Callable[[str], bool], settings: LogSettings) -> int:
         """Delete the expired logs below `prefix`. Returns their number."""

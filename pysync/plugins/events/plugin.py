@@ -30,7 +30,14 @@ from pysync.errors import (
 from pysync.extras import require
 from pysync.model import WriteResult
 from pysync.parquet.event_files import encode
-from pysync.plugins import HOOK_TIMEOUT_S, FileBackedCollection, PluginContext, PluginPush, PushResponse
+from pysync.plugins import (
+    HOOK_TIMEOUT_S,
+    FileBackedCollection,
+    PluginContext,
+    PluginPush,
+    PluginRequest,
+    PushResponse,
+)
 from pysync.plugins.events.batch_ids import (
     BATCH_ID,
     LEEWAY_MS,
@@ -276,6 +283,9 @@ class Events:
                 return await asyncio.shield(task)
         except TimeoutError:
             raise Unavailable from None
+
+    async def before_delete(self, request: PluginRequest) -> None:
+        """Allow deletes: a batch is a file, which the store removes."""
 
     def compaction(
         self, config: Config, store: Store, now_ms: Callable[[], int], older_than_ms: int | None = None

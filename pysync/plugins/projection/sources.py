@@ -1,7 +1,7 @@
 """The sources of lists: the collections that keys belong to, and the writes that they now contain."""
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import orjson
@@ -194,6 +194,14 @@ class ChangedSource:
         """Return the time of the first of these writes."""
         return min((change.timestamp_ms for change in self.changes), default=None)
 
+    def removal(self) -> WriteEvent | None:
+        """Return the last announced removal; None without one."""
+        for change in reversed(self.changes):
+            if change.removed:
+                found = self.location.event(change.hash, change.timestamp_ms, b"{}", change.ref.identity)
+                return replace(found, removed=True)
+        return None
+
     def event(self, hash_: str, ts_ms: int, text: bytes | None = None) -> WriteEvent:
         """Return the write that stored this version, with its writer if it was announced."""
         writers = {change.hash: change.ref.identity for change in self.changes}
@@ -211,8 +219,8 @@ class SourceReader:
     ) -> AsyncIterator[tuple[ChangedSource, WriteEvent | DocumentCorrupt]]:
         """Yield the writes to fold: the last write of each document and file, the elements of each log since
         the first announced write, in order, and all announced writes that are stored nowhere, without a body.
-        A missing or expired object yields nothing, an unreadable one the error. `identity` is known if the
-        write was announced. Raises StoreUnavailable."""
+        A missing or expired object yields its announced removal, or else nothing; an unreadable one yields
+        the error. `identity` is known if the write was announced. Raises StoreUnavailable."""
         documents = [source for source in changed if source.location.kind == "document"]
         for start in range(0, len(documents), _MAX_DOCUMENTS):
             some = documents[start : start + _MAX_DOCUMENTS]
@@ -221,14 +229,17 @@ class SourceReader:
             for source in some:
                 stored = found[source.location.key]
                 event = None if stored is None else self._document(source, stored)
+                event = event or source.removal()
                 if event is not None:
                     yield source, event
         for source in changed:
             if source.location.kind == "log":
+                if (removal := source.removal()) is not None:
+                    yield source, removal
                 async for element in self._elements(source):
                     yield source, element
             elif source.location.kind == "file":
-                file = await self._file(source)
+                file = await self._file(source) or source.removal()
                 if file is not None:
                     yield source, file
             elif source.location.kind == "nothing":

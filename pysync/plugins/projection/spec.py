@@ -84,7 +84,7 @@ class ProjectionSpec:
         id_ = result.get("id")
         if not isinstance(id_, str):
             raise ValueError("project returned no id that is a string")
-        if result.get("remove") is True:
+        if event.removed or result.get("remove") is True:
             return EntryChange(id_, None)
         value = result.get("value")
         if not isinstance(value, Mapping):

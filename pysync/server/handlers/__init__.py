@@ -8,6 +8,7 @@ from pysync.auth.authentication import Authenticator
 from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.revocation import RevocationRegistry
 from pysync.config import Config
+from pysync.coordinator import Coordinator
 from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log import AppendLogs
 from pysync.engine.documents import Documents
@@ -29,6 +30,7 @@ class Service:
 
     config: Config
     store: Store
+    coordinator: Coordinator
     documents: Documents
     logs: AppendLogs
     files: Files

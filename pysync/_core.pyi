@@ -208,6 +208,9 @@ class LogNode:
     @property
     def ts_ms(self) -> int:
         """Time of the first element."""
+    @property
+    def next_ts_ms(self) -> int | None:
+        """Time of the first element after it; None if the tail follows and is empty."""
 
 @final
 class LogHead:
@@ -248,7 +251,13 @@ class LogHead:
         """Id of an expired log at the same key, whose objects are still to be deleted; None without one."""
     @property
     def count(self) -> int:
-        """Number of elements."""
+        """Number of elements that were appended, with those that are no longer retained."""
+    @property
+    def start(self) -> int:
+        """Position of the first retained element."""
+    @property
+    def dropped_ms(self) -> int:
+        """Time of the newest element before `start`; 0 if all elements are retained."""
     @property
     def ts_ms(self) -> int | None:
         """Time of the newest element, None for an empty log."""
@@ -278,6 +287,11 @@ class LogHead:
         """Return the log with an empty tail, and the objects, by name, to store before its next head:
         segments of at most `max_bytes`, or of one element, and blocks of the index. A name is never reused
         for other bytes."""
+    def drop_before(self, start: int, dropped_ms: int) -> LogHead:
+        """Return the log without the elements before `start`: the position of a segment or of the tail, or
+        `count`, which drops the tail as well. `dropped_ms` is the time of the newest of them."""
+    def last_ts_ms(self, node: LogNode, segment: bytes) -> int:
+        """Return the time of the last element of a segment. Raises DocumentCorrupt."""
     def stored(self) -> bytes:
         """Return the head object."""
     def nodes(

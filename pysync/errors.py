@@ -158,7 +158,14 @@ class InvalidLast(BadRequest, code="invalid_last", message="Invalid last"):
 
 
 class CheckpointTooOld(BadRequest, code="checkpoint_too_old", message="checkpoint_too_old"):
-    """The checkpoint is older than the log's `maxCheckpointAgeMs` allows."""
+    """The checkpoint is older than the log's `maxCheckpointAgeMs` allows, or elements after it have left the
+    log (`keepElements`, `keepMs`). `earliest` is then the smallest checkpoint after which none have left."""
+
+    @property
+    def earliest_ms(self) -> int | None:
+        """The smallest checkpoint after which no element has left the log; None if the error is about age."""
+        earliest = self.extras.get("earliest")
+        return earliest if isinstance(earliest, int) else None
 
 
 class PullBoundRequired(BadRequest, code="pull_bound_required", message="pull_bound_required"):

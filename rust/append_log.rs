@@ -79,6 +79,10 @@ pub struct Head {
     pub hash: String,
     /// The other members of `data`, as a JSON object; empty without any.
     pub beside: String,
+    /// Position of the first retained element.
+    pub start: u64,
+    /// Time of the newest element before `start`; 0 if there is none.
+    pub dropped_ms: u64,
     index: Index,
     /// Marks of elements of the tail.
     marks: Vec<(u64, String)>,
@@ -90,7 +94,7 @@ impl Head {
     pub fn read(stored: &[u8]) -> Result<Self, CoreError> {
         log_format::read(stored, |header, elements| {
             let index = Index(header.index);
-            index.is_ordered(header.from).then_some(())?;
+            index.is_ordered(header.start, header.from).then_some(())?;
             Some(Self {
                 id: header.log.into(),
                 previous: header.previous.map(Into::into),
@@ -99,6 +103,8 @@ impl Head {
                 written_ms: header.at,
                 hash: header.hash.into(),
                 beside: header.beside.map_or("", |text| text.get()).into(),
+                start: header.start,
+                dropped_ms: header.dropped,
                 index,
                 marks: header.marks,
                 tail: elements.into(),
@@ -107,10 +113,11 @@ impl Head {
         })
     }
 
-    /// Compares the hash with that of the newest element and the count. A stored head has that element.
+    /// Compares the hash with that of the newest element and the count. A stored head has that element, unless
+    /// no element is retained.
     pub fn verify(&self) -> bool {
         match Lines::of(&self.tail).last() {
-            None => self.hash.is_empty() == (self.count == 0),
+            None => self.hash.is_empty() == (self.count == 0) && self.start == self.count,
             Some(newest) => log_format::data_of(newest)
                 .is_some_and(|data| is_hash_of(&self.hash, &hashed(self.count, data))),
         }
@@ -134,6 +141,10 @@ impl Head {
         }
         if !self.beside.is_empty() {
             let _ = write!(header, ",\"beside\":{}", self.beside);
+        }
+        if self.start > 0 {
+            let (start, dropped) = (self.start, self.dropped_ms);
+            let _ = write!(header, ",\"start\":{start},\"dropped\":{dropped}");
         }
         self.index.write(&mut header);
         log_format::write_marks(&mut header, &self.marks);
@@ -186,7 +197,7 @@ impl Head {
         if wanted.is_some_and(|ts_ms| ts_ms > now_ms.saturating_add(MAX_AHEAD_MS)) {
             return Err(Refusal::TooFarAhead);
         }
-        if max_count.is_some_and(|max_count| self.count >= max_count) {
+        if max_count.is_some_and(|max_count| self.count - self.start >= max_count) {
             return Err(Refusal::Full);
         }
         let earliest = self.ts_ms.map_or(Some(0), |last| last.checked_add(1));
@@ -205,8 +216,8 @@ impl Head {
     /// creates them.
     pub fn seal(&mut self, max_bytes: usize) -> Vec<Object> {
         let mut objects = Vec::new();
-        let is_new = self.index.is_empty();
         let mut start = self.tail_start();
+        let is_new = start == 0;
         self.index.spill(&self.id, start, &mut objects);
         let (tail, marks) = (
             std::mem::take(&mut self.tail),
@@ -233,6 +244,17 @@ impl Head {
         objects
     }
 
+    /// Drops the elements before the position `start`, the newest of which has the time `dropped_ms`. `start` is
+    /// that of a segment or of the tail, or `count`, which drops the tail as well.
+    pub fn drop_before(&mut self, start: u64, dropped_ms: u64) {
+        (self.start, self.dropped_ms) = (start, dropped_ms);
+        if start == self.count {
+            (self.tail, self.tail_count) = (Vec::new(), 0);
+            self.marks = Vec::new();
+        }
+        self.index.drop_before(start, self.tail_start());
+    }
+
     /// Returns the nodes to read, in addition to the tail, for the elements within `bounds`, in order.
     pub fn nodes(&self, bounds: LogRange) -> Vec<Node> {
         let nodes = self
@@ -252,11 +274,10 @@ impl Head {
         Ok(select(nodes, self.first(bounds), bounds))
     }
 
-    /// Returns the first position that the maximum number of newest elements includes.
+    /// Returns the first retained position that the maximum number of newest elements includes.
     fn first(&self, bounds: LogRange) -> u64 {
-        bounds
-            .newest
-            .map_or(0, |newest| self.count.saturating_sub(newest))
+        let newest = bounds.newest.unwrap_or(u64::MAX);
+        self.count.saturating_sub(newest).max(self.start)
     }
 
     /// Returns the elements of a segment, whose object is `stored`.
@@ -267,6 +288,13 @@ impl Head {
                 && node.level == 0;
             is_it.then_some(elements)
         })
+    }
+
+    /// Returns the time of the last element of a segment, whose object is `stored`.
+    pub fn last_ts_ms(&self, node: &Node, stored: &[u8]) -> Result<u64, CoreError> {
+        let last = Lines::of(self.elements(stored, node)?).last();
+        last.and_then(log_format::ts_of)
+            .ok_or(CoreError::DocumentCorrupt)
     }
 
     /// Returns the text of the elements within `bounds`, from consecutive `segments` and, if `with_tail`, from

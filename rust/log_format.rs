@@ -45,6 +45,11 @@ pub struct Header<'a> {
     /// Head only: other members of `data` than the elements.
     #[serde(borrow)]
     pub beside: Option<&'a RawValue>,
+    /// Head only: position of the first retained element, and time of the newest one before it.
+    #[serde(default)]
+    pub start: u64,
+    #[serde(default)]
+    pub dropped: u64,
     /// Head only: for each level, the entries that precede those of the next lower level.
     #[serde(default)]
     pub index: Vec<Vec<Entry>>,

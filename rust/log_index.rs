@@ -20,7 +20,7 @@ pub struct Node {
     /// Time of the first element.
     pub ts_ms: u64,
     /// Time of the first element after it, if known.
-    next_ts_ms: Option<u64>,
+    pub next_ts_ms: Option<u64>,
 }
 
 impl Node {
@@ -41,14 +41,32 @@ pub type Object = (String, Vec<u8>);
 pub struct Index(pub Vec<Vec<Entry>>);
 
 impl Index {
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// Returns true if the entries are consecutive, the first one contains the position `start`, and the last
+    /// ends at `end`. A block may begin before `start`.
+    pub fn is_ordered(&self, start: u64, end: u64) -> bool {
+        let entries: Vec<Entry> = self.0.iter().rev().flatten().copied().collect();
+        let first_end = entries.get(1).map_or(end, |second| second.0);
+        match entries.first() {
+            None => start == end,
+            Some(first) => {
+                first.0 <= start && start < first_end && is_ordered(&entries, first.0, end)
+            }
+        }
     }
 
-    /// Returns true if the entries are consecutive from the beginning of the log, and the last ends at `end`.
-    pub fn is_ordered(&self, end: u64) -> bool {
-        let entries: Vec<Entry> = self.0.iter().rev().flatten().copied().collect();
-        is_ordered(&entries, 0, end)
+    /// Removes the entries that end at the position `start` or before it. The last entry ends at `end`.
+    pub fn drop_before(&mut self, start: u64, end: u64) {
+        let mut ends: Vec<u64> = self.0.iter().rev().flatten().map(|entry| entry.0).collect();
+        ends.push(end);
+        let mut dropped = ends[1..].iter().take_while(|&&end| end <= start).count();
+        for entries in self.0.iter_mut().rev() {
+            let count = dropped.min(entries.len());
+            entries.drain(..count);
+            dropped -= count;
+        }
+        while self.0.last().is_some_and(Vec::is_empty) {
+            self.0.pop();
+        }
     }
 
     /// Returns the number of entries on all levels.

@@ -86,6 +86,11 @@ impl LogNode {
     fn ts_ms(&self) -> u64 {
         self.0.ts_ms
     }
+
+    #[getter]
+    fn next_ts_ms(&self) -> Option<u64> {
+        self.0.next_ts_ms
+    }
 }
 
 #[pyclass(frozen, module = "pysync._core")]
@@ -180,6 +185,16 @@ impl LogHead {
     }
 
     #[getter]
+    fn start(&self) -> u64 {
+        self.head.start
+    }
+
+    #[getter]
+    fn dropped_ms(&self) -> u64 {
+        self.head.dropped_ms
+    }
+
+    #[getter]
     fn ts_ms(&self) -> Option<u64> {
         self.head.ts_ms
     }
@@ -240,6 +255,16 @@ impl LogHead {
         let objects = objects.into_iter();
         let objects = objects.map(|(name, body)| (name, PyBytes::new(py, &body)));
         (Self::from(head), objects.collect())
+    }
+
+    fn drop_before(&self, start: u64, dropped_ms: u64) -> Self {
+        let mut head = self.head.clone();
+        head.drop_before(start, dropped_ms);
+        Self::from(head)
+    }
+
+    fn last_ts_ms(&self, node: &LogNode, segment: &[u8]) -> PyResult<u64> {
+        Ok(self.head.last_ts_ms(&node.0, segment)?)
     }
 
     fn stored<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {

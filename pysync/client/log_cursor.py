@@ -89,8 +89,10 @@ class LogCursor:
         (`maxPullLimit`) they are the oldest, and `has_more` is True: the next pull continues from there.
 
         Raises as `Client.pull`, and BadAuthorProof; the cursor then stays where it was. Raises
-        CheckpointTooOld if the position is older than the log's `maxCheckpointAgeMs` and neither the newest
-        elements nor `full` reach back to it: start a new cursor, for example with `first`. Raises
+        CheckpointTooOld if elements after the position have left the log (`keepElements`, `keepMs`): continue
+        with a new cursor from `earliest_ms` of the error. Also if the position is older than the log's
+        `maxCheckpointAgeMs` and neither the newest elements nor `full` reach back to it: start a new cursor,
+        for example with `first`. Raises
         FullNotAllowed if the collection has `forceFullFetch` and the log is longer than `maxPullLimit`.
         """
         async with self._lock:
@@ -159,6 +161,8 @@ class LogCursor:
         try:
             found = await self._request(since=max(checkpoint_ms, 0))
         except CheckpointTooOld as error:
+            if error.earliest_ms is not None:
+                raise
             too_old = error
         else:
             if self.has_more and not any(element.ts_ms > checkpoint_ms for element in found):

@@ -175,6 +175,12 @@ class AppendOnly:
         None,
     )
     max_checkpoint_age_ms: int | None = option("Greatest age of a checkpoint; older ones are rejected.", None)
+    keep_elements: int | None = option(
+        "Newest elements that stay; older ones leave, a whole segment at a time. Absent: all stay.", None
+    )
+    keep_ms: int | None = option(
+        "Age up to which elements stay; older ones leave, a whole segment at a time. Absent: all stay.", None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,9 @@ from pysync.config.schema import Auth, Config, Namespace, Server, is_store_url
 PathOf = Callable[[object], str]
 """Returns the path in the file at which an object of the tree was written."""
 
-_NEEDS_PERSIST = ("max_items", "chunk_size", "max_pull_limit", "max_checkpoint_age_ms")
+_NEEDS_PERSIST = (
+    "max_items", "chunk_size", "max_pull_limit", "max_checkpoint_age_ms", "keep_elements", "keep_ms",
+)  # fmt: skip
 RESERVED_NAMESPACES = frozenset({"pull", "push", "health", "batch", "list", "config", "events"})
 _NAMESPACE = re.compile(r"[A-Za-z0-9_-]+")
 _MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/([A-Za-z0-9!#$&^_.+-]+|\*)|\*/\*")
@@ -190,6 +192,9 @@ def _append_only(collection: Collection) -> Iterator[FieldError]:
     if log.persist is not False:
         if collection.bundle is not None:
             yield "appendOnly", "appendOnly cannot be used with bundle, unless with persist=false"
+        if log.keep_elements is not None and log.max_items is not None:
+            message = "cannot be used with maxItems: one lets old elements leave, the other rejects new ones"
+            yield "appendOnly.keepElements", message
         return
     for member in _NEEDS_PERSIST:
         if getattr(log, member) is not None:

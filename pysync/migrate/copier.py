@@ -13,7 +13,16 @@ from pysync.concurrency import gather_bounded
 from pysync.engine.append_log import chunk_keys, delete_log_objects, log_prefix, object_key
 from pysync.engine.documents import SECRET_DOCUMENT_KEY as VERSIONS
 from pysync.errors import DocumentCorrupt, KeyConflict
-from pysync.migrate.reading import SCRUB_KEY, Reader, Unreadable, as_object, error_context, for_each_key
+from pysync.migrate.reading import (
+    SCRUB_KEY,
+    LogShortened,
+    Reader,
+    Unreadable,
+    as_object,
+    check_retained,
+    error_context,
+    for_each_key,
+)
 from pysync.migrate.verify import (
     HASH_MISMATCH,
     VerificationError,
@@ -186,7 +195,10 @@ class Copier:
             if head.is_chunked:
                 is_complete = await self._copy_chunks(key, head)
             else:
-                is_complete = await self._for_each_node(head, self._copy_node)
+                is_complete = await self._for_each_node(head, partial(self._copy_node, key))
+        except LogShortened as error:
+            await self._copy_log(key, error.stored, error.head)
+            return
         except VerificationError as error:
             await self._put_corrupt(key, stored, str(error))
             return
@@ -242,11 +254,15 @@ class Copier:
                     return below
         return []
 
-    async def _copy_node(self, head: _core.LogHead, node: _core.LogNode) -> list[_core.LogNode] | None:
-        """Copy one object of a log. Returns the nodes below it, or None if the target does not have it."""
+    async def _copy_node(
+        self, log: str, head: _core.LogHead, node: _core.LogNode
+    ) -> list[_core.LogNode] | None:
+        """Copy one object of the log at `log`. Returns the nodes below it, or None if the target does not
+        have it. Raises LogShortened if its elements have left the log since the head was read."""
         key = object_key(head.id, node.name)
         async with self._slots:
-            found = await self._get_part(key, "it is missing, and the head of its log names it")
+            missing = "it is missing, and the head of its log names it"
+            found = await self._get_part(key, missing, lambda: check_retained(self._reader, log, head, node))
             if found is None:
                 return [] if self._keep_corrupt else None
             below: list[_core.LogNode] = []
@@ -258,11 +274,16 @@ class Copier:
                 is_there = await self._put(key, found)
             return below if is_there else None
 
-    async def _get_part(self, key: str, missing: str) -> StoredObject | None:
-        """Return a part of a log from the source. Count it and return None if it cannot be read."""
+    async def _get_part(
+        self, key: str, missing: str, check_missing: Callable[[], Awaitable[None]] | None = None
+    ) -> StoredObject | None:
+        """Return a part of a log from the source. Count it and return None if it cannot be read. An error of
+        `check_missing` is passed on."""
         try:
             found = await self._reader.get(key)
-        except Unreadable as error:
+            if found is None and check_missing is not None:
+                await check_missing()
+        except (Unreadable, DocumentCorrupt) as error:
             self._count(key, "unreadable", str(error))
             return None
         if found is None:

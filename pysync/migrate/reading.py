@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
+from pysync import _core
 from pysync.errors import StoreUnavailable
 from pysync.store import DamagedFile, NotModified, OpenFile, ReadableStore, StoredObject
 
@@ -60,6 +61,25 @@ class Reader:
         """Raise StoreUnavailable if the store cannot be read at all."""
         with error_context(f"reading {key}"):
             await self._source.get(_ABSENT_KEY)
+
+
+class LogShortened(Exception):
+    """Elements have left a log since its head was read. `stored` is its present head, which says `head`."""
+
+    def __init__(self, stored: StoredObject, head: _core.LogHead) -> None:
+        super().__init__()
+        self.stored = stored
+        self.head = head
+
+
+async def check_retained(reader: Reader, key: str, head: _core.LogHead, node: _core.LogNode) -> None:
+    """Raise LogShortened if the elements of `node` have left the log since `head` was read at `key`.
+    Raises DocumentCorrupt if the present head is damaged."""
+    found = await reader.get(key)
+    if found is not None and _core.is_log(found.body):
+        now = _core.LogHead.read(found.body, "")
+        if now.id == head.id and node.end <= now.start:
+            raise LogShortened(found, now)
 
 
 async def for_each_key(source: ReadableStore, at_once: int, work: Callable[[str], Awaitable[None]]) -> None:

@@ -223,7 +223,7 @@ class App(AbstractAsyncContextManager["App"]):
         )
         """Returns a server of the requests of this service, whose connections a `Listener` accepts."""
         sweeps = worker is None or worker.runs_background_jobs
-        self.ttl_sweeper = TtlSweeper(documents, self._logs, routes, clock, sweeps=sweeps)
+        self.ttl_sweeper = TtlSweeper(store, documents, self._logs, routes, clock, sweeps=sweeps)
         self._outbox_relay = OutboxRelay(outbox, sweeps=sweeps)
         loop = asyncio.get_running_loop()
         self._revocation_sweeper = (

@@ -274,6 +274,10 @@ class Store(ReadableStore, Protocol):
         `EtagMismatch`.
         """
 
+    def walk(self, prefix: str, after: str | None = None) -> AsyncIterator[ListEntry]:
+        """Yield the entries of `ReadableStore.walk` in an order of the store's own. With `after`, a key below
+        `prefix`, the walk begins behind that key, whether or not it still exists."""
+
     async def stat(self, key: str) -> FileStat | None:
         """Return the metadata of the file at `key`, or None if there is no file. Does not read its
         content."""

@@ -153,13 +153,13 @@ class MemoryStore:
         start = bisect.bisect_right(names, after or "")
         return names[start : start + limit]
 
-    async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
+    async def walk(self, prefix: str, after: str | None = None) -> AsyncIterator[ListEntry]:
         """See `Store.walk`."""
         if prefix:
             split_key(prefix)
         below = prefix and prefix + "/"
-        for key, stored in list(self._stored.items()):
-            if key.startswith(below):
+        for key, stored in sorted(self._stored.items()):
+            if key.startswith(below) and key > (after or ""):
                 yield ListEntry(key, stored.object.etag, stored.object.modified_ms)
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:

@@ -223,11 +223,11 @@ class FaultyStore:
         """See `Store.list`."""
         return await self._call("list", lambda: self._store.list(prefix, after, limit))
 
-    async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
+    async def walk(self, prefix: str, after: str | None = None) -> AsyncIterator[ListEntry]:
         """See `Store.walk`."""
 
         async def found() -> list[ListEntry]:
-            return [listed async for listed in self._store.walk(prefix)]
+            return [listed async for listed in self._store.walk(prefix, after)]
 
         for listed in await self._call("walk", found):
             yield listed

@@ -235,6 +235,21 @@ class StoreContract:
         assert all(listed.etag == etags[listed.key] for listed in met if listed.key != "p/file")
         assert {listed.key async for listed in store.walk("")} == {*keys, "p", "p/file"}
 
+    async def test_a_walk_continues_behind_any_key(self, store: Store) -> None:
+        keys = [f"p/{name}" for name in ("a", "a/b", "a/b/c", "a-b", "a0", "z")] + [
+            f"p/a/{n}" for n in range(300)
+        ]
+        for key in (*keys, "p-x/a", "q/a"):
+            await store.put(key, b"1")
+        whole = [listed.key async for listed in store.walk("p")]
+        assert sorted(whole) == sorted(keys)
+        for at, key in enumerate(whole):
+            if at % 37 == 0:
+                await store.delete(key)
+            if at % 9 == 0:
+                rest = [listed.key async for listed in store.walk("p", key)]
+                assert rest == whole[at + 1 :]
+
     async def test_a_file_comes_back_whole_with_its_hash(self, store: Store) -> None:
         body = bytes(range(256)) * 5000
         pieces = [body[at : at + 100_000] for at in range(0, len(body), 100_000)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync import _core
+from pysync.clock import is_stable
 from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log.head import (
     CachedHead,
@@ -20,6 +21,7 @@ from pysync.engine.append_log.head import (
     load_chunks,
 )
 from pysync.engine.append_log.read import LogRange, SegmentReader, log_prefix, object_key
+from pysync.engine.append_log.retention import delete_objects, without_oldest
 from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.errors import (
     AppendLimitExceeded,
@@ -70,6 +72,11 @@ class PendingAppend:
     ref: DocumentRef | None = None
     write_id: str = ""
     search_from: tuple[str, int] = ("", 0)
+
+
+class ElementsDropped(StoreUnavailable):
+    """Elements that an append would have to search for those of earlier attempts have left the log. This
+    attempt has written nothing."""
 
 
 class AppendBatcher:
@@ -180,9 +187,11 @@ class AppendBatcher:
         elements = [(waiting.element, waiting.write_id) for waiting in open_]
         after, outcomes = head.append(elements, now_ms, settings.max_items)
         stored = after.stored()
+        dropped: list[str] = []
         if after.count > head.count and self._is_full(head, len(stored), settings):
             if is_guess:
                 return False  # the objects of a log that was deleted must not be stored again
+            head, dropped = await self._without_oldest(key, head, settings)
             head, objects = head.seal(max(SEGMENT_BYTES, self._head_bytes))
             for name, body in objects:
                 await self._store.put(object_key(head.id, name), body)
@@ -198,6 +207,8 @@ class AppendBatcher:
             ]
             etag = await self._outbox.put(key, stored, expect, changes, head.hash)
             self._head_cache.put(key, settings.field, self._drop_previous(after), etag)
+            if dropped:
+                self._spawn(self._delete_dropped(dropped))
         for waiting, outcome in zip(open_, outcomes, strict=True):
             _resolve(waiting, outcome)
         return True
@@ -226,6 +237,25 @@ class AppendBatcher:
         return size - len(head.beside) > self._head_bytes or (
             settings.chunk_size is not None and head.tail_count >= settings.chunk_size
         )
+
+    async def _without_oldest(
+        self, key: str, head: _core.LogHead, settings: LogSettings
+    ) -> tuple[_core.LogHead, list[str]]:
+        """Return the log without the elements that need not stay, and the keys to delete once it is stored.
+        Damage only keeps elements from leaving."""
+        if settings.drops_elements:
+            now_ms = self._now_ms() if is_stable(self._now_ms) else None
+            try:
+                return await without_oldest(self._store, head, settings, now_ms)
+            except DocumentCorrupt as error:
+                self._corruption.report_once(error, "log", key)
+        return head, []
+
+    async def _delete_dropped(self, keys: list[str]) -> None:
+        try:
+            await delete_objects(self._store, keys)
+        except PysyncError as error:
+            log.warning("failed to delete old segments of a log: %s", error, extra={"repeats": str(error)})
 
     async def _not_yet_written(
         self, key: str, head: _core.LogHead, group: list[PendingAppend]
@@ -263,12 +293,15 @@ class AppendBatcher:
     ) -> tuple[str, int] | None:
         """Return the result of another attempt, if that attempt has written the element. Raises
         StoreUnavailable if there is more to search than one attempt may; the next attempt continues from
-        `pending.search_from`."""
+        `pending.search_from`. Raises ElementsDropped if the element may have left the log."""
         found = head.written(pending.write_id, [])
         if found is not None:
             return found
         id_, count = pending.search_from
-        bounds = LogRange(newest=max(head.count - (count if id_ == head.id else 0), 0))
+        first = count if id_ == head.id else 0
+        if first < head.start:
+            raise ElementsDropped
+        bounds = LogRange(newest=max(head.count - first, 0))
         nodes = SegmentReader(self._head_cache, key, pending.settings.field, head, bounds)
         reads = size = 0
         at, is_cut = head.count, False

@@ -13,7 +13,7 @@ from pysync._core import LogHead
 from pysync.cache import BoundedCache
 from pysync.config import Collection
 from pysync.corruption import CorruptionReporter
-from pysync.errors import CheckpointTooOld, DocumentCorrupt, PysyncError, StoreUnavailable
+from pysync.errors import CheckpointTooOld, DocumentCorrupt, StoreUnavailable
 from pysync.store import NotModified, ReadableStore, Store
 
 
@@ -29,6 +29,8 @@ class LogSettings:
     allow_full: bool = True
     max_pull_limit: int | None = None
     max_checkpoint_age_ms: int | None = None
+    keep_elements: int | None = None
+    keep_ms: int | None = None
     ttl_ms: int | None = None
     force_full: bool = False
 
@@ -46,6 +48,8 @@ class LogSettings:
             allow_full=options.allow_full is not False,
             max_pull_limit=options.max_pull_limit,
             max_checkpoint_age_ms=options.max_checkpoint_age_ms,
+            keep_elements=options.keep_elements,
+            keep_ms=options.keep_ms,
             ttl_ms=collection.ttl_ms,
             force_full=collection.force_full_fetch,
         )
@@ -53,6 +57,11 @@ class LogSettings:
     def is_expired(self, head: LogHead, now_ms: int) -> bool:
         """Return True if the log is older than `ttl_ms` and therefore reads as missing."""
         return self.ttl_ms is not None and head.written_ms + self.ttl_ms < now_ms
+
+    @property
+    def drops_elements(self) -> bool:
+        """True if old elements leave the log."""
+        return self.keep_elements is not None or self.keep_ms is not None
 
     def check_checkpoint_age(self, since: int | None, now_ms: int) -> None:
         """Raise CheckpointTooOld if `since` lies further back than the collection allows."""
@@ -109,11 +118,16 @@ class HeadCache:
                 head = LogHead.read(found.body, field)
         return self.put(key, field, head, found.etag)
 
-    async def missing_object_error(self, key: str, field: str, head: LogHead) -> PysyncError:
-        """Return the error for the loss of an object that `head`, which was read at `key`, names:
-        DocumentCorrupt, or StoreUnavailable if the log has expired meanwhile."""
+    async def explain_missing(self, key: str, field: str, head: LogHead, end: int) -> LogHead:
+        """Return the current head of the log if an object with the elements up to position `end` is missing
+        because they have left the log since `head` was read at `key`. Raises DocumentCorrupt if it should be
+        there, and StoreUnavailable if the log has expired meanwhile."""
         now = await self.read(key, field)
-        return DocumentCorrupt() if now is not None and now.head.id == head.id else StoreUnavailable()
+        if now is None or now.head.id != head.id:
+            raise StoreUnavailable
+        if end > now.head.start:
+            raise DocumentCorrupt
+        return now.head
 
     def cached(self, key: str, field: str) -> CachedHead | None:
         """Return the cached head at `key`. Another node may have written the log since."""

@@ -12,9 +12,15 @@ import orjson
 from pysync import _core
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
 from pysync.corruption import CorruptionReporter
-from pysync.engine.append_log.append import AppendBatcher, PendingAppend, delete_log_objects
+from pysync.engine.append_log.append import (
+    AppendBatcher,
+    ElementsDropped,
+    PendingAppend,
+    delete_log_objects,
+)
 from pysync.engine.append_log.head import HeadCache, LogSettings, chunk_keys, load_chunks
 from pysync.engine.append_log.read import LogRange, LogSlice, SegmentReader
+from pysync.engine.append_log.retention import delete_objects, without_oldest
 from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.errors import (
     AppendLimitExceeded,
@@ -113,7 +119,8 @@ class AppendLogs:
         has searched for the write id, so that no other searches there again.
 
         Raises IdempotencyKeyReused if the key was claimed for other data, StoreUnavailable if the search for
-        the write id is not finished (repeat the append), and the errors of `append`.
+        the write id is not finished (repeat the append) or its element may have left the log, and the errors
+        of `append`.
         """
         name = hashlib.sha256(f"append {request_key}".encode()).hexdigest()
         if not settings.persist:
@@ -134,7 +141,7 @@ class AppendLogs:
         waiting = PendingAppend(element, settings, _future(), ref, claim.write_id, (claim.id, claim.position))
         try:
             return await self._batcher.submit(key, waiting)
-        except (AppendLimitExceeded, NonMonotonicTimestamp, TsTooFarAhead):
+        except (AppendLimitExceeded, NonMonotonicTimestamp, TsTooFarAhead, ElementsDropped):
             if claim == own:  # a claim of an earlier attempt may belong to a completed append
                 await release_claim(self._coordinator, name, text)
             raise
@@ -146,12 +153,15 @@ class AppendLogs:
 
     async def read(self, key: str, bounds: LogRange, settings: LogSettings) -> LogSlice:
         """Return the current elements of the log at `key` within `bounds`; none if nothing is stored or it
-        has expired. Raises DocumentCorrupt and StoreUnavailable."""
+        has expired. Raises CheckpointTooOld if elements after `bounds.since` have left the log,
+        DocumentCorrupt and StoreUnavailable."""
         (tail,) = await self.read_many(key, [bounds], settings)
+        tail.check_retained()
         return tail
 
     async def read_many(self, key: str, each: Sequence[LogRange], settings: LogSettings) -> list[LogSlice]:
-        """Read the log within each of these bounds, all from one version of its head."""
+        """Read the log within each of these bounds, all from one version of its head. Does not check whether
+        elements have left the log: call `check_retained` of each slice."""
         cached = await self._head_cache.read(key, settings.field) if settings.persist else None
         is_expired = (
             cached is not None
@@ -206,6 +216,26 @@ class AppendLogs:
             if is_log(listed.key):
                 swept += await self._delete_if_expired(listed.key, listed.etag, settings)
         return swept
+
+    async def drop_oldest(self, key: str, settings: LogSettings) -> int:
+        """Let the elements of the log at `key` leave that `settings` do not keep, and return the number of
+        deleted objects. Does nothing if nothing is stored. Raises DocumentCorrupt and StoreUnavailable."""
+        deleted = 0
+        while True:
+            cached = await self._head_cache.read(key, settings.field)
+            if cached is None or not cached.head.id:
+                return deleted
+            with self._corruption.reporting("log", key):
+                head, keys = await without_oldest(self._store, cached.head, settings, self.now_ms())
+            if head.start == cached.head.start:
+                return deleted
+            try:
+                etag = await self._store.put(key, head.stored(), expect=Etag(cached.etag))
+            except EtagMismatch:
+                return deleted  # an append came first, and another call continues
+            self._head_cache.put(key, settings.field, head, etag)
+            await delete_objects(self._store, keys)
+            deleted += len(keys)
 
     async def close(self) -> None:
         """Finish the pending appends."""

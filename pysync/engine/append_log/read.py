@@ -12,6 +12,7 @@ import orjson
 from pysync import _core
 from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log.head import HeadCache
+from pysync.errors import CheckpointTooOld
 from pysync.store import MAX_CONCURRENT_READS
 
 STREAM_ABOVE_SEGMENTS: Final = 8
@@ -39,7 +40,8 @@ class LogRange:
 
 class SegmentReader:
     """Reads the segments of the log at `key` that have elements within `bounds`, oldest first; the tail is in
-    the head. `head` was read from `heads`. Objects are taken from `cache` and added to it."""
+    the head. `head` was read from `heads`. Objects are taken from `cache` and added to it. Segments that
+    leave the log during the read are skipped."""
 
     def __init__(
         self,
@@ -59,6 +61,8 @@ class SegmentReader:
         self._waiting = deque(head.nodes(*self._bounds))
         self._ready: list[_core.LogNode] = []
         self._at_once = STREAM_ABOVE_SEGMENTS
+        self.dropped_ms = head.dropped_ms
+        """The timestamp of the newest element that had left the log when it was last looked at."""
         self._min_selected: int | None = None
         """The number of elements of the segments so far that are certainly selected: all but those of the
         first segment."""
@@ -75,8 +79,8 @@ class SegmentReader:
             if node.level == 0:
                 self._enqueue(node)
             else:
-                ((_, block),) = await self._read([node])
-                self._waiting.extendleft(reversed(self._head.expand(block, node, *self._bounds)))
+                for _, block in await self._read([node]):
+                    self._waiting.extendleft(reversed(self._head.expand(block, node, *self._bounds)))
         return len(self._ready) > count
 
     def _enqueue(self, segment: _core.LogNode) -> None:
@@ -92,12 +96,12 @@ class SegmentReader:
 
     async def next(self) -> list[Segment]:
         """Read the next segments, about one chunk of them. Returns an empty list at the end."""
-        await self.has_more_than(self._at_once)
-        count = self._batch_size()
-        taken, self._ready = self._ready[:count], self._ready[count:]
-        if not taken:
-            return []
-        segments = await self._read(taken)
+        segments: list[Segment] = []
+        while not segments and await self.has_more_than(0):
+            await self.has_more_than(self._at_once)
+            count = self._batch_size()
+            taken, self._ready = self._ready[:count], self._ready[count:]
+            segments = await self._read(taken)
         size = sum(len(stored) for _, stored in segments)
         self._at_once = min(max(CHUNK_BYTES * len(segments) // max(size, 1), 1), MAX_CONCURRENT_READS)
         return segments
@@ -135,20 +139,24 @@ class SegmentReader:
         return max(sum(info.size for info in (found or {}).values() if info is not None) - beside, 0)
 
     async def _read(self, nodes: Sequence[_core.LogNode]) -> list[Segment]:
+        """Return these nodes with their objects, except those whose elements have left the log."""
         segment_cache = {} if self._cache is None else self._cache
         missing = [node for node in nodes if node.name not in segment_cache]
         keys = [object_key(self._head.id, node.name) for node in missing]
         found = await self._heads.store.get_many(keys)
         for node, key in zip(missing, keys, strict=True):
             object_ = found[key]
-            if object_ is None:
-                raise await self._heads.missing_object_error(self._key, self._field, self._head)
-            segment_cache[node.name] = object_.body
-        return [(node, segment_cache[node.name]) for node in nodes]
+            if object_ is not None:
+                segment_cache[node.name] = object_.body
+                continue
+            now = await self._heads.explain_missing(self._key, self._field, self._head, node.end)
+            self.dropped_ms = max(self.dropped_ms, now.dropped_ms)
+        return [(node, segment_cache[node.name]) for node in nodes if node.name in segment_cache]
 
 
 class LogSlice:
-    """Elements of a log as it was at one moment. Later appends are not among them."""
+    """Elements of a log as it was at one moment. Later appends are not among them, nor elements that leave
+    the log before they are read."""
 
     def __init__(
         self,
@@ -182,6 +190,12 @@ class LogSlice:
         """True if some elements may lie outside the head."""
         return self._segments.any_left
 
+    def check_retained(self) -> None:
+        """Raise CheckpointTooOld if an element after the checkpoint of the range has left the log."""
+        dropped_ms = self._segments.dropped_ms
+        if self._bounds.since is not None and self._bounds.since < dropped_ms:
+            raise CheckpointTooOld(extras={"earliest": dropped_ms})
+
     def head_text(self) -> bytes:
         """Return the elements that are in the head, separated by commas."""
         text = _slice(self._head, [], self._bounds, with_tail=True)
@@ -201,17 +215,21 @@ class LogSlice:
             return await self._segments.min_bytes()
 
     async def text(self) -> bytes:
-        """Return the elements, separated by commas. Raises DocumentCorrupt and StoreUnavailable."""
+        """Return the elements, separated by commas. Raises CheckpointTooOld, as `check_retained`,
+        DocumentCorrupt and StoreUnavailable."""
         segments: list[Segment] = []
         with self._corruption.reporting("log", self._key):
             while more := await self._segments.next():
                 segments += more
+            self.check_retained()
             text = _slice(self._head, segments, self._bounds, with_tail=True)
         self._record_last(text)
         return text
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Yield `text` in chunks, each of some segments. Raises as `text`."""
+        """Yield `text` in chunks, each of some segments. Raises as `text`, but CheckpointTooOld only before
+        the first chunk. If later elements leave the log before they are read, a read of the oldest elements
+        ends before them, and `has_more` is True; other reads continue after them."""
         bounds = self._bounds
         comma = b""
         is_last = False
@@ -219,6 +237,10 @@ class LogSlice:
             with self._corruption.reporting("log", self._key):
                 segments = await self._segments.next()
                 is_last = not await self._segments.has_more_than(0)
+                if not comma:
+                    self.check_retained()
+                elif bounds.oldest is not None and self._last_given_ms < self._segments.dropped_ms:
+                    return
                 text = _slice(self._head, segments, bounds, with_tail=is_last)
             if text and bounds.oldest is not None:
                 bounds = replace(bounds, oldest=bounds.oldest - 1 - text.count(b"\n"))

@@ -19,7 +19,7 @@ from pysync.config.key_templates import (
 )
 from pysync.engine.append_log import LogRange, LogSettings
 from pysync.engine.outbox import DocumentRef, ParsedChange
-from pysync.errors import DocumentCorrupt
+from pysync.errors import CheckpointTooOld, DocumentCorrupt
 from pysync.model import WriteEvent
 from pysync.plugins import PluginContext
 from pysync.plugins.events.batch_ids import SUFFIX
@@ -268,9 +268,14 @@ class SourceReader:
             return None
         return source.event(document.hash, document.ts_ms, document.data)
 
-    async def _elements(self, source: ChangedSource) -> AsyncIterator[WriteEvent | DocumentCorrupt]:
+    async def _elements(
+        self, source: ChangedSource, after_ms: int | None = None
+    ) -> AsyncIterator[WriteEvent | DocumentCorrupt]:
+        """Yield the elements after `after_ms`, or from the first announced one on."""
         location = source.location
-        bounds = LogRange(since=None if source.since_ms is None else source.since_ms - 1)
+        if after_ms is None and source.since_ms is not None:
+            after_ms = source.since_ms - 1
+        bounds = LogRange(since=after_ms)
         announced = {change.timestamp_ms: change for change in source.changes}
         try:
             tail = await self._services.logs.read(
@@ -281,5 +286,9 @@ class SourceReader:
                     change = announced.get(element["ts"])
                     hash_, identity = ("", "") if change is None else (change.hash, change.ref.identity)
                     yield location.event(hash_, element["ts"], orjson.dumps(element["data"]), identity)
+        except CheckpointTooOld as error:
+            # Announced elements have left the log: those after them are left.
+            async for event in self._elements(source, error.earliest_ms):
+                yield event
         except DocumentCorrupt as error:
             yield error

@@ -263,8 +263,14 @@ class LogReads:
                 for each in admitted
             ]
             tails = await self._logs.read_many(self._key, bounds, self._settings)
-            self._open = list(zip(admitted, tails, strict=True))
-            for each, tail in self._open:
+            self._open = []
+            for each, tail in zip(admitted, tails, strict=True):
+                try:
+                    tail.check_retained()
+                except CheckpointTooOld as error:
+                    self._outcomes[each.position] = error.default_message
+                    continue
+                self._open.append((each, tail))
                 tail.hash = await self._versions.load_and_compute(
                     self._key, tail.hash, tail.newest_ms, each.hidden
                 )
@@ -308,7 +314,7 @@ class LogReads:
             try:
                 text = await self._text(each, tail)
                 self._outcomes[each.position] = tail.hash, text, tail.has_more
-            except (DocumentCorrupt, StoreUnavailable) as error:
+            except (CheckpointTooOld, DocumentCorrupt, StoreUnavailable) as error:
                 self._outcomes[each.position] = error.default_message
         self._open = []
 

@@ -329,7 +329,7 @@ class LocalStore:
         found: list[str] = orjson.loads(names)
         return found
 
-    async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
+    async def walk(self, prefix: str, after: str | None = None) -> AsyncIterator[ListEntry]:
         """See `Store.walk`."""
         if prefix:
             split_key(prefix)
@@ -337,8 +337,9 @@ class LocalStore:
             ranges: list[tuple[str, str | bytes]] = [(prefix, prefix + "\0"), (prefix + "/", prefix + "0")]
         else:
             ranges = [("", _ABOVE_ALL_TEXT)]
-        for parent, end in ranges:
-            name = ""
+        first = ("", "") if after is None else split_key(after)
+        for start, end in ranges:
+            parent, name = max((start, ""), first)
             while rows := self._read(_WALK, parent, name, end):
                 for parent, name, etag, modified_ms in rows:
                     yield ListEntry(f"{parent}/{name}" if parent else name, etag, modified_ms)

@@ -218,12 +218,13 @@ class S3Store:
                 break
         return names
 
-    async def walk(self, prefix: str) -> AsyncIterator[ListEntry]:
+    async def walk(self, prefix: str, after: str | None = None) -> AsyncIterator[ListEntry]:
         """See `Store.walk`."""
         if prefix:
             split_key(prefix)
         self._in_flight.check()
-        async for key, entry in self._entries(prefix and prefix + "/", {}):
+        parameters = {} if after is None else {"StartAfter": self._requests.root + after}
+        async for key, entry in self._entries(prefix and prefix + "/", parameters):
             yield ListEntry(key, unquote_etag(entry["ETag"]), _modified_ms(entry["LastModified"]))
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:

@@ -27,7 +27,7 @@ from pysync.errors import (
     Unauthorized,
     Unavailable,
 )
-from pysync.server.connection import Request
+from pysync.server.connection import Connection, Request
 from pysync.server.in_flight import SMALL_BYTES, BytesInFlight
 from pysync.server.logs import RequestLog
 from pysync.server.metrics import Counters
@@ -99,15 +99,15 @@ class Middleware:
         self._client_ip = client_ip
         self._in_flight = in_flight
         self.draining = False
+        self._answered: set[Connection] = set()
+        """The connections whose request was answered although its handler goes on."""
         self._ids = itertools.count(1)
         self._id_prefix = os.urandom(5).hex()
 
     async def handle(self, request: Request) -> Response:
         """Return the response to `request`. All errors except ConnectionError become responses."""
         started = time.perf_counter()
-        request_id = request.headers.get(protocol.HEADER_REQUEST_ID)
-        if request_id is None or not _is_request_id(request_id):
-            request_id = f"{self._id_prefix}-{next(self._ids):x}"
+        request_id = self._id_of(request)
         if self._request_id_var is not None:
             self._request_id_var.set(request_id)
         if self._log.logs_requests:
@@ -132,13 +132,43 @@ class Middleware:
             raise
         except (Exception, PanicException, BaseExceptionGroup) as error:
             response = self._unexpected_error_response(request, match, error, request_id)
+        if self._answered and request.connection in self._answered:
+            self._answered.remove(request.connection)
+        else:
+            self._complete(request, match, response, request_id, time.perf_counter() - started)
+        return response
+
+    def respond_late(self, request: web.BaseRequest, match: Match, error: PysyncError) -> None:
+        """Answer a request whose handler goes on, and close its connection. Call it in the context of the
+        request."""
+        assert isinstance(request, Request)
+        request_id = (self._request_id_var and self._request_id_var.get()) or self._id_of(request)
+        response = self._error_response(request, match, error, request_id)
+        seconds = time.perf_counter() - request.arrival.read_at
+        self._complete(request, match, response, request_id, seconds)
+        self._answered.add(request.connection)
+        if request.transport is not None:
+            request.transport.write(response.to_bytes())
+            request.transport.close()
+
+    def _id_of(self, request: web.BaseRequest) -> str:
+        """Return the id that the client gave to a request, or a new one."""
+        request_id = request.headers.get(protocol.HEADER_REQUEST_ID)
+        if request_id is None or not _is_request_id(request_id):
+            request_id = f"{self._id_prefix}-{next(self._ids):x}"
+        return request_id
+
+    def _complete(
+        self, request: Request, match: Match | None, response: Response, request_id: str, seconds: float
+    ) -> None:
+        """Add the headers that every response has, and count and log it. `seconds` is the time that it
+        took."""
         response.request_id = request_id
         response.header_text += f"{protocol.HEADER_REQUEST_ID}: {request_id}\r\n"
         if self.draining:
             response.close = True
         if self._origins:
             response.header_text += self._cors_lines(request)
-        seconds = time.perf_counter() - started
         if match is None:
             count_response(self._counters, response.status, seconds)
         else:
@@ -146,7 +176,6 @@ class Middleware:
             count_response(self._counters, response.status, seconds, route.action, route.collection)
         if self._log.logs_requests:
             self._log.log_response(request, response, seconds)
-        return response
 
     def _refuses(self, request: Request) -> bool:
         """Return True if an overload leaves no time for `request`. Health probes are exempt."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import closing
 from pathlib import Path
 from threading import Event
@@ -10,10 +10,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from support.clients import Browser, Reply, Start
 from support.collections import NOTES, UNSIGNED, collection
 
 from pysync.errors import StoreUnavailable
+from pysync.server.responses import Response
+from pysync.server.router import Match, Route
 from pysync.server.write_deadline import WriteDeadline
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
@@ -69,6 +73,26 @@ async def test_a_push_that_takes_too_long_is_503_and_its_repetition_finds_it(
     assert (await decided(lambda: browser.push("notes/a", {"n": 2}))).status == 409
     metrics = await browser.request("GET", "/metrics")
     assert b"pysync_write_timeouts_total 0.0" not in metrics.body
+
+
+async def test_a_late_push_is_counted_as_it_was_answered(
+    start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Stuck()
+    browser = Browser(await start(CONFIG, store=store), session)
+    caplog.set_level("INFO", "pysync.server")
+    reply = await browser.push("notes/a", {"n": 1}, headers={"X-Request-Id": "mine"})
+    assert reply.status == 503
+    assert reply.headers["X-Request-Id"] == "mine"
+    assert reply.headers["Connection"] == "close"
+    store.goes.set()
+    while "a write succeeded after its time was up" not in caplog.text:
+        await asyncio.sleep(0)
+    metrics = await browser.request("GET", "/metrics")
+    counted = [line for line in metrics.body.decode().splitlines() if 'requests_total{action="push"' in line]
+    assert counted == ['pysync_requests_total{action="push",collection="notes",status="503"} 1.0']
+    late = [record for record in caplog.records if "takes longer" in record.message]
+    assert [getattr(record, "request_id", None) for record in late] == ["mine"]
 
 
 async def test_an_append_that_takes_too_long_is_503_and_not_doubled_by_its_repetition(
@@ -158,9 +182,28 @@ async def test_an_upload_that_took_too_long_replaces_no_file_that_another_worker
     await other.close()
 
 
+class Late:
+    """Notes the writes whose time was up."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeouts: list[None] = []
+        self.answered: list[str] = []
+        self.deadline = WriteDeadline(timeout_s, lambda: self.timeouts.append(None), self.answer)
+
+    def answer(self, request: web.BaseRequest, match: Match, error: StoreUnavailable) -> None:
+        self.answered.append(f"{match.key}: {error.detail}")
+
+    async def run(self, write: Coroutine[Any, Any, int | None], key: str = "") -> int | None:
+        request = make_mocked_request("POST", f"/push/{key}")
+        return await self.deadline.run(request, Match(Route(never), (), key, None), write)  # type: ignore[arg-type]
+
+
+async def never(request: web.BaseRequest, match: Match) -> Response:
+    raise AssertionError
+
+
 async def test_the_time_of_an_upload_begins_when_it_has_arrived() -> None:
-    timeouts: list[None] = []
-    deadline = WriteDeadline(0, lambda: timeouts.append(None))
+    late = Late(0)
 
     async def slow_sender() -> AsyncIterator[bytes]:
         for _ in range(10):
@@ -174,16 +217,15 @@ async def test_the_time_of_an_upload_begins_when_it_has_arrived() -> None:
         await write(chunks)
         await asyncio.Event().wait()
 
-    assert await deadline.run_upload(slow_sender(), write) == 10
-    assert not timeouts
+    assert await late.deadline.run_upload(slow_sender(), write) == 10
+    assert not late.timeouts
     with pytest.raises(StoreUnavailable):
-        await deadline.run_upload(slow_sender(), hang)
-    assert len(timeouts) == 1
+        await late.deadline.run_upload(slow_sender(), hang)
+    assert len(late.timeouts) == 1
 
 
 async def test_each_of_several_writes_has_its_own_time() -> None:
-    timeouts: list[None] = []
-    deadline = WriteDeadline(0.001, lambda: timeouts.append(None))
+    late = Late(0.001)
     goes = asyncio.Event()
 
     async def write() -> int:
@@ -194,14 +236,19 @@ async def test_each_of_several_writes_has_its_own_time() -> None:
         return 2
 
     for _ in range(2):
-        begun = [deadline.run(write()), deadline.run(write_at_once()), deadline.run(write())]
-        first, second, third = await asyncio.gather(*begun, return_exceptions=True)
-        assert isinstance(first, StoreUnavailable)
-        assert second == 2
-        assert isinstance(third, StoreUnavailable)
-    assert len(timeouts) == 4
-    goes.set()
-    assert await deadline.run(write()) == 1
+        late.answered.clear()
+        goes.clear()
+        begun = [
+            asyncio.ensure_future(late.run(*each))
+            for each in ((write(), "a"), (write_at_once(), "b"), (write(), "c"))
+        ]
+        while len(late.answered) < 2:
+            await asyncio.sleep(0)
+        assert late.answered == [f"{key}: a write takes longer than 0.001 s" for key in "ac"]
+        goes.set()
+        assert await asyncio.gather(*begun) == [1, 2, 1]
+    assert len(late.timeouts) == 4
+    assert await late.run(write()) == 1
 
 
 async def test_a_write_is_cancelled_with_its_request() -> None:
@@ -214,7 +261,7 @@ async def test_a_write_is_cancelled_with_its_request() -> None:
         finally:
             ended.set()
 
-    request = asyncio.create_task(WriteDeadline(60, lambda: None).run(write()))
+    request = asyncio.create_task(Late(60).run(write()))
     await begun.wait()
     request.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -37,7 +37,7 @@ class DeleteHandler:
         removal = self._remove(match, access, base_hash)
         if once is not None:
             removal = remove_once(service.coordinator, f"{once} {base_hash}", removal)
-        written = await service.write_deadline.run(removal)
+        written = await service.write_deadline.run(request, match, removal)
         return write_response(written.hash, written.timestamp_ms)
 
     async def _remove(self, match: Match, access: Access, base_hash: str) -> WriteResult:

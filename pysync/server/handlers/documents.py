@@ -83,7 +83,8 @@ class DocumentHandlers:
         bucket = f"revocations:{self._authorizer.client_ip(request)}"
         await self._service.rate_limiter.count(Counter(REVOCATION_LIMIT, bucket))
         text = await read_body(request, MAX_REVOCATION_BYTES, self._service.in_flight)
-        generation = await self._service.write_deadline.run(self._service.revocations.publish(text))
+        publish = self._service.revocations.publish(text)
+        generation = await self._service.write_deadline.run(request, match, publish)
         return json_response({"ok": True, "generation": generation}, NO_STORE)
 
     async def revocations(self, request: web.BaseRequest, match: Match) -> Response:
@@ -197,9 +198,11 @@ class DocumentHandlers:
         once = idempotency_key(request, access.caller, match.key)
         try:
             return await self._service.write_deadline.run(
+                request,
+                match,
                 self._documents.push(match.key, body, ttl_ms, subject)
                 if once is None
-                else self._documents.push_idempotent(match.key, body, once, ttl_ms, subject)
+                else self._documents.push_idempotent(match.key, body, once, ttl_ms, subject),
             )
         except IdempotencyKeyReused:
             if body.base_hash != _STALE_BASE:

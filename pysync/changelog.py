@@ -84,6 +84,11 @@ class ChangeLog(Protocol):
         """Delete all changes so far, so that nothing of them is stored. `read` returns None for every id but
         the newest one, so readers that have not read them all know that they missed some."""
 
+    async def begin_epoch(self, after: str = "") -> None:
+        """Forget all changes, because the store was restored: whoever resumes from an id that was issued
+        before gets a reset. Ids that are issued from now on are greater than those, and than any that may
+        have been issued since `after`, an id that a backup recorded."""
+
     async def wait_for_change(self, after: str) -> None:
         """Return when there may be a change after `after`: immediately if this process appended one, within
         about 20 ms if another did, and after a second in any case."""

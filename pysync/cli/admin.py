@@ -133,8 +133,8 @@ class ProgressLine:
 
 async def verify(options: argparse.Namespace) -> int:
     """Run `pysync verify`: print each damaged object, then the counts. Return 1 if any is damaged."""
-    settings = _load_config(options, "store")
-    _check_store(settings, "there is nothing to verify")
+    settings = load_config(options, "store")
+    check_store(settings, "there is nothing to verify")
     verified = VerificationReport()
     kind, _, folder = settings.store.url.partition(":")
     if kind == "file" and (found := quick_check(Path(folder) / "pysync.db", with_indexes=True)):
@@ -152,7 +152,7 @@ async def verify(options: argparse.Namespace) -> int:
     return 1 if verified.damaged else 0
 
 
-def _load_config(options: argparse.Namespace, *flags: str) -> Config:
+def load_config(options: argparse.Namespace, *flags: str) -> Config:
     """Return the configuration that the options name, and prefix warnings with the name of the command."""
     logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
     overrides = {flag: getattr(options, flag) for flag in flags}
@@ -162,7 +162,7 @@ def _load_config(options: argparse.Namespace, *flags: str) -> Config:
     return config.load(options.config, os.environ, overrides)
 
 
-def _check_store(settings: Config, consequence: str) -> None:
+def check_store(settings: Config, consequence: str) -> None:
     """Raise ValueError if the store of the configuration does not exist outside of a server."""
     if settings.store.url == "memory:":
         raise ValueError(f"a memory: store exists only inside its server: {consequence}")
@@ -171,13 +171,13 @@ def _check_store(settings: Config, consequence: str) -> None:
 
 async def rebuild_lists(options: argparse.Namespace) -> int:
     """Run `pysync project rebuild`: print the outcome of each list. Return 1 after a failure."""
-    settings = _load_config(options, "store", "coordinator")
+    settings = load_config(options, "store", "coordinator")
     projections = projections_in(loader.load_plugins(settings, projections_of(settings)))
     chosen = [one for one in projections if one.name == options.name]
     if not chosen:
         names = ", ".join(one.name for one in projections) or "none"
         raise ValueError(f"there is no projection {options.name}; there are: {names}")
-    _check_store(settings, "there is nothing to rebuild")
+    check_store(settings, "there is nothing to rebuild")
     kind, _, folder = settings.store.url.partition(":")
     own_folder = folder if kind == "file" else None
     coordinator_url = settings.effective_coordinator
@@ -246,7 +246,7 @@ def sql(options: argparse.Namespace) -> None:
 
 def _load_plugins(options: argparse.Namespace) -> tuple[Config, list[Events]]:
     """Return the configuration and the plugins that store the events of the named collection, or of all."""
-    settings = _load_config(options, "store")
+    settings = load_config(options, "store")
     plugins = [one for one in loader.load_plugins(settings, events_of(settings)) if isinstance(one, Events)]
     chosen = [one for one in plugins if options.collection in (None, one.collection)]
     if not plugins:
@@ -254,7 +254,7 @@ def _load_plugins(options: argparse.Namespace) -> tuple[Config, list[Events]]:
     if not chosen:
         names = ", ".join(one.collection for one in plugins)
         raise ValueError(f"{options.collection} stores no events; these collections do: {names}")
-    _check_store(settings, "there are no files")
+    check_store(settings, "there are no files")
     return settings, chosen
 
 

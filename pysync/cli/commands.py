@@ -1,6 +1,7 @@
 """The commands of `pysync`: their arguments, help and examples."""
 
 from pysync import __version__
+from pysync.cli.backup_commands import add_backup
 from pysync.cli.parser import (
     EXIT_CODES,
     Parser,
@@ -31,6 +32,7 @@ def build_parser() -> Parser:
     _add_keyrings(parser.add_command("keyring", "manage who can read sealed data"))
     _add_logs(parser)
     _add_stores(parser)
+    add_backup(parser)
     _add_events(parser.add_command("events", "compact and query the files of events"))
     _add_bench(parser)
     return parser

@@ -67,7 +67,8 @@ class Parser(argparse.ArgumentParser):
         """Add a command. `run` is the function of a module of `pysync.cli` that runs it, as MODULE.FUNCTION;
         `""` if the command only has commands of its own."""
         if self._commands is None:
-            self._commands = self.add_subparsers(required=True, metavar="COMMAND")
+            # A command that runs by itself, too, such as `backup`, need not be followed by another one.
+            self._commands = self.add_subparsers(required=self.get_default("run") is None, metavar="COMMAND")
         command = self._commands.add_parser(name, help=help_text, example=example, description=description)
         if run:
             command.set_defaults(run=tuple(run.split(".")), parser=command)

@@ -182,6 +182,14 @@ class MemoryCoordinator:
         self._by_origin.clear()
         self._trimmed = self._last_number
 
+    async def begin_epoch(self, after: str = "") -> None:
+        """See `ChangeLog.begin_epoch`."""
+        self._changes.clear()
+        self._by_origin.clear()
+        self._last_number += 1
+        self._trimmed = self._last_number
+        self._appended.set()
+
     async def wait_for_change(self, after: str) -> None:
         """See `ChangeLog.wait_for_change`."""
         if after < _change_id(self._last_number):

@@ -43,6 +43,9 @@ RESET_SQL: Final = (
 """Restarts a log whose newest rows may be lost. The next id is greater than every id that was issued
 before."""
 
+EPOCH_MARGIN: Final = 1_000_000_000
+"""The number of changes that may have been made since a backup. Usually the clock is ahead of all of them."""
+
 POLL_S: Final = 0.02
 """Seconds between checks of `wait_for_change` for a commit of another process, and the number of checks."""
 POLLS: Final = 50
@@ -170,6 +173,10 @@ class SqliteChangeLog:
         """See `ChangeLog.clear`."""
         await self._writer.submit(_clear)
 
+    async def begin_epoch(self, after: str = "") -> None:
+        """See `ChangeLog.begin_epoch`."""
+        self.notify(await self._writer.submit(_begin_epoch, int(after) if _is_id(after) else 0))
+
     async def wait_for_change(self, after: str) -> None:
         """See `ChangeLog.wait_for_change`."""
         seen = -1
@@ -218,6 +225,15 @@ def insert_changes(cursor: sqlite3.Cursor, rows: ChangeRows) -> int:
     if last % TRIM_EVERY < len(changes):
         _trim(cursor, last, max(TRIM_ROWS, 2 * len(changes)), now_ms, retention)
     return last
+
+
+def _begin_epoch(cursor: sqlite3.Cursor, after: int) -> int:
+    """Leave one row, which is never delivered, and return its id."""
+    for statement in RESET_SQL:
+        cursor.execute(statement)
+    cursor.execute("UPDATE change SET id = max(id, ?)", (after + EPOCH_MARGIN,))
+    ((last,),) = cursor.execute(_LAST).fetchall()
+    return int(last)
 
 
 def probe(cursor: sqlite3.Cursor) -> None:

@@ -153,6 +153,21 @@ class ChangeLogContract(FakeTime):
         assert await log.read(empty, 10) == [(first, change("1")), (second, change("2"))]
         assert await log.read(first, 10) == [(second, change("2"))]
 
+    async def test_who_knew_the_log_before_it_was_restarted_is_told(self, log: ChangeLog) -> None:
+        ids = [await log.last_id(), *[await log.append([change(f"{n}")]) for n in range(5)]]
+        waiting = asyncio.ensure_future(log.wait_for_change(ids[-1]))
+        await log.begin_epoch()
+        await waiting
+        assert [await log.read(id_, 10) for id_ in ids] == [None] * 6
+        assert await log.count_after(ids[0], 10, bool) in (0, None)
+        fresh = await log.last_id()
+        assert fresh > ids[-1]
+        assert await log.read(fresh, 10) == []
+        after = await log.append([change("x")])
+        assert after > fresh
+        assert await log.read(fresh, 10) == [(after, change("x"))]
+        assert await log.read("", 10) == [(after, change("x"))]
+
     async def test_who_waits_hears_of_a_change_that_was_or_will_be_announced(self, log: ChangeLog) -> None:
         place = await log.last_id()
         for n in range(10):

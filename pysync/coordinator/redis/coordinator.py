@@ -210,6 +210,11 @@ class RedisCoordinator:
         add = ("XADD", CHANGES, "*", "c", _NO_CHANGE, "i", "", "o", "")
         await self._epoch.transact(add, ("XTRIM", CHANGES, "MAXLEN", 1))
 
+    async def begin_epoch(self, after: str = "") -> None:
+        """See `ChangeLog.begin_epoch`. Requests that were signed before are rejected, as after a loss of
+        memory."""
+        await self._epoch.begin(("DEL", CHANGES))
+
     async def wait_for_change(self, after: str) -> None:
         """See `ChangeLog.wait_for_change`."""
         known = _is_change_id(after)

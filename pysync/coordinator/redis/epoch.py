@@ -94,6 +94,16 @@ class EpochGuard:
         *_, replies = await self.execute_checked(("MULTI",), *commands, ("EXEC",))
         return raise_for_errors(replies)
 
+    async def begin(self, *commands: Command) -> None:
+        """Begin a new epoch, together with `commands`: every process then does as if Redis had lost its
+        data."""
+        assert self._epoch is not None
+        (time,) = await self.execute(("TIME",))
+        since = Epoch(self._epoch.process, max(time_ms(time), self._epoch.ms + 1))
+        await self.execute(("MULTI",), ("SET", EPOCH_KEY, since.text()), *commands, ("EXEC",))
+        self._epoch = since
+        self._on_data_loss()
+
     async def close(self) -> None:
         """Close the connection."""
         await self._connection.close()

@@ -1,0 +1,279 @@
+"""Makes backups: once, or again and again as the store changes."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+from pysync._core import split_key
+from pysync.backup.encoding import BackupEntry
+from pysync.backup.packing import Packer
+from pysync.backup.pruning import expired_files
+from pysync.backup.repository import (
+    PACKS,
+    PAGES,
+    BackupDamaged,
+    Repository,
+    Snapshot,
+    SortedRun,
+    path_of,
+    runs_to_merge,
+    time_of,
+)
+from pysync.backup.source import EXCLUDED, FileParts, ImageSource, PositionLost
+from pysync.errors import StoreUnavailable
+from pysync.migrate.reading import Unreadable
+from pysync.store.local.capture import CapturedRow
+
+CHECKPOINT_ENTRIES: Final = 50_000
+CHECKPOINT_BYTES: Final = 268_435_456
+"""Objects and bytes after which a long backup records what it has stored. A killed one continues from
+there."""
+_ROUNDS: Final = 4
+"""Attempts to read all files of one moment. Nobody can replace files while the last one opens them."""
+_MAX_OPEN: Final = 256
+_CHECK_EVERY_S: Final = 600.0
+
+
+@dataclass(slots=True)
+class BackupReport:
+    """The number of objects that a backup read or found removed, of those that it could not read, the bytes
+    that it read, and the bytes and files that it wrote."""
+
+    objects: int = 0
+    unreadable: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    files_written: int = 0
+
+
+class BackupMaker:
+    """Makes backups of `source`, which `store` names, in `repository`. `on_problem` is called with a key that
+    cannot be read, and the reason. After an error make a new one, which continues from what is stored."""
+
+    def __init__(
+        self,
+        source: ImageSource,
+        repository: Repository,
+        now_ms: Callable[[], int],
+        on_problem: Callable[[str, str], None],
+        store: str = "",
+    ) -> None:
+        self.report = BackupReport()
+        self._source = source
+        self._repository = repository
+        self._now_ms = now_ms
+        self._on_problem = on_problem
+        self._store = store
+        self._packer = Packer(repository)
+        self._runs: list[SortedRun] = []
+        self._newest_ms = 0
+        self._is_listed = False
+        self._again: dict[str, str] = {}
+        self._checkpoints: list[str] = []
+        self._checkpoint_at = 0
+        self._checked_at_s = 0.0
+
+    async def make(self, *, only_changes: bool = False) -> Snapshot | None:
+        """Make a backup and return its snapshot. The first call compares everything that is stored with the
+        newest backup, later ones read what has changed since. With `only_changes`, return None if nothing
+        has. Raises StoreUnavailable."""
+        is_new = not self._is_listed
+        try:
+            if is_new:
+                await self._list()
+            try:
+                moment_ms = await self._read_moment()
+            except PositionLost:
+                await self._list()
+                moment_ms = await self._read_moment()
+        except PositionLost:
+            raise StoreUnavailable("the store changes faster than it can be listed") from None
+        entries = await self._packer.flush()
+        if not await self._check_references(entries):
+            self._is_listed = False
+            return await self.make(only_changes=only_changes)
+        run = await self._repository.put_run(entries)
+        if run is None and only_changes and not is_new:
+            return None
+        self._runs += [] if run is None else [run]
+        await self._merge()
+        snapshot = await self._put_snapshot(moment_ms)
+        for name in self._checkpoints:
+            await self._repository.target.delete(name)
+        self._checkpoints = []
+        return snapshot
+
+    async def close(self) -> None:
+        """Stop what is under way."""
+        await self._packer.close()
+
+    async def _list(self) -> None:
+        """Read what differs from the newest backup."""
+        await self._source.follow()
+        known = await self._load_newest()
+        previous = next(known, None)
+        async for page in self._source.list_pages():
+            changed: list[str] = []
+            for key, etag in page:
+                if key.startswith(EXCLUDED):
+                    continue
+                order = split_key(key)
+                while previous is not None and previous.order < order:
+                    self._remove(previous)
+                    previous = next(known, None)
+                if previous is not None and previous.order == order:
+                    is_same = previous.etag == etag
+                    self._packer.remember(previous)
+                    previous = next(known, None)
+                    if is_same:
+                        continue
+                changed.append(key)
+            async for rows in self._source.load(changed):
+                for row, file in [pair for pair in await self._add(rows) if pair is not None]:
+                    await self._read_file(row, file)
+            await self._record_progress()
+        while previous is not None:
+            self._remove(previous)
+            previous = next(known, None)
+        self._is_listed = True
+
+    async def _load_newest(self) -> Iterator[BackupEntry]:
+        """Return the entries of the newest snapshot, which this backup continues."""
+        self._runs = []
+        try:
+            newest = await self._repository.newest()
+            if newest is None:
+                return iter(())
+            entries = await self._repository.entries(newest)
+        except BackupDamaged as error:
+            self._on_problem("", f"the newest snapshot cannot be used, so everything is stored anew: {error}")
+            return iter(())
+        self._runs = [*newest.runs]
+        self._newest_ms = time_of(newest.name)
+        return entries
+
+    def _remove(self, entry: BackupEntry) -> None:
+        self._packer.remember(entry)
+        self._packer.add_removed(entry.key)
+        self.report.objects += 1
+
+    async def _read_moment(self) -> int:
+        """Read what changed, until all of it is of one moment. Returns that moment, in milliseconds."""
+        for left in reversed(range(_ROUNDS)):
+            again, self._again = self._again, {}
+            moment_ms = self._now_ms()
+            changes = self._source.changes(exclusive=left == 0, also=sorted(again))
+            opened: list[tuple[CapturedRow, FileParts]] = []
+            try:
+                async with aclosing(changes):
+                    async for rows in changes:
+                        opened += [pair for pair in await self._add(rows) if pair is not None]
+                        while len(opened) > _MAX_OPEN:
+                            await self._read_file(*opened.pop())
+                while opened:
+                    await self._read_file(*opened.pop())
+            except BaseException:
+                self._again |= again
+                raise
+            finally:
+                for _, file in opened:
+                    file.close()
+            if not self._again:
+                break
+        for key, why in self._again.items():
+            self.report.unreadable += 1
+            self._on_problem(key, why)
+        self._again = {}
+        return moment_ms
+
+    async def _add(self, rows: list[CapturedRow]) -> list[tuple[CapturedRow, FileParts] | None]:
+        """Add documents, and files whose bytes are stored. Return the other files, opened."""
+        rows = [row for row in rows if not row.key.startswith(EXCLUDED)]
+        self.report.objects += len(rows)
+        documents = [row for row in rows if row.sha256 is None]
+        self.report.bytes_read += sum(len(row.body or b"") for row in documents)
+        await asyncio.to_thread(self._packer.add_documents, documents)
+        await self._packer.store_full()
+        return [await self._open(row) for row in rows if row.sha256 is not None]
+
+    async def _open(self, row: CapturedRow) -> tuple[CapturedRow, FileParts] | None:
+        assert row.sha256 is not None, "only files are opened"
+        if (places := self._packer.find(row.sha256, row.size)) is not None:
+            self._packer.add_entry(row, row.sha256, places)
+            return None
+        file = await self._source.open(row)
+        if file is None:
+            self._again[row.key] = "the file is lost"
+            return None
+        return row, file
+
+    async def _read_file(self, row: CapturedRow, file: FileParts) -> None:
+        """Store the bytes of a file, if they are those of the row. Otherwise the file is read again."""
+        digest = hashlib.sha256()
+        places = []
+        try:
+            async with aclosing(file.read()) as parts:
+                async for part in parts:
+                    await asyncio.to_thread(digest.update, part)
+                    places.append(await asyncio.to_thread(self._packer.add, part, row.content_type))
+                    await self._packer.store_full()
+                    self.report.bytes_read += len(part)
+        except Unreadable as error:
+            self._again[row.key] = str(error)
+            return
+        finally:
+            file.close()
+        if digest.hexdigest() == row.sha256:
+            self._packer.add_entry(row, row.sha256, tuple(places))
+        else:
+            self._again[row.key] = f"its sha256 is {digest.hexdigest()} and should be {row.sha256}"
+
+    async def _record_progress(self) -> None:
+        """Write a snapshot that is not complete, if enough has been stored since the last one."""
+        is_due = self.report.bytes_read - self._checkpoint_at >= CHECKPOINT_BYTES
+        if is_due or len(self._packer) >= CHECKPOINT_ENTRIES:
+            self._checkpoint_at = self.report.bytes_read
+            run = await self._repository.put_run(await self._packer.flush())
+            self._runs += [] if run is None else [run]
+            await self._merge()
+            checkpoint = await self._put_snapshot(self._now_ms(), is_complete=False)
+            self._checkpoints.append(checkpoint.name)
+
+    async def _check_references(self, entries: Sequence[BackupEntry]) -> bool:
+        """Return False if something that the next snapshot would refer to may be deleted by a `prune`. It is
+        then forgotten."""
+        reused = {part.pack for entry in entries for part in entry.parts} - self._packer.written
+        now_s = time.monotonic()
+        if not reused and now_s - self._checked_at_s < _CHECK_EVERY_S:
+            return True
+        self._checked_at_s = now_s
+        expired = {name for note in await expired_files(self._repository) for name in note.files}
+        lost = {pack for pack in reused if path_of(PACKS, pack) in expired}
+        self._packer.forget(lost)
+        pages = (path_of(PAGES, page) for run in self._runs for page in run.pages)
+        return not lost and expired.isdisjoint(pages)
+
+    async def _put_snapshot(self, moment_ms: int, *, is_complete: bool = True) -> Snapshot:
+        self._newest_ms = max(moment_ms, self._newest_ms + 1)
+        snapshot = Snapshot(
+            self._newest_ms,
+            [*self._runs],
+            self._source.change,
+            is_complete=is_complete,
+            store=self._store,
+            unreadable=self.report.unreadable,
+        )
+        written = await self._repository.put_snapshot(snapshot)
+        self._packer.written.clear()
+        self.report.bytes_written = self._repository.bytes_written
+        self.report.files_written = self._repository.files_written
+        return written
+
+    async def _merge(self) -> None:
+        while count := runs_to_merge(self._runs):
+            kept, merged = self._runs[:-count], self._runs[-count:]
+            self._runs = kept + await self._repository.merge(merged, is_all=not kept)

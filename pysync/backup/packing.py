@@ -1,0 +1,187 @@
+"""Packs: the bytes of many objects in one file of the backup, each bytes only once."""
+
+import asyncio
+import hashlib
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from pysync.backup.encoding import BackupEntry, Part, compress, is_compressible, store_raw
+from pysync.backup.repository import MAX_CONCURRENT, Repository
+from pysync.store.local.capture import CapturedRow
+
+PACK_BYTES: Final = 8_388_608
+MAX_KNOWN: Final = 500_000
+"""The number of bodies that are recognised when they occur again: some 200 bytes of memory each."""
+
+
+class _OpenPack:
+    """A pack that is being filled. Its name is known once it is stored."""
+
+    def __init__(self, *, is_raw: bool = False) -> None:
+        self.is_raw = is_raw
+        self.bodies: list[bytes] = []
+        self.size = 0
+        self.name = ""
+
+    def add(self, body: bytes) -> int:
+        """Add bytes, and return the offset at which they are."""
+        self.bodies.append(body)
+        self.size += len(body)
+        return self.size - len(body)
+
+
+class _Place(NamedTuple):
+    pack: _OpenPack
+    offset: int
+    length: int
+    sha256: str
+
+    def part(self) -> Part:
+        return Part(self.pack.name, self.offset, self.length, self.sha256)
+
+
+class Packer:
+    """Stores bodies in packs. `flush` ends what was added so far."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._known: dict[bytes, _Place] = {}
+        self._files: dict[str, tuple[_Place, ...]] = {}
+        self._named: dict[str, _OpenPack] = {}
+        self._compressible, self._raw = _OpenPack(), _OpenPack(is_raw=True)
+        self._entries: list[tuple[BackupEntry, tuple[_Place, ...]]] = []
+        self.written: set[str] = set()
+        """The names of the packs that were stored since the last snapshot."""
+        self._full: list[_OpenPack] = []
+        self._storing: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def remember(self, entry: BackupEntry) -> None:
+        """Recognise the bytes of this object when they occur again."""
+        places = tuple(self._place(part) for part in entry.parts)
+        for place in places:
+            self._remember(place)
+        if len(places) > 1:
+            self._files[entry.sha256] = places
+
+    def forget(self, packs: set[str]) -> None:
+        """Do not refer to what is in these packs any more."""
+        if packs:
+            self._known = {key: one for key, one in self._known.items() if one.pack.name not in packs}
+            self._files = {
+                key: places
+                for key, places in self._files.items()
+                if not any(one.pack.name in packs for one in places)
+            }
+
+    def find(self, sha256: str, size: int | None) -> tuple[_Place, ...] | None:
+        """Return where a file of this size is stored, None if that is not known."""
+        if not size:
+            return ()
+        place = self._known.get(bytes.fromhex(sha256))
+        return self._files.get(sha256) if place is None else (place,)
+
+    def add_removed(self, key: str) -> None:
+        """Add a key at which nothing is stored any more."""
+        self._entries.append((BackupEntry(key), ()))
+
+    def add_documents(self, rows: Iterable[CapturedRow]) -> None:
+        """Add documents, and the keys of removed objects."""
+        for row in rows:
+            if row.etag is None:
+                self.add_removed(row.key)
+                continue
+            assert row.body is not None, "files are added by their parts"
+            place = self.add(row.body, row.content_type)
+            self.add_entry(row, place.sha256, (place,))
+
+    def add(self, body: bytes, content_type: str) -> _Place:
+        """Add bytes, unless they are stored already."""
+        digest = hashlib.sha256(body)
+        place = self._known.get(digest.digest())
+        if place is None:
+            pack = self._compressible if is_compressible(content_type, body) else self._raw
+            place = _Place(pack, pack.add(body), len(body), digest.hexdigest())
+            self._remember(place)
+            if pack.size >= PACK_BYTES:
+                self._end_pack(pack)
+        return place
+
+    def add_entry(self, row: CapturedRow, sha256: str, places: tuple[_Place, ...]) -> None:
+        """Add an object whose bytes are at these places."""
+        size = sum(place.length for place in places)
+        entry = BackupEntry(
+            row.key,
+            row.etag or "",
+            row.content_type,
+            row.modified_ms,
+            size,
+            sha256,
+            is_file=row.sha256 is not None,
+        )
+        self._entries.append((entry, places))
+        if len(places) > 1:
+            self._files[sha256] = places
+
+    async def store_full(self) -> None:
+        """Begin to store the packs that are full. Waits if too many are under way. Raises StoreUnavailable if
+        one could not be stored."""
+        while self._full:
+            while len(self._storing) >= MAX_CONCURRENT:
+                await self._wait()
+            self._storing.add(asyncio.create_task(self._store(self._full.pop(0))))
+
+    async def flush(self) -> list[BackupEntry]:
+        """Store all packs, and return the entries that were added since the last call, sorted, the newest one
+        of each key. Raises StoreUnavailable."""
+        for pack in (self._compressible, self._raw):
+            if pack.bodies:
+                self._end_pack(pack)
+        await self.store_full()
+        while self._storing:
+            await self._wait()
+        added, self._entries = self._entries, []
+        entries = {
+            entry.key: entry._replace(parts=tuple(place.part() for place in places))
+            for entry, places in added
+        }
+        return sorted(entries.values(), key=lambda entry: entry.order)
+
+    async def close(self) -> None:
+        """Stop storing."""
+        for task in self._storing:
+            task.cancel()
+        await asyncio.gather(*self._storing, return_exceptions=True)
+
+    async def _wait(self) -> None:
+        done, self._storing = await asyncio.wait(self._storing, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def _store(self, pack: _OpenPack) -> None:
+        encode = store_raw if pack.is_raw else compress
+        packed = await asyncio.to_thread(lambda: encode(b"".join(pack.bodies)))
+        pack.bodies = []
+        pack.name = await self._repository.put_pack(packed)
+        self.written.add(pack.name)
+
+    def _end_pack(self, pack: _OpenPack) -> None:
+        self._full.append(pack)
+        if pack.is_raw:
+            self._raw = _OpenPack(is_raw=True)
+        else:
+            self._compressible = _OpenPack()
+
+    def _place(self, part: Part) -> _Place:
+        pack = self._named.get(part.pack)
+        if pack is None:
+            pack = self._named[part.pack] = _OpenPack()
+            pack.name = part.pack
+        return _Place(pack, part.offset, part.length, part.sha256)
+
+    def _remember(self, place: _Place) -> None:
+        self._known[bytes.fromhex(place.sha256)] = place
+        if len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]

@@ -1,0 +1,318 @@
+"""The images in a backup, and how they share what they have in common.
+
+A snapshot is a list of runs, oldest first. A run is a sorted list of entries in pages; an entry of a later
+run replaces that of the same key in an earlier one. A backup adds a run with what has changed. Runs are
+merged when there are many of a size, so that all of this costs little beside the objects themselves."""
+
+import asyncio
+import hashlib
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import islice, pairwise, takewhile
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from pysync._core import split_key
+from pysync.backup.encoding import (
+    BackupEntry,
+    compress,
+    decode_page,
+    decompress,
+    encode_page,
+    packs_of_page,
+)
+from pysync.backup.target import BackupTarget
+from pysync.concurrency import gather_bounded
+
+if TYPE_CHECKING:
+    from pysync.backup.encryption import BackupKey
+
+FORMAT: Final = 1
+FORMAT_FILE: Final = "format.json"
+PACKS, PAGES, SNAPSHOTS, EXPIRED = "packs", "pages", "snapshots", "expired"
+PAGE_ENTRIES: Final = 20_000
+FAN_OUT: Final = 16
+"""Number of runs of one size that are merged."""
+MAX_CONCURRENT: Final = 4
+"""Number of packs or pages that are read or written concurrently."""
+_TIME: Final = "%Y%m%dT%H%M%S"
+
+
+class BackupDamaged(ValueError):
+    """A file of the backup is missing or damaged; the text names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SortedRun:
+    """A sorted list of entries. `first` and `last` are the keys of its first and last one."""
+
+    pages: list[str]
+    entries: int
+    first: str
+    last: str
+
+    @property
+    def level(self) -> int:
+        """The size of the run, in powers of `FAN_OUT`."""
+        return (self.entries.bit_length() - 1) // (FAN_OUT.bit_length() - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One image of a store. It is of the moment `taken_ms`, at which `change` was the newest id of the change
+    log (`""` if unknown). One that is not complete only says what an interrupted backup has stored
+    already."""
+
+    taken_ms: int
+    runs: list[SortedRun]
+    change: str = ""
+    is_complete: bool = True
+    store: str = ""
+    unreadable: int = 0
+    name: str = field(default="", compare=False)
+
+    def encode(self) -> bytes:
+        """Return the text of the snapshot."""
+        members = asdict(self)
+        del members["name"]
+        return orjson.dumps({"format": FORMAT, **members})
+
+    @classmethod
+    def decode(cls, name: str, text: bytes) -> "Snapshot":
+        """Return the snapshot with this text."""
+        members = orjson.loads(text)
+        if members.pop("format") != FORMAT:
+            raise ValueError(f"{name} was written by a newer version of pysync")
+        runs = [SortedRun(**run) for run in members.pop("runs")]
+        return cls(**members, runs=runs, name=name)
+
+
+class Repository:
+    """The files of one backup, encrypted if there is a key. Methods raise BackupDamaged for a file that is
+    missing or damaged, and StoreUnavailable if the backup cannot be reached."""
+
+    def __init__(self, target: BackupTarget, key: "BackupKey | None") -> None:
+        self.target = target
+        self.key = key
+        self.bytes_written = 0
+        self.files_written = 0
+
+    @classmethod
+    async def open(
+        cls, target: BackupTarget, key: "BackupKey | None" = None, *, create: bool = False
+    ) -> "Repository":
+        """Open the backup at `target`, or begin one if `create` is set and nothing lies there. Raises
+        ValueError if there is none, if something else lies there, or if it needs another key."""
+        public = None if key is None else key.public.hex()
+        text = await target.get(FORMAT_FILE)
+        if text is None:
+            if not create:
+                raise ValueError("there is no backup")
+            if names := await target.names(""):
+                raise ValueError(f"something else lies there: {names[0]}")
+            text = orjson.dumps({"format": FORMAT, "publicKey": public})
+            await target.put(FORMAT_FILE, text)
+        try:
+            members = orjson.loads(text)
+            written, expected = members["format"], members["publicKey"]
+        except (ValueError, KeyError, TypeError):
+            raise BackupDamaged(f"{FORMAT_FILE} is damaged") from None
+        if written != FORMAT:
+            raise ValueError("the backup was written by a newer version of pysync")
+        if expected != public:
+            raise ValueError(
+                "the backup is not encrypted: leave the key out"
+                if expected is None
+                else "the backup is encrypted: name its key"
+                if public is None
+                else "the backup is encrypted for another key"
+            )
+        return cls(target, key)
+
+    def check_readable(self) -> None:
+        """Raise ValueError unless the key opens packs."""
+        if self.key is not None:
+            self.key.check_private()
+
+    async def put_pack(self, packed: bytes) -> str:
+        """Store a pack, which is compressed already, and return its name."""
+        sealed, name = await asyncio.to_thread(self._seal, packed, is_pack=True)
+        await self._put(path_of(PACKS, name), sealed)
+        return name
+
+    async def read_pack(self, name: str) -> bytes:
+        """Return the content of a pack."""
+        path = path_of(PACKS, name)
+        stored = await self.read_file(path)
+        return await asyncio.to_thread(self._open_pack, path, stored)
+
+    def _open_pack(self, path: str, stored: bytes) -> bytes:
+        opened = stored if self.key is None else self.key.open_pack(stored)
+        try:
+            return decompress(opened)
+        except ValueError as error:
+            raise BackupDamaged(f"{path}: {error}") from None
+
+    async def read_page(self, name: str) -> bytes:
+        """Return the text of a page."""
+        return await self._read_metadata(path_of(PAGES, name))
+
+    async def put_run(self, entries: Iterable[BackupEntry]) -> SortedRun | None:
+        """Store entries, which are sorted, as a run; None if there are none."""
+        pages: list[str] = []
+        remaining = iter(entries)
+        count, first, last = 0, "", ""
+        while page := await asyncio.to_thread(lambda: [*islice(remaining, PAGE_ENTRIES)]):
+            first, last = first or page[0].key, page[-1].key
+            count += len(page)
+            sealed, name = await asyncio.to_thread(self._encode_page, page)
+            await self._put(path_of(PAGES, name), sealed)
+            pages.append(name)
+        return SortedRun(pages, count, first, last) if pages else None
+
+    def _encode_page(self, page: list[BackupEntry]) -> tuple[bytes, str]:
+        return self._seal(compress(encode_page(page)), is_pack=False)
+
+    async def put_snapshot(self, snapshot: Snapshot) -> Snapshot:
+        """Store a snapshot, which makes it visible."""
+        sealed, hash_ = self._seal(compress(snapshot.encode()), is_pack=False)
+        name = f"{SNAPSHOTS}/{time_text(snapshot.taken_ms)}-{hash_}"
+        await self._put(name, sealed)
+        return replace(snapshot, name=name)
+
+    async def snapshot_names(self) -> list[str]:
+        """Return the names of all snapshots, oldest first."""
+        return await self.target.names(SNAPSHOTS)
+
+    async def read_snapshot(self, name: str) -> Snapshot:
+        """Return the snapshot of this name."""
+        return Snapshot.decode(name, await self._read_metadata(name))
+
+    async def newest(self) -> Snapshot | None:
+        """Return the newest snapshot, complete or not; None if there is none."""
+        names = await self.snapshot_names()
+        return await self.read_snapshot(names[-1]) if names else None
+
+    async def load_pages(self, runs: Sequence[SortedRun]) -> dict[str, bytes]:
+        """Return the texts of all pages of these runs, compressed."""
+        names = [page for run in runs for page in run.pages]
+
+        async def load(name: str) -> bytes:
+            return compress(await self.read_page(name))
+
+        return dict(zip(names, await gather_bounded(MAX_CONCURRENT, names, load), strict=True))
+
+    async def entries(self, snapshot: Snapshot) -> Iterator[BackupEntry]:
+        """Return the entries of an image, sorted."""
+        return merged(snapshot.runs, await self.load_pages(snapshot.runs), keeps_removed=False)
+
+    async def packs_of(self, page: str) -> list[str]:
+        """Return the names of the packs that a page refers to."""
+        return packs_of_page(await self.read_page(page))
+
+    async def put_note(self, at_ms: int, text: bytes) -> None:
+        """Store the names of files that may be deleted."""
+        sealed, hash_ = self._seal(compress(text), is_pack=False)
+        await self._put(f"{EXPIRED}/{time_text(at_ms)}-{hash_}", sealed)
+
+    async def read_note(self, name: str) -> bytes | None:
+        """Return the text of such a note; None if it is gone."""
+        try:
+            return await self._read_metadata(name)
+        except BackupDamaged:
+            if await self.target.get(name) is None:
+                return None
+            raise
+
+    async def merge(self, runs: Sequence[SortedRun], *, is_all: bool) -> list[SortedRun]:
+        """Return one run with the newest entry of each key in these, or none. With `is_all` there are no
+        earlier ones, so nothing needs to say what was removed."""
+        if all(split_key(left.last) < split_key(right.first) for left, right in pairwise(runs)):
+            pages = [page for run in runs for page in run.pages]
+            return [SortedRun(pages, sum(run.entries for run in runs), runs[0].first, runs[-1].last)]
+        run = await self.put_run(merged(runs, await self.load_pages(runs), keeps_removed=not is_all))
+        return [] if run is None else [run]
+
+    async def read_file(self, path: str) -> bytes:
+        """Return the bytes of a file, which its name has the hash of."""
+        stored = await self.target.get(path)
+        if stored is None:
+            raise BackupDamaged(f"{path} is missing")
+        if (await asyncio.to_thread(hashlib.sha256, stored)).hexdigest() != path[-64:]:
+            raise BackupDamaged(f"{path} is damaged")
+        return stored
+
+    async def _read_metadata(self, path: str) -> bytes:
+        stored = await self.read_file(path)
+        opened = stored if self.key is None else self.key.open_metadata(stored)
+        try:
+            return decompress(opened)
+        except ValueError as error:
+            raise BackupDamaged(f"{path}: {error}") from None
+
+    def _seal(self, body: bytes, *, is_pack: bool) -> tuple[bytes, str]:
+        """Return the bytes to store, and the name that their hash gives."""
+        if self.key is not None:
+            body = self.key.seal_pack(body) if is_pack else self.key.seal_metadata(body)
+        return body, hashlib.sha256(body).hexdigest()
+
+    async def _put(self, path: str, body: bytes) -> None:
+        await self.target.put(path, body)
+        self.bytes_written += len(body)
+        self.files_written += 1
+
+
+def merged(
+    runs: Sequence[SortedRun], pages: dict[str, bytes], *, keeps_removed: bool
+) -> Iterator[BackupEntry]:
+    """Yield the newest entry of each key, sorted. `pages` has the texts of the pages, compressed."""
+
+    def numbered(run: SortedRun, age: int) -> Iterator[tuple[tuple[str, str], int, BackupEntry]]:
+        for page in run.pages:
+            for entry in decode_page(decompress(pages[page])):
+                yield entry.order, age, entry
+
+    last: tuple[str, str] | None = None
+    for order, _, entry in heapq.merge(*(numbered(run, -at) for at, run in enumerate(runs))):
+        if order != last:
+            last = order
+            if keeps_removed or entry.etag:
+                yield entry
+
+
+def runs_to_merge(runs: Sequence[SortedRun]) -> int:
+    """Return the number of runs at the end of the list that should be merged; 0 for none."""
+    if len(runs) > 1 and sum(run.entries for run in runs[1:]) >= runs[0].entries:
+        return len(runs)
+    levels = [run.level for run in reversed(runs)]
+    for limit in sorted(set(levels)):
+        small = sum(1 for _ in takewhile(limit.__ge__, levels))
+        if small >= FAN_OUT:
+            return small
+    return 0
+
+
+def time_text(ms: int) -> str:
+    """Return a time as it stands in the names of snapshots: UTC, to the millisecond, in the order of time."""
+    return f"{datetime.fromtimestamp(ms // 1000, UTC):{_TIME}}{ms % 1000:03d}Z"
+
+
+def iso_time(ms: int) -> str:
+    """Return a time for people: ISO 8601, UTC, to the millisecond."""
+    whole = datetime.fromtimestamp(ms // 1000, UTC)
+    return f"{whole:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
+
+
+def time_of(name: str) -> int:
+    """Return the time in the name of a snapshot, in milliseconds."""
+    text = name.rpartition("/")[2].partition("-")[0]
+    whole = datetime.strptime(text[:15], _TIME).replace(tzinfo=UTC)
+    return int(whole.timestamp()) * 1000 + int(text[15:18])
+
+
+def path_of(folder: str, name: str) -> str:
+    """Return the path of a pack or a page."""
+    return f"{folder}/{name[:2]}/{name}"

@@ -1,0 +1,162 @@
+"""Reads an image back into an empty store."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Final
+
+import orjson
+
+from pysync.backup.encoding import BackupEntry, Part
+from pysync.backup.repository import BackupDamaged, Repository, Snapshot
+from pysync.cache import BoundedCache
+from pysync.changelog import ChangeLog
+from pysync.concurrency import gather_bounded
+from pysync.store import Store
+
+RESTORE_KEY: Final = "_pysync/restore"
+"""The key of the note that a restore is under way; gone when it has ended."""
+_CACHED_PACK_BYTES: Final = 67_108_864
+_BATCH: Final = 2_000
+_CONCURRENT_PUTS: Final = 64
+
+
+@dataclass(slots=True)
+class RestoreReport:
+    """The number of objects that were restored, of those that could not be, and the bytes of the former."""
+
+    objects: int = 0
+    damaged: int = 0
+    bytes: int = 0
+
+
+class PackReader:
+    """Reads parts of packs, and caches the packs that were read last."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._packs = BoundedCache[str, bytes](_CACHED_PACK_BYTES, len)
+        self._lock = asyncio.Lock()
+
+    async def read(self, part: Part) -> bytes:
+        """Return the bytes of a part. Raises BackupDamaged if they are missing or do not match its hash."""
+        pack = self._packs.get(part.pack)
+        if pack is None:
+            async with self._lock:
+                pack = self._packs.get(part.pack)
+                if pack is None:
+                    pack = await self._repository.read_pack(part.pack)
+                    self._packs.put(part.pack, pack)
+        return verify_part(pack, part)
+
+    async def chunks(self, entry: BackupEntry) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of an object. Raises BackupDamaged, at the end if its hash is another."""
+        digest = hashlib.sha256()
+        for part in entry.parts:
+            body = await self.read(part)
+            digest.update(body)
+            yield body
+        if digest.hexdigest() != entry.sha256:
+            raise BackupDamaged(f"the parts of {entry.key} do not have its hash")
+
+    async def body(self, entry: BackupEntry) -> bytes:
+        """Return the bytes of a document. Raises BackupDamaged."""
+        return b"".join([chunk async for chunk in self.chunks(entry)])
+
+
+def verify_part(pack: bytes, part: Part) -> bytes:
+    """Return the bytes of a part of a pack. Raises BackupDamaged if they do not match its hash."""
+    body = pack[part.offset : part.offset + part.length]
+    if hashlib.sha256(body).hexdigest() != part.sha256:
+        raise BackupDamaged(f"the pack {part.pack} does not hold what it should")
+    return body
+
+
+class Restorer:
+    """Writes an image into `store`, which must be empty. `on_problem` is called with each key that the backup
+    does not have, because it is damaged, and the reason. In the end the change log of the store, or else
+    `change_log`, begins anew, so that whoever followed the old store pulls everything again."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        store: Store,
+        on_problem: Callable[[str, str], None],
+        change_log: ChangeLog | None = None,
+    ) -> None:
+        self.report = RestoreReport()
+        self._repository = repository
+        self._packs = PackReader(repository)
+        self._store = store
+        self._on_problem = on_problem
+        own = store.transactional
+        self._change_log = change_log if own is None else own.change_log
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Write everything. A restore that was interrupted continues if it is called again with the same
+        snapshot. Raises ValueError if the store holds anything else, BackupDamaged, and StoreUnavailable."""
+        self._repository.check_readable()
+        present = await self._begin(snapshot)
+        entries = await self._repository.entries(snapshot)
+        while batch := [*islice(entries, _BATCH)]:
+            # In the order in which their packs were written, so that each pack is read about once.
+            batch.sort(key=lambda entry: entry.parts[:1])
+            await gather_bounded(
+                _CONCURRENT_PUTS, [one for one in batch if one.key not in present], self._put
+            )
+        if self._change_log is not None:
+            await self._change_log.begin_epoch(snapshot.change)
+        await self._store.delete(RESTORE_KEY)
+
+    async def _begin(self, snapshot: Snapshot) -> set[str]:
+        """Return the keys that an earlier run has restored."""
+        note = orjson.dumps({"snapshot": snapshot.name})
+        present = {entry.key: entry async for entry in self._store.walk("")}
+        if not present:
+            await self._store.put(RESTORE_KEY, note)
+            return set()
+        found = await self._store.get_many([RESTORE_KEY])
+        noted = found[RESTORE_KEY]
+        if noted is None:
+            raise ValueError("the store to restore into is not empty: name a new one")
+        if noted.body != note:
+            raise ValueError("another snapshot was being restored into this store: name a new one")
+        return set(present)
+
+    async def _put(self, entry: BackupEntry) -> None:
+        try:
+            if entry.is_file:
+                await self._store.write(entry.key, self._packs.chunks(entry), entry.content_type)
+            else:
+                await self._store.put(entry.key, await self._packs.body(entry), entry.content_type)
+        except BackupDamaged as error:
+            self.report.damaged += 1
+            self._on_problem(entry.key, str(error))
+            return
+        self.report.objects += 1
+        self.report.bytes += entry.size
+
+
+def snapshot_at(snapshots: Sequence[Snapshot], at_ms: int) -> Snapshot:
+    """Return the newest of these snapshots that is not later than a time. Raises ValueError."""
+    earlier = [snapshot for snapshot in snapshots if snapshot.taken_ms <= at_ms]
+    if not earlier:
+        raise ValueError("the backup has no image of that time or before it")
+    return earlier[-1]
+
+
+def parse_time(text: str) -> int:
+    """Return the milliseconds of a time: ISO 8601, UTC unless it says otherwise; `now` is the newest
+    snapshot. Raises ValueError."""
+    if text == "now":
+        return 1 << 62
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text}: write a time as 2026-11-23T12:00:00Z") from None
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    return round(time.timestamp() * 1000)

@@ -1,0 +1,271 @@
+"""What a backup reads: the objects of a store, and what changes of them, as of one moment.
+
+A folder is read as of one moment, and tells what was written since the last one. Any other store can only be
+listed. `FolderImage` and `ListedImage` give both the same form.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final, Protocol
+
+from pysync import _core
+from pysync.concurrency import gather_bounded
+from pysync.config import StoreConfig
+from pysync.engine.append_log import object_key
+from pysync.errors import DocumentCorrupt
+from pysync.migrate.locations import check_exists
+from pysync.migrate.reading import SCRUB_KEY, Reader, Unreadable
+from pysync.store import Store, open_store
+from pysync.store.local.capture import CapturedRow, FolderCapture
+
+PART_BYTES: Final = 4_194_304
+"""Files are stored in parts of this size."""
+EXCLUDED: Final = ("_pysync/probe/", "_pysync/damaged", SCRUB_KEY)
+"""Keys of what says something about this store alone, so that a restored one must not have it."""
+_CONCURRENT_READS: Final = 16
+_PAGE: Final = 256
+
+Rows = AsyncGenerator[list[CapturedRow], None]
+
+
+class FileParts(Protocol):
+    """An open file."""
+
+    def read(self) -> AsyncGenerator[bytes, None]:
+        """Yield the bytes of the file, in parts of `PART_BYTES`. Raises Unreadable."""
+
+    def close(self) -> None:
+        """Release the file."""
+
+
+class ImageSource(Protocol):
+    """A store that is backed up."""
+
+    async def follow(self) -> None:
+        """Note what is written from now on, for `changes`."""
+
+    def list_pages(self) -> AsyncIterator[list[tuple[str, str]]]:
+        """Yield the keys and etags of everything that is stored, in the order of `split_key`."""
+
+    def load(self, keys: Sequence[str]) -> Rows:
+        """Yield what is stored at these keys now, as far as there is anything, in batches."""
+
+    def changes(self, *, exclusive: bool, also: Sequence[str] = ()) -> Rows:
+        """Yield what was written or removed since `follow` or the last call, and what is stored at the keys
+        `also`, all as of the moment of this call. With `exclusive`, nobody can write until it ends. Raises
+        PositionLost if what was written is not known."""
+
+    async def open(self, row: CapturedRow) -> "FileParts | None":
+        """Return the file of a row, None if it is lost. The caller compares its hash with that of the row. If
+        it is opened while `changes` is read, it is the file of that moment unless it has been replaced
+        since."""
+
+    @property
+    def change(self) -> str:
+        """The newest id of the change log at the last moment; `""` if it is unknown."""
+
+    async def close(self) -> None:
+        """Release all resources."""
+
+
+class PositionLost(Exception):
+    """It is not known any more what was written since the last moment. List everything."""
+
+
+async def open_image(config: StoreConfig, now_ms: Callable[[], int]) -> ImageSource:
+    """Open the store that is to be backed up. Raises ValueError if there is none, and StoreUnavailable."""
+    kind, _, folder = config.url.partition(":")
+    if kind == "file":
+        check_exists(config.url)
+        return FolderImage(await asyncio.to_thread(FolderCapture, Path(folder), now_ms))
+    if kind == "memory":
+        raise ValueError("a memory: store exists only inside its server")
+    return ListedImage(await open_store(config))
+
+
+class FolderImage:
+    """A store in a folder. Between `changes` and its end the files that it names are held open."""
+
+    def __init__(self, capture: FolderCapture) -> None:
+        self._capture = capture
+        self.change = ""
+
+    async def follow(self) -> None:
+        """See `ImageSource.follow`."""
+        await asyncio.to_thread(self._capture.follow)
+
+    async def list_pages(self) -> AsyncIterator[list[tuple[str, str]]]:
+        """See `ImageSource.list_pages`."""
+        after = ""
+        while page := await asyncio.to_thread(self._capture.list_page, after):
+            yield page
+            after = page[-1][0]
+
+    async def load(self, keys: Sequence[str]) -> Rows:
+        """See `ImageSource.load`."""
+        await asyncio.to_thread(self._capture.load, keys)
+        while batch := await asyncio.to_thread(self._capture.next_batch):
+            yield batch
+
+    async def changes(self, *, exclusive: bool, also: Sequence[str] = ()) -> Rows:
+        """See `ImageSource.changes`."""
+        is_done = False
+        try:
+            if not await asyncio.to_thread(lambda: self._capture.begin(exclusive=exclusive)):
+                raise PositionLost
+            self.change = await asyncio.to_thread(self._capture.change_position)
+            while batch := await asyncio.to_thread(self._capture.next_batch):
+                yield batch
+            async for batch in self.load(also):
+                yield batch
+            is_done = True
+        finally:
+            await asyncio.to_thread(lambda: self._capture.end(done=is_done))
+
+    async def trim(self) -> None:
+        """Let the folder forget what was read."""
+        await asyncio.to_thread(self._capture.trim)
+
+    async def open(self, row: CapturedRow) -> "FileParts | None":
+        """See `ImageSource.open`."""
+        fd = await asyncio.to_thread(self._capture.open_file, row.key)
+        return None if fd is None else _LocalFile(fd)
+
+    async def close(self) -> None:
+        """See `ImageSource.close`."""
+        await asyncio.to_thread(self._capture.close)
+
+
+class _LocalFile:
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    async def read(self) -> AsyncGenerator[bytes, None]:
+        at = 0
+        try:
+            while chunk := await asyncio.to_thread(os.pread, self._fd, PART_BYTES, at):
+                yield chunk
+                at += len(chunk)
+        except OSError as error:
+            raise Unreadable(str(error)) from error
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class ListedImage:
+    """A store that can only be listed. Its image has everything that was written before the moment, and may
+    have some of what is written while it is made. A log is as of one moment, because its objects never
+    change: those that a head names are read after it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._reader = Reader(store)
+        self._etags: dict[str, str] = {}
+        self.change = ""
+
+    async def follow(self) -> None:
+        """See `ImageSource.follow`."""
+        self._etags = {}
+
+    async def list_pages(self) -> AsyncIterator[list[tuple[str, str]]]:
+        """See `ImageSource.list_pages`."""
+        listed = sorted(await self._list(), key=lambda pair: _core.split_key(pair[0]))
+        self._etags = dict(listed)
+        for at in range(0, len(listed), _PAGE):
+            yield listed[at : at + _PAGE]
+
+    async def load(self, keys: Sequence[str]) -> Rows:
+        """See `ImageSource.load`."""
+        for at in range(0, len(keys), _PAGE):
+            found = await gather_bounded(_CONCURRENT_READS, keys[at : at + _PAGE], self._load)
+            rows = [row for row in found if row is not None]
+            yield rows
+            for row in rows:
+                if row.body is not None and _core.is_log(row.body):
+                    async for part in self._parts_of(row.body):
+                        yield [part]
+
+    async def changes(self, *, exclusive: bool, also: Sequence[str] = ()) -> Rows:
+        """See `ImageSource.changes`."""
+        before, self._etags = self._etags, dict(await self._list())
+        gone = before.keys() - self._etags.keys()
+        yield [CapturedRow(key, None, "", 0, None, 0, None) for key in sorted(gone)]
+        changed = [key for key, etag in self._etags.items() if before.get(key) != etag]
+        async for batch in self.load([*{*changed, *also}]):
+            yield batch
+
+    async def open(self, row: CapturedRow) -> FileParts | None:
+        """See `ImageSource.open`."""
+        return _StoredFile(self._reader, row.key)
+
+    async def close(self) -> None:
+        """See `ImageSource.close`."""
+        await self._store.close()
+
+    async def _list(self) -> list[tuple[str, str]]:
+        return [
+            (entry.key, entry.etag)
+            async for entry in self._store.walk("")
+            if not entry.key.startswith(EXCLUDED)
+        ]
+
+    async def _load(self, key: str) -> CapturedRow | None:
+        found = await self._reader.get(key)
+        if found is not None:
+            return CapturedRow(
+                key, found.etag, found.content_type, found.modified_ms, None, found.size, found.body
+            )
+        stat = await self._store.stat(key)
+        if stat is None:
+            return None
+        return CapturedRow(key, stat.etag, stat.content_type, stat.modified_ms, stat.sha256, stat.size, None)
+
+    async def _parts_of(self, stored: bytes) -> AsyncIterator[CapturedRow]:
+        """Yield the objects that the head of a log names, and that were not listed."""
+        try:
+            head = _core.LogHead.read(stored, "")
+            waiting = head.nodes()
+        except DocumentCorrupt:
+            return
+        while waiting:
+            node = waiting.pop()
+            key = object_key(head.id, node.name)
+            if key in self._etags:
+                continue  # and so is everything below it
+            row = await self._load(key)
+            if row is None or row.body is None:
+                continue
+            self._etags[key] = row.etag or ""
+            yield row
+            if node.level:
+                try:
+                    waiting += head.expand(row.body, node)
+                except DocumentCorrupt:
+                    continue
+
+
+class _StoredFile:
+    def __init__(self, reader: Reader, key: str) -> None:
+        self._reader = reader
+        self._key = key
+
+    async def read(self) -> AsyncGenerator[bytes, None]:
+        file = await self._reader.open(self._key)
+        if file is None:
+            raise Unreadable("the file is gone")
+        part = bytearray()
+        async with aclosing(file.chunks):
+            async for chunk in self._reader.chunks(self._key, file):
+                part += chunk
+                while len(part) >= PART_BYTES:
+                    yield bytes(part[:PART_BYTES])
+                    del part[:PART_BYTES]
+        if part:
+            yield bytes(part)
+
+    def close(self) -> None:
+        return

@@ -1,0 +1,184 @@
+"""Where a backup lies: a folder, or a bucket. Both hold files that are written once and never change.
+
+    format.json           the format of the backup, and who can read it
+    packs/XX/<sha256>     the bytes of many objects together
+    pages/XX/<sha256>     lists of objects, sorted by key
+    snapshots/<time>-<sha256>    one image of the store each, written last
+    expired/<time>-<sha256>      what the next `prune` may delete
+
+The name of a file is the SHA-256 of its bytes, so that each can be verified by itself.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Final, ParamSpec, Protocol, TypeVar
+
+from pysync.config import StoreConfig
+from pysync.errors import StoreUnavailable
+from pysync.protocol import OCTET_STREAM
+from pysync.sqlite.database_file import fsync_dir, make_private_dir
+from pysync.store import Store, open_store
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_TEMPORARY: Final = "~tmp"
+
+
+class BackupTarget(Protocol):
+    """Holds files by their names. Every failure is StoreUnavailable."""
+
+    async def put(self, name: str, body: bytes) -> None:
+        """Write a file, which survives a power failure when this returns. Readers see all of it or
+        nothing."""
+
+    async def get(self, name: str) -> bytes | None:
+        """Return the bytes of a file, None if there is none."""
+
+    async def names(self, folder: str) -> list[str]:
+        """Return the names of all files below `folder` (`""`: of all), sorted."""
+
+    async def delete(self, name: str) -> None:
+        """Remove a file, if it exists."""
+
+    async def close(self) -> None:
+        """Release all resources."""
+
+
+async def open_backup_target(config: StoreConfig, *, create: bool = False) -> BackupTarget:
+    """Open the folder or the bucket of a backup; `create` makes a folder that is missing. Raises ValueError
+    if there is none, or if it is a store, and StoreUnavailable."""
+    kind, _, rest = config.url.partition(":")
+    if kind == "s3":
+        return BucketTarget(await open_store(config))
+    if kind != "file" or not rest:
+        raise ValueError(f"{config.url}: a backup lies in file:DIR or s3://BUCKET/PREFIX")
+    root = Path(os.path.abspath(rest))  # noqa: ASYNC240 (reads no disk)
+    if (root / "pysync.db").exists():
+        raise ValueError(f"{config.url} is a store: name another folder for the backup")
+    if create:
+        try:
+            make_private_dir(root, may_be_link=True)
+        except OSError as error:
+            raise StoreUnavailable(f"{config.url}: {error}") from error
+    elif not root.is_dir():  # noqa: ASYNC240
+        raise ValueError(f"{config.url}: there is no backup")
+    return FolderTarget(root)
+
+
+class FolderTarget:
+    """A backup in a folder of a local or mounted file system."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    async def put(self, name: str, body: bytes) -> None:
+        """See `BackupTarget.put`."""
+        await _in_thread(self._put, name, body)
+
+    async def get(self, name: str) -> bytes | None:
+        """See `BackupTarget.get`."""
+        return await _in_thread(self._get, name)
+
+    async def names(self, folder: str) -> list[str]:
+        """See `BackupTarget.names`."""
+        return await _in_thread(self._names, folder)
+
+    async def delete(self, name: str) -> None:
+        """See `BackupTarget.delete`."""
+        await _in_thread(self._delete, name)
+
+    async def close(self) -> None:
+        """See `BackupTarget.close`."""
+
+    def _put(self, name: str, body: bytes) -> None:
+        path = self._root / name
+        temporary = self._root / _TEMPORARY / os.urandom(12).hex()
+        for folder in (path.parent, temporary.parent):
+            if not folder.is_dir():
+                make_private_dir(folder)
+                fsync_dir(folder.parent)
+        try:
+            with open(temporary, "xb", opener=_open_private) as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        fsync_dir(path.parent)
+
+    def _get(self, name: str) -> bytes | None:
+        try:
+            return (self._root / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _names(self, folder: str) -> list[str]:
+        found = (
+            Path(path) / name
+            for path, _, names in os.walk(self._root / folder, onerror=_raise_unless_gone)
+            for name in names
+        )
+        named = (path.relative_to(self._root).as_posix() for path in found)
+        return sorted(name for name in named if not name.startswith(_TEMPORARY))
+
+    def _delete(self, name: str) -> None:
+        (self._root / name).unlink(missing_ok=True)
+
+
+class BucketTarget:
+    """A backup below a prefix of a bucket, or in any other store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def put(self, name: str, body: bytes) -> None:
+        """See `BackupTarget.put`."""
+        await self._store.write(name, _once(body), OCTET_STREAM)
+
+    async def get(self, name: str) -> bytes | None:
+        """See `BackupTarget.get`."""
+        file = await self._store.open(name)
+        if file is None:
+            return None
+        async with aclosing(file.chunks) as chunks:
+            return b"".join([chunk async for chunk in chunks])
+
+    async def names(self, folder: str) -> list[str]:
+        """See `BackupTarget.names`."""
+        return sorted([entry.key async for entry in self._store.walk(folder)])
+
+    async def delete(self, name: str) -> None:
+        """See `BackupTarget.delete`."""
+        await self._store.delete(name)
+
+    async def close(self) -> None:
+        """See `BackupTarget.close`."""
+        await self._store.close()
+
+
+async def _once(body: bytes) -> AsyncIterator[bytes]:
+    yield body
+
+
+async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return the result of `work`, run in a thread."""
+    try:
+        return await asyncio.to_thread(work, *args, **kwargs)
+    except OSError as error:
+        raise StoreUnavailable(f"the backup cannot be used: {error}") from error
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error

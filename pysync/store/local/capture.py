@@ -1,0 +1,238 @@
+"""Reads a store's folder for a backup while servers write: rows as of one moment, and which rows change.
+
+While somebody follows the folder, triggers record the key of every written or removed row in the table
+`touched`, in the transaction of the write. Without a follower there are no triggers, and a write pays
+nothing. The table is a ring: a follower that falls too far behind learns that its position is gone, and lists
+all rows.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from pysync._core import split_key
+from pysync.errors import StoreUnavailable
+from pysync.sqlite.changelog import change_id
+from pysync.sqlite.database_file import DATABASE_ERRORS, DatabaseFile, connect_writer
+from pysync.store.local.disk import FileTree
+
+RING_ROWS: Final = 500_000
+"""The number of writes that `touched` records: some 35 MB."""
+STALE_MS: Final = 3_600_000
+"""Age of a follower's last sign of life from which it counts as dead."""
+BATCH_BYTES: Final = 8_388_608
+_PAGE: Final = 1_000
+
+_TRIGGERS: Final = (
+    ("touched_new", "INSERT", "NEW"),
+    ("touched_changed", "UPDATE OF etag", "NEW"),
+    ("touched_gone", "DELETE", "OLD"),
+)
+# The first row marks the position before the first write, as in the change log.
+_CREATE: Final = (
+    "CREATE TABLE touched(seq INTEGER PRIMARY KEY, parent TEXT NOT NULL, name TEXT NOT NULL)",
+    "INSERT INTO touched(parent, name) VALUES('', '')",
+    "CREATE TABLE follower(id TEXT PRIMARY KEY, seq INTEGER NOT NULL, seen_ms INTEGER NOT NULL) WITHOUT "
+    "ROWID",
+    *(
+        f"""CREATE TRIGGER {name} AFTER {event} ON object BEGIN
+            INSERT INTO touched(parent, name) VALUES({row}.parent, {row}.name);
+            DELETE FROM touched WHERE seq = (SELECT max(seq) FROM touched) - {RING_ROWS};
+        END"""  # noqa: S608
+        for name, event, row in _TRIGGERS
+    ),
+)
+_DROP: Final = (
+    *(f"DROP TRIGGER {name}" for name, *_ in _TRIGGERS),
+    "DROP TABLE touched",
+    "DROP TABLE follower",
+)
+_COLUMNS: Final = "o.etag, o.content_type, o.modified_ms, o.sha256, o.size, o.body"
+_LIST: Final = """
+    SELECT parent, name, etag FROM object WHERE (parent, name) > (?, ?) ORDER BY parent, name LIMIT ?"""
+_LOAD: Final = (
+    f"SELECT o.parent, o.name, {_COLUMNS} FROM json_each(?) AS pair CROSS JOIN object AS o ON "  # noqa: S608
+    "o.parent = json_extract(pair.value, '$[0]') AND o.name = json_extract(pair.value, '$[1]')"
+)
+_CHANGED: Final = f"""
+    SELECT t.parent, t.name, {_COLUMNS}
+    FROM (SELECT DISTINCT parent, name FROM touched WHERE seq > ? AND name <> '') AS t
+    LEFT JOIN object AS o ON o.parent = t.parent AND o.name = t.name"""  # noqa: S608
+
+
+class CapturedRow(NamedTuple):
+    """The row of a key as of one moment. A document has a `body`, a file a `sha256`. A key whose row is gone
+    has no `etag`."""
+
+    key: str
+    etag: str | None
+    content_type: str
+    modified_ms: int
+    sha256: str | None
+    size: int | None
+    body: bytes | None
+
+
+class FolderCapture:
+    """Reads the rows of the store in `folder`, and follows the writes of all processes. Its methods block,
+    may be called in any thread, one at a time, and raise StoreUnavailable."""
+
+    def __init__(self, folder: Path, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._tree = FileTree(folder / "files")
+        self._id = os.urandom(8).hex()
+        self._seq = self._newest = 0
+        self._rows: Iterator[Any] = iter(())
+        with _translated():
+            self._file = DatabaseFile(folder / "pysync.db")
+            self._connection = connect_writer(folder / "pysync.db", "NORMAL")
+
+    def follow(self) -> None:
+        """Record the keys of all writes from now on."""
+        with self._writing():
+            if not self._is_captured():
+                for statement in _CREATE:
+                    self._connection.execute(statement)
+            self._seq = self._last()
+            now_ms = self._now_ms()
+            self._connection.execute("DELETE FROM follower WHERE seen_ms < ?", (now_ms - STALE_MS,))
+            self._connection.execute(
+                "INSERT OR REPLACE INTO follower VALUES(?, ?, ?)", (self._id, self._seq, now_ms)
+            )
+
+    def trim(self) -> None:
+        """Forget the writes that every follower has read, and note that this one is alive."""
+        with self._writing():
+            if self._is_following():
+                values = (self._seq, self._now_ms(), self._id)
+                self._connection.execute("UPDATE follower SET seq = ?, seen_ms = ? WHERE id = ?", values)
+                self._connection.execute("DELETE FROM touched WHERE seq < (SELECT min(seq) FROM follower)")
+
+    def list_page(self, after: str) -> list[tuple[str, str]]:
+        """Return the keys and etags of the next rows after the key `after` (`""`: from the start), in the
+        order of `split_key`; none at the end. Each page is of a moment of its own."""
+        with _translated():
+            self._file.check()
+            place = split_key(after) if after else ("", "")
+            rows = self._connection.execute(_LIST, (*place, _PAGE)).fetchall()
+        return [(_key(parent, name), etag) for parent, name, etag in rows]
+
+    def load(self, keys: Sequence[str]) -> None:
+        """Make `next_batch` return the rows of these keys."""
+        with _translated():
+            pairs = orjson.dumps([split_key(key) for key in keys]).decode()
+            self._rows = iter(self._connection.execute(_LOAD, (pairs,)))
+
+    def begin(self, *, exclusive: bool = False) -> bool:
+        """Begin to read as of this moment, until `end`: `next_batch` returns the rows that were written or
+        removed since `follow` or the last moment. With `exclusive`, nobody writes until `end`. Returns False
+        if some of them are not known any more: call `follow`, and list all rows."""
+        with _translated():
+            self._file.check()
+            self._connection.execute("BEGIN IMMEDIATE" if exclusive else "BEGIN")
+            if not self._is_following() or self._first() > self._seq:
+                return False
+            self._newest = self._last()
+            self._rows = iter(self._connection.execute(_CHANGED, (self._seq,)))
+            return True
+
+    def change_position(self) -> str:
+        """Return the id of the newest change of the log, as of the moment."""
+        with _translated():
+            ((newest,),) = self._connection.execute("SELECT max(id) FROM change").fetchall()
+        return change_id(newest)
+
+    def next_batch(self) -> list[CapturedRow]:
+        """Return the next rows, some megabytes or none at the end."""
+        batch: list[CapturedRow] = []
+        size = 0
+        with _translated():
+            for parent, name, *columns in self._rows:
+                row = CapturedRow._make((_key(parent, name), *columns))
+                batch.append(row)
+                size += len(row.body or b"")
+                if size >= BATCH_BYTES or len(batch) >= _PAGE:
+                    break
+        return batch
+
+    def open_file(self, key: str) -> int | None:
+        """Return a descriptor of the file at `key`, which the caller closes; None if it is not there. Between
+        `begin` and `end` it is the file of that moment, unless another one has been written since."""
+        with _translated():
+            rows = self._connection.execute("SELECT name FROM arriving WHERE key = ?", (key,)).fetchall()
+            for path in (*(f"{self._tree.root}/~incoming/{name}" for (name,) in rows), self._tree.path(key)):
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    self._tree.check_folders(key)
+                    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return None
+
+    def end(self, *, done: bool) -> None:
+        """End what `begin` began. The next moment continues from this one if it is `done`, else from the one
+        before."""
+        self._rows = iter(())
+        with _translated():
+            if self._connection.in_transaction:
+                self._connection.rollback()
+        if done:
+            self._seq = self._newest
+
+    def close(self) -> None:
+        """Stop following. The last follower removes the triggers."""
+        with suppress(StoreUnavailable), self._writing():
+            if self._is_captured():
+                self._connection.execute(
+                    "DELETE FROM follower WHERE id = ? OR seen_ms < ?", (self._id, self._now_ms() - STALE_MS)
+                )
+                if not self._connection.execute("SELECT 1 FROM follower").fetchall():
+                    for statement in _DROP:
+                        self._connection.execute(statement)
+        self._connection.close()
+
+    def _is_captured(self) -> bool:
+        return bool(self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'touched'").fetchall())
+
+    def _is_following(self) -> bool:
+        return self._is_captured() and bool(
+            self._connection.execute("SELECT 1 FROM follower WHERE id = ?", (self._id,)).fetchall()
+        )
+
+    def _first(self) -> int:
+        ((first,),) = self._connection.execute("SELECT min(seq) FROM touched").fetchall()
+        return int(first)
+
+    def _last(self) -> int:
+        ((last,),) = self._connection.execute("SELECT max(seq) FROM touched").fetchall()
+        return int(last)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Commit what the block writes, in one transaction."""
+        with _translated():
+            self._file.check()
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._connection.rollback()
+                raise
+
+
+def _key(parent: str, name: str) -> str:
+    return f"{parent}/{name}" if parent else name
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn errors of SQLite and of the disk into StoreUnavailable."""
+    try:
+        yield
+    except (*DATABASE_ERRORS, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            raise ValueError("key too long for the file system") from error
+        raise StoreUnavailable(f"reading the store: {error}") from error

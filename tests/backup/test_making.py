@@ -1,0 +1,332 @@
+"""Backups hold what was stored at one moment, and cost what has changed."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.backups import MemoryTarget, back_up, image_of, maker_of, restored
+from support.bit_rot import rot
+from support.store_samples import contents, document, fill
+
+from pysync.backup import making, packing
+from pysync.backup.checking import BackupVerifier
+from pysync.backup.making import BackupMaker
+from pysync.backup.repository import Repository, time_of
+from pysync.backup.source import FolderImage, ImageSource
+from pysync.errors import StoreUnavailable
+from pysync.migrate.reading import SCRUB_KEY
+from pysync.store import Store
+from pysync.store.local import capture
+from pysync.store.local.store import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.testing import FakeClock, chunks_of
+
+
+class Backed(NamedTuple):
+    """A store and the source that reads it."""
+
+    store: Store
+    source: ImageSource
+    folder: Path
+
+
+@pytest.fixture(params=["folder", "listed"])
+async def backed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backed]:
+    if request.param == "listed":
+        store: Store = MemoryStore()
+        source = image_of(store)
+    else:
+        store = await LocalStore.open_folder(tmp_path / "data")
+        source = image_of(store, tmp_path / "data")
+    yield Backed(store, source, tmp_path / "data")
+    await source.close()
+    await store.close()
+
+
+async def test_an_image_has_everything_and_restores_to_the_same(backed: Backed) -> None:
+    await fill(backed.store)
+    await backed.store.put("_pysync/projections/p", b'{"after":"1"}')
+    await backed.store.put(SCRUB_KEY, b"{}")
+    target = MemoryTarget()
+    report = await back_up(backed.source, target)
+    expected = await contents(backed.store)
+    del expected[SCRUB_KEY]
+    assert await restored(target) == expected
+    assert report.objects == len(expected)
+    assert report.unreadable == 0
+
+
+async def test_the_second_backup_costs_what_has_changed(backed: Backed) -> None:
+    await fill(backed.store)
+    target = MemoryTarget()
+    await back_up(backed.source, target)
+    await backed.store.put("notes/a", document(b'{"text":"two"}'))
+    await backed.store.put("notes/new", document(b'{"text":"new"}'))
+    await backed.store.delete("files/b/c")
+    report = await back_up(backed.source, target)
+    assert report.objects == 3
+    assert report.bytes_read < 1000
+    assert report.bytes_written < 2000
+    assert await restored(target) == await contents(backed.store)
+    assert (await back_up(backed.source, target)).objects == 0
+
+
+async def test_one_maker_makes_backup_after_backup(backed: Backed) -> None:
+    await fill(backed.store, 100)
+    target = MemoryTarget()
+    async with maker_of(backed.source, target) as maker:
+        await maker.make()
+        assert await maker.make(only_changes=True) is None
+        for n in range(40):
+            await backed.store.put(f"n/{n % 7}", document(b'{"n":%d}' % n))
+            if n % 5 == 0:
+                await backed.store.delete(f"n/{n % 3}")
+            await backed.store.write("file", chunks_of(b"%d" % n), "text/plain")
+            assert await maker.make(only_changes=True) is not None
+            assert await restored(target) == await contents(backed.store)
+
+
+async def test_bytes_that_occur_twice_are_stored_once(backed: Backed) -> None:
+    content = os.urandom(300_000)
+    for n in range(5):
+        await backed.store.write(f"files/{n}", chunks_of(content), "image/png")
+    target = MemoryTarget()
+    report = await back_up(backed.source, target)
+    assert 300_000 < report.bytes_written < 310_000
+    await backed.store.write("files/again", chunks_of(content), "image/png")
+    assert (await back_up(backed.source, target)).bytes_written < 2_000
+
+
+async def test_a_file_of_several_parts_is_stored_once(
+    backed: Backed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pysync.backup.source.PART_BYTES", 10_000)
+    content = os.urandom(95_000)
+    await backed.store.write("files/a", chunks_of(content), "image/png")
+    target = MemoryTarget()
+    await back_up(backed.source, target)
+    await backed.store.write("files/b", chunks_of(content), "image/png")
+    assert (await back_up(backed.source, target)).bytes_written < 2_000
+    assert await restored(target) == await contents(backed.store)
+
+
+async def test_what_is_compressed_already_is_not_compressed_again(backed: Backed) -> None:
+    await backed.store.write("photo", chunks_of(b"\0" * 100_000), "image/png")
+    raw = await back_up(backed.source, MemoryTarget())
+    assert raw.bytes_written > 100_000
+    await backed.store.write("photo", chunks_of(b"\0" * 100_000), "text/plain")
+    assert (await back_up(backed.source, MemoryTarget())).bytes_written < 2_000
+    await backed.store.write("photo", chunks_of(os.urandom(100_000)), "application/octet-stream")
+    assert (await back_up(backed.source, MemoryTarget())).bytes_written > 100_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+async def test_an_image_is_of_one_moment_while_writes_go_on(tmp_path: Path, seed: int) -> None:
+    """Each round writes documents and files one after another: at each moment they differ by one at most."""
+    keys = ["a/first", "files/second", "b", "files/deep/third", "a/last"]
+    store = await LocalStore.open_folder(tmp_path / "data")
+    target = MemoryTarget()
+    is_over = False
+
+    async def write() -> None:
+        n = 0
+        while not is_over:
+            n += 1
+            for key in keys:
+                if key.startswith("files/"):
+                    await store.write(key, chunks_of(b"%d" % n), "text/plain")
+                else:
+                    await store.put(key, document(b'{"n":%d}' % n))
+                await store.put(f"other/{n % 500}", document(b"{}"))
+
+    async def check(maker: BackupMaker) -> None:
+        snapshot = await maker.make()
+        held = await restored(target, snapshot)
+        numbers = [_number(held[key][1]) if key in held else 0 for key in keys]
+        assert numbers == sorted(numbers, reverse=True), "a later one is newer than an earlier one"
+        assert numbers[0] - numbers[-1] <= 1, "one is older than the moment"
+
+    writing = asyncio.ensure_future(write())
+    source = image_of(store, tmp_path / "data")
+    try:
+        async with maker_of(source, target) as maker:
+            for _ in range(4):
+                await check(maker)
+        for _ in range(3):
+            async with maker_of(source, target) as fresh:
+                await check(fresh)
+    finally:
+        is_over = True
+        await writing
+        await source.close()
+        await store.close()
+
+
+def _number(stored: bytes) -> int:
+    return int(stored.partition(b'"n":')[2].partition(b"}")[0]) if stored.startswith(b"{") else int(stored)
+
+
+async def test_a_backup_that_fails_at_any_step_is_continued(
+    backed: Backed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "CHECKPOINT_ENTRIES", 5)
+    monkeypatch.setattr(packing, "PACK_BYTES", 100_000)
+    await fill(backed.store, 500)
+    target = MemoryTarget()
+    await back_up(backed.source, target)
+    steps, everything = target.calls, await contents(backed.store)
+    for step in range(steps):
+        target = MemoryTarget()
+        target.fails_after = step
+        with pytest.raises(StoreUnavailable):
+            await back_up(backed.source, target)
+        target.fails_after = 1 << 60
+        await back_up(backed.source, target)
+        assert await restored(target) == everything, step
+        verifier = BackupVerifier(await Repository.open(target), print)
+        await verifier.run()
+        assert verifier.report.damaged == 0
+
+
+async def test_a_killed_backup_continues_where_it_was(
+    backed: Backed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "CHECKPOINT_ENTRIES", 50)
+    monkeypatch.setattr("pysync.backup.source._PAGE", 100)
+    monkeypatch.setattr("pysync.store.local.capture._PAGE", 100)
+    for n in range(1000):
+        await backed.store.put(f"n/{n:04}", document(b'{"n":%d}' % n))
+    target = MemoryTarget()
+    whole = await back_up(backed.source, target)
+    target = MemoryTarget()
+    target.fails_after = 26
+    with pytest.raises(StoreUnavailable):
+        await back_up(backed.source, target)
+    target.fails_after = 1 << 60
+    assert (await back_up(backed.source, target)).objects < whole.objects / 2
+    repository = await Repository.open(target)
+    names = await repository.snapshot_names()
+    assert [(await repository.read_snapshot(name)).is_complete for name in names][-1]
+
+
+async def test_two_backups_at_once_are_both_whole(backed: Backed) -> None:
+    await fill(backed.store, 500)
+    target = MemoryTarget()
+    await (await Repository.open(target, create=True)).newest()
+    folder = backed.folder if isinstance(backed.source, FolderImage) else None
+    other = image_of(backed.store, folder)
+    await asyncio.gather(back_up(backed.source, target), back_up(other, target))
+    if folder is not None:
+        await other.close()
+    repository = await Repository.open(target)
+    for name in await repository.snapshot_names():
+        assert await restored(target, await repository.read_snapshot(name)) == await contents(backed.store)
+
+
+async def test_images_are_in_the_order_in_which_they_were_made_though_the_clock_steps(
+    backed: Backed,
+) -> None:
+    clock, target = FakeClock(), MemoryTarget()
+    held = []
+    for step in (0, -3_600_000, 7_200_000, -86_400_000):
+        clock.step(step)
+        await backed.store.put("a", document(b'{"step":%d}' % step))
+        await back_up(backed.source, target, clock)
+        held.append(await contents(backed.store))
+    repository = await Repository.open(target)
+    names = await repository.snapshot_names()
+    assert [await restored(target, await repository.read_snapshot(name)) for name in names] == held
+    assert len({time_of(name) for name in names}) == 4
+
+
+class TestFolders:
+    """What only a store in a folder does."""
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[LocalStore]:
+        store = await LocalStore.open_folder(tmp_path / "data")
+        yield store
+        await store.close()
+
+    async def test_a_lost_or_damaged_file_is_named_and_the_rest_is_stored(
+        self, store: LocalStore, tmp_path: Path
+    ) -> None:
+        await fill(store, 100)
+        everything = await contents(store)
+        (tmp_path / "data/files/files/b/c").unlink()
+        rot(tmp_path / "data/files/files/a.parquet", 500)
+        source, told, target = image_of(store, tmp_path / "data"), list[tuple[str, str]](), MemoryTarget()
+        async with maker_of(source, target, told=told) as maker:
+            await maker.make()
+            assert maker.report.unreadable == 2
+        await source.close()
+        assert {key for key, _ in told} == {"files/b/c", "files/a.parquet"}
+        del everything["files/b/c"], everything["files/a.parquet"]
+        assert await restored(target) == everything
+
+    async def test_without_a_follower_a_folder_has_no_triggers(
+        self, store: LocalStore, tmp_path: Path
+    ) -> None:
+        def triggers() -> list[str]:
+            return [
+                name for (name,) in store._read("SELECT name FROM sqlite_master WHERE name LIKE 'touched%'")
+            ]
+
+        one, other = (image_of(store, tmp_path / "data") for _ in range(2))
+        assert triggers() == []
+        await back_up(one, MemoryTarget())
+        await back_up(other, MemoryTarget())
+        await asyncio.sleep(0)
+        assert len(triggers()) == 4
+        await one.close()
+        assert len(triggers()) == 4
+        await other.close()
+        await asyncio.sleep(0)
+        assert triggers() == []
+
+    async def test_who_follows_too_slowly_lists_everything(
+        self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        create = "pysync.store.local.capture._CREATE"
+        statements = [sql.replace("500000", "10") for sql in capture._CREATE]
+        monkeypatch.setattr(create, statements)
+        source, target = image_of(store, tmp_path / "data"), MemoryTarget()
+        async with maker_of(source, target) as maker:
+            for n in range(60):
+                await store.put(f"n/{n}", document(b"{}"))
+                if n % 20 == 0:
+                    await maker.make()
+            await maker.make()
+            assert await restored(target) == await contents(store)
+        await source.close()
+
+
+NAMES = st.sampled_from(["a", "a/b", "a-b", "a/b/c", "a/b-c", "\xe4", "\U0001f600/x", "\uffff", "A/z"])
+STEPS = st.lists(st.tuples(NAMES, st.sampled_from(["put", "delete", "backup"])), max_size=60)
+
+
+@given(steps=STEPS)
+async def test_each_image_has_what_was_stored_when_it_was_made(
+    steps: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    store, target = MemoryStore(), MemoryTarget()
+    source = image_of(store)
+    held = []
+    async with maker_of(source, target) as maker:
+        for n, (key, step) in enumerate(steps):
+            if step == "put":
+                await store.put(key, b'{"n":%d}' % n)
+            elif step == "delete":
+                await store.delete(key)
+            else:
+                await maker.make()
+                held.append(await contents(store))
+    repository = await Repository.open(target)
+    names = await repository.snapshot_names()
+    assert [await restored(target, await repository.read_snapshot(name)) for name in names] == held

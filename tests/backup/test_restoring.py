@@ -1,0 +1,433 @@
+"""Backups are verified, restored and pruned; nobody opens an encrypted one without its key."""
+
+import json
+import os
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from components import S3Server
+from support.backups import MemoryTarget, back_up, image_of, maker_of, restored
+from support.bit_rot import damages
+from support.cli_runner import Shell
+from support.s3_stores import new_prefix, opened
+from support.store_samples import contents, document, fill
+
+from pysync.backup import restoring
+from pysync.backup.checking import BackupVerification, BackupVerifier
+from pysync.backup.encryption import BackupKey, WrongKey
+from pysync.backup.pruning import GRACE_MS, KeepRules, prune
+from pysync.backup.repository import Repository, path_of
+from pysync.backup.restoring import Restorer, parse_time, snapshot_at
+from pysync.backup.source import ListedImage
+from pysync.backup.target import BackupTarget, BucketTarget, FolderTarget
+from pysync.changelog import Change
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.errors import StoreUnavailable
+from pysync.store import ListEntry
+from pysync.store.local.store import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.testing import FakeClock, FaultyStore, chunks_of
+
+DAY_MS = 86_400_000
+
+
+async def verified(target: BackupTarget, key: BackupKey | None = None) -> BackupVerification:
+    verifier = BackupVerifier(await Repository.open(target, key), lambda name, why: None)
+    await verifier.run()
+    return verifier.report
+
+
+async def filled() -> tuple[MemoryStore, MemoryTarget]:
+    """A store with something of everything, and a backup of it."""
+    store, target = MemoryStore(), MemoryTarget()
+    await fill(store, 200)
+    await back_up(ListedImage(store), target)
+    await store.put("notes/later", document(b'{"text":"later"}'))
+    await back_up(ListedImage(store), target)
+    return store, target
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_every_flipped_missing_or_extra_byte_is_found(is_encrypted: bool) -> None:
+    store, target = await filled()
+    key = BackupKey.generate() if is_encrypted else None
+    if key is not None:
+        target = await _encrypted(store, key)
+    keys = [key, key.without_private()] if key else [None]
+    for each in keys:
+        assert (await verified(target, each)).damaged == 0
+    names = [name for name in target.files if name != "format.json"]
+    assert {name.partition("/")[0] for name in names} == {"packs", "pages", "snapshots"}
+    chosen = random.Random(1)
+    for name in names:
+        body = target.files[name]
+        at = chosen.randrange(len(body))
+        for damage in (
+            body[:at] + bytes([body[at] ^ 1 << chosen.randrange(8)]) + body[at + 1 :],
+            body + b"\0",
+            body[:-1],
+            None,
+        ):
+            if damage is None:
+                del target.files[name]
+            else:
+                target.files[name] = damage
+            for each in keys:
+                found = await verified(target, each)
+                # Nothing refers to a snapshot. It is missing from the list alone.
+                assert found.damaged or (damage is None and name.startswith("snapshots/")), name
+            target.files[name] = body
+    target.files["packs/junk"] = b"junk"
+    assert (await verified(target, keys[0])).damaged == 1
+
+
+async def _encrypted(store: MemoryStore, key: BackupKey) -> MemoryTarget:
+    """An encrypted backup, made without the private key."""
+    target = MemoryTarget()
+    repository = await Repository.open(target, key.without_private(), create=True)
+    for _ in range(2):
+        async with maker_of(ListedImage(store), target, repository=repository) as maker:
+            await maker.make()
+    return target
+
+
+async def test_an_encrypted_backup_opens_with_its_private_key_alone() -> None:
+    store, _ = await filled()
+    key, other = BackupKey.generate(), BackupKey.generate()
+    await store.put("secret", document(b'{"text":"attack at dawn"}'))
+    target = await _encrypted(store, key)
+    assert not any(b"secret" in body or b"dawn" in body for body in target.files.values())
+    assert await restored(target, key=key) == await contents(store)
+    sealed = await Repository.open(target, key.without_private())
+    newest = await sealed.newest()
+    assert newest is not None
+    with pytest.raises(WrongKey, match="private key"):
+        await Restorer(sealed, MemoryStore(), print).restore(newest)
+    for wrong in (None, other, other.without_private()):
+        with pytest.raises(ValueError, match="the backup is encrypted"):
+            await Repository.open(target, wrong)
+    forged = key._replace(metadata=os.urandom(32))
+    with pytest.raises(WrongKey):
+        await (await Repository.open(target, forged)).newest()
+    with pytest.raises(WrongKey):
+        key.open_pack(other.seal_pack(b"x"))
+
+
+async def test_the_second_encrypted_backup_costs_what_has_changed() -> None:
+    store, key = MemoryStore(), BackupKey.generate()
+    await fill(store, 200)
+    target = await _encrypted(store, key)
+    assert sum(name.startswith("packs/") for name in target.files) == 1, "that of the first"
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"public":"00","metadata":"11"}', b'{"public":1}'])
+def test_what_is_no_key_is_named(text: bytes) -> None:
+    with pytest.raises(ValueError, match="key of a backup"):
+        BackupKey.parse(text)
+
+
+def test_a_key_is_read_as_it_was_written() -> None:
+    key = BackupKey.generate()
+    assert BackupKey.parse(key.text()) == key
+    assert BackupKey.parse(key.without_private().text()).private is None
+
+
+async def test_an_interrupted_restore_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restoring, "_CONCURRENT_PUTS", 1)
+    store, target = await filled()
+    repository = await Repository.open(target)
+    snapshot = await repository.newest()
+    assert snapshot is not None
+    into = MemoryStore()
+    failing = FaultyStore(into)
+    failing.fail("put", times=1, after=20)
+    with pytest.raises(StoreUnavailable):
+        await Restorer(repository, failing, print).restore(snapshot)
+    other, *_ = [await repository.read_snapshot(name) for name in await repository.snapshot_names()]
+    with pytest.raises(ValueError, match="another snapshot"):
+        await Restorer(repository, into, print).restore(other)
+    again = Restorer(repository, into, print)
+    await again.restore(snapshot)
+    assert again.report.objects < len(await contents(store))
+    assert await contents(into) == await contents(store)
+    with pytest.raises(ValueError, match="not empty"):
+        await Restorer(repository, into, print).restore(snapshot)
+
+
+async def test_what_a_damaged_backup_lacks_is_named_and_the_rest_restored() -> None:
+    store, target = await filled()
+    repository, told = await Repository.open(target), dict[str, str]()
+    snapshot = await repository.newest()
+    assert snapshot is not None
+    (lost,) = [entry for entry in await repository.entries(snapshot) if entry.key == "notes/later"]
+    del target.files[path_of("packs", lost.parts[0].pack)]
+    into = MemoryStore()
+    restorer = Restorer(repository, into, told.__setitem__)
+    await restorer.restore(snapshot)
+    assert told.keys() == {"notes/later"}
+    assert "is missing" in told["notes/later"]
+    assert restorer.report.damaged == 1
+    everything = await contents(store)
+    del everything["notes/later"]
+    assert await contents(into) == everything
+
+
+async def test_a_backup_whose_newest_image_is_damaged_is_made_whole() -> None:
+    store, target = await filled()
+    for name in [name for name in target.files if name.startswith("pages/")]:
+        del target.files[name]
+    told: list[tuple[str, str]] = []
+    async with maker_of(ListedImage(store), target, told=told) as maker:
+        snapshot = await maker.make()
+    assert [key for key, _ in told] == [""]
+    assert "everything is stored anew" in told[0][1]
+    assert await restored(target, snapshot) == await contents(store)
+
+
+async def test_who_followed_the_old_store_gets_a_reset(tmp_path: Path) -> None:
+    store = await LocalStore.open_folder(tmp_path / "data")
+    await store.put("a", document(b"{}"), changes=[Change(b"{}")])
+    target, source = MemoryTarget(), image_of(store, tmp_path / "data")
+    await back_up(source, target)
+    await source.close()
+    known = await store.change_log.last_id()
+    for n in range(50):
+        await store.put("a", document(b'{"n":%d}' % n), changes=[Change(b"{}")])
+    later = await store.change_log.last_id()
+    await store.close()
+    repository = await Repository.open(target)
+    snapshot = await repository.newest()
+    assert snapshot is not None
+    assert snapshot.change == known
+    clock = FakeClock(0)  # far behind that of the old store
+    new = await LocalStore.open_folder(tmp_path / "new", clock)
+    await Restorer(repository, new, print).restore(snapshot)
+    for n in range(100):
+        await new.put("a", document(b'{"new":%d}' % n), changes=[Change(b"{}")])
+    assert await new.change_log.read(known, 10) is None
+    assert await new.change_log.read(later, 10) is None
+    await new.close()
+
+
+async def test_the_change_log_of_a_bucket_begins_anew() -> None:
+    _, target = await filled()
+    log = MemoryCoordinator()
+    known = await log.append([Change(b"{}")])
+    repository = await Repository.open(target)
+    snapshot = await repository.newest()
+    assert snapshot is not None
+    await Restorer(repository, MemoryStore(), print, log).restore(snapshot)
+    assert await log.read(known, 10) is None
+
+
+def test_times_name_the_newest_image_before_them() -> None:
+    assert parse_time("2026-11-23T12:00:00Z") == parse_time("2026-11-23T12:00:00")
+    assert parse_time("2026-11-23T12:00:00+01:00") == parse_time("2026-11-23T11:00:00Z")
+    assert parse_time("20261123T120000123Z"[:15]) == parse_time("2026-11-23 12:00")
+    with pytest.raises(ValueError, match="write a time as"):
+        parse_time("noon")
+    with pytest.raises(ValueError, match="no image"):
+        snapshot_at([], parse_time("now"))
+
+
+class TestPruning:
+    async def test_rules_keep_the_newest_of_each_period(self) -> None:
+        clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
+        for day in range(40):
+            await store.put("a", document(b'{"day":%d}' % day))
+            await back_up(ListedImage(store), target, clock)
+            clock.now_ms += DAY_MS // 2
+            await back_up(ListedImage(store), target, clock)
+            clock.now_ms += DAY_MS // 2
+        repository = await Repository.open(target)
+        report = await prune(repository, KeepRules(daily=7, weekly=4), clock())
+        assert report.kept == 7 + 3, "the newest week has its newest day"
+        assert report.removed == 80 - report.kept
+        assert await restored(target) == await contents(store)
+
+    async def test_files_of_removed_images_are_deleted_a_day_later(self) -> None:
+        clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
+        for n in range(5):
+            await store.write("file", chunks_of(os.urandom(50_000)), "image/png")
+            await store.put(f"n/{n}", document(b"{}"))
+            await back_up(ListedImage(store), target, clock)
+            clock.now_ms += 1
+        repository = await Repository.open(target)
+        size = sum(map(len, target.files.values()))
+        first = await prune(repository, KeepRules(last=1), clock())
+        assert (first.kept, first.removed, first.deleted) == (1, 4, 0)
+        assert first.expired > 0
+        assert (await prune(repository, KeepRules(last=1), clock() + GRACE_MS - 1)).deleted == 0
+        later = await prune(repository, KeepRules(last=1), clock() + GRACE_MS)
+        assert later.deleted == first.expired
+        assert sum(map(len, target.files.values())) < size
+        assert await restored(target) == await contents(store)
+        found = await verified(target)
+        assert (found.damaged, found.unreferenced) == (0, 0)
+
+    async def test_a_running_backup_does_not_refer_to_what_a_prune_deletes(self) -> None:
+        """It knows bytes of an image that is removed meanwhile, and finds them in the store again."""
+        clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
+        content = os.urandom(50_000)
+        await store.write("file", chunks_of(content), "image/png")
+        async with maker_of(ListedImage(store), target, clock) as maker:
+            await maker.make()
+            await store.delete("file")
+            for n in range(40):
+                clock.now_ms += 1
+                await store.put("n", document(b'{"n":%d}' % n))
+                await maker.make()
+            repository = await Repository.open(target)
+            await prune(repository, KeepRules(last=1), clock())
+            await store.write("again", chunks_of(content), "image/png")
+            await maker.make()
+            await prune(repository, KeepRules(last=1), clock() + GRACE_MS)
+            await prune(repository, KeepRules(last=1), clock() + 2 * GRACE_MS)
+            assert await restored(target) == await contents(store)
+            assert (await verified(target)).damaged == 0
+
+    async def test_a_prune_that_fails_at_any_step_loses_nothing(self) -> None:
+        store, made = await filled()
+        expected = await contents(store)
+        for step in range(60):
+            target = MemoryTarget()
+            target.files = dict(made.files)
+            for round_ in range(3):
+                repository = await Repository.open(target)
+                target.fails_after = step if round_ < 2 else 1 << 60
+                try:
+                    await prune(repository, KeepRules(last=1), (FakeClock()() + (round_ + 2) * GRACE_MS))
+                except StoreUnavailable:
+                    assert round_ < 2
+                target.fails_after = 1 << 60
+            assert await restored(target) == expected
+
+
+class TestTargets:
+    async def test_a_folder_keeps_whole_files_alone(self, tmp_path: Path) -> None:
+        target = FolderTarget(tmp_path / "backup")
+        assert await target.names("packs") == []
+        await target.put("packs/ab/1", b"one")
+        await target.put("packs/ab/1", b"two")
+        assert await target.get("packs/ab/1") == b"two"
+        assert await target.get("packs/ab/2") is None
+        (tmp_path / "backup/~tmp/left").write_bytes(b"by a killed process")
+        assert await target.names("") == ["packs/ab/1"]
+        await target.delete("packs/ab/1")
+        await target.delete("packs/ab/1")
+        assert await target.names("") == []
+
+    async def test_a_full_disk_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fsync(fd: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        target = FolderTarget(tmp_path)
+        monkeypatch.setattr(os, "fsync", fsync)
+        with pytest.raises(StoreUnavailable, match="No space left"):
+            await target.put("a", b"x")
+        monkeypatch.undo()
+        assert await target.names("") == []
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", ["moto", "radosgw"])
+    async def test_a_bucket_is_backed_up_into_a_bucket(
+        self, name: str, request: pytest.FixtureRequest
+    ) -> None:
+        server: S3Server = request.getfixturevalue(name)
+        prefix = new_prefix()
+        async with opened(server, f"{prefix}/data") as store, opened(server, f"{prefix}/backup") as place:
+            await fill(store, 100)
+            target = BucketTarget(place)
+            first = await back_up(ListedImage(store), target)
+            await store.put("notes/a", document(b'{"text":"two"}'))
+            await store.delete("files/b/c")
+            second = await back_up(ListedImage(store), target)
+            assert second.objects == 2
+            assert second.bytes_written < first.bytes_written
+            assert await restored(target) == await contents(store)
+            assert (await verified(target)).damaged == 0
+
+
+async def test_a_head_that_is_newer_than_the_listing_has_its_segments() -> None:
+    """The store is listed before an append seals a segment, and the head is read after it."""
+    from support.store_samples import LOG, log_objects, put_all
+
+    class Late(MemoryStore):
+        """A store that is written to after it was listed for the first time."""
+
+        is_listed = False
+
+        async def walk(self, prefix: str, after: str | None = None) -> AsyncIterator[ListEntry]:
+            async for entry in super().walk(prefix, after):
+                yield entry
+            if not self.is_listed:
+                self.is_listed = True
+                await put_all(self, log_objects(300))
+
+    store, target = Late(), MemoryTarget()
+    await put_all(store, log_objects(40))
+    await back_up(ListedImage(store), target)
+    into = MemoryStore()
+    repository = await Repository.open(target)
+    snapshot = await repository.newest()
+    assert snapshot is not None
+    await Restorer(repository, into, print).restore(snapshot)
+    assert await damages(into) == []
+    assert (await contents(into))[LOG] == (await contents(store))[LOG]
+
+
+class TestCommands:
+    async def test_a_backup_is_made_listed_verified_pruned_and_restored(
+        self, shell: Shell, tmp_path: Path
+    ) -> None:
+        store = await LocalStore.open_folder(tmp_path / "data")
+        await fill(store, 50)
+        expected = await contents(store)
+        await store.close()
+        shell_ = shell.ask
+        assert await shell_("backup", "keygen", "--out", "key") == (0, "", "")
+        assert (await shell_("backup", "keygen", "--out", "key"))[0] == 1
+        make = ("backup", "--store", "file:data", "--to", "file:backup", "--key", "key.pub")
+        status, output, errors = await shell_(*make)
+        assert (status, errors) == (0, "")
+        first = json.loads(output)
+        assert first["objects"] == len(expected)
+        place = ("--from", "file:backup", "--key", "key.pub")
+        assert json.loads((await shell_(*make))[1])["objects"] == 0
+        status, output, _ = await shell_("backup", "list", *place)
+        listed = [json.loads(line) for line in output.splitlines()]
+        assert [each["store"] for each in listed] == ["file:data"] * 2
+        assert listed[0]["time"] == first["time"]
+        status, output, _ = await shell_("backup", "verify", *place)
+        assert (status, json.loads(output)["snapshots"]) == (0, 2)
+        assert (await shell_("backup", "prune", *place))[0] == 2
+        status, output, _ = await shell_("backup", "prune", *place, "--keep-last", "1")
+        assert (status, json.loads(output)["removed"]) == (0, 1)
+        restore = ("backup", "restore", "--from", "file:backup", "--to", "file:new")
+        assert (await shell_(*restore, "--key", "key.pub"))[0] == 1
+        status, output, errors = await shell_(*restore, "--key", "key", "--at", listed[1]["time"])
+        assert (status, errors) == (0, "")
+        assert json.loads(output)["objects"] == len(expected)
+        new = await LocalStore.open_folder(tmp_path / "new")
+        assert await contents(new) == expected
+        await new.close()
+
+    async def test_what_cannot_be_done_is_named(self, shell: Shell, tmp_path: Path) -> None:
+        store = await LocalStore.open_folder(tmp_path / "data")
+        await store.close()
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other/file").write_text("not a backup")
+        for arguments, status, error in (
+            (("--store", "file:data"), 2, "the following arguments are required: --to"),
+            (("--store", "file:no", "--to", "file:b"), 1, "file:no: there is no store"),
+            (("--store", "file:data", "--to", "file:data"), 1, "file:data is a store"),
+            (("--store", "file:data", "--to", "file:other"), 1, "something else lies there: file"),
+            (("--store", "file:data", "--to", "memory:"), 1, "a backup lies in file:DIR or s3://"),
+            (("list", "--from", "file:nothing"), 1, "file:nothing: there is no backup"),
+            (("list", "--from", "file:other"), 1, "there is no backup"),
+        ):
+            got, output, errors = await shell.ask("backup", *arguments)
+            assert (got, output) == (status, ""), arguments
+            assert error in errors

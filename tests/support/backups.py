@@ -1,0 +1,104 @@
+"""Backups in memory, and what tests do with them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pysync.backup.encryption import BackupKey
+from pysync.backup.making import BackupMaker, BackupReport
+from pysync.backup.repository import Repository, Snapshot
+from pysync.backup.restoring import Restorer
+from pysync.backup.source import FolderImage, ImageSource, ListedImage
+from pysync.backup.target import BackupTarget
+from pysync.clock import wall_clock_ms
+from pysync.errors import StoreUnavailable
+from pysync.store import Store
+from pysync.store.local.capture import FolderCapture
+from pysync.store.memory import MemoryStore
+from pysync.testing import FakeClock
+from support.store_samples import contents
+
+Told = list[tuple[str, str]]
+
+
+class MemoryTarget:
+    """A backup in memory. After `fails_after` more operations every one fails, as if the place were away."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.fails_after = 1 << 60
+        self.calls = 0
+
+    async def put(self, name: str, body: bytes) -> None:
+        self._count()
+        self.files[name] = body
+
+    async def get(self, name: str) -> bytes | None:
+        self._count()
+        return self.files.get(name)
+
+    async def names(self, folder: str) -> list[str]:
+        self._count()
+        return sorted(name for name in self.files if not folder or name.startswith(folder + "/"))
+
+    async def delete(self, name: str) -> None:
+        self._count()
+        self.files.pop(name, None)
+
+    async def close(self) -> None:
+        return
+
+    def _count(self) -> None:
+        self.calls += 1
+        self.fails_after -= 1
+        if self.fails_after < 0:
+            raise StoreUnavailable("the backup is away")
+
+
+def image_of(store: Store, folder: Path | None = None) -> ImageSource:
+    """The source of a store, which is in `folder` unless it is listed."""
+    if folder is None:
+        return ListedImage(store)
+    return FolderImage(FolderCapture(folder, wall_clock_ms))
+
+
+@asynccontextmanager
+async def maker_of(
+    source: ImageSource,
+    target: BackupTarget,
+    clock: FakeClock | None = None,
+    told: Told | None = None,
+    repository: Repository | None = None,
+) -> AsyncIterator[BackupMaker]:
+    """A maker of backups, which leaves the source open."""
+    repository = repository or await Repository.open(target, create=True)
+    problems: Told = [] if told is None else told
+    maker = BackupMaker(
+        source, repository, clock or FakeClock(), lambda key, why: problems.append((key, why))
+    )
+    try:
+        yield maker
+    finally:
+        await maker.close()
+        assert told is not None or problems == []
+
+
+async def back_up(source: ImageSource, target: BackupTarget, clock: FakeClock | None = None) -> BackupReport:
+    """Make one backup of a source, which reads everything without a problem."""
+    async with maker_of(source, target, clock) as maker:
+        assert await maker.make() is not None
+        return maker.report
+
+
+async def restored(
+    target: BackupTarget, snapshot: Snapshot | None = None, key: BackupKey | None = None
+) -> dict[str, tuple[str, bytes]]:
+    """What a store holds into which a snapshot (default: the newest) was restored."""
+    repository = await Repository.open(target, key)
+    snapshot = snapshot or await repository.newest()
+    assert snapshot is not None
+    assert snapshot.is_complete
+    store, told = MemoryStore(), list[tuple[str, str]]()
+    await Restorer(repository, store, lambda key, why: told.append((key, why))).restore(snapshot)
+    assert told == []
+    return await contents(store)

@@ -13,9 +13,8 @@ from support.python_process import run_python
 
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
-from pysync.store import ABSENT, Store, StoredObject, open_store
-from pysync.store.local import LocalStore
-from pysync.store.local import store as local_store
+from pysync.store import ABSENT, NOT_MODIFIED, Store, StoredObject, open_store
+from pysync.store.local import LocalStore, read_cache
 from pysync.store.local.store import LIST
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore, StoreContract, TransactionalStoreContract, chunks_of, read_file
@@ -221,9 +220,33 @@ async def test_a_document_is_kept_until_anybody_commits(store: LocalStore, folde
     assert again is not found
 
 
+async def test_a_document_that_is_unmodified_is_looked_up_once_until_anybody_commits(
+    store: LocalStore, folder: Path
+) -> None:
+    etag = await store.put("a/b", b"1")
+    statements: list[str] = []
+    store._reader._connection.set_trace_callback(statements.append)
+
+    def looked_up() -> int:
+        return sum("FROM object" in statement for statement in statements)
+
+    for _ in range(3):
+        assert await store.get("a/b", etag) is NOT_MODIFIED
+    assert looked_up() == 1
+    found = await store.get("a/b", "another")
+    assert isinstance(found, StoredObject)
+    assert looked_up() == 2
+    other = await LocalStore.open_folder(folder)
+    await other.put("a/b", b"2")
+    await other.close()
+    found = await store.get("a/b", etag)
+    assert isinstance(found, StoredObject)
+    assert found.body == b"2"
+
+
 async def test_what_is_kept_is_bounded(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_store, "CACHE_BYTES", 10)
-    monkeypatch.setattr(local_store, "CACHE_OBJECT_BYTES", 4)
+    monkeypatch.setattr(read_cache, "CACHE_BYTES", 10)
+    monkeypatch.setattr(read_cache, "CACHE_OBJECT_BYTES", 4)
     for key, body in (("a", b"1234"), ("b", b"1234"), ("c", b"1234"), ("big", b"12345")):
         await store.put(key, body)
     kept = [await store.get("a"), await store.get("b")]

@@ -53,6 +53,7 @@ from pysync.store.local import tables
 from pysync.store.local.disk import FileTree
 from pysync.store.local.file_merge import FolderSwapMerger, MergePlan
 from pysync.store.local.files import LocalFiles
+from pysync.store.local.read_cache import ReadCache
 from pysync.store.local.tables import SCHEMA, RenameJournal
 
 log = logging.getLogger(__name__)
@@ -78,50 +79,8 @@ _WALK = """
     SELECT parent, name, etag, modified_ms FROM object
     WHERE (parent, name) > (?, ?) AND parent < ? ORDER BY parent, name LIMIT 256"""
 
-CACHE_BYTES: Final = 4 * 1024 * 1024
-CACHE_OBJECT_BYTES: Final = 64 * 1024
-
 _ABOVE_ALL_TEXT: Final = b""
 """Greater than every text, because SQLite sorts blobs after texts."""
-
-
-class ReadCache:
-    """The documents read since the last commit by any process. Small and frequently read ones are then found
-    without a query."""
-
-    def __init__(self) -> None:
-        self._version = -1
-        self._objects: dict[str, StoredObject] = {}
-        self._bytes = 0
-
-    def get(self, key: str, version: int) -> StoredObject | None:
-        """Return the document at `key`, if it was cached while the database was at `version`."""
-        if version != self._version:
-            self._move_to(version)
-        return self._objects.get(key)
-
-    def get_many(self, keys: Sequence[str], version: int) -> dict[str, StoredObject]:
-        """Return those of the documents at `keys` that `get` returns."""
-        if version != self._version:
-            self._move_to(version)
-        objects = self._objects
-        return {key: objects[key] for key in keys if key in objects}
-
-    def put(self, key: str, found: StoredObject) -> None:
-        """Cache a document that was read at the version of the last `get`."""
-        if len(found.body) <= CACHE_OBJECT_BYTES:
-            if self._bytes + len(found.body) > CACHE_BYTES:
-                self._clear()
-            self._objects[key] = found
-            self._bytes += len(found.body)
-
-    def _move_to(self, version: int) -> None:
-        self._clear()
-        self._version = version
-
-    def _clear(self) -> None:
-        self._objects.clear()
-        self._bytes = 0
 
 
 class LocalStore:
@@ -181,6 +140,8 @@ class LocalStore:
         known = self._cache.get(key, self._version())
         if known is not None:
             return NOT_MODIFIED if known.etag == if_none_match else known
+        if if_none_match is not None and self._cache.is_unmodified(key, if_none_match):
+            return NOT_MODIFIED
         parent, name = split_key(key)
         rows = self._read(_GET, if_none_match, parent, name)
         if not rows:
@@ -189,6 +150,7 @@ class LocalStore:
         if not is_document:
             return None
         if etag == if_none_match:
+            self._cache.put_etag(key, etag)
             return NOT_MODIFIED
         found = StoredObject(body, etag, content_type, modified_ms)
         self._cache.put(key, found)

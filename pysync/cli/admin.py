@@ -12,10 +12,13 @@ import json
 import logging
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pysync import config
+from pysync.backup.opening import open_backup
+from pysync.backup.repairing import Repairer, RepairReport
 from pysync.changelog import Retention
 from pysync.cli.io import print_json, print_lines
 from pysync.clock import wall_clock_ms
@@ -32,6 +35,7 @@ from pysync.extras import require
 from pysync.migrate import (
     Copier,
     CopyReport,
+    Damage,
     VerificationReport,
     Verifier,
     open_source,
@@ -140,16 +144,32 @@ async def verify(options: argparse.Namespace) -> int:
     if kind == "file" and (found := quick_check(Path(folder) / "pysync.db", with_indexes=True)):
         verified.damaged += 1
         print_lines({"key": "pysync.db", "kind": "database", "why": found})
+    damages: list[Damage] = []
+
+    def report(damage: Damage) -> None:
+        damages.append(damage)
+        print_lines(damage._asdict())
+
+    repaired = RepairReport()
+    backup = nullcontext() if options.repair_from is None else open_backup(options.repair_from, options.key)
     try:
-        async with closing(open_store(settings.store)) as store:
-            await Verifier(store, lambda damage: print_lines(damage._asdict()), report=verified).run()
+        async with backup as repository, closing(open_store(settings.store)) as store:
+            await Verifier(store, report, report=verified).run()
+            if repository is not None:
+                await Repairer(repository, store, _print_outcome, repaired).repair(damages)
     except StoreUnavailable as error:
         if not verified.damaged:
             raise
         print(f"pysync: {error}", file=sys.stderr)
     finally:
-        print_lines(dataclasses.asdict(verified))
-    return 1 if verified.damaged else 0
+        counts = {} if options.repair_from is None else {"repaired": repaired.repaired}
+        print_lines({**dataclasses.asdict(verified), **counts})
+    return 1 if verified.damaged > repaired.repaired else 0
+
+
+def _print_outcome(key: str, why: str | None) -> None:
+    """Print whether a damaged object was repaired, or why not."""
+    print_lines({"key": key, "repaired": why is None, **({} if why is None else {"why": why})})
 
 
 def load_config(options: argparse.Namespace, *flags: str) -> Config:

@@ -1,35 +1,28 @@
 """`pysync backup`: make, list, verify, prune and restore backups, and make their keys."""
 
 import argparse
-import asyncio
 import dataclasses
 import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import Any
 
 from pysync import config
 from pysync.backup.checking import BackupVerifier
 from pysync.backup.making import BackupMaker
+from pysync.backup.opening import open_backup
 from pysync.backup.pruning import KeepRules
 from pysync.backup.pruning import prune as run_prune
 from pysync.backup.repository import Repository, Snapshot, iso_time
 from pysync.backup.restoring import Restorer, parse_time, snapshot_at
 from pysync.backup.source import open_image
-from pysync.backup.target import open_backup_target
 from pysync.cli.admin import check_store, load_config
 from pysync.cli.io import print_lines
 from pysync.clock import wall_clock_ms
 from pysync.concurrency import closing
-from pysync.config import StoreConfig
 from pysync.config.collection import wire_name
 from pysync.coordinator import open_coordinator
 from pysync.store import open_store
-
-if TYPE_CHECKING:
-    from pysync.backup.encryption import BackupKey
 
 
 async def make(options: argparse.Namespace) -> int:
@@ -39,7 +32,7 @@ async def make(options: argparse.Namespace) -> int:
     settings = load_config(options, "store")
     check_store(settings, "there is nothing to back up")
     async with (
-        _opened(options.to, options.key, create=True) as repository,
+        open_backup(options.to, options.key, create=True) as repository,
         closing(open_image(settings.store, wall_clock_ms)) as source,
     ):
         maker = BackupMaker(source, repository, wall_clock_ms, _print_problem, settings.store.url)
@@ -54,7 +47,7 @@ async def make(options: argparse.Namespace) -> int:
 
 async def list_snapshots(options: argparse.Namespace) -> None:
     """Run `pysync backup list`: print each snapshot, oldest first."""
-    async with _opened(options.source, options.key) as repository:
+    async with open_backup(options.source, options.key) as repository:
         for snapshot in await _complete(repository):
             described = {"time": iso_time(snapshot.taken_ms), "store": snapshot.store}
             print_lines({**described, "unreadable": snapshot.unreadable})
@@ -62,7 +55,7 @@ async def list_snapshots(options: argparse.Namespace) -> None:
 
 async def verify(options: argparse.Namespace) -> int:
     """Run `pysync backup verify`: print each damaged file, then the counts. Return 1 if any is damaged."""
-    async with _opened(options.source, options.key) as repository:
+    async with open_backup(options.source, options.key) as repository:
         verifier = BackupVerifier(repository, lambda name, why: print_lines({"file": name, "why": why}))
         await verifier.run()
     print_lines(_counts(verifier.report))
@@ -74,7 +67,7 @@ async def prune(options: argparse.Namespace) -> None:
     rules = KeepRules(*(getattr(options, f"keep_{name}") for name in KeepRules._fields))
     if not any(rules):
         options.parser.error("name what to keep, for example --keep-daily 7")
-    async with _opened(options.source, options.key) as repository:
+    async with open_backup(options.source, options.key) as repository:
         print_lines(_counts(await run_prune(repository, rules, wall_clock_ms())))
 
 
@@ -83,8 +76,8 @@ async def restore(options: argparse.Namespace) -> int:
     at_ms = parse_time(options.at)
     coordinator = options.coordinator and open_coordinator(options.coordinator)
     async with (
-        _opened(options.source, options.key) as repository,
-        closing(open_store(_store_config(options.to))) as store,
+        open_backup(options.source, options.key) as repository,
+        closing(open_store(config.parse({"version": 1, "store": options.to}).store)) as store,
         closing(coordinator) if coordinator else nullcontext() as change_log,
     ):
         snapshot = snapshot_at(await _complete(repository), at_ms)
@@ -104,28 +97,10 @@ def keygen(options: argparse.Namespace) -> None:
             file.write(text)
 
 
-@asynccontextmanager
-async def _opened(where: str, key_file: str | None, *, create: bool = False) -> AsyncIterator[Repository]:
-    """Yield the backup at a URL, with the key in a file."""
-    key = None if key_file is None else await asyncio.to_thread(_read_key, key_file)
-    async with closing(open_backup_target(_store_config(where), create=create)) as target:
-        yield await Repository.open(target, key, create=create)
-
-
-def _read_key(name: str) -> "BackupKey":
-    from pysync.backup.encryption import BackupKey
-
-    return BackupKey.parse(Path(name).read_bytes())
-
-
 async def _complete(repository: Repository) -> list[Snapshot]:
     """Return the complete snapshots, oldest first."""
     snapshots = [await repository.read_snapshot(name) for name in await repository.snapshot_names()]
     return [snapshot for snapshot in snapshots if snapshot.is_complete]
-
-
-def _store_config(url: str) -> StoreConfig:
-    return config.parse({"version": 1, "store": url}).store
 
 
 def _counts(report: Any) -> dict[str, int]:

@@ -208,10 +208,15 @@ def _add_stores(parser: Parser) -> None:
         "Prints a line of JSON for each damaged object, then the number of objects and bytes read. From then "
         "on the server refuses to serve a damaged file until it is pushed or copied again. The exit status "
         "is 1 if anything is damaged.",
-        example="pysync verify --store file:./data",
+        example="pysync verify --store file:./data\n"
+        "pysync verify --store file:./data --repair-from file:./backup",
     )
     add_config(verify)
     verify.add_value("--store", "URL", "file:DIR (default: file:./data) or s3://BUCKET/PREFIX")
+    verify.add_value(
+        "--repair-from", "URL", "a backup of this store: replace what is damaged by the same version from it"
+    )
+    verify.add_value("--key", "FILE", "with --repair-from: the key of an encrypted backup")
 
     project = parser.add_command("project", "maintain the lists of projections")
     rebuild = project.add_command(

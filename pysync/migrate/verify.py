@@ -209,7 +209,7 @@ class Verifier:
                 return
             await self._count(len(found.body))
             kind = "log" if _core.is_log(found.body) else "document"
-            head = await _check(key, found.body)
+            head = await check_stored(key, found.body)
         except (VerificationError, Unreadable, ValueError) as error:
             yield Damage(key, kind, str(error))
             return
@@ -261,8 +261,9 @@ class Verifier:
         await self._pace(size)
 
 
-async def _check(key: str, body: bytes) -> _core.LogHead | None:
-    """Check any stored object, also the server's own JSON objects below `_pysync/`."""
+async def check_stored(key: str, body: bytes) -> _core.LogHead | None:
+    """Check any stored object, also the server's own JSON objects below `_pysync/`. Returns the head of a
+    log, whose objects are still to be checked. Raises VerificationError."""
     if key.startswith("_pysync/") and not key.startswith((f"{REVOCATIONS}/", VERSIONS)):
         try:
             orjson.loads(body)

@@ -1,0 +1,151 @@
+"""What is damaged in a store is replaced by the same version from a backup."""
+
+import json
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from support.append_log_nodes import keys_below
+from support.backups import MemoryTarget, back_up, image_of
+from support.bit_rot import damages, rot
+from support.cli_runner import Shell
+from support.store_samples import REVOCATIONS, contents, document, fill, flipped
+
+from pysync._core import split_key
+from pysync.backup.encryption import BackupKey, WrongKey
+from pysync.backup.repairing import Repairer
+from pysync.backup.repository import Repository
+from pysync.store import Store
+from pysync.store.local.store import LocalStore
+from pysync.testing import chunks_of
+
+PROJECTION = "_pysync/projections/p"
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[LocalStore]:
+    store = await LocalStore.open_folder(tmp_path / "data")
+    await fill(store, 200)
+    await store.put(PROJECTION, b'{"after":"1"}')
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def target(store: LocalStore, tmp_path: Path) -> MemoryTarget:
+    """A backup of the store, in the second of two images."""
+    target, source = MemoryTarget(), image_of(store, tmp_path / "data")
+    await back_up(source, target)
+    await store.put("notes/a", document(b'{"text":"newer"}'))
+    await back_up(source, target)
+    await source.close()
+    return target
+
+
+def decay(tmp_path: Path, *keys: str) -> None:
+    """Flip a bit of the rows of these documents, as a disk does: their etags stay."""
+    with closing(sqlite3.connect(tmp_path / "data/pysync.db", isolation_level=None)) as database:
+        for key in keys:
+            place = split_key(key)
+            ((body,),) = database.execute("SELECT body FROM object WHERE parent = ? AND name = ?", place)
+            database.execute(
+                "UPDATE object SET body = ? WHERE parent = ? AND name = ?", (flipped(body), *place)
+            )
+
+
+async def repair(store: Store, target: MemoryTarget) -> dict[str, str | None]:
+    """The outcomes for what is damaged in the store."""
+    told: dict[str, str | None] = {}
+    repairer = Repairer(await Repository.open(target), store, told.__setitem__)
+    await repairer.repair(await damages(store))
+    assert repairer.report.repaired == sum(why is None for why in told.values())
+    assert repairer.report.not_repaired == sum(why is not None for why in told.values())
+    return told
+
+
+async def test_all_kinds_of_damage_are_repaired(
+    store: LocalStore, target: MemoryTarget, tmp_path: Path
+) -> None:
+    expected = await contents(store)
+    segments = sorted(await keys_below(store, "_pysync/logs"))
+    decay(tmp_path, "notes/a", "logs/a", segments[0], REVOCATIONS)
+    await store.put(PROJECTION, b"{}")
+    await store.delete(segments[1])
+    rot(tmp_path / "data/files/files/a.parquet", 500)
+    (tmp_path / "data/files/files/b/c").unlink()
+    told = await repair(store, target)
+    assert {*told} >= {"notes/a", "logs/a", REVOCATIONS, "files/a.parquet", "files/b/c"}
+    assert {*told.values()} == {None}
+    while told := await repair(store, target):  # what a damaged head names is found once it is right
+        assert {*told.values()} == {None}
+    expected[PROJECTION] = "application/json", b"{}"
+    assert await contents(store) == expected
+    assert await damages(store) == []
+
+
+async def test_what_the_backup_has_no_such_version_of_is_named(
+    store: LocalStore, target: MemoryTarget, tmp_path: Path
+) -> None:
+    await store.put("new", document(b"{}"))
+    await store.put("top", document(b'{"text":"newer than the backup"}'))
+    await store.write("files/b/c", chunks_of(b"newer than the backup"), "text/plain")
+    decay(tmp_path, "new", "top")
+    rot(tmp_path / "data/files/files/b/c")
+    before = await store.get("top")
+    other = "the backup has other versions of it, but not this one"
+    assert await repair(store, target) == {
+        "new": "the backup does not have it",
+        "top": other,
+        "files/b/c": other,
+    }
+    assert await store.get("top") == before
+
+
+async def test_what_was_damaged_before_the_backup_is_named(store: LocalStore, tmp_path: Path) -> None:
+    decay(tmp_path, "top")
+    target, source = MemoryTarget(), image_of(store, tmp_path / "data")
+    await back_up(source, target)
+    await source.close()
+    told = await repair(store, target)
+    assert told.keys() == {"top"}
+    assert "that in the backup is damaged, too" in (told["top"] or "")
+
+
+async def test_what_is_written_meanwhile_stays(
+    store: LocalStore, target: MemoryTarget, tmp_path: Path
+) -> None:
+    decay(tmp_path, "top")
+    rot(tmp_path / "data/files/files/b/c")
+    found = await damages(store)
+    await store.put("top", document(b'{"text":"mine"}'))
+    await store.write("files/b/c", chunks_of(b"mine"), "text/plain")
+    expected, told = await contents(store), dict[str, str | None]()
+    await Repairer(await Repository.open(target), store, told.__setitem__).repair(found)
+    assert told.keys() == {"top", "files/b/c"}
+    assert None not in told.values()
+    assert await contents(store) == expected
+
+
+async def test_the_private_key_is_needed(store: LocalStore) -> None:
+    target, key = MemoryTarget(), BackupKey.generate().without_private()
+    with pytest.raises(WrongKey, match="private key"):
+        await Repairer(await Repository.open(target, key, create=True), store, print).repair([])
+
+
+async def test_the_command_repairs(shell: Shell, store: LocalStore, tmp_path: Path) -> None:
+    assert (await shell.ask("backup", "--store", "file:data", "--to", "file:backup"))[0] == 0
+    decay(tmp_path, "top")
+    verify = ("verify", "--store", "file:data")
+    assert (await shell.ask(*verify))[0] == 1
+    status, output, errors = await shell.ask(*verify, "--repair-from", "file:backup")
+    assert (status, errors) == (0, "")
+    *_, outcome, counts = map(json.loads, output.splitlines())
+    assert outcome == {"key": "top", "repaired": True}
+    assert (counts["damaged"], counts["repaired"]) == (1, 1)
+    assert (await shell.ask(*verify))[0] == 0
+    await store.put("new", document(b"{}"))
+    decay(tmp_path, "new")
+    status, output, _ = await shell.ask(*verify, "--repair-from", "file:backup")
+    assert (status, json.loads(output.splitlines()[-1])["repaired"]) == (1, 0)

@@ -341,12 +341,12 @@ class Asking:
     """A budget of 10 MB whose clock the test sets, and who asks for some of it."""
 
     def __init__(self) -> None:
-        self.trims = 0
+        self.trims = asyncio.Queue[None]()
         self.now = 0.0
         self.bytes = BytesInFlight(10 * MB, lambda _: "", trim=self.trim, now=lambda: self.now)
 
     def trim(self) -> None:
-        self.trims += 1
+        self.trims.put_nowait(None)
 
     def reservation(self, address: str) -> Reservation:
         return Reservation(self.bytes, address)
@@ -447,13 +447,14 @@ async def test_memory_is_given_back_once_after_a_burst(monkeypatch: pytest.Monke
     monkeypatch.setattr(in_flight, "BURST_BYTES", MB)
     monkeypatch.setattr(in_flight, "CALM_S", 0.0)
     asking = Asking()
-    for size, trims in ((MB // 2, 0), (2 * MB, 1), (MB // 2, 1), (3 * MB, 2)):
+    for size, is_burst in ((MB // 2, False), (2 * MB, True), (MB // 2, False), (3 * MB, True)):
         burst = asking.reservation("a")
         await burst.grow(size)
         burst.release()
-        for _ in range(5):
-            await asyncio.sleep(0.001)
-        assert asking.trims == trims
+        assert (asking.bytes._timer is not None) == is_burst
+        if is_burst:
+            await asking.trims.get()
+        assert asking.trims.empty()
 
 
 async def test_pieces_that_are_not_sent_are_closed() -> None:

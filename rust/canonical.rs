@@ -38,6 +38,11 @@ pub fn rewrite(text: &[u8], integers: Integers, max_depth: u32) -> Result<Vec<u8
     Ok(canonical)
 }
 
+/// Makes room in `list` for `more` items.
+pub fn reserve<T>(list: &mut Vec<T>, more: usize) -> Result<(), CoreError> {
+    list.try_reserve(more).map_err(|_| CoreError::OutOfMemory)
+}
+
 pub fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
@@ -82,6 +87,7 @@ pub struct Reader<'a> {
     at: usize,
     /// Position from which the text is still to be copied to `out`.
     copied: usize,
+    /// Has room for the rest of the text, and for `SHORT` bytes, wherever bytes are added to it.
     out: Vec<u8>,
     /// True if an integer was met that `Integers` affects; otherwise both settings write the same text.
     pub met_large: bool,
@@ -110,7 +116,7 @@ impl<'a> Reader<'a> {
             text: simdutf8::basic::from_utf8(text).map_err(|_| CoreError::InvalidJson)?,
             at: 0,
             copied: 0,
-            out: Vec::with_capacity(text.len()),
+            out: Vec::new(),
             met_large: false,
             integers,
             members: Vec::new(),
@@ -126,6 +132,7 @@ impl<'a> Reader<'a> {
         self.peek();
         self.copied = self.at;
         self.out.clear();
+        reserve(&mut self.out, self.text.len() - self.at + SHORT)?;
         self.value(keys)?;
         self.copy_to(self.at);
         Ok(&mut self.out)
@@ -167,6 +174,9 @@ impl<'a> Reader<'a> {
         check(next == b'"')?;
         let (start, opened) = (self.position(), self.at + 1);
         let is_escaped = self.string()?;
+        if is_escaped {
+            reserve(&mut self.unescaped, self.at - opened)?;
+        }
         let key = Key::new(
             self.text.as_bytes(),
             opened..self.at - 1,
@@ -254,6 +264,8 @@ impl<'a> Reader<'a> {
         let canonical = buffer.format(json_number::nearest_double(text)?);
         if canonical != text {
             self.copy_to(start);
+            let rest = self.text.len() - self.at;
+            reserve(&mut self.out, canonical.len() + rest + SHORT)?;
             self.out.extend_from_slice(canonical.as_bytes());
             self.copied = self.at;
         }
@@ -325,10 +337,11 @@ impl<'a> Reader<'a> {
             if let Some(last) = self.members[first..].last() {
                 in_order = in_order && self.compare(last, &member).is_lt();
             }
+            reserve(&mut self.members, 1)?;
             self.members.push(member);
         }
         if !in_order {
-            self.sort_members(first, opened);
+            self.sort_members(first, opened)?;
         }
         self.members.truncate(first);
         self.unescaped.truncate(unescaped);
@@ -343,11 +356,12 @@ impl<'a> Reader<'a> {
 
     /// Rewrites the members of the innermost object, the canonical text from `opened` on, sorted by their keys.
     /// They are those from `first` on. Of duplicate keys the last one is kept.
-    fn sort_members(&mut self, first: usize, opened: usize) {
+    fn sort_members(&mut self, first: usize, opened: usize) -> Result<(), CoreError> {
         let (text, unescaped) = (self.text.as_bytes(), &self.unescaped);
         let compare = |a: &Member, b: &Member| a.key.compare(&b.key, text, unescaped);
         let members = &mut self.members[first..];
-        members.sort_by(compare);
+        // A stable sort would allocate.
+        members.sort_unstable_by(|a, b| compare(a, b).then(a.start.cmp(&b.start)));
         let source = if let Some(before) = opened.checked_sub(self.out.len()) {
             // Nothing of the object has been copied: its members can be copied in their order at once.
             let (before, object) = text[self.copied..self.at].split_at(before);
@@ -356,6 +370,7 @@ impl<'a> Reader<'a> {
         } else {
             self.out.extend_from_slice(&text[self.copied..self.at]);
             self.scratch.clear();
+            reserve(&mut self.scratch, self.out.len() - opened)?;
             self.scratch.extend_from_slice(&self.out[opened..]);
             self.out.truncate(opened);
             &self.scratch
@@ -372,14 +387,17 @@ impl<'a> Reader<'a> {
             let place = member.start - opened..member.end - opened;
             append(&mut self.out, source, place);
         }
+        Ok(())
     }
 }
+
+/// Length up to which `append` copies a constant number of bytes, which is faster than a call.
+const SHORT: usize = 32;
 
 /// Appends a part of `source`.
 #[inline]
 fn append(out: &mut Vec<u8>, source: &[u8], part: Range<usize>) {
-    match source[part.start..].first_chunk::<32>() {
-        // Copying a constant number of bytes is faster than a call.
+    match source[part.start..].first_chunk::<SHORT>() {
         Some(short) if part.len() <= short.len() => {
             let end = out.len() + part.len();
             out.extend_from_slice(short);

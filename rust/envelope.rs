@@ -11,8 +11,9 @@ use crate::json_string::write_string;
 use crate::starfish;
 use serde_json::value::RawValue;
 use std::collections::HashMap;
-use std::mem::take;
+use std::mem::swap;
 use std::ops::Range;
+use std::sync::Arc;
 use twox_hash::xxhash3_128::{Hasher, RawHasher, SecretBuffer};
 
 /// The author proof of a document, not verified.
@@ -23,7 +24,6 @@ pub struct Author {
 }
 
 /// The `data` of a request body.
-#[derive(Clone)]
 pub struct Content {
     /// The text that is stored and sent back: sanitised, and canonical except for exact 64-bit integers.
     pub data: Vec<u8>,
@@ -41,7 +41,7 @@ impl Content {
 /// A decoded push body.
 #[derive(Clone)]
 pub struct Push {
-    pub content: Content,
+    pub content: Arc<Content>,
     /// SHA-256 of the canonical text.
     pub hash: String,
     pub base_hash: Option<String>,
@@ -63,7 +63,7 @@ impl Push {
         };
         Ok(Self {
             hash: hex(&sha256(content.canonical())),
-            content,
+            content: content.into(),
             base_hash,
             author,
         })
@@ -150,7 +150,7 @@ pub fn decode_body(body: &[u8]) -> Result<(Content, Members), CoreError> {
     while let Some(member) = reader.next_member(is_first)? {
         is_first = false;
         match reader.key(&member) {
-            b"data" => data = take(reader.read_value(Keys::Safe)?),
+            b"data" => swap(&mut data, reader.read_value(Keys::Safe)?),
             b"baseHash" => members.base_hash = Member::read(&mut reader)?,
             b"authorPubkey" => members.author_pubkey = Member::read(&mut reader)?,
             b"authorSignature" => members.author_signature = Member::read(&mut reader)?,

@@ -21,6 +21,7 @@ pub enum CoreError {
     BatchAppendBudgetExceeded,
     BatchKeyDenied,
     InvalidEvents,
+    OutOfMemory,
 }
 
 impl fmt::Display for CoreError {
@@ -42,6 +43,7 @@ impl fmt::Display for CoreError {
             Self::BatchAppendBudgetExceeded => "too many elements of logs",
             Self::BatchKeyDenied => "a name or key with a denied suffix",
             Self::InvalidEvents => "events is missing, empty or not an array of objects",
+            Self::OutOfMemory => "out of memory",
         })
     }
 }

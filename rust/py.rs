@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 #[pymodule]
 pub mod _core {
     use crate::envelope;
-    use crate::py_shared::{concat_bytes, detach_if_large, utf8};
+    use crate::py_shared::{concat_bytes, copy_bytes, detach_if_large, utf8, with_memory};
     use crate::replay::{self, DIGEST};
     use crate::{canonical, ed25519, signing, store_key};
     use pyo3::exceptions::PyValueError;
@@ -42,15 +42,15 @@ pub mod _core {
 
     #[pyfunction]
     fn canonicalize<'py>(py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-        let canonical = detach_if_large(py, text.len(), || canonical::canonicalize(text))?;
-        Ok(PyBytes::new(py, &canonical))
+        let canonical = with_memory(py, text.len(), || canonical::canonicalize(text))??;
+        copy_bytes(py, &canonical)
     }
 
     #[pyfunction]
     fn content_hash(py: Python<'_>, text: &[u8]) -> PyResult<String> {
         let hash =
             || canonical::canonicalize(text).map(|text| canonical::hex(&canonical::sha256(&text)));
-        Ok(detach_if_large(py, text.len(), hash)?)
+        Ok(with_memory(py, text.len(), hash)??)
     }
 
     #[pyclass(frozen, module = "pysync._core")]
@@ -82,13 +82,13 @@ pub mod _core {
         }
 
         #[getter]
-        fn data<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-            PyBytes::new(py, &self.0.content.data)
+        fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+            copy_bytes(py, &self.0.content.data)
         }
 
         #[getter]
-        fn canonical<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-            PyBytes::new(py, self.0.content.canonical())
+        fn canonical<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+            copy_bytes(py, self.0.content.canonical())
         }
 
         fn rebased(&self, base_hash: &str) -> Self {
@@ -110,9 +110,9 @@ pub mod _core {
 
     #[pyfunction]
     fn decode_push(py: Python<'_>, body: &[u8]) -> PyResult<PushBody> {
-        Ok(PushBody(detach_if_large(py, body.len(), || {
+        Ok(PushBody(with_memory(py, body.len(), || {
             envelope::Push::decode(body)
-        })?))
+        })??))
     }
 
     #[pyclass(frozen, module = "pysync._core")]
@@ -156,13 +156,13 @@ pub mod _core {
         }
 
         #[getter]
-        fn data<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-            PyBytes::new(py, self.data_text(py))
+        fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+            copy_bytes(py, self.data_text(py))
         }
 
-        fn verify(&self, py: Python<'_>) -> bool {
+        fn verify(&self, py: Python<'_>) -> PyResult<bool> {
             let stored = self.stored.as_bytes(py);
-            detach_if_large(py, stored.len(), || self.parts.verify(stored))
+            with_memory(py, stored.len(), || self.parts.verify(stored))
         }
 
         fn redacted<'py>(
@@ -203,7 +203,7 @@ pub mod _core {
     #[pyfunction]
     fn read_document(py: Python<'_>, stored: Bound<'_, PyBytes>) -> PyResult<Document> {
         let text = stored.as_bytes();
-        let parts = detach_if_large(py, text.len(), || envelope::Document::locate(text))?;
+        let parts = with_memory(py, text.len(), || envelope::Document::locate(text))??;
         Ok(Document {
             stored: stored.unbind(),
             parts,
@@ -344,11 +344,11 @@ pub mod _core {
         data: &[u8],
         author_pubkey: &Bound<'_, PyString>,
         author_signature: &Bound<'_, PyString>,
-    ) -> bool {
+    ) -> PyResult<bool> {
         let Some((pubkey, signature)) = utf8(author_pubkey).zip(utf8(author_signature)) else {
-            return false;
+            return Ok(false);
         };
-        detach_if_large(py, data.len(), || {
+        with_memory(py, data.len(), || {
             signing::verify_author(tag, document_key, data, pubkey, signature)
         })
     }

@@ -2,7 +2,7 @@
 
 use crate::append_log::{self, Head, Refusal};
 use crate::log_range::LogRange;
-use crate::py_shared::{concat_bytes, detach_if_large};
+use crate::py_shared::{concat_bytes, copy_bytes, with_memory};
 use crate::{log_format, log_index, starfish};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
@@ -13,13 +13,13 @@ pub struct Append(append_log::Append);
 #[pymethods]
 impl Append {
     #[getter]
-    fn data<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.0.content.data)
+    fn data<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        copy_bytes(py, &self.0.content.data)
     }
 
     #[getter]
-    fn canonical<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, self.0.content.canonical())
+    fn canonical<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        copy_bytes(py, self.0.content.canonical())
     }
 
     #[getter]
@@ -47,9 +47,9 @@ impl Append {
 
 #[pyfunction]
 pub fn decode_append(py: Python<'_>, body: &[u8]) -> PyResult<Append> {
-    Ok(Append(detach_if_large(py, body.len(), || {
+    Ok(Append(with_memory(py, body.len(), || {
         append_log::Append::decode(body)
-    })?))
+    })??))
 }
 
 #[pyfunction]
@@ -108,6 +108,16 @@ impl From<Head> for LogHead {
     }
 }
 
+impl LogHead {
+    /// Returns a copy of the head, to which elements of `added` bytes may be added.
+    fn copy_head(&self, py: Python<'_>, added: usize) -> PyResult<Head> {
+        with_memory(py, self.head.size() + added, || self.head.clone())
+    }
+}
+
+/// An object's name and its bytes.
+type Object<'py> = (String, Bound<'py, PyBytes>);
+
 /// A segment's node and its object.
 type Segment<'py> = (PyRef<'py, LogNode>, Bound<'py, PyBytes>);
 
@@ -124,9 +134,10 @@ impl LogHead {
     #[staticmethod]
     fn read(py: Python<'_>, stored: &[u8], field: &str) -> PyResult<Self> {
         if log_format::is_own(stored) {
-            return Ok(Self::from(Head::read(stored)?));
+            let head = with_memory(py, stored.len(), || Head::read(stored))??;
+            return Ok(Self::from(head));
         }
-        let (head, chunked) = detach_if_large(py, stored.len(), || starfish::read(stored, field))?;
+        let (head, chunked) = with_memory(py, stored.len(), || starfish::read(stored, field))??;
         Ok(Self { head, chunked })
     }
 
@@ -144,29 +155,27 @@ impl LogHead {
     ) -> PyResult<Self> {
         let chunks: Vec<&[u8]> = chunks.iter().map(|chunk| chunk.as_bytes()).collect();
         let size = chunks.iter().map(|chunk| chunk.len()).sum();
-        let head = self.head.clone();
         let Some(chunked) = self.chunked else {
-            return Ok(Self::from(head));
+            return Ok(Self::from(self.copy_head(py, 0)?));
         };
-        let gathered =
-            detach_if_large(py, size, || starfish::gather(head, chunked, &chunks, whole))?;
-        Ok(Self::from(gathered))
+        let gather = || starfish::gather(self.head.clone(), chunked, &chunks, whole);
+        Ok(Self::from(with_memory(py, size, gather)??))
     }
 
-    fn verify(&self) -> bool {
-        self.head.verify()
+    fn verify(&self, py: Python<'_>) -> PyResult<bool> {
+        with_memory(py, self.head.size(), || self.head.verify())
     }
 
-    fn adopted(&self, id: String) -> Self {
-        let mut head = self.head.clone();
+    fn adopted(&self, py: Python<'_>, id: String) -> PyResult<Self> {
+        let mut head = self.copy_head(py, 0)?;
         head.id = id;
-        Self::from(head)
+        Ok(Self::from(head))
     }
 
-    fn without_previous(&self) -> Self {
-        let mut head = self.head.clone();
+    fn without_previous(&self, py: Python<'_>) -> PyResult<Self> {
+        let mut head = self.copy_head(py, 0)?;
         head.previous = None;
-        Self::from(head)
+        Ok(Self::from(head))
     }
 
     #[getter]
@@ -231,7 +240,8 @@ impl LogHead {
         now_ms: u64,
         max_count: Option<u64>,
     ) -> PyResult<(Self, Vec<Bound<'py, PyAny>>)> {
-        let mut head = self.head.clone();
+        let added = elements.iter().map(|(element, _)| element.__len__()).sum();
+        let mut head = self.copy_head(py, added)?;
         let mut group = Vec::with_capacity(elements.len());
         for (element, mark) in &elements {
             group.push((&element.0, mark.to_str()?));
@@ -245,30 +255,27 @@ impl LogHead {
         Ok((Self::from(head), outcomes))
     }
 
-    fn seal<'py>(
-        &self,
-        py: Python<'py>,
-        max_bytes: usize,
-    ) -> (Self, Vec<(String, Bound<'py, PyBytes>)>) {
-        let mut head = self.head.clone();
-        let objects = detach_if_large(py, head.tail.len(), || head.seal(max_bytes));
+    fn seal<'py>(&self, py: Python<'py>, max_bytes: usize) -> PyResult<(Self, Vec<Object<'py>>)> {
+        let mut head = self.copy_head(py, 0)?;
+        let objects = with_memory(py, head.size(), || head.seal(max_bytes))?;
         let objects = objects.into_iter();
-        let objects = objects.map(|(name, body)| (name, PyBytes::new(py, &body)));
-        (Self::from(head), objects.collect())
+        let objects = objects.map(|(name, body)| Ok((name, copy_bytes(py, &body)?)));
+        Ok((Self::from(head), objects.collect::<PyResult<_>>()?))
     }
 
-    fn drop_before(&self, start: u64, dropped_ms: u64) -> Self {
-        let mut head = self.head.clone();
+    fn drop_before(&self, py: Python<'_>, start: u64, dropped_ms: u64) -> PyResult<Self> {
+        let mut head = self.copy_head(py, 0)?;
         head.drop_before(start, dropped_ms);
-        Self::from(head)
+        Ok(Self::from(head))
     }
 
     fn last_ts_ms(&self, node: &LogNode, segment: &[u8]) -> PyResult<u64> {
         Ok(self.head.last_ts_ms(&node.0, segment)?)
     }
 
-    fn stored<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.head.stored())
+    fn stored<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let stored = with_memory(py, self.head.size(), || self.head.stored())?;
+        copy_bytes(py, &stored)
     }
 
     #[pyo3(signature = (since=None, newest=None, oldest=None))]

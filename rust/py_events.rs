@@ -1,7 +1,7 @@
 //! Python bindings of batches of events.
 
 use crate::event_columns;
-use crate::py_shared::detach_if_large;
+use crate::py_shared::{copy_bytes, with_memory};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ pub fn encode_events<'py>(
         .iter()
         .map(|(key, value)| (key.as_str(), value.as_str()))
         .collect();
-    let file = detach_if_large(py, data.len(), || {
+    let file = with_memory(py, data.len(), || {
         event_columns::encode(data, received_at, &pairs)
-    })?;
-    Ok(PyBytes::new(py, &file))
+    })??;
+    copy_bytes(py, &file)
 }

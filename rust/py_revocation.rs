@@ -1,6 +1,6 @@
 //! Python bindings of revocation lists.
 
-use crate::py_shared::detach_if_large;
+use crate::py_shared::{copy_bytes, detach_if_large, with_memory};
 use crate::revocation;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -11,8 +11,8 @@ pub struct RevocationList(revocation::RevocationList);
 #[pymethods]
 impl RevocationList {
     #[staticmethod]
-    fn parse(py: Python<'_>, text: &[u8]) -> Option<Self> {
-        detach_if_large(py, text.len(), || {
+    fn parse(py: Python<'_>, text: &[u8]) -> PyResult<Option<Self>> {
+        with_memory(py, text.len(), || {
             revocation::RevocationList::parse(text).map(Self)
         })
     }
@@ -33,16 +33,16 @@ impl RevocationList {
     }
 
     #[getter]
-    fn text<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.0.text)
+    fn text<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        copy_bytes(py, &self.0.text)
     }
 
     fn is_signed(&self, py: Python<'_>) -> bool {
         detach_if_large(py, self.0.text.len(), || self.0.is_signed())
     }
 
-    fn revoked(&self, py: Python<'_>) -> Option<Revoked> {
-        detach_if_large(py, self.0.text.len(), || self.0.revoked().map(Revoked))
+    fn revoked(&self, py: Python<'_>) -> PyResult<Option<Revoked>> {
+        with_memory(py, self.0.text.len(), || self.0.revoked().map(Revoked))
     }
 }
 

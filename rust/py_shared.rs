@@ -1,7 +1,8 @@
 //! Helpers of the Python bindings: conversion of errors, and work without the interpreter lock.
 
+use crate::canonical::reserve;
 use crate::error::CoreError;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
@@ -20,6 +21,7 @@ macro_rules! python_errors {
             fn from(error: CoreError) -> Self {
                 match error {
                     $(CoreError::$name => errors::$name::new_err(()),)*
+                    CoreError::OutOfMemory => PyMemoryError::new_err(()),
                     CoreError::InvalidPublicKey => PyValueError::new_err(error.to_string()),
                 }
             }
@@ -52,6 +54,27 @@ pub fn detach_if_large<T: Send>(py: Python<'_>, size: usize, work: impl FnOnce()
     } else {
         py.detach(work)
     }
+}
+
+/// Memory that `with_memory` needs, as a multiple of the size of its input.
+const MEMORY: usize = 4;
+
+/// Returns the result of `work` over `size` bytes, which allocates a few times as many. Raises MemoryError if
+/// there is no memory for it: the process would abort when an allocation in `work` fails.
+pub fn with_memory<T: Send>(
+    py: Python<'_>,
+    size: usize,
+    work: impl FnOnce() -> T + Send,
+) -> PyResult<T> {
+    if size >= DETACH_FROM_BYTES {
+        reserve(&mut Vec::<u8>::new(), MEMORY * size)?;
+    }
+    Ok(detach_if_large(py, size, work))
+}
+
+/// Returns a copy of `bytes`.
+pub fn copy_bytes<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    concat_bytes(py, &[bytes])
 }
 
 /// Concatenates `parts` in one copy.

@@ -74,6 +74,7 @@ class NonceLogFile:
         self.seen = ReplayWindow()
         self.is_sealed = False
         self._fd = os.open(path, flags | os.O_APPEND, 0o600)
+        self._is_writable = flags != _READ_FLAGS
         self._offset = 0
 
     def catch_up(self) -> None:
@@ -82,7 +83,10 @@ class NonceLogFile:
             whole = len(added) - len(added) % RECORD_BYTES
             if whole < len(added):
                 # Its writer died or ran out of disk before it accepted the nonce.
-                os.ftruncate(self._fd, self._offset + whole)
+                if not self._is_writable and not whole:
+                    return
+                if self._is_writable:
+                    os.ftruncate(self._fd, self._offset + whole)
             added = added[:whole]
             self.is_sealed = self.is_sealed or added[-RECORD_BYTES:] == SEAL_RECORD
             self.seen.extend(added)
@@ -148,12 +152,23 @@ class NonceLog:
         self._shares_calls = False
         """True if there were several in the last tick that had any."""
         self._waiting: list[tuple[_Nonce, asyncio.Future[bool]]] = []
+        self._is_read_only = False
+        """True if the file system was read-only at the start."""
         make_private_dir(folder)
-        self._lock = os.open(folder / "lock", _FLAGS, 0o600)
+        try:
+            self._lock = os.open(folder / "lock", _FLAGS, 0o600)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            self._lock = os.open(folder / "lock", _READ_FLAGS)
+            self._is_read_only = True
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
-            self._epoch_offset = self._load_epoch_offset(boot or "-")
-            self._advance()
+            if not self._is_read_only:
+                self._epoch_offset = self._load_epoch_offset(boot or "-")
+                self._advance()
+            else:
+                self._earlier = [*self._read_later(0)]
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         if database is not None:
@@ -242,6 +257,8 @@ class NonceLog:
 
     def _record(self, nonces: Sequence[_Nonce]) -> list[bool | Exception]:
         """Do as `_decide`, under the lock. Raises OSError if the disk takes none of them."""
+        if self._is_read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         self._current.catch_up()
         elapsed_ms = self._elapsed_ms()
         if elapsed_ms >= self._ends_ms or self._current.is_sealed:
@@ -295,8 +312,9 @@ class NonceLog:
         return outcome
 
     def _find_or_record(self, nonce: _Nonce) -> bool | Exception:
-        live = [epoch for epoch in self._stored_epochs() if epoch > max(self._files) - LIVE_EPOCHS]
-        for epoch in live:
+        stored = self._stored_epochs()
+        oldest = max(self._files or stored, default=0) - LIVE_EPOCHS + 1
+        for epoch in (epoch for epoch in stored if epoch >= oldest):
             file = self._files.get(epoch) or self._unopened.get(epoch)
             if file is None:  # another process created it, and it cannot be opened for writing
                 file = self._unopened[epoch] = NonceLogFile(self._folder / str(epoch), _READ_FLAGS)
@@ -388,11 +406,12 @@ class NonceLog:
 
     def _read_later(self, epoch: int) -> Iterator[ReplayWindow]:
         """Yield the nonces recorded for this epoch or later, and remove the files of earlier epochs."""
+        flags = _READ_FLAGS if self._is_read_only else _FLAGS
         for path in self._folder.glob(f"{_LATER}*"):
             if int(path.name.removeprefix(_LATER)) <= epoch - LIVE_EPOCHS:
                 path.unlink(missing_ok=True)
                 continue
-            with closing(NonceLogFile(path)) as later:
+            with closing(NonceLogFile(path, flags)) as later:
                 later.catch_up()
                 yield later.seen
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 log = logging.getLogger("pysync.sqlite")
 
@@ -25,6 +26,9 @@ _REMEDIES: Final = {
 
 BUSY_TIMEOUT_MS: Final = 5_000
 """Time that a write waits for the transaction of another process before it fails."""
+
+LOCK_RETRY_S: Final = 0.01
+"""Seconds between two attempts to lock a database that is being created."""
 
 _FULL_BELOW_BYTES: Final = 65_536
 """Free space that the files of an open database do not fit into."""
@@ -163,6 +167,8 @@ class Database(NamedTuple):
     file: DatabaseFile
     is_durable: bool = True
     """True if commits survive the loss of power."""
+    is_read_only: bool = False
+    """True if all commits fail, because the file system is read-only."""
 
     def close(self) -> None:
         """Close both connections."""
@@ -182,8 +188,14 @@ def make_private_dir(path: Path, *, may_be_link: bool = False) -> None:
 
 def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence[Path] = ()) -> Database:
     """Create or upgrade the database as `create_database` does, then open it. `synchronous` is that of
-    SQLite: FULL survives the loss of power. Raises as `create_database`."""
-    create_database(path, schema, traces)
+    SQLite: FULL survives the loss of power. A database that exists is opened read-only if its file system is
+    read-only. Raises as `create_database`."""
+    try:
+        create_database(path, schema, traces)
+    except OSError as error:
+        if error.errno != errno.EROFS or not path.exists():
+            raise
+        return _open_read_only(path, schema)
     file = DatabaseFile(path, _has_damage)
     with ExitStack() as opened:
         reader = opened.enter_context(closing(_connect(path, READ_BUSY_TIMEOUT_MS)))
@@ -198,6 +210,47 @@ def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence
     return Database(reader, writer, file, is_durable=synchronous == "FULL")
 
 
+class _Connection(sqlite3.Connection):
+    """A connection that may hold a lock until it is closed."""
+
+    lock: int | None = None
+
+    def close(self) -> None:
+        super().close()
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
+
+def _open_read_only(path: Path, schema: Schema) -> Database:
+    """Open a database whose file system is read-only. Until it is closed, no process can open it for writing,
+    should the file system become writable. Raises sqlite3.Error or OSError."""
+    real = os.path.realpath(path)
+    file = DatabaseFile(path, _has_damage)
+    if os.path.exists(f"{real}-shm"):
+        # A process that has it open, or was killed, left its write-ahead log. SQLite needs both to read that.
+        mode = "mode=ro"
+        file.watch(Path(f"{real}-wal"), Path(f"{real}-shm"))
+    elif os.path.exists(f"{real}-wal") and os.stat(f"{real}-wal").st_size:
+        raise OSError(errno.EROFS, "its write-ahead log cannot be read without pysync.db-shm", str(path))
+    else:
+        mode = "immutable=1"  # SQLite would create both files otherwise
+    with ExitStack() as opened:
+        reader, writer = (
+            opened.enter_context(closing(_connect(f"file:{quote(real)}?{mode}", READ_BUSY_TIMEOUT_MS)))
+            for _ in range(2)
+        )
+        reader.lock = os.open(path.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fcntl.flock(reader.lock, fcntl.LOCK_SH)
+        for connection in (reader, writer):
+            (version,) = connection.execute("PRAGMA user_version").fetchone()  # opens the WAL and SHM files
+            if version != schema.version:
+                raise OSError(errno.EROFS, f"its schema {version} would have to be upgraded", str(path))
+        file.check()
+        opened.pop_all()
+    return Database(reader, writer, file, is_read_only=True)
+
+
 def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> None:
     """Create the file at `path` or upgrade it to `schema`, in WAL mode: all missing steps are applied, or
     none. Any number of processes may call this at once.
@@ -207,7 +260,7 @@ def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> 
     """
     # Turning a database to WAL ignores the busy timeout, so that step needs a lock of its own.
     with open(path.with_suffix(".lock"), "ab", opener=_open_private) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _lock_alone(lock.fileno(), path)
         if not path.exists() or not path.stat().st_size:
             _check_is_new(path, traces)
             # Only for a new file: closing an existing one would release the locks of this process on it.
@@ -237,6 +290,20 @@ def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> 
             connection.close()
         fsync_dir(path.parent)
         fsync_dir(path.parent.parent)
+
+
+def _lock_alone(lock: int, path: Path) -> None:
+    """Wait for the lock of those who create a database. Raises OSError if one that has opened it read-only
+    keeps it."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                reason = "a process opened it while the file system was read-only: stop that one first"
+                raise OSError(errno.EBUSY, reason, str(path)) from None
+        time.sleep(LOCK_RETRY_S)
 
 
 def reason_of(error: Exception, folder: str | Path) -> str:
@@ -287,9 +354,15 @@ def connect_writer(path: Path, synchronous: str) -> sqlite3.Connection:
     return connection
 
 
-def _connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
+def _connect(path: Path | str, busy_timeout_ms: int) -> "_Connection":
+    """Connect to a database; `path` is a URI if it is text."""
     connection = sqlite3.connect(
-        path, isolation_level=None, timeout=busy_timeout_ms / 1000, check_same_thread=False
+        path,
+        uri=isinstance(path, str),
+        isolation_level=None,
+        timeout=busy_timeout_ms / 1000,
+        check_same_thread=False,
+        factory=_Connection,
     )
     connection.execute("PRAGMA cache_size = -8192")
     return connection

@@ -1,7 +1,8 @@
 """A service whose disk fails while it serves: a real file system, and the process of a server."""
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from support.clients import ISSUER, Browser, Reply, Signed, root_device
 from support.collections import NOTES, OWN, UNSIGNED, collection
 from support.faulty_disk import Disk, mounted
 from support.server_process import Process, serving
+from support.worker_processes import workers
 
 from pysync.coordinator.nonce_log import memory_folder
 
@@ -77,7 +79,7 @@ class Scene:
 @pytest.fixture
 async def scene(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Scene]:
     with mounted(tmp_path / "disk", 16, request.param) as disk:
-        folder = disk.path / "data"
+        folder = disk.data
         async with (
             serving(tmp_path, program=("-c", PROBING), store=f"file:{folder}", **MEMBERS) as process,
             aiohttp.ClientSession() as session,
@@ -132,3 +134,66 @@ async def test_a_disk_that_answers_every_call_with_an_error_is_not_called_damage
     assert replies[3].status == 200, "the process lives"
     await scene.ready(503)
     assert "damaged" not in scene.process.log.read_text()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    with mounted(tmp_path / "disk", 16, "ext4") as disk:
+        disk.data.mkdir()
+        (disk.data / "nonces").mkdir(mode=0o700)
+        memory = memory_folder(disk.data / "nonces")
+        yield disk
+        shutil.rmtree(memory, ignore_errors=True)
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_a_server_that_starts_on_a_read_only_disk_serves_reads(
+    disk: Disk, tmp_path: Path, is_killed: bool
+) -> None:
+    target, port, used = f"/pull/{OWN_KEY}", 0, list[dict[str, str]]()
+
+    @asynccontextmanager
+    async def started() -> AsyncIterator[Scene]:
+        options: dict[str, Any] = {"program": ("-c", PROBING), "store": f"file:{disk.data}", **MEMBERS}
+        async with serving(tmp_path, port, **options) as process, aiohttp.ClientSession() as session:
+            scene = Scene(process, disk, session)
+            for headers in used:
+                assert (await scene.anyone.request("GET", target, None, headers)).status == 401, "a replay"
+            yield scene
+            if not is_killed:
+                process.process.terminate()
+                await process.process.wait()
+
+    async def read_signed(scene: Scene) -> None:
+        used.append(scene.owner.headers("GET", target, b""))
+        for status in (200, 401):
+            assert (await scene.anyone.request("GET", target, None, used[-1])).status == status
+
+    async with started() as scene:
+        port = int(scene.process.base.rpartition(":")[2])
+        assert told(await scene.write("a")) == {(200, "")}
+        await read_signed(scene)
+    disk.remount("ro")
+    for _ in range(2):
+        async with started() as scene:
+            assert told(await scene.read()) == {(200, "")}
+            assert told(await scene.write("refused")) <= UNAVAILABLE
+            await read_signed(scene)
+            await scene.ready(503)
+            assert scene.process.log.read_text().count("is read-only: writes fail until a restart") == 1
+    disk.remount("rw")
+    async with started() as scene:
+        assert told(await scene.write("b")) == told(await scene.read("b")) == {(200, "")}
+        await scene.ready(200)
+
+
+async def test_a_worker_is_replaced_on_a_disk_that_became_read_only(disk: Disk, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"store": f"file:{disk.data}", "server": {"workers": 2}, **MEMBERS}
+    async with workers(tmp_path, **options) as service, aiohttp.ClientSession() as session:
+        scene = Scene(service, disk, session)
+        assert told(await scene.write("a")) == {(200, "")}
+        disk.become_read_only()
+        for number in service.pids():
+            await service.kill(number)
+            assert told(await scene.read()) == {(200, "")}
+            assert told(await scene.write("refused")) <= UNAVAILABLE

@@ -63,6 +63,7 @@ class Disk:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.data = path / "data"
 
     def fill(self) -> None:
         """Use up all space, to the last byte."""

@@ -127,6 +127,9 @@ class LocalStore:
                 f"cannot open the store in {folder}: {reason_of(error, folder)}"
             ) from error
         store = cls(database, tree, now_ms, retention)
+        if database.is_read_only:
+            log.warning("the file system of %s is read-only: writes fail until a restart", folder)
+            return store
         try:
             await store._merger.recover()
             await store._files.recover()
@@ -369,6 +372,7 @@ def _prepare(folder: Path) -> tuple[Database, FileTree]:
         if not is_marked:
             with suppress(OSError):  # a full disk is still readable
                 lock.write_bytes(b"pysync.db was made here\n")
-        files.create()
+        if not database.is_read_only:
+            files.create()
         opened.pop_all()
     return database, files

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 from support.depth import depth
-from support.faulty_disk import READS, WRITES, failing, mounted
+from support.faulty_disk import READS, WRITES, Disk, failing, mounted
 
 from pysync import config
 from pysync.coordinator.local import LocalCoordinator
@@ -19,7 +19,7 @@ from pysync.errors import StoreUnavailable, Unavailable
 from pysync.protocol import JSON_TYPE
 from pysync.server.serve import check_databases
 from pysync.sqlite import database_file
-from pysync.store import NotModified, OpenFile
+from pysync.store import NotModified, OpenFile, StoredObject
 from pysync.store.local import disk, files
 from pysync.store.local.store import LocalStore
 
@@ -184,12 +184,46 @@ async def test_a_start_on_a_file_system_that_is_read_only_says_so_and_what_to_do
     tmp_path: Path, kind: type[LocalStore | LocalCoordinator]
 ) -> None:
     with mounted(tmp_path / "disk", 1, "tmpfs") as disk_of_ours:
-        await (await kind.open_folder(disk_of_ours.path / "data")).close()
         disk_of_ours.remount("ro")
         with pytest.raises(Unavailable, match=r"is read-only .* mount it read-write, and start again"):
             await kind.open_folder(disk_of_ours.path / "data")
         disk_of_ours.remount("rw")
         await (await kind.open_folder(disk_of_ours.path / "data")).close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Disk]:
+    with mounted(tmp_path / "disk", 1, "tmpfs") as small:
+        yield small
+
+
+async def test_a_store_that_was_opened_read_only_keeps_others_from_writing(
+    small_disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_file, "BUSY_TIMEOUT_MS", 50)
+    store = await LocalStore.open_folder(small_disk.data)
+    await store.put("a", b"1")
+    await store.close()
+    small_disk.remount("ro")
+    reader = await LocalStore.open_folder(small_disk.data)
+    small_disk.remount("rw")
+    try:
+        with pytest.raises(StoreUnavailable, match="a process opened it while the file system was read-only"):
+            await LocalStore.open_folder(small_disk.data)
+        found = await reader.get("a")
+        assert isinstance(found, StoredObject)
+        assert found.body == b"1"
+    finally:
+        await reader.close()
+    await (await LocalStore.open_folder(small_disk.data)).close()
+
+
+async def test_a_log_that_cannot_be_read_on_a_read_only_disk_is_not_ignored(small_disk: Disk) -> None:
+    await (await LocalStore.open_folder(small_disk.data)).close()
+    (small_disk.data / "pysync.db-wal").write_bytes(b"acknowledged writes")
+    small_disk.remount("ro")
+    with pytest.raises(StoreUnavailable, match="its write-ahead log cannot be read"):
+        await LocalStore.open_folder(small_disk.data)
 
 
 @pytest.mark.parametrize("seed", range(depth(2, 20)))

@@ -343,6 +343,15 @@ class RolesUnavailable(Unavailable, code="roles_unavailable", message="Unauthori
     """The caller's roles could not be determined within 5 s."""
 
 
+class QuotaExceeded(PysyncError, status=507, code="quota_exceeded", message="quota_exceeded"):
+    """With this write more would be stored than a quota allows. `quota` names it, such as `identity.bytes`;
+    `used` is what is stored now, `allowed` the limit. A write that makes a document smaller is always
+    accepted."""
+
+    def __init__(self, kind: str, amount: str, used: int, allowed: int) -> None:
+        super().__init__(extras={"quota": f"{kind}.{amount}", "used": used, "allowed": allowed})
+
+
 def errors_by_code() -> dict[str, type[PysyncError]]:
     """Return all error classes by code, in the order of this file."""
 
@@ -390,6 +399,6 @@ _BY_STATUS: dict[int, type[PysyncError]] = {
     for kind in (
         BadRequest, Unauthorized, Forbidden, NotFound, MethodNotAllowed, RequestTimeout, PayloadTooLarge,
         UnsupportedMediaType, RangeNotSatisfiable, MisdirectedRequest, RateLimited, InternalError,
-        Unavailable,
+        Unavailable, QuotaExceeded,
     )
 }  # fmt: skip

@@ -1,9 +1,9 @@
 """Small immutable values that all parts use. docs/reference/glossary.md defines the terms."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Final, NamedTuple, Self
 
 import orjson
 
@@ -67,6 +67,31 @@ class WriteResult:
 
     hash: str
     timestamp_ms: int
+
+
+class Usage(NamedTuple):
+    """Amounts of stored data. `bytes` includes the objects of logs, `documents` does not."""
+
+    bytes: int = 0
+    documents: int = 0
+    log_elements: int = 0
+    files: int = 0
+
+    def plus(self, other: Iterable[int]) -> Self:
+        """Return the sum."""
+        return type(self)(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+    def minus(self, other: Iterable[int]) -> Self:
+        """Return the difference."""
+        return type(self)(*(mine - its for mine, its in zip(self, other, strict=True)))
+
+    def as_json(self) -> dict[str, int]:
+        """Return the amounts by their names in responses."""
+        return dict(zip(USAGE_NAMES, self, strict=True))
+
+
+USAGE_NAMES: Final = ("bytes", "documents", "logElements", "files")
+"""The names of the amounts in responses and the configuration, in the order of `Usage`."""
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,17 @@ class Spaces:
             return []
         return [name for name in policy.collection.path_template.params if name in self._template.params]
 
+    async def is_member(self, identity: str, space: str) -> bool:
+        """Return True if `identity` belongs to this space. Raises AuthorizationError if its access document
+        cannot be read, RolesUnavailable after 5 s."""
+        key = self.access_document_key({self._param: space}) if self._param else None
+        if key is None:
+            return False
+        membership = self.membership(key, await self._read(key))
+        if membership is None:
+            raise AuthorizationError
+        return MEMBER in membership.roles(identity)
+
     def access_document_key(self, params: Mapping[str, str]) -> str | None:
         """Return the key of the access document of the space of `params`; None if they name no space."""
         space = params.get(self._param)

@@ -31,6 +31,7 @@ def build_parser() -> Parser:
     _add_documents(parser)
     _add_keyrings(parser.add_command("keyring", "manage who can read sealed data"))
     _add_logs(parser)
+    _add_usage(parser)
     _add_stores(parser)
     add_backup(parser)
     _add_events(parser.add_command("events", "compact and query the files of events"))
@@ -181,6 +182,49 @@ def _add_logs(parser: Parser) -> None:
     watch.add_value("--params", "JSON", 'only documents with: {"NAME": {"PARAM": "VALUE", ...}, ...}')
     watch.add_value("--after", "ID", "resume after the change with this id")
     add_client(watch)
+
+
+def _add_usage(parser: Parser) -> None:
+    usage = parser.add_command(
+        "usage",
+        "print what you use of your quotas, and what you may",
+        "documents.usage",
+        example="pysync usage --key me.json --space club",
+    )
+    usage.add_argument(
+        "--space",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="also what this space uses, to which you belong; repeatable",
+    )
+    add_client(usage)
+
+    stats = parser.add_command(
+        "stats",
+        "print what uses space in a store, with the largest documents; servers may run meanwhile",
+        "stats.stats",
+        description="Lists all objects of the store, which takes a while if there are many. With a "
+        "configuration the result is by collection, and otherwise by the first segment of keys. `other` is "
+        "what belongs to no collection, and `_pysync` the server's own.",
+        example="pysync stats --config pysync.json -n 20\npysync stats --store file:./data",
+    )
+    add_config(stats)
+    stats.add_value("--store", "URL", "file:DIR or s3://BUCKET/PREFIX, in place of the configuration's")
+    stats.add_value("-n", "N", "number of the largest objects to print (default: 10)", type=int, default=10)
+
+    get = parser.add_command(
+        "get",
+        "print one document, log or file from the store, without a server",
+        "stats.get",
+        description="Reads the store that the configuration names; servers may run meanwhile. Prints a "
+        "document with its hash and time, the elements of a log, one a line, and a file as it is. "
+        "The exit status is 6 if nothing is stored.",
+        example="pysync get --config pysync.json notes/n1",
+    )
+    get.add_value("key", "KEY", "the key: path after /pull/")
+    add_config(get)
+    get.add_value("--store", "URL", "file:DIR or s3://BUCKET/PREFIX, in place of the configuration's")
 
 
 def _add_stores(parser: Parser) -> None:

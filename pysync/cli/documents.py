@@ -28,6 +28,7 @@ from pysync.client import (
     LogCursor,
     LogElement,
     PushResult,
+    QuotaUsage,
     Reset,
     SyncDocument,
 )
@@ -196,6 +197,19 @@ def _entry_json(entry: BatchEntry) -> dict[str, Any]:
     if isinstance(entry, PysyncError):
         return {"error": entry.message}
     return {"data": entry.data, "hash": entry.hash, "timestamp": entry.timestamp_ms}
+
+
+async def usage(options: argparse.Namespace) -> None:
+    """Run `pysync usage`."""
+    async with make_client(options) as client:
+        report = await client.usage(options.space)
+    spaces = {name: _quota_json(found) for name, found in report.spaces.items()}
+    own = {"identity": report.identity, **_quota_json(report.own)}
+    print_json({**own, **({"spaces": spaces} if spaces else {}), "complete": report.is_complete})
+
+
+def _quota_json(found: QuotaUsage) -> dict[str, Any]:
+    return {"used": found.used.as_json(), "allowed": found.allowed}
 
 
 DEFAULT_COUNT = 10

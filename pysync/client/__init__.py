@@ -16,7 +16,9 @@ from pysync.client.models import (
     LogRange,
     PullResult,
     PushResult,
+    QuotaUsage,
     ServerConfig,
+    UsageReport,
 )
 from pysync.client.sync import Cipher, SyncDocument, UnknownBase
 from pysync.client.transport import RetryPolicy, Unreachable
@@ -45,6 +47,7 @@ __all__ = [
     "MergeConflict",
     "PullResult",
     "PushResult",
+    "QuotaUsage",
     "Reset",
     "RetryPolicy",
     "ServerConfig",
@@ -53,6 +56,7 @@ __all__ = [
     "ThreeWayMerge",
     "UnknownBase",
     "Unreachable",
+    "UsageReport",
     "Watch",
     "fetch_server_config",
     "local_wins",

@@ -21,6 +21,7 @@ from pysync.client.models import (
     PushResult,
     RangeParams,
     ServerConfig,
+    UsageReport,
     batch_result,
     bundle_result,
     check_append_params,
@@ -30,6 +31,7 @@ from pysync.client.models import (
     pull_result,
     push_result,
     server_config,
+    usage_report,
 )
 from pysync.client.transport import document_key
 from pysync.client.watch import IDLE_S, ReconnectingStream, Watch
@@ -273,6 +275,12 @@ class Client(FileMethods):
             return await self._request("GET", f"/revocations/{issuer}", read, anonymous=True)
         except NotFound:
             return None
+
+    async def usage(self, spaces: Sequence[str] = ()) -> UsageReport:
+        """Return what the caller uses of its quotas, and each of `spaces`, to which it must belong. Raises
+        NotFound if the server has no quotas, and Forbidden for a space of others."""
+        query = f"?spaces={quote(','.join(spaces), safe=',')}" if spaces else ""
+        return await self._request("GET", f"{self._prefix}/usage{query}", usage_report)
 
     async def health(self) -> dict[str, Any]:
         """Return what the server reports about itself. Unsigned, and tried once."""

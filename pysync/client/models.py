@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from pysync.errors import PysyncError, from_batch_error
+from pysync.model import USAGE_NAMES, Usage
 
 
 def encode(value: Any, options: int = 0) -> bytes:
@@ -127,6 +128,26 @@ class PullResult:
         except (KeyError, TypeError):
             pass
         raise ValueError(f"what is stored is no log with its elements in {field!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaUsage:
+    """What is stored for an identity or a space, and the limits that it has, by their names: `bytes`,
+    `documents`, `logElements`, `files`."""
+
+    used: Usage
+    allowed: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class UsageReport:
+    """What the caller and spaces that it belongs to use. `is_complete` is False while the server still counts
+    what was stored before it had quotas."""
+
+    identity: str
+    own: QuotaUsage
+    spaces: Mapping[str, QuotaUsage]
+    is_complete: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,3 +277,13 @@ def _infos(answer: dict[str, Any]) -> tuple[CollectionInfo, ...]:
         )
         for info in answer["collections"]
     )
+
+
+def usage_report(answer: dict[str, Any]) -> UsageReport:
+    """Return the report of a response to `GET /usage`."""
+    spaces = {name: _quota_usage(found) for name, found in answer.get("spaces", {}).items()}
+    return UsageReport(answer["identity"], _quota_usage(answer), spaces, bool(answer["complete"]))
+
+
+def _quota_usage(members: dict[str, Any]) -> QuotaUsage:
+    return QuotaUsage(Usage(*(members["used"][name] for name in USAGE_NAMES)), members["allowed"])

@@ -14,7 +14,7 @@ Method = Literal["GET", "POST", "DELETE"]
 @dataclass(frozen=True, slots=True)
 class RouteSpec:
     """A route. `action` is an `Action` of a collection, `append` for pushes to a log, `bundle`, `batch`,
-    `events`, `config`, or the name of a route of the whole service."""
+    `events`, `usage`, `config`, or the name of a route of the whole service."""
 
     method: Method
     action: str
@@ -87,5 +87,7 @@ def _namespace_routes(
     yield route("GET", "batch", "batch/pull", *collections)
     if collections:
         yield route("GET", "events", "events", *collections)
+    if config.quotas is not None and collections:
+        yield route("GET", "usage", "usage", *collections)
     if config.config_endpoint is not None:
         yield route("GET", "config", "config")

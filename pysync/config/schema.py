@@ -24,6 +24,7 @@ from pysync.config.collection import (
     option,
     resolve_limit,
 )
+from pysync.config.quotas import QuotasConfig
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -344,6 +345,9 @@ class Config:
     scrub: ScrubConfig | Literal[False] = option(
         "Background check of everything stored against its hashes, by one of all processes; `false`: off.",
         ScrubConfig,
+    )
+    quotas: QuotasConfig | None = option(
+        "How much may be stored for whom; absent: nothing is counted, and nothing is limited.", None
     )
     projections: tuple[ProjectionConfig, ...] = option("Lists that the server maintains.", ())
     events: tuple[EventsConfig, ...] = option("Event batches stored as Parquet.", ())

@@ -20,6 +20,7 @@ from pysync.config.plugin_validation import (
     repeated,
 )
 from pysync.config.problem import FieldError, Problem
+from pysync.config.quotas import quota_errors
 from pysync.config.schema import Auth, Config, Namespace, Server, is_store_url
 
 PathOf = Callable[[object], str]
@@ -61,6 +62,10 @@ def validate(config: Config, path_of: PathOf) -> Iterator[Problem]:
         for action in get_args(Action):
             if limit and limit.meters(action):
                 yield from _at(path_of(collection), _limit(action, limit, config.rate_limit))
+    if config.quotas is not None:
+        is_folder, has_spaces = config.store.url.startswith("file:"), config.auth.spaces is not None
+        faults = quota_errors(config.quotas, is_folder=is_folder, has_spaces=has_spaces)
+        yield from (Problem(f"quotas{member}", message) for member, message in faults)
     known = config.collections_by_name()
     for projection in config.projections:
         yield from _at(path_of(projection), projection_errors(projection, config))

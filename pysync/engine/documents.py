@@ -19,6 +19,7 @@ from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, Store
 from pysync.model import WriteResult
 from pysync.store import (
     ABSENT,
+    Charge,
     DamagedFile,
     Etag,
     EtagMismatch,
@@ -254,6 +255,7 @@ class Documents:
         already. Raises as `push`."""
         stored = body.stored(written.timestamp_ms, b"" if write_id is None else as_whitespace(write_id))
         changes = [] if ref is None else [ref.change(written.hash, written.timestamp_ms)]
+        charge = None if ref is None or ref.account is None else Charge(ref.account)
         expect: Precondition | None = (
             ABSENT if body.base_hash is None else self._cached_precondition(key, body.base_hash, ttl_ms)
         )
@@ -266,7 +268,7 @@ class Documents:
                     return
                 expect = await self._check_base(key, found, body.base_hash, ttl_ms)
             try:
-                etag = await self._outbox.put(key, stored, expect, changes, body.base_hash or "")
+                etag = await self._outbox.put(key, stored, expect, changes, body.base_hash or "", charge)
             except EtagMismatch:
                 expect = None
             else:

@@ -10,7 +10,7 @@ from pysync.corruption import CorruptionReporter
 from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.model import WriteResult
 from pysync.protocol import PARQUET_TYPE
-from pysync.store import FileStat, OpenFile, Store
+from pysync.store import Charge, FileStat, OpenFile, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,13 @@ class Files:
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, ref: DocumentRef
     ) -> WriteResult:
         """Store the chunks as one file, durably, and announce it as a change of `ref`. An error of `chunks`
-        is passed on, and nothing is stored then. Raises KeyConflict and Unavailable."""
+        is passed on, and nothing is stored then. Raises KeyConflict, QuotaExceeded and Unavailable."""
         timestamp_ms = self.now_ms()
         sha256 = await self._outbox.write(
-            key, chunks, content_type, lambda sha256: [ref.change(sha256, timestamp_ms)]
+            key,
+            chunks,
+            content_type,
+            lambda sha256: [ref.change(sha256, timestamp_ms)],
+            None if ref.account is None else Charge(ref.account),
         )
         return WriteResult(sha256, timestamp_ms)

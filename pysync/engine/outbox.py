@@ -25,7 +25,7 @@ from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.coordinator import Coordinator, PreparedWrite
 from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
-from pysync.store import DamagedFile, EtagMismatch, ExistingFileFilter, Precondition, Store
+from pysync.store import Account, Charge, DamagedFile, EtagMismatch, ExistingFileFilter, Precondition, Store
 
 log = logging.getLogger(__name__)
 
@@ -47,14 +47,16 @@ _NO_INTENT: Final = PreparedWrite("", 0, [])
 
 class DocumentRef(NamedTuple):
     """A reference to the document that a write concerns: its collection, namespace (None: the root), path
-    parameters, the identity of the writer, and its key in the store (`""`: the key that the collection's path
-    gives). Other collections may share the key; `KeyMatcher` finds them when the change is delivered."""
+    parameters, the identity of the writer, its key in the store (`""`: the key that the collection's path
+    gives), and the account that the write counts for (None: that of the key). Other collections may share the
+    key; `KeyMatcher` finds them when the change is delivered."""
 
     collection: str
     params: Mapping[str, str]
     namespace: str | None = None
     identity: str = ""
     key: str = ""
+    account: Account | None = None
 
     def change(self, hash_: str, timestamp_ms: int, *, removed: bool = False) -> Change:
         """Return the change that announces a write with this hash and time. With `removed` it announces that
@@ -120,17 +122,24 @@ class Outbox:
         self._unreported: deque[tuple[str, list[Change]]] = deque(maxlen=MAX_UNREPORTED)
 
     async def put(
-        self, key: str, body: bytes, expect: Precondition, changes: Sequence[Change], base: str = ""
+        self,
+        key: str,
+        body: bytes,
+        expect: Precondition,
+        changes: Sequence[Change],
+        base: str = "",
+        charge: Charge | None = None,
     ) -> str:
         """Write as `Store.put` and announce `changes`, after the pending change of the version with the hash
-        `base` that this write replaces (`""` for none).
+        `base` that this write replaces (`""` for none). If usage is tracked, the write counts as `charge`, by
+        default as its key says.
 
         Raises the errors of `Store.put`; after StoreUnavailable the changes may be announced although the
         write was not made. Raises CoordinatorUnavailable if the intent cannot be prepared; nothing is written
         then.
         """
         if self._transactional is not None:
-            return await self._transactional.put(key, body, expect=expect, changes=changes)
+            return await self._transactional.put(key, body, expect=expect, changes=changes, charge=charge)
         if not changes:
             return await self._store.put(key, body, expect=expect)
         await self.flush_outcomes()
@@ -187,15 +196,18 @@ class Outbox:
         chunks: AsyncIterable[bytes],
         content_type: str,
         changes_of: Callable[[str], Sequence[Change]],
+        charge: Charge | None = None,
     ) -> str:
-        """Write as `Store.write` and announce `changes_of(sha256)`, which is at least one change. Raises as
-        `Store.write` and `put`.
+        """Write as `Store.write` and announce `changes_of(sha256)`, which is at least one change. `charge` is
+        that of `put`. Raises as `Store.write` and `put`.
 
         If the store has no change log, the changes of two writes of one key are announced in the order of the
         writes, unless these overlap on two nodes: the last write is not known then.
         """
         if self._transactional is not None:
-            return await self._transactional.write(key, chunks, content_type, changes_of=changes_of)
+            return await self._transactional.write(
+                key, chunks, content_type, changes_of=changes_of, charge=charge
+            )
         async with AsyncExitStack() as turn:
 
             async def changes_in_turn(sha256: str) -> list[Change]:

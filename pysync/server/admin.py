@@ -15,8 +15,9 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple
 
@@ -79,7 +80,9 @@ class AdminPages:
         describe: Callable[[], bytes],
         now_ms: Callable[[], int],
         worker: int | None = None,
+        usage: Callable[[], Coroutine[None, None, dict[str, Any]]] | None = None,
     ) -> None:
+        """`usage` returns what `/admin/usage` shows, on the event loop; None: there is no such page."""
         self._readiness = readiness
         self._snapshot = snapshot
         self._now_ms = now_ms
@@ -93,6 +96,8 @@ class AdminPages:
             "/version": lambda monitor: _json(200, VERSION),
             "/admin": self._admin,
         }
+        if usage is not None:
+            self._pages = {**self._pages, "/admin/usage": partial(_on_event_loop, usage)}
 
     def respond(self, method: str, path: str, monitor: LoopMonitor) -> Response:
         """Return the response to a request, without an error."""
@@ -137,6 +142,18 @@ class AdminPages:
             "maxDescriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         }
         return _json(200, {name: value for name, value in page.items() if value is not None})
+
+
+def _on_event_loop(
+    page: Callable[[], Coroutine[None, None, dict[str, Any]]], monitor: LoopMonitor
+) -> Response:
+    """Return a page that is made on the event loop. Raises Unavailable if it takes longer than 2 s."""
+    waiting = asyncio.run_coroutine_threadsafe(page(), monitor.loop)
+    try:
+        return _json(200, waiting.result(TIMEOUT_S))
+    except TimeoutError:
+        waiting.cancel()
+        raise Unavailable("The event loop does not answer") from None
 
 
 class _Request(NamedTuple):

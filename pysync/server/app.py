@@ -6,6 +6,7 @@ A request passes through aiohttp -> `connection` -> `middleware` -> `router` -> 
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
@@ -24,14 +25,17 @@ from pysync.auth.signature_batch import SignatureBatch
 from pysync.auth.spaces import Spaces
 from pysync.changelog import Retention
 from pysync.clock import SteadyClock, boot_id, wall_clock_ms
+from pysync.concurrency import every
 from pysync.config import Config
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.corruption import CorruptionReporter
+from pysync.engine.accounts import Accounts
 from pysync.engine.append_log import AppendLogs
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
 from pysync.engine.subscriptions import ChangeDispatcher
+from pysync.engine.usage_count import UsageCount
 from pysync.migrate import Damage
 from pysync.plugins import HOOK_TIMEOUT_S, PluginContext
 from pysync.plugins.events import events_of
@@ -46,6 +50,7 @@ from pysync.server.early_rejection import EarlyRejections
 from pysync.server.handlers import Service
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
 from pysync.server.handlers.service import CallerResolver, ServiceHandlers
+from pysync.server.handlers.usage import usage_of_all
 from pysync.server.in_flight import BytesInFlight
 from pysync.server.logs import RequestLog
 from pysync.server.metrics import Counters, Metrics, MultiprocessCounters
@@ -59,6 +64,11 @@ from pysync.server.sse import SSEHub, StreamLimits
 from pysync.server.stream_authorization import KeyIndex, StreamAuthorizer
 from pysync.server.write_deadline import WriteDeadline
 from pysync.store import Store, open_store
+
+log = logging.getLogger("pysync.server")
+
+COUNT_EVERY_S: Final = 5.0
+"""Seconds between two checks whether something stored is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +97,7 @@ class App(AbstractAsyncContextManager["App"]):
         worker: Worker | None = None,
         plugins: Sequence[object] = (),
         hook_s: float = HOOK_TIMEOUT_S,
+        accounts: Accounts | None = None,
     ) -> None:
         self.store = store
         self._coordinator = coordinator
@@ -190,8 +201,10 @@ class App(AbstractAsyncContextManager["App"]):
             sse_hub=self.subscribers,
             ops=ServiceHandlers(self.readiness, metrics, authorizer, clock.wall_ms),
             openapi=openapi,
+            accounts=accounts,
         ).add_all()
         request_id_var = request_id if hooks.has_hooks or request_log.needs_id else None
+        ledger = None if store.transactional is None else store.transactional.ledger
         self.admin_pages = AdminPages(
             self.readiness,
             metrics,
@@ -199,6 +212,7 @@ class App(AbstractAsyncContextManager["App"]):
             openapi.complete,
             clock.wall_ms,
             None if worker is None else worker.number,
+            None if ledger is None else partial(usage_of_all, ledger),
         )
         hops = server.trusted_proxy_hops
         self._middleware = Middleware(
@@ -238,6 +252,12 @@ class App(AbstractAsyncContextManager["App"]):
         if config.scrub is not False and config.store.url != "memory:":
             self.scrubber = Scrubber(store, coordinator, config.scrub, report, clock)
             self.scrubber.start()
+        self.usage_count: UsageCount | None = None
+        self._counting: asyncio.Task[None] | None = None
+        if sweeps and accounts is not None and ledger is not None:
+            self.usage_count = count = UsageCount(store, ledger, accounts)
+            counting = every(COUNT_EVERY_S, count.run_if_needed, "failed to count what is stored", log)
+            self._counting = loop.create_task(counting)
         self._services = PluginContext(
             config=config,
             store=store,
@@ -273,6 +293,9 @@ class App(AbstractAsyncContextManager["App"]):
         self.ttl_sweeper.close()
         if self._revocation_sweeper is not None:
             self._revocation_sweeper.cancel()
+        if self._counting is not None:
+            self._counting.cancel()
+            await asyncio.wait({self._counting})
         self._outbox_relay.close()
         if self.scrubber is not None:
             await self.scrubber.close()
@@ -323,12 +346,28 @@ async def create_app(
             opened.push_async_callback(coordinator.close)
         if not is_resumed:  # the folder is new
             _resume_clock(config, clock)
-        app = App(config, store, coordinator, clock, worker, hooked, hook_s)
+        accounts = await _track_usage(config, store, hooked)
+        app = App(config, store, coordinator, clock, worker, hooked, hook_s, accounts)
         opened.pop_all()
         opened.push_async_callback(app.close)
         await app.open()
         opened.pop_all()
         return app
+
+
+async def _track_usage(config: Config, store: Store, plugins: Sequence[object]) -> Accounts | None:
+    """Switch the counters of usage on, if the configuration has quotas, else off. Return the accounts; None
+    without quotas."""
+    transactional = store.transactional
+    if config.quotas is None:
+        if transactional is not None:
+            await transactional.stop_tracking_usage()
+        return None
+    stored = Hooks(plugins).stored_files
+    accounts = Accounts(config, {name: (files.template, files.suffix) for name, files in stored.items()})
+    if transactional is not None:
+        await transactional.track_usage(config.quotas.limits(), accounts.charge_of)
+    return accounts
 
 
 def _resume_clock(config: Config, clock: SteadyClock) -> bool:

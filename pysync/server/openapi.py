@@ -111,6 +111,7 @@ class _Description:
             "batch": self._batch,
             "events": self._events,
             "config": self._manifest,
+            "usage": lambda route: _Facts(security=_part("signed")),
             "example": lambda route: _Facts({"type": media_type(route.template[-1])}),
         }
 
@@ -146,7 +147,7 @@ class _Description:
     def _shows_route(self, route: Route) -> bool:
         if route.policy is not None:
             return any(map(self._shows, route.members or (route.policy,)))
-        if route.action not in ("batch", "events"):
+        if route.action not in ("batch", "events", "usage"):
             return True
         space = self._namespace(route)
         return space is None or any(shown == space for shown, _ in self._shown)
@@ -177,6 +178,8 @@ class _Description:
         if policy is None:
             return _Facts()
         statuses = _metered([policy, *route.members])
+        if policy.action == "push" and self._config.quotas is not None:
+            statuses |= {507}
         if not policy.needs_credentials:
             return _Facts(_values(route, policy.collection), statuses)
         ways = self._credentials(anonymous=policy.allows_anonymous)

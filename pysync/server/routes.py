@@ -10,6 +10,7 @@ from aiohttp import web
 from pysync.auth.policy import AccessPolicy, PolicyTable, Use
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.routes import RouteSpec, routes_of
+from pysync.engine.accounts import Accounts
 from pysync.engine.append_log import LogSettings
 from pysync.engine.files import FileSettings
 from pysync.errors import NotFound, SchemaViolation
@@ -24,6 +25,7 @@ from pysync.server.handlers.files import FileHandlers
 from pysync.server.handlers.listing import ListHandler, PluginFileListHandler
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
 from pysync.server.handlers.service import CallerResolver, Examples, Manifest, ServiceHandlers
+from pysync.server.handlers.usage import UsageHandler
 from pysync.server.openapi import OpenApi
 from pysync.server.responses import Response, cache_headers
 from pysync.server.router import Handler, Match, Route, Router, Validator
@@ -43,6 +45,7 @@ class RouteBuilder:
     sse_hub: SSEHub
     ops: ServiceHandlers
     openapi: OpenApi
+    accounts: Accounts | None
 
     def add_all(self) -> None:
         """Add all routes to the router."""
@@ -71,6 +74,9 @@ class RouteBuilder:
             elif spec.action == "events":
                 stream = EventStreamHandler(service, self._pulls(spec), self.stream_authorizer, self.sse_hub)
                 self._add(spec, Route(stream.open, collection=name))
+            elif spec.action == "usage":
+                usage = UsageHandler(service, self._pulls(spec))
+                self._add(spec, Route(usage.serve, collection=name))
             elif spec.action == "bundle":
                 self._add_bundle(spec)
             else:
@@ -129,6 +135,7 @@ class RouteBuilder:
             validator=None if schema is None else compile_schema(schema),
             keyrings=self._keyrings() if collection.enforce_sealed else None,
             files=files,
+            account_of=None if self.accounts is None else self.accounts.of_route(spec.namespace, collection),
         )
         self._add(spec, route)
 

@@ -121,9 +121,10 @@ class SnapshotReader:
 class CommitHooks(Protocol):
     """Work that is done once for all writes of a group, in the thread that commits them."""
 
-    has_work: bool
-    """False if there is nothing to do for the writes so far. `before_commit` and `after_commit` are not
-    called then."""
+    @property
+    def has_work(self) -> bool:
+        """False if there is nothing to do for the writes so far. `before_commit` and `after_commit` are not
+        called then."""
 
     def before_commit(self, cursor: sqlite3.Cursor) -> None:
         """Called in the transaction, before its commit. Raises sqlite3.Error or OSError to undo the group."""
@@ -133,6 +134,31 @@ class CommitHooks(Protocol):
 
     def after_rollback(self) -> None:
         """Called if the group was not committed, or its outcome is unknown."""
+
+
+class _BothHooks:
+    """Two hooks as one."""
+
+    def __init__(self, *both: CommitHooks) -> None:
+        self._both = both
+
+    @property
+    def has_work(self) -> bool:
+        return any(hooks.has_work for hooks in self._both)
+
+    def before_commit(self, cursor: sqlite3.Cursor) -> None:
+        for hooks in self._both:
+            if hooks.has_work:
+                hooks.before_commit(cursor)
+
+    def after_commit(self) -> None:
+        for hooks in self._both:
+            if hooks.has_work:
+                hooks.after_commit()
+
+    def after_rollback(self) -> None:
+        for hooks in self._both:
+            hooks.after_rollback()
 
 
 class _Write(NamedTuple):
@@ -197,6 +223,10 @@ class GroupCommit:
         self._waiting += 1
         self._waiting_bytes += size
         return future
+
+    def add_hooks(self, hooks: CommitHooks) -> None:
+        """Call these hooks too, after the others. Call it before the first write that needs them."""
+        self._hooks = hooks if self._hooks is None else _BothHooks(self._hooks, hooks)
 
     async def close(self) -> None:
         """Finish the submitted writes, then close the connection."""

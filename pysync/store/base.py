@@ -13,6 +13,7 @@ from pysync.concurrency import gather_bounded
 from pysync.errors import DocumentCorrupt
 from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
+from pysync.store.usage import Charge, ChargeOf, CountableLedger, QuotaLimits
 
 MAX_CONCURRENT_READS: Final = 100
 """Maximum number of concurrent reads for one request. By default it covers all reads of a batch."""
@@ -112,11 +113,12 @@ visible."""
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """An object or file found by `walk`."""
+    """An object or file found by `walk`. `size` is in bytes; None if the store would have to read it."""
 
     key: str
     etag: str
     modified_ms: int
+    size: int | None = None
 
 
 ANY: Final = "any"
@@ -345,6 +347,17 @@ class TransactionalStore(Store, Protocol):
     def change_log(self) -> ChangeLog:
         """The change log of this store."""
 
+    @property
+    def ledger(self) -> CountableLedger | None:
+        """What subjects use; None unless usage is tracked."""
+
+    async def track_usage(self, limits: QuotaLimits, charge_of: ChargeOf) -> None:
+        """Track usage from now on, in every process, and enforce these limits in this one. Call it before the
+        first write."""
+
+    async def stop_tracking_usage(self) -> None:
+        """Stop tracking usage, in every process."""
+
     async def put(
         self,
         key: str,
@@ -352,8 +365,10 @@ class TransactionalStore(Store, Protocol):
         content_type: str = JSON_TYPE,
         expect: Precondition = ANY,
         changes: Sequence[Change] = (),
+        charge: Charge | None = None,
     ) -> str:
-        """Put an object as `Store.put` does, and commit these changes with it."""
+        """Put an object as `Store.put` does, and commit these changes with it. If usage is tracked, it counts
+        as `charge`, by default as its key says; raises QuotaExceeded."""
 
     async def write(
         self,
@@ -362,9 +377,10 @@ class TransactionalStore(Store, Protocol):
         content_type: str,
         received: OnReceived | None = None,
         changes_of: Callable[[str], Sequence[Change]] | None = None,
+        charge: Charge | None = None,
     ) -> str:
         """Write a file as `Store.write` does, and commit the changes that `changes_of` returns for its
-        sha256."""
+        sha256. `charge` is that of `put`."""
 
     async def delete(self, key: str, expect: Precondition = ANY, changes: Sequence[Change] = ()) -> None:
         """Remove an object or file as `Store.delete` does, and commit these changes with the removal. Commits
@@ -377,6 +393,7 @@ class TransactionalStore(Store, Protocol):
         content_type: str,
         changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
         unless: ExistingFileFilter | None = None,
+        charge: Charge | None = None,
     ) -> tuple[HybridTimestamp, str]:
         """Write a file at a key made from a timestamp. The timestamp is later than that of every earlier
         `write_ordered` in any process, even if the clock steps back, so a listing shows files in the order of

@@ -160,7 +160,7 @@ class MemoryStore:
         below = prefix and prefix + "/"
         for key, stored in sorted(self._stored.items()):
             if key.startswith(below) and key > (after or ""):
-                yield ListEntry(key, stored.object.etag, stored.object.modified_ms)
+                yield ListEntry(key, stored.object.etag, stored.object.modified_ms, stored.object.size)
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
         """See `Store.delete`."""

@@ -297,3 +297,24 @@ async def test_each_worker_answers_operators_for_all(tmp_path: Path) -> None:
         while found != set(service.pids().values()):
             found.add(json.loads(await page("/admin"))["pid"])
             found.discard(pids[1])
+
+
+async def test_usage_is_shown_by_collection_if_there_are_quotas(
+    session: aiohttp.ClientSession, folder: Path
+) -> None:
+    members = {"server": {"admin": {"port": 0}}, "store": f"file:{folder}", "collections": [NOTES]}
+    choices: list[dict[str, Any]] = [{"quotas": {}}, {}]
+    for quotas in choices:
+        async with await create_app(config.parse({**members, **quotas})) as app, serve_on(app) as port:
+            listener = AdminListener(app.admin_pages, "127.0.0.1", 0)
+            key = "n2" if quotas else "n3"
+            await Browser(f"http://127.0.0.1:{port}", session).push(f"notes/{key}", {})
+            answer = await asyncio.to_thread(ask, listener.port, "/admin/usage")
+            await listener.close()
+        assert answer.status == (200 if quotas else 404)
+        if quotas:
+            page = json.loads(answer.body)
+            (notes,) = page["collections"]
+            assert notes == {**page["namespaces"][0], "name": "notes"}
+            assert notes["documents"] == 1
+            assert page["identities"] == page["spaces"] == page["issuers"] == []

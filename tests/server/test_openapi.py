@@ -376,7 +376,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "31e4f155f6ec0d9f376ea6d51208651c35a0755fbe5a6c06e9f8878b092a33b5"
+DIGEST = "d48348701d68b765b11e7db1826ac39b85c5b61022df84d4c0c6b916203fe6b6"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

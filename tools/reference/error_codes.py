@@ -83,6 +83,8 @@ REMEDIES = {
     "store_unavailable": "Wait for `Retry-After`, and send the request again.",
     "coordinator_unavailable": "Wait for `Retry-After`, and sign the request again.",
     "roles_unavailable": "Wait for `Retry-After`, and send the request again.",
+    "quota_exceeded": "Delete something, or make it smaller; the operator can [raise the quota]"
+    "(../how-to/limit-storage.md).",
 }
 """What to do about an error, by its code."""
 

@@ -32,7 +32,7 @@ from pysync.errors import (
     TsTooFarAhead,
 )
 from pysync.model import WriteResult
-from pysync.store import ABSENT, Etag, EtagMismatch, Precondition, Store
+from pysync.store import ABSENT, ANY, Charge, Etag, EtagMismatch, Precondition, Store
 
 log = logging.getLogger(__name__)
 
@@ -185,6 +185,7 @@ class AppendBatcher:
         if not open_:
             return True
         elements = [(waiting.element, waiting.write_id) for waiting in open_]
+        account = None if open_[-1].ref is None else open_[-1].ref.account
         after, outcomes = head.append(elements, now_ms, settings.max_items)
         stored = after.stored()
         dropped: list[str] = []
@@ -194,7 +195,8 @@ class AppendBatcher:
             head, dropped = await self._without_oldest(key, head, settings)
             head, objects = head.seal(max(SEGMENT_BYTES, self._head_bytes))
             for name, body in objects:
-                await self._store.put(object_key(head.id, name), body)
+                part = Charge(account, 0, key, checked=False)
+                await self._outbox.put(object_key(head.id, name), body, ANY, [], charge=part)
             after, outcomes = head.append(elements, now_ms, settings.max_items)
             stored = after.stored()
         if is_guess and any(isinstance(outcome, str) for outcome in outcomes):
@@ -205,7 +207,8 @@ class AppendBatcher:
                 for waiting, outcome in zip(open_, outcomes, strict=True)
                 if waiting.ref is not None and not isinstance(outcome, str)
             ]
-            etag = await self._outbox.put(key, stored, expect, changes, head.hash)
+            charge = Charge(account, after.count - after.start)
+            etag = await self._outbox.put(key, stored, expect, changes, head.hash, charge)
             self._head_cache.put(key, settings.field, self._drop_previous(after), etag)
             if dropped:
                 self._spawn(self._delete_dropped(dropped))

@@ -32,7 +32,7 @@ from pysync.errors import (
     TsTooFarAhead,
 )
 from pysync.model import WriteResult
-from pysync.store import Etag, EtagMismatch, Store, StoredObject
+from pysync.store import Charge, Etag, EtagMismatch, Store, StoredObject
 
 EMPTY_LOG: Final = _core.LogHead("")
 """What is read where nothing is stored."""
@@ -230,7 +230,7 @@ class AppendLogs:
             if head.start == cached.head.start:
                 return deleted
             try:
-                etag = await self._store.put(key, head.stored(), expect=Etag(cached.etag))
+                etag = await self._put_head(key, head, cached.etag)
             except EtagMismatch:
                 return deleted  # an append came first, and another call continues
             self._head_cache.put(key, settings.field, head, etag)
@@ -240,6 +240,11 @@ class AppendLogs:
     async def close(self) -> None:
         """Finish the pending appends."""
         await self._batcher.close()
+
+    async def _put_head(self, key: str, head: _core.LogHead, etag: str) -> str:
+        """Replace a head by one with which no element is added, and return its etag."""
+        charge = Charge(elements=head.count - head.start, checked=False, inherits=True)
+        return await self._outbox.put(key, head.stored(), Etag(etag), [], charge=charge)
 
     def _ephemeral_write(self, element: _core.Append) -> WriteResult:
         _, (outcome,) = EMPTY_LOG.append([(element, "")], self.now_ms(), None)
@@ -276,7 +281,7 @@ class AppendLogs:
                 # A node whose clock is behind must not append to a log that is losing its segments, and until
                 # they are deleted a head must refer to them.
                 tombstone = _core.LogHead(os.urandom(16).hex(), head.id)
-                etag = await self._store.put(key, tombstone.stored(), expect=Etag(etag))
+                etag = await self._put_head(key, tombstone, etag)
                 await delete_log_objects(self._store, head.id)
             await self._store.delete(key, expect=Etag(etag))
         except EtagMismatch:

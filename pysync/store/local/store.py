@@ -49,12 +49,14 @@ from pysync.store.base import (
     check_mergeable,
     no_pace,
 )
-from pysync.store.local import tables
+from pysync.store.local import tables, usage
 from pysync.store.local.disk import FileTree
 from pysync.store.local.file_merge import FolderSwapMerger, MergePlan
 from pysync.store.local.files import LocalFiles
+from pysync.store.local.ledger import LocalLedger, put_counted
 from pysync.store.local.read_cache import ReadCache
 from pysync.store.local.tables import SCHEMA, RenameJournal
+from pysync.store.usage import Charge, ChargeOf, QuotaLimits
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +78,8 @@ LIST: Final = """
     SELECT json_group_array(name) FROM (
         SELECT name FROM object WHERE parent = ? AND name > ? ORDER BY name LIMIT ?)"""
 _WALK = """
-    SELECT parent, name, etag, modified_ms FROM object
-    WHERE (parent, name) > (?, ?) AND parent < ? ORDER BY parent, name LIMIT 256"""
+    SELECT parent, name, etag, modified_ms, CASE WHEN sha256 IS NULL THEN length(body) ELSE size END
+    FROM object WHERE (parent, name) > (?, ?) AND parent < ? ORDER BY parent, name LIMIT 256"""
 
 _ABOVE_ALL_TEXT: Final = b""
 """Greater than every text, because SQLite sorts blobs after texts."""
@@ -105,6 +107,7 @@ class LocalStore:
         self._files = LocalFiles(tree, self._renames, self._writer, self._reader, self._new_etag, now_ms)
         self._merger = FolderSwapMerger(tree, self._renames, self._writer, self._reader)
         self.change_log = SqliteChangeLog(self._reader, self._writer, now_ms, retention)
+        self.ledger: LocalLedger | None = None
 
     @property
     def transactional(self) -> Self:
@@ -137,6 +140,15 @@ class LocalStore:
             await store.close()
             raise
         return store
+
+    async def track_usage(self, limits: QuotaLimits, charge_of: ChargeOf) -> None:
+        """See `TransactionalStore.track_usage`."""
+        self.ledger = await LocalLedger.open(self._reader, self._writer, limits, charge_of)
+
+    async def stop_tracking_usage(self) -> None:
+        """See `TransactionalStore.stop_tracking_usage`."""
+        if self._read("SELECT 1 FROM usage_state WHERE state != 0"):
+            await self._writer.submit(usage.switch_off)
 
     async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         """See `Store.get`."""
@@ -191,14 +203,19 @@ class LocalStore:
         content_type: str = JSON_TYPE,
         expect: Precondition = ANY,
         changes: Sequence[Change] = (),
+        charge: Charge | None = None,
     ) -> str:
         """See `Store.put`."""
         parent, name = split_key(key)
         etag, rows = self._new_etag(), self.change_log.rows_of(changes)
         row = (etag, content_type, rows.now_ms, body, parent, name)
-        replaces_file, last = await self._writer.submit(
-            tables.put, self._renames, row, expect, rows, size=len(body)
-        )
+        ledger, size = self.ledger, len(body)
+        if ledger is None:
+            done = self._writer.submit(tables.put, self._renames, row, expect, rows, size=size)
+        else:
+            counted = (ledger.counters, ledger.charge(key, charge))
+            done = self._writer.submit(put_counted, self._renames, row, expect, rows, *counted, size=size)
+        replaces_file, last = await done
         self.change_log.notify(last)
         if replaces_file:
             await self._files.unlink(key)
@@ -232,6 +249,7 @@ class LocalStore:
         content_type: str,
         received: OnReceived | None = None,
         changes_of: Callable[[str], Sequence[Change]] | None = None,
+        charge: Charge | None = None,
     ) -> str:
         """See `Store.write`."""
         self._files.check_key(key)
@@ -239,7 +257,8 @@ class LocalStore:
             if received is not None:
                 await received(staged.sha256)
             rows = self.change_log.rows_of(() if changes_of is None else changes_of(staged.sha256))
-            last = await self._files.commit(staged, tables.insert_file, content_type, key, rows)
+            owner_of = None if self.ledger is None else self.ledger.owner_of_file(charge)
+            last = await self._files.commit(staged, tables.insert_file, content_type, key, rows, owner_of)
         self.change_log.notify(last)
         return staged.sha256
 
@@ -250,6 +269,7 @@ class LocalStore:
         content_type: str,
         changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
         unless: ExistingFileFilter | None = None,
+        charge: Charge | None = None,
     ) -> tuple[HybridTimestamp, str]:
         """See `TransactionalStore.write_ordered`."""
         async with self._files.stage(chunks) as staged:
@@ -261,6 +281,7 @@ class LocalStore:
                 self._now_ms,
                 lambda timestamp: self.change_log.rows_of(changes_of(timestamp, staged.sha256)),
                 unless,
+                None if self.ledger is None else self.ledger.owner_of_file(charge),
             )
         self.change_log.notify(last)
         return timestamp, staged.sha256
@@ -306,8 +327,8 @@ class LocalStore:
         for start, end in ranges:
             parent, name = max((start, ""), first)
             while rows := self._read(_WALK, parent, name, end):
-                for parent, name, etag, modified_ms in rows:
-                    yield ListEntry(f"{parent}/{name}" if parent else name, etag, modified_ms)
+                for parent, name, etag, modified_ms, size in rows:
+                    yield ListEntry(f"{parent}/{name}" if parent else name, etag, modified_ms, size)
                 await asyncio.sleep(0)
 
     async def purge_deleted(self) -> None:

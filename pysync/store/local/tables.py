@@ -14,7 +14,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from pysync._core import split_key
 from pysync.clock import HybridTimestamp
@@ -30,6 +30,7 @@ from pysync.store.base import (
     Precondition,
     check_precondition,
 )
+from pysync.store.local import usage
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
 
 log = logging.getLogger(__name__)
@@ -86,34 +87,52 @@ SCHEMA: Final = Schema(
         BEGIN INSERT OR REPLACE INTO came VALUES(OLD.parent, OLD.name); END
     """,
         changelog.ADD_ORIGIN_SQL,
+        usage.TABLES,
     )
 )
 
 GET_FILE: Final = """
     SELECT etag, content_type, modified_ms, sha256, size, mtime_ns, inode
     FROM object WHERE parent = ? AND name = ? AND sha256 IS NOT NULL"""
-_INSERT = """
-    INSERT INTO object(etag, content_type, modified_ms, body, parent, name) VALUES(?, ?, ?, ?, ?, ?)
-    ON CONFLICT(parent, name) """
-_PUT_ABSENT = _INSERT + "DO NOTHING"
-_PUT_ANY = (
-    _INSERT
-    + """
-    DO UPDATE SET etag = excluded.etag, content_type = excluded.content_type,
-        modified_ms = excluded.modified_ms, body = excluded.body
-    WHERE sha256 IS NULL"""
+
+
+class PutStatements(NamedTuple):
+    """The statements that put a document, for each precondition and over a file."""
+
+    absent: str
+    any: str
+    etag: str
+    over_file: str
+
+    @classmethod
+    def of(cls, *columns: str) -> Self:
+        """Return the statements that write these columns. A row that is not counted has no owner."""
+        insert = f"""
+            INSERT INTO object({", ".join(columns)}, parent, name) VALUES({"?, " * len(columns)}?, ?)
+            ON CONFLICT(parent, name) DO """
+        excluded = [f"{column} = excluded.{column}" for column in columns]
+        values = [f"{column} = ?" for column in columns]
+        if "owner" not in columns:
+            excluded.append("owner = NULL")
+            values.append("owner = NULL")
+        update = f"UPDATE object SET {', '.join(values)}"  # noqa: S608
+        key = "WHERE parent = ? AND name = ?"
+        return cls(
+            f"{insert} NOTHING",
+            f"{insert} UPDATE SET {', '.join(excluded)} WHERE sha256 IS NULL",
+            f"{update} {key} AND etag = ? AND sha256 IS NULL",
+            f"{update}, sha256 = NULL, mtime_ns = NULL, inode = NULL {key}",
+        )
+
+
+_PUT: Final = PutStatements.of("etag", "content_type", "modified_ms", "body")
+PUT_COUNTED: Final = PutStatements.of(
+    "etag", "content_type", "modified_ms", "body", "size", "owner", "elements"
 )
-_PUT_ETAG = """
-    UPDATE object SET etag = ?, content_type = ?, modified_ms = ?, body = ?
-    WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NULL"""
-_PUT_OVER_FILE = """
-    UPDATE object SET etag = ?, content_type = ?, modified_ms = ?, body = ?,
-        sha256 = NULL, size = NULL, mtime_ns = NULL, inode = NULL
-    WHERE parent = ? AND name = ?"""
 PUT_FILE: Final = """
     INSERT OR REPLACE INTO object(
-        parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode)
-    VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+        parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode, owner)
+    VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _UPDATE_FILE = """
     UPDATE object SET etag = ?, sha256 = ?, size = ?, mtime_ns = ?, inode = ?
     WHERE parent = ? AND name = ? AND etag = ?"""
@@ -129,6 +148,10 @@ _GET_RENAME = "SELECT name FROM arriving WHERE key = ?"
 _RENAMES_BELOW = "SELECT 1 FROM arriving WHERE key > ? AND key < ?"
 _ADD_RENAME = "INSERT OR REPLACE INTO arriving VALUES(?, ?)"
 _IS_FILE = "SELECT 1 FROM object WHERE parent = ? AND name = ? AND sha256 IS NOT NULL"
+
+
+OwnerOf = Callable[[sqlite3.Cursor, str, int], int | None]
+"""Returns the owner that counts a file of this key and size (`usage.py`). May raise QuotaExceeded."""
 
 
 class FileRow(NamedTuple):
@@ -310,20 +333,22 @@ def put(
     row: tuple[Any, ...],
     expect: Precondition,
     changes: ChangeRows,
+    statements: PutStatements = _PUT,
 ) -> tuple[bool, int]:
-    """Store a document and its changes. `row` is etag, content type, time, body, parent and name. Returns
-    True if it replaced a file, which is then staged for deletion, and the id of the last change."""
+    """Store a document and its changes. `row` has the values of the columns that `statements` write (etag,
+    content type, time and body), parent and name. Returns True if it replaced a file, which is then staged
+    for deletion, and the id of the last change."""
     if isinstance(expect, Etag):
-        cursor.execute(_PUT_ETAG, (*row, expect.value))
+        cursor.execute(statements.etag, (*row, expect.value))
     else:
-        cursor.execute(_PUT_ANY if expect == ANY else _PUT_ABSENT, row)
+        cursor.execute(statements.any if expect == ANY else statements.absent, row)
     replaces_file = not cursor.rowcount
     if replaces_file:
         parent, name = row[-2:]
         found = cursor.execute(_CURRENT, (parent, name)).fetchone()
         check_precondition(expect, found and found[0])
         renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
-        cursor.execute(_PUT_OVER_FILE, row)
+        cursor.execute(statements.over_file, row)
     return replaces_file, insert_changes(cursor, changes)
 
 
@@ -355,12 +380,14 @@ def insert_file(
     row: tuple[Any, ...],
     key: str,
     changes: ChangeRows,
+    owner_of: OwnerOf | None = None,
 ) -> int:
     """Stage the rename of a file to `key`, and write its row and its changes. `row` is etag, content type,
     time, sha256 and fingerprint. Returns the id of the last change."""
     parent, name = split_key(key)
+    owner = None if owner_of is None else owner_of(cursor, key, row[4])
     renames.stage_rename(cursor, temp_file, key)
-    cursor.execute(PUT_FILE, (parent, name, *row))
+    cursor.execute(PUT_FILE, (parent, name, *row, owner))
     return insert_changes(cursor, changes)
 
 
@@ -373,6 +400,7 @@ def insert_next_file(
     clock: Callable[[], int],
     rows_of: Callable[[HybridTimestamp], ChangeRows],
     unless: ExistingFileFilter | None = None,
+    owner_of: OwnerOf | None = None,
 ) -> tuple[HybridTimestamp, int]:
     """Call `insert_file` with the next timestamp, and return both results. Raises FileAlreadyExists."""
     if unless is not None:
@@ -382,7 +410,7 @@ def insert_next_file(
         if found is not None:
             raise FileAlreadyExists(*found)
     tick = HybridTimestamp(*cursor.execute("SELECT ms, number FROM tick").fetchone()).next(clock())
-    last = insert_file(cursor, renames, temp_file, row, key_of(tick), rows_of(tick))
+    last = insert_file(cursor, renames, temp_file, row, key_of(tick), rows_of(tick), owner_of)
     cursor.execute("UPDATE tick SET ms = ?, number = ?", tick)
     return tick, last
 
@@ -401,7 +429,7 @@ def set_file_damaged(cursor: sqlite3.Cursor, key: str, etag: str, is_damaged: bo
 def probe(cursor: sqlite3.Cursor, etag: str) -> None:
     """Do the writes of a push and undo them, and write a row that only probes use."""
     place = ("_pysync", "")  # no key has an empty name
-    cursor.execute(_PUT_ANY, (etag, "", 0, b"{}", *place))
+    cursor.execute(_PUT.any, (etag, "", 0, b"{}", *place))
     cursor.execute(_DELETE, place)
     changelog.probe(cursor)
     cursor.execute("INSERT OR REPLACE INTO probe VALUES(1, ?)", (etag,))

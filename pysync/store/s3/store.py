@@ -225,7 +225,8 @@ class S3Store:
         self._in_flight.check()
         parameters = {} if after is None else {"StartAfter": self._requests.root + after}
         async for key, entry in self._entries(prefix and prefix + "/", parameters):
-            yield ListEntry(key, unquote_etag(entry["ETag"]), _modified_ms(entry["LastModified"]))
+            modified_ms = _modified_ms(entry["LastModified"])
+            yield ListEntry(key, unquote_etag(entry["ETag"]), modified_ms, entry["Size"])
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
         """See `Store.delete`."""

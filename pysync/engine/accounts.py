@@ -1,0 +1,106 @@
+"""Accounts: who a document, log or file counts for, by its key and its writer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from pysync.config import Collection, Config
+from pysync.config.key_templates import RESERVED, KeyTemplate, TemplateIndex
+from pysync.model import Caller
+from pysync.store import Account, Charge
+
+NOBODY: Final = Charge(elements=0, checked=False)
+"""What the server's own objects count as."""
+
+AccountOfCaller = Callable[[Sequence[str], Caller], Account]
+"""Returns the account of a write to a route, by the values of its parameters and the caller."""
+
+
+class _Owned(NamedTuple):
+    """A collection whose documents have an account. `rank` orders collections that own the same key."""
+
+    rank: int
+    template: KeyTemplate
+    namespace: str
+    name: str
+    space_param: str | None
+    collection: Collection
+
+    def account(self, params: Mapping[str, str]) -> Account:
+        """Return the account of a document whose writer is not known."""
+        space = None if self.space_param is None else params.get(self.space_param)
+        return Account(self.namespace, self.name, params.get("identity"), space)
+
+
+class Accounts:
+    """The accounts of one configuration. `file_templates` are the key templates and suffixes of collections
+    whose files a plugin stores, by their names."""
+
+    def __init__(self, config: Config, file_templates: Mapping[str, tuple[str, str]]) -> None:
+        self._config = config
+        spaces = config.auth.spaces
+        self._space_param = None if spaces is None else spaces.param
+        self._by_suffix: dict[str, TemplateIndex[_Owned]] = {}
+        for rank, (namespace, _, collection) in enumerate(config.each_collection()):
+            text, suffix = file_templates.get(collection.name, (collection.key_template.text, ""))
+            template = KeyTemplate.of(text)
+            name = qualified_name(namespace, collection.name)
+            owned = _Owned(rank, template, namespace, name, self._space_param, collection)
+            self._by_suffix.setdefault(suffix, TemplateIndex()).add(template, owned)
+
+    def of_route(self, namespace: str | None, collection: Collection) -> AccountOfCaller:
+        """Return the function that gives the account of a write to the routes of a collection."""
+        name, prefix = qualified_name(namespace or "", collection.name), namespace or ""
+        params = collection.key_template.params
+        identity_at = params.index("identity") if "identity" in params else None
+        space_at = params.index(self._space_param) if self._space_param in params else None
+
+        def account(values: Sequence[str], caller: Caller) -> Account:
+            claims = caller.claims
+            return Account(
+                prefix,
+                name,
+                values[identity_at] if identity_at is not None else caller.identity or None,
+                None if space_at is None else values[space_at],
+                None if claims is None else claims.issuer,
+            )
+
+        return account
+
+    def charge_of(self, key: str) -> Charge:
+        """Return what an object counts as of which only the key is known. If several namespaces have a
+        collection for the key, it counts for the first by name, the root before all."""
+        if key.startswith(f"{RESERVED}/"):
+            return NOBODY
+        owner = self._owner(key)
+        return Charge(None if owner is None else owner[0].account(owner[1]), checked=False)
+
+    def collection_of(self, key: str) -> Collection | None:
+        """Return the collection that the key counts for."""
+        owner = self._owner(key)
+        return None if owner is None else owner[0].collection
+
+    def log_prefixes(self) -> list[str]:
+        """Return the prefixes of the keys of all logs."""
+        templates = [
+            found.key_template for _, _, found in self._config.each_collection() if found.append_only
+        ]
+        return sorted({KeyTemplate("/".join(template.segments[:-1])).prefix for template in templates})
+
+    def _owner(self, key: str) -> tuple[_Owned, dict[str, str]] | None:
+        found = [
+            match
+            for suffix, index in self._by_suffix.items()
+            if key.endswith(suffix)
+            for match in index.find(key.removesuffix(suffix))
+        ]
+
+        def order(match: tuple[_Owned, object]) -> tuple[str, Sequence[bool], int]:
+            owned, _ = match
+            return owned.namespace, owned.template.open_segments, owned.rank
+
+        return min(found, key=order, default=None)
+
+
+def qualified_name(namespace: str, collection: str) -> str:
+    """Return the name of a collection: `namespace/name`, or the name alone at the root."""
+    return f"{namespace}/{collection}" if namespace else collection

@@ -1,0 +1,179 @@
+"""Quotas of a service: what is stored counts for its owner, and what is too much is rejected."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from support.clients import STRANGER, SUBJECT, Browser, Signed, Start, root_device
+
+from pysync.auth.certificates import user_id
+from pysync.model import Usage
+from pysync.server.app import App
+from pysync.store import Subject
+
+PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
+OWN = {"readRoles": ["self"], "writeRoles": ["self"]}
+WALL = {"readRoles": ["public"], "writeRoles": ["cap:write:wall"]}
+UNPROVEN = {"requireAuthorSignature": False}
+ELEMENT = {"data": {"text": "x" * 500}}
+ME, OTHER = user_id(SUBJECT.ed_pub), user_id(STRANGER.ed_pub)
+
+Service = Callable[..., Awaitable[Browser]]
+
+
+@pytest.fixture
+def service(start: Start, session: aiohttp.ClientSession, folder: Path) -> Service:
+    """Starts a service with quotas over a folder."""
+
+    async def start_one(quotas: dict[str, Any] | None, **members: Any) -> Browser:
+        collections = [
+            {"name": "public", "storagePath": "public/{id}", **PUBLIC},
+            {"name": "notes", "storagePath": "users/{identity}/notes/{id}", **OWN},
+            {"name": "wall", "storagePath": "wall/{id}", **WALL},
+            {"name": "log", "storagePath": "logs/{identity}/{id}", **OWN, "appendOnly": UNPROVEN},
+            {"name": "photos", "storagePath": "photos/{id}", "allowedMimeTypes": ["image/*"], **PUBLIC},
+            {"name": "rooms", "storagePath": "spaces/{spaceId}/{id}", **PUBLIC},
+        ]
+        served = {"store": f"file:{folder}", "collections": collections, "auth": {"spaces": {}}, **members}
+        if quotas is not None:
+            served["quotas"] = quotas
+        return Browser(await start(served), session)
+
+    return start_one
+
+
+def app_of(start: Start) -> App:
+    app = start.apps[-1]  # type: ignore[attr-defined]
+    assert isinstance(app, App)
+    return app
+
+
+async def used(app: App, kind: str, name: str) -> Usage:
+    subject = Subject(kind, name)
+    assert app.store.transactional is not None
+    assert app.store.transactional.ledger is not None
+    return (await app.store.transactional.ledger.used([subject]))[subject]
+
+
+def signed(browser: Browser, keys: Any = SUBJECT) -> Signed:
+    names = ("notes", "wall", "log")
+    return Signed(browser.base, browser.session, keys, root_device(keys, collections=names))
+
+
+async def test_a_push_over_the_quota_is_507_with_used_and_allowed(service: Service) -> None:
+    anyone = await service({"namespace": {"documents": 2}})
+    for number in range(2):
+        assert (await anyone.push(f"public/{number}", {})).status == 200
+    refused = await anyone.push("public/2", {})
+    assert refused.status == 507
+    assert refused.json == {
+        "error": "quota_exceeded",
+        "code": "quota_exceeded",
+        "quota": "namespace.documents",
+        "used": 2,
+        "allowed": 2,
+    }
+    assert (await anyone.pull("public/2")).json["hash"] == ""
+
+
+async def test_a_smaller_document_may_be_pushed_over_the_quota(service: Service) -> None:
+    anyone = await service({"namespace": {"bytes": 1000}})
+    large = await anyone.push("public/1", {"text": "x" * 700})
+    assert (await anyone.push("public/2", {"text": "x" * 700})).status == 507
+    assert (await anyone.push("public/1", {"text": "x" * 900}, large.json["hash"])).status == 507
+    assert (await anyone.push("public/1", {"text": "x" * 100}, large.json["hash"])).status == 200
+    assert (await anyone.push("public/2", {"text": "x" * 300})).status == 200
+
+
+async def test_each_identity_has_a_quota_of_its_own(service: Service, start: Start) -> None:
+    anyone = await service({"identity": {"documents": 1}})
+    me, other = signed(anyone), signed(anyone, STRANGER)
+    assert (await me.push(f"users/{ME}/notes/1", {})).status == 200
+    assert (await me.push(f"users/{ME}/notes/2", {})).json["quota"] == "identity.documents"
+    assert (await other.push(f"users/{OTHER}/notes/1", {})).status == 200
+    assert (await used(app_of(start), "identity", ME)).documents == 1
+
+
+async def test_without_an_identity_in_the_key_the_last_writer_counts(service: Service, start: Start) -> None:
+    anyone = await service({}, auth={"trustedIssuers": [SUBJECT.ed_pub, STRANGER.ed_pub]})
+    written = await signed(anyone).push("wall/1", {"by": "me"})
+    assert written.status == 200
+    app = app_of(start)
+    assert (await used(app, "identity", ME)).documents == 1
+    assert (await used(app, "issuer", SUBJECT.ed_pub)).documents == 1
+    again = await signed(anyone, STRANGER).push("wall/1", {"by": "other"}, written.json["hash"])
+    assert again.status == 200
+    assert (await used(app, "identity", ME)).documents == 0
+    assert (await used(app, "identity", OTHER)).documents == 1
+    assert (await used(app, "issuer", STRANGER.ed_pub)).documents == 1
+
+
+async def test_elements_of_logs_are_limited(service: Service, start: Start) -> None:
+    anyone = await service({"identity": {"logElements": 3}})
+    me = signed(anyone)
+    replies = [await me.request("POST", f"/push/logs/{ME}/1", ELEMENT) for _ in range(5)]
+    assert [reply.status for reply in replies] == [200, 200, 200, 507, 507]
+    assert replies[-1].json["quota"] == "identity.logElements"
+    assert (await used(app_of(start), "identity", ME)).log_elements == 3
+
+
+async def test_files_are_limited(service: Service) -> None:
+    anyone = await service({"namespace": {"files": 1, "bytes": 10}})
+    png = {"Content-Type": "image/png"}
+    assert (await anyone.request("POST", "/push/photos/1", b"x" * 11, png)).json["quota"] == "namespace.bytes"
+    assert (await anyone.request("POST", "/push/photos/1", b"x" * 10, png)).status == 200
+    assert (await anyone.request("POST", "/push/photos/2", b"", png)).json["quota"] == "namespace.files"
+    assert (await anyone.request("POST", "/push/photos/1", b"x" * 5, png)).status == 200
+
+
+async def test_what_was_pushed_before_quotas_is_counted(service: Service, start: Start) -> None:
+    anyone = await service(None)
+    me = signed(anyone)
+    await me.push(f"users/{ME}/notes/1", {})
+    for _ in range(199):
+        await me.request("POST", f"/push/logs/{ME}/1", ELEMENT)
+    await app_of(start).close()
+    anyone = await service({"identity": {"documents": 1}})
+    app = app_of(start)
+    assert await used(app, "identity", ME) == Usage()
+    assert app.usage_count is not None
+    await app.usage_count.run_if_needed()
+    counted = await used(app, "identity", ME)
+    assert counted[1:] == (1, 199, 0)
+    assert counted.bytes > 199 * 500
+    assert (await signed(anyone).push(f"users/{ME}/notes/2", {})).status == 507
+
+
+async def test_the_caller_is_told_what_it_and_its_spaces_use(service: Service) -> None:
+    anyone = await service({"identity": {"documents": 5, "bytes": 9000}, "space": {"documents": 3}})
+    me = signed(anyone)
+    await me.push(f"users/{ME}/notes/1", {})
+    await anyone.push("spaces/club/_access", {"owner": OTHER, "members": [ME]})
+    await anyone.push("spaces/club/1", {})
+    reply = await me.request("GET", "/usage?spaces=club")
+    assert reply.status == 200
+    told = reply.json
+    assert told["identity"] == ME
+    assert told["used"]["documents"] == 1
+    assert told["used"]["bytes"] > 0
+    assert told["allowed"] == {"bytes": 9000, "documents": 5}
+    assert told["spaces"]["club"]["used"]["documents"] == 2
+    assert told["spaces"]["club"]["allowed"] == {"documents": 3}
+    assert told["complete"] in (True, False)
+    assert (await me.request("GET", "/usage?spaces=other")).status == 403
+    assert (await anyone.request("GET", "/usage")).status == 401
+
+
+async def test_without_quotas_there_is_no_usage(service: Service) -> None:
+    anyone = await service(None)
+    assert (await anyone.request("GET", "/usage")).status == 404
+
+
+async def test_every_namespace_tells_the_same(service: Service) -> None:
+    inner = {"name": "inner", "storagePath": "inner/{identity}/{id}", **OWN}
+    anyone = await service({}, namespaces={"acme": {"collections": [inner]}})
+    me = signed(anyone)
+    await me.push(f"users/{ME}/notes/1", {})
+    assert (await me.request("GET", "/acme/usage")).json["used"]["documents"] == 1

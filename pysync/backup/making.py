@@ -63,6 +63,9 @@ class BackupMaker:
         store: str = "",
     ) -> None:
         self.report = BackupReport()
+        self.moment_ms = 0
+        """Everything that was written before this moment is in the backup."""
+        self._merging: asyncio.Task[None] | None = None
         self._source = source
         self._repository = repository
         self._now_ms = now_ms
@@ -98,10 +101,12 @@ class BackupMaker:
             return await self.make(only_changes=only_changes)
         run = await self._repository.put_run(entries)
         if run is None and only_changes and not is_new:
+            self.moment_ms = moment_ms
             return None
         self._runs += [] if run is None else [run]
-        await self._merge()
+        await (self._merge_in_background() if only_changes else self._merge())
         snapshot = await self._put_snapshot(moment_ms)
+        self.moment_ms = moment_ms
         for name in self._checkpoints:
             await self._repository.target.delete(name)
         self._checkpoints = []
@@ -109,10 +114,12 @@ class BackupMaker:
 
     async def close(self) -> None:
         """Stop what is under way."""
+        await self._stop_merging()
         await self._packer.close()
 
     async def _list(self) -> None:
         """Read what differs from the newest backup."""
+        await self._stop_merging()
         await self._source.follow()
         known = await self._load_newest()
         previous = next(known, None)
@@ -274,6 +281,23 @@ class BackupMaker:
         return written
 
     async def _merge(self) -> None:
+        """Merge runs while there are many of one size. Later ones may be added meanwhile."""
         while count := runs_to_merge(self._runs):
-            kept, merged = self._runs[:-count], self._runs[-count:]
-            self._runs = kept + await self._repository.merge(merged, is_all=not kept)
+            end = len(self._runs)
+            start = end - count
+            merged = await self._repository.merge(self._runs[start:end], is_all=start == 0)
+            self._runs[start:end] = merged
+
+    async def _stop_merging(self) -> None:
+        if self._merging is not None:
+            self._merging.cancel()
+            await asyncio.gather(self._merging, return_exceptions=True)
+            self._merging = None
+
+    async def _merge_in_background(self) -> None:
+        """Begin to merge unless a merge is under way, so that the next image need not wait for it."""
+        if self._merging is not None and self._merging.done():
+            self._merging.result()
+            self._merging = None
+        if self._merging is None:
+            self._merging = asyncio.create_task(self._merge())

@@ -67,6 +67,9 @@ class ImageSource(Protocol):
     def change(self) -> str:
         """The newest id of the change log at the last moment; `""` if it is unknown."""
 
+    async def trim(self) -> None:
+        """Let the store forget what was read."""
+
     async def close(self) -> None:
         """Release all resources."""
 
@@ -126,7 +129,7 @@ class FolderImage:
             await asyncio.to_thread(lambda: self._capture.end(done=is_done))
 
     async def trim(self) -> None:
-        """Let the folder forget what was read."""
+        """See `ImageSource.trim`."""
         await asyncio.to_thread(self._capture.trim)
 
     async def open(self, row: CapturedRow) -> "FileParts | None":
@@ -201,6 +204,9 @@ class ListedImage:
     async def open(self, row: CapturedRow) -> FileParts | None:
         """See `ImageSource.open`."""
         return _StoredFile(self._reader, row.key)
+
+    async def trim(self) -> None:
+        """See `ImageSource.trim`."""
 
     async def close(self) -> None:
         """See `ImageSource.close`."""

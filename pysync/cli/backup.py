@@ -1,14 +1,17 @@
 """`pysync backup`: make, list, verify, prune and restore backups, and make their keys."""
 
 import argparse
+import asyncio
 import dataclasses
 import os
+import signal
 import sys
 from contextlib import nullcontext
 from typing import Any
 
 from pysync import config
 from pysync.backup.checking import BackupVerifier
+from pysync.backup.following import BackupFollower, FollowerSettings, FollowStatus
 from pysync.backup.making import BackupMaker
 from pysync.backup.opening import open_backup
 from pysync.backup.pruning import KeepRules
@@ -31,6 +34,12 @@ async def make(options: argparse.Namespace) -> int:
         options.parser.error("the following arguments are required: --to")
     settings = load_config(options, "store")
     check_store(settings, "there is nothing to back up")
+    if options.follow:
+        place = FollowerSettings(settings.store, options.to, options.key, round(1000 * options.every))
+        following = asyncio.ensure_future(BackupFollower(place, _print_status).run())
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, following.cancel)
+        await asyncio.wait({following})
+        return 0
     async with (
         open_backup(options.to, options.key, create=True) as repository,
         closing(open_image(settings.store, wall_clock_ms)) as source,
@@ -101,6 +110,13 @@ async def _complete(repository: Repository) -> list[Snapshot]:
     """Return the complete snapshots, oldest first."""
     snapshots = [await repository.read_snapshot(name) for name in await repository.snapshot_names()]
     return [snapshot for snapshot in snapshots if snapshot.is_complete]
+
+
+def _print_status(status: FollowStatus) -> None:
+    """Print a line about each image of a follower. It logs errors itself."""
+    if status.objects:
+        counts = {"objects": status.objects, "bytesWritten": status.bytes_written}
+        print_lines({"time": iso_time(status.moment_ms), **counts})
 
 
 def _counts(report: Any) -> dict[str, int]:

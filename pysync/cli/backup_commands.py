@@ -14,12 +14,17 @@ def add_backup(parser: Parser) -> None:
         description="Stores an image of the store as of one moment. What an earlier backup in the same place "
         "has is not stored again. Prints the time of the image, and what was read and written.",
         example="pysync backup --store file:./data --to file:./backup\n"
+        "pysync backup --store file:./data --to s3://my-backup/sync --follow\n"
         "pysync backup restore --from file:./backup --to file:./data",
     )
     add_config(backup)
     backup.add_value("--store", "URL", "file:DIR (default: file:./data) or s3://BUCKET/PREFIX")
     backup.add_value("--to", "URL", "where the backup lies: file:DIR or s3://BUCKET/PREFIX")
     backup.add_value("--key", "FILE", "encrypt for this key of `backup keygen`; FILE.pub suffices")
+    backup.add_flag("--follow", "keep running, and back up what changes")
+    backup.add_value(
+        "--every", "SECONDS", "with --follow: time between two images (default: 1)", type=float, default=1.0
+    )
 
     listing = backup.add_command(
         "list",

@@ -27,6 +27,7 @@ from pysync.config.collection import (
 from pysync.config.loader import load, parse
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.schema import (
+    BackupConfig,
     Config,
     EventsConfig,
     ProjectionConfig,
@@ -41,6 +42,7 @@ from pysync.config.schema import (
 __all__ = [
     "Action",
     "AppendOnly",
+    "BackupConfig",
     "Collection",
     "Config",
     "ConfigError",

@@ -266,6 +266,17 @@ class ScrubConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BackupConfig:
+    """The backup that the service makes of its own store, by one of all processes."""
+
+    to: str = option("Where the backup lies: `file:DIR` or `s3://BUCKET/PREFIX`.")
+    every_ms: int = option("Time from one image to the next, in milliseconds.", 1_000)
+    key_file: str | None = option(
+        "File of the key that encrypts it, as `pysync backup keygen` makes it; `FILE.pub` suffices.", None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProjectionConfig:
     """A list that the server maintains from the writes to its sources."""
 
@@ -349,6 +360,7 @@ class Config:
     quotas: QuotasConfig | None = option(
         "How much may be stored for whom; absent: nothing is counted, and nothing is limited.", None
     )
+    backup: BackupConfig | None = option("Backup of the store, while the service runs; absent: none.", None)
     projections: tuple[ProjectionConfig, ...] = option("Lists that the server maintains.", ())
     events: tuple[EventsConfig, ...] = option("Event batches stored as Parquet.", ())
     plugins: tuple[str, ...] = option("`package.module:plugin`, or the name of an entry point.", ())

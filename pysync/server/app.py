@@ -23,6 +23,7 @@ from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.revocation import Ownership, RevocationRegistry
 from pysync.auth.signature_batch import SignatureBatch
 from pysync.auth.spaces import Spaces
+from pysync.backup.following import FollowerSettings
 from pysync.changelog import Retention
 from pysync.clock import SteadyClock, boot_id, wall_clock_ms
 from pysync.concurrency import every
@@ -45,6 +46,7 @@ from pysync.plugins.projection import projections_of
 from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
 from pysync.server.background import OutboxRelay, Scrubber, TtlSweeper
+from pysync.server.backup_process import BackupProcess
 from pysync.server.connection import HttpServer
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.handlers import Service
@@ -258,6 +260,13 @@ class App(AbstractAsyncContextManager["App"]):
             self.usage_count = count = UsageCount(store, ledger, accounts)
             counting = every(COUNT_EVERY_S, count.run_if_needed, "failed to count what is stored", log)
             self._counting = loop.create_task(counting)
+        self._backup: BackupProcess | None = None
+        if config.backup is not None and config.store.url != "memory:":
+            place = FollowerSettings(
+                config.store, config.backup.to, config.backup.key_file, config.backup.every_ms
+            )
+            self._backup = BackupProcess(place, coordinator, counters.gauges, counters.count, clock)
+            self._backup.start()
         self._services = PluginContext(
             config=config,
             store=store,
@@ -299,6 +308,8 @@ class App(AbstractAsyncContextManager["App"]):
         self._outbox_relay.close()
         if self.scrubber is not None:
             await self.scrubber.close()
+        if self._backup is not None:
+            await self._backup.close()
         self.subscribers.close()
         self.in_flight.close()
         await self._logs.close()

@@ -191,6 +191,8 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "Unknown certificates that were refused without an examination.",
         ("reason",),
     ),
+    "pysync_backup_bytes": ("Bytes that the service wrote to its backup.", ()),
+    "pysync_backup_failures": ("Backups of the service that failed.", ()),
     "pysync_bytes_rejections": ("Requests rejected because too many bytes were in flight.", ()),
     "pysync_slow_transfers_ended": ("Slow bodies and responses that were ended to make room.", ()),
     "pysync_corrupt_objects": (
@@ -225,6 +227,8 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 
 PROJECTION_LAG: Final = "pysync_projection_lag_seconds"
 GAUGES: Final[Mapping[str, str]] = {
+    "pysync_backup_lag_seconds": "Age of the newest moment that the backup of the service has; 0: none.",
+    "pysync_backup_last_success_timestamp_seconds": "Time of that moment; 0 if there is none.",
     "pysync_connections": "Open connections.",
     "pysync_unread_connections": "Connections that are not read, because the server is overloaded.",
     "pysync_bytes_in_flight": "Bytes of request bodies and responses that are held.",

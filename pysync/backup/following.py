@@ -1,0 +1,183 @@
+"""Backs up a store again and again, as it changes. `python -m pysync.backup.following` does so for a service,
+in a process of its own, so that neither a slow backup nor its processor time holds up a request.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import orjson
+
+from pysync.backup.making import BackupMaker
+from pysync.backup.opening import open_backup
+from pysync.backup.repository import time_of
+from pysync.backup.source import open_image
+from pysync.clock import wall_clock_ms
+from pysync.concurrency import closing
+from pysync.config import StoreConfig
+from pysync.errors import Unavailable
+
+log = logging.getLogger("pysync.backup")
+
+RETRY_S: Final = 1.0
+MAX_RETRY_S: Final = 30.0
+"""Pauses after errors: each twice as long as the one before."""
+TRIM_EVERY_S: Final = 60.0
+KEEP_ALL_MS: Final = 600_000
+"""Age up to which every image of a follower is kept; up to `KEEP_MINUTES_MS` it is one a minute, then one an
+hour, until `prune` removes more."""
+KEEP_MINUTES_MS: Final = 86_400_000
+_NICENESS: Final = 5
+
+
+class FollowerSettings(NamedTuple):
+    """The store, the URL of the backup, the file of its key, and the milliseconds from one image to the
+    next."""
+
+    store: StoreConfig
+    to: str
+    key_file: str | None
+    every_ms: int
+
+    def encode(self) -> bytes:
+        """Return the settings as one line."""
+        return orjson.dumps([dataclasses.asdict(self.store), self.to, self.key_file, self.every_ms])
+
+    @classmethod
+    def decode(cls, line: bytes) -> "FollowerSettings":
+        """Return the settings that `encode` wrote."""
+        store, *others = orjson.loads(line)
+        return cls(StoreConfig(**store), *others)
+
+
+class FollowStatus(NamedTuple):
+    """The outcome of one round. The backup has everything that was written before `moment_ms`; `objects` and
+    `bytes_written` are those of the round. After an error, which is its text, the moment is that of the last
+    success, or 0."""
+
+    moment_ms: int
+    objects: int = 0
+    bytes_written: int = 0
+    error: str = ""
+
+
+class BackupFollower:
+    """Makes images of a store until it is cancelled. `on_status` is called after each round."""
+
+    def __init__(
+        self,
+        settings: FollowerSettings,
+        on_status: Callable[[FollowStatus], None],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        now_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        self._settings = settings
+        self._on_status = on_status
+        self._sleep = sleep
+        self._now_ms = now_ms
+        self._moment_ms = 0
+        self._made: list[str] = []
+
+    async def run(self) -> None:
+        """Follow the store. Errors of the store or the backup end a round, and are retried after a pause."""
+        pause_s = RETRY_S
+        while True:
+            before_ms = self._moment_ms
+            try:
+                await self._follow()
+            except (Unavailable, ValueError) as error:
+                why = error.detail if isinstance(error, Unavailable) else str(error)
+                log.warning("the backup failed; will retry: %s", why, extra={"repeats": why})
+                self._on_status(FollowStatus(self._moment_ms, error=why or str(error)))
+            pause_s = RETRY_S if self._moment_ms > before_ms else min(2 * pause_s, MAX_RETRY_S)
+            await self._sleep(pause_s)
+
+    async def _follow(self) -> None:
+        """Make images until something fails."""
+        settings = self._settings
+        async with (
+            open_backup(settings.to, settings.key_file, create=True) as repository,
+            closing(open_image(settings.store, self._now_ms)) as source,
+        ):
+            maker = BackupMaker(source, repository, self._now_ms, _log_problem, settings.store.url)
+            trimmed_s = time.monotonic()
+            try:
+                while True:
+                    started_s = time.monotonic()
+                    objects, written = maker.report.objects, repository.bytes_written
+                    snapshot = await maker.make(only_changes=True)
+                    self._moment_ms = maker.moment_ms
+                    self._on_status(
+                        FollowStatus(
+                            self._moment_ms,
+                            maker.report.objects - objects,
+                            repository.bytes_written - written,
+                        )
+                    )
+                    if snapshot is not None:
+                        self._made.append(snapshot.name)
+                    if started_s - trimmed_s >= TRIM_EVERY_S:
+                        trimmed_s = started_s
+                        await source.trim()
+                        await self._thin(repository.target.delete)
+                    took_s = time.monotonic() - started_s
+                    await self._sleep(max(0.0, settings.every_ms / 1000 - took_s))
+            finally:
+                await maker.close()
+
+    async def _thin(self, delete: Callable[[str], Awaitable[None]]) -> None:
+        """Remove images of this follower that are close to later ones."""
+        kept = thinned(self._made, self._moment_ms)
+        for name in sorted({*self._made} - {*kept}):
+            await delete(name)
+        self._made = kept
+
+
+def thinned(names: list[str], now_ms: int) -> list[str]:
+    """Return the snapshots, oldest first, that a follower keeps: the last one of each minute or hour."""
+    kept: dict[tuple[int, int], str] = {}
+    for name in names:
+        at_ms = time_of(name)
+        age_ms = now_ms - at_ms
+        span_ms = 1 if age_ms < KEEP_ALL_MS else 60_000 if age_ms < KEEP_MINUTES_MS else 3_600_000
+        kept[span_ms, at_ms // span_ms] = name
+    return [*kept.values()]
+
+
+def _log_problem(key: str, why: str) -> None:
+    log.error("cannot back up %r: %s", key, why, extra={"repeats": ("backup", key)})
+
+
+async def _serve() -> None:
+    """Read settings from the first line of standard input, and follow the store until the input ends. Print
+    the status of each round."""
+    loop = asyncio.get_running_loop()
+    settings = FollowerSettings.decode(await asyncio.to_thread(sys.stdin.buffer.readline))
+    with suppress(OSError):
+        os.nice(_NICENESS)
+
+    def report(status: FollowStatus) -> None:
+        with suppress(BrokenPipeError):
+            sys.stdout.buffer.write(orjson.dumps([*status]) + b"\n")
+            sys.stdout.buffer.flush()
+
+    following = asyncio.ensure_future(BackupFollower(settings, report).run())
+    ended = loop.run_in_executor(None, sys.stdin.buffer.read)
+    await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
+    if following.done():
+        log.critical("the backup ended", exc_info=following.exception())
+        os._exit(1)  # the thread that reads the input would keep the process
+    following.cancel()
+    await asyncio.wait({following})
+
+
+if __name__ == "__main__":
+    logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
+    asyncio.run(_serve())

@@ -1,0 +1,123 @@
+"""The backup that a service makes of its own store: a process of its own, in one of all processes of the
+service. The event loop only reads a line about each image, so a slow backup holds up no request."""
+
+import asyncio
+import logging
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import orjson
+
+from pysync.backup.following import FollowerSettings, FollowStatus
+from pysync.coordinator import Coordinator
+from pysync.errors import CoordinatorUnavailable
+
+LEASE: Final = "backup"
+LEASE_RENEW_S: Final = 1.0
+END_WITHIN_S: Final = 5.0
+"""Seconds until a process that does not end is killed. The next one continues."""
+BACKUP_LAG: Final = "pysync_backup_lag_seconds"
+BACKUP_SUCCESS: Final = "pysync_backup_last_success_timestamp_seconds"
+BACKUP_FAILURES: Final = "pysync_backup_failures"
+BACKUP_BYTES: Final = "pysync_backup_bytes"
+
+log = logging.getLogger("pysync.server")
+
+
+class BackupProcess:
+    """Runs the follower while this process holds the lease, and reports what it says: `gauges` has the lag
+    and the time of the newest image, `count` adds failures and bytes."""
+
+    def __init__(
+        self,
+        settings: FollowerSettings,
+        coordinator: Coordinator,
+        gauges: Counter[str],
+        count: Callable[..., None],
+        now_ms: Callable[[], int],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._settings = settings
+        self._coordinator = coordinator
+        self._gauges = gauges
+        self._count = count
+        self._now_ms = now_ms
+        self._sleep = sleep
+        self._began_ms = 0
+        self._status = FollowStatus(0)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Back up from now on, until `close`. Needs a running loop."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """End the process. The next one continues the image that it was making."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        """Run the process while this one holds the lease, and start it again when it ends."""
+        while True:
+            if await self._holds_lease():
+                try:
+                    await self._follow()
+                except OSError as error:
+                    log.error("failed to start the backup; will retry: %s", error)
+                    self._count(BACKUP_FAILURES)
+            await self._sleep(LEASE_RENEW_S)
+
+    async def _holds_lease(self) -> bool:
+        try:
+            return await self._coordinator.acquire_lease(LEASE)
+        except CoordinatorUnavailable:
+            return False
+
+    async def _follow(self) -> None:
+        """Run the process until it ends or the lease is lost."""
+        self._began_ms, self._status = self._now_ms(), FollowStatus(0)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pysync.backup.following", stdin=PIPE, stdout=PIPE
+        )
+        assert process.stdin is not None
+        reading = asyncio.create_task(self._read(process))
+        try:
+            process.stdin.write(self._settings.encode() + b"\n")
+            while process.returncode is None and await self._holds_lease():
+                self._update_lag()
+                await self._sleep(LEASE_RENEW_S)
+            if process.returncode is not None:
+                log.error("the backup ended with status %s; will start it again", process.returncode)
+                self._count(BACKUP_FAILURES)
+        finally:
+            process.stdin.close()  # the process ends
+            try:
+                await asyncio.wait_for(process.wait(), END_WITHIN_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+            reading.cancel()
+            for metric in (BACKUP_LAG, BACKUP_SUCCESS):
+                self._gauges.pop(metric, None)
+
+    async def _read(self, process: Process) -> None:
+        """Read the status of each round."""
+        assert process.stdout is not None
+        async for line in process.stdout:
+            self._status = status = FollowStatus(*orjson.loads(line))
+            self._count(BACKUP_BYTES, by=status.bytes_written)
+            if status.error:
+                self._count(BACKUP_FAILURES)
+            else:
+                self._gauges[BACKUP_SUCCESS] = status.moment_ms // 1000
+            self._update_lag()
+
+    def _update_lag(self) -> None:
+        """Set the age of the newest moment that the backup has."""
+        since_ms = self._status.moment_ms or self._began_ms
+        self._gauges[BACKUP_LAG] = max(0, self._now_ms() - since_ms) // 1000

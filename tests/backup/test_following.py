@@ -1,0 +1,188 @@
+"""A store is backed up again and again, by a process of its own."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from support.backups import restored
+from support.clients import Browser, Start
+from support.store_samples import contents, document, fill
+
+from pysync.backup import following
+from pysync.backup.following import BackupFollower, FollowerSettings, FollowStatus, thinned
+from pysync.backup.repository import Repository, time_of, time_text
+from pysync.backup.target import FolderTarget
+from pysync.config import StoreConfig
+from pysync.store.local.store import LocalStore
+
+NOTES = {"name": "notes", "storagePath": "n/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+
+
+class Follower:
+    """A follower of a store, and what it has said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.statuses: list[FollowStatus] = []
+        self.target = FolderTarget(folder / "backup")
+        store = StoreConfig(url=f"file:{folder}/data")
+        self._changed = asyncio.Condition()
+        settings = FollowerSettings(store, f"file:{folder}/backup", None, 10)
+        self._task = asyncio.create_task(BackupFollower(settings, self._report, sleep=self._sleep).run())
+
+    def _report(self, status: FollowStatus) -> None:
+        self.statuses.append(status)
+
+    async def _sleep(self, seconds: float) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+        await asyncio.sleep(0)
+
+    async def round(self) -> FollowStatus:
+        """Return the status of the next whole round."""
+        count = len(self.statuses)
+        async with self._changed:
+            await self._changed.wait_for(lambda: len(self.statuses) > count + 1)
+        return self.statuses[-1]
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[LocalStore]:
+    store = await LocalStore.open_folder(tmp_path / "data")
+    yield store
+    await store.close()
+
+
+async def test_each_round_has_what_was_written_before_it(store: LocalStore, tmp_path: Path) -> None:
+    await fill(store, 50)
+    follower = Follower(tmp_path)
+    await follower.round()
+    for n in range(5):
+        await store.put("notes/a", document(b'{"n":%d}' % n))
+        status = await follower.round()
+        assert status.error == ""
+        assert await restored(follower.target) == await contents(store)
+    before = len(await follower.target.names("snapshots"))
+    await follower.round()
+    assert len(await follower.target.names("snapshots")) == before, "nothing has changed"
+    assert follower.statuses[-1].moment_ms > follower.statuses[0].moment_ms
+    await follower.close()
+
+
+@pytest.mark.slow
+async def test_a_full_or_absent_destination_is_retried_and_then_complete(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(store, 50)
+    follower = Follower(tmp_path)
+    await follower.round()
+    for reason in ("No space left on device", "Host is down"):
+        with monkeypatch.context() as patched:
+
+            def fail(*_: object, why: str = reason) -> None:
+                raise OSError(5, why)
+
+            patched.setattr(FolderTarget, "_put", fail)
+            await store.put("notes/a", document(b'{"why":"%b"}' % reason.encode()))
+            status = await follower.round()
+            assert reason in status.error
+            assert status.moment_ms == follower.statuses[0].moment_ms or status.moment_ms > 0
+        while (await follower.round()).error:
+            pass
+        assert await restored(follower.target) == await contents(store)
+    await follower.close()
+
+
+def test_images_of_a_follower_become_fewer_with_their_age() -> None:
+    now_ms = 1_700_000_000_000
+    names = [f"snapshots/{time_text(now_ms - 30_000 * n)}-{0:064x}" for n in range(10_000)][::-1]
+    kept = thinned(names, now_ms)
+    ages_ms = [now_ms - time_of(name) for name in kept]
+    assert sum(age < following.KEEP_ALL_MS for age in ages_ms) == 20
+    assert 1430 <= sum(following.KEEP_ALL_MS <= age < following.KEEP_MINUTES_MS for age in ages_ms) <= 1432
+    assert 59 <= sum(age >= following.KEEP_MINUTES_MS for age in ages_ms) <= 61
+    assert kept == sorted(kept)
+    assert kept[-1] == names[-1]
+    assert thinned(kept, now_ms) == kept
+
+
+async def gauges(session: aiohttp.ClientSession, base: str) -> dict[str, float]:
+    """The metrics of the backup."""
+    async with session.get(f"{base}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    named = (line.split() for line in lines if line.startswith("pysync_backup"))
+    return {name: float(value) for name, value in named}
+
+
+async def eventually(condition: Any) -> None:
+    """Wait until the condition, awaited, is true."""
+    while not await condition():
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+async def test_a_service_backs_up_its_store(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    members = {
+        "store": f"file:{tmp_path}/data",
+        "collections": [NOTES],
+        "backup": {"to": f"file:{tmp_path}/backup", "everyMs": 50},
+    }
+    base = await start(members)
+    browser, target = Browser(base, session), FolderTarget(tmp_path / "backup")
+    for n in range(3):
+        assert (await browser.push(f"n/new{n}", {"n": n})).status == 200
+
+        async def has_it(name: str = f"n/new{n}") -> bool:
+            repository = await Repository.open(target, create=True)
+            newest = await repository.newest()
+            return newest is not None and newest.is_complete and name in await restored(target)
+
+        await eventually(has_it)
+
+    async def has_metrics() -> bool:
+        found = await gauges(session, base)
+        return found["pysync_backup_last_success_timestamp_seconds"] > 1e9
+
+    await eventually(has_metrics)
+    found = await gauges(session, base)
+    assert found.get("pysync_backup_failures_total", 0) == 0
+    assert found["pysync_backup_bytes_total"] > 0
+    assert found["pysync_backup_lag_seconds"] < 60
+
+
+@pytest.mark.process
+@pytest.mark.slow
+async def test_readiness_does_not_depend_on_the_backup(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    (tmp_path / "backup").write_text("a file is in the place of the folder")
+    members = {
+        "store": f"file:{tmp_path}/data",
+        "collections": [NOTES],
+        "backup": {"to": f"file:{tmp_path}/backup", "everyMs": 50},
+    }
+    base = await start(members)
+
+    async def has_failed() -> bool:
+        return (await gauges(session, base)).get("pysync_backup_failures_total", 0) > 0
+
+    await eventually(has_failed)
+    async with session.get(f"{base}/health/ready") as response:
+        assert response.status == 200
+    assert (await Browser(base, session).push("n/a", {})).status == 200
+    os.unlink(tmp_path / "backup")
+
+    async def has_succeeded() -> bool:
+        return (await gauges(session, base))["pysync_backup_last_success_timestamp_seconds"] > 0
+
+    await eventually(has_succeeded)

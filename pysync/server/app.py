@@ -47,12 +47,12 @@ from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
 from pysync.server.background import OutboxRelay, Scrubber, TtlSweeper
 from pysync.server.backup_process import BackupProcess
-from pysync.server.connection import HttpServer
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.handlers import Service
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
 from pysync.server.handlers.service import CallerResolver, ServiceHandlers
 from pysync.server.handlers.usage import usage_of_all
+from pysync.server.http_server import HttpServer
 from pysync.server.in_flight import BytesInFlight
 from pysync.server.logs import RequestLog
 from pysync.server.metrics import Counters, Metrics, MultiprocessCounters
@@ -144,7 +144,7 @@ class App(AbstractAsyncContextManager["App"]):
             ownership.owns_data,
             clock.wall_ms,
             gate,
-            SignatureBatch(self.load.has_unstarted),
+            SignatureBatch(self.load.queue.has_unstarted),
             validate_certificate,
         )
         request_log = RequestLog(

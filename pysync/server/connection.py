@@ -3,41 +3,46 @@
 import asyncio
 import logging
 import os
-import socket
-import struct
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from aiohttp import StreamReader, web
-from aiohttp.abc import AbstractStreamWriter
+from aiohttp import EMPTY_PAYLOAD, StreamReader, hdrs, web
 from aiohttp.http import RawRequestMessage, StreamWriter
 from aiohttp.web_protocol import ERROR, _ErrInfo
 
 from pysync import protocol
-from pysync.concurrency import every
 from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout, Unavailable
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.in_flight import release
-from pysync.server.overload import Address, Arrival, LoadShedder
+from pysync.server.overload import Address, Arrival, Arrivals, LoadShedder, kernel_wait_s
 from pysync.server.responses import Response, error_response
 
-HEAD_TIMEOUT_S = 10.0
-CHECK_EVERY_S = 1.0
-KEEPALIVE_S = 75.0
-READ_BUFFER_BYTES = 32 * 1024
-"""Bytes of a body that are read ahead. Reading stops at twice as many."""
-DRAIN_CHECK_S = 0.02
-CANCEL_S = 0.5
-_TCP_INFO: Final = struct.Struct("=B51xI")
-"""Of Linux's `struct tcp_info`: the state, and `tcpi_last_data_recv` in milliseconds."""
-_ESTABLISHED: Final = 1
+HEALTH_PROBE: Final = b"GET /health"
+KEPT_BYTES: Final = 64 * 1024
+"""Bytes of requests that wait for their turn, for each connection, after which it is not read."""
+
 
 log = logging.getLogger("pysync.server")
 
 NoteFailure = Callable[[web.BaseRequest], None]
+
+
+class Kept(NamedTuple):
+    """Bytes that begin with a request, not parsed yet, and when their requests arrived."""
+
+    data: bytes
+    arrivals: Arrivals
+
+
+class ConnectionOptions(NamedTuple):
+    """What all connections of a server share. `note_failure` counts requests that are malformed. With
+    `isolates_requests`, each request has context variables of its own."""
+
+    load: LoadShedder
+    note_failure: NoteFailure
+    early_rejections: EarlyRejections | None
+    isolates_requests: bool
 
 
 class Request(web.BaseRequest):
@@ -51,20 +56,36 @@ class Request(web.BaseRequest):
 
 class Connection(web.RequestHandler):
     """One client connection of `server`, which counts for `address`. `head_since` is the loop time at which
-    an unfinished head began, else 0.0. `ended_head` is True if the last bytes ended a head, so that the next
-    begin another. `arrivals` has the arrival of each request that waits for its turn."""
+    an unfinished head began, else 0.0. `arrivals` has the arrival of each request that was parsed and waits
+    for its turn. `begins_request` is True if the next bytes are known to begin a request."""
 
-    __slots__ = ("_http", "address", "arrivals", "ended_head", "head_since", "load", "was_served")
+    __slots__ = (
+        "_kept",
+        "_kept_bytes",
+        "_options",
+        "_reads_on",
+        "address",
+        "arrivals",
+        "begins_request",
+        "head_since",
+        "load",
+        "was_served",
+    )
 
-    def __init__(self, server: "HttpServer", address: Address, **options: Any) -> None:
-        super().__init__(server, **options)
-        self._http = server
-        self.load = server.load
+    def __init__(
+        self, server: web.Server, options: ConnectionOptions, address: Address, **aiohttp_options: Any
+    ) -> None:
+        super().__init__(server, **aiohttp_options)
+        self._options = options
+        self.load = options.load
         self.address: Address | None = address
         self.arrivals: deque[Arrival] = deque()
         self.head_since = 0.0
-        self.ended_head = True
+        self.begins_request = True
         self.was_served = False
+        self._kept: deque[Kept] = deque()
+        self._kept_bytes = 0
+        self._reads_on = True
         # The parser counts a request that was taken before its body had arrived, so it may stop one request
         # earlier than the connection expects, which would then never let it go on.
         self._max_msg_queue_size -= 1
@@ -82,12 +103,16 @@ class Connection(web.RequestHandler):
         percent of its time, and is needed only for plugins: what they put into context variables must not be
         seen by the next request.
         """
-        loop, server, make_request = self._loop, self._http, self._request_factory
-        assert make_request is not None
+        loop, server, isolates_requests = self._loop, self._manager, self._options.isolates_requests
+        assert server is not None
         writer = StreamWriter(self, loop)
         try:
             while not self._force_close:
-                if not self._messages:
+                while not self._messages:
+                    if self._kept:
+                        self._wait_for_turn()
+                        if self._messages:
+                            break
                     self._waiter = loop.create_future()
                     try:
                         await self._waiter
@@ -105,13 +130,11 @@ class Connection(web.RequestHandler):
                 task = self._task_handler or asyncio.current_task()
                 assert handler is not None
                 assert task is not None
-                request = make_request(message, payload, self, writer, task)
+                request = self._make_request(message, payload, writer, task)
                 handling = self._handle_request(request, None, handler)
                 self._request_in_progress = True  # also until a task of its own has begun
                 try:
-                    response, is_lost = await (
-                        loop.create_task(handling) if server.isolates_requests else handling
-                    )
+                    response, is_lost = await (loop.create_task(handling) if isolates_requests else handling)
                     if is_lost:
                         break
                     self._keepalive = bool(response.keep_alive)
@@ -142,40 +165,158 @@ class Connection(web.RequestHandler):
             if self.transport is not None:
                 self.transport.close()
 
+    def _make_request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        writer: StreamWriter,
+        task: "asyncio.Task[None]",
+    ) -> Request:
+        request = Request(message, payload, self, writer, task, self._loop)
+        request.connection = self
+        request.arrival = self.next_arrival()
+        return request
+
     def data_received(self, data: bytes) -> None:
-        """Handle bytes from the client, and note when a request arrives and when its head begins."""
-        admitted: Arrival | None = None
-        rejections = self._http.early_rejections if self.load.is_overloaded else None
-        if rejections is not None and self._is_ready:
-            decision = rejections.decide(self, data)
-            if isinstance(decision, bytes):
-                assert self.transport is not None
-                self.transport.write(decision)
-                self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-                self.load.pause(self)
-                return
-            admitted = decision
+        """Handle bytes from the client, or keep them until the turn of the connection comes."""
+        load = self.load
+        if not (self._kept or (self.begins_request and (load.is_overloaded or load.queue.is_full))):
+            self._parse(data, load.arrivals(self))
+        elif not self._rejects(data):
+            self._keep(data, load.arrivals(self))
+
+    def _rejects(self, data: bytes) -> bool:
+        """Reject the requests in `data` if there is no room for them. Return False if there is."""
+        rejections = self._options.early_rejections
+        if rejections is None or not self.load.is_overloaded or self._paused or not self.is_idle:
+            return False
+        responses = rejections.decide(self, data)
+        if responses is None:
+            return False
+        self._send_rejections(responses)
+        self.load.pause_if_busy(self)
+        return True
+
+    def _send_rejections(self, responses: bytes) -> None:
+        assert self.transport is not None
+        self.transport.write(responses)
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+
+    def _keep(self, data: bytes, arrivals: Arrivals) -> None:
+        """Keep bytes until the turn of the connection comes. The first that are kept begin a request."""
+        is_next = self.is_idle
+        self._kept.append(Kept(data, arrivals))
+        self._kept_bytes += len(data)
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if self._kept_bytes > KEPT_BYTES or (len(self._kept) > 1 and self.load.is_overloaded):
+            self._reads_on = False
+            if self.transport is not None:
+                self.transport.pause_reading()
+        if is_next:
+            self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        """Handle the kept requests, in another tick if this one has enough to begin."""
+        kept, load, rejections = self._kept[0], self.load, self._options.early_rejections
+        if not load.queue.is_full or kept.data.startswith(HEALTH_PROBE):
+            self.go_on()
+            return
+        address = self.address if rejections is None else rejections.address(self, kept.data)
+        is_preferred = load.prefers(self, address)
+        if is_preferred or load.queue.has_room_for_others:
+            load.queue.add(self, kept.arrivals.first, is_preferred=is_preferred)
+        else:
+            self._parse_kept()
+
+    def go_on(self) -> None:
+        """Handle the kept requests. Those that have waited too long are refused."""
+        if self._kept and not (self.load.is_overloaded and self._refuses_stale()):
+            self._parse_kept()
+
+    def give_up(self) -> None:
+        """Refuse the kept requests that have waited too long."""
+        if not self._kept or self._refuses_stale():
+            return
+        if self._kept[0].arrivals.first > self.load.stale_since():
+            self._wait_for_turn()
+        else:
+            self._parse_kept()
+
+    def _refuses_stale(self) -> bool:
+        """Refuse the kept requests that have waited too long, unparsed. Return True if no others are left."""
+        rejections, latest = self._options.early_rejections, self.load.stale_since()
+        if rejections is None or self._paused or self._kept[0].arrivals.first > latest:
+            return False
+        kept = self._take_kept()
+        responses, rest = rejections.reject_until(latest, self, kept.data, kept.arrivals)
+        if responses:
+            self._send_rejections(responses)
+        if rest:
+            arrivals = kept.arrivals
+            if responses:
+                arrivals = arrivals._replace(first=min(max(arrivals.first, latest), arrivals.last))
+            self._kept.append(Kept(rest, arrivals))
+            self._kept_bytes = len(rest)
+            return False
+        self.load.pause_if_busy(self)
+        return True
+
+    def _take_kept(self) -> Kept:
+        """Return all that is kept, and read again if reading stopped for it."""
+        kept = self._kept[0]
+        if len(self._kept) > 1:
+            arrivals = kept.arrivals._replace(last=self._kept[-1].arrivals.last)
+            kept = Kept(b"".join([each.data for each in self._kept]), arrivals)
+        self._kept.clear()
+        self._kept_bytes = 0
+        if not self._reads_on:
+            self._reads_on = True
+            if self.transport is not None:
+                self.transport.resume_reading()
+        return kept
+
+    def _parse_kept(self) -> None:
+        try:
+            self._parse(*self._take_kept())
+        except BaseException:
+            self.force_close()
+            raise
+
+    def _parse(self, data: bytes, arrivals: Arrivals) -> None:
+        """Parse bytes, and note when their requests arrived and when a head begins."""
         waiting = len(self._messages)
         super().data_received(data)
         arrived = len(self._messages) - waiting
-        self.ended_head = arrived > 0 and data.endswith(b"\r\n\r\n")
         if arrived:
-            if admitted is not None and arrived == 1:
-                self.arrivals.append(admitted)
+            if arrived == 1:
+                self.arrivals.append(Arrival(arrivals.last, arrivals.read_at))
             else:
-                self.arrivals.extend(self.load.arrivals(self, arrived))
-            if not self._request_in_progress:
-                self.load.will_start(self)
+                self.arrivals.extend(arrivals.spread(arrived))
+            if not (self._request_in_progress or isinstance(self._messages[0][0], _ErrInfo)):
+                self.load.queue.will_start(self)
+        self.begins_request = arrived > 0 and self._ends_request(data, arrived)
         if self._request_in_progress or self._messages:
             self.head_since = 0.0
         elif self.head_since == 0.0:
             self.head_since = self._loop.time()
 
+    def _ends_request(self, data: bytes, arrived: int) -> bool:
+        """Return True if `data`, in which so many requests arrived, is known to end with the end of one."""
+        message, payload = self._messages[-1]
+        if payload is EMPTY_PAYLOAD and data.endswith(b"\r\n\r\n") and not self._upgraded:
+            return True
+        if self._upgraded or not payload.is_eof() or isinstance(message, _ErrInfo):
+            return False
+        if arrived > 1 or not self.begins_request:
+            return False
+        body_bytes = len(data) - data.find(b"\r\n\r\n") - 4
+        return message.headers.get(hdrs.CONTENT_LENGTH) == str(body_bytes)
+
     def next_arrival(self) -> Arrival:
         """Return the arrival of the request whose turn has come. One that waited behind a request for an
         upgrade arrives now: aiohttp parses it when that is answered."""
         if not self.arrivals:
-            self.arrivals.extend(self.load.arrivals(self, 1))
+            self.arrivals.extend(self.load.arrivals(self).spread(1))
         return self.arrivals.popleft()
 
     def resume_reading(self, resume_parser: bool = True) -> None:
@@ -194,12 +335,6 @@ class Connection(web.RequestHandler):
             self.transport.abort()
 
     @property
-    def _is_ready(self) -> bool:
-        """True if the next bytes begin a request that would be handled at once, and the client reads what it
-        is sent."""
-        return self.is_idle and self.ended_head and not (self._paused or self._close or self._force_close)
-
-    @property
     def has_more(self) -> bool:
         """True if other requests wait, or a part of one is still to come."""
         return bool(self._messages) or self._is_receiving
@@ -215,7 +350,7 @@ class Connection(web.RequestHandler):
 
     def stop_reading(self) -> bool:
         """Stop reading. Return False if the rest of a request is still to come, so that reading goes on."""
-        if self.transport is None or self._is_receiving:
+        if self.transport is None or self._is_receiving or self._kept:
             return False
         self.transport.pause_reading()
         return True
@@ -229,7 +364,7 @@ class Connection(web.RequestHandler):
     @property
     def is_idle(self) -> bool:
         """True if no request is waiting for the end of its response."""
-        return not self._request_in_progress and not self._messages
+        return not (self._request_in_progress or self._messages or self._kept)
 
     def detach(self, protocol: asyncio.Protocol) -> asyncio.Transport:
         """Hand the connection, whose last response has begun, to `protocol`, which may write the rest for
@@ -269,19 +404,8 @@ class Connection(web.RequestHandler):
             error = Unavailable() if isinstance(exc, MemoryError) else InternalError()
         else:
             error = BadRequest("Malformed request")
-            self._http.note_failure(request)
+            self._options.note_failure(request)
         return _protocol_error(error)
-
-
-def kernel_wait_s(sock: socket.socket) -> float | None:
-    """Return how long ago the kernel received the last bytes of a connection, 0.0 if that is unknown; None if
-    the client has closed it."""
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-    except (AttributeError, OSError):  # not TCP, or not Linux
-        return 0.0
-    state, wait_ms = _TCP_INFO.unpack(info)
-    return wait_ms / 1000 if state == _ESTABLISHED else None
 
 
 def _protocol_error(error: PysyncError) -> Response:
@@ -289,80 +413,3 @@ def _protocol_error(error: PysyncError) -> Response:
     response = error_response(error, close=True)
     response.header_text += f"{protocol.HEADER_REQUEST_ID}: {os.urandom(8).hex()}\r\n"
     return response
-
-
-class HttpServer(web.Server):
-    """Creates the connections of a `Listener`, and times out those whose head takes longer than 10 s. On
-    shutdown it lets requests finish that are being handled; aiohttp would discard the part of their bodies
-    that has not arrived yet. `note_failure` counts requests that are malformed. With `isolates_requests`,
-    each request has context variables of its own."""
-
-    def __init__(
-        self,
-        handler: Any,
-        load: LoadShedder | None = None,
-        note_failure: NoteFailure = lambda request: None,
-        early_rejections: EarlyRejections | None = None,
-        *,
-        isolates_requests: bool = False,
-    ) -> None:
-        super().__init__(
-            handler,
-            access_log=None,
-            auto_decompress=False,  # bodies are passed on as they were sent
-            keepalive_timeout=KEEPALIVE_S,
-            lingering_time=0,
-            max_field_size=16 * 1024,
-            read_bufsize=READ_BUFFER_BYTES,
-        )
-        self.load: Final = load or LoadShedder(inf)
-        self.note_failure: Final = note_failure
-        self.early_rejections: Final = early_rejections
-        self.isolates_requests: Final = isolates_requests
-        self._watch: asyncio.Task[None] | None = None
-
-    def make_connection(self, address: Address) -> Connection:
-        """Return the protocol of a connection that counts for `address`."""
-        if self._watch is None:
-            checks = every(CHECK_EVERY_S, self._time_out_slow_heads, "cannot time out slow clients", log)
-            self._watch = asyncio.get_running_loop().create_task(checks)
-        return Connection(self, address, loop=self._loop, **self._kwargs)
-
-    def _make_request(
-        self,
-        message: RawRequestMessage,
-        payload: StreamReader,
-        protocol: web.RequestHandler,
-        writer: AbstractStreamWriter,
-        task: "asyncio.Task[None]",
-    ) -> Request:
-        request = Request(message, payload, protocol, writer, task, self._loop)
-        assert isinstance(protocol, Connection)
-        request.connection = protocol
-        request.arrival = protocol.next_arrival()
-        return request
-
-    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 (aiohttp's name)
-        """Wait up to `timeout` seconds until all connections are idle, then close them."""
-        if self._watch is not None:
-            self._watch.cancel()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while not all(connection.is_idle for connection in self._own_connections()):  # noqa: ASYNC110
-                    await asyncio.sleep(DRAIN_CHECK_S)
-        await super().shutdown(CANCEL_S)
-
-    def pre_shutdown(self) -> None:
-        """Close the idle connections."""
-        for connection in self._own_connections():
-            if connection.is_idle:
-                connection.close()
-
-    def _own_connections(self) -> list[Connection]:
-        return [connection for connection in self.connections if isinstance(connection, Connection)]
-
-    async def _time_out_slow_heads(self) -> None:
-        latest = asyncio.get_running_loop().time() - HEAD_TIMEOUT_S
-        for connection in self._own_connections():
-            if 0.0 < connection.head_since <= latest:
-                connection.time_out()

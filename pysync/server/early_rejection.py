@@ -7,24 +7,19 @@ what is too much one by one.
 
 import itertools
 import os
-import re
 import time
 from functools import lru_cache
 from typing import Final
 
 from pysync import protocol
+from pysync._core import plain_get_ends
 from pysync.auth.admission import forwarded_ip
 from pysync.errors import Overloaded
 from pysync.server.metrics import Counters
-from pysync.server.overload import Address, Arrival, LoadShedder, Readable
+from pysync.server.overload import Address, Arrivals, LoadShedder, Readable
 from pysync.server.responses import count_response, error_response
 
-_is_plain: Final = re.compile(rb"GET /(?!health)[!-~]* HTTP/1\.1\r\n(?:[\w-]+:[^\0\n\r]*\r\n)*\r\n").fullmatch
-"""Recognises a head that all parsers read alike, and that is not of a health probe. If a proxy saw a body
-where this server sees none, that body would be taken for the next request."""
 _FORWARDED_FOR: Final = b"\r\nx-forwarded-for:"
-_UNDECIDED: Final = (b"\r\norigin:", b"\r\nconnection:", b"\r\ncontent-length:", b"\r\ntransfer-encoding:")
-"""Headers of requests that have a body, or whose refusal would be another."""
 
 
 class EarlyRejections:
@@ -37,33 +32,47 @@ class EarlyRejections:
         self._ids = itertools.count(1)
         self._id_prefix = os.urandom(5).hex().encode()
 
-    def decide(self, connection: Readable, data: bytes) -> Arrival | bytes | None:
-        """Return the arrival of the request in `data` if there is room for it, and the response if it is
-        refused. Return None if `data` is anything else than one GET request without a body."""
-        address = self._address(connection, data)
-        if address is None:
+    def decide(self, connection: Readable, data: bytes) -> bytes | None:
+        """Return the responses to the requests in `data` if there is no room for them. Return None if there
+        is, or if `data` is anything else than GET requests without a body."""
+        if self._load.queue.has_room_for_others:
             return None
-        (arrival,) = self._load.arrivals(connection, 1)
-        if self._load.admits(connection, address, arrival):
-            return arrival._replace(is_admitted=True)
-        count_response(self._counters, Overloaded.status, 0.0)
-        before, after = _rejection(int(time.monotonic()))
-        return b"%b%b-%x%b" % (before, self._id_prefix, next(self._ids), after)
+        address = self.address(connection, data)
+        if address is None or self._load.prefers(connection, address):
+            return None
+        ends = plain_get_ends(data)
+        return self._rejections(address, len(ends)) if ends and ends[-1] == len(data) else None
 
-    def _address(self, connection: Readable, data: bytes) -> Address | None:
+    def reject_until(
+        self, latest: float, connection: Readable, data: bytes, arrivals: Arrivals
+    ) -> tuple[bytes, bytes]:
+        """Return the responses to the first requests in `data`, those that arrived at the time `latest` or
+        before, and the rest of `data`."""
+        ends = plain_get_ends(data)
+        count = sum(arrival.at <= latest for arrival in arrivals.spread(len(ends)))
+        if not count:
+            return b"", data
+        address = self.address(connection, data[: ends[0]])
+        return self._rejections(address, count), data[ends[count - 1] :]
+
+    def address(self, connection: Readable, request: bytes) -> Address | None:
         """Return the address for which a request counts; None if its bytes do not tell."""
-        if _is_plain(data) is None:
-            return None
-        head = data.lower()
-        if any(name in head for name in _UNDECIDED):
-            return None
         if not self._proxy_hops:
             return connection.address
-        _, found, rest = head.partition(_FORWARDED_FOR)
+        _, found, rest = request.lower().partition(_FORWARDED_FOR)
+        rest = rest.partition(b"\r\n\r\n")[0]
         if not found or _FORWARDED_FOR in rest:
             return None
         ip = forwarded_ip(rest.partition(b"\r\n")[0].decode("latin-1"), self._proxy_hops)
         return None if ip is None else self._load.address(ip)
+
+    def _rejections(self, address: Address | None, count: int) -> bytes:
+        """Return the responses to `count` requests from `address`."""
+        self._load.count_rejections(address, count)
+        count_response(self._counters, Overloaded.status, 0.0, count=count)
+        before, after = _rejection(int(time.monotonic()))
+        ids, prefix = self._ids, self._id_prefix
+        return b"".join([b"%b%b-%x%b" % (before, prefix, next(ids), after) for _ in range(count)])
 
 
 @lru_cache(maxsize=1)

@@ -16,8 +16,9 @@ from typing import Final
 
 from aiohttp import web
 
-from pysync.server.connection import HttpServer, kernel_wait_s
-from pysync.server.overload import Address, LoadShedder
+from pysync.server.connection import HEALTH_PROBE
+from pysync.server.http_server import HttpServer
+from pysync.server.overload import Address, LoadShedder, kernel_wait_s
 
 BACKLOG: Final = 4096
 ACCEPT_S: Final = 0.02
@@ -25,7 +26,6 @@ ACCEPT_S: Final = 0.02
 RETRY_S: Final = 0.1
 """Pause before the next attempt when the system has no descriptor or memory for a connection."""
 OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-HEALTH_PROBE: Final = b"GET /health"
 
 log = logging.getLogger("pysync.server")
 

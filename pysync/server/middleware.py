@@ -180,14 +180,15 @@ class Middleware:
     def _refuses(self, request: Request) -> bool:
         """Return True if an overload leaves no time for `request`. Health probes are exempt."""
         connection = request.connection
+        if request.raw_path.startswith("/health"):
+            self._load.queue.has_started(connection)
+            return False
         address = connection.address
         if self._client_ip is not None:
             address = self._load.address(self._client_ip(request))
         if address is None or not self._load.refuses(connection, address, request.arrival):
             return False
-        if request.raw_path.startswith("/health"):
-            return False
-        self._load.pause(connection)
+        self._load.pause_if_busy(connection)
         return True
 
     def _check_host(self, request: web.BaseRequest) -> None:

@@ -1,10 +1,10 @@
 """Overload: what the server leaves undone when requests arrive faster than it can answer them.
 
-A request that has waited longer than `server.maxQueueMs` is refused (503 `overloaded`), because its client
-may have given up. To refuse everything that is too much would take more time than the processor has, so the
-server also stops reading from some connections, and their requests wait in the kernel. It goes on reading
-from connections that it has served before, and from addresses that use no more than their share; of the
-others it prefers the newest. So what is answered is answered soon.
+Requests wait in a queue (`request_queue.py`). One that has waited longer than `server.maxQueueMs` is refused
+(503 `overloaded`), because its client may have given up. To refuse everything that is too much would take
+more time than the processor has, so the server also stops reading from some connections, and their requests
+wait in the kernel. It goes on reading from connections that it has served before, and from addresses that
+use no more than their share; of the others it prefers the newest. So what is answered is answered soon.
 
 The wait of a request is measured from the arrival of its bytes in the kernel.
 """
@@ -12,21 +12,24 @@ The wait of a request is measured from the arrival of its bytes in the kernel.
 import asyncio
 import logging
 import resource
+import socket
+import struct
 import sys
-from collections.abc import Callable, Iterable
-from itertools import islice, repeat
+from collections.abc import Callable
+from itertools import islice
 from math import inf
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Final, NamedTuple, Protocol
 
 from pysync.auth.admission import network_of
 from pysync.server.metrics import Counters
+from pysync.server.request_queue import RequestQueue
 
 TICK_S: Final = 0.05
-TARGET: Final = 0.4
-"""The mean wait that an overloaded server aims at, as a share of the longest."""
+LONG_WAIT: Final = 0.4
+"""The share of the longest wait above which a wait is long."""
 OVERLOADED_AFTER_S: Final = 0.1
-"""How long all waits must have been longer than that before requests are refused for it."""
+"""How long all waits must have been long before requests are refused for it."""
 RESERVED_DESCRIPTORS: Final = 256
 FEW_CONNECTIONS: Final = 16
 """Connections that every address may have while there is room."""
@@ -34,18 +37,22 @@ MANY_REQUESTS: Final = 16
 """Requests between two ticks that must have waited long before the server is overloaded. A busy machine lets
 a few wait long, and refusing them would help nobody."""
 CALM_TICKS: Final = 10
-"""Ticks with short waits, and no connection paused, after which an overload is over."""
-ACTIVE_TICKS: Final = 5
-"""Ticks for which a connection counts as active after it sent something."""
+"""Ticks that found no request in the queue and no connection paused, after which an overload is over."""
 FAIR_USE: Final = 1.5
 """Multiple of the mean use of all addresses above which an address uses more than its share."""
-REQUEST_S: Final = 0.0004
-"""Assumed cost of a request. As many connections are read again as could have been served in idle time."""
 USE_KEPT_PER_TICK: Final = 0.9
 NEWEST_PER_TICK: Final = 40
+NEWEST_PER_BUSY_TICK: Final = 8
 OLDEST_PER_TICK: Final = 10
-"""Unread connections that are read in each tick: the newest, of which one may be a health probe, and those
+"""Unread connections that are read in each tick: the newest, fewer of them while requests wait, and those
 that have waited longest, to refuse what they ask."""
+MOST_PER_TICK: Final = 256
+"""Unread connections that are read in a tick if no request waits: twice as many as in the tick before, up to
+so many."""
+
+_TCP_INFO: Final = struct.Struct("=B51xI")
+"""Of Linux's `struct tcp_info`: the state, and `tcpi_last_data_recv` in milliseconds."""
+_ESTABLISHED: Final = 1
 
 log = logging.getLogger("pysync.server")
 
@@ -69,12 +76,23 @@ class Address:
 
 
 class Arrival(NamedTuple):
-    """When a request arrived in the kernel, and when the server read it. `is_admitted` is the decision of
-    `LoadShedder.admits`, if it was asked."""
+    """When a request arrived in the kernel, and when the server read it."""
 
     at: float
     read_at: float
-    is_admitted: bool = False
+
+
+class Arrivals(NamedTuple):
+    """When the first and the last of some requests arrived in the kernel, and when the server read them."""
+
+    first: float
+    last: float
+    read_at: float
+
+    def spread(self, count: int) -> list[Arrival]:
+        """Return the arrival of each of `count` requests, as if they had arrived at even intervals."""
+        step = (self.last - self.first) / max(1, count - 1)
+        return [Arrival(self.last - step * n, self.read_at) for n in range(count - 1, -1, -1)]
 
 
 class Readable(Protocol):
@@ -100,8 +118,8 @@ class Readable(Protocol):
 class LoadShedder:
     """Watches how long requests wait, and refuses or defers some while they wait too long. `max_wait_s` is
     the longest wait, `max_connections` the number of connections. `shares_connections` is True behind a
-    proxy: then only requests are refused, because a connection carries those of many clients. `now` and `cpu`
-    are the clocks of the wall and of the loop's thread, in seconds."""
+    proxy: then only requests are refused, because a connection carries those of many clients. `now` is the
+    clock, in seconds."""
 
     def __init__(
         self,
@@ -111,7 +129,6 @@ class LoadShedder:
         shares_connections: bool = False,
         counters: Counters | None = None,
         now: Callable[[], float] = perf_counter,
-        cpu: Callable[[], float] = thread_time,
     ) -> None:
         self.max_connections: Final = max_connections
         self._shares_connections = shares_connections
@@ -120,26 +137,19 @@ class LoadShedder:
         self._counters = counters or Counters()
         self.max_wait_s: Final = max_wait_s
         self.is_overloaded = False
+        self.queue: Final = RequestQueue(max_wait_s, now)
+        """The requests that wait."""
         self._now = now
-        self._cpu = cpu
-        self._ticked_at, self._cpu_s = now(), cpu()
-        self._target_s = max_wait_s * TARGET
-        self._waits_s = 0.0
+        self._long_wait_s = max_wait_s * LONG_WAIT
         self._begun = 0
         self._long_since = inf
-        self._long_ticks = 0
         self._calm_ticks = 0
+        self._to_resume = 1
         self._is_late = False
-        self._settled_at = 0.0
-        self._admitted_share = 1.0
-        self._credit = 0.0
         self._fair_use = inf
-        self._active: dict[Readable, int] = {}
-        self._tick = 0
         self._paused: dict[Readable, float] = {}
         self._unread: dict[Readable, float] = {}
         self._new: dict[Readable, None] = {}
-        self._unstarted = set[Readable]()
         self._addresses: dict[str, Address] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due_at = 0.0
@@ -160,7 +170,7 @@ class LoadShedder:
             self._timer.cancel()
             self._timer = None
         self._is_closed = True
-        self.is_overloaded = False
+        self.is_overloaded = self.queue.is_newest_first = False
         for connection in list(self._paused):
             self.resume(connection)
 
@@ -193,7 +203,7 @@ class LoadShedder:
     @property
     def defers_new(self) -> bool:
         """True if there is no room for what a new connection may ask."""
-        has_room = not self.is_overloaded or (self._admitted_share == 1.0 and not self._paused)
+        has_room = not self.is_overloaded or (self.queue.is_empty and not self._paused)
         return not (has_room or self._shares_connections)
 
     def defer(self, connection: Readable) -> None:
@@ -203,9 +213,9 @@ class LoadShedder:
 
     def closed(self, connection: Readable) -> None:
         """Forget a connection that was opened."""
-        for noted in (self._paused, self._unread, self._active, self._new):
+        for noted in (self._paused, self._unread, self._new):
             noted.pop(connection, None)
-        self._unstarted.discard(connection)
+        self.queue.remove(connection)
         if connection.address is not None:
             self.uncount(connection.address)
             connection.address = None
@@ -220,44 +230,39 @@ class LoadShedder:
         network = network_of(ip)
         return self._addresses.get(network) or self._addresses.setdefault(network, Address())
 
-    def will_start(self, connection: Readable) -> None:
-        """Note that the event loop is about to handle a request of `connection`."""
-        self._unstarted.add(connection)
-
-    def has_unstarted(self) -> bool:
-        """Return True if the event loop is about to handle further requests."""
-        return bool(self._unstarted)
-
-    def arrivals(self, connection: Readable, count: int) -> Iterable[Arrival]:
-        """Return the arrivals of `count` requests that `connection` has just read."""
+    def arrivals(self, connection: Readable) -> Arrivals:
+        """Return the arrivals of what `connection` has just read."""
         now = self._now()
-        if not (self.is_overloaded or self._is_late):
-            return repeat(Arrival(now, now), count)
-        self._active[connection] = self._tick
+        first = self._unread.pop(connection, None)
+        if first is None and not (self.is_overloaded or self._is_late):
+            return Arrivals(now, now, now)
         last = now - (connection.kernel_wait_s() or 0.0)
-        first = min(self._unread.pop(connection, last), last)
-        if count == 1:
-            return (Arrival(last, now),)
-        return (Arrival(last - (last - first) * n / count, now) for n in range(count, 0, -1))
+        return Arrivals(last if first is None else min(first, last), last, now)
 
-    def admits(self, connection: Readable, address: Address, arrival: Arrival) -> bool:
-        """Return True if an overloaded server has room for a request from `address` that has just been
-        read."""
-        address.use += 1.0
-        if self._now() - arrival.at <= self.max_wait_s and self._has_room(connection, address):
-            return True
-        self._counters.count("pysync_overload_refusals")
-        return False
+    def stale_since(self) -> float:
+        """Return the time before which a request arrived that has waited too long."""
+        return self._now() - self.max_wait_s
+
+    def prefers(self, connection: Readable, address: Address | None) -> bool:
+        """Return True if requests from `address` come first: of connections that were served before, and of
+        addresses that use no more than their share."""
+        is_known = connection.was_served or self._shares_connections
+        return is_known and address is not None and address.use <= self._fair_use
+
+    def count_rejections(self, address: Address | None, count: int) -> None:
+        """Count requests from `address` that are refused before they are parsed."""
+        if address is not None:
+            address.use += count
+        self._counters.count("pysync_overload_refusals", by=count)
 
     def refuses(self, connection: Readable, address: Address, arrival: Arrival) -> bool:
         """Return True if a request from `address`, whose turn has come, has to be refused. Called once for
         each request."""
-        self._unstarted.discard(connection)
+        self.queue.has_started(connection)
         now = self._now()
         wait_s = now - arrival.read_at
-        if not arrival.is_admitted:
-            address.use += 1.0
-        if wait_s <= self._target_s:
+        address.use += 1.0
+        if wait_s <= self._long_wait_s:
             self._long_since = inf
         elif self._long_since == inf:
             self._long_since = now
@@ -265,88 +270,49 @@ class LoadShedder:
             self._begin()
         if self.is_overloaded and (
             now - arrival.at > self.max_wait_s
-            or not (arrival.is_admitted or self._has_room(connection, address))
+            or not (self.queue.has_room_for_others or self.prefers(connection, address))
         ):
             self._counters.count("pysync_overload_refusals")
             return True
         self._begun += 1
-        self._waits_s += wait_s
         connection.was_served = True
         return False
 
-    def _has_room(self, connection: Readable, address: Address) -> bool:
-        is_known = connection.was_served or self._shares_connections
-        return (is_known and address.use <= self._fair_use) or self._admits_other()
-
-    def _is_preferred(self, connection: Readable) -> bool:
-        address = connection.address
-        return connection.was_served and address is not None and address.use <= self._fair_use
-
-    def _admits_other(self) -> bool:
-        """Return True for as many requests as there is room for, of connections that were not served before
-        and of addresses that use more than their share."""
-        self._credit += self._admitted_share
-        if self._credit < 1.0:
-            return False
-        self._credit -= 1.0
-        return True
-
     def tick(self, late_s: float) -> None:
-        """Adapt to the waits since the last tick, which comes `late_s` after it was due."""
+        """Adapt to what has happened since the last tick, which comes `late_s` after it was due."""
         now = self._now()
-        begun = self._begun
-        wait_s = self._waits_s / begun if begun else 0.0
-        if not begun:
+        if not self._begun:
             self._long_since = inf
-        self._waits_s, self._begun = 0.0, 0
-        idle_s = now - self._ticked_at - (self._cpu() - self._cpu_s)
-        self._ticked_at, self._cpu_s = now, self._cpu()
-        self._tick += 1
+        self._begun = 0
         self._is_late = late_s > TICK_S / 4
         self._share_out()
-        is_long = wait_s > self._target_s
-        self._long_ticks = self._long_ticks + 1 if is_long else 0
-        if is_long and begun >= MANY_REQUESTS and self._long_ticks > 1:
-            self._begin()
-        if is_long and self.is_overloaded:
-            self._calm_ticks = 0
-            if now >= self._settled_at:
-                self._settled_at = now + wait_s + TICK_S
-                self._admitted_share = max(self._admitted_share / 2, 0.01)
-                self._defer(max(0.25, self._target_s / wait_s))
-        elif self.is_overloaded:
-            if wait_s < self._target_s / 2 and now >= self._settled_at:
-                self._admitted_share = min(self._admitted_share * 1.25 + 0.01, 1.0)
-                self._resume(self._ranked(), 2 + int(idle_s / REQUEST_S))
+        is_busy = not self.queue.is_empty
+        if self.is_overloaded:
+            self._to_resume = 1 if is_busy else min(2 * self._to_resume, MOST_PER_TICK)
+            if not is_busy:
+                self._resume(self._ranked(), self._to_resume)
             self._end_if_calm()
         newest_first = list(self._new)[::-1]
-        self._resume(sorted(newest_first, key=_use), NEWEST_PER_TICK)
-        longest_paused = islice(self._paused.items(), OLDEST_PER_TICK)
-        self._resume(
-            [each for each, since in longest_paused if since < now - self.max_wait_s], OLDEST_PER_TICK
-        )
+        self._resume(sorted(newest_first, key=_use), NEWEST_PER_BUSY_TICK if is_busy else NEWEST_PER_TICK)
+        oldest = [
+            each
+            for each, since in islice(self._paused.items(), OLDEST_PER_TICK)
+            if since < now - self.max_wait_s
+        ]
+        self._resume(oldest, OLDEST_PER_TICK)
         self._counters.gauges["pysync_connections"] = self.connections
         self._counters.gauges["pysync_unread_connections"] = len(self._paused)
-        if self.is_overloaded or self._active:
-            latest = self._tick - ACTIVE_TICKS
-            self._active = {each: tick for each, tick in self._active.items() if tick > latest}
 
     def _begin(self) -> None:
         if not self.is_overloaded and not self._is_closed:
-            self.is_overloaded = True
+            self.is_overloaded = self.queue.is_newest_first = True
             log.warning("overloaded: requests wait too long, so some are refused")
 
     def _end_if_calm(self) -> None:
-        self._calm_ticks = 0 if self._paused or self._admitted_share < 1.0 else self._calm_ticks + 1
+        self._calm_ticks = 0 if self._paused or not self.queue.is_empty else self._calm_ticks + 1
         if self._calm_ticks >= CALM_TICKS:
-            self.is_overloaded = False
+            self.is_overloaded = self.queue.is_newest_first = False
             log.info("no longer overloaded")
-
-    def _defer(self, share: float) -> None:
-        """Read only from this share of the connections that are active, the best of them."""
-        ranked = sorted(self._active, key=self._is_preferred, reverse=True)
-        for connection in ranked[int(len(ranked) * share) :]:
-            self.pause(connection)
 
     def pause(self, connection: Readable) -> None:
         """Stop reading from a connection, unless the rest of a request is still to come."""
@@ -354,7 +320,11 @@ class LoadShedder:
             return
         if connection.stop_reading():
             self._paused[connection] = self._now()
-            self._active.pop(connection, None)
+
+    def pause_if_busy(self, connection: Readable) -> None:
+        """Stop reading from a connection if requests of others wait."""
+        if not self.queue.is_empty:
+            self.pause(connection)
 
     def resume(self, connection: Readable) -> None:
         """Read again from a connection, if reading was paused."""
@@ -382,7 +352,7 @@ class LoadShedder:
         """Return the connections that are not being read: first those that were served before, then the
         newest."""
         newest_first = list(self._paused)[::-1]
-        return sorted(newest_first, key=self._is_preferred, reverse=True)
+        return sorted(newest_first, key=lambda each: self.prefers(each, each.address), reverse=True)
 
     def _share_out(self) -> None:
         """Let the use of addresses decay, and find out how much of it is a fair share."""
@@ -398,3 +368,14 @@ class LoadShedder:
 
 def _use(connection: Readable) -> float:
     return 0.0 if connection.address is None else connection.address.use
+
+
+def kernel_wait_s(sock: socket.socket) -> float | None:
+    """Return how long ago the kernel received the last bytes of a connection, 0.0 if that is unknown; None if
+    the client has closed it."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except (AttributeError, OSError):  # not TCP, or not Linux
+        return 0.0
+    state, wait_ms = _TCP_INFO.unpack(info)
+    return wait_ms / 1000 if state == _ESTABLISHED else None

@@ -256,18 +256,23 @@ def error_response(error: PysyncError, *, close: bool = False) -> Response:
 
 
 def count_response(
-    counters: Counters, status: int, seconds: float, action: str = "none", collection: str = ""
+    counters: Counters,
+    status: int,
+    seconds: float,
+    action: str = "none",
+    collection: str = "",
+    count: int = 1,
 ) -> None:
-    """Count one response. `seconds` is the time until the response began; `action` and `collection` are those
+    """Count responses. `seconds` is the time until the response began; `action` and `collection` are those
     of its route, if it has one."""
     key = (action, collection, status)
-    counters.statuses[key] = counters.statuses.get(key, 0) + 1
+    counters.statuses[key] = counters.statuses.get(key, 0) + count
     buckets = counters.durations.get(action)
     if buckets is None:
         buckets = counters.durations[action] = [0] * (len(BUCKETS_S) + 1)
         counters.seconds[action] = 0.0
-    buckets[bisect_left(BUCKETS_S, seconds)] += 1
-    counters.seconds[action] += seconds
+    buckets[bisect_left(BUCKETS_S, seconds)] += count
+    counters.seconds[action] += seconds * count
 
 
 def header_lines(headers: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ from pysync.errors import Overloaded
 from pysync.server import heavy_work, in_flight
 from pysync.server import request_body as body_module
 from pysync.server.app import App
-from pysync.server.connection import HttpServer
+from pysync.server.http_server import HttpServer
 from pysync.server.in_flight import BytesInFlight, Reservation
 from pysync.server.listener import Listener
 from pysync.server.responses import Response

@@ -9,7 +9,8 @@ import pytest
 from support.listening import connect, listening, receive
 
 from pysync.server import listener
-from pysync.server.connection import HttpServer, Request
+from pysync.server.connection import Request
+from pysync.server.http_server import HttpServer
 from pysync.server.listener import UnreadConnection
 from pysync.server.metrics import Counters
 from pysync.server.overload import LoadShedder
@@ -25,7 +26,10 @@ class Overloaded(LoadShedder):
         self.counters = Counters()
         super().__init__(0.25, max_connections, counters=self.counters)
         self._begin()
-        self._admitted_share = 0.01
+
+    @property
+    def defers_new(self) -> bool:
+        return self.is_overloaded
 
 
 async def turns_until(load: LoadShedder, connections: int) -> int:

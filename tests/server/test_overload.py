@@ -6,7 +6,15 @@ import aiohttp
 import pytest
 from support.clients import Start
 
-from pysync.server.overload import CALM_TICKS, MANY_REQUESTS, TARGET, TICK_S, Address, Arrival, LoadShedder
+from pysync.server.overload import (
+    CALM_TICKS,
+    MANY_REQUESTS,
+    MOST_PER_TICK,
+    TICK_S,
+    Address,
+    Arrival,
+    LoadShedder,
+)
 
 MAX_WAIT_S = 0.25
 LATE_S = 0.2
@@ -26,11 +34,15 @@ class Client:
 
     def is_refused(self, waited_s: float = 0.0) -> bool:
         """Send a request that waits for so long, and return True if it is refused."""
-        (arrival,) = self._load.arrivals(self, 1)
+        (arrival,) = self._load.arrivals(self).spread(1)
         assert self.address is not None
         return self._load.refuses(
             self, self.address, Arrival(arrival.at - waited_s, arrival.read_at - waited_s)
         )
+
+    def go_on(self) -> None: ...
+
+    def give_up(self) -> None: ...
 
     def stop_reading(self) -> bool:
         if not self.is_receiving:
@@ -53,7 +65,7 @@ class Overload:
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.load = LoadShedder(MAX_WAIT_S, 1_000, now=lambda: self.now, cpu=lambda: self.now)
+        self.load = LoadShedder(MAX_WAIT_S, 1_000, now=lambda: self.now)
 
     def clients(self, count: int, ip: str = HERE) -> list[Client]:
         """Open connections that were served before."""
@@ -70,9 +82,9 @@ class Overload:
         (client,) = self.clients(1)
         self.tick()
         for _ in range(2):
-            for _ in range(MANY_REQUESTS):
+            for _ in range(MANY_REQUESTS + 1):
                 client.is_refused(waited_s=MAX_WAIT_S - 0.01)
-            self.tick(LATE_S)
+            self.now += LATE_S
         assert self.load.is_overloaded
         self.load.closed(client)
         self.now += 1.0
@@ -81,15 +93,13 @@ class Overload:
         for client in clients:
             client.is_refused(waited_s)
 
-    def wait_long(self, clients: list[Client], served: list[Client] | None = None) -> None:
-        """Let all clients ask and wait for twice as long as the server aims at, until some are deferred.
-        `served` are those that were served before; None: all."""
+    def pause(self, clients: list[Client]) -> None:
+        """Stop reading from clients, as after a refusal while others wait."""
+        waiting = Client(self.load, THERE)
+        self.load.queue._preferred[waiting] = (self.now, waiting)
         for client in clients:
-            client.was_served = served is None or client in served
-        self.ask(clients, 2 * MAX_WAIT_S * TARGET)
-        for client in clients:
-            client.was_served = served is None or client in served
-        self.tick()
+            self.load.pause_if_busy(client)
+        self.load.closed(waiting)
 
     def calm_down(self) -> None:
         for _ in range(200):
@@ -126,72 +136,101 @@ def test_requests_that_waited_too_long_are_refused_while_overloaded() -> None:
     assert not client.is_refused(waited_s=MAX_WAIT_S - 0.01)
 
 
-def test_reading_stops_on_connections_beyond_what_can_be_served() -> None:
+def test_a_connection_is_paused_only_while_others_wait() -> None:
     overload = Overload()
-    clients = overload.clients(100)
+    first, second = overload.clients(2)
     overload.begin()
-    overload.wait_long(clients)
-    assert 1 <= len(reading(clients)) < 60
-    assert overload.load.paused == 100 - len(reading(clients))
+    overload.load.pause_if_busy(first)
+    assert first.reads
+    overload.pause([first, second])
+    assert not first.reads
+    assert not second.reads
+    assert overload.load.paused == 2
 
 
 def test_connections_that_were_served_are_read_before_new_ones() -> None:
     overload = Overload()
-    old = overload.clients(40)
+    old = overload.clients(2)
+    new = [Client(overload.load, THERE) for _ in range(4)]
     overload.begin()
-    new = [Client(overload.load, THERE) for _ in range(60)]
-    overload.wait_long([*new, *old], served=old)
-    assert len(reading(old)) == 40
-    assert len(reading(new)) < 30
+    overload.pause([*old, *new])
+    overload.tick()
+    assert reading([*old, *new]) == old
 
 
-def test_an_address_that_uses_more_than_its_share_is_deferred_first() -> None:
+def test_an_address_that_uses_more_than_its_share_is_read_last() -> None:
     overload = Overload()
-    few, many = overload.clients(10), overload.clients(90, THERE)
+    few, many = overload.clients(2), overload.clients(90, THERE)
     overload.begin()
     for _ in range(10):
         overload.ask([*many, *few])
+    overload.pause([*few, *many])
     overload.tick()
-    overload.wait_long([*many, *few])
-    assert len(reading(few)) == 10
-    assert len(reading(many)) < 50
+    assert reading(few) == few
+    assert not reading(many)
+
+
+def test_more_connections_are_read_again_with_each_tick_that_leaves_no_request_waiting() -> None:
+    overload = Overload()
+    clients = overload.clients(200)
+    overload.begin()
+    overload.pause(clients)
+    counts = [len(reading(clients))]
+    for _ in range(4):
+        overload.tick()
+        counts.append(len(reading(clients)))
+    assert counts == sorted(set(counts))
+    assert counts[-1] < MOST_PER_TICK
+
+
+def test_no_connection_is_read_again_while_requests_wait() -> None:
+    overload = Overload()
+    clients = overload.clients(100)
+    overload.begin()
+    overload.pause(clients)
+    overload.load.queue._preferred[clients[0]] = (overload.now, clients[0])
+    overload.tick()
+    assert not reading(clients)
 
 
 def test_a_request_that_arrives_in_part_is_read_to_its_end() -> None:
     overload = Overload()
-    clients = overload.clients(100)
+    clients = overload.clients(10)
     clients[7].is_receiving = True
     overload.begin()
-    overload.wait_long(clients)
-    assert clients[7].reads
+    overload.pause(clients)
+    assert reading(clients) == [clients[7]]
 
 
 def test_all_connections_are_read_again_after_the_overload() -> None:
     overload = Overload()
     clients = overload.clients(100)
     overload.begin()
-    overload.wait_long(clients)
+    overload.pause(clients)
     overload.calm_down()
     assert len(reading(clients)) == 100
     assert not overload.load.is_overloaded
     assert not clients[0].is_refused(waited_s=MAX_WAIT_S + 1)
 
 
-def test_an_overload_is_not_over_while_waits_are_long() -> None:
+def test_an_overload_is_not_over_while_requests_wait() -> None:
     overload = Overload()
     (client,) = overload.clients(1)
     overload.begin()
+    overload.load.queue._preferred[client] = (overload.now, client)
     for _ in range(2 * CALM_TICKS):
-        client.is_refused(waited_s=MAX_WAIT_S - 0.01)
         overload.tick()
         assert overload.load.is_overloaded
+    overload.load.queue.remove(client)
+    overload.calm_down()
+    assert not overload.load.is_overloaded
 
 
 def test_closed_connections_and_idle_addresses_are_forgotten() -> None:
     overload = Overload()
     clients = overload.clients(100)
     overload.begin()
-    overload.wait_long(clients)
+    overload.pause(clients)
     for client in clients:
         overload.load.closed(client)
     assert overload.load.paused == 0
@@ -203,7 +242,7 @@ def test_connections_that_their_clients_have_closed_are_ended_unread() -> None:
     overload = Overload()
     clients = overload.clients(100)
     overload.begin()
-    overload.wait_long(clients)
+    overload.pause(clients)
     deferred = [client for client in clients if not client.reads]
     for client in deferred:
         client.has_closed = True
@@ -216,7 +255,7 @@ def test_close_reads_from_all_connections() -> None:
     overload = Overload()
     clients = overload.clients(100)
     overload.begin()
-    overload.wait_long(clients)
+    overload.pause(clients)
     overload.load.close()
     assert len(reading(clients)) == 100
 
@@ -287,15 +326,3 @@ async def test_behind_a_trusted_proxy_requests_count_for_the_address_that_it_for
     (app,) = start.apps  # type: ignore[attr-defined]
     assert app.load.address("198.51.100.7").use > 0
     assert app.load.address("127.0.0.1").use == 0
-
-
-def test_requests_follow_until_they_are_handled_or_their_connection_is_lost() -> None:
-    load = Overload().load
-    first, second = Client(load), Client(load)
-    assert not load.has_unstarted()
-    load.will_start(first)
-    load.will_start(second)
-    assert not first.is_refused()
-    assert load.has_unstarted()
-    load.closed(second)
-    assert not load.has_unstarted()

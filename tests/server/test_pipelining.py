@@ -5,10 +5,9 @@ from math import inf
 from typing import Any
 
 import pytest
-from support import listening as listening_module
 from support.listening import listening
 
-from pysync.server.connection import HttpServer, Request
+from pysync.server.connection import Connection, Request
 from pysync.server.overload import LoadShedder
 from pysync.server.responses import Response
 
@@ -52,7 +51,7 @@ async def test_a_connection_whose_next_request_cannot_be_made_is_closed(
     def make_request(*parts: object) -> Request:
         raise MemoryError
 
-    monkeypatch.setattr(HttpServer, "_make_request", make_request)
+    monkeypatch.setattr(Connection, "_make_request", make_request)
     load = LoadShedder(inf)
     async with listening(load) as address:
         reader, writer = await asyncio.open_connection(*address)
@@ -69,13 +68,13 @@ async def test_a_connection_is_not_idle_before_the_task_of_its_request_has_begun
 ) -> None:
     seen = []
 
-    class Watched(HttpServer):
-        def _make_request(self, *parts: Any) -> Request:
-            (connection,) = self._own_connections()
-            asyncio.get_running_loop().call_soon(lambda: seen.append(connection.is_idle))
-            return super()._make_request(*parts)
+    make_request = Connection._make_request
 
-    monkeypatch.setattr(listening_module, "HttpServer", Watched)
+    def watched(connection: Connection, *parts: Any) -> Request:
+        asyncio.get_running_loop().call_soon(lambda: seen.append(connection.is_idle))
+        return make_request(connection, *parts)
+
+    monkeypatch.setattr(Connection, "_make_request", watched)
     async with listening(LoadShedder(inf), isolates_requests=True) as address:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(PULL)

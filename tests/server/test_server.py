@@ -15,7 +15,7 @@ from yarl import URL
 from pysync import config
 from pysync._core import decode_push
 from pysync.auth import issuing
-from pysync.server import connection
+from pysync.server import http_server
 from pysync.server import request_body as body_module
 from pysync.server.app import create_app
 from pysync.server.serve import serve_on
@@ -206,8 +206,8 @@ async def test_pages_of_known_origins_may_call(start: Start, session: aiohttp.Cl
 async def test_a_head_that_does_not_end_gets_408(
     start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(connection, "CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(http_server, "CHECK_EVERY_S", 0.01)
     url = URL(await start({"collections": [NOTES]}))
     reader, writer = await asyncio.open_connection(url.host, url.port)
     writer.write(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")

@@ -20,8 +20,8 @@ from support.clients import Start
 from yarl import URL
 
 from pysync.errors import StoreUnavailable
-from pysync.server import connection, responses, streaming
-from pysync.server.connection import HttpServer
+from pysync.server import http_server, responses, streaming
+from pysync.server.http_server import HttpServer
 from pysync.server.listener import Listener
 from pysync.server.responses import WRITE_BYTES, Response
 from pysync.server.streaming import StreamingResponse
@@ -202,7 +202,7 @@ def test_a_client_that_does_not_read_is_waited_for_within_bounded_memory(run: Ru
 def test_an_answer_under_way_is_finished_when_the_service_stops(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "CANCEL_S", 0.001)
+    monkeypatch.setattr(http_server, "CANCEL_S", 0.001)
 
     async def scenario() -> None:
         source = Source(PIECES)
@@ -229,8 +229,8 @@ def test_an_answer_under_way_is_finished_when_the_service_stops(
 def test_half_a_head_that_follows_does_not_break_into_an_answer(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.001)
-    monkeypatch.setattr(connection, "CHECK_EVERY_S", 0.001)
+    monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(http_server, "CHECK_EVERY_S", 0.001)
 
     async def scenario() -> None:
         source = Source(PIECES)

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from pysync.server.connection import HttpServer, Request
+from pysync.server.connection import Request
 from pysync.server.early_rejection import EarlyRejections
+from pysync.server.http_server import HttpServer
 from pysync.server.listener import Listener
 from pysync.server.overload import LoadShedder
 from pysync.server.responses import Response

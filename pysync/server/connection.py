@@ -21,6 +21,8 @@ from pysync.server.responses import Response, error_response
 HEALTH_PROBE: Final = b"GET /health"
 KEPT_BYTES: Final = 64 * 1024
 """Bytes of requests that wait for their turn, for each connection, after which it is not read."""
+MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of all requests that wait for their turn. A connection that sends more is ended."""
 
 
 log = logging.getLogger("pysync.server")
@@ -93,6 +95,8 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection, which is closed."""
         if self.address is not None:
+            self._count_kept(-self._kept_bytes)
+            self._kept.clear()
             self.load.closed(self)
             super().connection_lost(exc)
 
@@ -205,8 +209,12 @@ class Connection(web.RequestHandler):
     def _keep(self, data: bytes, arrivals: Arrivals) -> None:
         """Keep bytes until the turn of the connection comes. The first that are kept begin a request."""
         is_next = self.is_idle
+        if self.load.queue.kept_bytes + len(data) > MAX_KEPT_BYTES:
+            self.load.count_rejected_connection()
+            self.abort()
+            return
         self._kept.append(Kept(data, arrivals))
-        self._kept_bytes += len(data)
+        self._count_kept(len(data))
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self._kept_bytes > KEPT_BYTES or (len(self._kept) > 1 and self.load.is_overloaded):
             self._reads_on = False
@@ -214,6 +222,10 @@ class Connection(web.RequestHandler):
                 self.transport.pause_reading()
         if is_next:
             self._wait_for_turn()
+
+    def _count_kept(self, change: int) -> None:
+        self._kept_bytes += change
+        self.load.queue.kept_bytes += change
 
     def _wait_for_turn(self) -> None:
         """Handle the kept requests, in another tick if this one has enough to begin."""
@@ -256,7 +268,7 @@ class Connection(web.RequestHandler):
             if responses:
                 arrivals = arrivals._replace(first=min(max(arrivals.first, latest), arrivals.last))
             self._kept.append(Kept(rest, arrivals))
-            self._kept_bytes = len(rest)
+            self._count_kept(len(rest))
             return False
         self.load.pause_if_busy(self)
         return True
@@ -268,7 +280,7 @@ class Connection(web.RequestHandler):
             arrivals = kept.arrivals._replace(last=self._kept[-1].arrivals.last)
             kept = Kept(b"".join([each.data for each in self._kept]), arrivals)
         self._kept.clear()
-        self._kept_bytes = 0
+        self._count_kept(-self._kept_bytes)
         if not self._reads_on:
             self._reads_on = True
             if self.transport is not None:

@@ -41,6 +41,8 @@ class RequestQueue:
         self._now = now
         self.is_newest_first = False
         """True while the server is overloaded: the clients of what came last are still waiting for it."""
+        self.kept_bytes = 0
+        """Bytes of the requests of all connections that wait."""
         self._starting = set[object]()
         self._preferred = OrderedDict[object, tuple[float, Waiting]]()
         self._others = OrderedDict[object, tuple[float, Waiting]]()

@@ -239,6 +239,26 @@ async def test_a_client_that_sends_on_is_read_only_so_far(monkeypatch: pytest.Mo
             assert (await receive(client)).endswith(b"answered")
 
 
+async def test_a_connection_is_ended_that_sends_more_than_may_wait_in_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load, request = LoadShedder(1e9), b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+    full(load, monkeypatch, lambda: True)
+    monkeypatch.setattr(connection_module, "MAX_KEPT_BYTES", len(request))
+    monkeypatch.setattr(RequestQueue, "_begin_some", lambda self: None)
+    async with listening(load) as address:
+        with connect(address, request) as waiting, connect(address) as ended:
+            while load.queue.kept_bytes < len(request):
+                await asyncio.sleep(0)
+            ended.send(request)
+            assert await receive(ended) == b""
+            assert load.queue.kept_bytes == len(request)
+            first = load.queue._next()
+            first.go_on()
+            assert load.queue.kept_bytes == 0
+            assert (await receive(waiting)).endswith(b"answered")
+
+
 async def test_a_health_probe_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     load = LoadShedder(1e9)
     full(load, monkeypatch, lambda: True)

@@ -218,6 +218,10 @@ class NotFound(PysyncError, status=404, code="not_found", message="Not found"):
     """No route has this path."""
 
 
+class VersionNotFound(PysyncError, status=404, code="version_not_found", message="version_not_found"):
+    """The history of the document does not have this version, or does not keep it any more."""
+
+
 class MethodNotAllowed(PysyncError, status=405, code="method_not_allowed", message="Method not allowed"):
     """The path exists, but not with this method."""
 

@@ -18,9 +18,9 @@ _OPS: dict[Action, frozenset[str]] = {
 }
 SPACE_ROLE_PREFIX = "space:"
 """Prefix of the roles that a space's access document gives."""
-Use = Literal["pull", "push", "list", "delete"]
-"""An `Action`, or a use of a collection that counts as one but may have roles of its own: a delete is a push
-for restrictions, rate limits, certificates and plugins."""
+Use = Literal["pull", "push", "list", "delete", "history"]
+"""An `Action`, or a use of a collection that counts as one but may have roles of its own: for restrictions,
+rate limits, certificates and plugins a delete is a push, and a read of earlier versions a pull."""
 _OWN_IDENTITY_ONLY = frozenset({"self", "device:root"})
 """Roles that every identity has for its own data. They give no access to the data of another identity."""
 
@@ -74,10 +74,12 @@ class AccessPolicy:
     ) -> "AccessPolicy":
         """Return the policy that the configuration defines for a use of `collection`. `uses_plugin_roles` is
         True if a plugin grants roles. It may grant them to anyone, so credentials are then always checked."""
-        action: Action = "push" if use == "delete" else use
+        action: Action = "push" if use == "delete" else "pull" if use == "history" else use
         roles = frozenset(collection.write_roles if action == "push" else collection.read_roles)
         if use == "delete" and collection.delete_roles is not None:
             roles = frozenset(collection.delete_roles)
+        if use == "history" and collection.history_roles is not None:
+            roles = frozenset(collection.history_roles)
         levels = [config.restrictions, collection.restrictions]
         if namespace is not None:
             levels.insert(1, config.namespaces[namespace].restrictions)

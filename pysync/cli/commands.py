@@ -84,6 +84,7 @@ def _add_documents(parser: Parser) -> None:
     )
     pull.add_value("document", "KEY", "path after /pull/")
     pull.add_flag("--data", "print only the document's data")
+    pull.add_value("--version", "HASH", "print this version, which the history of the document has")
     pull.add_flag("--fail", "exit with status 6 if there is no such document")
     pull.add_value("--out", "FILE", "download the file at KEY to this path (- for standard output)")
     pull.add_value("--open", "NAME", "with --out: decrypt the file with this keyring")
@@ -109,6 +110,15 @@ def _add_documents(parser: Parser) -> None:
     base.add_argument("--base", metavar="HASH", help="replace the document that has this hash")
     base.add_argument("--force", action="store_true", help="replace whatever is stored")
     add_client(push)
+
+    history = parser.add_command(
+        "history",
+        "print the versions of a document that the server keeps, the newest first",
+        "documents.history",
+        example="pysync history notes/n1",
+    )
+    history.add_value("document", "KEY", "path after /history/")
+    add_client(history)
 
     delete = parser.add_command(
         "delete",

@@ -43,8 +43,8 @@ def pull(options: argparse.Namespace) -> Coroutine[None, None, None]:
         if options.open is not None:
             raise ValueError("--open needs --out: only files can be decrypted")
         return _pull(options)
-    if options.data:
-        raise ValueError("--data is for documents, --out for files")
+    if options.data or options.version is not None:
+        raise ValueError("--data and --version are for documents, --out for files")
     if options.out != "-" and os.path.lexists(options.out):  # also true for a dangling link
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), options.out)
     return _pull_file(options)
@@ -52,7 +52,7 @@ def pull(options: argparse.Namespace) -> Coroutine[None, None, None]:
 
 async def _pull(options: argparse.Namespace) -> None:
     async with make_client(options) as client:
-        pulled = await client.pull(options.document)
+        pulled = await client.pull(options.document, version=options.version)
     if options.fail and not pulled.hash:
         _raise_missing(options)
     document = {"data": pulled.data, "hash": pulled.hash, "timestamp": pulled.timestamp_ms}
@@ -77,6 +77,21 @@ async def _push(options: argparse.Namespace, data: dict[str, Any]) -> None:
         else:
             pushed = await client.push(options.document, data, options.base)
     _print_pushed(pushed)
+
+
+async def history(options: argparse.Namespace) -> None:
+    """Run `pysync history`."""
+    async with make_client(options) as client:
+        for version in await client.history(options.document):
+            members = {
+                "hash": version.hash,
+                "timestamp": version.timestamp_ms,
+                "size": version.size,
+                "replaced": version.replaced_ms,
+                "identity": version.identity,
+                "authorPubkey": version.author_pubkey,
+            }
+            print_lines({name: value for name, value in members.items() if value is not None})
 
 
 async def delete(options: argparse.Namespace) -> None:

@@ -14,6 +14,7 @@ from pysync.auth.signing import Signer
 from pysync.client.files import FileMethods
 from pysync.client.models import (
     BatchEntry,
+    DocumentVersion,
     LogElement,
     LogRange,
     ParamSet,
@@ -32,13 +33,15 @@ from pysync.client.models import (
     push_result,
     server_config,
     usage_report,
+    versions,
 )
 from pysync.client.transport import document_key
 from pysync.client.watch import IDLE_S, ReconnectingStream, Watch
-from pysync.errors import NotFound, PysyncError
+from pysync.errors import NotFound, PysyncError, VersionNotFound
 from pysync.protocol import JSON_TYPE, MAX_PAGE_SIZE
 
 Entries = list[BatchEntry]
+Versions = list[DocumentVersion]
 LogSlices = list[list[LogElement] | PysyncError]
 """The elements of each requested log, or the error that a pull would raise."""
 
@@ -61,8 +64,10 @@ class Client(FileMethods):
         since: int | None = None,
         last: int | None = None,
         full: bool = False,
+        version: str | None = None,
     ) -> PullResult:
-        """Return the document at `key`; an empty one if nothing is stored.
+        """Return the document at `key`; an empty one if nothing is stored. With `version`, a hash, return
+        that version of it, as far as its `history` is kept; raises VersionNotFound for any other.
 
         A log is pulled with bounds: the elements after timestamp `since`, the newest `last` of these, or all
         of them with `full`. `PullResult.elements` returns them. Without `full` a server may return no more
@@ -77,8 +82,18 @@ class Client(FileMethods):
             raise ValueError("a log has no keyring: with_keyring excludes since, last and full")
         if with_keyring:
             query = {"withKeyring": "1"}
+        if version is not None:
+            query["version"] = version
         target = self._target("pull", key)
-        return await self._request("GET", f"{target}?{urlencode(query)}" if query else target, pull_result)
+        pulled = await self._request("GET", f"{target}?{urlencode(query)}" if query else target, pull_result)
+        if version not in (None, pulled.hash):  # a server without history ignores the parameter
+            raise VersionNotFound
+        return pulled
+
+    async def history(self, key: str) -> Versions:
+        """Return the versions of the document at `key` that the server keeps, the newest first. The first is
+        the current one, unless the document was deleted. Push an old version to restore it."""
+        return await self._request("GET", self._target("history", key), versions)
 
     async def push(
         self,

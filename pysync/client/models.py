@@ -104,6 +104,35 @@ class LogElement:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentVersion:
+    """A version of a document in a collection with `history`. `timestamp_ms` is the time of its push, and
+    `replaced_ms` when it was replaced or deleted, None for the current version. `size` is that of its data in
+    bytes. `identity` is the user who pushed it, None if unknown."""
+
+    hash: str
+    timestamp_ms: int
+    size: int
+    replaced_ms: int | None = None
+    identity: str | None = None
+    author_pubkey: str | None = None
+
+
+def versions(answer: dict[str, Any]) -> list[DocumentVersion]:
+    """Return the versions in the response of the history route."""
+    return [
+        DocumentVersion(
+            each["hash"],
+            each["timestamp"],
+            each["size"],
+            each.get("replaced"),
+            each.get("identity"),
+            each.get("authorPubkey"),
+        )
+        for each in answer["versions"]
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class PullResult:
     """A document as the server stores it. `hash` is `""` and `data` empty if nothing is stored.
     `timestamp_ms` is the time of the pull. `keyring` is None if it was not requested, is not stored, or may

@@ -31,7 +31,7 @@ _ANY_ISSUER = (
 
 
 _CLIENT_VARIABLES = ("PYSYNC_URL",)
-_OF_COLLECTION = ("pull", "push", "append", "delete", "list")
+_OF_COLLECTION = ("pull", "push", "append", "delete", "history", "list")
 _PROBES = ("health", "ready", "metrics", "version")
 _SERVICE_ROLES = {
     "batch": "as pulls of what is named",
@@ -128,6 +128,8 @@ def _row(spec: RouteSpec, config: Config) -> Row:
         )
         if spec.action == "delete" and collection.delete_roles is not None:
             roles = collection.delete_roles
+        if spec.action == "history" and collection.history_roles is not None:
+            roles = collection.history_roles
         if collection.require_auth is True:
             roles = tuple("public (signed)" if role == "public" else role for role in roles)
         if collection.root_only:
@@ -254,15 +256,15 @@ def _shared_keys(config: Config) -> Iterator[Problem]:
     alike = repeated(config.each_collection(), lambda found: found[2].key_template.shape)
     for (_, path, collection), (_, _, first) in alike:
         if _storage_settings(first) != _storage_settings(collection):
-            members = "appendOnly, ttlMs, allowedMimeTypes"
+            members = "appendOnly, ttlMs, allowedMimeTypes, history"
             message = f"its keys are also those of {first.name}, which stores them differently: {members}"
             yield Problem(f"{path}.storagePath", message)
 
 
-def _storage_settings(collection: Collection) -> tuple[str | None, int | None, bool, bool]:
+def _storage_settings(collection: Collection) -> tuple[object, ...]:
     log = collection.append_only
     field = None if log is None else log.field or "items"
-    return field, collection.ttl_ms, collection.accepts_json, bool(collection.file_types)
+    return field, collection.ttl_ms, collection.accepts_json, bool(collection.file_types), collection.history
 
 
 def _log(collection: Collection) -> Iterator[FieldError]:
@@ -290,6 +292,7 @@ def _role_lists(collection: Collection) -> Iterator[tuple[str, tuple[str, ...]]]
     yield "readRoles", collection.read_roles
     yield "writeRoles", collection.write_roles
     yield "deleteRoles", collection.delete_roles or ()
+    yield "historyRoles", collection.history_roles or ()
     for name, permission in collection.field_permissions.items():
         path = join("fieldPermissions", name)
         yield f"{path}.readRoles", permission.read_roles or ()

@@ -184,6 +184,18 @@ class AppendOnly:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryConfig:
+    """The versions of a document that are kept when it is replaced or deleted."""
+
+    versions: int = option("Largest number of earlier versions of one document.", 20, at_most=1000)
+    for_ms: int | None = option(
+        "How long a version is kept after it was replaced or deleted, in milliseconds; absent: as long as "
+        "`versions` allows.",
+        None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Collection:
     """A collection of documents, logs or files: its keys, access, limits and media types."""
 
@@ -196,6 +208,12 @@ class Collection:
     )
     delete_roles: tuple[str, ...] | None = option(
         "With `deletable`: roles that may delete; absent: `writeRoles`.", None
+    )
+    history: HistoryConfig | None = option(
+        "Keeps earlier versions of documents, and serves the history route.", None
+    )
+    history_roles: tuple[str, ...] | None = option(
+        "With `history`: roles that may read earlier versions; absent: `readRoles`.", None
     )
     require_auth: bool | None = option(
         "`true`: anonymous callers get 401; `false`: they reach the role check as `public`; absent: open to "
@@ -270,6 +288,8 @@ class Collection:
         roles = self.roles_for(action)
         if action == "push" and self.deletable:
             roles += self.delete_roles or ()
+        if action == "pull" and self.history is not None:
+            roles += self.history_roles or ()
         return roles
 
     @property

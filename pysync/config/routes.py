@@ -72,6 +72,8 @@ def _namespace_routes(
     for one in collections:
         if one.bundle is None and "pull" in one.actions:
             yield route("GET", "pull", "pull", one, key=one.key_template)
+            if one.history is not None:
+                yield route("GET", "history", "history", one, key=one.key_template)
         elif "pull" in one.actions:
             bundles.setdefault(one.bundle or "", []).append(one)
         if "push" in one.actions:

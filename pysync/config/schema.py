@@ -422,7 +422,8 @@ class Config:
         """Every role that the configuration requires somewhere."""
         required: set[str] = set()
         for _, _, collection in self.each_collection():
-            required.update(collection.read_roles, collection.write_roles, collection.delete_roles or ())
+            required.update(collection.read_roles, collection.write_roles)
+            required.update(collection.delete_roles or (), collection.history_roles or ())
             for permission in collection.field_permissions.values():
                 required.update(permission.read_roles or (), permission.write_roles or ())
         return frozenset(required)

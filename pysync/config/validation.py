@@ -48,6 +48,8 @@ def validate(config: Config, path_of: PathOf) -> Iterator[Problem]:
         yield from _namespace(name, namespace, path_of)
     if config.server.examples is not None and "examples" in config.namespaces:
         yield Problem("namespaces.examples", "server.examples has that path: use another name")
+    if "history" in config.namespaces and any(one.history is not None for one in config.collections):
+        yield Problem("namespaces.history", "a root collection with history has that path: use another name")
     message = "must be package.module:plugin, or the name of an entry point"
     for path, faults in (
         ("server", _server(config.server)),
@@ -154,11 +156,13 @@ def _collection(collection: Collection) -> Iterator[FieldError]:
     media_types = collection.allowed_mime_types
     yield from _each("allowedMimeTypes", media_types, _MEDIA_TYPE, "must be type/subtype, type/* or */*")
     yield from _deletable(collection)
+    yield from _history(collection)
     if collection.root_only:
         for member, roles in (
             ("readRoles", collection.read_roles),
             ("writeRoles", collection.write_roles),
             ("deleteRoles", collection.delete_roles),
+            ("historyRoles", collection.history_roles),
         ):
             if "public" in (roles or ()):
                 yield member, "rootOnly cannot be used with the role public"
@@ -184,6 +188,21 @@ def _deletable(collection: Collection) -> Iterator[FieldError]:
         yield "deletable", "deletable cannot be used with pullOnly"
     if collection.append_only is not None and collection.append_only.persist is False:
         yield "deletable", "deletable cannot be used with appendOnly+persist=false: nothing is stored"
+
+
+def _history(collection: Collection) -> Iterator[FieldError]:
+    if collection.history is None:
+        if collection.history_roles is not None:
+            yield "historyRoles", "historyRoles needs history"
+        return
+    if collection.append_only is not None:
+        yield "history", "history cannot be used with appendOnly: a log keeps its elements"
+    elif collection.file_types or not collection.accepts_json:
+        yield "history", "history is for documents: allowedMimeTypes may only be application/json"
+    if collection.ttl_ms is not None:
+        yield "history", "history cannot be used with ttlMs: it would keep what has expired"
+    if collection.bundle is not None:
+        yield "history", "history cannot be used with bundle"
 
 
 def _append_only(collection: Collection) -> Iterator[FieldError]:

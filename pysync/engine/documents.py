@@ -11,9 +11,11 @@ import orjson
 
 from pysync import _core
 from pysync.cache import BoundedCache
+from pysync.config import HistoryConfig
 from pysync.config.key_templates import RESERVED
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
 from pysync.corruption import CorruptionReporter
+from pysync.engine.history import History, check_key, new_entry
 from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, StoreUnavailable
 from pysync.model import WriteResult
@@ -23,6 +25,7 @@ from pysync.store import (
     DamagedFile,
     Etag,
     EtagMismatch,
+    KeyedBody,
     NotModified,
     ObjectInfo,
     Precondition,
@@ -112,6 +115,7 @@ class Documents:
         self._outbox = outbox or Outbox(store, coordinator)
         self._corruption = corruption or CorruptionReporter()
         self.versions = KeyedVersions(store, now_ms, self._corruption)
+        self.history = History(store, now_ms, self._corruption)
         self.now_ms = now_ms
         self._cache = BoundedCache[str, CachedVersion](ETAG_CACHE_SIZE)
 
@@ -165,17 +169,18 @@ class Documents:
         body: _core.PushBody,
         ttl_ms: int | None = None,
         ref: DocumentRef | None = None,
+        history: HistoryConfig | None = None,
     ) -> WriteResult:
         """Write `body` if its base is the stored version. Of two pushes with one base exactly one succeeds,
         in any number of processes. The write is announced as a change of `ref`, or not announced if that is
-        None.
+        None. With `history` the replaced version is kept.
 
         Raises:
             Conflict: the base is stale, or null although something is stored.
             StoreUnavailable: the write may or may not have taken effect.
         """
         written = WriteResult(body.hash, self.now_ms())
-        await self._write(key, body, written, ttl_ms, ref)
+        await self._write(key, body, written, ttl_ms, ref, history)
         return written
 
     async def push_idempotent(
@@ -185,6 +190,7 @@ class Documents:
         request_key: str,
         ttl_ms: int | None = None,
         ref: DocumentRef | None = None,
+        history: HistoryConfig | None = None,
     ) -> WriteResult:
         """Push, or return the result of the earlier push that stored the document with this `request_key`.
 
@@ -202,9 +208,9 @@ class Documents:
         if claim.hash != body.hash:
             raise IdempotencyKeyReused
         if ttl_ms is not None and claim.timestamp_ms + ttl_ms < fresh.timestamp_ms:
-            return await self.push(key, body, ttl_ms, ref)
+            return await self.push(key, body, ttl_ms, ref, history)
         try:
-            await self._write(key, body, claim, ttl_ms, ref, write_id)
+            await self._write(key, body, claim, ttl_ms, ref, history, write_id)
         except (Conflict, DocumentCorrupt):
             if stored_claim == own:  # a claim of an earlier attempt may belong to a completed write
                 await release_claim(self._coordinator, name, own)
@@ -212,21 +218,34 @@ class Documents:
         return claim
 
     async def delete(
-        self, key: str, base_hash: str, ttl_ms: int | None = None, ref: DocumentRef | None = None
+        self,
+        key: str,
+        base_hash: str,
+        ttl_ms: int | None = None,
+        ref: DocumentRef | None = None,
+        history: HistoryConfig | None = None,
     ) -> WriteResult:
         """Remove the document or file at `key` if `base_hash` is its version, and announce the removal as a
-        change of `ref`, which names the key. Of two deletes of one version both may succeed. `base_hash=""`
-        removes a damaged document or file; it is also the version of nothing. Raises as `push`."""
+        change of `ref`, which names the key. With `history` the version is kept. Of two deletes of one
+        version both may succeed. `base_hash=""` removes a damaged document or file; it is also the version of
+        nothing. Raises as `push`."""
         removed = WriteResult("", self.now_ms())
         changes = [] if ref is None else [ref.change(base_hash, removed.timestamp_ms, removed=True)]
         for _ in range(_MAX_ATTEMPTS):
-            expect = await self._check_base(key, await self._store.get(key), base_hash, ttl_ms)
+            found = await self._store.get(key)
+            expect = await self._check_base(key, found, base_hash, ttl_ms)
             if expect == ABSENT:
                 return removed
+            also: list[KeyedBody] = []
+            if history is not None:
+                identity = "" if ref is None else ref.identity
+                also = [new_entry(key, found, "", removed.timestamp_ms, identity)]
             try:
-                await self._outbox.delete(key, expect, changes, base_hash)
+                await self._outbox.delete(key, expect, changes, base_hash, also)
             except EtagMismatch:
                 continue
+            if history is not None:
+                await self.history.after_write(key, history)
             return removed
         raise StoreUnavailable
 
@@ -249,6 +268,7 @@ class Documents:
         written: WriteResult,
         ttl_ms: int | None,
         ref: DocumentRef | None,
+        history: HistoryConfig | None,
         write_id: str | None = None,
     ) -> None:
         """Store `body` if its base is the stored version, unless a write with this `write_id` is stored
@@ -256,9 +276,14 @@ class Documents:
         stored = body.stored(written.timestamp_ms, b"" if write_id is None else as_whitespace(write_id))
         changes = [] if ref is None else [ref.change(written.hash, written.timestamp_ms)]
         charge = None if ref is None or ref.account is None else Charge(ref.account)
-        expect: Precondition | None = (
-            ABSENT if body.base_hash is None else self._cached_precondition(key, body.base_hash, ttl_ms)
-        )
+        expect: Precondition | None = None
+        also: list[KeyedBody] = []
+        if history is not None:
+            check_key(key)
+        elif body.base_hash is None:
+            expect = ABSENT
+        else:
+            expect = self._cached_precondition(key, body.base_hash, ttl_ms)
         for _ in range(_MAX_ATTEMPTS):
             if expect is None:
                 found = await self._store.get(key)
@@ -267,11 +292,18 @@ class Documents:
                     await self._outbox.reannounce(changes)
                     return
                 expect = await self._check_base(key, found, body.base_hash, ttl_ms)
+                if history is not None:
+                    identity = "" if ref is None else ref.identity
+                    also = [new_entry(key, found, written.hash, written.timestamp_ms, identity)]
             try:
-                etag = await self._outbox.put(key, stored, expect, changes, body.base_hash or "", charge)
+                etag = await self._outbox.put(
+                    key, stored, expect, changes, body.base_hash or "", charge, also
+                )
             except EtagMismatch:
                 expect = None
             else:
+                if history is not None:
+                    await self.history.after_write(key, history)
                 self.cache_version(key, CachedVersion(body.hash, etag, written.timestamp_ms))
                 return
         raise StoreUnavailable

@@ -14,8 +14,8 @@ See docs/reference/protocol.md#delivery.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final, NamedTuple
 
 import orjson
@@ -25,7 +25,16 @@ from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.coordinator import Coordinator, PreparedWrite
 from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
-from pysync.store import Account, Charge, DamagedFile, EtagMismatch, ExistingFileFilter, Precondition, Store
+from pysync.store import (
+    Account,
+    Charge,
+    DamagedFile,
+    EtagMismatch,
+    ExistingFileFilter,
+    KeyedBody,
+    Precondition,
+    Store,
+)
 
 log = logging.getLogger(__name__)
 
@@ -129,17 +138,24 @@ class Outbox:
         changes: Sequence[Change],
         base: str = "",
         charge: Charge | None = None,
+        also: Sequence[KeyedBody] = (),
     ) -> str:
         """Write as `Store.put` and announce `changes`, after the pending change of the version with the hash
         `base` that this write replaces (`""` for none). If usage is tracked, the write counts as `charge`, by
-        default as its key says.
+        default as its key says. The objects of `also` are written with it. A store without a change log
+        writes them before: they may stay although the write was not made.
 
         Raises the errors of `Store.put`; after StoreUnavailable the changes may be announced although the
         write was not made. Raises CoordinatorUnavailable if the intent cannot be prepared; nothing is written
         then.
         """
         if self._transactional is not None:
-            return await self._transactional.put(key, body, expect=expect, changes=changes, charge=charge)
+            return await self._transactional.put(
+                key, body, expect=expect, changes=changes, charge=charge, also=also
+            )
+        if also:
+            async with self._written_before(also):
+                return await self.put(key, body, expect, changes, base, charge)
         if not changes:
             return await self._store.put(key, body, expect=expect)
         await self.flush_outcomes()
@@ -157,16 +173,28 @@ class Outbox:
         self._last_announced.put(key, changes[-1])
         return etag
 
-    async def delete(self, key: str, expect: Precondition, changes: Sequence[Change], base: str = "") -> None:
+    async def delete(
+        self,
+        key: str,
+        expect: Precondition,
+        changes: Sequence[Change],
+        base: str = "",
+        also: Sequence[KeyedBody] = (),
+    ) -> None:
         """Delete as `Store.delete` and announce `changes`, which are removals of documents named with their
         keys, after the pending change of the version with the hash `base`. A store with a change log
         announces nothing if there was nothing to delete. Otherwise a removal may be announced although
-        another writer has created the document again; a change without `removed` then follows it.
+        another writer has created the document again; a change without `removed` then follows it. `also` is
+        as for `put`.
 
         Raises the errors of `Store.delete` and of `put`.
         """
         if self._transactional is not None:
-            await self._transactional.delete(key, expect=expect, changes=changes)
+            await self._transactional.delete(key, expect=expect, changes=changes, also=also)
+            return
+        if also:
+            async with self._written_before(also):
+                await self.delete(key, expect, changes, base)
             return
         if not changes:
             await self._store.delete(key, expect=expect)
@@ -291,6 +319,19 @@ class Outbox:
                     recovered += 1
             if len(intents) < _PAGE or intents[-1].age_ms < INTENT_TIMEOUT_MS:
                 return recovered
+
+    @asynccontextmanager
+    async def _written_before(self, also: Sequence[KeyedBody]) -> AsyncIterator[None]:
+        """Write further objects of a write before it, and delete them if it is rejected."""
+        for key, body in also:
+            await self._store.put(key, body)
+        try:
+            yield
+        except EtagMismatch:
+            for key, _ in also:
+                with suppress(StoreUnavailable):
+                    await self._store.delete(key)
+            raise
 
     async def _append_with_removals(self, intent: PreparedWrite, *, is_done: bool) -> None:
         """Announce the changes of an intent, and close it if it `is_done`. A document that is stored after

@@ -16,6 +16,7 @@ from pysync.auth.revocation import PREFIX as REVOCATIONS
 from pysync.corruption import Kind
 from pysync.engine.append_log import chunk_keys, log_prefix, object_key
 from pysync.engine.documents import SECRET_DOCUMENT_KEY as VERSIONS
+from pysync.engine.history import PREFIX as HISTORY
 from pysync.errors import BadRequest, BadSignature, DocumentCorrupt
 from pysync.migrate.reading import Reader, Unreadable, error_context, for_each_key
 from pysync.store import DamagedFile, OpenFile, Pace, Store, no_pace
@@ -264,7 +265,7 @@ class Verifier:
 async def check_stored(key: str, body: bytes) -> _core.LogHead | None:
     """Check any stored object, also the server's own JSON objects below `_pysync/`. Returns the head of a
     log, whose objects are still to be checked. Raises VerificationError."""
-    if key.startswith("_pysync/") and not key.startswith((f"{REVOCATIONS}/", VERSIONS)):
+    if key.startswith("_pysync/") and not key.startswith((f"{REVOCATIONS}/", VERSIONS, f"{HISTORY}/")):
         try:
             orjson.loads(body)
         except ValueError:

@@ -45,7 +45,7 @@ from pysync.plugins.loader import load_plugins
 from pysync.plugins.projection import projections_of
 from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
-from pysync.server.background import OutboxRelay, Scrubber, TtlSweeper
+from pysync.server.background import HistorySweeper, OutboxRelay, Scrubber, TtlSweeper
 from pysync.server.backup_process import BackupProcess
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.handlers import Service
@@ -241,6 +241,8 @@ class App(AbstractAsyncContextManager["App"]):
         """Returns a server of the requests of this service, whose connections a `Listener` accepts."""
         sweeps = worker is None or worker.runs_background_jobs
         self.ttl_sweeper = TtlSweeper(store, documents, self._logs, routes, clock, sweeps=sweeps)
+        kept = [found for _, _, found in config.each_collection()]
+        self.history_sweeper = HistorySweeper(documents.history, kept, tables, sweeps=sweeps)
         self._outbox_relay = OutboxRelay(outbox, sweeps=sweeps)
         loop = asyncio.get_running_loop()
         self._revocation_sweeper = (
@@ -300,6 +302,7 @@ class App(AbstractAsyncContextManager["App"]):
         self.load.close()
         await self._hooks.close()
         self.ttl_sweeper.close()
+        self.history_sweeper.close()
         if self._revocation_sweeper is not None:
             self._revocation_sweeper.cancel()
         if self._counting is not None:

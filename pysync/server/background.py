@@ -1,14 +1,14 @@
 """Background jobs of a service.
 
 `TtlSweeper` deletes expired documents, logs and files, which reads no longer return, and old elements of logs
-that nobody appends to. `OutboxRelay` announces
-writes whose announcement was lost. `Scrubber` verifies everything that is stored and reports damage.
+that nobody appends to. `HistorySweeper` deletes old versions of documents. `OutboxRelay` announces writes
+whose announcement was lost. `Scrubber` verifies everything that is stored and reports damage.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -17,14 +17,16 @@ import orjson
 from pysync._core import PanicException
 from pysync.clock import is_stable
 from pysync.concurrency import every
-from pysync.config import Collection, ScrubConfig
+from pysync.config import Collection, HistoryConfig, ScrubConfig
 from pysync.config.key_templates import KeyTemplate
 from pysync.coordinator import Coordinator
 from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.documents import Documents
+from pysync.engine.history import History
 from pysync.engine.outbox import Outbox
 from pysync.errors import CoordinatorUnavailable, DocumentCorrupt, PysyncError
 from pysync.migrate import SCRUB_KEY, Damage, Verifier
+from pysync.server.handlers import owners_of
 from pysync.server.router import Route, Router
 from pysync.store import Store, StoredObject
 
@@ -125,6 +127,38 @@ class TtlSweeper:
                 return False
 
         return KeyTemplate("/".join(template[:-1])).prefix, is_owned
+
+
+SWEEP_HISTORY_EVERY_S: Final = 3_600.0
+
+
+class HistorySweeper:
+    """Deletes versions of documents that are older than their collection's `history.forMs`, in the
+    background, if `sweeps` and any collection has one. Pushes delete those of the document that they write.
+    """
+
+    def __init__(
+        self, history: History, collections: Iterable[Collection], owners: Sequence[Router], *, sweeps: bool
+    ) -> None:
+        self._history = history
+        self._owners = owners
+        self._task: asyncio.Task[None] | None = None
+        if sweeps and any(one.history is not None and one.history.for_ms is not None for one in collections):
+            sweeping = every(SWEEP_HISTORY_EVERY_S, self.sweep, "failed to delete old versions", log)
+            self._task = asyncio.create_task(sweeping)
+
+    def close(self) -> None:
+        """Stop sweeping."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def sweep(self) -> int:
+        """Delete what has expired, and return the number of deleted entries."""
+        return await self._history.sweep(self._limits_of)
+
+    def _limits_of(self, key: str) -> HistoryConfig | None:
+        found = (owner.policy.collection.history for owner in owners_of(self._owners, key))
+        return next((limits for limits in found if limits is not None), None)
 
 
 RECOVER_EVERY_S = 5.0

@@ -253,6 +253,8 @@ def _kind(route: Route) -> str:
     action, files = route.action, route.files
     if action == "pull" and route.policy is not None and route.policy.collection.append_only is not None:
         return "pull_log"
+    if action == "pull" and route.policy is not None and route.policy.collection.history is not None:
+        return "pull_kept"
     if action == "pull" and files is not None:
         return "pull_mixed" if files.documents else "pull_file"
     return "push_file" if action == "push" and files is not None and _is_file_push(files) else action

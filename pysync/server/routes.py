@@ -22,6 +22,7 @@ from pysync.server.handlers.delete import DeleteHandler
 from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.events import EventStreamHandler
 from pysync.server.handlers.files import FileHandlers
+from pysync.server.handlers.history import HistoryHandlers
 from pysync.server.handlers.listing import ListHandler, PluginFileListHandler
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
 from pysync.server.handlers.service import CallerResolver, Examples, Manifest, ServiceHandlers
@@ -116,9 +117,15 @@ class RouteBuilder:
             files = FileSettings(template=KeyTemplate.of(stored.template), suffix=stored.suffix)
             pull, push = file_handlers.pull, documents.push
             listed = PluginFileListHandler(service, stored).list
+        if collection.history is not None:
+            policy = self.policies.of(spec.namespace, collection, "history")
+            history = HistoryHandlers(service, collection.history, policy, _read_headers([policy]))
+            pull = history.list if spec.action == "history" else history.pull
         handler: Handler = pull
         use: Use = "pull"
-        if spec.action == "list":
+        if spec.action == "history":
+            use = "history"
+        elif spec.action == "list":
             handler, use, files = listed, "list", None
         elif spec.action == "delete":
             delete = DeleteHandler(service, settings).delete

@@ -207,6 +207,10 @@ class MergeRecord:
     merged: Mapping[str, str]
 
 
+KeyedBody = tuple[str, bytes]
+"""A key, and the body of a JSON object that is put there whatever is stored."""
+
+
 class ReadableStore(Protocol):
     """The reading methods of `Store`: implemented by stores, and by other sources that objects can be copied
     from."""
@@ -366,9 +370,11 @@ class TransactionalStore(Store, Protocol):
         expect: Precondition = ANY,
         changes: Sequence[Change] = (),
         charge: Charge | None = None,
+        also: Sequence[KeyedBody] = (),
     ) -> str:
-        """Put an object as `Store.put` does, and commit these changes with it. If usage is tracked, it counts
-        as `charge`, by default as its key says; raises QuotaExceeded."""
+        """Put an object as `Store.put` does, and commit these changes, and the objects of `also`, with it. If
+        usage is tracked, it counts as `charge`, by default as its key says; raises QuotaExceeded. The objects
+        of `also` do not count."""
 
     async def write(
         self,
@@ -382,9 +388,15 @@ class TransactionalStore(Store, Protocol):
         """Write a file as `Store.write` does, and commit the changes that `changes_of` returns for its
         sha256. `charge` is that of `put`."""
 
-    async def delete(self, key: str, expect: Precondition = ANY, changes: Sequence[Change] = ()) -> None:
-        """Remove an object or file as `Store.delete` does, and commit these changes with the removal. Commits
-        none if there is nothing at `key`."""
+    async def delete(
+        self,
+        key: str,
+        expect: Precondition = ANY,
+        changes: Sequence[Change] = (),
+        also: Sequence[KeyedBody] = (),
+    ) -> None:
+        """Remove an object or file as `Store.delete` does, and commit these changes, and the objects of
+        `also`, with the removal. Commits none of them if there is nothing at `key`."""
 
     async def write_ordered(
         self,

@@ -472,3 +472,18 @@ class TransactionalStoreContract(StoreContract):
         last = await store.change_log.last_id()
         await store.delete("a", changes=[change("one")])
         assert await store.change_log.last_id() == last
+
+    async def test_further_objects_are_written_with_a_put_or_not_at_all(
+        self, store: TransactionalStore
+    ) -> None:
+        etag = await store.put("a", b"one", also=[("b", b"1"), ("deeper/c", b"2")])
+        await self._assert_body(store, "b", b"1")
+        with pytest.raises(EtagMismatch):
+            await store.put("a", b"two", expect=ABSENT, also=[("b", b"3")])
+        with pytest.raises(EtagMismatch):
+            await store.delete("a", Etag("another"), also=[("b", b"3")])
+        await store.delete("none", also=[("b", b"3")])
+        await self._assert_body(store, "b", b"1")
+        await store.delete("a", Etag(etag), also=[("b", b"4")])
+        await self._assert_body(store, "b", b"4")
+        await self._assert_body(store, "deeper/c", b"2")

@@ -33,6 +33,7 @@ def test_help_names_every_command_and_exit_status(shell: Shell) -> None:
         "push",
         "append",
         "tail",
+        "history",
         "delete",
         "list",
         "batch",
@@ -425,3 +426,18 @@ async def test_what_is_deleted_is_gone_and_another_version_is_status_3(shell: Sh
     assert (await shell.ask("pull", "public/a", "--fail", *url))[0] == 6
     assert (await shell.ask("delete", "public/a", "--force", *url))[0] == 0
     assert (await shell.ask("delete", "public/a", *url))[0] == 2
+
+
+async def test_an_old_version_is_listed_printed_and_restored(shell: Shell, start: Start) -> None:
+    url = ("--server", await start(SERVICE))
+    for n in (1, 2):
+        await shell.ask("push", "public/a", "--force", *url, stdin=f'{{"n": {n}}}')
+    status, output, _ = await shell.ask("history", "public/a", *url)
+    newest, oldest = map(json.loads, output.splitlines())
+    assert (status, "replaced" in newest, "replaced" in oldest) == (0, False, True)
+    old = ("pull", "public/a", "--version", oldest["hash"])
+    status, output, _ = await shell.ask(*old, "--data", *url)
+    assert (status, json.loads(output)) == (0, {"n": 1})
+    status, _, errors = await shell.ask("pull", "public/a", "--version", "0" * 64, *url)
+    assert (status, "version_not_found" in errors) == (1, True)
+    assert (await shell.ask(*old, "--out", "x", *url))[0] == 1

@@ -198,6 +198,23 @@ def test_a_bundle_and_its_members_own_their_keys(other: dict[str, Any]) -> None:
         ({"pullOnly": True, "pushOnly": True}, "pushOnly", "pullOnly and pushOnly together leave no route"),
         ({"pullOnly": True, "deletable": True}, "deletable", "deletable cannot be used with pullOnly"),
         ({"deleteRoles": ["admin"]}, "deleteRoles", "deleteRoles needs deletable: true"),
+        ({"historyRoles": ["admin"]}, "historyRoles", "historyRoles needs history"),
+        (
+            {"history": {}, "appendOnly": True},
+            "history",
+            "history cannot be used with appendOnly: a log keeps its elements",
+        ),
+        (
+            {"history": {}, "allowedMimeTypes": ["application/json", "image/png"]},
+            "history",
+            "history is for documents: allowedMimeTypes may only be application/json",
+        ),
+        (
+            {"history": {}, "ttlMs": 1000},
+            "history",
+            "history cannot be used with ttlMs: it would keep what has expired",
+        ),
+        ({"history": {}, "bundle": "b"}, "history", "history cannot be used with bundle"),
         (
             {"appendOnly": {"persist": False}, "deletable": True},
             "deletable",

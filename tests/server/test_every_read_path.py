@@ -139,6 +139,19 @@ async def keyring_fold(scene: Scene, reader: Signed) -> Seen | None:
     return None if keyring is None else Seen(keyring["data"], keyring["hash"])
 
 
+async def listed_version(scene: Scene, reader: Signed) -> Seen | None:
+    reply = await reader.request("GET", "/history/s/x/docs/a")
+    assert reply.status in (200, 403), reply
+    return None if reply.status == 403 else Seen(None, reply.json["versions"][-1]["hash"])
+
+
+async def old_version(scene: Scene, reader: Signed) -> Seen | None:
+    seen = await listed_version(scene, reader)
+    reply = await reader.request("GET", f"/pull/s/x/docs/a?version={seen.version if seen else ''}")
+    assert reply.status in (200, 403), reply
+    return None if reply.status == 403 else Seen(reply.json["data"], reply.json["hash"])
+
+
 async def heard_of(scene: Scene, heard: Heard, hash_: str) -> Seen | None:
     """What a stream tells of a write to `docs`, before the write to `marks` that follows it."""
     assert heard.status == 200, heard.body
@@ -165,6 +178,7 @@ async def resumed_stream(scene: Scene, reader: Signed) -> Seen | None:
 
 DOCUMENTS: list[Read] = [
     pull, head, not_modified, log, log_head, batch, batch_log, bundle, keyring_fold, stream, resumed_stream,
+    listed_version, old_version,
 ]  # fmt: skip
 """The paths that show data, or versions of data, with members that may be hidden."""
 PATHS = [*DOCUMENTS, file, file_head, file_range, listed]
@@ -206,7 +220,7 @@ async def scene_with(
     access = {"readRoles": ["space:member"], "writeRoles": ["space:owner"]}
     collections: list[dict[str, Any]] = [
         {"name": "access", "storagePath": "spaces/{spaceId}/_access", **access},
-        {"name": "docs", "storagePath": "s/{spaceId}/docs/{id}", "listable": True, **hiding},
+        {"name": "docs", "storagePath": "s/{spaceId}/docs/{id}", "listable": True, "history": {}, **hiding},
         {"name": "log", "storagePath": "s/{spaceId}/log/{id}",
          "appendOnly": {"requireAuthorSignature": False}, **hiding},
         {"name": "pics", "storagePath": "s/{spaceId}/pics/{id}", "allowedMimeTypes": ["image/png"], **closed},

@@ -366,7 +366,7 @@ EVERY_KIND: dict[str, Any] = {
         {**NOTES, "name": "typed", "storagePath": "t/{x}/{y}", "objectSchema": {"minProperties": 1}},
         {**NOTES, "name": "title", "storagePath": "pages/{page}", "bundle": "page"},
         {**MINE, "name": "draft", "storagePath": "pages/{page}", "bundle": "page"},
-        {**NOTES, "name": "gone", "storagePath": "gone/{id}", "deletable": True, "deleteRoles": ["admin"]},
+        {**NOTES, "name": "gone", "storagePath": "gone/{id}", "deletable": True, "history": {}},
         {**NOTES, "name": "files", "storagePath": "files/{id}", "allowedMimeTypes": ["text/*"]},
         {**MINE, "name": "mixed", "storagePath": "m/{id}", "allowedMimeTypes": ["*/*", "application/json"]},
         {**NOTES, "name": "taps", "storagePath": "taps/{app}/{batchId}", "listable": True},
@@ -376,7 +376,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "d48348701d68b765b11e7db1826ac39b85c5b61022df84d4c0c6b916203fe6b6"
+DIGEST = "cd268da1e6db1cecf039aa487459a1fe773af591db09fd4d45dd13dbe15403be"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

@@ -7,7 +7,7 @@ from support.collections import OWN, collection
 ADMIN_TOKEN = "token-of-the-tests"
 SERVICE: dict[str, Any] = {
     "collections": [
-        collection("public", deletable=True),
+        collection("public", deletable=True, history={}),
         collection("notes", "users/{identity}/notes/{id}", **OWN),
         collection("board", readRoles=["admin", "cap:read:board"], writeRoles=["admin", "cap:write:board"]),
     ],

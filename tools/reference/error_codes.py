@@ -62,6 +62,7 @@ REMEDIES = {
     "bad_signature": "Sign the list with the issuer's key.",
     "too_many_issuers": "Add the issuer to `auth.trustedIssuers`.",
     "not_found": "Check the path, the namespace and the mount path; `GET /openapi.json` lists all routes.",
+    "version_not_found": "Choose a version that `GET {ns}/history/<key>` lists.",
     "method_not_allowed": "Use a method from `Allow`.",
     "request_timeout": "Send the request again on a new connection.",
     "hash_mismatch": "Pull, merge, and push again with `currentHash` as the base.",

@@ -54,7 +54,7 @@ class DeleteHandler:
                 return await self._service.logs.delete(match.key, base_hash, self._log, ref)
             key = match.key if match.route.files is None else file_key(match, match.route.files)
             return await self._service.documents.delete(
-                key, base_hash, collection.ttl_ms, ref._replace(key=key)
+                key, base_hash, collection.ttl_ms, ref._replace(key=key), collection.history
             )
         except Conflict as error:
             stored = WriteResult(error.current_hash, error.written_ms)

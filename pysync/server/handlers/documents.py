@@ -74,7 +74,7 @@ class DocumentHandlers:
         written = await self._store(request, match, access, body)
         version = written.hash
         if access.hidden:
-            version = await self._visible_version(match, access, written)
+            version = await self.visible_version(match, access, written)
         return write_response(version, written.timestamp_ms)
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Response:
@@ -96,7 +96,7 @@ class DocumentHandlers:
 
     async def _respond(self, request: web.BaseRequest, match: Match, access: Access) -> Response:
         """Return the response to an authorised pull."""
-        return await self._document_response(request, match, access, await self._load(request, match))
+        return await self.document_response(request, match, access, await self._load(request, match))
 
     def _load(
         self, request: web.BaseRequest, match: Match
@@ -105,7 +105,7 @@ class DocumentHandlers:
         read = self._documents.pull if wants_body(request) else self._documents.get_version
         return read(match.key, match.policy.collection.ttl_ms)
 
-    async def _document_response(
+    async def document_response(
         self,
         request: web.BaseRequest,
         match: Match,
@@ -122,7 +122,7 @@ class DocumentHandlers:
             return Response(200, _empty(now_ms, keyring), match.route.read_headers)
         version = document.hash
         if access.hidden:
-            version = await self._visible_version(match, access, WriteResult(document.hash, document.ts_ms))
+            version = await self.visible_version(match, access, WriteResult(document.hash, document.ts_ms))
         etag = version if keyring is None else f"{version}-{keyring[1]}"
         headers = f'{match.route.read_headers}ETag: "{etag}"\r\n'
         response = bodiless_response(request, etag, headers)
@@ -130,7 +130,7 @@ class DocumentHandlers:
             return response
         if isinstance(document, CachedVersion):
             document = await self._documents.pull(match.key, match.policy.collection.ttl_ms)
-            return await self._document_response(request, match, access, document)
+            return await self.document_response(request, match, access, document)
         if not access.hidden:
             return Response(200, document.answer(now_ms, keyring and keyring[0]), headers)
         # The author's proof is left out, because it would verify guesses of the hidden members.
@@ -193,16 +193,16 @@ class DocumentHandlers:
         self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody
     ) -> WriteResult:
         """Store a push that is authorised and validated."""
-        ttl_ms = match.policy.collection.ttl_ms
+        ttl_ms, history = match.policy.collection.ttl_ms, match.policy.collection.history
         subject = match.document_ref(access.caller)
         once = idempotency_key(request, access.caller, match.key)
         try:
             return await self._service.write_deadline.run(
                 request,
                 match,
-                self._documents.push(match.key, body, ttl_ms, subject)
+                self._documents.push(match.key, body, ttl_ms, subject, history)
                 if once is None
-                else self._documents.push_idempotent(match.key, body, once, ttl_ms, subject),
+                else self._documents.push_idempotent(match.key, body, once, ttl_ms, subject, history),
             )
         except IdempotencyKeyReused:
             if body.base_hash != _STALE_BASE:
@@ -212,9 +212,9 @@ class DocumentHandlers:
             current = WriteResult("", 0) if found is None else WriteResult(found.hash, found.ts_ms)
         except Conflict as error:
             current = WriteResult(error.current_hash, error.written_ms)
-        raise Conflict(await self._visible_version(match, access, current))
+        raise Conflict(await self.visible_version(match, access, current))
 
-    async def _visible_version(self, match: Match, access: Access, written: WriteResult) -> str:
+    async def visible_version(self, match: Match, access: Access, written: WriteResult) -> str:
         """Return the version that the caller gets for a hash."""
         return await self._documents.versions.load_and_compute(
             match.key, written.hash, written.timestamp_ms, access.hidden
@@ -232,7 +232,7 @@ class DocumentHandlers:
         current = await self._documents.pull(match.key, match.policy.collection.ttl_ms)
         if current is None:
             raise Conflict("")
-        version = await self._visible_version(match, access, WriteResult(current.hash, current.ts_ms))
+        version = await self.visible_version(match, access, WriteResult(current.hash, current.ts_ms))
         if version == body.base_hash:
             body = body if version == current.hash else body.rebased(current.hash)
             return field_permissions.preserve_read_only_fields(permissions, roles, body, current.data)

@@ -89,7 +89,7 @@ class FileHandlers(DocumentHandlers):
             document = await self._load(request, match)
             if document is not None:
                 break
-        return await self._document_response(request, match, access, document)
+        return await self.document_response(request, match, access, document)
 
     async def _authorize_upload(
         self, request: web.BaseRequest, match: Match, rules: FileSettings

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Seq
 from contextlib import ExitStack, closing, suppress
 from math import inf
 from pathlib import Path
-from typing import ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 import orjson
 
@@ -37,6 +37,7 @@ from pysync.store.base import (
     NOT_MODIFIED,
     ExistingFileFilter,
     FileStat,
+    KeyedBody,
     ListEntry,
     MergeRecord,
     NotModified,
@@ -204,28 +205,39 @@ class LocalStore:
         expect: Precondition = ANY,
         changes: Sequence[Change] = (),
         charge: Charge | None = None,
+        also: Sequence[KeyedBody] = (),
     ) -> str:
-        """See `Store.put`."""
+        """See `TransactionalStore.put`."""
         parent, name = split_key(key)
         etag, rows = self._new_etag(), self.change_log.rows_of(changes)
         row = (etag, content_type, rows.now_ms, body, parent, name)
         ledger, size = self.ledger, len(body)
-        if ledger is None:
-            done = self._writer.submit(tables.put, self._renames, row, expect, rows, size=size)
-        else:
-            counted = (ledger.counters, ledger.charge(key, charge))
-            done = self._writer.submit(put_counted, self._renames, row, expect, rows, *counted, size=size)
-        replaces_file, last = await done
+        put: tuple[Any, ...] = (tables.put, self._renames, row, expect, rows)
+        if ledger is not None:
+            put = (put_counted, *put[1:], ledger.counters, ledger.charge(key, charge))
+        if also:
+            put = (tables.put_with, self._rows_of(also, rows.now_ms), *put)
+            size += sum(len(other) for _, other in also)
+        replaces_file, last = await self._writer.submit(*put, size=size)
         self.change_log.notify(last)
         if replaces_file:
             await self._files.unlink(key)
         return etag
 
-    async def delete(self, key: str, expect: Precondition = ANY, changes: Sequence[Change] = ()) -> None:
+    async def delete(
+        self,
+        key: str,
+        expect: Precondition = ANY,
+        changes: Sequence[Change] = (),
+        also: Sequence[KeyedBody] = (),
+    ) -> None:
         """See `TransactionalStore.delete`."""
         parent, name = split_key(key)
         rows = self.change_log.rows_of(changes)
-        was_file, last = await self._writer.submit(tables.delete, self._renames, parent, name, expect, rows)
+        others = self._rows_of(also, rows.now_ms)
+        was_file, last = await self._writer.submit(
+            tables.delete, self._renames, parent, name, expect, rows, others
+        )
         self.change_log.notify(last)
         if was_file:
             await self._files.unlink(key)
@@ -360,6 +372,10 @@ class LocalStore:
         await self._merger.close()
         await self._writer.close()
         self._reader.close()
+
+    def _rows_of(self, also: Sequence[KeyedBody], now_ms: int) -> Sequence[tuple[object, ...]]:
+        """Return the rows of further objects of a write. They belong to the server."""
+        return [(self._new_etag(), JSON_TYPE, now_ms, body, 0, *split_key(key)) for key, body in also]
 
     def _new_etag(self) -> str:
         """Return a unique etag: a random name of this store, and a number. The name belongs to

@@ -14,7 +14,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from pysync._core import split_key
 from pysync.clock import HybridTimestamp
@@ -34,6 +34,8 @@ from pysync.store.local import usage
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FLUSH_EVERY: Final = 64
 """Number of entries of this process after which it flushes the folders and removes the entries."""
@@ -129,6 +131,7 @@ _PUT: Final = PutStatements.of("etag", "content_type", "modified_ms", "body")
 PUT_COUNTED: Final = PutStatements.of(
     "etag", "content_type", "modified_ms", "body", "size", "owner", "elements"
 )
+_PUT_FURTHER: Final = PutStatements.of("etag", "content_type", "modified_ms", "body", "owner").any
 PUT_FILE: Final = """
     INSERT OR REPLACE INTO object(
         parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode, owner)
@@ -352,6 +355,16 @@ def put(
     return replaces_file, insert_changes(cursor, changes)
 
 
+def put_with(
+    cursor: sqlite3.Cursor, also: Sequence[tuple[Any, ...]], put: Callable[..., T], *args: object
+) -> T:
+    """Call `put`, and store further documents in its transaction. `also` are their rows: etag, content type,
+    time, body, owner, parent and name."""
+    done = put(cursor, *args)
+    cursor.executemany(_PUT_FURTHER, also)
+    return done
+
+
 def delete(
     cursor: sqlite3.Cursor,
     renames: RenameJournal,
@@ -359,9 +372,10 @@ def delete(
     name: str,
     expect: Precondition,
     changes: ChangeRows,
+    also: Sequence[tuple[Any, ...]] = (),
 ) -> tuple[bool, int]:
-    """Remove the row of a key, and add the changes if there is one. Returns True if it was a file, which is
-    then staged for deletion, and the id of the last change."""
+    """Remove the row of a key, and add the changes and the rows of `also` if there is one. Returns True if it
+    was a file, which is then staged for deletion, and the id of the last change."""
     found = cursor.execute(_CURRENT, (parent, name)).fetchone()
     if found is None:
         return False, 0
@@ -370,6 +384,7 @@ def delete(
     if is_file:
         renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
     cursor.execute(_DELETE, (parent, name))
+    cursor.executemany(_PUT_FURTHER, also)
     return bool(is_file), insert_changes(cursor, changes)
 
 

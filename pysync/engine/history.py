@@ -1,0 +1,241 @@
+"""Earlier versions of documents (docs/reference/protocol.md#history).
+
+A push of a collection with `history` writes an entry with the document, and so does a delete. The entry has
+the identity of the writer, and the version that the write replaces, as it was stored. A crash may leave an
+entry of a write that was not made. Its version was stored at that time nevertheless
+(docs/explanation/decisions/0045-history-keeps-what-is-replaced.md).
+
+    _pysync/history/<key of the document>/<time in ms, 16 digits>-<16 hex digits>.<kind>
+
+The hex digits distinguish the writes of one millisecond: a number that each process counts, and a random
+number. The kind is `w` for an entry without an earlier version, `r` if it was replaced, and `d` if it was
+deleted. Entries are stored as documents, so that damage to them is found.
+"""
+
+import itertools
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final, Literal, NamedTuple
+
+import orjson
+
+from pysync import _core
+from pysync.cache import BoundedCache
+from pysync.clock import is_stable
+from pysync.concurrency import gather_bounded
+from pysync.config import HistoryConfig
+from pysync.config.key_templates import RESERVED
+from pysync.corruption import CorruptionReporter
+from pysync.errors import DocumentCorrupt, InvalidPathParameter, StoreUnavailable
+from pysync.store import KeyedBody, NotModified, ReadableStore, Store, StoredObject
+from pysync.write_ids import new_write_id
+
+PREFIX: Final = f"{RESERVED}/history"
+"""The prefix of all entries."""
+MAX_DOCUMENT_KEY_BYTES: Final = 900
+"""The longest key of a document with history. That of its entries must fit into a bucket."""
+PRUNE_EVERY: Final = 8
+"""Number of writes of one document by a process after which it prunes the entries."""
+_PRUNED_CACHE_SIZE: Final = 4_096
+_PAGE: Final = 1_000
+_READ_BYTES: Final = 1024 * 1024
+"""Bytes of entries that are read together, approximately."""
+_READ_COUNT: Final = 16
+_MAX_CONCURRENT: Final = 16
+_TIME_DIGITS: Final = 16
+
+_writes = itertools.count()
+
+Kind = Literal["w", "r", "d"]
+
+log = logging.getLogger(__name__)
+
+
+class Entry(NamedTuple):
+    """An entry, written by `identity` at `at_ms` with the version `hash` (`""`: the document was deleted).
+    `replaced` is the version that this write replaced; None if there was none, or if it is not kept any
+    more."""
+
+    at_ms: int
+    identity: str
+    hash: str
+    replaced: _core.Document | None
+
+
+def folder_of(key: str) -> str:
+    """Return the prefix of the entries of the document at `key`."""
+    return f"{PREFIX}/{key}"
+
+
+def document_of(entry_key: str) -> str:
+    """Return the key of the document that an entry belongs to."""
+    return entry_key.removeprefix(f"{PREFIX}/").rpartition("/")[0]
+
+
+async def entries_of(store: ReadableStore, key: str) -> list[str]:
+    """Return the keys of all entries of the document at `key`, the oldest first. Raises StoreUnavailable."""
+    folder = folder_of(key)
+    return [f"{folder}/{name}" for name in await _names(store, folder)]
+
+
+def check_key(key: str) -> None:
+    """Raise InvalidPathParameter if a document with this key cannot have a history."""
+    if len(key.encode()) > MAX_DOCUMENT_KEY_BYTES:
+        raise InvalidPathParameter
+
+
+def new_entry(
+    key: str, stored: StoredObject | NotModified | None, hash_: str, at_ms: int, identity: str
+) -> KeyedBody:
+    """Return the entry of a write of the version `hash_` (`""`: of a delete) over what is `stored`. A damaged
+    document is not kept."""
+    members = {"at": at_ms, "by": identity, "hash": hash_}
+    kind: Kind = "w"
+    if isinstance(stored, StoredObject) and _is_sound(stored.body):
+        members["object"] = stored.body.decode()
+        kind = "r" if hash_ else "d"
+    unique = f"{next(_writes) & 0xFFFF_FFFF:08x}{new_write_id()[:8]}"
+    return f"{folder_of(key)}/{at_ms:0{_TIME_DIGITS}d}-{unique}.{kind}", _encode(members, at_ms)
+
+
+class History:
+    """The earlier versions of the documents of a store."""
+
+    def __init__(self, store: Store, now_ms: Callable[[], int], corruption: CorruptionReporter) -> None:
+        self._store = store
+        self._now_ms = now_ms
+        self._corruption = corruption
+        self._unpruned = BoundedCache[str, int](_PRUNED_CACHE_SIZE)
+
+    async def entries(self, key: str, limits: HistoryConfig) -> AsyncIterator[Entry]:
+        """Yield the entries of the document at `key`, the newest first: those with a version that `limits`
+        keep, and the entries of the writes that made these versions. Damaged ones are reported and left out.
+        Raises StoreUnavailable."""
+        folder, now_ms = folder_of(key), self._now_ms()
+        left = limits.versions
+        names = (await _names(self._store, folder))[::-1]
+        while names:
+            page = [f"{folder}/{name}" for name in names[:_READ_COUNT]]
+            found = await self._store.get_many(page, _READ_BYTES)
+            page = [at for at in page if at in found]
+            names = names[len(page) :]
+            for at in page:
+                entry = self._read(at, found[at])
+                if entry is None:
+                    continue
+                is_kept = left > 0 and (limits.for_ms is None or entry.at_ms + limits.for_ms >= now_ms)
+                if entry.replaced is not None and is_kept:
+                    left -= 1
+                yield entry if is_kept else entry._replace(replaced=None)
+                if not is_kept:
+                    return
+
+    async def after_write(self, key: str, limits: HistoryConfig) -> None:
+        """Prune the entries of the document at `key` if this process has written it often enough. An error is
+        logged, because the write has been made."""
+        count = (self._unpruned.get(key) or 0) + 1
+        self._unpruned.put(key, count % PRUNE_EVERY)
+        if count < PRUNE_EVERY:
+            return
+        try:
+            await self.prune(key, limits)
+        except StoreUnavailable as error:
+            log.warning("failed to prune a history: %s", error.detail, extra={"repeats": error.detail})
+
+    async def prune(self, key: str, limits: HistoryConfig) -> int:
+        """Delete the versions of the document at `key` that `limits` do not keep. Returns the number of
+        deleted entries. Raises StoreUnavailable."""
+        folder = folder_of(key)
+        names = await _names(self._store, folder)
+        first = _first_kept(names, limits, self._stable_now_ms())
+        if first == 0:
+            return 0
+        *gone, last = names[:first]
+        if last[-1] == "d":
+            gone.append(last)
+        elif last[-1] == "r":
+            await self._strip(folder, last)
+            gone.append(last)
+
+        async def delete(name: str) -> None:
+            await self._store.delete(f"{folder}/{name}")
+
+        await gather_bounded(_MAX_CONCURRENT, gone, delete)
+        return len(gone)
+
+    async def sweep(self, limits_of: Callable[[str], HistoryConfig | None]) -> int:
+        """Prune every document with versions that are older than `limits_of` its key keeps them. Returns the
+        number of deleted entries. Raises StoreUnavailable."""
+        due: dict[str, HistoryConfig] = {}
+        now_ms = self._stable_now_ms()
+        async for listed in self._store.walk(PREFIX):
+            key, name = document_of(listed.key), listed.key.rpartition("/")[2]
+            if key in due or name[-2:] not in (".r", ".d"):
+                continue
+            limits = limits_of(key)
+            if limits is not None and _is_expired(name, limits, now_ms):
+                due[key] = limits
+        return sum([await self.prune(key, limits) for key, limits in due.items()])
+
+    def _stable_now_ms(self) -> int:
+        """Return the time, or 0 after a step of the clock: then nothing has expired."""
+        return self._now_ms() if is_stable(self._now_ms) else 0
+
+    async def _strip(self, folder: str, name: str) -> None:
+        """Write the entry without the version that it holds: who wrote the next one is still of interest."""
+        at = f"{folder}/{name}"
+        entry = self._read(at, await self._store.get(at))
+        if entry is not None:
+            members = {"at": entry.at_ms, "by": entry.identity, "hash": entry.hash}
+            await self._store.put(f"{folder}/{name[:-1]}w", _encode(members, entry.at_ms))
+
+    def _read(self, at: str, found: StoredObject | NotModified | None) -> Entry | None:
+        """Return an entry, None if it is damaged or has just been deleted."""
+        if not isinstance(found, StoredObject):
+            return None
+        try:
+            members = orjson.loads(_core.read_document(found.body).data)
+            text = members.get("object")
+            replaced = None if text is None else _core.read_document(text.encode())
+        except DocumentCorrupt as error:
+            self._corruption.report_once(error, "document", at)
+            return None
+        return Entry(members["at"], members["by"], members["hash"], replaced)
+
+
+def _first_kept(names: Sequence[str], limits: HistoryConfig, now_ms: int) -> int:
+    """Return the index of the oldest entry whose version is kept; the number of entries if there is none."""
+    first, left = len(names), limits.versions
+    for at in range(len(names) - 1, -1, -1):
+        if names[at][-1] == "w":
+            continue
+        if not left or _is_expired(names[at], limits, now_ms):
+            break
+        first, left = at, left - 1
+    return first
+
+
+def _is_expired(name: str, limits: HistoryConfig, now_ms: int) -> bool:
+    return limits.for_ms is not None and int(name[:_TIME_DIGITS]) + limits.for_ms < now_ms
+
+
+async def _names(store: ReadableStore, folder: str) -> list[str]:
+    """Return the names of the entries in a folder. They sort by time."""
+    names: list[str] = []
+    page: list[str] | None = None
+    while page is None or len(page) == _PAGE:
+        page = await store.list(folder, names[-1] if names else None, _PAGE)
+        names += page
+    return [name for name in names if name[-2:] in (".w", ".r", ".d")]
+
+
+def _encode(members: dict[str, object], at_ms: int) -> bytes:
+    return _core.decode_push(orjson.dumps({"data": members})).stored(at_ms)
+
+
+def _is_sound(stored: bytes) -> bool:
+    try:
+        _core.read_document(stored)
+    except DocumentCorrupt:
+        return False
+    return True

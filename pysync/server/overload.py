@@ -3,8 +3,8 @@
 Requests wait in a queue (`request_queue.py`). One that has waited longer than `server.maxQueueMs` is refused
 (503 `overloaded`), because its client may have given up. To refuse everything that is too much would take
 more time than the processor has, so the server also stops reading from some connections, and their requests
-wait in the kernel. It goes on reading from connections that it has served before, and from addresses that
-use no more than their share; of the others it prefers the newest. So what is answered is answered soon.
+wait in the kernel. It prefers connections and addresses that it has served before, unless an address uses
+more than its share, and the newest. So what is answered is answered soon.
 
 The wait of a request is measured from the arrival of its bytes in the kernel.
 """
@@ -65,14 +65,15 @@ def connection_limit(wanted: int) -> int:
 
 
 class Address:
-    """The use that one client address made of the server lately. `use` is a decaying number of requests, and
-    `connections` is the number of open connections."""
+    """The use that one client address made of the server lately. `use` is a decaying number of requests,
+    `connections` the number of open connections, and `was_served` True if a request was answered."""
 
-    __slots__ = ("connections", "use")
+    __slots__ = ("connections", "use", "was_served")
 
     def __init__(self) -> None:
         self.connections = 0
         self.use = 0.0
+        self.was_served = False
 
 
 class Arrival(NamedTuple):
@@ -248,10 +249,11 @@ class LoadShedder:
         return self._now() - self.max_wait_s
 
     def prefers(self, connection: Readable, address: Address | None) -> bool:
-        """Return True if requests from `address` come first: of connections that were served before, and of
-        addresses that use no more than their share."""
-        is_known = connection.was_served or self._shares_connections
-        return is_known and address is not None and address.use <= self._fair_use
+        """Return True if a request of `connection` from `address` comes first: one of them was served before,
+        and the address uses no more than its share."""
+        if address is None or address.use > self._fair_use:
+            return False
+        return connection.was_served or address.was_served or self._shares_connections
 
     def count_rejections(self, address: Address | None, count: int) -> None:
         """Count requests from `address` that are refused before they are parsed."""
@@ -264,7 +266,7 @@ class LoadShedder:
         each request."""
         self.queue.has_started(connection)
         now = self._now()
-        wait_s = now - arrival.read_at
+        wait_s = now - (arrival.read_at if self.queue.is_empty else min(arrival.read_at, self.queue.oldest()))
         address.use += 1.0
         if wait_s <= self._long_wait_s:
             self._long_since = inf
@@ -279,7 +281,7 @@ class LoadShedder:
             self._counters.count("pysync_overload_refusals")
             return True
         self._begun += 1
-        connection.was_served = True
+        connection.was_served = address.was_served = True
         return False
 
     def tick(self, late_s: float) -> None:

@@ -32,8 +32,8 @@ class Waiting(Protocol):
 
 
 class RequestQueue:
-    """The connections whose requests wait. Those that came first come first. While the server is overloaded,
-    those that are preferred come first, and of these the last; what has waited for `max_wait_s` is given up.
+    """The connections whose requests wait. Those that are preferred come first, and of these the oldest.
+    While the server is overloaded, the newest come first, and what has waited for `max_wait_s` is given up.
     `now` is the clock, in seconds."""
 
     def __init__(self, max_wait_s: float, now: Callable[[], float]) -> None:
@@ -58,6 +58,10 @@ class RequestQueue:
     def is_empty(self) -> bool:
         """True if no request waits."""
         return not (self._preferred or self._others)
+
+    def oldest(self) -> float:
+        """Return when the request arrived that has waited longest; `inf` if none waits."""
+        return min(next(iter(waiting.values()), (inf,))[0] for waiting in (self._preferred, self._others))
 
     @property
     def has_room_for_others(self) -> bool:
@@ -84,7 +88,7 @@ class RequestQueue:
 
     def add(self, connection: Waiting, since: float, *, is_preferred: bool) -> None:
         """Let `connection` wait for its turn. Its request arrived at the time `since`."""
-        waiting = self._preferred if is_preferred or not self.is_newest_first else self._others
+        waiting = self._preferred if is_preferred else self._others
         waiting[connection] = (since, connection)
         self._schedule()
 

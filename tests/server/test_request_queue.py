@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable
+from math import inf
 
 import pytest
 from support.listening import connect, listening, receive
@@ -56,12 +57,22 @@ class Queue:
         return [name for event, name in self.events if event == "begin"]
 
 
-async def test_requests_begin_in_the_order_in_which_they_came() -> None:
+async def test_requests_begin_in_the_order_in_which_they_came_those_preferred_first() -> None:
     queue = Queue()
     queue.add(1, is_preferred=False)
-    queue.add(2)
-    queue.add(3, is_preferred=False)
-    assert await queue.tick() == [1, 2, 3]
+    queue.add(2, 3)
+    queue.add(4, is_preferred=False)
+    assert await queue.tick() == [2, 3, 1, 4]
+
+
+def test_the_oldest_of_all_that_wait_is_known() -> None:
+    queue = Queue()
+    assert queue.queue.oldest() == inf
+    for name, (since, is_preferred) in enumerate([(3.0, True), (1.0, False), (2.0, True)]):
+        client = Client(queue.queue, name, queue.events)
+        waiting = queue.queue._preferred if is_preferred else queue.queue._others
+        waiting[client] = (since, client)
+    assert queue.queue.oldest() == 1.0
 
 
 async def test_a_tick_begins_only_so_many_requests() -> None:

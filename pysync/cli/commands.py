@@ -272,6 +272,22 @@ def _add_stores(parser: Parser) -> None:
     )
     verify.add_value("--key", "FILE", "with --repair-from: the key of an encrypted backup")
 
+    gc = parser.add_command(
+        "gc",
+        "delete what crashes and interrupted requests left in a store; servers may run meanwhile",
+        "gc.collect",
+        description="Deletes segments that no log leads to, chunks of logs that pysync took over from "
+        "Starfish, temporary files, interrupted uploads and merges. Prints a line of JSON for each, then the "
+        "number of each kind, and the bytes as far as they are known. Do not run it while a copy or a "
+        "restore writes to the store. The exit status is 1 if a damaged object, which may lead to segments, "
+        "kept it from deleting any.",
+        example="pysync gc --store file:./data --dry-run",
+    )
+    add_config(gc)
+    gc.add_value("--store", "URL", "file:DIR (default: file:./data) or s3://BUCKET/PREFIX")
+    gc.add_flag("--dry-run", "print what would be deleted, and delete nothing")
+    gc.add_value("--older-than", "SECONDS", "keep what is younger (default: 3600)", type=int, default=3600)
+
     project = parser.add_command("project", "maintain the lists of projections")
     rebuild = project.add_command(
         "rebuild",

@@ -1,15 +1,20 @@
-"""`pysync copy` and `pysync verify`: check every object of a store, and copy it to another store."""
+"""`pysync copy`, `pysync verify` and `pysync gc`: copy every object of a store to another, check it, and
+delete what nothing leads to."""
 
 from pysync.migrate.copier import Copier, CopyReport
+from pysync.migrate.garbage import MIN_GRACE_MS, GarbageCollector, GarbageReport
 from pysync.migrate.locations import Location, open_source, open_target, parse_location
 from pysync.migrate.reading import SCRUB_KEY
 from pysync.migrate.verify import Damage, VerificationReport, Verifier
 
 __all__ = [
+    "MIN_GRACE_MS",
     "SCRUB_KEY",
     "Copier",
     "CopyReport",
     "Damage",
+    "GarbageCollector",
+    "GarbageReport",
     "Location",
     "VerificationReport",
     "Verifier",

@@ -112,6 +112,16 @@ visible."""
 
 
 @dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something of `size` bytes that an interrupted write left outside of all keys. `name` says which to the
+    operator."""
+
+    kind: Literal["temporary_files", "uploads", "merges"]
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class ListEntry:
     """An object or file found by `walk`. `size` is in bytes; None if the store would have to read it."""
 
@@ -330,6 +340,11 @@ class Store(ReadableStore, Protocol):
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
         """Remove the object or file at `key`, if there is one. Raises `EtagMismatch` as `put` does, except
         that an absent object satisfies every precondition."""
+
+    async def remove_leftovers(self, before_ms: int, *, dry_run: bool = False) -> "builtins.list[Leftover]":
+        """Remove what interrupted writes left outside of all keys and nobody has written to since
+        `before_ms`: temporary files, parts of uploads, journals of merges. Returns what was removed or, with
+        `dry_run`, what would be. Raises StoreUnavailable."""
 
     async def purge_deleted(self) -> None:
         """Remove what deleted data left in the files of the store: free space of a database, logs, uploads

@@ -18,6 +18,7 @@ from pysync.store.base import (
     NOT_MODIFIED,
     EtagMismatch,
     FileStat,
+    Leftover,
     ListEntry,
     MergeRecord,
     NotModified,
@@ -172,6 +173,10 @@ class MemoryStore:
         del self._stored[key]
         names = self._names[parent]
         del names[bisect.bisect_left(names, name)]
+
+    async def remove_leftovers(self, before_ms: int, *, dry_run: bool = False) -> builtins.list[Leftover]:
+        """See `Store.remove_leftovers`: there are none."""
+        return []
 
     async def purge_deleted(self) -> None:
         """See `Store.purge_deleted`: there are no files."""

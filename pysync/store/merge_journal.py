@@ -26,6 +26,7 @@ from pysync.errors import StoreUnavailable
 from pysync.store.base import (
     ABSENT,
     EtagMismatch,
+    Leftover,
     MergeRecord,
     MergeRejected,
     Store,
@@ -81,6 +82,19 @@ async def recover(store: Store, now_ms: Callable[[], int]) -> None:
         elif found.modified_ms + ABANDONED_MS > now_ms():
             continue
         await store.delete(journal)
+
+
+async def remove_leftovers(
+    store: Store, now_ms: Callable[[], int], before_ms: int, *, dry_run: bool
+) -> list[Leftover]:
+    """Implement `Store.remove_leftovers` for the journals of merges. A journal whose process may still run
+    stays."""
+    before = {key: len(found.body) for key, found in await _journals(store) if found.modified_ms < before_ms}
+    if before and not dry_run:
+        await recover(store, now_ms)
+        for key, _ in await _journals(store):
+            before.pop(key, None)
+    return [Leftover("merges", key, size) for key, size in before.items()]
 
 
 async def pending_merges(store: Store) -> list[MergeRecord]:

@@ -1,6 +1,7 @@
 """A store that fails on demand, and a clock that only a test moves."""
 
 import asyncio
+import builtins
 import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from pysync.protocol import JSON_TYPE
 from pysync.store import (
     ANY,
     FileStat,
+    Leftover,
     ListEntry,
     MergeRecord,
     NotModified,
@@ -235,6 +237,11 @@ class FaultyStore:
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
         """See `Store.delete`."""
         await self._call("delete", lambda: self._store.delete(key, expect))
+
+    async def remove_leftovers(self, before_ms: int, *, dry_run: bool = False) -> builtins.list[Leftover]:
+        """See `Store.remove_leftovers`."""
+        journals = await merge_journal.remove_leftovers(self, self._now_ms, before_ms, dry_run=dry_run)
+        return [*journals, *await self._store.remove_leftovers(before_ms, dry_run=dry_run)]
 
     async def purge_deleted(self) -> None:
         """See `Store.purge_deleted`."""

@@ -36,7 +36,7 @@ from pysync._core import split_key
 from pysync.errors import StoreUnavailable
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import fsync_dir, make_private_dir
-from pysync.store.base import EtagMismatch, MergeRejected
+from pysync.store.base import EtagMismatch, Leftover, MergeRejected
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, in_thread, translate_os_errors
 from pysync.store.local.tables import GET_FILE, PUT_FILE, FileRow, RenameJournal, file_row
 
@@ -141,6 +141,13 @@ class FolderSwapMerger:
             if is_alone:
                 await self._recover()
                 await self._sweep()
+
+    async def remove_leftovers(self, before_ms: int, *, dry_run: bool) -> list[Leftover]:
+        """See `Store.remove_leftovers`: folders of merges."""
+        old = await in_thread(_old_leftovers, self._folder, before_ms)
+        if old and not dry_run:
+            await self.recover()
+        return [leftover for path, leftover in old if dry_run or not path.exists()]
 
     async def purge_deleted(self) -> None:
         """Wait until merges have ended and their old folders are removed. Raises StoreUnavailable if that
@@ -365,6 +372,17 @@ def _sweep(folder: Path) -> None:
     for path in _leftovers(folder):
         if path.stat().st_ctime <= before:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _old_leftovers(folder: Path, before_ms: int) -> list[tuple[Path, Leftover]]:
+    """Return the leftovers that are older, with the bytes of their files that lie nowhere else."""
+    found = []
+    for path in _leftovers(folder):
+        if path.stat().st_ctime * 1000 < before_ms:
+            stats = [entry.lstat() for entry in path.iterdir()]
+            size = sum(stat.st_size for stat in stats if stat.st_nlink == 1)
+            found.append((path, Leftover("merges", f"{folder.name}/{path.name}", size)))
+    return found
 
 
 def _leftovers(folder: Path) -> list[Path]:

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from io import FileIO
+from math import inf
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, TypeVar, TypeVarTuple
 
@@ -16,9 +17,24 @@ from pysync._core import split_key
 from pysync.errors import StoreUnavailable
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import DATABASE_ERRORS
-from pysync.store.base import DAMAGED_REASON, DamagedFile, FileStat, OpenFile, Pace, clamp_range
+from pysync.store.base import (
+    DAMAGED_REASON,
+    DamagedFile,
+    FileStat,
+    Leftover,
+    OpenFile,
+    Pace,
+    clamp_range,
+)
 from pysync.store.local import file_merge, tables
-from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, in_thread, translate_os_errors
+from pysync.store.local.disk import (
+    TEMP_FOLDER,
+    FileFingerprint,
+    FileTree,
+    TempFile,
+    in_thread,
+    translate_os_errors,
+)
 from pysync.store.local.tables import GET_FILE, FileRow, RenameJournal, file_row
 
 log = logging.getLogger(__name__)
@@ -225,12 +241,22 @@ class LocalFiles:
     async def purge_deleted(self) -> None:
         """Finish all deletions, and remove the temporary files of dead processes. Raises StoreUnavailable."""
         await self._writer.submit(self._renames.recover)
+        await self.remove_leftovers(inf)
+
+    async def remove_leftovers(self, before_ms: float, *, dry_run: bool = False) -> list[Leftover]:
+        """See `Store.remove_leftovers`: temporary files of dead processes."""
         locked = await in_thread(self._tree.lock_abandoned)
+        found = list[Leftover]()
         try:
             # Read once they are locked: a file that no row names now is never committed.
             named = {name for (name,) in self._reader.rows("SELECT name FROM arriving")}
             for name in locked.keys() - named:
-                await in_thread(self._tree.remove_temp_file, name)
+                stat = os.fstat(locked[name])
+                if stat.st_mtime * 1000 < before_ms:
+                    found.append(Leftover("temporary_files", f"{TEMP_FOLDER}/{name}", stat.st_size))
+                    if not dry_run:
+                        await in_thread(self._tree.remove_temp_file, name)
+            return found
         finally:
             for fd in locked.values():
                 os.close(fd)

@@ -38,6 +38,7 @@ from pysync.store.base import (
     ExistingFileFilter,
     FileStat,
     KeyedBody,
+    Leftover,
     ListEntry,
     MergeRecord,
     NotModified,
@@ -342,6 +343,11 @@ class LocalStore:
                 for parent, name, etag, modified_ms, size in rows:
                     yield ListEntry(f"{parent}/{name}" if parent else name, etag, modified_ms, size)
                 await asyncio.sleep(0)
+
+    async def remove_leftovers(self, before_ms: int, *, dry_run: bool = False) -> builtins.list[Leftover]:
+        """See `Store.remove_leftovers`."""
+        merges = await self._merger.remove_leftovers(before_ms, dry_run=dry_run)
+        return [*merges, *await self._files.remove_leftovers(before_ms, dry_run=dry_run)]
 
     async def purge_deleted(self) -> None:
         """See `Store.purge_deleted`."""

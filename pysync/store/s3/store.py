@@ -22,6 +22,7 @@ from pysync.store.base import (
     NOT_MODIFIED,
     DamagedFile,
     FileStat,
+    Leftover,
     ListEntry,
     MergeRecord,
     NotModified,
@@ -233,6 +234,12 @@ class S3Store:
         split_key(key)
         with self._in_flight.write():
             await self._writes.delete(key, expect)
+
+    async def remove_leftovers(self, before_ms: int, *, dry_run: bool = False) -> builtins.list[Leftover]:
+        """See `Store.remove_leftovers`."""
+        uploads = await self._uploads.remove_leftovers(before_ms, dry_run=dry_run)
+        journals = await merge_journal.remove_leftovers(self, self._now_ms, before_ms, dry_run=dry_run)
+        return [*uploads, *journals]
 
     async def purge_deleted(self) -> None:
         """See `Store.purge_deleted`: a deleted object leaves nothing, unless the bucket keeps versions."""

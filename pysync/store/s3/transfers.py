@@ -20,7 +20,7 @@ from aiohttp import ClientResponse
 from pysync.cache import BoundedCache
 from pysync.concurrency import gather_bounded
 from pysync.errors import StoreUnavailable
-from pysync.store.base import FileStat, OnReceived, OpenFile, Pace, clamp_range, no_pace
+from pysync.store.base import FileStat, Leftover, OnReceived, OpenFile, Pace, clamp_range, no_pace
 from pysync.store.local.disk import in_thread
 from pysync.store.s3.conditional_writes import ConditionalWriter
 from pysync.store.s3.credentials import S3Client, translate_errors
@@ -138,6 +138,29 @@ class Uploads:
         finally:
             spool.close()
         return sha256
+
+    async def remove_leftovers(self, before_ms: int, *, dry_run: bool) -> list[Leftover]:
+        """See `Store.remove_leftovers`: parts of uploads to which nobody has added any since."""
+        found = []
+        client, bucket = self._account.client, self._bucket
+        with translate_errors():
+            pages = client.get_paginator("list_multipart_uploads")
+            async for page in pages.paginate(Bucket=bucket, Prefix=self._requests.root):
+                for upload in page.get("Uploads", ()):
+                    at = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    parts = [
+                        part
+                        async for listed in client.get_paginator("list_parts").paginate(**at)
+                        for part in listed.get("Parts", ())
+                    ]
+                    newest = max([upload["Initiated"], *(part["LastModified"] for part in parts)])
+                    if newest.timestamp() * 1000 >= before_ms:
+                        continue
+                    key = upload["Key"].removeprefix(self._requests.root)
+                    found.append(Leftover("uploads", key, sum(part["Size"] for part in parts)))
+                    if not dry_run:
+                        await client.abort_multipart_upload(**at)
+        return found
 
     async def _send_parts(
         self, key: str, spool: Spool, content_type: str, sha256: str, received: OnReceived | None

@@ -1,0 +1,54 @@
+"""`pysync gc`: deletes what crashes and interrupted requests left in a store."""
+
+import argparse
+import dataclasses
+import sys
+
+from pysync.cli.admin import check_store, load_config
+from pysync.cli.io import print_lines
+from pysync.clock import SteadyClock, boot_id, is_stable
+from pysync.concurrency import closing
+from pysync.config import Config
+from pysync.config.collection import wire_name
+from pysync.migrate import MIN_GRACE_MS, GarbageCollector
+from pysync.store import open_store
+
+
+async def collect(options: argparse.Namespace) -> int:
+    """Run `pysync gc`: print what is deleted, then the counts. Return 1 if damage kept it from deleting."""
+    settings = load_config(options, "store")
+    check_store(settings, "there is no garbage")
+    grace_ms = options.older_than * 1000
+    if grace_ms < MIN_GRACE_MS:
+        raise ValueError(
+            f"--older-than must be at least {MIN_GRACE_MS // 1000}: younger objects may be in use"
+        )
+    clock = _clock_of(settings)
+    if not is_stable(clock):
+        raise ValueError("the clock stepped less than ten minutes ago, so no age is certain: try again later")
+    async with closing(open_store(settings.store)) as store:
+        collector = GarbageCollector(
+            store,
+            clock,
+            lambda kind, key: print_lines({"kind": wire_name(kind), "key": key}),
+            grace_ms=grace_ms,
+            dry_run=options.dry_run,
+        )
+        try:
+            await collector.run()
+        finally:
+            report = dataclasses.asdict(collector.report)
+            unclear = report.pop("unclear")
+            print_lines({wire_name(name): count for name, count in report.items()})
+    for key in sorted(unclear):
+        print(f"pysync: {key} is damaged, and may lead to segments: all are kept", file=sys.stderr)
+    return 1 if unclear else 0
+
+
+def _clock_of(settings: Config) -> SteadyClock:
+    """Return the clock of the processes that use the store."""
+    clock = SteadyClock()
+    for _, database in settings.database_paths[:1]:
+        if database.exists() and (boot := boot_id()):
+            clock.resume(database.with_name("clock"), boot)
+    return clock

@@ -112,7 +112,7 @@ class History:
         keep, and the entries of the writes that made these versions. Damaged ones are reported and left out.
         Raises StoreUnavailable."""
         folder, now_ms = folder_of(key), self._now_ms()
-        left = limits.versions
+        seen: set[tuple[str, int]] = set()
         names = (await _names(self._store, folder))[::-1]
         while names:
             page = [f"{folder}/{name}" for name in names[:_READ_COUNT]]
@@ -123,9 +123,11 @@ class History:
                 entry = self._read(at, found[at])
                 if entry is None:
                     continue
-                is_kept = left > 0 and (limits.for_ms is None or entry.at_ms + limits.for_ms >= now_ms)
+                is_kept = limits.for_ms is None or entry.at_ms + limits.for_ms >= now_ms
                 if entry.replaced is not None and is_kept:
-                    left -= 1
+                    # A crash may have left a second entry with the version.
+                    seen.add((entry.replaced.hash, entry.replaced.ts_ms))
+                    is_kept = len(seen) <= limits.versions
                 yield entry if is_kept else entry._replace(replaced=None)
                 if not is_kept:
                     return

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import json
 import logging
 import os
 import sys
 import threading
+import weakref
 import zlib
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -493,6 +495,22 @@ async def test_heavy_work_is_done_one_after_another_and_behind_the_event_loop() 
     heavy_work.limit_arenas()
     heavy_work.trim_in_thread()
     await heavy_work.run_heavy(lambda: None)
+
+
+def test_garbage_is_collected_before_memory_is_given_back() -> None:
+    class Kept:
+        itself: object
+
+    kept = Kept()
+    kept.itself, found = kept, weakref.ref(kept)
+    gc.disable()
+    try:
+        del kept
+        assert found() is not None
+        heavy_work.trim_in_thread()
+        assert found() is None
+    finally:
+        gc.enable()
 
 
 def test_memory_is_given_back_although_there_is_none_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ first.
 
 import asyncio
 import ctypes
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -19,9 +20,9 @@ T = TypeVar("T")
 
 NICENESS: Final = 5
 """Niceness of the thread, added to that of the process."""
-MAX_ARENAS: Final = 2
+MAX_ARENAS: Final = 1
 """Number of heaps of glibc. By default each thread has its own, up to eight per core, and each keeps the
-memory that was freed."""
+memory that was freed. A buffer that one thread allocates and another frees is then reused as well."""
 _M_ARENA_MAX: Final = -8
 
 
@@ -46,9 +47,10 @@ def limit_arenas() -> None:
 
 
 def trim_in_thread() -> None:
-    """Give memory that was freed back to the system, in the thread for heavy work, where it takes some tens
-    of milliseconds; here if there is no memory for that thread. Has no effect with a C library other than
-    glibc."""
+    """Collect garbage, since requests that failed keep their bodies in cycles. Then give memory that was
+    freed back to the system, in the thread for heavy work, where it takes some tens of milliseconds; here if
+    there is no memory for that thread. The latter has no effect with a C library other than glibc."""
+    gc.collect()
     if hasattr(_libc, "malloc_trim"):
         try:
             _thread.submit(_libc.malloc_trim, 0)

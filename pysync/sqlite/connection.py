@@ -262,6 +262,8 @@ class GroupCommit:
                 self._committing_since = None
                 size = sum(write.size for write in group)
                 self._loop.call_soon_threadsafe(self._resolve, outcomes, size)
+                del outcomes
+            del parts, group  # while nothing is written they would keep the last bodies
         cursor.close()
         self._connection.close()
         self._file.wait_for_check()

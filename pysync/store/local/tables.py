@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LARGE_BYTES: Final = 256 * 1024
+"""Bytes above which a body that was written is not kept in memory."""
+
 FLUSH_EVERY: Final = 64
 """Number of entries of this process after which it flushes the folders and removes the entries."""
 
@@ -342,17 +345,27 @@ def put(
     content type, time and body), parent and name. Returns True if it replaced a file, which is then staged
     for deletion, and the id of the last change."""
     if isinstance(expect, Etag):
-        cursor.execute(statements.etag, (*row, expect.value))
+        replaces_file = not _execute_put(cursor, statements.etag, (*row, expect.value))
     else:
-        cursor.execute(statements.any if expect == ANY else statements.absent, row)
-    replaces_file = not cursor.rowcount
+        statement = statements.any if expect == ANY else statements.absent
+        replaces_file = not _execute_put(cursor, statement, row)
     if replaces_file:
         parent, name = row[-2:]
         found = cursor.execute(_CURRENT, (parent, name)).fetchone()
         check_precondition(expect, found and found[0])
         renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
-        cursor.execute(statements.over_file, row)
+        _execute_put(cursor, statements.over_file, row)
     return replaces_file, insert_changes(cursor, changes)
+
+
+def _execute_put(cursor: sqlite3.Cursor, statement: str, values: tuple[Any, ...]) -> int:
+    """Execute a statement whose fourth value is a body, and return the number of rows that it changed."""
+    changed = cursor.execute(statement, values).rowcount
+    if len(values[3]) > LARGE_BYTES:
+        # The connection keeps the statement, which keeps a copy of the body until it is executed again.
+        with suppress(sqlite3.IntegrityError):
+            cursor.execute(statement, (None,) * len(values))
+    return changed
 
 
 def put_with(

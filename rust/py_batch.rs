@@ -2,7 +2,7 @@
 
 use crate::log_range::LogRange;
 use crate::py_scope::Scope;
-use crate::py_shared::{concat_bytes, with_memory};
+use crate::py_shared::{concat_bytes, detach_if_large};
 use crate::{batch, batch_response};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -129,7 +129,7 @@ impl BatchPlan {
             batch_response::Stored::Bytes(bytes) => bytes.len(),
             _ => 0,
         });
-        let reads = with_memory(slf.py(), size.sum(), || plan.find(&outcomes, now_ms))?;
+        let reads = detach_if_large(slf.py(), size.sum(), || plan.find(&outcomes, now_ms));
         let (tail_outcomes, elements) = tails.into_iter().map(TailOutcome::parts).unzip();
         let outcomes = batch_response::Outcomes {
             reads,

@@ -168,7 +168,7 @@ async def _read_runs(
         except StoreUnavailable:
             return left
         found |= run
-        left = [key for key in left if key not in found]
+        left = [key for key in left if key not in found] if len(run) < len(left) else []
         if budget is not None:
             budget.run += sum([len(each.body) for each in run.values() if each is not None])
             if budget.run > RUN_BYTES:

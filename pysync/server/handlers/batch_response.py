@@ -55,9 +55,10 @@ class PlannedBatch:
         self.collections = plan.collections
         self.groups = plan.groups
         self.reads = plan.reads
+        self.keys = [key for key, _ in self.reads]
         self.tails = plan.tails
         self.document_times, self.tail_times = plan.times
-        self.times = dict(zip([key for key, _ in self.reads], self.document_times, strict=True))
+        self.times = dict(zip(self.keys, self.document_times, strict=True))
         self.stored: list[str | None] = []
         self.version: BatchVersion | None = None
 
@@ -193,7 +194,8 @@ class BatchReads:
         return await self._in_thread_if_large(answer.body)
 
     def _unread(self) -> list[str]:
-        return [key for key in self._times if key not in self._found]
+        found = self._found
+        return [key for key in self._times if key not in found] if found else list(self._times)
 
     async def _read(self, keys: Sequence[str], extra_reads: Sequence[ReadTask]) -> None:
         self._found |= await read_many(self._store, keys, extra_reads, self._budget)
@@ -209,7 +211,7 @@ class BatchReads:
         def build() -> _core.BatchAnswer:
             if self._is_plain:
                 return self._plan.answer(
-                    [found[key] for key, _ in self._reads], now_ms, None, self._log_outcomes
+                    list(map(found.__getitem__, self._planned.keys)), now_ms, None, self._log_outcomes
                 )
             stored = [self._redacted(read, found.get(read[0])) for read in self._reads]
             hidden = orjson.dumps([sorted(names) for names in self._hidden])

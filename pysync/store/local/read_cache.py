@@ -27,12 +27,15 @@ class ReadCache:
             self._move_to(version)
         return self._objects.get(key)
 
-    def get_many(self, keys: Sequence[str], version: int) -> dict[str, StoredObject]:
+    def get_many(self, keys: Sequence[str], version: int) -> dict[str, StoredObject | None]:
         """Return those of the documents at `keys` that `get` returns."""
         if version != self._version:
             self._move_to(version)
         objects = self._objects
-        return {key: objects[key] for key in keys if key in objects}
+        try:
+            return dict(zip(keys, map(objects.__getitem__, keys), strict=True))
+        except KeyError:
+            return {key: objects[key] for key in keys if key in objects}
 
     def put(self, key: str, found: StoredObject) -> None:
         """Cache a document that was read at the version of the last `get`."""

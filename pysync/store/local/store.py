@@ -175,7 +175,9 @@ class LocalStore:
 
     async def get_many(self, keys: Sequence[str], max_bytes: float = inf) -> dict[str, StoredObject | None]:
         """See `Store.get_many`."""
-        found: dict[str, StoredObject | None] = {**self._cache.get_many(keys, self._version())}
+        found = self._cache.get_many(keys, self._version())
+        if len(found) == len(keys):
+            return found
         unread = [key for key in keys if key not in found]
         size = 0
         rows = self._reader.iterate(*_select(_GET_MANY, unread)) if unread else ()

@@ -12,7 +12,8 @@ import json
 import logging
 import os
 import sys
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -198,24 +199,42 @@ async def rebuild_lists(options: argparse.Namespace) -> int:
         names = ", ".join(one.name for one in projections) or "none"
         raise ValueError(f"there is no projection {options.name}; there are: {names}")
     check_store(settings, "there is nothing to rebuild")
-    kind, _, folder = settings.store.url.partition(":")
-    own_folder = folder if kind == "file" else None
-    coordinator_url = settings.effective_coordinator
-    if kind != "file" and coordinator_url == "memory:":
+    if not settings.store.url.startswith("file:") and settings.effective_coordinator == "memory:":
         print(f"pysync: {_MEMORY_COORDINATOR_WARNING}", file=sys.stderr)
-    retention = Retention(settings.changes.max_count, settings.changes.max_age_ms)
     failures: list[str] = []
 
     def count(metric: str, *labels: str, by: int = 1) -> None:
         if metric.endswith(("_failures", "_drops")):
             failures.append(metric)
 
+    async with open_services(settings, count) as services:
+        lists = ListWriter(projections, services)
+        begun, outcomes = await rebuild(lists, chosen, services.outbox.log)
+        if not await catch_up(lists, services.outbox.log, begun):
+            raise ValueError("too many changes were written meanwhile: run the rebuild again")
+    for key, outcome in sorted(outcomes.items()):
+        if outcome.entries or outcome.changed:
+            print_lines({"list": key, "entries": outcome.entries, "changed": outcome.changed})
+    return 1 if failures else 0
+
+
+@asynccontextmanager
+async def open_services(
+    settings: Config, count: Callable[..., None] = lambda metric, *labels, by=1: None
+) -> AsyncIterator[PluginContext]:
+    """Yield the objects of a service that servers may share with this process. Raises ValueError,
+    StoreUnavailable and CoordinatorUnavailable if they cannot be opened."""
+    kind, _, folder = settings.store.url.partition(":")
+    own_folder = folder if kind == "file" else None
+    retention = Retention(settings.changes.max_count, settings.changes.max_age_ms)
     async with (
         closing(open_store(settings.store, shared=True, retention=retention)) as store,
-        closing(open_coordinator(coordinator_url, own_folder, wall_clock_ms, retention)) as coordinator,
+        closing(
+            open_coordinator(settings.effective_coordinator, own_folder, wall_clock_ms, retention)
+        ) as coordinator,
     ):
         outbox = Outbox(store, coordinator)
-        services = PluginContext(
+        yield PluginContext(
             config=settings,
             store=store,
             coordinator=coordinator,
@@ -227,14 +246,6 @@ async def rebuild_lists(options: argparse.Namespace) -> int:
             sweeps=False,
             count=count,
         )
-        lists = ListWriter(projections, services)
-        begun, outcomes = await rebuild(lists, chosen, outbox.log)
-        if not await catch_up(lists, outbox.log, begun):
-            raise ValueError("too many changes were written meanwhile: run the rebuild again")
-    for key, outcome in sorted(outcomes.items()):
-        if outcome.entries or outcome.changed:
-            print_lines({"list": key, "entries": outcome.entries, "changed": outcome.changed})
-    return 1 if failures else 0
 
 
 async def compact(options: argparse.Namespace) -> int:

@@ -288,6 +288,32 @@ def _add_stores(parser: Parser) -> None:
     gc.add_flag("--dry-run", "print what would be deleted, and delete nothing")
     gc.add_value("--older-than", "SECONDS", "keep what is younger (default: 3600)", type=int, default=3600)
 
+    erase = parser.add_command(
+        "erase",
+        "erase a document, a folder or a person, with every trace; servers may run meanwhile",
+        "erase.erase",
+        description="Prints a report: what was erased, by kind, and what was not touched. Killed at any "
+        "point, it is finished when it is run again, or when a server starts.",
+        example="pysync erase --identity 5d41402abc4b2a76b9719d911017c592 --dry-run\n"
+        "pysync erase --key users/5d41402abc4b2a76b9719d911017c592/profile",
+    )
+    what = erase.add_mutually_exclusive_group(required=True)
+    what.add_argument("--key", metavar="KEY", help="the document, log or file at this key")
+    what.add_argument("--prefix", metavar="PREFIX", help="everything at this key and below it")
+    what.add_argument(
+        "--identity", metavar="ID", help="everything whose key has this user id in place of {identity}"
+    )
+    erase.add_value(
+        "--kem-key",
+        "KEY",
+        "X25519 public key of that person, whose entries leave the keyrings of others; repeatable",
+        action="append",
+        default=[],
+    )
+    erase.add_flag("--dry-run", "only report what would be erased")
+    add_config(erase, required=True)
+    add_storage_options(erase)
+
     project = parser.add_command("project", "maintain the lists of projections")
     rebuild = project.add_command(
         "rebuild",

@@ -255,7 +255,7 @@ class LocalCoordinator(SqliteChangeLog):
     async def purge_deleted(self) -> None:
         """See `Coordinator.purge_deleted`."""
         try:
-            await asyncio.to_thread(purge_database, self._database.path)
+            await purge_database(self._database.path)
         except (sqlite3.Error, TimeoutError) as error:
             raise CoordinatorUnavailable(f"cannot write {self._database.path} anew: {error}") from error
 

@@ -19,12 +19,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 
 from pysync import __version__, protocol
 from pysync.errors import InternalError, MethodNotAllowed, NotFound, PysyncError, Unavailable
+from pysync.server.erasure import ERASE_PATH, AdminRequest, ErasureEndpoint
 from pysync.server.handlers.service import VERSION
 from pysync.server.listener import bound_sockets
 from pysync.server.metrics import GAUGES, METRICS_TYPE, Counters, Metrics
@@ -37,6 +38,7 @@ TURN_EVERY_S: Final = 0.25
 MAX_CONNECTIONS: Final = 4
 """Connections that are served at once, each by a thread. Others wait in the kernel."""
 MAX_HEAD_BYTES: Final = 16 * 1024
+"""Bytes of a request: its head and, of an erasure, the body."""
 TIMEOUT_S: Final = 2.0
 """Seconds that a client has to send its request, and then to read the response."""
 _BACKLOG: Final = 64
@@ -81,8 +83,10 @@ class AdminPages:
         now_ms: Callable[[], int],
         worker: int | None = None,
         usage: Callable[[], Coroutine[None, None, dict[str, Any]]] | None = None,
+        erasure: ErasureEndpoint | None = None,
     ) -> None:
         """`usage` returns what `/admin/usage` shows, on the event loop; None: there is no such page."""
+        self.erasure = erasure
         self._readiness = readiness
         self._snapshot = snapshot
         self._now_ms = now_ms
@@ -99,10 +103,13 @@ class AdminPages:
         if usage is not None:
             self._pages = {**self._pages, "/admin/usage": partial(_on_event_loop, usage)}
 
-    def respond(self, method: str, path: str, monitor: LoopMonitor) -> Response:
+    def respond(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
         """Return the response to a request, without an error."""
+        method, path = request.method, request.path
         page = self._pages.get(path)
         try:
+            if path == ERASE_PATH and self.erasure is not None:
+                return self.erasure.respond(request, monitor.loop)
             if page is None:
                 raise NotFound
             if method not in ("GET", "HEAD"):
@@ -156,11 +163,6 @@ def _on_event_loop(
         raise Unavailable("The event loop does not answer") from None
 
 
-class _Request(NamedTuple):
-    method: str
-    path: str
-
-
 class AdminListener:
     """Serves `pages` at an address until `close`. `port` is where it listens; port 0 selects a free one.
     Other processes may listen at the same address if it is `shared`.
@@ -187,6 +189,8 @@ class AdminListener:
     async def close(self) -> None:
         """Stop listening, and wait for the responses under way."""
         self._closing = True
+        if self._pages.erasure is not None:
+            self._pages.erasure.cancel()
         for sock in self._sockets:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait in accept
@@ -218,7 +222,7 @@ class AdminListener:
         request = _receive(connection)
         if request is None:
             return
-        response = self._pages.respond(*request, self._monitor)
+        response = self._pages.respond(request, self._monitor)
         number = next(self._request_numbers)
         response.header_text += f"{protocol.HEADER_REQUEST_ID}: {self._id_prefix}-{number:x}\r\n"
         text = response.to_bytes()
@@ -234,17 +238,35 @@ def _listening_sockets(host: str, port: int, *, shared: bool) -> list[socket.soc
     return sockets
 
 
-def _receive(connection: socket.socket) -> _Request | None:
-    """Return the request whose head arrives within the time limit; None if none does."""
+def _receive(connection: socket.socket) -> AdminRequest | None:
+    """Return the request that arrives within the time limit; None if none does, or it is too large."""
     deadline = time.monotonic() + TIMEOUT_S
-    head = b""
-    while b"\r\n\r\n" not in head:
-        piece = connection.recv(MAX_HEAD_BYTES)
-        head += piece
-        if not piece or len(head) > MAX_HEAD_BYTES or time.monotonic() > deadline:
-            return None
-    method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
-    return _Request(method, protocol.path_of(rest.partition(" ")[0]))
+    data = b""
+
+    def read_until(is_enough: Callable[[], bool]) -> bool:
+        nonlocal data
+        while not is_enough():
+            piece = connection.recv(MAX_HEAD_BYTES)
+            data += piece
+            if not piece or len(data) > MAX_HEAD_BYTES or time.monotonic() > deadline:
+                return False
+        return True
+
+    if not read_until(lambda: b"\r\n\r\n" in data):
+        return None
+    head, _, _ = data.partition(b"\r\n\r\n")
+    line, *fields = head.decode("latin-1").split("\r\n")
+    method, _, rest = line.partition(" ")
+    pairs = (field.partition(":") for field in fields)
+    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
+    length, begin = headers.get("content-length", "0"), len(head) + 4
+    if not (length.isascii() and length.isdecimal()):
+        return None
+    end = begin + int(length)
+    if method == "POST" and not read_until(lambda: len(data) >= end):
+        return None
+    path, peer = protocol.path_of(rest.partition(" ")[0]), connection.getpeername()[0]
+    return AdminRequest(method, path, headers, data[begin:end], peer)
 
 
 def _json(status: int, value: Any) -> Response:

@@ -37,17 +37,25 @@ from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
 from pysync.engine.subscriptions import ChangeDispatcher
 from pysync.engine.usage_count import UsageCount
+from pysync.erase import Eraser, EraseReport, EraseRequest
 from pysync.migrate import Damage
 from pysync.plugins import HOOK_TIMEOUT_S, PluginContext
 from pysync.plugins.events import events_of
 from pysync.plugins.hooks import Hooks, request_id
 from pysync.plugins.loader import load_plugins
-from pysync.plugins.projection import projections_of
+from pysync.plugins.projection import projections_in, projections_of
 from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
-from pysync.server.background import HistorySweeper, OutboxRelay, Scrubber, TtlSweeper
+from pysync.server.background import (
+    HistorySweeper,
+    OutboxRelay,
+    Scrubber,
+    TtlSweeper,
+    resume_erasures,
+)
 from pysync.server.backup_process import BackupProcess
 from pysync.server.early_rejection import EarlyRejections
+from pysync.server.erasure import ErasureEndpoint
 from pysync.server.handlers import Service
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
 from pysync.server.handlers.service import CallerResolver, ServiceHandlers
@@ -215,6 +223,7 @@ class App(AbstractAsyncContextManager["App"]):
             clock.wall_ms,
             None if worker is None else worker.number,
             None if ledger is None else partial(usage_of_all, ledger),
+            ErasureEndpoint(self._erase, config.auth.admin_token),
         )
         hops = server.trusted_proxy_hops
         self._middleware = Middleware(
@@ -283,11 +292,16 @@ class App(AbstractAsyncContextManager["App"]):
             corruption=corruption,
             set_lag=counters.set_lag,
         )
+        self.eraser = Eraser(self._services, projections_in(plugins), hooks.stored_files)
+        self.erasure = loop.create_task(resume_erasures(self.eraser)) if sweeps else None
 
     async def open(self) -> None:
         """Enter the plugins' lifespans. Raises ValueError if one of them fails."""
         await self._hooks.open(self._services)
         self.load.start()
+
+    async def _erase(self, request: EraseRequest, is_dry_run: bool) -> EraseReport:
+        return await (self.eraser.dry_run(request) if is_dry_run else self.eraser.run(request))
 
     def drain(self) -> None:
         """Begin a graceful shutdown: fail readiness checks, close change streams, and send `Connection:
@@ -309,6 +323,9 @@ class App(AbstractAsyncContextManager["App"]):
             self._counting.cancel()
             await asyncio.wait({self._counting})
         self._outbox_relay.close()
+        if self.erasure is not None:
+            self.erasure.cancel()
+            await asyncio.wait({self.erasure})
         if self.scrubber is not None:
             await self.scrubber.close()
         if self._backup is not None:

@@ -3,6 +3,7 @@
 `TtlSweeper` deletes expired documents, logs and files, which reads no longer return, and old elements of logs
 that nobody appends to. `HistorySweeper` deletes old versions of documents. `OutboxRelay` announces writes
 whose announcement was lost. `Scrubber` verifies everything that is stored and reports damage.
+`resume_erasures` finishes what an earlier process left unfinished.
 """
 
 import asyncio
@@ -24,7 +25,8 @@ from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.documents import Documents
 from pysync.engine.history import History
 from pysync.engine.outbox import Outbox
-from pysync.errors import CoordinatorUnavailable, DocumentCorrupt, PysyncError
+from pysync.erase import Eraser
+from pysync.errors import CoordinatorUnavailable, DocumentCorrupt, PysyncError, Unavailable
 from pysync.migrate import SCRUB_KEY, Damage, Verifier
 from pysync.server.handlers import owners_of
 from pysync.server.router import Route, Router
@@ -161,6 +163,7 @@ class HistorySweeper:
         return next((limits for limits in found if limits is not None), None)
 
 
+RESUME_EVERY_S: Final = 60.0
 RECOVER_EVERY_S = 5.0
 INITIAL_ROUNDS = 2
 """Number of rounds that announce writes early, because an earlier process may have left them. In the last of
@@ -210,6 +213,21 @@ class OutboxRelay:
             await self._outbox.flush_outcomes()
         elif recovered := await self._outbox.recover(early=early):
             log.info("announced %d writes whose announcement may have been lost", recovered)
+
+
+async def resume_erasures(eraser: Eraser, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    """Finish the erasures that an earlier process left unfinished. Retries until that succeeds."""
+    while True:
+        try:
+            if finished := await eraser.resume():
+                log.info("finished %d interrupted erasures", finished)
+            return
+        except PysyncError as error:
+            detail = error.detail if isinstance(error, Unavailable) else str(error)
+            log.warning("failed to finish an interrupted erasure; will retry: %s", detail)
+        except (Exception, PanicException):
+            log.exception("failed to finish an interrupted erasure; will retry")
+        await sleep(RESUME_EVERY_S)
 
 
 CHECK_EVERY_S: Final = 60.0

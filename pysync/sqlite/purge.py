@@ -6,6 +6,7 @@ other pages, and in the write-ahead log. Writing the whole database anew is the 
 none of them.
 """
 
+import asyncio
 import sqlite3
 import time
 from contextlib import closing
@@ -14,20 +15,41 @@ from typing import Final
 
 WAIT_S: Final = 60.0
 """Seconds for which the transactions of other processes are waited for."""
+_ATTEMPT_S: Final = 0.5
+"""Seconds of one attempt, which cannot be interrupted while it waits."""
 
 
-def purge_database(path: Path) -> None:
-    """Write the database at `path` anew, without free pages, and empty its write-ahead log. Blocks; writes of
-    all processes wait meanwhile, reads do not. Needs free space of twice the size of the database.
+async def purge_database(path: Path) -> None:
+    """Write the database at `path` anew, without free pages, and empty its write-ahead log. Writes of all
+    processes wait meanwhile, reads do not. Needs free space of twice the size of the database. If it is
+    cancelled, the database stays as it was.
 
-    Raises sqlite3.Error, and TimeoutError if another process reads an old state of the database all the time.
+    Raises sqlite3.Error, and TimeoutError if another process uses the database all the time.
     """
+    connection = sqlite3.connect(path, isolation_level=None, timeout=_ATTEMPT_S, check_same_thread=False)
+    with closing(connection):
+        running = asyncio.ensure_future(asyncio.to_thread(_purge, connection))
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            connection.interrupt()
+            await asyncio.wait({running})
+            raise
+
+
+def _purge(connection: sqlite3.Connection) -> None:
     deadline = time.monotonic() + WAIT_S
-    with closing(sqlite3.connect(path, isolation_level=None, timeout=WAIT_S)) as connection:
-        connection.execute("VACUUM")
-        while True:
+    is_new = False
+    while True:
+        try:
+            if not is_new:
+                connection.execute("VACUUM")
+                is_new = True
             ((is_busy, *_),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             if not is_busy:
                 return
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{path.name}-wal is in use by a process that reads an old state")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+        if time.monotonic() > deadline:
+            raise TimeoutError("other processes use it all the time, or read an old state of it")

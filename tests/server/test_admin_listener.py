@@ -23,6 +23,7 @@ from pysync.errors import StoreUnavailable
 from pysync.server import admin, readiness, serve
 from pysync.server.admin import AdminListener, AdminPages, LoopMonitor
 from pysync.server.app import create_app
+from pysync.server.erasure import AdminRequest
 from pysync.server.serve import serve_on
 from pysync.store.memory import MemoryStore
 
@@ -124,7 +125,7 @@ async def test_health_fails_once_the_event_loop_is_blocked_for_long(start_admin:
     monitor.close()
     for blocked_s, status in ((0.0, 200), (admin.STALLED_S, 200), (admin.STALLED_S + 1, 503)):
         monitor.blocked_s = blocked_s
-        response = pages.respond("GET", "/health", monitor)
+        response = pages.respond(AdminRequest("GET", "/health"), monitor)
         assert response.status == status
     assert b"blocked for 11 s" in response.content
 

@@ -8,6 +8,7 @@ all rows.
 
 import errno
 import os
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -221,6 +222,14 @@ class FolderCapture:
             except BaseException:
                 self._connection.rollback()
                 raise
+
+
+def forget_writes(cursor: sqlite3.Cursor) -> None:
+    """Forget the keys of all writes, in a function for `GroupCommit`. Followers that have not read them list
+    all rows."""
+    if cursor.execute("SELECT 1 FROM sqlite_master WHERE name = 'touched'").fetchall():
+        cursor.execute("DELETE FROM touched WHERE seq < (SELECT max(seq) FROM touched)")
+        cursor.execute("UPDATE touched SET parent = '', name = ''")
 
 
 def _key(parent: str, name: str) -> str:

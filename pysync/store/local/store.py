@@ -51,7 +51,7 @@ from pysync.store.base import (
     check_mergeable,
     no_pace,
 )
-from pysync.store.local import tables, usage
+from pysync.store.local import capture, tables, usage
 from pysync.store.local.disk import FileTree
 from pysync.store.local.file_merge import FolderSwapMerger, MergePlan
 from pysync.store.local.files import LocalFiles
@@ -355,8 +355,13 @@ class LocalStore:
         """See `Store.purge_deleted`."""
         await self._merger.purge_deleted()
         await self._files.purge_deleted()
+        await self._writer.submit(capture.forget_writes)
+        if self.ledger is None:
+            await self._writer.submit(usage.forget_unused)
+        else:
+            await self.ledger.prune()
         try:
-            await asyncio.to_thread(purge_database, self._database.path)
+            await purge_database(self._database.path)
         except (sqlite3.Error, TimeoutError) as error:
             raise StoreUnavailable(f"cannot write {self._database.path} anew: {error}") from error
 

@@ -355,6 +355,13 @@ def switch_on(cursor: sqlite3.Cursor) -> None:
         set_state(cursor, OFF, COMPLETE if is_empty else INCOMPLETE)
 
 
+def forget_unused(cursor: sqlite3.Cursor) -> None:
+    """Forget the subjects that use nothing, if everything is counted."""
+    if cursor.execute("SELECT 1 FROM usage_state WHERE state = ?", (COMPLETE,)).fetchall():
+        for statement in _PRUNE:
+            cursor.execute(statement)
+
+
 def switch_off(cursor: sqlite3.Cursor) -> None:
     """Stop tracking usage."""
     for name in _TRIGGERS:

@@ -10,22 +10,19 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.folder_search import files_with
 from support.python_process import run_python
 
 from pysync.changelog import Change
+from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import purge
+from pysync.store.local.capture import FolderCapture
 from pysync.store.local.store import LocalStore
 from pysync.testing import chunks_of, read_file
 
-GONE = b"5ecret"
-
-
-def files_with(folder: Path, text: bytes) -> list[str]:
-    """The files below `folder` whose bytes contain `text`, and those whose names do."""
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    named = [path for path in paths if text.decode() in str(path.relative_to(folder))]
-    return [str(path.relative_to(folder)) for path in paths if text in path.read_bytes() or path in named]
+SECRET = "5ecret"
+GONE = SECRET.encode()
 
 
 @pytest.fixture
@@ -40,26 +37,24 @@ async def fill(store: LocalStore, rng: random.Random) -> None:
     for n in range(150):
         size = rng.choice([3, 30, 300, 3000])
         name = rng.randrange(40)
-        await store.put(
-            f"u/{GONE.decode()}/{name}", GONE * size, changes=[Change(b'{"u":"5ecret"}', "5ecret")]
-        )
+        await store.put(f"u/{SECRET}/{name}", GONE * size, changes=[Change(b'{"u":"5ecret"}', "5ecret")])
         await store.put(f"u/other/{name}", b"public" * size, changes=[Change(b"{}")])
         if not n % 30:
-            await store.write(f"u/{GONE.decode()}/file{n}", chunks_of(GONE * size), "text/plain")
+            await store.write(f"u/{SECRET}/file{n}", chunks_of(GONE * size), "text/plain")
 
 
 async def delete_all(store: LocalStore) -> None:
-    for key in [listed.key async for listed in store.walk(f"u/{GONE.decode()}")]:
+    for key in [listed.key async for listed in store.walk(f"u/{SECRET}")]:
         await store.delete(key)
     await store.change_log.clear()
 
 
 async def test_no_byte_of_deleted_data_is_left_in_the_folder(store: LocalStore, folder: Path) -> None:
     await fill(store, random.Random(1))
-    assert files_with(folder, GONE)
+    assert files_with(folder, SECRET)
     await delete_all(store)
     await store.purge_deleted()
-    assert files_with(folder, GONE) == []
+    assert files_with(folder, SECRET) == set()
     assert (folder / "pysync.db-wal").stat().st_size == 0
     with closing(sqlite3.connect(folder / "pysync.db")) as database:
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
@@ -82,7 +77,7 @@ async def test_it_is_left_in_none_while_other_processes_write(store: LocalStore,
     writing = asyncio.ensure_future(write())
     await delete_all(store)
     await store.purge_deleted()
-    assert files_with(folder, GONE) == []
+    assert files_with(folder, SECRET) == set()
     done.set()
     await writing
     assert written
@@ -94,6 +89,7 @@ async def test_it_is_left_in_none_while_other_processes_write(store: LocalStore,
 
 KILLED_UPLOAD = """
 import asyncio, os, signal, sys
+from pysync.store.local.capture import FolderCapture
 from pysync.store.local.store import LocalStore
 
 async def upload():
@@ -116,7 +112,7 @@ async def test_the_upload_of_a_killed_process_goes_and_one_under_way_stays(
     killed = run_python(KILLED_UPLOAD, str(folder))
     killed.communicate()
     assert killed.returncode == -signal.SIGKILL
-    assert files_with(folder, GONE)
+    assert files_with(folder, SECRET)
     arrived, release = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
@@ -128,7 +124,7 @@ async def test_the_upload_of_a_killed_process_goes_and_one_under_way_stays(
     writing = asyncio.ensure_future(store.write("u/b", slow(), "text/plain"))
     await arrived.wait()
     await store.purge_deleted()
-    assert files_with(folder, GONE) == []
+    assert files_with(folder, SECRET) == set()
     release.set()
     await writing
     assert (await read_file(store, "u/b"))[1] == b"public" * 500_000 + b"end"
@@ -156,7 +152,26 @@ async def test_a_reader_of_an_old_state_is_waited_for_and_then_named(
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM object").fetchall()
         await delete_all(store)
-        with pytest.raises(StoreUnavailable, match=r"anew: .*pysync.db-wal is in use"):
+        with pytest.raises(StoreUnavailable, match=r"pysync.db anew: other processes .* read an old"):
             await store.purge_deleted()
     await store.purge_deleted()
-    assert files_with(folder, GONE) == []
+    assert files_with(folder, SECRET) == set()
+
+
+async def test_a_backup_that_follows_learns_nothing_and_lists_all_rows(
+    store: LocalStore, folder: Path
+) -> None:
+    follower = FolderCapture(folder, wall_clock_ms)
+    follower.follow()
+    await fill(store, random.Random(4))
+    await delete_all(store)
+    await store.purge_deleted()
+    assert files_with(folder, SECRET) == set()
+    assert not follower.begin()
+    follower.end(done=False)
+    follower.follow()
+    await store.put("u/other/a", b"public")
+    assert follower.begin()
+    assert [row.key for row in follower.next_batch()] == ["u/other/a"]
+    follower.end(done=True)
+    follower.close()

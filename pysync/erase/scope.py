@@ -1,0 +1,112 @@
+"""The keys that belong to a request: for an identity those that the templates of the configuration make with
+it."""
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+
+from pysync.config import Collection, Config
+from pysync.config.collection import collection_for_key
+from pysync.config.key_templates import RESERVED, KeyTemplate
+from pysync.engine.history import document_of, entries_of, folder_of
+from pysync.erase.request import EraseRequest
+from pysync.plugins import FileBackedCollection
+from pysync.store import DamagedFile, Store
+
+IDENTITY = "identity"
+"""The path parameter whose value owns a document."""
+
+
+class Scope:
+    """The keys of `request`. `stored_files` are the locations of collections that plugins store."""
+
+    def __init__(
+        self, request: EraseRequest, config: Config, stored_files: Mapping[str, FileBackedCollection]
+    ) -> None:
+        self._request = request
+        self._namespaces = [collections for _, _, collections in config.each_namespace()]
+        self._others = list(_other_templates(config, stored_files))
+        """Templates of what lies at other keys than those of the collections, each with a suffix."""
+
+    def includes(self, key: str) -> bool:
+        """Return True if the key belongs to the request."""
+        kind, value = self._request.kind, self._request.value
+        if key.partition("/")[0] == RESERVED:
+            return False
+        if kind != "identity":
+            return key == value or (kind == "prefix" and key.startswith(value + "/"))
+        owners = [
+            owner.key_template
+            for collections in self._namespaces
+            if (owner := collection_for_key(collections, key)) is not None
+        ]
+        if any(template.params_of(key).get(IDENTITY) == value for template in owners):
+            return True
+        return any(
+            key.endswith(suffix)
+            and template.matches(bare := key.removesuffix(suffix))
+            and template.params_of(bare)[IDENTITY] == value
+            for template, suffix in self._others
+        )
+
+    async def keys(self, store: Store) -> AsyncIterator[str]:
+        """Yield the keys of the request at which something or an earlier version of it is stored, each once.
+        Keys that are written meanwhile may be missing."""
+        for prefix in self._prefixes():
+            is_one = bool(prefix) and self.includes(prefix)
+            if is_one and (await is_stored(store, prefix) or await entries_of(store, prefix)):
+                yield prefix
+            if self._request.kind == "key":
+                continue
+            async for listed in store.walk(prefix):
+                if self.includes(listed.key):
+                    yield listed.key
+            last = prefix
+            async for listed in store.walk(folder_of(prefix).removesuffix("/")):
+                key = document_of(listed.key)
+                if key != last and self.includes(key) and not await is_stored(store, key):
+                    yield key
+                last = key
+
+    def _prefixes(self) -> list[str]:
+        """Return the prefixes that all these keys are at or below, none below another."""
+        value = self._request.value
+        if self._request.kind != "identity":
+            return [value]
+        templates = [
+            collection.key_template for collections in self._namespaces for collection in collections
+        ]
+        found = {
+            KeyTemplate.of(template.text.replace(f"{{{IDENTITY}}}", value)).prefix
+            for template in (*templates, *(template for template, _ in self._others))
+            if IDENTITY in template.params
+        }
+        return sorted(
+            one for one in found if not any(one != other and _is_below(one, other) for other in found)
+        )
+
+
+def keyring_templates(collections: Iterable[Collection]) -> Iterable[KeyTemplate]:
+    """Yield the templates of the keyrings of these collections."""
+    for collection in collections:
+        yield KeyTemplate.of(collection.keyring_path or f"{collection.storage_path}/_keyring")
+
+
+def _other_templates(
+    config: Config, stored_files: Mapping[str, FileBackedCollection]
+) -> Iterable[tuple[KeyTemplate, str]]:
+    for _, _, collection in config.each_collection():
+        stored = stored_files.get(collection.name)
+        found = [] if stored is None else [(KeyTemplate.of(stored.template), stored.suffix)]
+        found += [(template, "") for template in keyring_templates([collection])]
+        yield from ((template, suffix) for template, suffix in found if IDENTITY in template.params)
+
+
+def _is_below(key: str, prefix: str) -> bool:
+    return not prefix or key.startswith(prefix + "/")
+
+
+async def is_stored(store: Store, key: str) -> bool:
+    """Return True if there is an object or file at `key`, also a damaged one. Raises StoreUnavailable."""
+    try:
+        return await store.get(key) is not None or await store.stat(key) is not None
+    except DamagedFile:
+        return True

@@ -1,0 +1,108 @@
+"""`POST /admin/erase` of the operators' listener: a thread waits for what the event loop erases.
+
+See docs/reference/protocol.md#erase.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError, Future
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from pysync.auth.authentication import BEARER
+from pysync.erase import EraseReport, EraseRequest
+from pysync.errors import (
+    BadRequest,
+    BodyNotObject,
+    Forbidden,
+    ForeignOrigin,
+    InvalidJson,
+    MethodNotAllowed,
+    Unavailable,
+    UnsupportedMediaType,
+)
+from pysync.protocol import JSON_TYPE
+from pysync.server.handlers.service import is_local
+from pysync.server.responses import NO_STORE, Response
+
+ERASE_PATH: Final = "/admin/erase"
+_FORWARDED: Final = ("x-forwarded-for", "forwarded")
+
+
+class AdminRequest(NamedTuple):
+    """A request of an operator, from the address `peer`. The names of `headers` are in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = MappingProxyType({})
+    body: bytes = b""
+    peer: str = ""
+
+
+Erase = Callable[[EraseRequest, bool], Coroutine[Any, Any, EraseReport]]
+"""Erases what belongs to the request, or with True only reports what would go."""
+
+
+class ErasureEndpoint:
+    """Responds to requests to erase, for programs on this machine and for holders of `admin_token`."""
+
+    def __init__(self, erase: Erase, admin_token: str | None) -> None:
+        self._erase = erase
+        self._authorization = None if admin_token is None else (BEARER + admin_token).encode()
+        self._running = set[Future[EraseReport]]()
+
+    def respond(self, request: AdminRequest, loop: asyncio.AbstractEventLoop) -> Response:
+        """Erase on the event loop, and wait for the report. Raises PysyncError."""
+        if request.method != "POST":
+            raise MethodNotAllowed(headers={"Allow": "POST"})
+        if "origin" in request.headers:  # browsers send it with each POST, also of their own origin
+            raise ForeignOrigin("Pages of browsers may not erase")
+        if not (_is_local(request) or self._has_token(request)):
+            raise Forbidden("Erase from the machine of the server, or with the admin token")
+        what, is_dry_run = _parse(request)
+        running = asyncio.run_coroutine_threadsafe(self._erase(what, is_dry_run), loop)
+        self._running.add(running)
+        try:
+            report = running.result()
+        except CancelledError:
+            raise Unavailable("the server stops; it finishes the erasure when it starts again") from None
+        finally:
+            self._running.discard(running)
+        return Response(200, orjson.dumps(report.describe(what, is_dry_run=is_dry_run)), NO_STORE)
+
+    def cancel(self) -> None:
+        """Cancel what is being erased. The next start of a service finishes it."""
+        for running in list(self._running):
+            running.cancel()
+
+    def _has_token(self, request: AdminRequest) -> bool:
+        sent = request.headers.get("authorization", "").encode(errors="surrogateescape")
+        return self._authorization is not None and hmac.compare_digest(sent, self._authorization)
+
+
+def _is_local(request: AdminRequest) -> bool:
+    """Return True if the request comes from this machine, and was not forwarded by a proxy on it."""
+    return request.headers.keys().isdisjoint(_FORWARDED) and is_local({}, request.peer)
+
+
+def _parse(request: AdminRequest) -> tuple[EraseRequest, bool]:
+    """Return what is to be erased, and True for a dry run. Raises BadRequest and UnsupportedMediaType."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != JSON_TYPE:
+        raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
+    try:
+        members = orjson.loads(request.body)
+    except ValueError:
+        raise InvalidJson from None
+    if not isinstance(members, dict):
+        raise BodyNotObject
+    is_dry_run = members.pop("dryRun", False)
+    if not isinstance(is_dry_run, bool):
+        raise BadRequest("dryRun must be true or false")
+    try:
+        return EraseRequest.parse(members), is_dry_run
+    except ValueError as error:
+        raise BadRequest(str(error)) from None

@@ -1,0 +1,283 @@
+"""An erasure leaves nothing of what belongs to a key, a prefix or an identity, and touches nothing else."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import pytest
+from support.clients import Browser, Signed, Start
+from support.erasure import (
+    ANNE,
+    BERT,
+    SECRET,
+    keys_with,
+    members,
+    person,
+    stored_keys,
+    write_all,
+)
+from support.folder_search import files_with
+
+from pysync.auth.identity_keys import IdentityKeys
+from pysync.changelog import ChangeLog
+from pysync.client.sealed.keyring import Keyring
+from pysync.erase import Eraser, EraseRequest
+from pysync.server.app import App
+from pysync.store import Store
+
+ANNES = EraseRequest("identity", ANNE.user_id)
+
+
+async def no_wait(seconds: float) -> None:
+    await asyncio.sleep(0)
+
+
+class Served(NamedTuple):
+    """A service to which two people have written."""
+
+    app: App
+    anne: Signed
+    bert: Signed
+
+    @property
+    def store(self) -> Store:
+        return self.app.store
+
+    @property
+    def log(self) -> ChangeLog:
+        return self.app.eraser._outbox.log
+
+    @property
+    def eraser(self) -> Eraser:
+        """The eraser of the service, which gives followers no time."""
+        eraser = self.app.eraser
+        eraser._sleep = no_wait
+        return eraser
+
+
+async def serve(start: Start, session: aiohttp.ClientSession, **more: Any) -> Served:
+    base = await start(members(**more))
+    served = Served(
+        start.apps[-1],  # type: ignore[attr-defined]
+        person(ANNE, base, session),
+        person(BERT, base, session),
+    )
+    await write_all(served.anne, SECRET)
+    await write_all(served.bert, "public-of-bert")
+    return served
+
+
+@pytest.fixture
+async def served(start: Start, session: aiohttp.ClientSession, folder: Path) -> Served:
+    return await serve(start, session, store=f"file:{folder}", quotas={})
+
+
+async def test_nothing_of_an_erased_person_is_in_any_file(served: Served, folder: Path) -> None:
+    assert files_with(folder, SECRET, ANNE.user_id)
+    report = await served.eraser.run(ANNES)
+    assert await keys_with(served.store, ANNE.user_id) == set()
+    left = await keys_with(served.store, SECRET)
+    assert left - {"board/lobby"} == {key for key in left if key.startswith("_pysync/logs/")}
+    # Elements in the log of all are not rewritten. Without that log nothing is left.
+    board = await served.eraser.run(EraseRequest("key", "board/lobby"))
+    assert files_with(folder, SECRET, ANNE.user_id) == set()
+    assert dict(report.erased) | {"changes": 0, "entries": 0} == {
+        "documents": 5 + 1,
+        "versions": 9,
+        "files": 3,
+        "logs": 1,
+        "elements": 18,
+        "segments": report.erased["segments"],
+        "entries": 0,
+        "idempotencyRecords": 3,
+        "rateCounters": 1,
+        "changes": 0,
+        "keyringEntries": 0,
+    }
+    assert report.erased["segments"] > 2
+    assert board.erased["elements"] == 36
+
+
+async def test_what_belongs_to_others_is_not_touched(served: Served) -> None:
+    me = BERT.user_id
+    keys = [key for key in await stored_keys(served.store) if me in key]
+    before = {key: await served.store.get(key) for key in keys}
+    await served.eraser.run(ANNES)
+    for key in keys:
+        assert await served.store.get(key) == before[key]
+    for n in range(3):
+        assert (await served.bert.pull(f"users/{me}/photos/{n}")).body == b"public-of-bert" * 500
+    tail = await served.bert.pull(f"users/{me}/diary?last=100")
+    assert len(tail.json["data"]["items"]) == 18
+    assert (await served.anne.push(f"users/{ANNE.user_id}/notes/a", {"title": "again"})).status == 200
+
+
+async def test_lists_lose_the_entries_of_what_is_erased(served: Served) -> None:
+    assert len((await served.bert.pull("lists/titles")).json["data"]["items"]) == 6
+    report = await served.eraser.run(ANNES)
+    items = (await served.bert.pull("lists/titles")).json["data"]["items"]
+    assert {item["id"] for item in items} == {f"public-of-bert-{n}" for n in range(3)}
+    assert report.erased["entries"] == 6
+    assert (await served.anne.pull(f"users/{ANNE.user_id}/index")).json["data"] == {}
+
+
+@pytest.mark.parametrize(
+    ("request_", "gone"),
+    [
+        (EraseRequest("key", f"users/{ANNE.user_id}/diary"), "/diary"),
+        (EraseRequest("key", f"users/{ANNE.user_id}/photos/1"), "/photos/1"),
+        (EraseRequest("prefix", f"users/{ANNE.user_id}/sealed"), "/sealed/"),
+        (EraseRequest("prefix", f"users/{ANNE.user_id}/sealed/a"), "/sealed/a"),
+        (EraseRequest("key", f"users/{ANNE.user_id}"), None),
+    ],
+    ids=["log", "file", "prefix", "prefix that is a key", "key of nothing"],
+)
+async def test_a_key_or_a_prefix_goes_and_no_other_key(
+    served: Served, request_: EraseRequest, gone: str | None
+) -> None:
+    before = {key for key in await stored_keys(served.store) if not key.startswith("_pysync/")}
+    await served.eraser.run(request_)
+    after = {key for key in await stored_keys(served.store) if not key.startswith("_pysync/")}
+    expected = {key for key in before if gone is not None and ANNE.user_id in key and gone in key}
+    assert before - after == expected
+
+
+async def test_a_dry_run_reports_the_same_and_changes_nothing(served: Served) -> None:
+    before = {key: await served.store.get(key) for key in await stored_keys(served.store)}
+    last = await served.log.last_id()
+    dry = await served.eraser.dry_run(ANNES)
+    assert {key: await served.store.get(key) for key in await stored_keys(served.store)} == before
+    assert await served.log.last_id() == last
+    wet = await served.eraser.run(ANNES)
+    kinds = ("documents", "versions", "files", "logs", "elements", "segments", "entries", "keyringEntries")
+    assert {kind: dry.erased[kind] for kind in kinds} == {kind: wet.erased[kind] for kind in kinds}
+    assert dry.bytes == wet.bytes > 10_000
+
+
+async def test_followers_receive_the_removals_and_later_ones_a_reset(
+    served: Served, session: aiohttp.ClientSession
+) -> None:
+    log = served.log
+    before = await log.last_id()
+    released = asyncio.Event()
+
+    async def hold(seconds: float) -> None:
+        await released.wait()
+
+    eraser = served.eraser
+    eraser._sleep = hold
+    stream = session.get(f"{served.anne.base}/events?collections=titles")
+    erasing = asyncio.ensure_future(eraser.run(EraseRequest("prefix", f"users/{ANNE.user_id}/notes")))
+    async with stream as response:
+        assert response.status == 200
+        while True:
+            found = await log.read(before, 1000)
+            assert found is not None
+            removed = [json.loads(change.text) for _, change in found if change.removed]
+            if len(removed) == 3:
+                break
+            await asyncio.sleep(0.01)
+    assert {change["params"]["id"] for change in removed} == {f"{SECRET}-{n}" for n in range(3)}
+    released.set()
+    await erasing
+    assert await log.read(before, 1000) is None
+    assert await log.read(await log.last_id(), 10) == []
+
+
+async def test_entries_of_a_keyring_are_removed_by_their_key(served: Served) -> None:
+    ring = Keyring.new(BERT, [ANNE.kem_pub], now_s=1)
+    assert (await served.bert.push("rooms/a/_keyring", ring.data)).status == 200
+    await served.eraser.run(ANNES)
+    assert Keyring((await served.bert.pull("rooms/a/_keyring")).json["data"]).recipients == ring.recipients
+    report = await served.eraser.run(EraseRequest("identity", ANNE.user_id, (ANNE.kem_pub,)))
+    assert report.erased["keyringEntries"] == 1
+    left = Keyring((await served.bert.pull("rooms/a/_keyring")).json["data"])
+    assert left.recipients == (BERT.kem_pub,)
+    assert left.open(BERT, [BERT.ed_pub]).epoch == 1
+
+
+async def test_pushes_that_go_on_meanwhile_are_kept_or_erased_whole(served: Served, folder: Path) -> None:
+    """Bert's all stay; Anne's go, as long as they come before the end."""
+    done = asyncio.Event()
+    written = list[str]()
+
+    async def write(client: Signed) -> None:
+        n = 0
+        while not done.is_set() or n < 20:
+            key = f"users/{client.keys.user_id}/notes/more-{n}"
+            reply = await client.push(key, {"title": f"{n}"})
+            assert reply.status in (200, 429), reply.body
+            if reply.status == 200 and client is served.bert:
+                written.append(key)
+            n += 1
+
+    async def write_some(client: Signed) -> None:
+        for n in range(20):
+            await client.push(f"users/{client.keys.user_id}/notes/more-{n}", {"title": SECRET})
+
+    writing = asyncio.ensure_future(write(served.bert))
+    racing = asyncio.ensure_future(write_some(served.anne))
+    await served.eraser.run(ANNES)
+    await racing
+    await served.eraser.run(ANNES)
+    done.set()
+    await writing
+    await served.eraser.run(EraseRequest("key", "board/lobby"))
+    assert files_with(folder, SECRET, ANNE.user_id) == set()
+    for key in written:
+        assert (await served.bert.pull(key)).json["hash"]
+
+
+async def test_the_history_of_a_deleted_document_goes_too(served: Served) -> None:
+    key = f"users/{ANNE.user_id}/notes/{SECRET}-0"
+    await served.store.delete(key)
+    assert any(key in stored for stored in await stored_keys(served.store))
+    report = await served.eraser.run(EraseRequest("key", key))
+    assert (report.erased["documents"], report.erased["versions"]) == (0, 3)
+    assert not any(key in stored for stored in await stored_keys(served.store))
+    await served.store.delete(f"users/{ANNE.user_id}/notes/{SECRET}-1")
+    report = await served.eraser.run(EraseRequest("prefix", f"users/{ANNE.user_id}/notes"))
+    assert (report.erased["documents"], report.erased["versions"]) == (1, 6)
+    assert not any(f"{ANNE.user_id}/notes/" in stored for stored in await stored_keys(served.store))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, "name one of key, prefix and identity"),
+        ({"key": "a", "prefix": "b"}, "name one of"),
+        ({"key": "a", "more": 1}, "unknown member 'more'"),
+        ({"key": 1}, "key is not a string"),
+        ({"key": "a//b"}, "key"),
+        ({"prefix": ""}, "key"),
+        ({"prefix": "/"}, "key"),
+        ({"prefix": "_pysync"}, "the server's own"),
+        ({"key": "_pysync/logs/a"}, "the server's own"),
+        ({"identity": "a/b"}, "is not an identity"),
+        ({"identity": ".."}, "is not an identity"),
+        ({"identity": "a", "kemKeys": ["x"]}, "X25519"),
+        ({"identity": "a", "kemKeys": "x"}, "X25519"),
+        ({"key": "a", "kemKeys": ["0" * 64]}, "belong to an identity"),
+    ],
+)
+def test_a_request_that_names_nothing_that_can_be_erased_is_refused(given: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        EraseRequest.parse(given)
+
+
+async def test_an_erasure_of_nothing_succeeds(served: Served) -> None:
+    last = await served.log.last_id()
+    stranger = IdentityKeys.from_private(b"\x53" * 32, b"\x63" * 32)
+    report = await served.eraser.run(EraseRequest("identity", stranger.user_id))
+    assert not +report.erased
+    assert await served.log.read(last, 10) == []
+
+
+async def test_a_service_in_memory_erases_too(start: Start, session: aiohttp.ClientSession) -> None:
+    served = await serve(start, session)
+    await served.eraser.run(ANNES)
+    await served.eraser.run(EraseRequest("key", "board/lobby"))
+    assert await keys_with(served.store, SECRET, ANNE.user_id) == set()
+    assert (await Browser(served.anne.base, session).pull("board/lobby?last=10")).json["data"]["items"] == []

@@ -1,0 +1,212 @@
+"""Operators erase with the command line and at their own listener."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import orjson
+import pytest
+from components import S3Server
+from support.cli_runner import Shell
+from support.cli_service import ADMIN_TOKEN
+from support.clients import Start
+from support.erasure import ANNE, BERT, SECRET, keys_with, members, person, stored_keys, write_all
+from support.folder_search import files_with
+from support.s3_stores import new_prefix, opened
+
+from pysync.erase import EraseReport, EraseRequest, eraser
+from pysync.errors import Forbidden
+from pysync.server.admin import AdminListener
+from pysync.server.app import App
+from pysync.server.erasure import AdminRequest, ErasureEndpoint
+
+JSON = {"Content-Type": "application/json"}
+ANNES = {"identity": ANNE.user_id}
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give followers no time."""
+    monkeypatch.setattr(eraser, "SETTLE_S", 0)
+
+
+class Operators(NamedTuple):
+    """A service with an operators' listener."""
+
+    app: App
+    port: int
+
+    async def post(
+        self, body: object, headers: dict[str, str] = JSON, method: str = "POST"
+    ) -> tuple[int, Any]:
+        def ask() -> tuple[int, Any]:
+            connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+            data = body if isinstance(body, bytes) else json.dumps(body)
+            connection.request(method, "/admin/erase", data, headers)
+            response = connection.getresponse()
+            answer = json.loads(response.read() or b"null")
+            connection.close()
+            return response.status, answer
+
+        return await asyncio.to_thread(ask)
+
+
+@pytest.fixture
+async def operators(start: Start, session: aiohttp.ClientSession, folder: Path) -> AsyncIterator[Operators]:
+    base = await start(members(store=f"file:{folder}"))
+    await write_all(person(ANNE, base, session), SECRET)
+    app = start.apps[0]  # type: ignore[attr-defined]
+    listener = AdminListener(app.admin_pages, "127.0.0.1", 0)
+    yield Operators(app, listener.port)
+    await listener.close()
+
+
+async def test_the_listener_reports_what_it_erases(operators: Operators, folder: Path) -> None:
+    status, dry = await operators.post({**ANNES, "dryRun": True})
+    assert (status, dry["dryRun"]) == (200, True)
+    assert files_with(folder, ANNE.user_id)
+    status, wet = await operators.post(ANNES)
+    assert status == 200
+    assert (wet["identity"], wet["dryRun"], wet["bytes"]) == (ANNE.user_id, False, dry["bytes"])
+    assert {kind: wet["erased"][kind] for kind in dry["erased"]} == dry["erased"]
+    assert {"backups", "bucketVersions", "logsOfOthers", "revocations", "keyrings"} <= wet[
+        "notTouched"
+    ].keys()
+    assert files_with(folder, ANNE.user_id) == set()
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code"),
+    [
+        (ANNES, {**JSON, "Origin": "http://127.0.0.1:8081"}, 403, "foreign_origin"),
+        (ANNES, {**JSON, "Origin": "null"}, 403, "foreign_origin"),
+        (ANNES, {**JSON, "X-Forwarded-For": "10.0.0.1"}, 403, "forbidden"),
+        (ANNES, {"Content-Type": "text/plain"}, 415, "unsupported_media_type"),
+        (ANNES, {}, 415, "unsupported_media_type"),
+        (b"{", JSON, 400, "invalid_json"),
+        (b"[]", JSON, 400, "body_not_object"),
+        ({}, JSON, 400, "bad_request"),
+        ({**ANNES, "dryRun": 1}, JSON, 400, "bad_request"),
+        ({"prefix": "_pysync"}, JSON, 400, "bad_request"),
+    ],
+)
+async def test_the_listener_refuses_pages_of_browsers_and_invalid_requests(
+    operators: Operators, body: Any, headers: dict[str, str], status: int, code: str
+) -> None:
+    before = await stored_keys(operators.app.store)
+    refused, answer = await operators.post(body, headers)
+    assert (refused, answer["code"]) == (status, code)
+    assert await stored_keys(operators.app.store) == before
+
+
+@pytest.mark.parametrize(
+    ("peer", "authorization", "is_allowed"),
+    [
+        ("127.0.0.1", "", True),
+        ("::1", "", True),
+        ("10.0.0.1", "", False),
+        ("10.0.0.1", "Bearer wrong", False),
+        ("10.0.0.1", f"Bearer {ADMIN_TOKEN}", True),
+        ("10.0.0.1", ADMIN_TOKEN, False),
+    ],
+)
+async def test_programs_on_other_machines_need_the_admin_token(
+    peer: str, authorization: str, is_allowed: bool
+) -> None:
+    asked = list[EraseRequest]()
+
+    async def erase(request: EraseRequest, is_dry_run: bool) -> EraseReport:
+        asked.append(request)
+        return EraseReport()
+
+    headers = {"content-type": "application/json", "authorization": authorization}
+    request = AdminRequest("POST", "/admin/erase", headers, b'{"key":"a"}', peer)
+    endpoint, loop = ErasureEndpoint(erase, ADMIN_TOKEN), asyncio.get_running_loop()
+    answer = asyncio.to_thread(endpoint.respond, request, loop)
+    if is_allowed:
+        assert (await answer).status == 200
+    else:
+        with pytest.raises(Forbidden):
+            await answer
+    assert asked == [EraseRequest("key", "a")] * is_allowed
+
+
+async def test_only_a_post_erases(operators: Operators) -> None:
+    for method in ("GET", "HEAD", "PUT", "DELETE"):
+        assert (await operators.post(ANNES, JSON, method))[0] == 405
+
+
+async def test_an_erasure_that_a_shutdown_ends_is_answered_and_continues_with_the_next_service(
+    operators: Operators, start: Start, folder: Path
+) -> None:
+    arrived = asyncio.Event()
+
+    async def wait(seconds: float) -> None:
+        arrived.set()
+        await asyncio.Event().wait()
+
+    operators.app.eraser._sleep = wait
+    asked = asyncio.ensure_future(operators.post(ANNES))
+    await arrived.wait()
+    endpoint = operators.app.admin_pages.erasure
+    assert endpoint is not None
+    endpoint.cancel()
+    status, answer = await asked
+    assert (status, answer["code"]) == (503, "unavailable")
+    await start(members(store=f"file:{folder}"))
+    await start.apps[-1].erasure  # type: ignore[attr-defined]
+    assert files_with(folder, ANNE.user_id) == set()
+
+
+async def test_the_command_erases_beside_a_running_service(
+    operators: Operators, shell: Shell, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "pysync.json").write_bytes(
+        orjson.dumps({"version": 1, "store": f"file:{folder}", **members()})
+    )
+    named = ("erase", "--config", str(tmp_path / "pysync.json"), "--identity", ANNE.user_id)
+    status, output, errors = await shell.ask(*named, "--dry-run")
+    assert (status, errors) == (0, "")
+    dry = json.loads(output)
+    status, output, errors = await shell.ask(*named, "--kem-key", ANNE.kem_pub)
+    assert (status, errors) == (0, "")
+    wet = json.loads(output)
+    assert {kind: wet["erased"][kind] for kind in dry["erased"]} == dry["erased"]
+    assert (wet["kemKeys"], "keyrings" in wet["notTouched"]) == ([ANNE.kem_pub], False)
+    assert files_with(folder, ANNE.user_id) == set()
+
+
+def test_the_command_names_what_is_wrong(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "pysync.json").write_bytes(orjson.dumps({"version": 1, "store": "memory:", **members()}))
+    config = ("--config", str(tmp_path / "pysync.json"))
+    for arguments, status, why in (
+        (("--key", "a", "--prefix", "b"), 2, "not allowed with argument"),
+        ((), 2, "one of the arguments --key --prefix --identity is required"),
+        (("--key", "_pysync/a"), 1, "the server's own"),
+        (("--key", "a"), 1, "use POST /admin/erase there"),
+    ):
+        result, output, errors = shell.run("erase", *config, *arguments)
+        assert (result, output) == (status, "")
+        assert why in errors
+
+
+async def test_nothing_of_an_erased_person_is_in_a_bucket(
+    start: Start, session: aiohttp.ClientSession, moto: S3Server
+) -> None:
+    async with opened(moto, new_prefix()) as bucket:
+        base = await start(members(), bucket)
+        for keys, text in ((ANNE, SECRET), (BERT, "public-of-bert")):
+            await write_all(person(keys, base, session), text)
+        app = start.apps[0]  # type: ignore[attr-defined]
+        before = {key for key in await stored_keys(bucket) if BERT.user_id in key}
+        report = await app.eraser.run(EraseRequest("identity", ANNE.user_id))
+        assert (report.erased["documents"], report.erased["files"], report.erased["logs"]) == (6, 3, 1)
+        await app.eraser.run(EraseRequest("key", "board/lobby"))
+        assert await keys_with(bucket, ANNE.user_id, SECRET) == set()
+        assert {key for key in await stored_keys(bucket) if BERT.user_id in key} == before
+        for _, change in await app.eraser._outbox.log.read("", 1000):
+            assert ANNE.user_id.encode() not in change.text

@@ -49,7 +49,8 @@ class Packer:
         self._files: dict[str, tuple[_Place, ...]] = {}
         self._named: dict[str, _OpenPack] = {}
         self._compressible, self._raw = _OpenPack(), _OpenPack(is_raw=True)
-        self._entries: list[tuple[BackupEntry, tuple[_Place, ...]]] = []
+        self._entries: list[tuple[str, str, str, int, int, str, bool, tuple[_Place, ...]]] = []
+        """The members of entries, with the places of their parts, which have names once they are stored."""
         self.written: set[str] = set()
         """The names of the packs that were stored since the last snapshot."""
         self._full: list[_OpenPack] = []
@@ -62,7 +63,7 @@ class Packer:
         """Recognise the bytes of this object when they occur again."""
         places = tuple(self._place(part) for part in entry.parts)
         for place in places:
-            self._remember(place)
+            self._remember(bytes.fromhex(place.sha256), place)
         if len(places) > 1:
             self._files[entry.sha256] = places
 
@@ -85,7 +86,7 @@ class Packer:
 
     def add_removed(self, key: str) -> None:
         """Add a key at which nothing is stored any more."""
-        self._entries.append((BackupEntry(key), ()))
+        self._entries.append((key, "", "", 0, 0, "", False, ()))
 
     def add_documents(self, rows: Iterable[CapturedRow]) -> None:
         """Add documents, and the keys of removed objects."""
@@ -104,24 +105,17 @@ class Packer:
         if place is None:
             pack = self._compressible if is_compressible(content_type, body) else self._raw
             place = _Place(pack, pack.add(body), len(body), digest.hexdigest())
-            self._remember(place)
+            self._remember(digest.digest(), place)
             if pack.size >= PACK_BYTES:
                 self._end_pack(pack)
         return place
 
     def add_entry(self, row: CapturedRow, sha256: str, places: tuple[_Place, ...]) -> None:
         """Add an object whose bytes are at these places."""
-        size = sum(place.length for place in places)
-        entry = BackupEntry(
-            row.key,
-            row.etag or "",
-            row.content_type,
-            row.modified_ms,
-            size,
-            sha256,
-            is_file=row.sha256 is not None,
-        )
-        self._entries.append((entry, places))
+        size = places[0].length if len(places) == 1 else sum(place.length for place in places)
+        is_file = row.sha256 is not None
+        facts = (row.key, row.etag or "", row.content_type, row.modified_ms, size, sha256, is_file)
+        self._entries.append((*facts, places))
         if len(places) > 1:
             self._files[sha256] = places
 
@@ -144,8 +138,8 @@ class Packer:
             await self._wait()
         added, self._entries = self._entries, []
         entries = {
-            entry.key: entry._replace(parts=tuple(place.part() for place in places))
-            for entry, places in added
+            facts[0]: BackupEntry._make((*facts, tuple([place.part() for place in places])))
+            for *facts, places in added
         }
         return sorted(entries.values(), key=lambda entry: entry.order)
 
@@ -181,7 +175,7 @@ class Packer:
             pack.name = part.pack
         return _Place(pack, part.offset, part.length, part.sha256)
 
-    def _remember(self, place: _Place) -> None:
-        self._known[bytes.fromhex(place.sha256)] = place
+    def _remember(self, digest: bytes, place: _Place) -> None:
+        self._known[digest] = place
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]

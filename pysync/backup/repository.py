@@ -289,9 +289,9 @@ def runs_to_merge(runs: Sequence[SortedRun]) -> int:
         return len(runs)
     levels = [run.level for run in reversed(runs)]
     for limit in sorted(set(levels)):
-        small = sum(1 for _ in takewhile(limit.__ge__, levels))
-        if small >= FAN_OUT:
-            return small
+        small = [*takewhile(limit.__ge__, levels)]
+        if small.count(limit) >= FAN_OUT or len(small) >= 2 * FAN_OUT:
+            return len(small)
     return 0
 
 

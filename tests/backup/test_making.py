@@ -283,9 +283,9 @@ class TestFolders:
         await back_up(one, MemoryTarget())
         await back_up(other, MemoryTarget())
         await asyncio.sleep(0)
-        assert len(triggers()) == 4
+        assert len(triggers()) == 5
         await one.close()
-        assert len(triggers()) == 4
+        assert len(triggers()) == 5
         await other.close()
         await asyncio.sleep(0)
         assert triggers() == []
@@ -294,7 +294,10 @@ class TestFolders:
         self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         create = "pysync.store.local.capture._CREATE"
-        statements = [sql.replace("500000", "10") for sql in capture._CREATE]
+        ring = (("1000000", "10"), ("1024", "4"))
+        statements = list(capture._CREATE)
+        for usual, small in ring:
+            statements = [sql.replace(usual, small) for sql in statements]
         monkeypatch.setattr(create, statements)
         source, target = image_of(store, tmp_path / "data"), MemoryTarget()
         async with maker_of(source, target) as maker:

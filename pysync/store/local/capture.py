@@ -22,34 +22,31 @@ from pysync.sqlite.changelog import change_id
 from pysync.sqlite.database_file import DATABASE_ERRORS, DatabaseFile, connect_writer
 from pysync.store.local.disk import FileTree
 
-RING_ROWS: Final = 500_000
-"""The number of writes that `touched` records: some 35 MB."""
+RING_ROWS: Final = 1_000_000
+"""The number of writes that `touched` records: some 15 MB."""
 STALE_MS: Final = 3_600_000
 """Age of a follower's last sign of life from which it counts as dead."""
 BATCH_BYTES: Final = 8_388_608
 _PAGE: Final = 1_000
 
-_TRIGGERS: Final = (
-    ("touched_new", "INSERT", "NEW"),
-    ("touched_changed", "UPDATE OF etag", "NEW"),
-    ("touched_gone", "DELETE", "OLD"),
-)
-# The first row marks the position before the first write, as in the change log.
+# A write is recorded by the id of its row, a removal by the key. The first row marks the position before the
+# first write, as in the change log. The ring is trimmed with every 1,024th write.
 _CREATE: Final = (
-    "CREATE TABLE touched(seq INTEGER PRIMARY KEY, parent TEXT NOT NULL, name TEXT NOT NULL)",
-    "INSERT INTO touched(parent, name) VALUES('', '')",
-    "CREATE TABLE follower(id TEXT PRIMARY KEY, seq INTEGER NOT NULL, seen_ms INTEGER NOT NULL) WITHOUT "
-    "ROWID",
-    *(
-        f"""CREATE TRIGGER {name} AFTER {event} ON object BEGIN
-            INSERT INTO touched(parent, name) VALUES({row}.parent, {row}.name);
-            DELETE FROM touched WHERE seq = (SELECT max(seq) FROM touched) - {RING_ROWS};
-        END"""  # noqa: S608
-        for name, event, row in _TRIGGERS
-    ),
+    "CREATE TABLE touched(seq INTEGER PRIMARY KEY, object INTEGER, parent TEXT, name TEXT)",
+    "INSERT INTO touched(object) VALUES(NULL)",
+    """CREATE TABLE follower(id TEXT PRIMARY KEY, seq INTEGER NOT NULL, seen_ms INTEGER NOT NULL)
+        WITHOUT ROWID""",
+    """CREATE TRIGGER touched_new AFTER INSERT ON object
+        BEGIN INSERT INTO touched(object) VALUES(NEW.id); END""",
+    """CREATE TRIGGER touched_changed AFTER UPDATE OF etag ON object
+        BEGIN INSERT INTO touched(object) VALUES(NEW.id); END""",
+    """CREATE TRIGGER touched_gone AFTER DELETE ON object
+        BEGIN INSERT INTO touched(parent, name) VALUES(OLD.parent, OLD.name); END""",
+    f"""CREATE TRIGGER touched_full AFTER INSERT ON touched WHEN NEW.seq % 1024 = 0
+        BEGIN DELETE FROM touched WHERE seq <= NEW.seq - {RING_ROWS}; END""",  # noqa: S608
 )
 _DROP: Final = (
-    *(f"DROP TRIGGER {name}" for name, *_ in _TRIGGERS),
+    *(f"DROP TRIGGER touched_{name}" for name in ("new", "changed", "gone", "full")),
     "DROP TABLE touched",
     "DROP TABLE follower",
 )
@@ -60,10 +57,14 @@ _LOAD: Final = (
     f"SELECT o.parent, o.name, {_COLUMNS} FROM json_each(?) AS pair CROSS JOIN object AS o ON "  # noqa: S608
     "o.parent = json_extract(pair.value, '$[0]') AND o.name = json_extract(pair.value, '$[1]')"
 )
-_CHANGED: Final = f"""
-    SELECT t.parent, t.name, {_COLUMNS}
-    FROM (SELECT DISTINCT parent, name FROM touched WHERE seq > ? AND name <> '') AS t
-    LEFT JOIN object AS o ON o.parent = t.parent AND o.name = t.name"""  # noqa: S608
+_CHANGED: Final = (
+    f"SELECT o.parent, o.name, {_COLUMNS} FROM "  # noqa: S608
+    "(SELECT DISTINCT object FROM touched WHERE seq > ?1 AND object IS NOT NULL) AS t "
+    "CROSS JOIN object AS o ON o.id = t.object "
+    f"UNION ALL SELECT t.parent, t.name, {_COLUMNS} FROM "
+    "(SELECT DISTINCT parent, name FROM touched WHERE seq > ?1 AND object IS NULL AND name <> '') AS t "
+    "LEFT JOIN object AS o ON o.parent = t.parent AND o.name = t.name"
+)
 
 
 class CapturedRow(NamedTuple):

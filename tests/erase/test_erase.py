@@ -1,7 +1,6 @@
 """An erasure leaves nothing of what belongs to a key, a prefix or an identity, and touches nothing else."""
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from support.erasure import (
     write_all,
 )
 from support.folder_search import files_with
+from support.sse_client import Listen
 
 from pysync.auth.identity_keys import IdentityKeys
 from pysync.changelog import ChangeLog
@@ -156,34 +156,29 @@ async def test_a_dry_run_reports_the_same_and_changes_nothing(served: Served) ->
     assert dry.bytes == wet.bytes > 10_000
 
 
-async def test_followers_receive_the_removals_and_later_ones_a_reset(
-    served: Served, session: aiohttp.ClientSession
-) -> None:
-    log = served.log
-    before = await log.last_id()
-    released = asyncio.Event()
+async def test_followers_receive_the_removals_and_later_ones_a_reset(served: Served, hear: Listen) -> None:
+    before = await served.log.last_id()
+    mine, others = [await hear(who, collections="notes") for who in (served.anne, served.bert)]
+    received = asyncio.Event()
 
-    async def hold(seconds: float) -> None:
-        await released.wait()
+    async def until_received(seconds: float) -> None:
+        await received.wait()
 
     eraser = served.eraser
-    eraser._sleep = hold
-    stream = session.get(f"{served.anne.base}/events?collections=titles")
+    eraser._sleep = until_received
     erasing = asyncio.ensure_future(eraser.run(EraseRequest("prefix", f"users/{ANNE.user_id}/notes")))
-    async with stream as response:
-        assert response.status == 200
-        while True:
-            found = await log.read(before, 1000)
-            assert found is not None
-            removed = [json.loads(change.text) for _, change in found if change.removed]
-            if len(removed) == 3:
-                break
-            await asyncio.sleep(0.01)
-    assert {change["params"]["id"] for change in removed} == {f"{SECRET}-{n}" for n in range(3)}
-    released.set()
+    told = await mine.events(3)
+    assert {(event["params"]["id"], event["hash"], event["removed"]) for event in told} == {
+        (f"{SECRET}-{n}", "", True) for n in range(3)
+    }
+    received.set()
     await erasing
-    assert await log.read(before, 1000) is None
-    assert await log.read(await log.last_id(), 10) == []
+    # Live streams go on without a reset, and whoever could not pull has heard of nothing.
+    for who, heard in ((served.anne, mine), (served.bert, others)):
+        written = await who.push(f"users/{who.keys.user_id}/notes/after", {"title": "after"})
+        assert (await heard.event()).data["hash"] == written.json["hash"]
+    late = await hear(served.anne, headers={"Last-Event-ID": before}, collections="notes")
+    assert (await late.event()).data == {"reset": True}
 
 
 async def test_entries_of_a_keyring_are_removed_by_their_key(served: Served) -> None:

@@ -26,6 +26,7 @@ from pysync.store import (
     Etag,
     EtagMismatch,
     KeyedBody,
+    ListEntry,
     NotModified,
     ObjectInfo,
     Precondition,
@@ -249,17 +250,30 @@ class Documents:
             return removed
         raise StoreUnavailable
 
-    async def delete_expired(self, prefix: str, is_document: Callable[[str], bool], ttl_ms: int) -> int:
-        """Delete the documents below `prefix` that are older than `ttl_ms`. Returns their number."""
-        swept = 0
-        async for listed in self._store.walk(prefix):
-            if listed.modified_ms + ttl_ms < self.now_ms() and is_document(listed.key):
-                try:
-                    await self._store.delete(listed.key, expect=Etag(listed.etag))
-                except EtagMismatch:
-                    continue
-                swept += 1
-        return swept
+    async def delete_expired(self, listed: ListEntry, ref: DocumentRef, ttl_ms: int) -> bool:
+        """Delete a document or file if it is older than `ttl_ms` and still the listed version, and announce
+        its removal as a change of `ref`, which names the key. Returns True if it was deleted."""
+        now_ms = self.now_ms()
+        if listed.modified_ms + ttl_ms >= now_ms:
+            return False
+        hash_ = await self._hash_of(listed.key)
+        removal = ref.change(hash_, now_ms, removed=True)
+        try:
+            await self._outbox.delete(listed.key, Etag(listed.etag), [removal], hash_)
+        except EtagMismatch:
+            return False
+        return True
+
+    async def _hash_of(self, key: str) -> str:
+        """Return the hash of the document or file at `key`, `""` if it is damaged or gone."""
+        try:
+            found = await self._store.get(key)
+            if isinstance(found, StoredObject):
+                return _core.read_document(found.body).hash
+            file = await self._store.stat(key)
+        except DocumentCorrupt:
+            return ""
+        return "" if file is None else file.sha256
 
     async def _write(
         self,

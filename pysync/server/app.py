@@ -46,16 +46,11 @@ from pysync.plugins.loader import load_plugins
 from pysync.plugins.projection import projections_in, projections_of
 from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
-from pysync.server.background import (
-    HistorySweeper,
-    OutboxRelay,
-    Scrubber,
-    TtlSweeper,
-    resume_erasures,
-)
+from pysync.server.background import HistorySweeper, OutboxRelay, Scrubber, resume_erasures
 from pysync.server.backup_process import BackupProcess
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.erasure import ErasureEndpoint
+from pysync.server.expiry import TtlSweeper
 from pysync.server.handlers import Service
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
 from pysync.server.handlers.service import CallerResolver, ServiceHandlers

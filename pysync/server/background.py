@@ -1,9 +1,8 @@
 """Background jobs of a service.
 
-`TtlSweeper` deletes expired documents, logs and files, which reads no longer return, and old elements of logs
-that nobody appends to. `HistorySweeper` deletes old versions of documents. `OutboxRelay` announces writes
-whose announcement was lost. `Scrubber` verifies everything that is stored and reports damage.
-`resume_erasures` finishes what an earlier process left unfinished.
+`HistorySweeper` deletes old versions of documents. `OutboxRelay` announces writes whose announcement was
+lost. `Scrubber` verifies everything that is stored and reports damage. `resume_erasures` finishes what an
+earlier process left unfinished.
 """
 
 import asyncio
@@ -16,119 +15,19 @@ from typing import Final
 import orjson
 
 from pysync._core import PanicException
-from pysync.clock import is_stable
 from pysync.concurrency import every
 from pysync.config import Collection, HistoryConfig, ScrubConfig
-from pysync.config.key_templates import KeyTemplate
 from pysync.coordinator import Coordinator
-from pysync.engine.append_log import AppendLogs, LogSettings
-from pysync.engine.documents import Documents
 from pysync.engine.history import History
 from pysync.engine.outbox import Outbox
 from pysync.erase import Eraser
-from pysync.errors import CoordinatorUnavailable, DocumentCorrupt, PysyncError, Unavailable
+from pysync.errors import CoordinatorUnavailable, PysyncError, Unavailable
 from pysync.migrate import SCRUB_KEY, Damage, Verifier
 from pysync.server.handlers import owners_of
-from pysync.server.router import Route, Router
+from pysync.server.router import Router
 from pysync.store import Store, StoredObject
 
-SWEEP_EVERY_S = 60.0
-MAX_LISTED: Final = 1_000
-"""The number of keys of a collection that one sweep lists to find logs with old elements. The next sweep
-continues behind them."""
-
 log = logging.getLogger("pysync.server")
-
-
-class TtlSweeper:
-    """Deletes expired data of one service in the background, if `sweeps` and any collection has a `ttlMs`, or
-    logs whose old elements leave."""
-
-    def __init__(
-        self,
-        store: Store,
-        documents: Documents,
-        logs: AppendLogs,
-        routes: Router,
-        clock: Callable[[], int],
-        *,
-        sweeps: bool = True,
-    ) -> None:
-        self._clock = clock
-        self._store = store
-        self._documents = documents
-        self._logs = logs
-        self._routes = routes
-        writing = [
-            (method, route, route.policy.collection)
-            for method, route in routes
-            if route.policy is not None and route.action in ("pull", "push", "append") and not route.alias
-        ]
-        self._expiring = [each for each in writing if each[2].ttl_ms is not None]
-        self._shrinking = [
-            each
-            for each in writing
-            if each[1].action == "append" and LogSettings.from_collection(each[2]).drops_elements
-        ]
-        self._listed: dict[str, str] = {}
-        """The key behind which the next sweep continues, by the path of the collection."""
-        self._task: asyncio.Task[None] | None = None
-        if sweeps and (self._expiring or self._shrinking):
-            sweeping = every(SWEEP_EVERY_S, self.sweep, "failed to delete expired data", log)
-            self._task = asyncio.create_task(sweeping)
-
-    def close(self) -> None:
-        """Stop sweeping."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def sweep(self) -> int:
-        """Delete expired data, and return the number of documents, logs and files. Deletes nothing within ten
-        minutes of a step of the clock."""
-        if not is_stable(self._clock):
-            return 0
-        for shrinking in self._shrinking:
-            await self._shorten_logs(*shrinking)
-        return sum([await self._sweep_route(*expiring) for expiring in self._expiring])
-
-    async def _shorten_logs(self, method: str, route: Route, collection: Collection) -> None:
-        """Let old elements leave the next logs of a collection."""
-        prefix, is_owned = self._keys_of(method, route)
-        settings = LogSettings.from_collection(collection)
-        path = "/".join(route.template)
-        after, listed = self._listed.pop(path, None), 0
-        async for entry in self._store.walk(prefix, after):
-            if is_owned(entry.key):
-                with suppress(DocumentCorrupt):  # it has been reported
-                    await self._logs.drop_oldest(entry.key, settings)
-            listed += 1
-            if listed == MAX_LISTED:
-                self._listed[path] = entry.key
-                break
-
-    async def _sweep_route(self, method: str, route: Route, collection: Collection) -> int:
-        prefix, is_owned = self._keys_of(method, route)
-        if collection.append_only is not None:
-            return await self._logs.delete_expired(prefix, is_owned, LogSettings.from_collection(collection))
-        assert collection.ttl_ms is not None, "the routes are of such collections"
-        return await self._documents.delete_expired(prefix, is_owned, collection.ttl_ms)
-
-    def _keys_of(self, method: str, route: Route) -> tuple[str, Callable[[str], bool]]:
-        """Return the prefix of the keys of a route, and whether such a key belongs to it."""
-        head = "/" + "/".join(route.template[: route.key_from])
-        template, is_file_key = route.template[route.key_from :], None
-        if route.files is not None and route.files.template is not None:
-            template, is_file_key = route.files.template.segments, route.files.matches_key
-
-        def is_owned(key: str) -> bool:
-            if is_file_key is not None:
-                return is_file_key(key)
-            try:
-                return self._routes.match(method, f"{head}/{key}").route is route
-            except PysyncError:
-                return False
-
-        return KeyTemplate("/".join(template[:-1])).prefix, is_owned
 
 
 SWEEP_HISTORY_EVERY_S: Final = 3_600.0

@@ -1,7 +1,7 @@
 """The `Store` protocol, its data types, and helpers that its implementations share."""
 
 import builtins
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar, Final, Literal, NamedTuple, Protocol
@@ -220,6 +220,21 @@ class MergeRecord:
 KeyedBody = tuple[str, bytes]
 """A key, and the body of a JSON object that is put there whatever is stored."""
 
+KeyShape = tuple[str | None, ...]
+"""The segments of keys: None for any one segment, a text for itself."""
+
+
+class TimeIndex(Protocol):
+    """An index of objects by the time of their last write, so that old ones are found without a walk."""
+
+    async def prepare(self, shapes: Collection[KeyShape]) -> None:
+        """Index the objects whose keys have one of these shapes, from now on, in every process. Reads all
+        objects once if a shape is new. Raises StoreUnavailable."""
+
+    def written_before(self, shape: KeyShape, before_ms: int) -> AsyncIterator[ListEntry]:
+        """Yield the objects of a shape, which is prepared, that were last written before this time, oldest
+        first. Reads no others. Raises StoreUnavailable."""
+
 
 class ReadableStore(Protocol):
     """The reading methods of `Store`: implemented by stores, and by other sources that objects can be copied
@@ -265,6 +280,10 @@ class Store(ReadableStore, Protocol):
     def transactional(self) -> "TransactionalStore | None":
         """The store itself, if it commits changes together with the writes that they announce. None if it
         keeps no changes; a coordinator then announces them."""
+
+    @property
+    def time_index(self) -> TimeIndex | None:
+        """The index by time of this store; None if old objects are found only by a walk."""
 
     async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         """Return the object at `key`, or None if there is none. Never stale: it sees every `put` that has

@@ -47,6 +47,7 @@ class MemoryStore:
 
     transactional: ClassVar[None] = None
     is_remote: ClassVar[bool] = False
+    time_index: ClassVar[None] = None
     cheap_put_bytes: ClassVar[int] = 4_096
 
     def __init__(self, now_ms: Callable[[], int] = wall_clock_ms) -> None:

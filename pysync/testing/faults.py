@@ -108,6 +108,7 @@ class FaultyStore:
     of get, stat, open, list and walk.
     """
 
+    time_index: ClassVar[None] = None
     transactional: ClassVar[None] = None
     is_remote: ClassVar[bool] = True
     cheap_put_bytes: ClassVar[int] = 4_096

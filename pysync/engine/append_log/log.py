@@ -32,7 +32,7 @@ from pysync.errors import (
     TsTooFarAhead,
 )
 from pysync.model import WriteResult
-from pysync.store import Charge, Etag, EtagMismatch, Store, StoredObject
+from pysync.store import Charge, Etag, EtagMismatch, ListEntry, Store, StoredObject
 
 EMPTY_LOG: Final = _core.LogHead("")
 """What is read where nothing is stored."""
@@ -207,16 +207,6 @@ class AppendLogs:
             self._batcher.delete_log(key, cached.head)
             return removed
 
-    async def delete_expired(self, prefix: str, is_log: Callable[[str], bool], settings: LogSettings) -> int:
-        """Delete the expired logs below `prefix`. Returns their number."""
-        swept = 0
-        async for listed in self._store.walk(prefix):
-            if settings.ttl_ms is None or listed.modified_ms + settings.ttl_ms >= self.now_ms():
-                continue
-            if is_log(listed.key):
-                swept += await self._delete_if_expired(listed.key, listed.etag, settings)
-        return swept
-
     async def drop_oldest(self, key: str, settings: LogSettings) -> int:
         """Let the elements of the log at `key` leave that `settings` do not keep, and return the number of
         deleted objects. Does nothing if nothing is stored. Raises DocumentCorrupt and StoreUnavailable."""
@@ -261,19 +251,24 @@ class AppendLogs:
     async def _claim(self, name: str, value: bytes) -> bytes:
         return await self._coordinator.put_if_absent(name, value, IDEMPOTENCY_TTL_MS)
 
-    async def _delete_if_expired(self, key: str, etag: str, settings: LogSettings) -> int:
-        """Delete the log if its head still has this etag and the head says that it has expired. Returns the
-        number of deleted logs, 0 or 1."""
+    async def delete_expired(
+        self, listed: ListEntry, settings: LogSettings, ref: DocumentRef | None = None
+    ) -> bool:
+        """Delete a log if its head is still the listed version and says that it has expired, and announce its
+        removal as a change of `ref`, which names the key. Returns True if it was deleted."""
+        key, etag, now_ms = listed.key, listed.etag, self.now_ms()
+        if settings.ttl_ms is None or listed.modified_ms + settings.ttl_ms >= now_ms:
+            return False
         found = await self._store.get(key)
         if not isinstance(found, StoredObject) or found.etag != etag:
-            return 0
+            return False
         try:
             with self._corruption.reporting("log", key):
                 head = _core.LogHead.read(found.body, settings.field)
         except DocumentCorrupt:
-            return 0
-        if not settings.is_expired(head, self.now_ms()):
-            return 0
+            return False
+        if not settings.is_expired(head, now_ms):
+            return False
         if head.previous is not None:
             await delete_log_objects(self._store, head.previous)
         try:
@@ -283,15 +278,16 @@ class AppendLogs:
                 tombstone = _core.LogHead(os.urandom(16).hex(), head.id)
                 etag = await self._put_head(key, tombstone, etag)
                 await delete_log_objects(self._store, head.id)
-            await self._store.delete(key, expect=Etag(etag))
+            changes = [] if ref is None else [ref.change(head.hash, now_ms, removed=True)]
+            await self._outbox.delete(key, Etag(etag), changes, head.hash)
         except EtagMismatch:
-            return 0
+            return False
         if head.id:  # segments that were stored before a crash and that no head refers to
             await delete_log_objects(self._store, head.id)
         if head.is_chunked:
             for chunk in await chunk_keys(self._store, key):
                 await self._store.delete(chunk)
-        return 1
+        return True
 
 
 def _future() -> asyncio.Future[WriteResult]:

@@ -58,6 +58,7 @@ from pysync.store.local.files import LocalFiles
 from pysync.store.local.ledger import LocalLedger, put_counted
 from pysync.store.local.read_cache import ReadCache
 from pysync.store.local.tables import SCHEMA, RenameJournal
+from pysync.store.local.time_index import LocalTimeIndex
 from pysync.store.usage import Charge, ChargeOf, QuotaLimits
 
 log = logging.getLogger(__name__)
@@ -109,6 +110,7 @@ class LocalStore:
         self._files = LocalFiles(tree, self._renames, self._writer, self._reader, self._new_etag, now_ms)
         self._merger = FolderSwapMerger(tree, self._renames, self._writer, self._reader)
         self.change_log = SqliteChangeLog(self._reader, self._writer, now_ms, retention)
+        self.time_index = LocalTimeIndex(self._reader, self._writer)
         self.ledger: LocalLedger | None = None
 
     @property

@@ -29,7 +29,8 @@ SHORT = LogSettings(ttl_ms=TTL_MS)
 
 
 async def sweep(node: Node, rules: LogSettings = SHORT) -> int:
-    return await node.logs.delete_expired("logs", lambda key: key.count("/") == 1, rules)
+    listed = [each async for each in node.walk("logs") if each.key.count("/") == 1]
+    return sum([await node.logs.delete_expired(each, rules) for each in listed])
 
 
 # Logs of Starfish.

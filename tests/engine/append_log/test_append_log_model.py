@@ -265,12 +265,17 @@ class LogMachine(RuleBasedStateMachine):
         if fault is not None:
             self.nodes[node].meet(fault)
         try:
-            self.runner.run(self.nodes[node].logs.delete_expired("logs", lambda key: key == KEY, self.said))
+            self.runner.run(self._sweep(self.nodes[node]))
         except StoreUnavailable:
             assert fault is not None
         self.heal()
         if fault is not None and fault.kind.startswith("crash"):
             self.restart(node)
+
+    async def _sweep(self, node: Any) -> None:
+        async for listed in node.walk("logs"):
+            if listed.key == KEY:
+                await node.logs.delete_expired(listed, self.said)
 
     @rule(node=nodes, since=st.floats(0, 1), bounds=newest_or_oldest)
     def read(self, node: int, since: float, bounds: tuple[int | None, int | None]) -> None:

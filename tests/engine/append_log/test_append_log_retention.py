@@ -23,7 +23,7 @@ from pysync.engine.append_log.log import AppendLogs
 from pysync.errors import CheckpointTooOld, PysyncError, StoreUnavailable
 from pysync.migrate.copier import Copier
 from pysync.migrate.verify import Damage, Verifier
-from pysync.server.background import MAX_LISTED
+from pysync.server.expiry import MAX_READ
 from pysync.store import Store, StoredObject
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore
@@ -365,8 +365,8 @@ async def test_a_cursor_does_not_skip_what_left_the_log(start: Start) -> None:
 async def test_the_sweep_reads_a_bounded_number_of_logs(
     start: Start, session: aiohttp.ClientSession, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert MAX_LISTED >= 100
-    monkeypatch.setattr("pysync.server.background.MAX_LISTED", 2)
+    assert MAX_READ >= 100
+    monkeypatch.setattr("pysync.server.expiry.MAX_READ", 2)
     store = FaultyStore(MemoryStore(clock))
     service = {"collections": [log(keepMs=1000)]}
     browser = Browser(await start(service, store=store, now_ms=clock), session)

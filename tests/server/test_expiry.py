@@ -1,0 +1,199 @@
+"""Expired data is deleted, announced and leaves lists, at the price of what expired."""
+
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from support.append_log_browser import append
+from support.clients import Browser, Start
+from support.collections import collection
+from support.sse_client import listen
+
+from pysync.server import expiry
+from pysync.sqlite.connection import SnapshotReader
+from pysync.store import ListEntry, Store
+from pysync.store.local.store import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.testing import FakeClock
+
+TTL_MS = 60_000
+NOTES = collection("notes", "notes/{id}", ttlMs=TTL_MS, listable=True)
+KEPT = collection("kept", "notes/{id}/kept")
+PICS = collection("pics", "{who}/pics/{id}", ttlMs=TTL_MS, allowedMimeTypes=["image/png"])
+LOG = collection("log", "log/{id}", ttlMs=TTL_MS, appendOnly={"requireAuthorSignature": False})
+LISTS = collection("titles", "titles", pullOnly=True)
+TITLES = {"source": "notes", "target": "titles", "id": "{id}", "value": {"title": "/title"}}
+SERVICE: dict[str, Any] = {"collections": [NOTES, KEPT, PICS, LOG, LISTS], "projections": [TITLES]}
+
+
+@pytest.fixture(params=["memory", "local"])
+async def kept(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Store]:
+    local = request.param == "local"
+    store: Store = await LocalStore.open_folder(tmp_path / "data", clock) if local else MemoryStore(clock)
+    yield store
+    await store.close()
+
+
+async def sweep(start: Start) -> int:
+    (app,) = start.apps  # type: ignore[attr-defined]
+    swept: int = await app.ttl_sweeper.sweep()
+    return swept
+
+
+async def test_expiry_is_announced(
+    start: Start, session: aiohttp.ClientSession, kept: Store, clock: FakeClock
+) -> None:
+    anybody = Browser(await start(SERVICE, kept, now_ms=clock), session)
+    await anybody.push("notes/a", {"title": "a"})
+    await anybody.request("POST", "/push/me/pics/p", b"png", headers={"Content-Type": "image/png"})
+    for n in range(30):
+        await append(anybody, "log/a", {"n": n, "text": "x" * 1000})
+    await anybody.push("notes/a/kept", {"n": 1})
+    heard = await listen(anybody, collections="notes,pics,log,kept")
+    clock.now_ms += TTL_MS + 100
+    assert await sweep(start) == 3
+    told = [(await heard.event()).data for _ in range(3)]
+    removal = {"hash": "", "removed": True, "timestamp": clock.now_ms}
+    assert sorted(told, key=lambda event: str(event["collection"])) == [
+        {"collection": "log", "params": {"id": "a"}, **removal},
+        {"collection": "notes", "params": {"id": "a"}, **removal},
+        {"collection": "pics", "params": {"who": "me", "id": "p"}, **removal},
+    ]
+    assert await sweep(start) == 0
+    assert (await anybody.push("notes/a", {"title": "again"})).status == 200
+    event = (await heard.event()).data
+    assert (event["collection"], "removed" in event) == ("notes", False), "it is announced once"
+    left = {entry.key async for entry in kept.walk("") if not entry.key.startswith("_pysync/")}
+    assert {"notes/a", "notes/a/kept"} <= left <= {"notes/a", "notes/a/kept", "titles"}
+    assert [entry async for entry in kept.walk("_pysync/logs")] == []
+    await heard.close()
+
+
+async def test_an_expired_document_leaves_lists(
+    start: Start, session: aiohttp.ClientSession, kept: Store, clock: FakeClock
+) -> None:
+    anybody = Browser(await start(SERVICE, kept, now_ms=clock), session)
+
+    async def titles() -> list[str]:
+        data = (await anybody.pull("titles")).json["data"]
+        return [entry["id"] for entry in data.get("items", [])]
+
+    heard = await listen(anybody, collections="titles")
+    await anybody.push("notes/a", {"title": "a"})
+    clock.now_ms += TTL_MS // 2
+    await anybody.push("notes/b", {"title": "b"})
+    while await titles() != ["a", "b"]:
+        await heard.event()
+    clock.now_ms += TTL_MS // 2 + 1
+    assert await sweep(start) == 1
+    while await titles() != ["b"]:
+        await heard.event()
+    await heard.close()
+
+
+async def test_a_document_that_is_written_again_stays(
+    start: Start,
+    session: aiohttp.ClientSession,
+    kept: Store,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    anybody = Browser(await start(SERVICE, kept, now_ms=clock), session)
+    (app,) = start.apps  # type: ignore[attr-defined]
+    await anybody.push("notes/a", {"title": "old"})
+    clock.now_ms += TTL_MS + 1
+    sweeper = app.ttl_sweeper
+    candidates = sweeper._candidates
+
+    async def then_pushed(*arguments: Any) -> AsyncIterator[ListEntry]:
+        async for listed in candidates(*arguments):
+            if listed.key == "notes/a":
+                assert (await anybody.push("notes/a", {"title": "new"})).status == 200
+            yield listed
+
+    monkeypatch.setattr(sweeper, "_candidates", then_pushed)
+    assert await sweep(start) == 0
+    assert (await anybody.pull("notes/a")).json["data"] == {"title": "new"}
+
+
+async def test_a_sweep_of_a_folder_costs_what_expired(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts the steps that SQLite takes for the reads of a sweep, and the rows that it returns."""
+    rows = SnapshotReader.rows
+    costs: list[tuple[int, int]] = []
+
+    async def cost(fresh: int) -> tuple[int, int]:
+        folder = tmp_path / str(fresh)
+        store = await LocalStore.open_folder(folder, clock := FakeClock())
+        await start(SERVICE, store, now_ms=clock)
+        for n in range(5):
+            await store.put(f"notes/old{n}", b'{"data":{}}')
+            await store.put(f"me/pics/old{n}/deeper", b'{"data":{}}')
+        (*_, app) = start.apps  # type: ignore[attr-defined]
+        await app.ttl_sweeper.sweep()  # creates the indexes
+        clock.now_ms += TTL_MS + 1
+        for n in range(fresh):
+            await store.put(f"notes/{n}", b'{"data":{}}')
+            await store.put(f"me/pics/{n}", b'{"data":{}}')
+            await store.put(f"notes/{n}/kept", b'{"data":{}}')
+        steps = [0, 0]
+        with sqlite3.connect(folder / "pysync.db") as observer:
+
+            def count() -> None:
+                steps[0] += 1
+
+            observer.set_progress_handler(count, 1)
+
+            def counted(reader: SnapshotReader, statement: str, *args: Any) -> list[Any]:
+                if "FROM object" in statement:
+                    steps[1] += len(observer.execute(statement, args).fetchall())
+                return rows(reader, statement, *args)
+
+            monkeypatch.setattr(SnapshotReader, "rows", counted)
+            assert await app.ttl_sweeper.sweep() == 5
+            monkeypatch.setattr(SnapshotReader, "rows", rows)
+        await store.close()
+        return steps[0], steps[1]
+
+    costs = [await cost(fresh) for fresh in (1, 400)]
+    assert costs[0] == costs[1]
+    assert costs[0][1] <= 30
+
+
+def _listing(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Count the keys that are listed since the last call."""
+    walk, listed = store.walk, [0]
+
+    async def counted(prefix: str, after: str | None = None) -> AsyncIterator[ListEntry]:
+        async for entry in walk(prefix, after):
+            listed[0] += 1
+            yield entry
+
+    def taken() -> int:
+        count, listed[0] = listed[0], 0
+        return count
+
+    monkeypatch.setattr(store, "walk", counted)
+    return taken
+
+
+async def test_a_sweep_without_an_index_lists_a_bounded_number_of_keys(
+    start: Start, session: aiohttp.ClientSession, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert expiry.MAX_LISTED >= 1_000
+    monkeypatch.setattr(expiry, "MAX_LISTED", 4)
+    store = MemoryStore(clock)
+    listed = _listing(store, monkeypatch)
+    await start({"collections": [NOTES]}, store, now_ms=clock)
+    for n in range(10):
+        await store.put(f"notes/{n}", b'{"data":{}}')
+    assert await sweep(start) == 0
+    assert listed() == 4
+    clock.now_ms += TTL_MS + 1
+    assert [await sweep(start) for _ in range(4)] == [4, 2, 4, 0]
+    assert listed() <= 16
+    assert [entry async for entry in store.walk("notes")] == []

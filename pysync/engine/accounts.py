@@ -11,8 +11,11 @@ from pysync.store import Account, Charge
 NOBODY: Final = Charge(elements=0, checked=False)
 """What the server's own objects count as."""
 
-AccountOfCaller = Callable[[Sequence[str], Caller], Account]
-"""Returns the account of a write to a route, by the values of its parameters and the caller."""
+ChargeOfCaller = Callable[[Sequence[str], Caller], Charge]
+"""Returns what a document counts as that a caller writes to a route, by the values of its parameters."""
+
+MAX_CACHED: Final = 10_000
+"""Number of charges that a route caches. With more the cache is emptied."""
 
 
 class _Owned(NamedTuple):
@@ -47,24 +50,29 @@ class Accounts:
             owned = _Owned(rank, template, namespace, name, self._space_param, collection)
             self._by_suffix.setdefault(suffix, TemplateIndex()).add(template, owned)
 
-    def of_route(self, namespace: str | None, collection: Collection) -> AccountOfCaller:
-        """Return the function that gives the account of a write to the routes of a collection."""
+    def of_route(self, namespace: str | None, collection: Collection) -> ChargeOfCaller:
+        """Return the function that gives the charges of writes to the routes of a collection."""
         name, prefix = qualified_name(namespace or "", collection.name), namespace or ""
         params = collection.key_template.params
         identity_at = params.index("identity") if "identity" in params else None
         space_at = params.index(self._space_param) if self._space_param in params else None
+        cache: dict[tuple[str | None, ...], Charge] = {}
 
-        def account(values: Sequence[str], caller: Caller) -> Account:
+        def charge(values: Sequence[str], caller: Caller) -> Charge:
             claims = caller.claims
-            return Account(
-                prefix,
-                name,
-                values[identity_at] if identity_at is not None else caller.identity or None,
+            who = (
+                (caller.identity or None) if identity_at is None else values[identity_at],
                 None if space_at is None else values[space_at],
                 None if claims is None else claims.issuer,
             )
+            found = cache.get(who)
+            if found is None:
+                if len(cache) >= MAX_CACHED:
+                    cache.clear()
+                found = cache[who] = Charge(Account(prefix, name, *who))
+            return found
 
-        return account
+        return charge
 
     def charge_of(self, key: str) -> Charge:
         """Return what an object counts as of which only the key is known. If several namespaces have a

@@ -17,11 +17,10 @@ from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
 from pysync.corruption import CorruptionReporter
 from pysync.engine.history import History, check_key, new_entry
 from pysync.engine.outbox import DocumentRef, Outbox
-from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, StoreUnavailable
+from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, QuotaExceeded, StoreUnavailable
 from pysync.model import WriteResult
 from pysync.store import (
     ABSENT,
-    Charge,
     DamagedFile,
     Etag,
     EtagMismatch,
@@ -178,6 +177,7 @@ class Documents:
 
         Raises:
             Conflict: the base is stale, or null although something is stored.
+            QuotaExceeded: more would be stored than a quota allows.
             StoreUnavailable: the write may or may not have taken effect.
         """
         written = WriteResult(body.hash, self.now_ms())
@@ -212,7 +212,7 @@ class Documents:
             return await self.push(key, body, ttl_ms, ref, history)
         try:
             await self._write(key, body, claim, ttl_ms, ref, history, write_id)
-        except (Conflict, DocumentCorrupt):
+        except (Conflict, DocumentCorrupt, QuotaExceeded):
             if stored_claim == own:  # a claim of an earlier attempt may belong to a completed write
                 await release_claim(self._coordinator, name, own)
             raise
@@ -289,7 +289,7 @@ class Documents:
         already. Raises as `push`."""
         stored = body.stored(written.timestamp_ms, b"" if write_id is None else as_whitespace(write_id))
         changes = [] if ref is None else [ref.change(written.hash, written.timestamp_ms)]
-        charge = None if ref is None or ref.account is None else Charge(ref.account)
+        charge = None if ref is None else ref.charge
         expect: Precondition | None = None
         also: list[KeyedBody] = []
         if history is not None:

@@ -10,7 +10,7 @@ from pysync.corruption import CorruptionReporter
 from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.model import WriteResult
 from pysync.protocol import PARQUET_TYPE
-from pysync.store import Charge, FileStat, OpenFile, Store
+from pysync.store import FileStat, OpenFile, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,6 @@ class Files:
             chunks,
             content_type,
             lambda sha256: [ref.change(sha256, timestamp_ms)],
-            None if ref.account is None else Charge(ref.account),
+            ref.charge,
         )
         return WriteResult(sha256, timestamp_ms)

@@ -26,7 +26,6 @@ from pysync.clock import HybridTimestamp
 from pysync.coordinator import Coordinator, PreparedWrite
 from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
 from pysync.store import (
-    Account,
     Charge,
     DamagedFile,
     EtagMismatch,
@@ -57,15 +56,15 @@ _NO_INTENT: Final = PreparedWrite("", 0, [])
 class DocumentRef(NamedTuple):
     """A reference to the document that a write concerns: its collection, namespace (None: the root), path
     parameters, the identity of the writer, its key in the store (`""`: the key that the collection's path
-    gives), and the account that the write counts for (None: that of the key). Other collections may share the
-    key; `KeyMatcher` finds them when the change is delivered."""
+    gives), and what it counts as (None: as its key says). Other collections may share the key; `KeyMatcher`
+    finds them when the change is delivered."""
 
     collection: str
     params: Mapping[str, str]
     namespace: str | None = None
     identity: str = ""
     key: str = ""
-    account: Account | None = None
+    charge: Charge | None = None
 
     def change(self, hash_: str, timestamp_ms: int, *, removed: bool = False) -> Change:
         """Return the change that announces a write with this hash and time. With `removed` it announces that
@@ -252,6 +251,7 @@ class Outbox:
         content_type: str,
         changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
         unless: ExistingFileFilter | None = None,
+        charge: Charge | None = None,
     ) -> tuple[HybridTimestamp, str]:
         """Write as `write`, at a key made of a timestamp that is later than all before.
 
@@ -261,7 +261,9 @@ class Outbox:
         Both functions may be called in another thread.
         """
         if self._transactional is not None:
-            return await self._transactional.write_ordered(key_of, chunks, content_type, changes_of, unless)
+            return await self._transactional.write_ordered(
+                key_of, chunks, content_type, changes_of, unless, charge
+            )
         tick = await self._coordinator.next_timestamp()
 
         async def changes_then(sha256: str) -> Sequence[Change]:

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import MAX_KEY_BYTES, RESERVED, KeyTemplate, is_parameter
-from pysync.engine.accounts import AccountOfCaller
+from pysync.engine.accounts import ChargeOfCaller
 from pysync.engine.files import FileSettings
 from pysync.engine.outbox import DocumentRef
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
@@ -46,8 +46,8 @@ class Route:
     """Templates of keyrings in a collection that accepts only sealed data; None for other collections."""
     files: FileSettings | None = None
     """Settings of the collection's files; None if it stores none."""
-    account_of: AccountOfCaller | None = None
-    """Gives the account of a write to it; None if usage is not tracked."""
+    charge_of: ChargeOfCaller | None = None
+    """Gives what a write to it counts as; None if usage is not tracked."""
     alias: bool = False
     """True if this is another route at an additional path."""
     members: tuple[AccessPolicy, ...] = ()
@@ -70,10 +70,10 @@ class Match(NamedTuple):
 
     def document_ref(self, caller: Caller) -> DocumentRef:
         """Return the reference to the document that a write of `caller` to this path concerns."""
-        policy, account_of = self.policy, self.route.account_of
-        account = None if account_of is None else account_of(self.values, caller)
+        policy, charge_of = self.policy, self.route.charge_of
+        charge = None if charge_of is None else charge_of(self.values, caller)
         return DocumentRef(
-            policy.collection.name, self.params, policy.namespace, caller.identity, self.key, account
+            policy.collection.name, self.params, policy.namespace, caller.identity, self.key, charge
         )
 
     @property

@@ -142,7 +142,7 @@ class RouteBuilder:
             validator=None if schema is None else compile_schema(schema),
             keyrings=self._keyrings() if collection.enforce_sealed else None,
             files=files,
-            account_of=None if self.accounts is None else self.accounts.of_route(spec.namespace, collection),
+            charge_of=None if self.accounts is None else self.accounts.of_route(spec.namespace, collection),
         )
         self._add(spec, route)
 

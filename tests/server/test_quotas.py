@@ -87,6 +87,17 @@ async def test_a_smaller_document_may_be_pushed_over_the_quota(service: Service)
     assert (await anyone.push("public/2", {"text": "x" * 300})).status == 200
 
 
+async def test_a_conflict_or_a_repetition_is_none_of_the_quota(service: Service) -> None:
+    anyone = await service({"namespace": {"documents": 1}})
+    once = {"Idempotency-Key": "first"}
+    pushed = await anyone.push("public/1", {"n": 1}, None, once)
+    again = await anyone.push("public/1", {"n": 1}, None, once)
+    assert (again.status, again.json) == (200, pushed.json)
+    assert (await anyone.push("public/1", {"n": 2})).json["currentHash"] == pushed.json["hash"]
+    assert (await anyone.push("public/2", {"n": 1}, None, {"Idempotency-Key": "second"})).status == 507
+    assert (await anyone.push("public/2", {"n": 2}, None, {"Idempotency-Key": "second"})).status == 507
+
+
 async def test_each_identity_has_a_quota_of_its_own(service: Service, start: Start) -> None:
     anyone = await service({"identity": {"documents": 1}})
     me, other = signed(anyone), signed(anyone, STRANGER)

@@ -185,7 +185,8 @@ class AppendBatcher:
         if not open_:
             return True
         elements = [(waiting.element, waiting.write_id) for waiting in open_]
-        account = None if open_[-1].ref is None else open_[-1].ref.account
+        last = open_[-1].ref
+        account = None if last is None or last.charge is None else last.charge.account
         after, outcomes = head.append(elements, now_ms, settings.max_items)
         stored = after.stored()
         dropped: list[str] = []

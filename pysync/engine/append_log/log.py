@@ -29,6 +29,7 @@ from pysync.errors import (
     DocumentCorrupt,
     IdempotencyKeyReused,
     NonMonotonicTimestamp,
+    QuotaExceeded,
     TsTooFarAhead,
 )
 from pysync.model import WriteResult
@@ -95,7 +96,8 @@ class AppendLogs:
         announced if that is None.
 
         Raises:
-            TsTooFarAhead, NonMonotonicTimestamp, AppendLimitExceeded: the element is not appended.
+            TsTooFarAhead, NonMonotonicTimestamp, AppendLimitExceeded, QuotaExceeded: the element is not
+                appended.
             DocumentCorrupt: the stored object is not a log.
             StoreUnavailable: the append may or may not have taken effect.
         """
@@ -141,7 +143,7 @@ class AppendLogs:
         waiting = PendingAppend(element, settings, _future(), ref, claim.write_id, (claim.id, claim.position))
         try:
             return await self._batcher.submit(key, waiting)
-        except (AppendLimitExceeded, NonMonotonicTimestamp, TsTooFarAhead, ElementsDropped):
+        except (AppendLimitExceeded, NonMonotonicTimestamp, TsTooFarAhead, ElementsDropped, QuotaExceeded):
             if claim == own:  # a claim of an earlier attempt may belong to a completed append
                 await release_claim(self._coordinator, name, text)
             raise

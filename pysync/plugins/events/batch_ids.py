@@ -10,7 +10,7 @@ from pysync.clock import FIRST_TIMESTAMP, HybridTimestamp
 from pysync.engine.outbox import INTENT_TIMEOUT_MS, DocumentRef
 from pysync.plugins import PluginContext
 from pysync.protocol import PARQUET_TYPE
-from pysync.store import ExistingFileFilter, FileAlreadyExists
+from pysync.store import Charge, ExistingFileFilter, FileAlreadyExists
 
 BATCH_ID: Final = "batchId"
 """The member of a response that holds the id. The path parameter for it may have another name."""
@@ -119,6 +119,7 @@ class CommitTimeSequencer:
                 PARQUET_TYPE,
                 lambda *made: [batch.change(*made)],
                 unless,
+                Charge(),
             )
         except FileAlreadyExists as found:
             return found.name.removesuffix(SUFFIX), found.sha256

@@ -4,13 +4,15 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from pysync.errors import QuotaExceeded
 from pysync.model import Usage
 from pysync.sqlite.changelog import ChangeRows
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
-from pysync.store.base import Precondition
+from pysync.store.base import ABSENT, Precondition
 from pysync.store.local import tables, usage
-from pysync.store.local.tables import PUT_COUNTED, RenameJournal
-from pysync.store.local.usage import Receipt, UsageCounters, amounts_of
+from pysync.store.local.put_statements import PUT_COUNTED
+from pysync.store.local.tables import RenameJournal
+from pysync.store.local.usage import NO_RECEIPT, UsageCounters, amounts_of
 from pysync.store.usage import (
     Charge,
     ChargeOf,
@@ -49,7 +51,8 @@ class LocalLedger:
         cls, reader: SnapshotReader, writer: GroupCommit, limits: QuotaLimits, charge_of: ChargeOf
     ) -> "LocalLedger":
         """Switch the counters on, if they are off, and return their ledger."""
-        await writer.submit(usage.switch_on)
+        if not reader.rows("SELECT 1 FROM usage_state WHERE state != 0"):
+            await writer.submit(usage.switch_on)
         counters = UsageCounters(limits)
         writer.add_hooks(counters)
         return cls(reader, writer, counters, charge_of)
@@ -124,13 +127,20 @@ def put_counted(
     counters: UsageCounters,
     charge: Charge,
 ) -> tuple[bool, int]:
-    """Call `tables.put`, and count the document in the same transaction. Raises QuotaExceeded."""
+    """Call `tables.put`, and count the document in the same transaction. Raises QuotaExceeded if the
+    precondition holds."""
     if not counters.is_on(cursor):
         return tables.put(cursor, renames, row, expect, changes)
     etag, content_type, now_ms, body, parent, name = row
-    amounts = amounts_of(len(body), charge.elements)
-    old, owner = counters.charge(cursor, (parent, name), expect, charge, amounts)
-    counted = (etag, content_type, now_ms, body, len(body), -owner, charge.elements, parent, name)
+    size, elements = len(body), charge.elements
+    amounts = amounts_of(size, elements)
+    old = NO_RECEIPT if expect is ABSENT else counters.replaced(cursor, parent, name, expect)
+    try:
+        owner = counters.charge(cursor, old, charge, amounts)
+    except QuotaExceeded:
+        tables.check_current(cursor, parent, name, expect)
+        raise
+    counted = (etag, content_type, now_ms, body, size, -owner.id, elements, parent, name)
     result = tables.put(cursor, renames, counted, expect, changes, PUT_COUNTED)
-    counters.replace(cursor, old, Receipt(owner, amounts), etag)
+    counters.replace(cursor, old, owner, amounts, etag)
     return result

@@ -219,7 +219,9 @@ class LocalStore:
         ledger, size = self.ledger, len(body)
         put: tuple[Any, ...] = (tables.put, self._renames, row, expect, rows)
         if ledger is not None:
-            put = (put_counted, *put[1:], ledger.counters, ledger.charge(key, charge))
+            if charge is None or charge.account is None:
+                charge = ledger.charge(key, charge)
+            put = (put_counted, self._renames, row, expect, rows, ledger.counters, charge)
         if also:
             put = (tables.put_with, self._rows_of(also, rows.now_ms), *put)
             size += sum(len(other) for _, other in also)
@@ -355,6 +357,10 @@ class LocalStore:
 
     async def purge_deleted(self) -> None:
         """See `Store.purge_deleted`."""
+        if self.ledger is None:
+            await self._writer.submit(usage.prune)
+        else:
+            await self.ledger.prune()
         await self._merger.purge_deleted()
         await self._files.purge_deleted()
         await self._writer.submit(capture.forget_writes)

@@ -14,7 +14,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from pysync._core import split_key
 from pysync.clock import HybridTimestamp
@@ -32,6 +32,7 @@ from pysync.store.base import (
 )
 from pysync.store.local import usage
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
+from pysync.store.local.put_statements import PUT, PUT_FURTHER, PutStatements
 
 log = logging.getLogger(__name__)
 
@@ -99,42 +100,6 @@ SCHEMA: Final = Schema(
 GET_FILE: Final = """
     SELECT etag, content_type, modified_ms, sha256, size, mtime_ns, inode
     FROM object WHERE parent = ? AND name = ? AND sha256 IS NOT NULL"""
-
-
-class PutStatements(NamedTuple):
-    """The statements that put a document, for each precondition and over a file."""
-
-    absent: str
-    any: str
-    etag: str
-    over_file: str
-
-    @classmethod
-    def of(cls, *columns: str) -> Self:
-        """Return the statements that write these columns. A row that is not counted has no owner."""
-        insert = f"""
-            INSERT INTO object({", ".join(columns)}, parent, name) VALUES({"?, " * len(columns)}?, ?)
-            ON CONFLICT(parent, name) DO """
-        excluded = [f"{column} = excluded.{column}" for column in columns]
-        values = [f"{column} = ?" for column in columns]
-        if "owner" not in columns:
-            excluded.append("owner = NULL")
-            values.append("owner = NULL")
-        update = f"UPDATE object SET {', '.join(values)}"  # noqa: S608
-        key = "WHERE parent = ? AND name = ?"
-        return cls(
-            f"{insert} NOTHING",
-            f"{insert} UPDATE SET {', '.join(excluded)} WHERE sha256 IS NULL",
-            f"{update} {key} AND etag = ? AND sha256 IS NULL",
-            f"{update}, sha256 = NULL, mtime_ns = NULL, inode = NULL {key}",
-        )
-
-
-_PUT: Final = PutStatements.of("etag", "content_type", "modified_ms", "body")
-PUT_COUNTED: Final = PutStatements.of(
-    "etag", "content_type", "modified_ms", "body", "size", "owner", "elements"
-)
-_PUT_FURTHER: Final = PutStatements.of("etag", "content_type", "modified_ms", "body", "owner").any
 PUT_FILE: Final = """
     INSERT OR REPLACE INTO object(
         parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode, owner)
@@ -339,7 +304,7 @@ def put(
     row: tuple[Any, ...],
     expect: Precondition,
     changes: ChangeRows,
-    statements: PutStatements = _PUT,
+    statements: PutStatements = PUT,
 ) -> tuple[bool, int]:
     """Store a document and its changes. `row` has the values of the columns that `statements` write (etag,
     content type, time and body), parent and name. Returns True if it replaced a file, which is then staged
@@ -374,8 +339,14 @@ def put_with(
     """Call `put`, and store further documents in its transaction. `also` are their rows: etag, content type,
     time, body, owner, parent and name."""
     done = put(cursor, *args)
-    cursor.executemany(_PUT_FURTHER, also)
+    cursor.executemany(PUT_FURTHER, also)
     return done
+
+
+def check_current(cursor: sqlite3.Cursor, parent: str, name: str, expect: Precondition) -> None:
+    """Raise EtagMismatch unless what is stored satisfies `expect`."""
+    found = cursor.execute(_CURRENT, (parent, name)).fetchone()
+    check_precondition(expect, found and found[0])
 
 
 def delete(
@@ -397,7 +368,7 @@ def delete(
     if is_file:
         renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
     cursor.execute(_DELETE, (parent, name))
-    cursor.executemany(_PUT_FURTHER, also)
+    cursor.executemany(PUT_FURTHER, also)
     return bool(is_file), insert_changes(cursor, changes)
 
 
@@ -457,7 +428,7 @@ def set_file_damaged(cursor: sqlite3.Cursor, key: str, etag: str, is_damaged: bo
 def probe(cursor: sqlite3.Cursor, etag: str) -> None:
     """Do the writes of a push and undo them, and write a row that only probes use."""
     place = ("_pysync", "")  # no key has an empty name
-    cursor.execute(_PUT.any, (etag, "", 0, b"{}", *place))
+    cursor.execute(PUT.any, (etag, "", 0, b"{}", *place))
     cursor.execute(_DELETE, place)
     changelog.probe(cursor)
     cursor.execute("INSERT OR REPLACE INTO probe VALUES(1, ?)", (etag,))

@@ -1,7 +1,7 @@
 """Counters of what is stored for whom, in the database of a local store.
 
 A row of `object` that is counted names its *owner*, and has its size in `size`. The table `usage` has one
-row of amounts for each owner and each subject, and `charge` says which of them a row counts for. So the
+row of amounts for each subject, and `charge` says for which of them the rows of an owner count. So the
 amounts are always the sums over the rows of `object`, whatever process writes these, and however it ends:
 
 - A document that a service with quotas puts has the negative id of its owner, and `UsageCounters` adds the
@@ -15,16 +15,15 @@ not exist.
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from math import inf
+from operator import add
+from typing import Final
 
 import orjson
 
 from pysync._core import split_key
-from pysync.errors import QuotaExceeded
-from pysync.model import Usage
-from pysync.store.base import ABSENT, ANY, Etag, Precondition
+from pysync.store.base import ANY, Etag, Precondition
 from pysync.store.usage import (
-    NOTHING,
     Account,
     Charge,
     CountedRow,
@@ -59,7 +58,8 @@ COUNTING: Final = 2
 COMPLETE: Final = 3
 
 _OWNER: Final = "owner"
-"""The kind of the rows of `usage` that are owners. Their name is the account as JSON."""
+"""The kind of the rows of `usage` that are owners. Their name is the account as JSON, and they have no
+amounts."""
 
 
 def _add(row: str, sign: str, owner: str) -> str:
@@ -103,46 +103,53 @@ _ADD_AMOUNTS = """
 # An object that is counted twice changes nothing: the trigger takes its earlier amounts back.
 _COUNT_ROW = "UPDATE object SET owner = ?, size = ?, elements = ? WHERE id = ? AND etag = ?"
 _PRUNE = (
-    "DELETE FROM usage WHERE bytes = 0 AND documents = 0 AND elements = 0 AND files = 0",
-    "DELETE FROM charge WHERE owner NOT IN (SELECT id FROM usage)",
+    f"""
+    DELETE FROM usage
+    WHERE kind != '{_OWNER}' AND bytes = 0 AND documents = 0 AND elements = 0 AND files = 0""",  # noqa: S608
+    """
+    DELETE FROM charge
+    WHERE owner IN (SELECT owner FROM charge WHERE usage NOT IN (SELECT id FROM usage))""",
+    f"DELETE FROM usage WHERE kind = '{_OWNER}' AND id NOT IN (SELECT owner FROM charge)",  # noqa: S608
 )
 
 MAX_CACHED: Final = 10_000
 """Number of owners, and of receipts, that are cached. With more the cache is emptied."""
 
 
-class _Counter:
-    """What a subject with a limit uses, with what is not written yet. It may be too much after a deletion."""
+class _Subject:
+    """A subject with a limit. `used` is what it uses, with what is not written yet; it may be too much after
+    a deletion. `limits` has the greatest amounts, with their indexes in `Usage`."""
 
-    __slots__ = ("kind", "limit", "used")
+    __slots__ = ("kind", "limits", "used")
 
     def __init__(self, kind: str, limit: QuotaLimit, used: list[int]) -> None:
         self.kind = kind
-        self.limit = limit
+        self.limits = [(at, most) for at, most in enumerate(limit) if most != inf]
         self.used = used
 
 
 class _Owner:
-    """An owner. `charged` are the ids of its rows of `usage`, `counters` are its subjects that have a limit,
-    and `pending` are the amounts that are to be added to these rows."""
+    """An owner. `charged` are the ids of its subjects in `usage`, `subjects` are those that have a limit, and
+    `pending` are the amounts that are to be added to all of them, None for nothing. `used` is that of each of
+    `subjects`."""
 
-    __slots__ = ("charged", "counters", "id", "pending")
+    __slots__ = ("charged", "id", "pending", "subjects", "used")
 
-    def __init__(self, id_: int, charged: Sequence[int], counters: Sequence[_Counter]) -> None:
+    def __init__(self, id_: int, charged: Sequence[int], subjects: Sequence[_Subject]) -> None:
         self.id = id_
         self.charged = charged
-        self.counters = counters
-        self.pending = [0, 0, 0, 0]
+        self.subjects = subjects
+        self.used = [subject.used for subject in subjects]
+        self.pending: list[int] | None = None
 
 
-class Receipt(NamedTuple):
-    """What a stored object counts as, and for which owner: the server's own objects for 0."""
+# Pushes make these, and named tuples cost three times as much.
+Amounts = tuple[int, int, int, int]
+"""The amounts of one object, in the order of `Usage`."""
+Receipt = tuple[int, Amounts]
+"""The owner of a stored object, and what it counts as. The server's own objects have the owner 0."""
 
-    owner: int
-    amounts: Usage
-
-
-_NO_RECEIPT: Final = Receipt(0, NOTHING)
+NO_RECEIPT: Final[Receipt] = (0, (0, 0, 0, 0))
 
 
 class UsageCounters:
@@ -153,8 +160,8 @@ class UsageCounters:
         self._limits = limits
         self._by_account: dict[Account | None, _Owner] = {}
         self._by_id: dict[int, _Owner] = {}
-        self._counters: dict[int, _Counter] = {}
-        self._changed: dict[int, _Owner] = {}
+        self._subjects: dict[int, _Subject] = {}
+        self._changed: list[_Owner] = []
         self._receipts: dict[str, Receipt] = {}
         self._version = -1
         self._is_on = False
@@ -172,60 +179,62 @@ class UsageCounters:
                 self._version, self._is_on = version, state != OFF
         return self._is_on
 
-    def charge(
-        self,
-        cursor: sqlite3.Cursor,
-        key: tuple[str, str],
-        expect: Precondition,
-        charge: Charge,
-        amounts: Usage,
-    ) -> tuple[Receipt, int]:
-        """Return the receipt of the object that a write with this precondition replaces, and the owner of
-        what it writes. Raises QuotaExceeded if the charge is checked and what is written is not smaller."""
-        old = self._replaced(cursor, key, expect)
-        if charge.inherits and self._owner_with(cursor, old.owner).charged:
-            return old, old.owner
-        owner = self._owner(cursor, charge.account)
-        is_less = amounts.bytes < old.amounts.bytes and amounts.log_elements <= old.amounts.log_elements
-        if is_less or not (charge.checked and owner.counters):
-            return old, owner.id
-        try:
-            _check(owner, old, amounts)
-        except QuotaExceeded:  # perhaps not, because something was deleted
-            self.flush(cursor)
-            self._forget()
-            owner = self._owner(cursor, charge.account)
-            _check(owner, old, amounts)
-        return old, owner.id
+    def replaced(self, cursor: sqlite3.Cursor, parent: str, name: str, expect: Precondition) -> Receipt:
+        """Return the receipt of the object that a write with this precondition replaces, unless the
+        precondition fails."""
+        if isinstance(expect, Etag) and (known := self._receipts.get(expect.value)) is not None:
+            return known
+        for owner, size, elements, is_file in cursor.execute(_OLD_ROW, (parent, name)).fetchall():
+            amounts = (size, 0, 0, 1) if is_file else amounts_of(size, elements)
+            return abs(owner), amounts
+        return NO_RECEIPT
 
-    def replace(self, cursor: sqlite3.Cursor, old: Receipt, new: Receipt, etag: str) -> None:
-        """Count a document that replaced `old` and was written under `etag`."""
-        if old.owner == new.owner:
-            self._add(cursor, new.owner, new.amounts.minus(old.amounts))
-        else:
-            self._add(cursor, old.owner, NOTHING.minus(old.amounts))
-            self._add(cursor, new.owner, new.amounts)
+    def charge(self, cursor: sqlite3.Cursor, old: Receipt, charge: Charge, new: Amounts) -> _Owner:
+        """Return the owner of an object that replaces `old`. Raises QuotaExceeded if the charge is checked,
+        unless the object is smaller than the one before."""
+        owner = self._by_account.get(charge.account) or self._open_account(cursor, charge.account)
+        if charge.inherits:
+            before = self._owner_with(cursor, old[0])
+            owner = before if before.charged else owner
+        if charge.checked and owner.subjects and old != (owner.id, new):
+            more = _minus(new, old[1]) if old[0] == owner.id else new
+            for subject in owner.subjects:
+                used = subject.used
+                for at, most in subject.limits:
+                    if more[at] > 0 and used[at] + more[at] > most:
+                        return self._check_again(cursor, old, charge, new)
+        return owner
+
+    def replace(self, cursor: sqlite3.Cursor, old: Receipt, owner: _Owner, new: Amounts, etag: str) -> None:
+        """Count a document of `owner` that replaced `old` and was written under `etag`."""
+        before, amounts = old
+        if before != owner.id:
+            self._add(owner, new)
+            if before:
+                self._add(self._owner_with(cursor, before), _minus(NO_RECEIPT[1], amounts))
+        elif amounts != new:
+            self._add(owner, _minus(new, amounts))
         if len(self._receipts) >= MAX_CACHED:
             self._receipts.clear()
-        self._receipts[etag] = new
+        self._receipts[etag] = owner.id, new
 
     def charge_file(self, cursor: sqlite3.Cursor, key: str, size: int, charge: Charge) -> int | None:
         """Return the owner of a file that is about to be written; None if nothing is counted. A trigger
         counts it. Raises QuotaExceeded."""
         if not self.is_on(cursor):
             return None
-        amounts = Usage(size, files=1)
-        old, owner = self.charge(cursor, split_key(key), ANY, charge, amounts)
-        more = amounts.minus(old.amounts) if old.owner == owner else amounts
-        for counter in self._by_id[owner].counters:
-            counter.used = list(Usage(*counter.used).plus(more))
-        return owner
+        old, new = self.replaced(cursor, *split_key(key), ANY), (size, 0, 0, 1)
+        owner = self.charge(cursor, old, charge, new)
+        more = _minus(new, old[1]) if old[0] == owner.id else new
+        for used in owner.used:
+            used[:] = map(add, used, more)
+        return owner.id
 
     def count_rows(self, cursor: sqlite3.Cursor, rows: Iterable[CountedRow]) -> None:
         """Give rows their owners. Triggers count them."""
         if self.is_on(cursor):
             for row, charge in rows:
-                owner, elements = self._owner(cursor, charge.account).id, charge.elements
+                owner, elements = self._open_account(cursor, charge.account).id, charge.elements
                 cursor.execute(_COUNT_ROW, (owner, row.size, elements, row.id, row.etag))
             self.flush(cursor)
             self._forget()
@@ -234,21 +243,20 @@ class UsageCounters:
         """Forget the subjects that use nothing."""
         if self.is_on(cursor):
             self.flush(cursor)
-            for statement in _PRUNE:
-                cursor.execute(statement)
+            prune(cursor)
             self._forget()
 
     def flush(self, cursor: sqlite3.Cursor) -> None:
         """Write the amounts that are not written yet."""
         totals: dict[int, list[int]] = {}
-        for owner in self._changed.values():
+        for owner in self._changed:
+            pending, owner.pending = owner.pending, None
+            assert pending is not None, "it was changed"
             for id_ in owner.charged:
-                total = totals.setdefault(id_, [0, 0, 0, 0])
-                for at, amount in enumerate(owner.pending):
-                    total[at] += amount
-            owner.pending = [0, 0, 0, 0]
+                total = totals.get(id_)
+                totals[id_] = pending if total is None else list(map(add, total, pending))
         self._changed.clear()
-        cursor.executemany(_ADD_AMOUNTS, [(*total, id_) for id_, total in totals.items() if any(total)])
+        cursor.executemany(_ADD_AMOUNTS, [(*total, id_) for id_, total in totals.items()])
 
     def before_commit(self, cursor: sqlite3.Cursor) -> None:
         """Write the amounts of the group."""
@@ -270,75 +278,78 @@ class UsageCounters:
         """Forget what may have changed in the database. Nothing may be pending."""
         self._by_account.clear()
         self._by_id.clear()
-        self._counters.clear()
+        self._subjects.clear()
 
-    def _replaced(self, cursor: sqlite3.Cursor, key: tuple[str, str], expect: Precondition) -> Receipt:
-        if expect == ABSENT:
-            return _NO_RECEIPT
-        if isinstance(expect, Etag) and (known := self._receipts.get(expect.value)) is not None:
-            return known
-        for owner, size, elements, is_file in cursor.execute(_OLD_ROW, key).fetchall():
-            return Receipt(abs(owner), amounts_of(size, elements, is_file=bool(is_file)))
-        return _NO_RECEIPT
+    def _check_again(self, cursor: sqlite3.Cursor, old: Receipt, charge: Charge, new: Amounts) -> _Owner:
+        """Return the owner as `charge` does, by the amounts in the database: something may have been
+        deleted."""
+        self.flush(cursor)
+        self._forget()
+        owner = self._open_account(cursor, charge.account)
+        more = _minus(new, old[1]) if old[0] == owner.id else new
+        if new[0] >= old[1][0] or new[2] > old[1][2]:
+            for subject in owner.subjects:
+                check_limit(subject.kind, self._limits[subject.kind], subject.used, more)
+        return owner
 
-    def _owner(self, cursor: sqlite3.Cursor, account: Account | None) -> _Owner:
+    def _open_account(self, cursor: sqlite3.Cursor, account: Account | None) -> _Owner:
         """Return the owner of what counts for this account, which is made if there is none."""
-        owner = self._by_account.get(account)
-        if owner is not None:
-            return owner
         id_ = 0
         if account is not None:
             name = orjson.dumps(list(account)).decode()
             found = cursor.execute(_FIND_OWNER, (name,)).fetchone()
             id_ = _add_owner(cursor, name, account) if found is None else found[0]
-        owner = self._by_account[account] = self._owner_with(cursor, id_)
+        owner = self._owner_with(cursor, id_)
+        self._by_account[account] = owner
         return owner
 
     def _owner_with(self, cursor: sqlite3.Cursor, id_: int) -> _Owner:
-        """Return the owner with this id. One of an earlier time has no rows."""
+        """Return the owner with this id. One of an earlier time has no subjects."""
         owner = self._by_id.get(id_)
         if owner is None:
             if len(self._by_id) >= MAX_CACHED:
                 self.flush(cursor)
                 self._forget()
             rows = cursor.execute(_CHARGED, (id_,)).fetchall() if id_ else ()
-            counters = [self._counter(*row) for row in rows if row[1] in self._limits]
-            owner = self._by_id[id_] = _Owner(id_, [row[0] for row in rows], counters)
+            subjects = [self._subject(*row) for row in rows if row[1] in self._limits]
+            owner = self._by_id[id_] = _Owner(id_, [row[0] for row in rows], subjects)
         return owner
 
-    def _counter(self, id_: int, kind: str, *used: int) -> _Counter:
-        """Return the counter of a subject, which its owners share."""
-        found = self._counters.get(id_)
+    def _subject(self, id_: int, kind: str, *used: int) -> _Subject:
+        """Return a subject, which its owners share."""
+        found = self._subjects.get(id_)
         if found is None:
-            found = self._counters[id_] = _Counter(kind, self._limits[kind], list(used))
+            found = self._subjects[id_] = _Subject(kind, self._limits[kind], list(used))
         return found
 
-    def _add(self, cursor: sqlite3.Cursor, owner_id: int, amounts: Usage) -> None:
-        if not owner_id or amounts == NOTHING:
+    def _add(self, owner: _Owner, more: Amounts) -> None:
+        if not owner.charged:
             return
-        owner = self._owner_with(cursor, owner_id)
-        self._changed[owner_id] = owner
-        for total in (owner.pending, *[counter.used for counter in owner.counters]):
-            total[0] += amounts.bytes
-            total[1] += amounts.documents
-            total[2] += amounts.log_elements
-            total[3] += amounts.files
+        if owner.pending is None:
+            owner.pending = [0, 0, 0, 0]
+            self._changed.append(owner)
+        size, documents, elements, files = more
+        for total in (owner.pending, *owner.used):
+            total[0] += size
+            total[1] += documents
+            total[2] += elements
+            total[3] += files
 
 
-def amounts_of(size: int, elements: int | None, *, is_file: bool = False) -> Usage:
-    """Return the amounts of a stored object. `elements` is None unless it belongs to a log."""
-    return Usage(size, int(elements is None and not is_file), elements or 0, int(is_file))
+def amounts_of(size: int, elements: int | None) -> Amounts:
+    """Return the amounts of a stored object that is no file. `elements` is None unless it belongs to a
+    log."""
+    return (size, 1, 0, 0) if elements is None else (size, 0, elements, 0)
 
 
-def _check(owner: _Owner, old: Receipt, amounts: Usage) -> None:
-    more = amounts.minus(old.amounts) if old.owner == owner.id else amounts
-    for counter in owner.counters:
-        check_limit(counter.kind, counter.limit, counter.used, more)
+def _minus(amounts: Amounts, others: Amounts) -> Amounts:
+    size, documents, elements, files = others
+    return amounts[0] - size, amounts[1] - documents, amounts[2] - elements, amounts[3] - files
 
 
 def _add_owner(cursor: sqlite3.Cursor, name: str, account: Account) -> int:
-    subjects = [Subject(_OWNER, name), *account.subjects()]
-    cursor.executemany(_ADD_SUBJECT, subjects)
+    subjects = list(account.subjects())
+    cursor.executemany(_ADD_SUBJECT, [Subject(_OWNER, name), *subjects])
     ((id_,),) = cursor.execute(_FIND_OWNER, (name,)).fetchall()
     cursor.executemany(_ADD_CHARGE, [(id_, *subject) for subject in subjects])
     return int(id_)
@@ -369,6 +380,12 @@ def switch_off(cursor: sqlite3.Cursor) -> None:
     cursor.execute("UPDATE usage_state SET state = ?", (OFF,))
     cursor.execute("DELETE FROM usage")
     cursor.execute("DELETE FROM charge")
+
+
+def prune(cursor: sqlite3.Cursor) -> None:
+    """Delete the subjects that use nothing, and their owners. Nothing of this process may be pending."""
+    for statement in _PRUNE:
+        cursor.execute(statement)
 
 
 def set_state(cursor: sqlite3.Cursor, before: int, after: int) -> None:

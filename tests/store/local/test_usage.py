@@ -164,6 +164,19 @@ async def test_subjects_that_use_nothing_are_forgotten(store: LocalStore, tmp_pa
     assert await used(store, ANNA) == Usage(10, 1, 0, 0)
 
 
+async def test_a_purge_leaves_no_name_of_those_who_store_nothing(store: LocalStore, tmp_path: Path) -> None:
+    await store.put("notes/anna/1", b"x" * 10)
+    other = await LocalStore.open_folder(tmp_path)  # as `pysync erase` opens it
+    await other.delete("notes/anna/1")
+    await other.purge_deleted()
+    await other.close()
+    assert stored(tmp_path) == ({}, {})
+    for path in tmp_path.glob("pysync.db*"):
+        assert b"anna" not in path.read_bytes()
+    await store.put("notes/anna/1", b"x" * 10)
+    assert await used(store, ANNA) == Usage(10, 1, 0, 0)
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.process

@@ -46,7 +46,7 @@ async def test_what_a_killed_process_wrote_is_announced_by_the_next(tmp_path: Pa
     )
     assert process.stdout is not None
     for _ in range(writes):
-        await asyncio.to_thread(process.stdout.readline)
+        assert await asyncio.to_thread(process.stdout.readline), "it ended by itself"
     process.kill()
     await asyncio.to_thread(process.communicate)
     clock = FakeClock(wall_clock_ms())

@@ -32,7 +32,7 @@ async def write(outbox, lane):
 async def main(folder):
     store = FaultyStore(await LocalStore.open_folder(folder))  # it shows no log of its own
     outbox = Outbox(store, await LocalCoordinator.open_folder(folder))
-    assert outbox.needs_healing
+    assert outbox.needs_recovery
     await asyncio.gather(*(write(outbox, lane) for lane in range(8)))
 
 asyncio.run(main(sys.argv[1]))

@@ -13,7 +13,7 @@ from support.collections import NOTES, collection
 from pysync.client import Client
 from pysync.engine.history import PREFIX, entries_of
 from pysync.plugins import PluginRequest, PullResponse
-from pysync.store import Store, StoredObject
+from pysync.store import Store, StoredObject, Subject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -272,3 +272,22 @@ async def test_of_racing_pushes_only_the_one_that_was_made_leaves_a_trace(
     assert sorted(reply.status for reply in replies) == [200] + [409] * 7
     assert len(await entries_of(kept, "notes/a")) == 2
     assert len(await versions(anybody)) == 2
+
+
+async def test_versions_count_for_no_quota_and_leave_the_counts_exact(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path, clock: FakeClock
+) -> None:
+    members = {
+        "store": f"file:{tmp_path / 'data'}",
+        "collections": [KEPT],
+        "quotas": {"namespace": {"documents": 1}},
+    }
+    anybody = Browser(await start(members, now_ms=clock), session)
+    store = start.apps[-1].store  # type: ignore[attr-defined]
+    hashes = await push_each(anybody, clock, "notes/a", 20)
+    assert (await anybody.push("notes/b", {"n": 1})).status == 507
+    subject = Subject("namespace", "")
+    assert (await store.ledger.used([subject]))[subject].documents == 1
+    assert (await delete(anybody, "notes/a", hashes[-1])).status == 200
+    assert (await store.ledger.used([subject]))[subject].documents == 0
+    assert (await anybody.push("notes/b", {"n": 1})).status == 200

@@ -272,8 +272,8 @@ class LogMachine(RuleBasedStateMachine):
         if fault is not None and fault.kind.startswith("crash"):
             self.restart(node)
 
-    async def _sweep(self, node: Any) -> None:
-        async for listed in node.walk("logs"):
+    async def _sweep(self, node: Node) -> None:
+        async for listed in node.store.walk("logs"):
             if listed.key == KEY:
                 await node.logs.delete_expired(listed, self.said)
 

@@ -33,7 +33,7 @@ class ReadCache:
             self._move_to(version)
         objects = self._objects
         try:
-            return dict(zip(keys, map(objects.__getitem__, keys), strict=True))
+            return {key: objects[key] for key in keys}
         except KeyError:
             return {key: objects[key] for key in keys if key in objects}
 

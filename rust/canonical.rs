@@ -87,7 +87,8 @@ pub struct Reader<'a> {
     at: usize,
     /// Position from which the text is still to be copied to `out`.
     copied: usize,
-    /// Has room for the rest of the text, and for `SHORT` bytes, wherever bytes are added to it.
+    /// Has room for the rest of the text, and for `SHORT` bytes, wherever bytes are added to it. Numbers may
+    /// take more than they do in the text, so it begins with a little more.
     out: Vec<u8>,
     /// True if an integer was met that `Integers` affects; otherwise both settings write the same text.
     pub met_large: bool,
@@ -132,7 +133,8 @@ impl<'a> Reader<'a> {
         self.peek();
         self.copied = self.at;
         self.out.clear();
-        reserve(&mut self.out, self.text.len() - self.at + SHORT)?;
+        let rest = self.text.len() - self.at;
+        reserve(&mut self.out, rest + rest / 16 + SHORT)?;
         self.value(keys)?;
         self.copy_to(self.at);
         Ok(&mut self.out)
@@ -337,7 +339,9 @@ impl<'a> Reader<'a> {
             if let Some(last) = self.members[first..].last() {
                 in_order = in_order && self.compare(last, &member).is_lt();
             }
-            reserve(&mut self.members, 1)?;
+            if self.members.len() == self.members.capacity() {
+                reserve(&mut self.members, 1)?;
+            }
             self.members.push(member);
         }
         if !in_order {
@@ -360,8 +364,11 @@ impl<'a> Reader<'a> {
         let (text, unescaped) = (self.text.as_bytes(), &self.unescaped);
         let compare = |a: &Member, b: &Member| a.key.compare(&b.key, text, unescaped);
         let members = &mut self.members[first..];
-        // A stable sort would allocate.
-        members.sort_unstable_by(|a, b| compare(a, b).then(a.start.cmp(&b.start)));
+        if members.len() <= FEW {
+            members.sort_by(compare);
+        } else {
+            members.sort_unstable_by(|a, b| compare(a, b).then(a.start.cmp(&b.start)));
+        }
         let source = if let Some(before) = opened.checked_sub(self.out.len()) {
             // Nothing of the object has been copied: its members can be copied in their order at once.
             let (before, object) = text[self.copied..self.at].split_at(before);
@@ -390,6 +397,9 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 }
+
+/// Members up to which a stable sort allocates nothing. It is faster for these.
+const FEW: usize = 20;
 
 /// Length up to which `append` copies a constant number of bytes, which is faster than a call.
 const SHORT: usize = 32;

@@ -16,7 +16,6 @@ from pysync.erase.request import EraseRequest
 from pysync.store import Store, StoredObject
 
 PREFIX: Final = "_pysync/erase"
-_MAX_ENTRIES: Final = 1_000
 
 
 class JournalEntry:
@@ -77,8 +76,9 @@ class JournalEntry:
 async def unfinished(store: Store) -> list[JournalEntry]:
     """Return the erasures that a crash left unfinished, and those under way."""
     entries = []
-    for name in await store.list(PREFIX, None, _MAX_ENTRIES):
-        found = await store.get(f"{PREFIX}/{name}")
+    async for listed in store.walk(PREFIX):
+        name = listed.key.removeprefix(f"{PREFIX}/")
+        found = None if "/" in name else await store.get(listed.key)  # the others are plans
         if isinstance(found, StoredObject):
             members = orjson.loads(found.body)
             request = EraseRequest.parse(members["request"]) if "request" in members else None

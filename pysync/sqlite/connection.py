@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
 
 from pysync.errors import Unavailable
 from pysync.sqlite.database_file import CHECK_INTERVAL_S, DATABASE_ERRORS, Database
@@ -161,17 +161,11 @@ class _BothHooks:
             hooks.after_rollback()
 
 
-class _Write(NamedTuple):
-    future: asyncio.Future[Any]
-    work: Callable[..., Any]
-    args: tuple[Any, ...]
-    size: int
-
-
-class _Outcome(NamedTuple):
-    future: asyncio.Future[Any]
-    value: Any
-    error: BaseException | None
+# Plain tuples, because a named one takes several times as long to make.
+_Write = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...], int]
+"""The future result of a write, its function of a cursor, further arguments, and its size in bytes."""
+_Outcome = tuple[asyncio.Future[Any], Any, BaseException | None]
+"""The future result of a write, and either its value or its error."""
 
 
 class GroupCommit:
@@ -219,7 +213,7 @@ class GroupCommit:
         if not self._submitted:
             # The writes of one tick of the loop go to the thread together, with one wake-up.
             self._loop.call_soon(self._flush)
-        self._submitted.append(_Write(future, write, args, size))
+        self._submitted.append((future, write, args, size))
         self._waiting += 1
         self._waiting_bytes += size
         return future
@@ -260,7 +254,7 @@ class GroupCommit:
                 self._committing_since = time.monotonic()
                 outcomes = self._commit(cursor, group)
                 self._committing_since = None
-                size = sum(write.size for write in group)
+                size = sum(size for _, _, _, size in group)
                 self._loop.call_soon_threadsafe(self._resolve, outcomes, size)
                 del outcomes
             del parts, group  # while nothing is written they would keep the last bodies
@@ -289,7 +283,7 @@ class GroupCommit:
                 if not isinstance(error, (sqlite3.Error, OSError)):
                     _log_failure("failed to commit a group of writes", error)
             self._roll_back()
-            return [_Outcome(write.future, None, self._failure(error)) for write in group]
+            return [(future, None, self._failure(error)) for future, *_ in group]
         if hooks is not None:
             try:
                 hooks.after_commit()
@@ -319,16 +313,17 @@ class GroupCommit:
 
     @staticmethod
     def _attempt(cursor: sqlite3.Cursor, write: _Write) -> _Outcome:
+        future, work, args, _ = write
         try:
-            return _Outcome(write.future, write.work(cursor, *write.args), None)
+            return future, work(cursor, *args), None
         except _STATEMENT_ERRORS as error:
-            return _Outcome(write.future, None, error)
+            return future, None, error
         except DATABASE_ERRORS:
             raise
         except StopIteration as error:  # a future does not accept it
-            return _Outcome(write.future, None, RuntimeError(repr(error)))
+            return future, None, RuntimeError(repr(error))
         except Exception as error:
-            return _Outcome(write.future, None, error)
+            return future, None, error
 
     def _resolve(self, outcomes: list[_Outcome], size: int) -> None:
         self._waiting -= len(outcomes)

@@ -32,6 +32,7 @@ from pysync.store import (
     ExistingFileFilter,
     KeyedBody,
     Precondition,
+    Segment,
     Store,
 )
 
@@ -138,11 +139,13 @@ class Outbox:
         base: str = "",
         charge: Charge | None = None,
         also: Sequence[KeyedBody] = (),
+        segments: Sequence[Segment] = (),
     ) -> str:
         """Write as `Store.put` and announce `changes`, after the pending change of the version with the hash
         `base` that this write replaces (`""` for none). If usage is tracked, the write counts as `charge`, by
         default as its key says. The objects of `also` are written with it. A store without a change log
-        writes them before: they may stay although the write was not made.
+        writes them before: they may stay although the write was not made. The segments are stored
+        with it as well, or before it, and stay.
 
         Raises the errors of `Store.put`; after StoreUnavailable the changes may be announced although the
         write was not made. Raises CoordinatorUnavailable if the intent cannot be prepared; nothing is written
@@ -150,8 +153,10 @@ class Outbox:
         """
         if self._transactional is not None:
             return await self._transactional.put(
-                key, body, expect=expect, changes=changes, charge=charge, also=also
+                key, body, expect=expect, changes=changes, charge=charge, also=also, segments=segments
             )
+        for segment in segments:
+            await self._store.put(segment.key, segment.body)
         if also:
             async with self._written_before(also):
                 return await self.put(key, body, expect, changes, base, charge)
@@ -281,6 +286,11 @@ class Outbox:
         CoordinatorUnavailable."""
         if changes and self._transactional is None:
             await self._coordinator.append(changes)
+
+    @property
+    def is_transactional(self) -> bool:
+        """True if a write, its changes and its segments are one transaction."""
+        return self._transactional is not None
 
     @property
     def needs_recovery(self) -> bool:

@@ -377,6 +377,14 @@ class Store(ReadableStore, Protocol):
         """Return the findings about the store's server. Raises StoreUnavailable."""
 
 
+class Segment(NamedTuple):
+    """An object of JSON that another one refers to, and so has to be stored with it or before it."""
+
+    key: str
+    body: bytes
+    charge: Charge | None = None
+
+
 class TransactionalStore(Store, Protocol):
     """A `Store` that keeps a change log beside its objects. A write and its changes are committed
     atomically."""
@@ -405,10 +413,12 @@ class TransactionalStore(Store, Protocol):
         changes: Sequence[Change] = (),
         charge: Charge | None = None,
         also: Sequence[KeyedBody] = (),
+        segments: Sequence[Segment] = (),
     ) -> str:
         """Put an object as `Store.put` does, and commit these changes, and the objects of `also`, with it. If
         usage is tracked, it counts as `charge`, by default as its key says; raises QuotaExceeded. The objects
-        of `also` do not count."""
+        of `also` do not count. The segments count; after QuotaExceeded they may be stored, after EtagMismatch
+        none is."""
 
     async def write(
         self,

@@ -15,6 +15,7 @@ from pysync.store import (
     EtagMismatch,
     OpenFile,
     Precondition,
+    Segment,
     Store,
     StoredObject,
     TransactionalStore,
@@ -467,6 +468,17 @@ class TransactionalStoreContract(StoreContract):
         assert [each for _, each in found] == [change(text) for text in ("put", "one", "two", "three")]
         assert await store.get("a") is None
         assert await store.stat("f/a") is None
+
+    async def test_segments_are_stored_with_what_refers_to_them_or_not_at_all(
+        self, store: TransactionalStore
+    ) -> None:
+        await store.put("log", b"1", segments=[Segment("log/one", b"one"), Segment("log/two", b"two")])
+        with pytest.raises(EtagMismatch):
+            await store.put("log", b"2", expect=Etag("another"), segments=[Segment("log/three", b"three")])
+        with pytest.raises(Exception, match="surrogates"):
+            await store.put("log", b"3", segments=[Segment("log/four", "\udc80")])  # type: ignore[arg-type]
+        stored = await store.get_many(["log", "log/one", "log/two", "log/three", "log/four"])
+        assert [each and each.body for each in stored.values()] == [b"1", b"one", b"two", None, None]
 
     async def test_what_is_not_there_is_removed_without_a_change(self, store: TransactionalStore) -> None:
         last = await store.change_log.last_id()

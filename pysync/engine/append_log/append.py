@@ -32,7 +32,7 @@ from pysync.errors import (
     TsTooFarAhead,
 )
 from pysync.model import WriteResult
-from pysync.store import ABSENT, ANY, Charge, Etag, EtagMismatch, Precondition, Store
+from pysync.store import ABSENT, Charge, Etag, EtagMismatch, Precondition, Segment, Store
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class AppendBatcher:
 
     async def _try_commit(self, key: str, group: list[PendingAppend], *, refresh: bool) -> bool:
         """Append the accepted elements of this group and resolve their futures. Returns False if an element
-        would be rejected by a cached head, or a cached tail is to be sealed, so that the caller must retry
+        would be rejected by a cached head, or a cached tail may not be sealed, so that the caller must retry
         with `refresh`, which reads the head from the store.
 
         Raises EtagMismatch if another node was faster.
@@ -190,14 +190,16 @@ class AppendBatcher:
         after, outcomes = head.append(elements, now_ms, settings.max_items)
         stored = after.stored()
         dropped: list[str] = []
+        segments: list[Segment] = []
         if after.count > head.count and self._is_full(head, len(stored), settings):
-            if is_guess:
-                return False  # the objects of a log that was deleted must not be stored again
+            if is_guess and (settings.drops_elements or not self._outbox.is_transactional):
+                # Objects that another node has dropped must not be looked for, and those of a log that was
+                # deleted not be stored again.
+                return False
             head, dropped = await self._without_oldest(key, head, settings)
             head, objects = head.seal(max(SEGMENT_BYTES, self._head_bytes))
-            for name, body in objects:
-                part = Charge(account, 0, key, checked=False)
-                await self._outbox.put(object_key(head.id, name), body, ANY, [], charge=part)
+            part = Charge(account, 0, key, checked=False)
+            segments = [Segment(object_key(head.id, name), body, part) for name, body in objects]
             after, outcomes = head.append(elements, now_ms, settings.max_items)
             stored = after.stored()
         if is_guess and any(isinstance(outcome, str) for outcome in outcomes):
@@ -209,7 +211,7 @@ class AppendBatcher:
                 if waiting.ref is not None and not isinstance(outcome, str)
             ]
             charge = Charge(account, after.count - after.start)
-            etag = await self._outbox.put(key, stored, expect, changes, head.hash, charge)
+            etag = await self._outbox.put(key, stored, expect, changes, head.hash, charge, segments=segments)
             self._head_cache.put(key, settings.field, self._drop_previous(after), etag)
             if dropped:
                 self._spawn(self._delete_dropped(dropped))

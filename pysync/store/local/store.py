@@ -14,7 +14,7 @@ import itertools
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from math import inf
 from pathlib import Path
@@ -28,7 +28,7 @@ from pysync.clock import HybridTimestamp, wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
-from pysync.sqlite.changelog import SqliteChangeLog
+from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import Database, make_private_dir, open_database, reason_of
 from pysync.sqlite.purge import purge_database
@@ -47,6 +47,7 @@ from pysync.store.base import (
     OpenFile,
     Pace,
     Precondition,
+    Segment,
     StoredObject,
     check_mergeable,
     no_pace,
@@ -211,25 +212,48 @@ class LocalStore:
         changes: Sequence[Change] = (),
         charge: Charge | None = None,
         also: Sequence[KeyedBody] = (),
+        segments: Sequence[Segment] = (),
     ) -> str:
         """See `TransactionalStore.put`."""
-        parent, name = split_key(key)
         etag, rows = self._new_etag(), self.change_log.rows_of(changes)
-        row = (etag, content_type, rows.now_ms, body, parent, name)
-        ledger, size = self.ledger, len(body)
-        put: tuple[Any, ...] = (tables.put, self._renames, row, expect, rows)
-        if ledger is not None:
-            if charge is None or charge.account is None:
-                charge = ledger.charge(key, charge)
-            put = (put_counted, self._renames, row, expect, rows, ledger.counters, charge)
+        columns = (etag, content_type, rows.now_ms, body)
+        put, size = self._put_at(key, columns, expect, rows, charge), len(body)
         if also:
             put = (tables.put_with, self._rows_of(also, rows.now_ms), *put)
             size += sum(len(other) for _, other in also)
+        if segments:
+            puts = [*self._puts_of(segments, rows), put]
+            put = (tables.put_together, split_key(key), expect, puts)
+            size += sum(len(segment.body) for segment in segments)
         replaces_file, last = await self._writer.submit(*put, size=size)
         self.change_log.notify(last)
         if replaces_file:
             await self._files.unlink(key)
         return etag
+
+    def _put_at(
+        self,
+        key: str,
+        columns: tuple[Any, ...],
+        expect: Precondition,
+        rows: ChangeRows,
+        charge: Charge | None,
+    ) -> tables.Put:
+        """Return the write of a document, for `GroupCommit.submit`. `columns` are its etag, content type,
+        time and body."""
+        put = (self._renames, (*columns, *split_key(key)), expect, rows)
+        if (ledger := self.ledger) is None:
+            return tables.put, *put
+        if charge is None or charge.account is None:
+            charge = ledger.charge(key, charge)
+        return put_counted, *put, ledger.counters, charge
+
+    def _puts_of(self, segments: Sequence[Segment], rows: ChangeRows) -> Iterator[tables.Put]:
+        """Yield the writes of segments."""
+        unannounced = rows._replace(rows=())
+        for key, body, charge in segments:
+            columns = (self._new_etag(), JSON_TYPE, rows.now_ms, body)
+            yield self._put_at(key, columns, ANY, unannounced, charge)
 
     async def delete(
         self,

@@ -298,6 +298,10 @@ def _is_file(cursor: sqlite3.Cursor, key: str) -> bool:
     return cursor.execute(_IS_FILE, split_key(key)).fetchone() is not None
 
 
+Put = tuple[Any, ...]
+"""`put`, or a function like it, and its arguments without the cursor."""
+
+
 def put(
     cursor: sqlite3.Cursor,
     renames: RenameJournal,
@@ -347,6 +351,18 @@ def check_current(cursor: sqlite3.Cursor, parent: str, name: str, expect: Precon
     """Raise EtagMismatch unless what is stored satisfies `expect`."""
     found = cursor.execute(_CURRENT, (parent, name)).fetchone()
     check_precondition(expect, found and found[0])
+
+
+def put_together(
+    cursor: sqlite3.Cursor, place: tuple[str, str], expect: Precondition, puts: Sequence[Put]
+) -> tuple[bool, int]:
+    """Make these puts one after another, unless the precondition of the last one, which is at `place` (parent
+    and name), is not met. Returns the result of the last one."""
+    check_current(cursor, *place, expect)
+    result = False, 0
+    for put_, *args in puts:
+        result = put_(cursor, *args)
+    return result
 
 
 def delete(

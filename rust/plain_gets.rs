@@ -31,7 +31,9 @@ fn length(data: &[u8]) -> Option<usize> {
         if let Some(after) = rest.strip_prefix(b"\r\n") {
             return Some(data.len() - after.len());
         }
-        let end = rest.iter().position(|byte| matches!(byte, b'\0' | b'\n' | b'\r'))?;
+        let end = rest
+            .iter()
+            .position(|byte| matches!(byte, b'\0' | b'\n' | b'\r'))?;
         let line = &rest[..end];
         rest = rest[end..].strip_prefix(b"\r\n")?;
         let colon = line.iter().position(|byte| !is_name(*byte))?;
@@ -46,7 +48,9 @@ fn is_name(byte: u8) -> bool {
 }
 
 fn is_undecided(name: &[u8]) -> bool {
-    UNDECIDED.iter().any(|undecided| name.eq_ignore_ascii_case(undecided))
+    UNDECIDED
+        .iter()
+        .any(|undecided| name.eq_ignore_ascii_case(undecided))
 }
 
 #[cfg(test)]
@@ -68,7 +72,14 @@ mod tests {
 
     #[test]
     fn requests_that_may_have_a_body_are_not_found() {
-        for header in ["Content-Length: 2", "CONNECTION: close", "X Y: z", " a: b", ": b", "X"] {
+        for header in [
+            "Content-Length: 2",
+            "CONNECTION: close",
+            "X Y: z",
+            " a: b",
+            ": b",
+            "X",
+        ] {
             let request = format!("GET / HTTP/1.1\r\n{header}\r\n\r\n");
             assert!(ends(request.as_bytes()).is_empty(), "{header}");
         }

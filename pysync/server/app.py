@@ -47,7 +47,7 @@ from pysync.plugins.projection import projections_in, projections_of
 from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
 from pysync.server.background import HistorySweeper, OutboxRelay, Scrubber, resume_erasures
-from pysync.server.backup_process import BackupProcess
+from pysync.server.backup_process import BackupProcess, repair_from
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.erasure import ErasureEndpoint
 from pysync.server.expiry import TtlSweeper
@@ -258,7 +258,8 @@ class App(AbstractAsyncContextManager["App"]):
 
         self.scrubber: Scrubber | None = None
         if config.scrub is not False and config.store.url != "memory:":
-            self.scrubber = Scrubber(store, coordinator, config.scrub, report, clock)
+            repair = None if config.backup is None else partial(repair_from, config.backup, store)
+            self.scrubber = Scrubber(store, coordinator, config.scrub, report, clock, repair=repair)
             self.scrubber.start()
         self.usage_count: UsageCount | None = None
         self._counting: asyncio.Task[None] | None = None

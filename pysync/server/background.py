@@ -139,7 +139,8 @@ MIN_BYTES: Final = 16_384
 
 class Scrubber:
     """Verifies the whole store at intervals, in one of all processes that share the coordinator. `on_damage`
-    is called for each damaged object; the store no longer serves damaged files."""
+    is called for each damaged object; the store no longer serves damaged files. `repair`, if there is a
+    backup, is awaited with all of them in the end."""
 
     def __init__(
         self,
@@ -149,6 +150,7 @@ class Scrubber:
         on_damage: Callable[[Damage], None],
         now_ms: Callable[[], int],
         *,
+        repair: Callable[[Sequence[Damage]], Awaitable[None]] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -156,6 +158,7 @@ class Scrubber:
         self._coordinator = coordinator
         self._config = config
         self._on_damage = on_damage
+        self._repair = repair
         self._now_ms = now_ms
         self._sleep = sleep
         self._clock_s = clock_s
@@ -184,13 +187,21 @@ class Scrubber:
 
     async def run_once(self) -> None:
         """Verify everything, and record the time. Raises StoreUnavailable and CoordinatorUnavailable."""
-        verifier = Verifier(self._store, self._on_damage, self._pace)
+        damages: list[Damage] = []
+
+        def report(damage: Damage) -> None:
+            damages.append(damage)
+            self._on_damage(damage)
+
+        verifier = Verifier(self._store, report, self._pace)
         self._lease_checked_at = self._clock_s()
         async for listed in self._store.walk(""):
             await verifier.verify(listed.key)
         found = verifier.report
         counts = {"objects": found.objects, "damaged": found.damaged, "bytes": found.bytes}
         await self._store.put(SCRUB_KEY, orjson.dumps({"finishedMs": self._now_ms(), **counts}))
+        if damages and self._repair is not None:
+            await self._repair(damages)
         log.info("scrub finished: %(objects)d objects, %(damaged)d damaged, %(bytes)d bytes", counts)
 
     async def _is_due(self) -> bool:

@@ -6,14 +6,19 @@ import logging
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import orjson
 
 from pysync.backup.following import FollowerSettings, FollowStatus
+from pysync.backup.opening import open_backup
+from pysync.backup.repairing import Repairer
+from pysync.config import BackupConfig
 from pysync.coordinator import Coordinator
-from pysync.errors import CoordinatorUnavailable
+from pysync.errors import CoordinatorUnavailable, Unavailable
+from pysync.migrate import Damage
+from pysync.store import Store
 
 LEASE: Final = "backup"
 LEASE_RENEW_S: Final = 1.0
@@ -25,6 +30,24 @@ BACKUP_FAILURES: Final = "pysync_backup_failures"
 BACKUP_BYTES: Final = "pysync_backup_bytes"
 
 log = logging.getLogger("pysync.server")
+
+
+async def repair_from(config: BackupConfig, store: Store, damages: Sequence[Damage]) -> None:
+    """Repair what is damaged from the backup of the service, and log the outcome for each key. A backup that
+    cannot be used, or not with the key that the service has, is logged."""
+
+    def outcome(key: str, why: str | None) -> None:
+        if why is None:
+            log.warning("repaired %r from the backup", key)
+        else:
+            log.error("cannot repair %r from the backup: %s", key, why)
+
+    try:
+        async with open_backup(config.to, config.key_file) as repository:
+            await Repairer(repository, store, outcome).repair(damages)
+    except (Unavailable, ValueError, OSError) as error:
+        why = error.detail if isinstance(error, Unavailable) else error
+        log.error("cannot repair anything from the backup: %s", why)
 
 
 class BackupProcess:

@@ -4,6 +4,7 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,15 @@ from pysync._core import split_key
 from pysync.backup.encryption import BackupKey, WrongKey
 from pysync.backup.repairing import Repairer
 from pysync.backup.repository import Repository
+from pysync.backup.target import FolderTarget
+from pysync.config import BackupConfig, ScrubConfig
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.migrate import SCRUB_KEY, Damage
+from pysync.server.background import Scrubber
+from pysync.server.backup_process import repair_from
 from pysync.store import Store
 from pysync.store.local.store import LocalStore
-from pysync.testing import chunks_of
+from pysync.testing import FakeClock, chunks_of
 
 PROJECTION = "_pysync/projections/p"
 
@@ -132,6 +139,34 @@ async def test_the_private_key_is_needed(store: LocalStore) -> None:
     target, key = MemoryTarget(), BackupKey.generate().without_private()
     with pytest.raises(WrongKey, match="private key"):
         await Repairer(await Repository.open(target, key, create=True), store, print).repair([])
+
+
+async def test_the_scrub_of_a_service_repairs_from_its_backup(
+    store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = await contents(store)
+    source = image_of(store, tmp_path / "data")
+    await back_up(source, FolderTarget(tmp_path / "backup"))
+    await source.close()
+    decay(tmp_path, "top")
+    config = BackupConfig(to=f"file:{tmp_path}/backup")
+    clock, coordinator, told = FakeClock(), MemoryCoordinator(), list[Damage]()
+
+    async def no_pause(seconds: float) -> None:
+        return
+
+    def scrubber(backup: BackupConfig) -> Scrubber:
+        repair = partial(repair_from, backup, store)
+        return Scrubber(store, coordinator, ScrubConfig(), told.append, clock, repair=repair, sleep=no_pause)
+
+    await scrubber(BackupConfig(to=f"file:{tmp_path}/nothing")).run_once()
+    assert "there is no backup" in caplog.text
+    assert [damage.key for damage in told] == ["top"]
+    await scrubber(config).run_once()
+    assert "repaired 'top' from the backup" in caplog.text
+    held = await contents(store)
+    del held[SCRUB_KEY]
+    assert held == expected
 
 
 async def test_the_command_repairs(shell: Shell, store: LocalStore, tmp_path: Path) -> None:

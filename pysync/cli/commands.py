@@ -277,7 +277,8 @@ def _add_stores(parser: Parser) -> None:
         "delete what crashes and interrupted requests left in a store; servers may run meanwhile",
         "gc.collect",
         description="Deletes segments that no log leads to, chunks of logs that pysync took over from "
-        "Starfish, temporary files, interrupted uploads and merges. Prints a line of JSON for each, then the "
+        "Starfish, temporary files, interrupted uploads and merges; without --store, also earlier versions "
+        "of documents whose collection keeps none any more. Prints a line of JSON for each, then the "
         "number of each kind, and the bytes as far as they are known. Do not run it while a copy or a "
         "restore writes to the store. The exit status is 1 if a damaged object, which may lead to segments, "
         "kept it from deleting any.",

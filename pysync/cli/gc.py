@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import sys
+from functools import partial
 
 from pysync.cli.admin import check_store, load_config
 from pysync.cli.io import print_lines
@@ -23,6 +24,8 @@ async def collect(options: argparse.Namespace) -> int:
         raise ValueError(
             f"--older-than must be at least {MIN_GRACE_MS // 1000}: younger objects may be in use"
         )
+    # A configuration says nothing about the collections of another store.
+    knows_collections = options.config is not None and options.store is None
     clock = _clock_of(settings)
     if not is_stable(clock):
         raise ValueError("the clock stepped less than ten minutes ago, so no age is certain: try again later")
@@ -31,6 +34,7 @@ async def collect(options: argparse.Namespace) -> int:
             store,
             clock,
             lambda kind, key: print_lines({"kind": wire_name(kind), "key": key}),
+            has_history=partial(_has_history, settings) if knows_collections else None,
             grace_ms=grace_ms,
             dry_run=options.dry_run,
         )
@@ -43,6 +47,14 @@ async def collect(options: argparse.Namespace) -> int:
     for key in sorted(unclear):
         print(f"pysync: {key} is damaged, and may lead to segments: all are kept", file=sys.stderr)
     return 1 if unclear else 0
+
+
+def _has_history(settings: Config, key: str) -> bool:
+    """Return True if a collection that may have this key keeps earlier versions."""
+    return any(
+        collection.history is not None and collection.key_template.matches(key)
+        for _, _, collection in settings.each_collection()
+    )
 
 
 def _clock_of(settings: Config) -> SteadyClock:

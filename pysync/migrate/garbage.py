@@ -14,6 +14,8 @@ from typing import Final
 from pysync import _core
 from pysync.concurrency import gather_bounded
 from pysync.engine.append_log import log_prefix, object_key
+from pysync.engine.history import PREFIX as HISTORY
+from pysync.engine.history import document_of
 from pysync.errors import DocumentCorrupt
 from pysync.migrate.verify import log_of_chunk
 from pysync.store import Etag, EtagMismatch, ListEntry, Store, StoredObject
@@ -38,6 +40,7 @@ class GarbageReport:
 
     segments: int = 0
     chunks: int = 0
+    versions: int = 0
     temporary_files: int = 0
     uploads: int = 0
     merges: int = 0
@@ -56,7 +59,8 @@ OnGarbage = Callable[[str, str], None]
 
 class GarbageCollector:
     """Finds the garbage of `store`, which may be written meanwhile, and deletes it unless `dry_run` is set.
-    Objects that were written within `grace_ms`, by the clock `now_ms` of the store, are kept.
+    Objects that were written within `grace_ms`, by the clock `now_ms` of the store, are kept. `has_history`
+    returns True for the keys of documents whose earlier versions are kept; without it all versions are.
 
     Do not run it while logs are copied or restored into the store: their segments arrive long before their
     heads.
@@ -68,6 +72,7 @@ class GarbageCollector:
         now_ms: Callable[[], int],
         on_garbage: OnGarbage,
         *,
+        has_history: Callable[[str], bool] | None = None,
         grace_ms: int = DEFAULT_GRACE_MS,
         dry_run: bool = False,
     ) -> None:
@@ -75,12 +80,15 @@ class GarbageCollector:
         self._store = store
         self._before_ms = now_ms() - grace_ms
         self._on_garbage = on_garbage
+        self._has_history = has_history
         self._dry_run = dry_run
 
     async def run(self) -> None:
         """Collect the garbage. Raises StoreUnavailable; what was deleted until then is in `report`."""
         await self._collect_logs()
         await self._collect_chunks()
+        if self._has_history is not None:
+            await self._collect_versions(self._has_history)
         for leftover in await self._store.remove_leftovers(self._before_ms, dry_run=self._dry_run):
             self._on_garbage(leftover.kind, leftover.name)
             self.report.count(leftover.kind, leftover.size)
@@ -187,6 +195,18 @@ class GarbageCollector:
                     and _is_own_head(head.body)
                 ):
                     await self._delete("chunks", [listed])
+
+    # History
+
+    async def _collect_versions(self, has_history: Callable[[str], bool]) -> None:
+        """Delete earlier versions of documents that no collection keeps a history of any more."""
+        walk = self._store.walk(HISTORY)
+        old = [
+            listed
+            async for listed in walk
+            if self._is_old(listed) and not has_history(document_of(listed.key))
+        ]
+        await self._delete("versions", old)
 
     # All kinds
 

@@ -18,7 +18,7 @@ from support.bit_rot import damages
 from support.cli_runner import Shell
 from support.depth import depth
 from support.s3_stores import another_program, new_prefix, opened
-from support.store_samples import FILES, contents, fill, flipped
+from support.store_samples import FILES, contents, document, fill, flipped
 
 from pysync._core import LogHead
 from pysync.clock import wall_clock_ms
@@ -345,12 +345,34 @@ async def test_the_command_reports_what_it_deletes(tmp_path: Path, shell: Shell)
     assert (status, errors) == (0, "")
     assert sorted(line["key"] for line in lines) == orphans
     assert {line["kind"] for line in lines} == {"segments"}
-    assert counts.keys() == {"segments", "chunks", "temporaryFiles", "uploads", "merges", "bytes"}
+    assert counts.keys() == {"segments", "chunks", "versions", "temporaryFiles", "uploads", "merges", "bytes"}
     assert counts["segments"] == len(orphans)
     assert await shell.ask("gc", "--store", url, "--older-than", "14400") == (0, _counts(), "")
     assert (await shell.ask("gc", "--store", url, "--older-than", "60"))[0] == 1
     assert (await shell.ask("gc", "--store", url))[1] == output
     assert await shell.ask("gc", "--store", url) == (0, _counts(), "")
+
+
+async def test_versions_go_once_the_configuration_keeps_none(tmp_path: Path, shell: Shell) -> None:
+    store = await LocalStore.open_folder(tmp_path / "data", lambda: wall_clock_ms() - 3 * 3_600_000)
+    entries = {name: f"_pysync/history/{name}/a/{1:016}-0123456789abcdef.r" for name in ("notes", "plain")}
+    for entry in entries.values():
+        await store.put(entry, document(b"{}"))
+    await store.close()
+    collections = [
+        {"name": "notes", "storagePath": "notes/{id}", "history": {"versions": 2}},
+        {"name": "plain", "storagePath": "plain/{id}"},
+    ]
+    file = tmp_path / "service.json"
+    url = f"file:{tmp_path / 'data'}"
+    file.write_text(json.dumps({"version": 1, "store": url, "collections": collections}))
+    assert await shell.ask("gc", "--store", url) == (0, _counts(), "")
+    assert await shell.ask("gc", "--store", url, "--config", str(file)) == (0, _counts(), "")
+    status, output, _ = await shell.ask("gc", "--config", str(file))
+    line, counts = map(json.loads, output.splitlines())
+    assert (status, line) == (0, {"kind": "versions", "key": entries["plain"]})
+    assert counts["versions"] == 1
+    assert await shell.ask("gc", "--config", str(file)) == (0, _counts(), "")
 
 
 async def test_the_command_says_which_damage_keeps_garbage(tmp_path: Path, shell: Shell) -> None:
@@ -364,5 +386,5 @@ async def test_the_command_says_which_damage_keeps_garbage(tmp_path: Path, shell
 
 
 def _counts(**counts: int) -> str:
-    names = ("segments", "chunks", "temporaryFiles", "uploads", "merges", "bytes")
+    names = ("segments", "chunks", "versions", "temporaryFiles", "uploads", "merges", "bytes")
     return json.dumps({name: counts.get(name, 0) for name in names}) + "\n"

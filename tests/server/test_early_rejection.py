@@ -125,6 +125,8 @@ def test_each_refusal_has_a_request_id_of_its_own() -> None:
         get(version=b"HTTP/1.0"),
         get(HOST + b"Origin: https://app.example\r\n"),
         get(HOST + b"connection: close\r\n"),
+        get(HOST + b"Proxy-Connection: close\r\n"),
+        get(HOST + b"Upgrade: websocket\r\n"),
         get(HOST + b"Content-Length: 2\r\n") + b"{}",
         get(HOST + b"Transfer-Encoding: chunked\r\n"),
         get(HOST + b"Content-Length : 2\r\n"),
@@ -164,6 +166,16 @@ def test_behind_a_proxy_the_address_that_it_forwards_counts(header: bytes, is_re
 )
 def test_behind_a_proxy_a_request_without_one_address_is_not_decided_early(headers: bytes) -> None:
     assert Server(proxy_hops=1).decide(get(HOST + headers)) is None
+
+
+def test_behind_a_proxy_the_head_of_the_first_request_tells_the_address() -> None:
+    server = Server(proxy_hops=1)
+    client, light = Client(None), get(HOST + from_address(LIGHT))
+    early = server.early_rejections
+    assert early.address(client, light + get(HOST + from_address(HEAVY))) is server.load.address(LIGHT)
+    assert early.address(client, get() + light) is None
+    for end in range(len(light)):
+        assert early.address(client, light[:end]) is None
 
 
 async def test_a_connection_goes_on_after_an_early_rejection() -> None:

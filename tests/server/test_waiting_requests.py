@@ -1,0 +1,160 @@
+"""Requests that wait on their connections as bytes that nobody has parsed."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from support.listening import answer, connect, listening, receive
+
+from pysync.server import connection as connection_module
+from pysync.server.connection import Connection, Request
+from pysync.server.early_rejection import EarlyRejections
+from pysync.server.metrics import Counters
+from pysync.server.overload import LoadShedder
+from pysync.server.request_queue import RequestQueue
+from pysync.server.responses import Response
+
+MAX_WAIT_S = 0.25
+PULL = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
+
+
+class Waiting:
+    """A handler that waits until it may answer, and the connections of its requests."""
+
+    def __init__(self) -> None:
+        self.connections = list[Connection]()
+        self.may_answer = asyncio.Event()
+
+    async def handle(self, request: Request) -> Response:
+        self.connections.append(request.connection)
+        await self.may_answer.wait()
+        return Response(200, await request.content.read() + b"answered")
+
+    async def connection(self) -> Connection:
+        """Wait for the first request, and return its connection."""
+        while not self.connections:
+            await asyncio.sleep(0)
+        return self.connections[0]
+
+
+def full(load: LoadShedder, monkeypatch: pytest.MonkeyPatch, is_full: Callable[[], bool]) -> None:
+    """Let the queue be full when this function says so."""
+    monkeypatch.setattr(RequestQueue, "is_full", property(lambda self: is_full() or not self.is_empty))
+
+
+async def test_requests_that_the_parser_holds_back_are_answered_during_an_overload(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    load = LoadShedder(MAX_WAIT_S, now=lambda: now)
+
+    async def take_long(request: Request) -> Response:
+        nonlocal now
+        now += 2 * MAX_WAIT_S
+        return Response(200, b"answered")
+
+    monkeypatch.setattr(Connection, "kernel_wait_s", lambda self: 0.0)
+    load._begin()
+    async with listening(load, take_long, EarlyRejections(load, Counters())) as address:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(100 * PULL)
+        async with asyncio.timeout(10):
+            for _ in range(100):
+                await reader.readuntil(b"answered")
+        writer.close()
+
+
+async def test_what_waits_is_not_refused_before_an_earlier_request_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load, waiting = LoadShedder(0.0), Waiting()
+    async with listening(load, waiting.handle, EarlyRejections(load, Counters())) as address:
+        with connect(address, PULL) as client:
+            connection = await waiting.connection()
+            full(load, monkeypatch, lambda: True)
+            client.send(PULL)
+            while not connection._kept:
+                await asyncio.sleep(0)
+            load._begin()
+            connection.go_on()  # as from a place in the queue that it no longer needs
+            waiting.may_answer.set()
+            received = b""
+            while received.count(b"answered") < 2:
+                received += await receive(client)
+    assert received.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("way", ["force_close", "close the transport"])
+async def test_a_closed_connection_whose_turn_comes_is_not_written_to(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = LoadShedder(0.0)
+    full(load, monkeypatch, lambda: True)
+    monkeypatch.setattr(RequestQueue, "_begin_some", lambda self: None)
+    async with listening(load, answer, EarlyRejections(load, Counters())) as address:
+        with connect(address, PULL):
+            while load.queue.is_empty:
+                await asyncio.sleep(0)
+            waiting = load.queue._next()
+            assert isinstance(waiting, Connection)
+            assert waiting.transport is not None
+            load._begin()
+            if way == "force_close":
+                waiting.force_close()
+            else:
+                waiting.transport.close()
+            waiting.go_on()
+    assert load.queue.kept_bytes == 0
+
+
+async def test_a_body_that_is_read_does_not_resume_a_connection_with_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load, waiting = LoadShedder(1e9), Waiting()
+    monkeypatch.setattr(connection_module, "KEPT_BYTES", 10)
+    push = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx"
+    async with listening(load, waiting.handle) as address:
+        with connect(address, push + PULL) as client:
+            connection = await waiting.connection()
+            full(load, monkeypatch, lambda: True)
+            client.send(PULL)
+            while not connection._kept:
+                await asyncio.sleep(0)
+            assert connection.transport is not None
+            waiting.may_answer.set()
+            while len(waiting.connections) == 1:
+                await asyncio.sleep(0)
+                assert not (connection._kept and connection.transport.is_reading())
+            received = b""
+            while received.count(b"answered") < 3:
+                received += await receive(client)
+
+
+async def test_a_connection_is_not_read_while_its_parser_has_enough() -> None:
+    load, waiting = LoadShedder(1e9), Waiting()
+    async with listening(load, waiting.handle) as address:
+        with connect(address, 40 * PULL):
+            connection = await waiting.connection()
+            assert connection.transport is not None
+            assert not connection.transport.is_reading()
+            load.pause(connection)
+            load.resume(connection)
+            assert not connection.transport.is_reading()
+            waiting.may_answer.set()
+
+
+async def test_a_connection_with_too_much_that_is_detached_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    load, waiting = LoadShedder(1e9), Waiting()
+    monkeypatch.setattr(connection_module, "KEPT_BYTES", 10)
+    async with listening(load, waiting.handle) as address:
+        with connect(address, PULL) as client:
+            connection = await waiting.connection()
+            full(load, monkeypatch, lambda: True)
+            client.send(PULL)
+            while not connection._kept:
+                await asyncio.sleep(0)
+            transport = connection.detach(asyncio.Protocol())
+            assert transport.is_reading()
+            assert (load.connections, load.queue.kept_bytes) == (0, 0)
+            transport.abort()
+            waiting.may_answer.set()

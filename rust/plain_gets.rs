@@ -1,11 +1,13 @@
 //! The GET requests of a connection that an overloaded server may refuse unparsed.
 
 /// Headers of requests that have a body, or whose refusal would be another, in lower case.
-const UNDECIDED: [&[u8]; 4] = [
+const UNDECIDED: [&[u8]; 6] = [
     b"connection",
     b"content-length",
     b"origin",
+    b"proxy-connection", // aiohttp reads it as "connection"
     b"transfer-encoding",
+    b"upgrade",
 ];
 
 /// Returns where each of the requests ends with which `data` begins, as far as they are complete, have no body, are no
@@ -75,6 +77,7 @@ mod tests {
         for header in [
             "Content-Length: 2",
             "CONNECTION: close",
+            "Proxy-Connection: close",
             "X Y: z",
             " a: b",
             ": b",

@@ -20,9 +20,13 @@ from pysync.server.responses import Response, error_response
 
 HEALTH_PROBE: Final = b"GET /health"
 KEPT_BYTES: Final = 64 * 1024
-"""Bytes of requests that wait for their turn, for each connection, after which it is not read."""
+KEPT_READS: Final = 64
+"""Bytes of requests that wait for their turn, for each connection, and how many reads they came with, after
+which it is not read."""
+SMALL_KEPT_BYTES: Final = 4 * 1024
+"""Bytes of requests that wait for their turn for each connection, however many of others wait."""
 MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of all requests that wait for their turn. A connection that sends more is ended."""
+"""Bytes of all requests that wait for their turn. Larger ones that come then begin at once."""
 
 
 log = logging.getLogger("pysync.server")
@@ -184,15 +188,17 @@ class Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Handle bytes from the client, or keep them until the turn of the connection comes."""
         load = self.load
-        if not (self._kept or (self.begins_request and (load.is_overloaded or load.queue.is_full))):
-            self._parse(data, load.arrivals(self))
+        arrivals = load.arrivals(self)
+        waits = self._kept or (self.begins_request and (load.is_overloaded or load.queue.is_full))
+        if not (data and waits):  # without data, aiohttp lets the parser go on
+            self._parse(data, arrivals)
         elif not self._rejects(data):
-            self._keep(data, load.arrivals(self))
+            self._keep(data, arrivals)
 
     def _rejects(self, data: bytes) -> bool:
         """Reject the requests in `data` if there is no room for them. Return False if there is."""
         rejections = self._options.early_rejections
-        if rejections is None or not self.load.is_overloaded or self._paused or not self.is_idle:
+        if rejections is None or not self.load.is_overloaded or self._kept or not self._is_writable:
             return False
         responses = rejections.decide(self, data)
         if responses is None:
@@ -209,17 +215,16 @@ class Connection(web.RequestHandler):
     def _keep(self, data: bytes, arrivals: Arrivals) -> None:
         """Keep bytes until the turn of the connection comes. The first that are kept begin a request."""
         is_next = self.is_idle
-        if self.load.queue.kept_bytes + len(data) > MAX_KEPT_BYTES:
-            self.load.count_rejected_connection()
-            self.abort()
-            return
         self._kept.append(Kept(data, arrivals))
         self._count_kept(len(data))
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
-        if self._kept_bytes > KEPT_BYTES or (len(self._kept) > 1 and self.load.is_overloaded):
+        if self._kept_bytes > SMALL_KEPT_BYTES and self.load.queue.kept_bytes > MAX_KEPT_BYTES:
+            self._parse_kept()
+            return
+        reads = 1 if self.load.is_overloaded else KEPT_READS
+        if self._kept_bytes > KEPT_BYTES or len(self._kept) > reads:
             self._reads_on = False
-            if self.transport is not None:
-                self.transport.pause_reading()
+            self._pause_transport_reading()
         if is_next:
             self._wait_for_turn()
 
@@ -257,7 +262,7 @@ class Connection(web.RequestHandler):
     def _refuses_stale(self) -> bool:
         """Refuse the kept requests that have waited too long, unparsed. Return True if no others are left."""
         rejections, latest = self._options.early_rejections, self.load.stale_since()
-        if rejections is None or self._paused or self._kept[0].arrivals.first > latest:
+        if rejections is None or not self._is_writable or self._kept[0].arrivals.first > latest:
             return False
         kept = self._take_kept()
         responses, rest = rejections.reject_until(latest, self, kept.data, kept.arrivals)
@@ -283,8 +288,7 @@ class Connection(web.RequestHandler):
         self._count_kept(-self._kept_bytes)
         if not self._reads_on:
             self._reads_on = True
-            if self.transport is not None:
-                self.transport.resume_reading()
+            self._resume_transport_reading()
         return kept
 
     def _parse_kept(self) -> None:
@@ -314,12 +318,12 @@ class Connection(web.RequestHandler):
 
     def _ends_request(self, data: bytes, arrived: int) -> bool:
         """Return True if `data`, in which so many requests arrived, is known to end with the end of one."""
-        message, payload = self._messages[-1]
-        if payload is EMPTY_PAYLOAD and data.endswith(b"\r\n\r\n") and not self._upgraded:
-            return True
-        if self._upgraded or not payload.is_eof() or isinstance(message, _ErrInfo):
+        if self._upgraded or self._buffer_paused:  # what is left of it waits in the parser
             return False
-        if arrived > 1 or not self.begins_request:
+        message, payload = self._messages[-1]
+        if payload is EMPTY_PAYLOAD and data.endswith(b"\r\n\r\n"):
+            return True
+        if arrived > 1 or not (self.begins_request and payload.is_eof()) or isinstance(message, _ErrInfo):
             return False
         body_bytes = len(data) - data.find(b"\r\n\r\n") - 4
         return message.headers.get(hdrs.CONTENT_LENGTH) == str(body_bytes)
@@ -336,6 +340,11 @@ class Connection(web.RequestHandler):
         body, whether it paused or not, when there is mostly nothing to do."""
         if self._reading_paused or self._messages:
             super().resume_reading(resume_parser)
+
+    def _resume_transport_reading(self) -> None:
+        """Read on, if nothing else holds up reading."""
+        if self._reads_on and not (self._buffer_paused or self._reading_paused):
+            super()._resume_transport_reading()
 
     def kernel_wait_s(self) -> float | None:
         """Return how long ago the kernel received the last bytes; None if the client has closed."""
@@ -371,12 +380,18 @@ class Connection(web.RequestHandler):
         """Read again. Reading stopped at the time `since`."""
         if self.transport is not None:
             self.load.read_again(self, since)
-            self.transport.resume_reading()
+            self._resume_transport_reading()
 
     @property
     def is_idle(self) -> bool:
         """True if no request is waiting for the end of its response."""
         return not (self._request_in_progress or self._messages or self._kept)
+
+    @property
+    def _is_writable(self) -> bool:
+        """True if a response may be written now: that of no earlier request is due, and the client reads."""
+        is_open = self.transport is not None and not self.transport.is_closing()
+        return is_open and not (self._request_in_progress or self._messages or self._paused)
 
     def detach(self, protocol: asyncio.Protocol) -> asyncio.Transport:
         """Hand the connection, whose last response has begun, to `protocol`, which may write the rest for
@@ -392,8 +407,7 @@ class Connection(web.RequestHandler):
         transport.set_protocol(protocol)
         if self._paused:
             protocol.pause_writing()
-        if self._buffer_paused or self._reading_paused:
-            transport.resume_reading()
+        transport.resume_reading()
         return transport
 
     def time_out(self) -> None:

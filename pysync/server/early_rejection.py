@@ -19,6 +19,8 @@ from pysync.server.metrics import Counters
 from pysync.server.overload import Address, Arrivals, LoadShedder, Readable
 from pysync.server.responses import count_response, error_response
 
+REJECTIONS_AT_ONCE: Final = 128
+"""Requests that are rejected together. Their responses fit into the buffer of a connection."""
 _FORWARDED_FOR: Final = b"\r\nx-forwarded-for:"
 
 
@@ -34,14 +36,16 @@ class EarlyRejections:
 
     def decide(self, connection: Readable, data: bytes) -> bytes | None:
         """Return the responses to the requests in `data` if there is no room for them. Return None if there
-        is, or if `data` is anything else than GET requests without a body."""
+        is, or if `data` is anything else than some GET requests without a body."""
         if self._load.queue.has_room_for_others:
             return None
         address = self.address(connection, data)
         if address is None or self._load.prefers(connection, address):
             return None
         ends = plain_get_ends(data)
-        return self._rejections(address, len(ends)) if ends and ends[-1] == len(data) else None
+        if not ends or ends[-1] < len(data) or len(ends) > REJECTIONS_AT_ONCE:
+            return None
+        return self._rejections(address, len(ends))
 
     def reject_until(
         self, latest: float, connection: Readable, data: bytes, arrivals: Arrivals
@@ -49,7 +53,8 @@ class EarlyRejections:
         """Return the responses to the first requests in `data`, those that arrived at the time `latest` or
         before, and the rest of `data`."""
         ends = plain_get_ends(data)
-        count = sum(arrival.at <= latest for arrival in arrivals.spread(len(ends)))
+        stale = sum(arrival.at <= latest for arrival in arrivals.spread(len(ends)))
+        count = min(stale, REJECTIONS_AT_ONCE)
         if not count:
             return b"", data
         address = self.address(connection, data[: ends[0]])
@@ -59,9 +64,9 @@ class EarlyRejections:
         """Return the address for which a request counts; None if its bytes do not tell."""
         if not self._proxy_hops:
             return connection.address
-        _, found, rest = request.lower().partition(_FORWARDED_FOR)
-        rest = rest.partition(b"\r\n\r\n")[0]
-        if not found or _FORWARDED_FOR in rest:
+        head, is_complete, _ = request.partition(b"\r\n\r\n")
+        _, found, rest = head.lower().partition(_FORWARDED_FOR)
+        if not (is_complete and found) or _FORWARDED_FOR in rest:
             return None
         ip = forwarded_ip(rest.partition(b"\r\n")[0].decode("latin-1"), self._proxy_hops)
         return None if ip is None else self._load.address(ip)

@@ -190,20 +190,16 @@ class LoadShedder:
         oldest connection that was never read gives way."""
         if self.connections >= self.max_connections and self._new:
             next(iter(self._new)).abort()
-            self.count_rejected_connection()
+            self._counters.count("pysync_rejected_connections")
         address = self.address(ip)
         free = self.max_connections - self.connections
         has_its_share = address.connections >= max(FEW_CONNECTIONS, free)
         if free <= 0 or (has_its_share and not self._shares_connections):
-            self.count_rejected_connection()
+            self._counters.count("pysync_rejected_connections")
             return None
         address.connections += 1
         self.connections += 1
         return address
-
-    def count_rejected_connection(self) -> None:
-        """Count a connection that is ended because there are too many, or because too much waits."""
-        self._counters.count("pysync_rejected_connections")
 
     @property
     def defers_new(self) -> bool:

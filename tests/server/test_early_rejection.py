@@ -4,7 +4,7 @@ import pytest
 from support.listening import Handler, answer, connect, listening, receive
 
 from pysync.server.connection import Connection, Request
-from pysync.server.early_rejection import EarlyRejections
+from pysync.server.early_rejection import REJECTIONS_AT_ONCE, EarlyRejections
 from pysync.server.metrics import Counters
 from pysync.server.overload import FAIR_USE, Address, Arrivals, LoadShedder
 from pysync.server.request_queue import RequestQueue
@@ -94,6 +94,17 @@ def test_all_requests_that_arrive_together_are_rejected_together() -> None:
     assert rejections is not None
     assert rejections.count(b"HTTP/1.1 503 ") == 3
     assert server.load.address(HEAVY).use == pytest.approx(903.0)
+
+
+def test_only_so_many_requests_are_rejected_together() -> None:
+    server = Server()
+    data = (REJECTIONS_AT_ONCE + 1) * get()
+    assert not server.is_refused(data)
+    client = Client(server.load.address(HEAVY))
+    rejections, rest = server.early_rejections.reject_until(10.0, client, data, Arrivals(9.0, 9.0, 9.0))
+    assert rejections.count(b"HTTP/1.1 503 ") == REJECTIONS_AT_ONCE
+    assert rest == get()
+    assert len(rejections) <= 64 * 1024
 
 
 @pytest.mark.parametrize(("latest", "count"), [(9.0, 0), (10.0, 1), (11.5, 2), (12.0, 3), (13.0, 3)])

@@ -59,6 +59,7 @@ CORS_HEADERS = ", ".join(
 SIMPLE_TYPES = frozenset({"", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 """Content types that browsers send for a page without a preflight request (Fetch). `""` stands for no content
 type."""
+HEALTH_PATHS = frozenset({"/health", "/health/ready"})
 CORS_EXPOSED = "ETag, Content-Range, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id"
 CORS_MAX_AGE_S = 600
 
@@ -180,7 +181,7 @@ class Middleware:
     def _refuses(self, request: Request) -> bool:
         """Return True if an overload leaves no time for `request`. Health probes are exempt."""
         connection = request.connection
-        if request.raw_path.startswith("/health"):
+        if request.raw_path in HEALTH_PATHS:
             self._load.queue.has_started(connection)
             return False
         address = connection.address
@@ -193,7 +194,7 @@ class Middleware:
 
     def _check_host(self, request: web.BaseRequest) -> None:
         """Raise MisdirectedRequest for another host. Health probes, which use the IP, are exempt."""
-        if request.raw_path in ("/health", "/health/ready"):
+        if request.raw_path in HEALTH_PATHS:
             return
         if canonical_host_of_header(request.headers.get(hdrs.HOST, ""), "http") not in self._hosts:
             raise MisdirectedRequest(reason=f"host: {request.headers.get('Host', '')}")

@@ -318,6 +318,15 @@ async def test_the_server_goes_on_watching_after_a_failure() -> None:
     assert [type(error) for error in errors] == [MemoryError]
 
 
+@pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/healthy", 503), ("/pull/a", 503)])
+async def test_of_all_requests_only_health_probes_are_never_refused(
+    start: Start, session: aiohttp.ClientSession, path: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = await start({"collections": []})
+    monkeypatch.setattr(LoadShedder, "refuses", lambda *arguments: True)
+    assert (await session.get(base + path)).status == status
+
+
 async def test_behind_a_trusted_proxy_requests_count_for_the_address_that_it_forwards(
     start: Start, session: aiohttp.ClientSession
 ) -> None:

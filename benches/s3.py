@@ -159,6 +159,8 @@ async def node(
     settings = config.parse({"version": 1, "coordinator": "memory:", "collections": COLLECTIONS})
     store = await open_store(server.store("bench", endpoint))
     async with await create_app(settings, store) as app, serve_on(app) as port:
+        if app.erasure is not None:  # a service that starts looks for unfinished erasures
+            await app.erasure
         connector = aiohttp.TCPConnector(limit=GROUP)
         async with aiohttp.ClientSession(connector=connector) as own:
             yield Node(f"http://127.0.0.1:{port}", own)

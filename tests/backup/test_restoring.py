@@ -425,9 +425,33 @@ class TestCommands:
             (("--store", "file:data", "--to", "file:data"), 1, "file:data is a store"),
             (("--store", "file:data", "--to", "file:other"), 1, "something else lies there: file"),
             (("--store", "file:data", "--to", "memory:"), 1, "a backup lies in file:DIR or s3://"),
+            (("--store", "file:data", "--to", "data2"), 1, "data2: a backup lies in file:DIR or s3://"),
+            (("--store", "file:data", "--to", "file:b", "--every", "0"), 2, "--every must be more than 0"),
+            (("--store", "file:data", "--to", "file:b", "--key", "other/file"), 1, "other/file: this is no key"),
             (("list", "--from", "file:nothing"), 1, "file:nothing: there is no backup"),
-            (("list", "--from", "file:other"), 1, "there is no backup"),
+            (("list", "--from", "file:other"), 1, "file:other: there is no backup"),
+            (("list", "--from", "file:data"), 1, "file:data is a store, not a backup"),
         ):
             got, output, errors = await shell.ask("backup", *arguments)
             assert (got, output) == (status, ""), arguments
             assert error in errors
+
+    async def test_a_mistaken_prune_or_restore_changes_nothing(self, shell: Shell, tmp_path: Path) -> None:
+        store = await LocalStore.open_folder(tmp_path / "data")
+        await fill(store, 3)
+        await store.close()
+        for _ in range(2):
+            assert (await shell.ask("backup", "--store", "file:data", "--to", "file:b"))[0] == 0
+        kept = sorted(tmp_path.rglob("*"))
+        restore = ("restore", "--from", "file:b")
+        for arguments, status, error in (
+            (("prune", "--from", "file:b", "--keep-daily", "-7"), 2, "--keep-daily must not be negative"),
+            ((*restore, "--to", "file:b"), 1, "file:b: the backup lies there: name another folder"),
+            ((*restore, "--to", "memory:"), 1, "a memory: store ends with this command"),
+            ((*restore, "--to", "file:new", "--at", "2020-01-01"), 1, "no image of that time"),
+            ((*restore, "--to", "file:new", "--coordinator", "no"), 1, "coordinator"),
+        ):
+            got, output, errors = await shell.ask("backup", *arguments)
+            assert (got, output) == (status, ""), arguments
+            assert error in errors
+            assert sorted(tmp_path.rglob("*")) == kept

@@ -6,12 +6,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 import orjson
 
 from pysync.backup.encoding import BackupEntry, Part
-from pysync.backup.repository import BackupDamaged, Repository, Snapshot
+from pysync.backup.repository import FORMAT_FILE, BackupDamaged, Repository, Snapshot
 from pysync.cache import BoundedCache
 from pysync.changelog import ChangeLog
 from pysync.concurrency import gather_bounded
@@ -146,6 +147,18 @@ def snapshot_at(snapshots: Sequence[Snapshot], at_ms: int) -> Snapshot:
     if not earlier:
         raise ValueError("the backup has no image of that time or before it")
     return earlier[-1]
+
+
+def check_restore_target(url: str) -> None:
+    """Raise ValueError if no image can be restored into the store at `url`: one in memory, or the folder of a
+    backup, which would become a store."""
+    kind, _, folder = url.partition(":")
+    if kind == "memory":
+        raise ValueError(
+            "a memory: store ends with this command: restore into file:DIR or s3://BUCKET/PREFIX"
+        )
+    if kind == "file" and (Path(folder) / FORMAT_FILE).exists():
+        raise ValueError(f"{url}: the backup lies there: name another folder")
 
 
 def parse_time(text: str) -> int:

@@ -58,7 +58,8 @@ async def open_backup_target(config: StoreConfig, *, create: bool = False) -> Ba
         raise ValueError(f"{config.url}: a backup lies in file:DIR or s3://BUCKET/PREFIX")
     root = Path(os.path.abspath(rest))  # noqa: ASYNC240 (reads no disk)
     if (root / "pysync.db").exists():
-        raise ValueError(f"{config.url} is a store: name another folder for the backup")
+        advice = ": name another folder for the backup" if create else ", not a backup"
+        raise ValueError(f"{config.url} is a store{advice}")
     if create:
         try:
             make_private_dir(root, may_be_link=True)

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import signal
 import sys
-from contextlib import nullcontext
+from contextlib import AsyncExitStack
 from typing import Any
 
 from pysync import config
@@ -17,7 +17,7 @@ from pysync.backup.opening import open_backup
 from pysync.backup.pruning import KeepRules
 from pysync.backup.pruning import prune as run_prune
 from pysync.backup.repository import Repository, Snapshot, iso_time
-from pysync.backup.restoring import Restorer, parse_time, snapshot_at
+from pysync.backup.restoring import Restorer, check_restore_target, parse_time, snapshot_at
 from pysync.backup.source import open_image
 from pysync.cli.admin import check_store, load_config
 from pysync.cli.io import print_lines
@@ -32,6 +32,8 @@ async def make(options: argparse.Namespace) -> int:
     """Run `pysync backup`: make a backup and print what it wrote. Return 1 if something could not be read."""
     if options.to is None:
         options.parser.error("the following arguments are required: --to")
+    if options.every <= 0:
+        options.parser.error("--every must be more than 0")
     settings = load_config(options, "store")
     check_store(settings, "there is nothing to back up")
     if options.follow:
@@ -74,6 +76,9 @@ async def verify(options: argparse.Namespace) -> int:
 async def prune(options: argparse.Namespace) -> None:
     """Run `pysync backup prune`: remove images, and print how many files went."""
     rules = KeepRules(*(getattr(options, f"keep_{name}") for name in KeepRules._fields))
+    for name, count in rules._asdict().items():
+        if count < 0:
+            options.parser.error(f"--keep-{name} must not be negative")
     if not any(rules):
         options.parser.error("name what to keep, for example --keep-daily 7")
     async with open_backup(options.source, options.key) as repository:
@@ -83,13 +88,16 @@ async def prune(options: argparse.Namespace) -> None:
 async def restore(options: argparse.Namespace) -> int:
     """Run `pysync backup restore`. Return 1 if the backup lacks something."""
     at_ms = parse_time(options.at)
-    coordinator = options.coordinator and open_coordinator(options.coordinator)
-    async with (
-        open_backup(options.source, options.key) as repository,
-        closing(open_store(config.parse({"version": 1, "store": options.to}).store)) as store,
-        closing(coordinator) if coordinator else nullcontext() as change_log,
-    ):
+    to = config.parse({"version": 1, "store": options.to}).store
+    check_restore_target(to.url)
+    async with AsyncExitStack() as opened:
+        repository = await opened.enter_async_context(open_backup(options.source, options.key))
+        repository.check_readable()
         snapshot = snapshot_at(await _complete(repository), at_ms)
+        change_log = None
+        if options.coordinator is not None:
+            change_log = await opened.enter_async_context(closing(open_coordinator(options.coordinator)))
+        store = await opened.enter_async_context(closing(open_store(to)))
         restorer = Restorer(repository, store, _print_problem, change_log)
         await restorer.restore(snapshot)
     print_lines({"time": iso_time(snapshot.taken_ms), **_counts(restorer.report)})

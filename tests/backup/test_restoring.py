@@ -427,7 +427,11 @@ class TestCommands:
             (("--store", "file:data", "--to", "memory:"), 1, "a backup lies in file:DIR or s3://"),
             (("--store", "file:data", "--to", "data2"), 1, "data2: a backup lies in file:DIR or s3://"),
             (("--store", "file:data", "--to", "file:b", "--every", "0"), 2, "--every must be more than 0"),
-            (("--store", "file:data", "--to", "file:b", "--key", "other/file"), 1, "other/file: this is no key"),
+            (
+                ("--store", "file:data", "--to", "file:b", "--key", "other/file"),
+                1,
+                "other/file: this is no key",
+            ),
             (("list", "--from", "file:nothing"), 1, "file:nothing: there is no backup"),
             (("list", "--from", "file:other"), 1, "file:other: there is no backup"),
             (("list", "--from", "file:data"), 1, "file:data is a store, not a backup"),

@@ -87,6 +87,18 @@ async def test_a_smaller_document_is_stored_even_over_the_quota(store: LocalStor
     assert await used(store, BEN) == Usage(800, 1, 0, 0)
 
 
+async def test_a_smaller_file_in_place_of_a_document_is_one_file_more(tmp_path: Path) -> None:
+    store = await open_store(tmp_path, 1000, files=1)
+    charge = Charge(account_of("anna"))
+    await store.write("notes/anna/1", chunks_of(b"x" * 10), TYPE, charge=charge)
+    await store.put("notes/anna/2", b"x" * 100, charge=charge)
+    with pytest.raises(QuotaExceeded) as found:
+        await store.write("notes/anna/2", chunks_of(b"x" * 50), TYPE, charge=charge)
+    assert found.value.extras == {"quota": "identity.files", "used": 1, "allowed": 1}
+    assert await used(store, ANNA) == Usage(110, 1, 0, 1)
+    await store.close()
+
+
 async def test_what_was_deleted_may_be_stored_again(store: LocalStore) -> None:
     charge = Charge(account_of("anna"))
     for number in range(3):

@@ -1,5 +1,6 @@
 """Expired data is deleted, announced and leaves lists, at the price of what expired."""
 
+import itertools
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -117,6 +118,30 @@ async def test_a_document_that_is_written_again_stays(
     monkeypatch.setattr(sweeper, "_candidates", then_pushed)
     assert await sweep(start) == 0
     assert (await anybody.pull("notes/a")).json["data"] == {"title": "new"}
+
+
+async def test_a_file_that_is_pushed_again_with_the_same_bytes_stays(
+    start: Start, session: aiohttp.ClientSession, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a bucket both have the same etag."""
+    kept = MemoryStore(clock)
+    monkeypatch.setattr(kept, "_writes", itertools.repeat(1))
+    anybody = Browser(await start(SERVICE, kept, now_ms=clock), session)
+    (app,) = start.apps  # type: ignore[attr-defined]
+    png = {"Content-Type": "image/png"}
+    await anybody.request("POST", "/push/me/pics/p", b"png", headers=png)
+    clock.now_ms += TTL_MS + 1
+    sweeper = app.ttl_sweeper
+    candidates = sweeper._candidates
+
+    async def then_pushed(*arguments: Any) -> AsyncIterator[ListEntry]:
+        async for listed in candidates(*arguments):
+            assert (await anybody.request("POST", "/push/me/pics/p", b"png", headers=png)).status == 200
+            yield listed
+
+    monkeypatch.setattr(sweeper, "_candidates", then_pushed)
+    assert await sweep(start) == 0
+    assert (await anybody.request("GET", "/pull/me/pics/p")).status == 200
 
 
 async def test_a_sweep_of_a_folder_costs_what_expired(

@@ -1,5 +1,6 @@
 """Backups are verified, restored and pruned; nobody opens an encrypted one without its key."""
 
+import asyncio
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from pysync.backup import restoring
 from pysync.backup.checking import BackupVerification, BackupVerifier
 from pysync.backup.encryption import BackupKey, WrongKey
 from pysync.backup.pruning import GRACE_MS, KeepRules, prune
-from pysync.backup.repository import Repository, path_of
+from pysync.backup.repository import PAGES, Repository, path_of
 from pysync.backup.restoring import Restorer, parse_time, snapshot_at
 from pysync.backup.source import ListedImage
 from pysync.backup.target import BackupTarget, BucketTarget, FolderTarget
@@ -156,6 +157,40 @@ async def test_an_interrupted_restore_is_continued(monkeypatch: pytest.MonkeyPat
         await Restorer(repository, into, print).restore(snapshot)
 
 
+@pytest.mark.parametrize("key", ["notes/a", "files/a"])
+async def test_a_restore_replaces_nothing_that_is_written_meanwhile(key: str) -> None:
+    source, target, into, told = MemoryStore(), MemoryTarget(), MemoryStore(), list[str]()
+    await source.put("notes/a", document(b'{"of":"the backup"}'))
+    await source.write("files/a", chunks_of(b"of the backup"), "text/plain")
+    await back_up(ListedImage(source), target)
+    repository = await Repository.open(target)
+    snapshot = await repository.newest()
+    assert snapshot is not None
+    release, slow = asyncio.Event(), FaultyStore(into)
+    noted = slow.delay("put", release)  # of the note that a restore is under way
+    restorer = Restorer(repository, slow, lambda key, why: told.append(key))
+    running = asyncio.create_task(restorer.restore(snapshot))
+    await noted.wait()
+    if key == "notes/a":
+        await into.put(key, document(b'{"of":"a client"}'))
+    else:
+        await into.write(key, chunks_of(b"of a client"), "text/plain")
+    expected = (await contents(into))[key]
+    release.set()
+    await running
+    assert (await contents(into))[key] == expected
+    assert told == [key]
+    assert (restorer.report.objects, restorer.report.damaged) == (1, 1)
+
+
+async def test_a_backup_of_a_store_that_is_being_restored_can_be_restored() -> None:
+    source, target = MemoryStore(), MemoryTarget()
+    await source.put("notes/a", document(b"{}"))
+    await source.put(restoring.RESTORE_KEY, b'{"snapshot":"snapshots/of-another-backup"}')
+    await back_up(ListedImage(source), target)
+    assert (await restored(target)).keys() == {"notes/a"}
+
+
 async def test_what_a_damaged_backup_lacks_is_named_and_the_rest_restored() -> None:
     store, target = await filled()
     repository, told = await Repository.open(target), dict[str, str]()
@@ -287,6 +322,33 @@ class TestPruning:
             await prune(repository, KeepRules(last=1), clock() + 2 * GRACE_MS)
             assert await restored(target) == await contents(store)
             assert (await verified(target)).damaged == 0
+
+    async def test_a_prune_does_not_delete_what_a_backup_stores_meanwhile(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A document has the bytes that it had in an image that was removed."""
+        clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
+        for text in (b'{"n":1}', b'{"n":2}'):
+            await store.put("n", document(text))
+            await back_up(ListedImage(store), target, clock)
+            clock.now_ms += 1
+        repository = await Repository.open(target)
+        assert (await prune(repository, KeepRules(last=1), clock())).expired > 0
+        clock.now_ms += GRACE_MS
+        names = target.names
+
+        async def names_before_a_backup(folder: str) -> list[str]:
+            found = await names(folder)
+            if folder == PAGES:
+                monkeypatch.undo()
+                await store.put("n", document(b'{"n":1}'))
+                await back_up(ListedImage(store), target, clock)
+            return found
+
+        monkeypatch.setattr(target, "names", names_before_a_backup)
+        assert (await prune(repository, KeepRules(last=1), clock())).deleted > 0
+        assert await restored(target) == await contents(store)
+        assert (await verified(target)).damaged == 0
 
     async def test_a_prune_that_fails_at_any_step_loses_nothing(self) -> None:
         store, made = await filled()

@@ -19,7 +19,7 @@ from pysync.backup import restoring
 from pysync.backup.checking import BackupVerification, BackupVerifier
 from pysync.backup.encryption import BackupKey, WrongKey
 from pysync.backup.pruning import GRACE_MS, KeepRules, prune
-from pysync.backup.repository import PAGES, Repository, path_of
+from pysync.backup.repository import PAGES, SNAPSHOTS, Repository, path_of
 from pysync.backup.restoring import Restorer, parse_time, snapshot_at
 from pysync.backup.source import ListedImage
 from pysync.backup.target import BackupTarget, BucketTarget, FolderTarget
@@ -347,6 +347,29 @@ class TestPruning:
 
         monkeypatch.setattr(target, "names", names_before_a_backup)
         assert (await prune(repository, KeepRules(last=1), clock())).deleted > 0
+        assert await restored(target) == await contents(store)
+        assert (await verified(target)).damaged == 0
+
+    async def test_a_prune_just_before_an_image_is_written_does_not_hold_up_later_ones(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It takes the files of this image for files that nothing refers to."""
+        clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
+        repository = await Repository.open(target, create=True)
+        put = target.put
+
+        async def put_after_prune(name: str, body: bytes) -> None:
+            if name.startswith(SNAPSHOTS):
+                monkeypatch.undo()
+                assert (await prune(repository, KeepRules(last=1), clock())).expired > 0
+            await put(name, body)
+
+        monkeypatch.setattr(target, "put", put_after_prune)
+        await store.put("a", document(b'{"n":1}'))
+        await back_up(ListedImage(store), target, clock)
+        await store.put("b", document(b'{"n":1}'))
+        await back_up(ListedImage(store), target, clock)
+        assert (await prune(repository, KeepRules(last=1), clock() + GRACE_MS)).kept == 1
         assert await restored(target) == await contents(store)
         assert (await verified(target)).damaged == 0
 

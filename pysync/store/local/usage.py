@@ -16,7 +16,7 @@ not exist.
 import sqlite3
 from collections.abc import Iterable, Sequence
 from math import inf
-from operator import add
+from operator import add, gt
 from typing import Final
 
 import orjson
@@ -191,7 +191,7 @@ class UsageCounters:
 
     def charge(self, cursor: sqlite3.Cursor, old: Receipt, charge: Charge, new: Amounts) -> _Owner:
         """Return the owner of an object that replaces `old`. Raises QuotaExceeded if the charge is checked,
-        unless the object is smaller than the one before."""
+        unless the object is smaller than the one before, and of its kind."""
         owner = self._by_account.get(charge.account) or self._open_account(cursor, charge.account)
         if charge.inherits:
             before = self._owner_with(cursor, old[0])
@@ -287,7 +287,7 @@ class UsageCounters:
         self._forget()
         owner = self._open_account(cursor, charge.account)
         more = _minus(new, old[1]) if old[0] == owner.id else new
-        if new[0] >= old[1][0] or new[2] > old[1][2]:
+        if new[0] >= old[1][0] or any(map(gt, new[1:], old[1][1:])):
             for subject in owner.subjects:
                 check_limit(subject.kind, self._limits[subject.kind], subject.used, more)
         return owner

@@ -256,7 +256,9 @@ class Documents:
         now_ms = self.now_ms()
         if listed.modified_ms + ttl_ms >= now_ms:
             return False
-        hash_ = await self._hash_of(listed.key)
+        hash_, written_ms = await self._latest(listed.key)
+        if written_ms + ttl_ms >= now_ms:
+            return False  # in a bucket, a file that is pushed again with the same bytes keeps its etag
         removal = ref.change(hash_, now_ms, removed=True)
         try:
             await self._outbox.delete(listed.key, Etag(listed.etag), [removal], hash_)
@@ -264,16 +266,18 @@ class Documents:
             return False
         return True
 
-    async def _hash_of(self, key: str) -> str:
-        """Return the hash of the document or file at `key`, `""` if it is damaged or gone."""
+    async def _latest(self, key: str) -> tuple[str, int]:
+        """Return the hash of the document or file at `key`, and when it was written; `""` and 0 if it is
+        damaged or gone."""
         try:
             found = await self._store.get(key)
             if isinstance(found, StoredObject):
-                return _core.read_document(found.body).hash
+                document = _core.read_document(found.body)
+                return document.hash, document.ts_ms
             file = await self._store.stat(key)
         except DocumentCorrupt:
-            return ""
-        return "" if file is None else file.sha256
+            return "", 0
+        return ("", 0) if file is None else (file.sha256, file.modified_ms)
 
     async def _write(
         self,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from pysync._core import split_key
@@ -78,13 +79,14 @@ class BackupMaker:
         self._again: dict[str, str] = {}
         self._checkpoints: list[str] = []
         self._checkpoint_at = 0
-        self._checked_at_s = 0.0
+        self._checked_at_s = -inf
 
     async def make(self, *, only_changes: bool = False) -> Snapshot | None:
         """Make a backup and return its snapshot. The first call compares everything that is stored with the
         newest backup, later ones read what has changed since. With `only_changes`, return None if nothing
         has. Raises StoreUnavailable."""
         is_new = not self._is_listed
+        await self._read_expired()
         try:
             if is_new:
                 await self._list()
@@ -96,7 +98,7 @@ class BackupMaker:
         except PositionLost:
             raise StoreUnavailable("the store changes faster than it can be listed") from None
         entries = await self._packer.flush()
-        if not await self._check_references(entries):
+        if not await self._check_references(entries, is_new=is_new):
             self._is_listed = False
             return await self.make(only_changes=only_changes)
         run = await self._repository.put_run(entries)
@@ -250,19 +252,27 @@ class BackupMaker:
             checkpoint = await self._put_snapshot(self._now_ms(), is_complete=False)
             self._checkpoints.append(checkpoint.name)
 
-    async def _check_references(self, entries: Sequence[BackupEntry]) -> bool:
+    async def _check_references(self, entries: Sequence[BackupEntry], *, is_new: bool) -> bool:
         """Return False if something that the next snapshot would refer to may be deleted by a `prune`. It is
-        then forgotten."""
+        then forgotten. With `is_new` the pages are those of a snapshot that was just read, which a `prune`
+        keeps."""
         reused = {part.pack for entry in entries for part in entry.parts} - self._packer.written
-        now_s = time.monotonic()
-        if not reused and now_s - self._checked_at_s < _CHECK_EVERY_S:
-            return True
-        self._checked_at_s = now_s
-        expired = {name for note in await expired_files(self._repository) for name in note.files}
+        if reused:
+            self._checked_at_s = -inf
+        await self._read_expired()
+        expired = self._repository.expired
         lost = {pack for pack in reused if path_of(PACKS, pack) in expired}
         self._packer.forget(lost)
         pages = (path_of(PAGES, page) for run in self._runs for page in run.pages)
-        return not lost and expired.isdisjoint(pages)
+        return not lost and (is_new or expired.isdisjoint(pages))
+
+    async def _read_expired(self) -> None:
+        """Read which files a `prune` may delete, unless that was done a short time ago."""
+        now_s = time.monotonic()
+        if now_s - self._checked_at_s >= _CHECK_EVERY_S:
+            notes = await expired_files(self._repository)
+            self._repository.expired = {name for note in notes for name in note.files}
+            self._checked_at_s = now_s
 
     async def _put_snapshot(self, moment_ms: int, *, is_complete: bool = True) -> Snapshot:
         self._newest_ms = max(moment_ms, self._newest_ms + 1)

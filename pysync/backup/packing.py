@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from pysync.backup.encoding import BackupEntry, Part, compress, is_compressible, store_raw
-from pysync.backup.repository import MAX_CONCURRENT, Repository
+from pysync.backup.repository import MAX_CONCURRENT, PACKS, Repository, path_of
 from pysync.store.local.capture import CapturedRow
 
 PACK_BYTES: Final = 8_388_608
@@ -60,7 +60,9 @@ class Packer:
         return len(self._entries)
 
     def remember(self, entry: BackupEntry) -> None:
-        """Recognise the bytes of this object when they occur again."""
+        """Recognise the bytes of this object when they occur again, unless a `prune` may delete them."""
+        if not self._repository.expired.isdisjoint(path_of(PACKS, part.pack) for part in entry.parts):
+            return
         places = tuple(self._place(part) for part in entry.parts)
         for place in places:
             self._remember(bytes.fromhex(place.sha256), place)

@@ -23,6 +23,7 @@ from pysync.backup.encoding import (
     decompress,
     encode_page,
     packs_of_page,
+    renamed,
 )
 from pysync.backup.target import BackupTarget
 from pysync.concurrency import gather_bounded
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 FORMAT: Final = 1
 FORMAT_FILE: Final = "format.json"
 PACKS, PAGES, SNAPSHOTS, EXPIRED = "packs", "pages", "snapshots", "expired"
+RESTORE_KEY: Final = "_pysync/restore"
+"""The key of the note in a store that a restore is under way; gone when it has ended."""
 PAGE_ENTRIES: Final = 20_000
 FAN_OUT: Final = 16
 """Number of runs of one size that are merged."""
@@ -97,6 +100,8 @@ class Repository:
     def __init__(self, target: BackupTarget, key: "BackupKey | None") -> None:
         self.target = target
         self.key = key
+        self.expired: set[str] = set()
+        """Files that a `prune` may delete at any time, so a new file must not have the name of one."""
         self.bytes_written = 0
         self.files_written = 0
 
@@ -139,7 +144,7 @@ class Repository:
 
     async def put_pack(self, packed: bytes) -> str:
         """Store a pack, which is compressed already, and return its name."""
-        sealed, name = await asyncio.to_thread(self._seal, packed, is_pack=True)
+        sealed, name = await asyncio.to_thread(self._seal, packed, PACKS)
         await self._put(path_of(PACKS, name), sealed)
         return name
 
@@ -174,11 +179,11 @@ class Repository:
         return SortedRun(pages, count, first, last) if pages else None
 
     def _encode_page(self, page: list[BackupEntry]) -> tuple[bytes, str]:
-        return self._seal(compress(encode_page(page)), is_pack=False)
+        return self._seal(compress(encode_page(page)), PAGES)
 
     async def put_snapshot(self, snapshot: Snapshot) -> Snapshot:
         """Store a snapshot, which makes it visible."""
-        sealed, hash_ = self._seal(compress(snapshot.encode()), is_pack=False)
+        sealed, hash_ = self._seal(compress(snapshot.encode()), SNAPSHOTS)
         name = f"{SNAPSHOTS}/{time_text(snapshot.taken_ms)}-{hash_}"
         await self._put(name, sealed)
         return replace(snapshot, name=name)
@@ -215,7 +220,7 @@ class Repository:
 
     async def put_note(self, at_ms: int, text: bytes) -> None:
         """Store the names of files that may be deleted."""
-        sealed, hash_ = self._seal(compress(text), is_pack=False)
+        sealed, hash_ = self._seal(compress(text), EXPIRED)
         await self._put(f"{EXPIRED}/{time_text(at_ms)}-{hash_}", sealed)
 
     async def read_note(self, name: str) -> bytes | None:
@@ -253,11 +258,15 @@ class Repository:
         except ValueError as error:
             raise BackupDamaged(f"{path}: {error}") from None
 
-    def _seal(self, body: bytes, *, is_pack: bool) -> tuple[bytes, str]:
-        """Return the bytes to store, and the name that their hash gives."""
+    def _seal(self, body: bytes, folder: str) -> tuple[bytes, str]:
+        """Return the bytes to store in a folder, and the name that their hash gives."""
         if self.key is not None:
-            body = self.key.seal_pack(body) if is_pack else self.key.seal_metadata(body)
-        return body, hashlib.sha256(body).hexdigest()
+            body = self.key.seal_pack(body) if folder == PACKS else self.key.seal_metadata(body)
+        name = hashlib.sha256(body).hexdigest()
+        if path_of(folder, name) in self.expired:  # without a key, equal bodies have equal names
+            body = renamed(body)
+            name = hashlib.sha256(body).hexdigest()
+        return body, name
 
     async def _put(self, path: str, body: bytes) -> None:
         await self.target.put(path, body)

@@ -12,14 +12,12 @@ from typing import Final
 import orjson
 
 from pysync.backup.encoding import BackupEntry, Part
-from pysync.backup.repository import FORMAT_FILE, BackupDamaged, Repository, Snapshot
+from pysync.backup.repository import FORMAT_FILE, RESTORE_KEY, BackupDamaged, Repository, Snapshot
 from pysync.cache import BoundedCache
 from pysync.changelog import ChangeLog
 from pysync.concurrency import gather_bounded
-from pysync.store import Store
+from pysync.store import ABSENT, EtagMismatch, Store
 
-RESTORE_KEY: Final = "_pysync/restore"
-"""The key of the note that a restore is under way; gone when it has ended."""
 _CACHED_PACK_BYTES: Final = 67_108_864
 _BATCH: Final = 2_000
 _CONCURRENT_PUTS: Final = 64
@@ -78,8 +76,9 @@ def verify_part(pack: bytes, part: Part) -> bytes:
 
 class Restorer:
     """Writes an image into `store`, which must be empty. `on_problem` is called with each key that the backup
-    does not have, because it is damaged, and the reason. In the end the change log of the store, or else
-    `change_log`, begins anew, so that whoever followed the old store pulls everything again."""
+    does not have, because it is damaged, or that was written meanwhile, and the reason. In the end the change
+    log of the store, or else `change_log`, begins anew, so that whoever followed the old store pulls
+    everything again."""
 
     def __init__(
         self,
@@ -128,17 +127,28 @@ class Restorer:
         return set(present)
 
     async def _put(self, entry: BackupEntry) -> None:
+        """Write an object, unless something has been written at its key."""
+        key, content_type = entry.key, entry.content_type
+
+        async def check(sha256: str) -> None:
+            if await self._store.stat(key) is not None or await self._store.get(key) is not None:
+                raise EtagMismatch
+
         try:
             if entry.is_file:
-                await self._store.write(entry.key, self._packs.chunks(entry), entry.content_type)
+                await self._store.write(key, self._packs.chunks(entry), content_type, check)
             else:
-                await self._store.put(entry.key, await self._packs.body(entry), entry.content_type)
+                await self._store.put(key, await self._packs.body(entry), content_type, ABSENT)
         except BackupDamaged as error:
-            self.report.damaged += 1
-            self._on_problem(entry.key, str(error))
+            why = str(error)
+        except EtagMismatch:
+            why = "it was written meanwhile: stop the servers of the store"
+        else:
+            self.report.objects += 1
+            self.report.bytes += entry.size
             return
-        self.report.objects += 1
-        self.report.bytes += entry.size
+        self.report.damaged += 1
+        self._on_problem(key, why)
 
 
 def snapshot_at(snapshots: Sequence[Snapshot], at_ms: int) -> Snapshot:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from pysync import _core
+from pysync.backup.repository import RESTORE_KEY
 from pysync.concurrency import gather_bounded
 from pysync.config import StoreConfig
 from pysync.engine.append_log import object_key
@@ -23,7 +24,7 @@ from pysync.store.local.capture import CapturedRow, FolderCapture
 
 PART_BYTES: Final = 4_194_304
 """Files are stored in parts of this size."""
-EXCLUDED: Final = ("_pysync/probe/", "_pysync/damaged", SCRUB_KEY)
+EXCLUDED: Final = ("_pysync/probe/", "_pysync/damaged", RESTORE_KEY, SCRUB_KEY)
 """Keys of what says something about this store alone, so that a restored one must not have it."""
 _CONCURRENT_READS: Final = 16
 _PAGE: Final = 256

@@ -19,7 +19,7 @@ from pysync.backup import restoring
 from pysync.backup.checking import BackupVerification, BackupVerifier
 from pysync.backup.encryption import BackupKey, WrongKey
 from pysync.backup.pruning import GRACE_MS, KeepRules, prune
-from pysync.backup.repository import PAGES, SNAPSHOTS, Repository, path_of
+from pysync.backup.repository import PAGES, RESTORE_KEY, SNAPSHOTS, Repository, path_of
 from pysync.backup.restoring import Restorer, parse_time, snapshot_at
 from pysync.backup.source import ListedImage
 from pysync.backup.target import BackupTarget, BucketTarget, FolderTarget
@@ -186,7 +186,7 @@ async def test_a_restore_replaces_nothing_that_is_written_meanwhile(key: str) ->
 async def test_a_backup_of_a_store_that_is_being_restored_can_be_restored() -> None:
     source, target = MemoryStore(), MemoryTarget()
     await source.put("notes/a", document(b"{}"))
-    await source.put(restoring.RESTORE_KEY, b'{"snapshot":"snapshots/of-another-backup"}')
+    await source.put(RESTORE_KEY, b'{"snapshot":"snapshots/of-another-backup"}')
     await back_up(ListedImage(source), target)
     assert (await restored(target)).keys() == {"notes/a"}
 

@@ -292,7 +292,7 @@ async def test_a_push_replaces_only_what_it_names(shell: Shell, start: Start) ->
     status, output, errors = await shell.ask("push", "public/a", *server, stdin='{"n":2}')
     assert (status, output) == (3, "")
     assert (
-        errors == f"pysync: hash_mismatch: the document is at {first}; --base HASH or --force replaces it\n"
+        errors == f"pysync: hash_mismatch: the document is at {first}; repeat it with --base HASH or --force\n"
     )
     status, _, _ = await shell.ask("push", "public/a", "--base", first, *server, stdin='{"n":2}')
     assert status == 0
@@ -426,6 +426,8 @@ async def test_what_is_deleted_is_gone_and_another_version_is_status_3(shell: Sh
     assert (await shell.ask("pull", "public/a", "--fail", *url))[0] == 6
     assert (await shell.ask("delete", "public/a", "--force", *url))[0] == 0
     assert (await shell.ask("delete", "public/a", *url))[0] == 2
+    status, _, errors = await shell.ask("delete", "board/a", "--force", *url)
+    assert (status, errors) == (1, "pysync: board/a: its collection is not deletable\n")
 
 
 async def test_an_old_version_is_listed_printed_and_restored(shell: Shell, start: Start) -> None:
@@ -439,5 +441,8 @@ async def test_an_old_version_is_listed_printed_and_restored(shell: Shell, start
     status, output, _ = await shell.ask(*old, "--data", *url)
     assert (status, json.loads(output)) == (0, {"n": 1})
     status, _, errors = await shell.ask("pull", "public/a", "--version", "0" * 64, *url)
-    assert (status, "version_not_found" in errors) == (1, True)
+    assert (status, "version_not_found: the history" in errors) == (1, True)
+    assert (await shell.ask("pull", "public/a", "--version", "0" * 64, "--fail", *url))[0] == 6
+    status, _, errors = await shell.ask("history", "board/a", *url)
+    assert (status, errors) == (1, "pysync: board/a: its collection keeps no history\n")
     assert (await shell.ask(*old, "--out", "x", *url))[0] == 1

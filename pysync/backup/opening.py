@@ -27,7 +27,7 @@ async def open_backup(url: str, key_file: str | None, *, create: bool = False) -
         try:
             repository = await Repository.open(target, key, create=create)
         except ValueError as error:
-            raise ValueError(f"{url}: {error}") from None
+            raise type(error)(f"{url}: {error}") from None
         yield repository
 
 

@@ -138,6 +138,8 @@ class ProgressLine:
 
 async def verify(options: argparse.Namespace) -> int:
     """Run `pysync verify`: print each damaged object, then the counts. Return 1 if any is damaged."""
+    if options.key is not None and options.repair_from is None:
+        options.parser.error("--key is for --repair-from")
     settings = load_config(options, "store")
     check_store(settings, "there is nothing to verify")
     verified = VerificationReport()

@@ -85,7 +85,7 @@ def _add_documents(parser: Parser) -> None:
     pull.add_value("document", "KEY", "path after /pull/")
     pull.add_flag("--data", "print only the document's data")
     pull.add_value("--version", "HASH", "print this version, which the history of the document has")
-    pull.add_flag("--fail", "exit with status 6 if there is no such document")
+    pull.add_flag("--fail", "exit with status 6 if there is no such document or version")
     pull.add_value("--out", "FILE", "download the file at KEY to this path (- for standard output)")
     pull.add_value("--open", "NAME", "with --out: decrypt the file with this keyring")
     add_trust(pull)
@@ -124,7 +124,7 @@ def _add_documents(parser: Parser) -> None:
         "delete",
         "delete a document, a file or a log",
         "documents.delete",
-        description="The collection must be deletable.",
+        description='The collection must have `"deletable": true`.',
         example="pysync delete notes/n1 --force",
     )
     delete.add_value("document", "KEY", "path after /push/")
@@ -287,7 +287,13 @@ def _add_stores(parser: Parser) -> None:
     add_config(gc)
     gc.add_value("--store", "URL", "file:DIR (default: file:./data) or s3://BUCKET/PREFIX")
     gc.add_flag("--dry-run", "print what would be deleted, and delete nothing")
-    gc.add_value("--older-than", "SECONDS", "keep what is younger (default: 3600)", type=int, default=3600)
+    gc.add_value(
+        "--older-than",
+        "SECONDS",
+        "keep what is younger (default: 3600; minimum: 1800)",
+        type=int,
+        default=3600,
+    )
 
     erase = parser.add_command(
         "erase",

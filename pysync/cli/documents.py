@@ -33,7 +33,7 @@ from pysync.client import (
     SyncDocument,
 )
 from pysync.client.files import CHUNK_BYTES, UploadSource
-from pysync.errors import Conflict, PysyncError
+from pysync.errors import Conflict, MethodNotAllowed, NotFound, PysyncError, VersionNotFound
 from pysync.protocol import JSON_TYPE, OCTET_STREAM
 
 
@@ -52,7 +52,12 @@ def pull(options: argparse.Namespace) -> Coroutine[None, None, None]:
 
 async def _pull(options: argparse.Namespace) -> None:
     async with make_client(options) as client:
-        pulled = await client.pull(options.document, version=options.version)
+        try:
+            pulled = await client.pull(options.document, version=options.version)
+        except VersionNotFound:
+            if not options.fail:
+                raise
+            _raise_missing(options)
     if options.fail and not pulled.hash:
         _raise_missing(options)
     document = {"data": pulled.data, "hash": pulled.hash, "timestamp": pulled.timestamp_ms}
@@ -82,7 +87,11 @@ async def _push(options: argparse.Namespace, data: dict[str, Any]) -> None:
 async def history(options: argparse.Namespace) -> None:
     """Run `pysync history`."""
     async with make_client(options) as client:
-        for version in await client.history(options.document):
+        try:
+            versions = await client.history(options.document)
+        except NotFound:
+            raise ValueError(f"{options.document}: its collection keeps no history") from None
+        for version in versions:
             members = {
                 "hash": version.hash,
                 "timestamp": version.timestamp_ms,
@@ -106,6 +115,8 @@ async def delete(options: argparse.Namespace) -> None:
                 if not options.force or error.current_hash == base:
                     raise
                 base = error.current_hash
+            except MethodNotAllowed:
+                raise ValueError(f"{options.document}: its collection is not deletable") from None
     _print_pushed(removed)
 
 

@@ -19,6 +19,7 @@ _HINTS = {
     "checkpoint_too_old": "older than this log allows; use -n N to read the newest elements",
     "non_monotonic_timestamp": "--ts must be greater than the timestamp of the log's last element",
     "payload_too_large": "the server limits the size of what it stores here (maxBodyBytes)",
+    "version_not_found": "the history of the document does not have this version, or no longer",
     "pull_bound_required": "this is a log; read it with `pysync tail`",
 }
 """Advice on an error, by its code."""
@@ -87,9 +88,11 @@ def _error_message(error: Exception) -> str:
         return f"{error}; try again in {wait_s} s"
     if isinstance(error, Conflict):
         at = error.current_hash or "nothing yet"
-        return f"{error}: the document is at {at}; --base HASH or --force replaces it"
+        return f"{error}: the document is at {at}; use --base HASH or --force"
     if isinstance(error, FileExistsError):
         return f"{error.filename} exists already"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, PysyncError) and error.message == error.default_message and error.__cause__:
+        return f"{error}: {error.__cause__}"
     return str(error)

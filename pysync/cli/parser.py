@@ -20,7 +20,7 @@ exit status:
   3  conflict: the document does not have the given base hash
   4  unauthorised or forbidden
   5  the server or a store is unreachable or overloaded; try again later
-  6  the document or file does not exist (`pull --fail`)
+  6  the document, version or file does not exist (`pull --fail`, `get`)
 
 environment:
   PYSYNC_URL          the server (default: http://127.0.0.1:8080)

@@ -2,8 +2,6 @@
 
 import argparse
 import heapq
-import logging
-import os
 import sys
 from collections import defaultdict
 from functools import reduce
@@ -11,7 +9,8 @@ from typing import Final
 
 import orjson
 
-from pysync import _core, config
+from pysync import _core
+from pysync.cli.admin import check_store, load_config
 from pysync.cli.io import MissingDocument, print_json, print_lines
 from pysync.concurrency import closing
 from pysync.config import Collection, Config
@@ -21,7 +20,6 @@ from pysync.engine.accounts import Accounts
 from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.append_log.read import LogRange, log_prefix
 from pysync.errors import DocumentCorrupt
-from pysync.migrate.locations import check_exists
 from pysync.model import Usage
 from pysync.plugins.events import events_of
 from pysync.store import ListEntry, Store, StoredObject, open_store
@@ -32,7 +30,10 @@ _OTHER: Final = "other"
 
 async def stats(options: argparse.Namespace) -> None:
     """Run `pysync stats`."""
-    settings = _settings(options)
+    if options.n < 0:
+        raise ValueError("-n must be 0 or more")
+    settings = load_config(options, "store")
+    check_store(settings, "there is nothing to read")
     async with closing(open_store(settings.store)) as store:
         found = StoreStats(store, settings, options.n)
         await found.collect()
@@ -133,7 +134,8 @@ class StoreStats:
 
 async def get(options: argparse.Namespace) -> None:
     """Run `pysync get`."""
-    settings = _settings(options)
+    settings = load_config(options, "store")
+    check_store(settings, "there is nothing to read")
     async with closing(open_store(settings.store)) as store:
         collection = accounts_of(settings).collection_of(options.key)
         found = await store.get(options.key)
@@ -182,17 +184,3 @@ def accounts_of(settings: Config) -> Accounts:
         for name, found in plugin.stored_files.items()
     }
     return Accounts(settings, files)
-
-
-def _settings(options: argparse.Namespace) -> Config:
-    """Return the configuration that the options name, whose store must exist."""
-    logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
-    overrides = {"store": options.store}
-    if options.config is None:
-        settings = config.parse({}, os.environ, overrides)
-    else:
-        settings = config.load(options.config, os.environ, overrides)
-    if settings.store.url == "memory:":
-        raise ValueError("a memory: store exists only inside its server: there is nothing to read")
-    check_exists(settings.store.url)
-    return settings

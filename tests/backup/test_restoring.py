@@ -267,6 +267,23 @@ def test_times_name_the_newest_image_before_them() -> None:
         snapshot_at([], parse_time("now"))
 
 
+async def test_a_verification_reports_no_image_that_is_removed_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, target = await filled()
+    names = target.names
+
+    async def names_before_a_removal(folder: str) -> list[str]:
+        found = await names(folder)
+        monkeypatch.undo()
+        await target.delete((await names(SNAPSHOTS))[0])
+        return found
+
+    monkeypatch.setattr(target, "names", names_before_a_removal)
+    found = await verified(target)
+    assert (found.snapshots, found.damaged) == (1, 0)
+
+
 class TestPruning:
     async def test_rules_keep_the_newest_of_each_period(self) -> None:
         clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()

@@ -60,9 +60,12 @@ class BackupVerifier:
         pages: set[str] = set()
         for name in sorted(name for name in names if name.startswith(SNAPSHOTS)):
             try:
-                snapshot = await self._repository.read_snapshot(name)
+                snapshot = await self._repository.find_snapshot(name)
             except BackupDamaged as error:
                 self._damaged(name, str(error))
+                continue
+            if snapshot is None:
+                names.remove(name)
                 continue
             self.report.snapshots += 1
             pages.update(page for run in snapshot.runs for page in run.pages)

@@ -69,7 +69,7 @@ async def prune(repository: Repository, rules: KeepRules, now_ms: int) -> PruneR
     """Remove the images that `rules` do not keep. Backups may run meanwhile. Raises BackupDamaged, before
     anything is removed, if it cannot be read what an image refers to; StoreUnavailable."""
     report = PruneReport()
-    snapshots = [await repository.read_snapshot(name) for name in await repository.snapshot_names()]
+    snapshots = await repository.find_snapshots(await repository.snapshot_names())
     complete = [snapshot for snapshot in snapshots if snapshot.is_complete]
     kept = kept_snapshots(complete, rules)
     # What an interrupted backup has stored is of use until the next one ends, and one may be running.
@@ -82,7 +82,7 @@ async def prune(repository: Repository, rules: KeepRules, now_ms: int) -> PruneR
     newer = [
         name for name in await repository.snapshot_names() if name not in {one.name for one in snapshots}
     ]
-    used |= await referenced(repository, [await repository.read_snapshot(name) for name in newer])
+    used |= await referenced(repository, await repository.find_snapshots(newer))
     stored = {*await repository.target.names(PACKS), *await repository.target.names(PAGES)}
     unused = stored - used
     noted: set[str] = set()

@@ -196,6 +196,20 @@ class Repository:
         """Return the snapshot of this name."""
         return Snapshot.decode(name, await self._read_metadata(name))
 
+    async def find_snapshot(self, name: str) -> Snapshot | None:
+        """Return the snapshot of this name; None if it is gone: a follower thins its images."""
+        try:
+            return await self.read_snapshot(name)
+        except BackupDamaged:
+            if await self.target.get(name) is None:
+                return None
+            raise
+
+    async def find_snapshots(self, names: Iterable[str]) -> list[Snapshot]:
+        """Return the snapshots of these names that are not gone."""
+        found = [await self.find_snapshot(name) for name in names]
+        return [snapshot for snapshot in found if snapshot is not None]
+
     async def newest(self) -> Snapshot | None:
         """Return the newest snapshot, complete or not; None if there is none."""
         names = await self.snapshot_names()

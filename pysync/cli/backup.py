@@ -116,7 +116,7 @@ def keygen(options: argparse.Namespace) -> None:
 
 async def _complete(repository: Repository) -> list[Snapshot]:
     """Return the complete snapshots, oldest first."""
-    snapshots = [await repository.read_snapshot(name) for name in await repository.snapshot_names()]
+    snapshots = await repository.find_snapshots(await repository.snapshot_names())
     return [snapshot for snapshot in snapshots if snapshot.is_complete]
 
 

@@ -9,7 +9,8 @@ import secrets
 from typing import Final
 
 _DIGITS: Final = str.maketrans("01", " \t")
-_WRITE_ID_BYTES: Final = 65
+WRITE_ID_BYTES: Final = 65
+"""Number of bytes that `with_write_id` appends."""
 _is_write_id = re.compile(rb"\n[ \t]{64}").fullmatch
 
 
@@ -30,7 +31,7 @@ def has_write_id(body: bytes, write_id: str) -> bool:
 
 def strip_write_id(body: bytes) -> bytes:
     """Return `body` without its write id, if it has one."""
-    return body[:-_WRITE_ID_BYTES] if _is_write_id(body[-_WRITE_ID_BYTES:]) else body
+    return body[:-WRITE_ID_BYTES] if _is_write_id(body[-WRITE_ID_BYTES:]) else body
 
 
 def as_whitespace(write_id: str) -> bytes:

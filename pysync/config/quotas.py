@@ -25,14 +25,16 @@ class QuotasConfig:
     limit."""
 
     identity: Quota | None = option(
-        "The most for each identity: the one that `{identity}` in the key names, else the one that wrote "
-        "last.",
+        "The most for each identity: the one that `{identity}` in the key names, else, in a folder, the one "
+        "that wrote last.",
         None,
     )
     space: Quota | None = option("The most for each space, by the path parameter of `auth.spaces`.", None)
     namespace: Quota | None = option("The most for each namespace, and for the root.", None)
     issuer: Quota | None = option(
-        "The most for each issuer: the one of the certificate with which was written last.", None
+        "The most for each issuer: the one of the certificate with which was written last. Needs a store in "
+        "a folder.",
+        None,
     )
 
     def limits(self) -> Mapping[str, tuple[float, float, float, float]]:
@@ -48,8 +50,8 @@ class QuotasConfig:
 
 def quota_errors(quotas: QuotasConfig, *, is_folder: bool, has_spaces: bool) -> Iterator[FieldError]:
     """Yield the rules that quotas break, by members below `quotas`. `is_folder`: the store is one."""
-    if not is_folder:
-        yield "", "needs a store in a folder (file:DIR)"
+    if not is_folder and quotas.issuer is not None:
+        yield ".issuer", "needs a store in a folder (file:DIR): other stores count by keys, without issuers"
     if quotas.space is not None and not has_spaces:
         yield ".space", "needs auth.spaces, whose path parameter names the space"
     for field in fields(quotas):

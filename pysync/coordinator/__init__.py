@@ -13,15 +13,18 @@ from pysync.coordinator.base import (
     release_claim,
 )
 from pysync.coordinator.open import open_coordinator
+from pysync.coordinator.usage import Added, UsageTotals
 
 __all__ = [
     "EPOCH_MS",
     "IDEMPOTENCY_TTL_MS",
     "LEASE_MS",
+    "Added",
     "Coordinator",
     "PreparedWrite",
     "ReplayMemoryFull",
     "Standing",
+    "UsageTotals",
     "Window",
     "nonce_epoch",
     "open_coordinator",

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple, Protocol
 
 from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
+from pysync.coordinator.usage import UsageTotals
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Diagnosis
 
@@ -77,6 +78,10 @@ class PreparedWrite(NamedTuple):
 class Coordinator(ChangeLog, Protocol):
     """Shared, short-lived memory. `CoordinatorContract` in `pysync.testing` is its promise as tests. Methods
     raise CoordinatorUnavailable rather than promise something that may be forgotten."""
+
+    @property
+    def usage(self) -> UsageTotals:
+        """What is stored for whom, in a store that does not count it itself."""
 
     async def consume_nonce(
         self,

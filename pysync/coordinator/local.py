@@ -1,6 +1,7 @@
 """The coordinator of all processes on one machine, in a folder.
 
-DIR/coordinator.db   counters, idempotency records, the change log, prepared writes and the last timestamp
+DIR/coordinator.db   counters, idempotency records, the change log, prepared writes, the last timestamp
+                     and usage totals
 DIR/nonces/          the nonce log (`nonce_log.py`): on the path of every signed request, too hot for SQLite
 DIR/leads/<name>     leases: locked by the process that holds the lease, which touches it at each renewal
 
@@ -25,6 +26,8 @@ import orjson
 from pysync.changelog import Change, Retention
 from pysync.clock import HybridTimestamp, boot_id, elapsed_of, wall_clock_ms
 from pysync.coordinator.base import LEASE_MS, MAX_LIVE_NONCES, PreparedWrite, Standing, Window, window_end_ms
+from pysync.coordinator.local_usage import FORGET_SQL, LocalUsage
+from pysync.coordinator.local_usage import TABLES as USAGE_TABLES
 from pysync.coordinator.nonce_log import NonceLog
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Diagnosis
@@ -120,6 +123,7 @@ SCHEMA: Final = Schema(
         INSERT INTO tick VALUES(0, 0)
         """,
         changelog.ADD_ORIGIN_SQL,
+        USAGE_TABLES,
     )
 )
 
@@ -175,6 +179,8 @@ class LocalCoordinator(SqliteChangeLog):
         super().__init__(reader, GroupCommit(database, CoordinatorUnavailable), now_ms, retention)
         self.consume_nonce: Final = nonces.consume
         """See `Coordinator.consume_nonce`."""
+        self.usage: Final = LocalUsage(reader, self._writer)
+        """See `Coordinator.usage`."""
         self._database = database.file
         self._nonces = nonces
         self._leases = leases
@@ -311,11 +317,11 @@ def _prepare(
 
 def _reset_after_reboot(writer: sqlite3.Connection, boot: str) -> None:
     """Restart the change log if the machine was restarted since the folder was last opened. Its newest rows
-    and prepared writes may have been lost with the power, so followers must reset."""
+    and prepared writes may have been lost with the power, so followers must reset. Usage is counted anew."""
     writer.execute("BEGIN IMMEDIATE")
     if writer.execute("SELECT id FROM boot").fetchone() != (boot,):
         writer.execute("UPDATE boot SET id = ?", (boot,))
-        for statement in changelog.RESET_SQL:
+        for statement in (*changelog.RESET_SQL, *FORGET_SQL):
             writer.execute(statement)
     writer.execute("COMMIT")
 

@@ -24,6 +24,7 @@ from pysync.coordinator.base import (
     nonce_epoch,
     window_end_ms,
 )
+from pysync.coordinator.usage import MemoryUsage
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Diagnosis
 
@@ -65,6 +66,8 @@ class MemoryCoordinator:
         self._prepared: dict[str, tuple[int, list[Change]]] = {}
         self._prepared_ids = itertools.count()
         self._tick = FIRST_TIMESTAMP
+        self.usage: Final = MemoryUsage()
+        """See `Coordinator.usage`."""
 
     async def consume_nonce(
         self,

@@ -24,8 +24,9 @@ from pysync.cache import BoundedCache
 from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.coordinator import Coordinator, PreparedWrite
-from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
+from pysync.errors import CoordinatorUnavailable, KeyConflict, QuotaExceeded, StoreUnavailable
 from pysync.store import (
+    ANY,
     Charge,
     DamagedFile,
     EtagMismatch,
@@ -124,6 +125,7 @@ class Outbox:
         self._store = store
         self._coordinator = coordinator
         self._transactional = store.transactional
+        self._counting = store.counting
         self.log: ChangeLog = coordinator if self._transactional is None else self._transactional.change_log
         self._last_announced = BoundedCache[str, Change](ANNOUNCED_CACHE_SIZE)
         self._key_locks = [asyncio.Lock() for _ in range(_KEY_LOCKS)]
@@ -156,19 +158,19 @@ class Outbox:
                 key, body, expect=expect, changes=changes, charge=charge, also=also, segments=segments
             )
         for segment in segments:
-            await self._store.put(segment.key, segment.body)
+            await self._put(segment.key, segment.body, ANY, segment.charge)
         if also:
             async with self._written_before(also):
                 return await self.put(key, body, expect, changes, base, charge)
         if not changes:
-            return await self._store.put(key, body, expect=expect)
+            return await self._put(key, body, expect, charge)
         await self.flush_outcomes()
         earlier = await self._pending_predecessor(key, base, changes[-1])
         to_announce = [*earlier.changes, *changes]
         intent = await self._coordinator.prepare(to_announce)
         try:
-            etag = await self._store.put(key, body, expect=expect)
-        except EtagMismatch:
+            etag = await self._put(key, body, expect, charge)
+        except (EtagMismatch, QuotaExceeded):
             await self._report_outcome(intent, [])
             raise
         await self._report_outcome(intent, to_announce)
@@ -247,7 +249,7 @@ class Outbox:
                 changes = changes_of(sha256)
                 return [*await self._pending_for(changes[-1]), *changes]
 
-            return await self._write(key, chunks, content_type, changes_in_turn)
+            return await self._write(key, chunks, content_type, changes_in_turn, charge)
 
     async def write_ordered(
         self,
@@ -274,7 +276,7 @@ class Outbox:
         async def changes_then(sha256: str) -> Sequence[Change]:
             return changes_of(tick, sha256)
 
-        return tick, await self._write(key_of(tick), chunks, content_type, changes_then)
+        return tick, await self._write(key_of(tick), chunks, content_type, changes_then, charge)
 
     async def announce(self, changes: Sequence[Change]) -> None:
         """Announce changes without a write to the store. Raises Unavailable."""
@@ -339,11 +341,16 @@ class Outbox:
             await self._store.put(key, body)
         try:
             yield
-        except EtagMismatch:
+        except (EtagMismatch, QuotaExceeded):
             for key, _ in also:
                 with suppress(StoreUnavailable):
                     await self._store.delete(key)
             raise
+
+    async def _put(self, key: str, body: bytes, expect: Precondition, charge: Charge | None) -> str:
+        if self._counting is None:
+            return await self._store.put(key, body, expect=expect)
+        return await self._counting.put(key, body, expect=expect, charge=charge)
 
     async def _append_with_removals(self, intent: PreparedWrite, *, is_done: bool) -> None:
         """Announce the changes of an intent, and close it if it `is_done`. A document that is stored after
@@ -383,6 +390,7 @@ class Outbox:
         chunks: AsyncIterable[bytes],
         content_type: str,
         changes_of: Callable[[str], Awaitable[Sequence[Change]]],
+        charge: Charge | None,
     ) -> str:
         """Write the object and return its sha256. The intent is prepared once all chunks have arrived: an
         error before that leaves nothing behind, and the outcomes of earlier writes have had time to reach the
@@ -396,7 +404,10 @@ class Outbox:
             intent = await self._coordinator.prepare(changes)
 
         try:
-            sha256 = await self._store.write(key, chunks, content_type, prepare)
+            if self._counting is None:
+                sha256 = await self._store.write(key, chunks, content_type, prepare)
+            else:
+                sha256 = await self._counting.write(key, chunks, content_type, prepare, charge)
         except KeyConflict:
             if intent:
                 await self._report_outcome(intent, [])

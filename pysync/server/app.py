@@ -30,13 +30,11 @@ from pysync.concurrency import every
 from pysync.config import Config
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.corruption import CorruptionReporter
-from pysync.engine.accounts import Accounts
 from pysync.engine.append_log import AppendLogs
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
 from pysync.engine.subscriptions import ChangeDispatcher
-from pysync.engine.usage_count import UsageCount
 from pysync.erase import Eraser, EraseReport, EraseRequest
 from pysync.migrate import Damage
 from pysync.plugins import HOOK_TIMEOUT_S, PluginContext
@@ -67,8 +65,9 @@ from pysync.server.router import Router
 from pysync.server.routes import RouteBuilder, key_owner_tables, owning_collections
 from pysync.server.sse import SSEHub, StreamLimits
 from pysync.server.stream_authorization import KeyIndex, StreamAuthorizer
+from pysync.server.usage_tracking import Tracked, track_usage
 from pysync.server.write_deadline import WriteDeadline
-from pysync.store import Store, open_store
+from pysync.store import Store, ledger_of, open_store
 
 log = logging.getLogger("pysync.server")
 
@@ -102,7 +101,7 @@ class App(AbstractAsyncContextManager["App"]):
         worker: Worker | None = None,
         plugins: Sequence[object] = (),
         hook_s: float = HOOK_TIMEOUT_S,
-        accounts: Accounts | None = None,
+        tracked: Tracked | None = None,
     ) -> None:
         self.store = store
         self._coordinator = coordinator
@@ -206,10 +205,10 @@ class App(AbstractAsyncContextManager["App"]):
             sse_hub=self.subscribers,
             ops=ServiceHandlers(self.readiness, metrics, authorizer, clock.wall_ms),
             openapi=openapi,
-            accounts=accounts,
+            accounts=None if tracked is None else tracked.accounts,
         ).add_all()
         request_id_var = request_id if hooks.has_hooks or request_log.needs_id else None
-        ledger = None if store.transactional is None else store.transactional.ledger
+        ledger = ledger_of(store)
         self.admin_pages = AdminPages(
             self.readiness,
             metrics,
@@ -261,11 +260,11 @@ class App(AbstractAsyncContextManager["App"]):
             repair = None if config.backup is None else partial(repair_from, config.backup, store)
             self.scrubber = Scrubber(store, coordinator, config.scrub, report, clock, repair=repair)
             self.scrubber.start()
-        self.usage_count: UsageCount | None = None
+        self.usage_count = None if tracked is None else tracked.counter
         self._counting: asyncio.Task[None] | None = None
-        if sweeps and accounts is not None and ledger is not None:
-            self.usage_count = count = UsageCount(store, ledger, accounts)
-            counting = every(COUNT_EVERY_S, count.run_if_needed, "failed to count what is stored", log)
+        if sweeps and self.usage_count is not None:
+            count = self.usage_count.run_if_needed
+            counting = every(COUNT_EVERY_S, count, "failed to count what is stored", log)
             self._counting = loop.create_task(counting)
         self._backup: BackupProcess | None = None
         if config.backup is not None and config.store.url != "memory:":
@@ -373,28 +372,13 @@ async def create_app(
             opened.push_async_callback(coordinator.close)
         if not is_resumed:  # the folder is new
             _resume_clock(config, clock)
-        accounts = await _track_usage(config, store, hooked)
-        app = App(config, store, coordinator, clock, worker, hooked, hook_s, accounts)
+        tracked = await track_usage(config, store, coordinator, hooked, clock)
+        app = App(config, tracked.store, coordinator, clock, worker, hooked, hook_s, tracked)
         opened.pop_all()
         opened.push_async_callback(app.close)
         await app.open()
         opened.pop_all()
         return app
-
-
-async def _track_usage(config: Config, store: Store, plugins: Sequence[object]) -> Accounts | None:
-    """Switch the counters of usage on, if the configuration has quotas, else off. Return the accounts; None
-    without quotas."""
-    transactional = store.transactional
-    if config.quotas is None:
-        if transactional is not None:
-            await transactional.stop_tracking_usage()
-        return None
-    stored = Hooks(plugins).stored_files
-    accounts = Accounts(config, {name: (files.template, files.suffix) for name, files in stored.items()})
-    if transactional is not None:
-        await transactional.track_usage(config.quotas.limits(), accounts.charge_of)
-    return accounts
 
 
 def _resume_clock(config: Config, clock: SteadyClock) -> bool:

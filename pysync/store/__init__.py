@@ -8,6 +8,7 @@ from pysync.store.base import (
     MAX_CONCURRENT_READS,
     NOT_MODIFIED,
     ByteStream,
+    CountingStore,
     DamagedFile,
     Etag,
     EtagMismatch,
@@ -37,10 +38,12 @@ from pysync.store.base import (
     check_precondition,
     clamp_range,
     get_many_concurrently,
+    ledger_of,
     no_pace,
 )
 from pysync.store.open import open_store
 from pysync.store.usage import (
+    NOTHING,
     Account,
     Charge,
     ChargeOf,
@@ -51,6 +54,7 @@ from pysync.store.usage import (
     Subject,
     SubjectKind,
     UncountedRow,
+    check_limit,
 )
 
 __all__ = [
@@ -58,6 +62,7 @@ __all__ = [
     "ANY",
     "DAMAGED_REASON",
     "MAX_CONCURRENT_READS",
+    "NOTHING",
     "NOT_MODIFIED",
     "Account",
     "ByteStream",
@@ -65,6 +70,7 @@ __all__ = [
     "ChargeOf",
     "CountableLedger",
     "CountedRow",
+    "CountingStore",
     "DamagedFile",
     "Etag",
     "EtagMismatch",
@@ -95,10 +101,12 @@ __all__ = [
     "TimeIndex",
     "TransactionalStore",
     "UncountedRow",
+    "check_limit",
     "check_mergeable",
     "check_precondition",
     "clamp_range",
     "get_many_concurrently",
+    "ledger_of",
     "no_pace",
     "open_store",
     "split_key",

@@ -4,7 +4,7 @@ import builtins
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import ClassVar, Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from pysync._core import split_key
 from pysync.changelog import Change, ChangeLog
@@ -13,7 +13,7 @@ from pysync.concurrency import gather_bounded
 from pysync.errors import DocumentCorrupt
 from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
-from pysync.store.usage import Charge, ChargeOf, CountableLedger, QuotaLimits
+from pysync.store.usage import Charge, ChargeOf, CountableLedger, Ledger, QuotaLimits
 
 MAX_CONCURRENT_READS: Final = 100
 """Maximum number of concurrent reads for one request. By default it covers all reads of a batch."""
@@ -271,15 +271,26 @@ class Store(ReadableStore, Protocol):
     or the other, and the last write wins between them.
     """
 
-    is_remote: ClassVar[bool]
-    """True if `get` waits for another machine, so that concurrent reads pay off."""
-    cheap_put_bytes: ClassVar[int]
-    """Number of body bytes up to which a `put` costs about as much as an empty one."""
+    @property
+    def is_remote(self) -> bool:
+        """True if `get` waits for another machine, so that concurrent reads pay off."""
+
+    @property
+    def cheap_put_bytes(self) -> int:
+        """Number of body bytes up to which a `put` costs about as much as an empty one."""
+
+    @property
+    def added_bytes(self) -> int:
+        """Bytes that `put` stores besides each body, and that `walk` includes in sizes."""
 
     @property
     def transactional(self) -> "TransactionalStore | None":
         """The store itself, if it commits changes together with the writes that they announce. None if it
         keeps no changes; a coordinator then announces them."""
+
+    @property
+    def counting(self) -> "CountingStore | None":
+        """The store itself, if it counts what is stored and is not transactional."""
 
     @property
     def time_index(self) -> TimeIndex | None:
@@ -375,6 +386,42 @@ class Store(ReadableStore, Protocol):
 
     async def diagnose(self) -> Diagnosis:
         """Return the findings about the store's server. Raises StoreUnavailable."""
+
+
+class CountingStore(Store, Protocol):
+    """A `Store` without a change log that counts what is stored for whom."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What subjects use."""
+
+    async def put(
+        self,
+        key: str,
+        body: bytes,
+        content_type: str = JSON_TYPE,
+        expect: Precondition = ANY,
+        charge: Charge | None = None,
+    ) -> str:
+        """Put an object as `Store.put` does. It counts for the account of its key, or that of the log that
+        `charge` names, whatever the account of `charge`. Raises QuotaExceeded if `charge` is checked, and
+        CoordinatorUnavailable. Without a charge it is not checked."""
+
+    async def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        received: OnReceived | None = None,
+        charge: Charge | None = None,
+    ) -> str:
+        """Write a file as `Store.write` does. `charge` is that of `put`."""
+
+
+def ledger_of(store: Store) -> Ledger | None:
+    """Return the ledger of a store; None if it does not count what is stored."""
+    counting = store.transactional or store.counting
+    return None if counting is None else counting.ledger
 
 
 class Segment(NamedTuple):

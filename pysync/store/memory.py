@@ -46,9 +46,11 @@ class MemoryStore:
     """A `Store` that loses its objects with the process. Document keys and file keys never conflict."""
 
     transactional: ClassVar[None] = None
+    counting: ClassVar[None] = None
     is_remote: ClassVar[bool] = False
     time_index: ClassVar[None] = None
     cheap_put_bytes: ClassVar[int] = 4_096
+    added_bytes: ClassVar[int] = 0
 
     def __init__(self, now_ms: Callable[[], int] = wall_clock_ms) -> None:
         self._now_ms = now_ms

@@ -110,8 +110,10 @@ class FaultyStore:
 
     time_index: ClassVar[None] = None
     transactional: ClassVar[None] = None
+    counting: ClassVar[None] = None
     is_remote: ClassVar[bool] = True
     cheap_put_bytes: ClassVar[int] = 4_096
+    added_bytes: ClassVar[int] = 0
 
     def __init__(self, store: Store, now_ms: Callable[[], int] = wall_clock_ms) -> None:
         self._store = store

@@ -27,6 +27,7 @@ from pysync.coordinator.redis.connection import MAX_WAITING, Command
 from pysync.coordinator.redis.coordinator import LEEWAY_MS, NONCE_TTL_MS, TICKS, RedisCoordinator
 from pysync.coordinator.redis.epoch import EPOCH_KEY
 from pysync.errors import CoordinatorUnavailable
+from pysync.model import Usage
 from pysync.testing import (
     RETENTION,
     Advance,
@@ -113,6 +114,23 @@ async def test_a_redis_without_a_limit_may_have_any_policy(start_redis: StartRed
     coordinator = await RedisCoordinator.connect(start_redis("--maxmemory-policy", "allkeys-lru").url)
     assert await coordinator.consume_nonce("aa", "n", wall_clock_ms())
     await coordinator.close()
+
+
+@pytest.mark.parametrize("lose", [end_and_forget, end_and_remember, return_to_snapshot, flush])
+async def test_usage_that_redis_may_have_forgotten_is_counted_anew(
+    redis: RedisServer, lose: Callable[[RedisServer], Awaitable[None]]
+) -> None:
+    redis.kill()
+    redis.start(*(WITH_AOF if lose is end_and_remember else ()))
+    node = await RedisCoordinator.connect(redis.url)
+    await node.usage.begin_count("token")
+    assert await node.usage.end_count("token", 1)
+    await node.usage.add("a", {"me": Usage(1)})
+    await take_snapshot(redis)
+    await lose(redis)
+    await come_back(node)
+    assert (await node.usage.counted_ms(), await node.usage.read()) == (None, {})
+    await node.close()
 
 
 @pytest.mark.parametrize("lose", [end_and_forget, end_and_remember, return_to_snapshot, flush])

@@ -113,7 +113,7 @@ def test_heavy_dependencies_have_one_home() -> None:
         "sqlite3": (
             "sqlite/",
             "store/local/",
-            "coordinator/local.py",
+            "coordinator/local",
         ),
         "cryptography": ("auth/identity_keys.py", "client/sealed/crypto.py", "backup/encryption.py"),
         "backports": ("backup/encoding.py",),

@@ -9,9 +9,10 @@ import pytest
 from support.clients import STRANGER, SUBJECT, Browser, Signed, Start, root_device
 
 from pysync.auth.certificates import user_id
+from pysync.config import ConfigError, parse
 from pysync.model import Usage
 from pysync.server.app import App
-from pysync.store import Subject
+from pysync.store import Subject, ledger_of
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 OWN = {"readRoles": ["self"], "writeRoles": ["self"]}
@@ -23,9 +24,15 @@ ME, OTHER = user_id(SUBJECT.ed_pub), user_id(STRANGER.ed_pub)
 Service = Callable[..., Awaitable[Browser]]
 
 
+@pytest.fixture(params=["folder", "memory"])
+def url(request: pytest.FixtureRequest, folder: Path) -> str:
+    """The store: one that counts in its transactions, or one that the coordinator counts."""
+    return f"file:{folder}" if request.param == "folder" else "memory:"
+
+
 @pytest.fixture
-def service(start: Start, session: aiohttp.ClientSession, folder: Path) -> Service:
-    """Starts a service with quotas over a folder."""
+def service(start: Start, session: aiohttp.ClientSession, url: str) -> Service:
+    """Starts a service with quotas."""
 
     async def start_one(quotas: dict[str, Any] | None, **members: Any) -> Browser:
         collections = [
@@ -36,7 +43,7 @@ def service(start: Start, session: aiohttp.ClientSession, folder: Path) -> Servi
             {"name": "photos", "storagePath": "photos/{id}", "allowedMimeTypes": ["image/*"], **PUBLIC},
             {"name": "rooms", "storagePath": "spaces/{spaceId}/{id}", **PUBLIC},
         ]
-        served = {"store": f"file:{folder}", "collections": collections, "auth": {"spaces": {}}, **members}
+        served = {"store": url, "collections": collections, "auth": {"spaces": {}}, **members}
         if quotas is not None:
             served["quotas"] = quotas
         return Browser(await start(served), session)
@@ -52,9 +59,9 @@ def app_of(start: Start) -> App:
 
 async def used(app: App, kind: str, name: str) -> Usage:
     subject = Subject(kind, name)
-    assert app.store.transactional is not None
-    assert app.store.transactional.ledger is not None
-    return (await app.store.transactional.ledger.used([subject]))[subject]
+    ledger = ledger_of(app.store)
+    assert ledger is not None
+    return (await ledger.used([subject]))[subject]
 
 
 def signed(browser: Browser, keys: Any = SUBJECT) -> Signed:
@@ -107,6 +114,7 @@ async def test_each_identity_has_a_quota_of_its_own(service: Service, start: Sta
     assert (await used(app_of(start), "identity", ME)).documents == 1
 
 
+@pytest.mark.parametrize("url", ["folder"], indirect=True)
 async def test_without_an_identity_in_the_key_the_last_writer_counts(service: Service, start: Start) -> None:
     anyone = await service({}, auth={"trustedIssuers": [SUBJECT.ed_pub, STRANGER.ed_pub]})
     written = await signed(anyone).push("wall/1", {"by": "me"})
@@ -139,6 +147,7 @@ async def test_files_are_limited(service: Service) -> None:
     assert (await anyone.request("POST", "/push/photos/1", b"x" * 5, png)).status == 200
 
 
+@pytest.mark.parametrize("url", ["folder"], indirect=True)
 async def test_what_was_pushed_before_quotas_is_counted(service: Service, start: Start) -> None:
     anyone = await service(None)
     me = signed(anyone)
@@ -188,3 +197,27 @@ async def test_every_namespace_tells_the_same(service: Service) -> None:
     me = signed(anyone)
     await me.push(f"users/{ME}/notes/1", {})
     assert (await me.request("GET", "/acme/usage")).json["used"]["documents"] == 1
+
+
+@pytest.mark.parametrize("url", ["memory"], indirect=True)
+async def test_all_parts_of_a_log_count_and_are_counted_again(service: Service, start: Start) -> None:
+    anyone = await service({})
+    me = signed(anyone)
+    for _ in range(60):
+        assert (await me.request("POST", f"/push/logs/{ME}/1", ELEMENT)).status == 200
+    app = app_of(start)
+    counted = await used(app, "identity", ME)
+    assert counted[1:] == (0, 60, 0)
+    assert counted.bytes > 60 * 500
+    assert app.usage_count is not None
+    await app.usage_count.run_if_needed()
+    assert await used(app, "identity", ME) == counted
+    assert (await me.request("GET", "/usage")).json["complete"] is True
+
+
+def test_only_a_folder_counts_for_issuers() -> None:
+    collections = [{"name": "public", "storagePath": "public/{id}", **PUBLIC}]
+    members = {"version": 1, "collections": collections, "quotas": {"issuer": {"documents": 1}}}
+    with pytest.raises(ConfigError, match=r"quotas\.issuer"):
+        parse({**members, "store": "memory:"})
+    assert parse({**members, "store": "file:./data"}).quotas is not None

@@ -7,6 +7,7 @@ pysync:l:<name>              the holder of a lease, for as long as it may last
 pysync:changes               the change log, a stream
 pysync:intents               prepared writes, a stream: the changes of each are one entry
 pysync:ticks                 the last timestamp, a stream of one entry: its id is the timestamp
+pysync:u:<since>             usage totals (`usage.py`)
 pysync:since                 the process of Redis that remembers everything, and since when
 
 After Redis lost data, requests that were signed before are rejected, since their nonces may have been seen.
@@ -39,6 +40,7 @@ from pysync.coordinator.redis.connection import (
 )
 from pysync.coordinator.redis.epoch import EpochGuard, time_ms
 from pysync.coordinator.redis.stream_waiter import StreamWaiter
+from pysync.coordinator.redis.usage import RedisUsage
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Diagnosis
 
@@ -86,6 +88,8 @@ class RedisCoordinator:
         name: str,
     ) -> None:
         self._epoch = EpochGuard(connect(), now_ms, self._on_epoch_change)
+        self.usage: Final = RedisUsage(self._epoch)
+        """See `Coordinator.usage`."""
         self._waiter = StreamWaiter(connect(), CHANGES)
         self._now_ms = now_ms
         self._retention = retention

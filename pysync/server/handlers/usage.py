@@ -13,7 +13,7 @@ from pysync.model import USAGE_NAMES, Usage
 from pysync.server.handlers import Service
 from pysync.server.responses import NO_STORE, Response, json_response
 from pysync.server.router import Match
-from pysync.store import Ledger, Subject, SubjectKind
+from pysync.store import Ledger, Subject, SubjectKind, ledger_of
 
 MAX_SPACES: Final = 100
 """Spaces that one request may name."""
@@ -23,11 +23,10 @@ class UsageHandler:
     """Usage in one namespace. `policies` are those of pulls of its collections."""
 
     def __init__(self, service: Service, policies: Sequence[AccessPolicy]) -> None:
-        quotas, transactional = service.config.quotas, service.store.transactional
+        quotas, ledger = service.config.quotas, ledger_of(service.store)
         assert quotas is not None, "there is no such route without quotas"
-        assert transactional is not None
-        assert transactional.ledger is not None
-        self._ledger = transactional.ledger
+        assert ledger is not None
+        self._ledger = ledger
         self._limits = quotas.limits()
         self._policy = replace(policies[0], limit=None)
         self._authorizer = service.authorizer

@@ -92,9 +92,11 @@ _ABOVE_ALL_TEXT: Final = b""
 class LocalStore:
     """A `Store` in a folder. Create one with `open_folder`."""
 
+    counting: ClassVar[None] = None
     is_remote: ClassVar[bool] = False
     # A row that fits into one page of 4096 bytes needs one page write.
     cheap_put_bytes: ClassVar[int] = 3_930
+    added_bytes: ClassVar[int] = 0
 
     def __init__(
         self, database: Database, tree: FileTree, now_ms: Callable[[], int], retention: Retention

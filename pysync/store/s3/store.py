@@ -42,7 +42,7 @@ from pysync.store.s3.http import RetryPolicy, S3Request, S3RequestSender
 from pysync.store.s3.probe import PROBES, probe_bucket
 from pysync.store.s3.transfers import Downloads, Uploads
 from pysync.store.s3.versions import TOMBSTONE, BucketCapabilities, Version, VersionCache, unquote_etag
-from pysync.write_ids import strip_write_id
+from pysync.write_ids import WRITE_ID_BYTES, strip_write_id
 
 _PAGE: Final = 1_000
 _TOMBSTONE_ETAG: Final = hashlib.md5(TOMBSTONE, usedforsecurity=False).hexdigest()
@@ -53,10 +53,12 @@ class S3Store:
     capabilities that the probe at start found."""
 
     transactional: ClassVar[None] = None
+    counting: ClassVar[None] = None
     is_remote: ClassVar[bool] = True
     # Hashing and sending this much costs about as much as the rest of a request.
     time_index: ClassVar[None] = None
     cheap_put_bytes: ClassVar[int] = 32_768
+    added_bytes: ClassVar[int] = WRITE_ID_BYTES
 
     def __init__(
         self,

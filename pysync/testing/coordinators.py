@@ -434,6 +434,17 @@ class CoordinatorContract(ChangeLogContract):
         assert not await usage.end_count("third", 4)
         assert (await usage.read(), await usage.counted_ms()) == ({}, None)
 
+    async def test_a_new_epoch_has_no_usage_and_no_count(self, coordinator: Coordinator) -> None:
+        usage, one = coordinator.usage, Usage(1, 1, 0, 0)
+        await usage.begin_count("before")
+        assert await usage.count("before", "a", {"me": one})
+        assert await usage.end_count("before", 1)
+        await usage.begin_count("under way")
+        await coordinator.begin_epoch()
+        assert (await usage.read(), await usage.counted_ms()) == ({}, None)
+        assert not await usage.count("under way", "b", {"me": one})
+        assert (await usage.add("a", {"me": one})).totals == {"me": one}
+
 
 class LeaseContract(FakeTime):
     """The contract of `Coordinator.acquire_lease`. The subclass provides the fixture `pair`: two coordinators

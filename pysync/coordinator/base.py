@@ -83,6 +83,9 @@ class Coordinator(ChangeLog, Protocol):
     def usage(self) -> UsageTotals:
         """What is stored for whom, in a store that does not count it itself."""
 
+    async def begin_epoch(self, after: str = "") -> None:
+        """See `ChangeLog.begin_epoch`. The totals of `usage` are forgotten, too: they are counted again."""
+
     async def consume_nonce(
         self,
         presenter: str,

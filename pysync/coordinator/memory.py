@@ -186,11 +186,12 @@ class MemoryCoordinator:
         self._trimmed = self._last_number
 
     async def begin_epoch(self, after: str = "") -> None:
-        """See `ChangeLog.begin_epoch`."""
+        """See `Coordinator.begin_epoch`."""
         self._changes.clear()
         self._by_origin.clear()
         self._last_number += 1
         self._trimmed = self._last_number
+        await self.usage.clear()
         self._appended.set()
 
     async def wait_for_change(self, after: str) -> None:

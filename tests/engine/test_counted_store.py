@@ -193,6 +193,23 @@ async def test_a_coordinator_that_lost_its_memory_counts_anew(counted: Counted) 
         await counted.store.put("notes/anna/more", b"{}", charge=CHECKED)
 
 
+async def test_a_restored_store_is_counted_anew(counted: Counted) -> None:
+    for n in range(8):
+        await counted.store.put(f"notes/anna/{n}", b"{}", charge=CHECKED)
+    await counted.recount.run()
+    for n in range(1, 8):
+        await counted.inner.delete(f"notes/anna/{n}")  # the store is now what it was once
+    await counted.coordinator.begin_epoch()
+    await counted.store.put("notes/anna/meanwhile", b"{}", charge=CHECKED)
+    await counted.recount.run_if_needed()
+    assert await counted.totals() == await counted.stored()
+    assert await counted.used() == Usage(4, 2)
+    for n in range(1, 7):
+        await counted.store.put(f"notes/anna/{n}", b"{}", charge=CHECKED)
+    with pytest.raises(QuotaExceeded):
+        await counted.store.put("notes/anna/more", b"{}", charge=CHECKED)
+
+
 async def test_writes_during_a_count_are_counted_once(counted: Counted) -> None:
     for n in range(300):
         await counted.store.put(f"notes/ben/{n:03}", b"{}")

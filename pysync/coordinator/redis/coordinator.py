@@ -215,9 +215,9 @@ class RedisCoordinator:
         await self._epoch.transact(add, ("XTRIM", CHANGES, "MAXLEN", 1))
 
     async def begin_epoch(self, after: str = "") -> None:
-        """See `ChangeLog.begin_epoch`. Requests that were signed before are rejected, as after a loss of
+        """See `Coordinator.begin_epoch`. Requests that were signed before are rejected, as after a loss of
         memory."""
-        await self._epoch.begin(("DEL", CHANGES))
+        await self._epoch.begin(("DEL", CHANGES), self.usage.clear_command)
 
     async def wait_for_change(self, after: str) -> None:
         """See `ChangeLog.wait_for_change`."""

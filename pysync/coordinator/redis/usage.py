@@ -106,7 +106,12 @@ class RedisUsage:
 
     async def clear(self) -> None:
         """See `UsageTotals.clear`."""
-        await self._epoch.execute_checked(("DEL", self._key, self._next))
+        await self._epoch.execute_checked(self.clear_command)
+
+    @property
+    def clear_command(self) -> Command:
+        """The command that forgets all totals of this epoch, and the count."""
+        return ("DEL", self._key, self._next)
 
     @property
     def _key(self) -> str:

@@ -32,6 +32,7 @@ from pysync.store import open_store
 
 sys.path.append(str(CHECKOUT / "tests"))  # where the real servers are that tests run against too
 from components import Missing, S3Server, moto, radosgw
+from support.configurations import patient
 from support.s3_fault_proxy import FaultProxy
 
 SERVERS: Final = {"radosgw": radosgw, "moto": moto}
@@ -156,7 +157,7 @@ async def node(
     server: S3Server, session: aiohttp.ClientSession, endpoint: str | None = None
 ) -> AsyncIterator[Node]:
     """A node that has just started, its S3 asked at `endpoint`, else directly."""
-    settings = config.parse({"version": 1, "coordinator": "memory:", "collections": COLLECTIONS})
+    settings = config.parse(patient({"version": 1, "coordinator": "memory:", "collections": COLLECTIONS}))
     store = await open_store(server.store("bench", endpoint))
     async with await create_app(settings, store) as app, serve_on(app) as port:
         if app.erasure is not None:  # a service that starts looks for unfinished erasures

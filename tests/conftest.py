@@ -1,6 +1,7 @@
 """Fixtures that all tests share: a service in this process, and callers who sign as real clients do."""
 
 import asyncio
+import inspect
 import json
 import logging
 import os
@@ -72,7 +73,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         if not COMPONENTS.isdisjoint((*item.fixturenames, *chosen)):
             item.add_marker("component")
-        if is_hypothesis_test(item.function):
+        grows = hasattr(item.module, "depth") and "depth(" in inspect.getsource(item.function)
+        if grows or is_hypothesis_test(item.function):
             item.add_marker("long")
 
 

@@ -180,6 +180,20 @@ def test_make_help_lists_every_target() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.process
+def test_what_goes_further_in_a_long_run_is_part_of_one() -> None:
+    """However a test asks for its depth: in its body, in a decorator, or by way of hypothesis."""
+    grown = {
+        "tests/engine/test_history_model.py": "test_killed_processes_lose_no_version_in_a_folder",
+        "tests/migrate/test_garbage.py": "test_nothing_is_lost_while_nodes_write_and_crash",
+        "tests/core/test_core_store_key.py": "test_a_key_is_split_or_rejected_as_by_the_twin",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "long", "--collect-only", *grown]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for path, name in grown.items():
+        assert f"{path}::{name}" in found
+
+
 def test_make_alone_builds_for_development() -> None:
     assert make("-n", "-W", "pyproject.toml") == make("-n", "-W", "pyproject.toml", "build")
     assert "'.[dev,docs]'" in make("-n", "-W", "pyproject.toml")

@@ -12,7 +12,6 @@ pytestmark = pytest.mark.process
 DESCRIBED = Path(__file__).parents[1] / "support/schemathesis_run.py"
 
 
-@pytest.mark.long
 @pytest.mark.timeout(depth(300, 1800))
 def test_answers_are_as_described() -> None:
     """In a process of its own: where schemathesis is loaded, hypothesis no longer shows what made a test

@@ -190,7 +190,6 @@ async def test_a_purge_leaves_no_name_of_those_who_store_nothing(store: LocalSto
 
 
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.process
 @pytest.mark.timeout(depth(120, 3600))
 def test_counters_are_exact_after_random_operations_and_crashes(tmp_path: Path) -> None:

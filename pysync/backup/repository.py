@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 FORMAT: Final = 1
 FORMAT_FILE: Final = "format.json"
 PACKS, PAGES, SNAPSHOTS, EXPIRED = "packs", "pages", "snapshots", "expired"
-RESTORE_KEY: Final = "_pysync/restore"
-"""The key of the note in a store that a restore is under way; gone when it has ended."""
 PAGE_ENTRIES: Final = 20_000
 FAN_OUT: Final = 16
 """Number of runs of one size that are merged."""

@@ -12,11 +12,11 @@ from typing import Final
 import orjson
 
 from pysync.backup.encoding import BackupEntry, Part
-from pysync.backup.repository import FORMAT_FILE, RESTORE_KEY, BackupDamaged, Repository, Snapshot
+from pysync.backup.repository import FORMAT_FILE, BackupDamaged, Repository, Snapshot, iso_time, time_of
 from pysync.cache import BoundedCache
 from pysync.changelog import ChangeLog
 from pysync.concurrency import gather_bounded
-from pysync.store import ABSENT, EtagMismatch, Store
+from pysync.store import ABSENT, RESTORE_KEY, EtagMismatch, Store
 
 _CACHED_PACK_BYTES: Final = 67_108_864
 _BATCH: Final = 2_000
@@ -123,7 +123,9 @@ class Restorer:
         if noted is None:
             raise ValueError("the store to restore into is not empty: name a new one")
         if noted.body != note:
-            raise ValueError("another snapshot was being restored into this store: name a new one")
+            raise ValueError(
+                f"another snapshot was being restored into this store: {_advice(noted.body)}name a new store"
+            )
         return set(present)
 
     async def _put(self, entry: BackupEntry) -> None:
@@ -149,6 +151,14 @@ class Restorer:
             return
         self.report.damaged += 1
         self._on_problem(key, why)
+
+
+def _advice(note: bytes) -> str:
+    """Return how to continue the restore that left a note; `""` if the note is damaged."""
+    try:
+        return f"continue with --at {iso_time(time_of(orjson.loads(note)['snapshot']))}, or "
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
 
 
 def snapshot_at(snapshots: Sequence[Snapshot], at_ms: int) -> Snapshot:

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from pysync import _core
-from pysync.backup.repository import RESTORE_KEY
 from pysync.concurrency import gather_bounded
 from pysync.config import StoreConfig
 from pysync.engine.append_log import object_key
 from pysync.errors import DocumentCorrupt
 from pysync.migrate.locations import check_exists
 from pysync.migrate.reading import SCRUB_KEY, Reader, Unreadable
-from pysync.store import Store, open_store
+from pysync.store import RESTORE_KEY, Store, open_store, unfinished_restore
 from pysync.store.local.capture import CapturedRow, FolderCapture
 
 PART_BYTES: Final = 4_194_304
@@ -80,11 +79,20 @@ class PositionLost(Exception):
 
 
 async def open_image(config: StoreConfig, now_ms: Callable[[], int]) -> ImageSource:
-    """Open the store that is to be backed up. Raises ValueError if there is none, and StoreUnavailable."""
+    """Open the store that is to be backed up. Raises ValueError if there is none or a restore into it has not
+    ended, and StoreUnavailable."""
     kind, _, folder = config.url.partition(":")
     if kind == "file":
         check_exists(config.url)
-        return FolderImage(await asyncio.to_thread(FolderCapture, Path(folder), now_ms))
+        capture = await asyncio.to_thread(FolderCapture, Path(folder), now_ms)
+        try:
+            capture.load([RESTORE_KEY])
+            if capture.next_batch():
+                raise ValueError(unfinished_restore(config.url))
+        except BaseException:
+            capture.close()
+            raise
+        return FolderImage(capture)
     if kind == "memory":
         raise ValueError("a memory: store exists only inside its server")
     return ListedImage(await open_store(config))

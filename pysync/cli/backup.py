@@ -97,7 +97,7 @@ async def restore(options: argparse.Namespace) -> int:
         change_log = None
         if options.coordinator is not None:
             change_log = await opened.enter_async_context(closing(open_coordinator(options.coordinator)))
-        store = await opened.enter_async_context(closing(open_store(to)))
+        store = await opened.enter_async_context(closing(open_store(to, accepts_unfinished_restore=True)))
         restorer = Restorer(repository, store, _print_problem, change_log)
         await restorer.restore(snapshot)
     print_lines({"time": iso_time(snapshot.taken_ms), **_counts(restorer.report)})

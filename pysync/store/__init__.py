@@ -41,7 +41,7 @@ from pysync.store.base import (
     ledger_of,
     no_pace,
 )
-from pysync.store.open import open_store
+from pysync.store.open import RESTORE_KEY, open_store, unfinished_restore
 from pysync.store.usage import (
     NOTHING,
     Account,
@@ -64,6 +64,7 @@ __all__ = [
     "MAX_CONCURRENT_READS",
     "NOTHING",
     "NOT_MODIFIED",
+    "RESTORE_KEY",
     "Account",
     "ByteStream",
     "Charge",
@@ -110,4 +111,5 @@ __all__ = [
     "no_pace",
     "open_store",
     "split_key",
+    "unfinished_restore",
 ]

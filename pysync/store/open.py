@@ -1,12 +1,16 @@
 """Opens the store that the configuration names. Only this module imports the back ends."""
 
 from collections.abc import Callable
+from typing import Final
 
 from pysync.changelog import Retention
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig
 from pysync.extras import require
 from pysync.store.base import Store
+
+RESTORE_KEY: Final = "_pysync/restore"
+"""The key of the note in a store that a restore from a backup is under way; gone when it has ended."""
 
 
 async def open_store(
@@ -15,10 +19,38 @@ async def open_store(
     *,
     shared: bool = False,
     retention: Retention = Retention(),  # noqa: B008 (frozen)
+    accepts_unfinished_restore: bool = False,
 ) -> Store:
     """Open the store that `config` names. With `shared`, other processes serve it too, and a store that could
     enforce preconditions only within this process is rejected. Raises ValueError for a store that does not
-    exist or cannot be shared, StoreUnavailable for one that cannot be used."""
+    exist, cannot be shared or has only a part of what a restore writes, unless
+    `accepts_unfinished_restore`; StoreUnavailable for one that cannot be used."""
+    store = await _open(config, now_ms, shared=shared, retention=retention)
+    if accepts_unfinished_restore:
+        return store
+    try:
+        is_unfinished = await store.get(RESTORE_KEY) is not None
+    except BaseException:
+        await store.close()
+        raise
+    if is_unfinished:
+        await store.close()
+        raise ValueError(unfinished_restore(config.url))
+    return store
+
+
+def unfinished_restore(url: str) -> str:
+    """Return what to do about a store that a restore has written only in part."""
+    return (
+        f"{url}: a restore into this store has not ended: run `pysync backup restore` into it again, or "
+        "delete it and restore into an empty store"
+    )
+
+
+async def _open(
+    config: StoreConfig, now_ms: Callable[[], int], *, shared: bool, retention: Retention
+) -> Store:
+    """Open the store, whatever it holds."""
     kind, _, rest = config.url.partition(":")
     if kind == "memory" and not rest:
         from pysync.store.memory import MemoryStore

@@ -19,14 +19,14 @@ from pysync.backup import restoring
 from pysync.backup.checking import BackupVerification, BackupVerifier
 from pysync.backup.encryption import BackupKey, WrongKey
 from pysync.backup.pruning import GRACE_MS, KeepRules, prune
-from pysync.backup.repository import PAGES, RESTORE_KEY, SNAPSHOTS, Repository, path_of
+from pysync.backup.repository import PAGES, SNAPSHOTS, Repository, path_of
 from pysync.backup.restoring import Restorer, parse_time, snapshot_at
 from pysync.backup.source import ListedImage
 from pysync.backup.target import BackupTarget, BucketTarget, FolderTarget
 from pysync.changelog import Change
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import StoreUnavailable
-from pysync.store import ListEntry
+from pysync.store import RESTORE_KEY, ListEntry
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore, chunks_of
@@ -147,7 +147,7 @@ async def test_an_interrupted_restore_is_continued(monkeypatch: pytest.MonkeyPat
     with pytest.raises(StoreUnavailable):
         await Restorer(repository, failing, print).restore(snapshot)
     other, *_ = [await repository.read_snapshot(name) for name in await repository.snapshot_names()]
-    with pytest.raises(ValueError, match="another snapshot"):
+    with pytest.raises(ValueError, match=r"continue with --at 20.*Z, or name a new store"):
         await Restorer(repository, into, print).restore(other)
     again = Restorer(repository, into, print)
     await again.restore(snapshot)

@@ -33,7 +33,7 @@ KEEP_ALL_MS: Final = 600_000
 """Age up to which every image of a follower is kept; up to `KEEP_MINUTES_MS` it is one a minute, then one an
 hour, until `prune` removes more."""
 KEEP_MINUTES_MS: Final = 86_400_000
-_NICENESS: Final = 10
+NICENESS: Final = 10
 
 
 class FollowerSettings(NamedTuple):
@@ -161,7 +161,7 @@ async def _serve() -> None:
     loop = asyncio.get_running_loop()
     settings = FollowerSettings.decode(await asyncio.to_thread(sys.stdin.buffer.readline))
     with suppress(OSError):
-        os.nice(_NICENESS)
+        os.nice(NICENESS)
 
     def report(status: FollowStatus) -> None:
         with suppress(BrokenPipeError):

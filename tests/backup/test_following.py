@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,25 @@ def test_images_of_a_follower_become_fewer_with_their_age() -> None:
     assert kept == sorted(kept)
     assert kept[-1] == names[-1]
     assert thinned(kept, now_ms) == kept
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux only")
+async def test_no_thread_of_the_process_competes_with_the_server(store: LocalStore, tmp_path: Path) -> None:
+    await fill(store, 50)
+    settings = FollowerSettings(StoreConfig(url=f"file:{tmp_path}/data"), f"file:{tmp_path}/backup", None, 10)
+    command = [sys.executable, "-m", "pysync.backup.following"]
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(settings.encode() + b"\n")
+    await process.stdout.readline()
+    threads = [int(name) for name in os.listdir(f"/proc/{process.pid}/task")]
+    assert len(threads) > 1
+    assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {following.NICENESS}
+    assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
+    process.stdin.close()
+    await process.wait()
 
 
 async def gauges(session: aiohttp.ClientSession, base: str) -> dict[str, float]:

@@ -34,6 +34,8 @@ KEEP_ALL_MS: Final = 600_000
 hour, until `prune` removes more."""
 KEEP_MINUTES_MS: Final = 86_400_000
 NICENESS: Final = 10
+"""A tenth of the processor's time beside a busy server, on one core. Linux derives the priority of reads and
+writes from it."""
 
 
 class FollowerSettings(NamedTuple):
@@ -151,6 +153,15 @@ def thinned(names: list[str], now_ms: int) -> list[str]:
     return [*kept.values()]
 
 
+def lower_priority() -> None:
+    """Let other processes go first: those of a follower that do nothing else call this. It is for this thread
+    and those that it starts, so call it before there are others."""
+    with suppress(OSError):
+        os.nice(NICENESS)
+        if sys.platform == "linux":  # it never interrupts a thread that runs
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def _log_problem(key: str, why: str) -> None:
     log.error("cannot back up %r: %s", key, why, extra={"repeats": ("backup", key)})
 
@@ -159,9 +170,8 @@ async def _serve() -> None:
     """Read settings from the first line of standard input, and follow the store until the input ends. Print
     the status of each round."""
     loop = asyncio.get_running_loop()
+    lower_priority()
     settings = FollowerSettings.decode(await asyncio.to_thread(sys.stdin.buffer.readline))
-    with suppress(OSError):
-        os.nice(NICENESS)
 
     def report(status: FollowStatus) -> None:
         with suppress(BrokenPipeError):

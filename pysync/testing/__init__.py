@@ -11,16 +11,11 @@ A contract is a class of pytest tests. Inherit from it, and provide the fixture 
             await store.close()
 """
 
-from pysync.testing.coordinators import (
-    RETENTION,
-    BoundedNoncesContract,
-    ChangeLogContract,
-    CoordinatorContract,
-    LeaseContract,
-    change,
-)
+from pysync.testing.change_logs import RETENTION, ChangeLogContract, change
+from pysync.testing.coordinators import BoundedNoncesContract, CoordinatorContract, LeaseContract
 from pysync.testing.faults import Advance, FakeClock, FaultyStore
-from pysync.testing.stores import StoreContract, TransactionalStoreContract, chunks_of, read_file
+from pysync.testing.files import chunks_of, read_file
+from pysync.testing.stores import StoreContract, TransactionalStoreContract
 
 __all__ = [
     "RETENTION",

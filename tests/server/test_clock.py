@@ -28,8 +28,7 @@ from pysync.coordinator.nonce_log import NonceLog
 from pysync.sqlite.database_file import DatabaseFile
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock
-from pysync.testing.coordinators import change
+from pysync.testing import FakeClock, change
 
 HOUR_MS = 3_600_000
 

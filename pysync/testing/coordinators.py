@@ -256,6 +256,19 @@ class CoordinatorContract(ChangeLogContract):
         assert not await usage.end_count("third", 4)
         assert (await usage.read(), await usage.counted_ms()) == ({}, None)
 
+    async def test_forgotten_subjects_are_in_no_total_and_everything_is_counted_again(
+        self, coordinator: Coordinator
+    ) -> None:
+        usage, one = coordinator.usage, Usage(1, 1, 0, 0)
+        await usage.begin_count("before")
+        assert await usage.count("before", "a", {"gone": one, "me": one})
+        assert await usage.end_count("before", 1)
+        await usage.begin_count("under way")
+        assert await usage.count("under way", "a", {"gone": one, "me": one})
+        await usage.forget(["gone", "never was"])
+        assert (await usage.read(), await usage.counted_ms()) == ({"me": one}, None)
+        assert not await usage.end_count("under way", 2)
+
     async def test_a_new_epoch_has_no_usage_and_no_count(self, coordinator: Coordinator) -> None:
         usage, one = coordinator.usage, Usage(1, 1, 0, 0)
         await usage.begin_count("before")

@@ -23,7 +23,9 @@ from support.sse_client import Listen
 from pysync.auth.identity_keys import IdentityKeys
 from pysync.changelog import ChangeLog
 from pysync.client.sealed.keyring import Keyring
+from pysync.coordinator.memory import MemoryCoordinator
 from pysync.erase import Eraser, EraseRequest
+from pysync.model import Usage
 from pysync.server.app import App
 from pysync.store import Store
 
@@ -252,8 +254,13 @@ async def test_the_history_of_a_deleted_document_goes_too(served: Served) -> Non
         ({"key": "_pysync/logs/a"}, "the server's own"),
         ({"identity": "a/b"}, "is not an identity"),
         ({"identity": ".."}, "is not an identity"),
-        ({"identity": "a", "kemKeys": ["x"]}, "X25519"),
-        ({"identity": "a", "kemKeys": "x"}, "X25519"),
+        ({"identity": "anne"}, "is not an identity"),
+        ({"identity": "5D" * 16}, "is not an identity"),
+        ({"identity": "5d" * 15 + "5"}, "is not an identity"),
+        ({"identity": "5d" * 32}, "is not an identity"),
+        ({"identity": "5d" * 16 + "\n"}, "is not an identity"),
+        ({"identity": ANNE.user_id, "kemKeys": ["x"]}, "X25519"),
+        ({"identity": ANNE.user_id, "kemKeys": "x"}, "X25519"),
         ({"key": "a", "kemKeys": ["0" * 64]}, "belong to an identity"),
     ],
 )
@@ -268,6 +275,37 @@ async def test_an_erasure_of_nothing_succeeds(served: Served) -> None:
     report = await served.eraser.run(EraseRequest("identity", stranger.user_id))
     assert not +report.erased
     assert await served.log.read(last, 10) == []
+    assert report.describe(ANNES, is_dry_run=False)["found"] is False
+
+
+class _Names(MemoryCoordinator):
+    """A coordinator that says what it holds."""
+
+    def text(self) -> str:
+        return repr([self._counters, self._values, self._prepared, self._changes, vars(self.usage)])
+
+
+async def test_a_coordinator_holds_nothing_of_an_erased_person(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    coordinator = _Names()
+    base = await start(members(quotas={}), coordinator=coordinator)
+    app = start.apps[-1]  # type: ignore[attr-defined]
+    served = Served(app, person(ANNE, base, session), person(BERT, base, session))
+    await write_all(served.anne, SECRET)
+    await write_all(served.bert, "public-of-bert")
+    # What a crash left of a count, and an idempotency key of a push of which the change log knows nothing.
+    await coordinator.usage.add("", {f"identity:{ANNE.user_id}": Usage(7)})
+    await coordinator.usage.begin_count("under way")
+    await coordinator.usage.count("under way", "a", {f"identity:{ANNE.user_id}": Usage(7)})
+    bert = (await coordinator.usage.read())[f"identity:{BERT.user_id}"]
+    await served.log.clear()
+    await served.eraser.run(ANNES)
+    assert ANNE.user_id not in coordinator.text()
+    assert len(coordinator._values) == 3
+    assert (await coordinator.usage.read())[f"identity:{BERT.user_id}"] == bert
+    assert await coordinator.usage.counted_ms() is None
+    assert not await coordinator.usage.end_count("under way", 1)
 
 
 async def test_a_service_in_memory_erases_too(start: Start, session: aiohttp.ClientSession) -> None:

@@ -92,6 +92,7 @@ async def test_the_listener_reports_what_it_erases(operators: Operators, folder:
         ({}, JSON, 400, "bad_request"),
         ({**ANNES, "dryRun": 1}, JSON, 400, "bad_request"),
         ({"prefix": "_pysync"}, JSON, 400, "bad_request"),
+        ({"identity": "anne"}, JSON, 400, "bad_request"),
     ],
 )
 async def test_the_listener_refuses_pages_of_browsers_and_invalid_requests(
@@ -188,10 +189,27 @@ def test_the_command_names_what_is_wrong(shell: Shell, tmp_path: Path) -> None:
         ((), 2, "one of the arguments --key --prefix --identity is required"),
         (("--key", "_pysync/a"), 1, "the server's own"),
         (("--key", "a"), 1, "use POST /admin/erase there"),
+        (("--identity", "anne"), 1, "'anne' is not an identity"),
     ):
         result, output, errors = shell.run("erase", *config, *arguments)
         assert (result, output) == (status, "")
         assert why in errors
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+async def test_the_command_says_if_it_found_nothing(
+    operators: Operators, shell: Shell, folder: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    (tmp_path / "pysync.json").write_bytes(
+        orjson.dumps({"version": 1, "store": f"file:{folder}", **members()})
+    )
+    named = ("erase", "--config", str(tmp_path / "pysync.json"), *more)
+    stranger = ANNE.user_id[::-1]
+    status, output, errors = await shell.ask(*named, "--identity", stranger)
+    assert (status, json.loads(output)["found"]) == (0, False)
+    assert f"nothing that belongs to the identity {stranger} was found" in errors
+    status, output, errors = await shell.ask(*named, "--key", "board/lobby")
+    assert (status, json.loads(output)["found"], errors) == (0, True, "")
 
 
 async def test_nothing_of_an_erased_person_is_in_a_bucket(

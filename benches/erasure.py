@@ -36,6 +36,11 @@ CONFIG = {
 }
 
 
+def user_id(number: int) -> str:
+    """Return the user id of a person."""
+    return f"{number:032x}"
+
+
 async def create(folder: Path) -> None:
     """Create an empty store."""
     await (await LocalStore.open_folder(folder)).close()
@@ -49,7 +54,7 @@ def fill(folder: Path, documents: int, size: int) -> None:
             "INSERT INTO object(parent, name, etag, content_type, modified_ms, body) "
             "VALUES(?, ?, ?, ?, 0, ?)",
             (
-                (f"users/{n % PEOPLE}", f"{n}", f"{n:x}", "application/json", os.urandom(size))
+                (f"users/{user_id(n % PEOPLE)}", f"{n}", f"{n:x}", "application/json", os.urandom(size))
                 for n in range(documents)
             ),
         )
@@ -94,7 +99,16 @@ def run(folder: Path, identity: int) -> dict[str, float]:
         text=True,
     )
     begun = time.perf_counter()
-    command = [sys.executable, "-m", "pysync", "erase", "--identity", f"{identity}", "--config", str(config)]
+    command = [
+        sys.executable,
+        "-m",
+        "pysync",
+        "erase",
+        "--identity",
+        user_id(identity),
+        "--config",
+        str(config),
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     taken = time.perf_counter() - begun
     output, _ = pushing.communicate("")

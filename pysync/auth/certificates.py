@@ -88,6 +88,10 @@ def user_id(key: str) -> str:
     return hashlib.sha256(bytes.fromhex(key)).hexdigest()[:32]
 
 
+is_user_id = re.compile("[0-9a-f]{32}").fullmatch
+"""Matches a user id."""
+
+
 def from_authorization(authorization: str) -> Certificate:
     """Return the certificate of an `Authorization` header. Its form is checked, its validity period and
     signature are not. Raises CertificateError."""

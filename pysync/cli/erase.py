@@ -30,3 +30,9 @@ async def erase(options: argparse.Namespace) -> None:
         eraser = Eraser(services, projections_in(plugins), Hooks(plugins).stored_files)
         report = await (eraser.dry_run(request) if options.dry_run else eraser.run(request))
     print_json(report.describe(request, is_dry_run=options.dry_run))
+    if not report.is_found:
+        kind, value = request.kind, request.value
+        print(
+            f"pysync: nothing that belongs to the {kind} {value} was found: check its spelling",
+            file=sys.stderr,
+        )

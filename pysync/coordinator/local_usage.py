@@ -23,10 +23,8 @@ TABLES: Final = """
 """
 """`token` is that of the count that is under way; its totals are the rows with `is_count`."""
 
-FORGET_SQL: Final = (
-    "DELETE FROM usage",
-    "UPDATE usage_count SET token = NULL, passed = NULL, counted_ms = NULL",
-)
+_FORGET_COUNT = "UPDATE usage_count SET token = NULL, passed = NULL, counted_ms = NULL"
+FORGET_SQL: Final = ("DELETE FROM usage", _FORGET_COUNT)
 """Statements that forget everything."""
 
 _ADD = """
@@ -77,6 +75,10 @@ class LocalUsage:
         """See `UsageTotals.end_count`."""
         return await self._writer.submit(_end, token, now_ms)
 
+    async def forget(self, names: Collection[str]) -> None:
+        """See `UsageTotals.forget`."""
+        await self._writer.submit(_forget, names)
+
     async def clear(self) -> None:
         """See `UsageTotals.clear`."""
         await self._writer.submit(_clear)
@@ -112,6 +114,12 @@ def _end(cursor: sqlite3.Cursor, token: str, now_ms: int) -> bool:
     cursor.execute("DELETE FROM usage WHERE is_count = 0")
     cursor.execute("UPDATE usage SET is_count = 0")
     return True
+
+
+def _forget(cursor: sqlite3.Cursor, names: Collection[str]) -> None:
+    cursor.executemany("DELETE FROM usage WHERE is_count = 0 AND name = ?", [(name,) for name in names])
+    cursor.execute("DELETE FROM usage WHERE is_count = 1")
+    cursor.execute(_FORGET_COUNT)
 
 
 def _clear(cursor: sqlite3.Cursor) -> None:

@@ -41,6 +41,10 @@ class UsageTotals(Protocol):
     async def end_count(self, token: str, now_ms: int) -> bool:
         """Replace the totals by those of the count. Return False if another count has begun."""
 
+    async def forget(self, names: Collection[str]) -> None:
+        """Forget the totals of these subjects, the count that is under way, and the time of the last one:
+        everything is to be counted again, and the other totals hold until then."""
+
     async def clear(self) -> None:
         """Forget all totals, and the count."""
 
@@ -90,6 +94,12 @@ class MemoryUsage:
         self._totals, self._counted, self._count = self._counted, {}, None
         self._counted_ms = now_ms
         return True
+
+    async def forget(self, names: Collection[str]) -> None:
+        """See `UsageTotals.forget`."""
+        for name in names:
+            self._totals.pop(name, None)
+        self._counted, self._count, self._counted_ms = {}, None, None
 
     async def clear(self) -> None:
         """See `UsageTotals.clear`."""

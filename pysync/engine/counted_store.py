@@ -68,10 +68,15 @@ class Amounts:
         return Usage(size, 0, head.count - head.start), head
 
 
+def total_name(kind: str, name: str) -> str:
+    """Return the name of a subject in the coordinator."""
+    return f"{kind}:{name}"
+
+
 def names_of(account: Account | None) -> Iterable[tuple[str, str]]:
     """Yield the kind of each subject of an account, and its name in the coordinator."""
     for kind, name in () if account is None else account.subjects():
-        yield kind, f"{kind}:{name}"
+        yield kind, total_name(kind, name)
 
 
 class SharedLedger:
@@ -82,13 +87,13 @@ class SharedLedger:
 
     async def used(self, subjects: Iterable[Subject]) -> dict[Subject, Usage]:
         """See `Ledger.used`."""
-        names = {subject: f"{subject.kind}:{subject.name}" for subject in subjects}
+        names = {subject: total_name(*subject) for subject in subjects}
         found = await self._totals.read([*names.values()])
         return {subject: _shown(found.get(name, NOTHING)) for subject, name in names.items()}
 
     async def largest(self, kind: SubjectKind, limit: int) -> list[tuple[str, Usage]]:
         """See `Ledger.largest`."""
-        prefix = f"{kind}:"
+        prefix = total_name(kind, "")
         found = await self._totals.read()
         mine = [
             (name[len(prefix) :], _shown(used)) for name, used in found.items() if name.startswith(prefix)

@@ -18,7 +18,9 @@ from typing import Final
 
 import orjson
 
+from pysync.changelog import Change
 from pysync.concurrency import gather_bounded
+from pysync.engine.counted_store import total_name
 from pysync.engine.outbox import DocumentRef, parse_change
 from pysync.erase.journal import JournalEntry, unfinished
 from pysync.erase.keyrings import remove_entries
@@ -120,11 +122,12 @@ class Eraser:
         """Delete and announce everything of the request."""
         scope, report = self._scope(request), EraseReport()
         await self._store.recover_merges()
-        logs = list[str]()
+        logs, hashes = list[str](), set[str]()
         async for plan in entry.plans():
             await self._carry_out(plan, is_exact=True)
             report.add(plan.report)
             logs += plan.logs
+            hashes.update(plan.hashes)
         for number in range(MAX_PASSES):
             found = 0
             async for keys in self._pages(scope):
@@ -133,6 +136,7 @@ class Eraser:
                 await self._carry_out(plan, is_exact=number < _EXACT_PASSES)
                 report.add(plan.report)
                 logs += plan.logs
+                hashes.update(plan.hashes)
                 found += len(plan.keys) + len(plan.objects)
             if not found:
                 if not await self._is_merged(scope):
@@ -145,7 +149,7 @@ class Eraser:
         await self._sleep(SETTLE_S)
         # A request that was under way may have stored a part of a log after its head was gone.
         await delete_log_objects(self._store, logs)
-        report.add(await self._forget(request, scope, {*logs}))
+        report.add(await self._forget(request, scope, hashes.union(logs)))
         return report
 
     async def _carry_out(self, plan: ErasePlan, *, is_exact: bool) -> None:
@@ -204,13 +208,15 @@ class Eraser:
                 with suppress(EtagMismatch):  # the next finding replaces the list as well
                     await self._store.put(_DAMAGED, orjson.dumps({"files": kept}), expect=Etag(found.etag))
 
-    async def _forget(self, request: EraseRequest, scope: Scope, logs: set[str]) -> EraseReport:
-        """Remove what the coordinator and the change log know of the request."""
-        report, written, changes = EraseReport(), set[str](), 0
+    async def _forget(self, request: EraseRequest, scope: Scope, known: set[str]) -> EraseReport:
+        """Remove what the coordinator and the change log know of the request. `known` are the ids of logs and
+        the hashes that were erased."""
+        await self._wait_for_intents(request, scope)
+        report, changes = EraseReport(), 0
         async for hash_ in self._written(request, scope):
             changes += 1
-            written.add(hash_)
-        known = (written | logs) - {""}
+            known.add(hash_)
+        known.discard("")
         bucket = f"identity={request.value}" if request.kind == "identity" else None
 
         def is_counter(name: str) -> bool:
@@ -224,8 +230,11 @@ class Eraser:
             return isinstance(parts, list) and any(isinstance(part, str) and part in known for part in parts)
 
         counters, claims = await self._coordinator.forget(is_counter, is_claim)
+        if self._store.transactional is None and (bucket is not None or self._store.counting is None):
+            # What a crash left of a count names the identity, and what a command erases is not counted.
+            names = [] if bucket is None else [total_name("identity", request.value)]
+            await self._coordinator.usage.forget(names)
         report.erased.update(rateCounters=counters, idempotencyRecords=claims, changes=changes)
-        await self._wait_for_intents(scope)
         if changes:
             await self._outbox.log.clear()
         return report
@@ -235,22 +244,24 @@ class Eraser:
         after = ""
         while found := await self._outbox.log.read(after, _CHANGES):
             for _, change in found:
-                parsed = parse_change(change)
-                place = self._lists.keys.locate(parsed.ref)
-                key = parsed.ref.key or (place.key if place is not None else "")
-                if scope.includes(key) or (request.kind == "identity" and change.identity == request.value):
-                    yield parsed.hash
+                if self._names(change, request, scope):
+                    yield parse_change(change).hash
             after = found[-1][0]
 
-    async def _wait_for_intents(self, scope: Scope) -> None:
-        """Wait until no write of the scope waits to be announced."""
+    def _names(self, change: Change, request: EraseRequest, scope: Scope) -> bool:
+        """Return True if the change is of a key of the request, or by its identity."""
+        ref = parse_change(change).ref
+        place = self._lists.keys.locate(ref)
+        key = ref.key or (place.key if place is not None else "")
+        return scope.includes(key) or (request.kind == "identity" and change.identity == request.value)
+
+    async def _wait_for_intents(self, request: EraseRequest, scope: Scope) -> None:
+        """Wait until no write that names something of the request waits to be announced."""
         while self._outbox.needs_recovery:
             await self._outbox.recover()
             intents = await self._coordinator.prepared(_INTENTS)
-            refs = [parse_change(change).ref for intent in intents for change in intent.changes]
-            places = [(ref.key, self._lists.keys.locate(ref)) for ref in refs]
-            keys = [key or (place.key if place is not None else "") for key, place in places]
-            if not any(map(scope.includes, keys)):
+            changes = [change for intent in intents for change in intent.changes]
+            if not any(self._names(change, request, scope) for change in changes):
                 return
             await self._sleep(LEASE_RENEW_S)
 

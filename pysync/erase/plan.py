@@ -55,6 +55,11 @@ class EraseReport:
         self.bytes += other.bytes
 
     @property
+    def is_found(self) -> bool:
+        """True if there was anything to erase."""
+        return self.erased.total() > 0
+
+    @property
     def members(self) -> dict[str, Any]:
         """The report as JSON members."""
         counts = {kind: count for kind, count in sorted(self.erased.items()) if count}
@@ -65,7 +70,8 @@ class EraseReport:
         kept = _KEPT | (_KEPT_OF_IDENTITY if request.kind == "identity" else {})
         if request.kind == "identity" and not request.kem_keys:
             kept |= _KEPT_IN_KEYRINGS
-        return request.members | {"dryRun": is_dry_run} | self.members | {"notTouched": kept}
+        found = {"dryRun": is_dry_run, "found": self.is_found}
+        return request.members | found | self.members | {"notTouched": kept}
 
     @classmethod
     def parse(cls, members: dict[str, Any]) -> Self:
@@ -83,6 +89,11 @@ class ErasePlan:
     logs: list[str] = field(default_factory=list)
     entries: list[tuple[str, str]] = field(default_factory=list)
     report: EraseReport = field(default_factory=EraseReport)
+
+    @property
+    def hashes(self) -> set[str]:
+        """The hashes of what goes."""
+        return {hash_ for _, hash_ in self.keys.values()}
 
     def encode(self) -> bytes:
         """Return the plan as JSON text."""

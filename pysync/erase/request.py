@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
 from pysync._core import split_key
-from pysync.config.key_templates import RESERVED, is_parameter
+from pysync.auth.certificates import is_user_id
+from pysync.config.key_templates import RESERVED
 
 Kind = Literal["key", "prefix", "identity"]
 _KINDS: Final[tuple[Kind, ...]] = ("key", "prefix", "identity")
@@ -40,8 +41,11 @@ class EraseRequest:
         if kind == "prefix":
             value = value.removesuffix("/")
         if kind == "identity":
-            if not is_parameter(value):
-                raise ValueError(f"{value!a} is not an identity")
+            if not is_user_id(value):
+                raise ValueError(
+                    f"{value!a} is not an identity: name the user id that `pysync keys show` prints, 32 hex "
+                    "digits in lower case; for other data name its key or prefix"
+                )
         else:
             split_key(value)
             if value.partition("/")[0] == RESERVED:

@@ -263,21 +263,21 @@ class CoordinatorContract(ChangeLogContract):
         await usage.begin_count("before")
         assert await usage.count("before", "a", {"gone": one, "me": one})
         assert await usage.end_count("before", 1)
-        await usage.begin_count("under way")
-        assert await usage.count("under way", "a", {"gone": one, "me": one})
+        await usage.begin_count("second")
+        assert await usage.count("second", "a", {"gone": one, "me": one})
         await usage.forget(["gone", "never was"])
         assert (await usage.read(), await usage.counted_ms()) == ({"me": one}, None)
-        assert not await usage.end_count("under way", 2)
+        assert not await usage.end_count("second", 2)
 
     async def test_a_new_epoch_has_no_usage_and_no_count(self, coordinator: Coordinator) -> None:
         usage, one = coordinator.usage, Usage(1, 1, 0, 0)
         await usage.begin_count("before")
         assert await usage.count("before", "a", {"me": one})
         assert await usage.end_count("before", 1)
-        await usage.begin_count("under way")
+        await usage.begin_count("second")
         await coordinator.begin_epoch()
         assert (await usage.read(), await usage.counted_ms()) == ({}, None)
-        assert not await usage.count("under way", "b", {"me": one})
+        assert not await usage.count("second", "b", {"me": one})
         assert (await usage.add("a", {"me": one})).totals == {"me": one}
 
 

@@ -15,6 +15,7 @@ from pysync.coordinator.redis.epoch import EpochGuard
 from pysync.coordinator.usage import Added
 from pysync.model import USAGE_NAMES, Usage
 
+PREFIX: Final = "pysync:u:"
 TTL_MS: Final = 7 * 86_400_000
 
 # Keys are compared as hex digits: the order of other texts depends on the locale of Redis.
@@ -104,6 +105,19 @@ class RedisUsage:
         )
         return bool(is_ended)
 
+    async def forget(self, names: Collection[str]) -> None:
+        """See `UsageTotals.forget`. Totals from before Redis lost its memory, which nobody reads, go too."""
+        old, cursor = set[bytes](), b"0"
+        while True:
+            page = ("SCAN", cursor, "MATCH", f"{PREFIX}*", "COUNT", 1000)
+            ((cursor, keys),) = await self._epoch.execute(page)
+            old.update(keys)
+            if cursor == b"0":
+                break
+        old.discard(self._key.encode())
+        fields = [f"{kind}{name}" for name in names for kind in range(len(USAGE_NAMES))]
+        await self._epoch.transact(("HDEL", self._key, "counted", *fields), ("DEL", self._next, *old))
+
     async def clear(self) -> None:
         """See `UsageTotals.clear`."""
         await self._epoch.execute_checked(self.clear_command)
@@ -115,7 +129,7 @@ class RedisUsage:
 
     @property
     def _key(self) -> str:
-        return f"pysync:u:{self._epoch.since_ms}"
+        return f"{PREFIX}{self._epoch.since_ms}"
 
     @property
     def _next(self) -> str:

@@ -20,9 +20,9 @@ from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
 from pysync.protocol import JSON_TYPE, OCTET_STREAM
 from pysync.store import ReadableStore, Store, open_store
-from pysync.store.base import ListEntry, OpenFile, StoredObject, clamp_range
 from pysync.store.local.disk import in_thread, translate_os_errors
 from pysync.store.local.files import FileReader
+from pysync.store.types import ListEntry, OpenFile, StoredObject, clamp_range
 
 Location = StoreConfig | Path
 """A store, or the folder of a Starfish server."""

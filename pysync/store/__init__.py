@@ -1,14 +1,23 @@
-"""Storage of documents and files: the store protocol (`base`) and `open_store`."""
+"""Storage of documents and files: the store protocol (`base`), its data types and `open_store`."""
 
 from pysync._core import split_key
 from pysync.store.base import (
+    MAX_CONCURRENT_READS,
+    CountingStore,
+    ReadableStore,
+    Store,
+    TimeIndex,
+    TransactionalStore,
+    get_many_concurrently,
+    ledger_of,
+)
+from pysync.store.open import RESTORE_KEY, open_store, unfinished_restore
+from pysync.store.types import (
     ABSENT,
     ANY,
     DAMAGED_REASON,
-    MAX_CONCURRENT_READS,
     NOT_MODIFIED,
     ByteStream,
-    CountingStore,
     DamagedFile,
     Etag,
     EtagMismatch,
@@ -27,21 +36,14 @@ from pysync.store.base import (
     OpenFile,
     Pace,
     Precondition,
-    ReadableStore,
     Segment,
     SendfileStream,
-    Store,
     StoredObject,
-    TimeIndex,
-    TransactionalStore,
     check_mergeable,
     check_precondition,
     clamp_range,
-    get_many_concurrently,
-    ledger_of,
     no_pace,
 )
-from pysync.store.open import RESTORE_KEY, open_store, unfinished_restore
 from pysync.store.usage import (
     NOTHING,
     Account,

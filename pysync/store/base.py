@@ -1,227 +1,38 @@
-"""The `Store` protocol, its data types, and helpers that its implementations share."""
+"""The `Store` protocol, what stores may add to it, and helpers that its implementations share."""
 
 import builtins
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Mapping, Sequence
 from math import inf
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Protocol
 
-from pysync._core import split_key
 from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.concurrency import gather_bounded
-from pysync.errors import DocumentCorrupt
 from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
+from pysync.store.types import (
+    ANY,
+    ExistingFileFilter,
+    FileStat,
+    KeyedBody,
+    KeyShape,
+    Leftover,
+    ListEntry,
+    MergeRecord,
+    NotModified,
+    ObjectInfo,
+    OnReceived,
+    OpenFile,
+    Pace,
+    Precondition,
+    Segment,
+    StoredObject,
+    no_pace,
+)
 from pysync.store.usage import Charge, ChargeOf, CountableLedger, Ledger, QuotaLimits
 
 MAX_CONCURRENT_READS: Final = 100
 """Maximum number of concurrent reads for one request. By default it covers all reads of a batch."""
-
-
-class StoredObject(NamedTuple):
-    """A stored object. Its `etag` is unique to the write that created it; `modified_ms` is the time of that
-    write."""
-
-    body: bytes
-    etag: str
-    content_type: str
-    modified_ms: int
-
-    @property
-    def size(self) -> int:
-        """The length of the body in bytes."""
-        return len(self.body)
-
-
-class ObjectInfo(NamedTuple):
-    """The etag of a stored object and the `size` of its body in bytes, without the body."""
-
-    etag: str
-    size: int
-
-
-class NotModified:
-    """The result of `get` if the stored object still has the etag that the caller passed."""
-
-
-NOT_MODIFIED: Final = NotModified()
-
-
-class ByteStream(Protocol):
-    """The bytes of a range of a file, in chunks. Iterate to the end, or call `aclose()`."""
-
-    def __aiter__(self) -> AsyncIterator[bytes]: ...
-    def __anext__(self) -> Awaitable[bytes]: ...
-    def aclose(self) -> Awaitable[None]:
-        """Stop reading and release the file."""
-
-
-class SendfileStream(ByteStream, Protocol):
-    """The bytes of a range of a file, which the kernel can also send to a socket."""
-
-    def ensure_cached(self) -> Awaitable[None]:
-        """Read the bytes that `send` sends next into memory, so that `send` does not block. Raises
-        StoreUnavailable."""
-
-    def send(self, connection: int) -> int:
-        """Send the next bytes to the socket with this descriptor and return their number, 0 at the end.
-        Raises BlockingIOError if the socket accepts no bytes now, OSError if it fails, and StoreUnavailable
-        if the file has become shorter."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileStat:
-    """Metadata of a stored file: `sha256` is the hex digest of its whole content, `size` its length in bytes;
-    `etag` is unique to the write that created it."""
-
-    size: int
-    sha256: str
-    content_type: str
-    modified_ms: int
-    etag: str = field(kw_only=True)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFile(FileStat):
-    """A stored file, opened. `chunks` yields the bytes of the requested range, [start, end), until the caller
-    closes it. `sendfile` is the same stream if the kernel can send it."""
-
-    start: int
-    end: int
-    chunks: ByteStream
-    sendfile: SendfileStream | None = None
-
-    @property
-    def stat(self) -> FileStat:
-        """The metadata of the file, without its chunks."""
-        return FileStat(self.size, self.sha256, self.content_type, self.modified_ms, etag=self.etag)
-
-
-Pace = Callable[[int], Awaitable[None]]
-"""Awaited with the number of bytes just read. Returns when more may be read."""
-
-
-async def no_pace(size: int) -> None:
-    """Return at once, so that reading continues at full speed."""
-
-
-OnReceived = Callable[[str], Awaitable[None]]
-"""Called with the sha256 (hex) of a file once all of it has been received, before the file becomes
-visible."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """Something of `size` bytes that an interrupted write left outside of all keys. `name` says which to the
-    operator."""
-
-    kind: Literal["temporary_files", "uploads", "merges"]
-    name: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class ListEntry:
-    """An object or file found by `walk`. `size` is in bytes; None if the store would have to read it."""
-
-    key: str
-    etag: str
-    modified_ms: int
-    size: int | None = None
-
-
-ANY: Final = "any"
-ABSENT: Final = "absent"
-
-
-@dataclass(frozen=True, slots=True)
-class Etag:
-    """The version that a conditional write expects to replace."""
-
-    value: str
-
-
-Precondition = Literal["any", "absent"] | Etag
-
-
-class EtagMismatch(Exception):
-    """A conditional write found another version than the expected one."""
-
-
-class ExistingFileFilter(NamedTuple):
-    """The files directly under `folder` whose names are greater than `after` and end with `suffix`."""
-
-    folder: str
-    after: str
-    suffix: str
-
-
-class FileAlreadyExists(Exception):
-    """A write found an existing file that its filter matches. `name` and `sha256` are those of that file."""
-
-    def __init__(self, name: str, sha256: str) -> None:
-        super().__init__(name)
-        self.name = name
-        self.sha256 = sha256
-
-
-DAMAGED_REASON: Final = "its bytes are not those that were stored: push it again, or copy it from a backup"
-"""The reason in the error for a file that an earlier `verify` found damaged."""
-
-
-class DamagedFile(DocumentCorrupt):
-    """A file is lost, or its bytes are not those that were stored; `detail` says which. `etag` is that of the
-    damaged version: pass it as the precondition of the write that replaces the file."""
-
-    def __init__(self, detail: str, etag: str) -> None:
-        super().__init__()
-        self.detail = detail
-        self.etag = etag
-
-
-class MergeRejected(Exception):
-    """The files cannot be merged, or not now; the message says why. Nothing was changed."""
-
-
-def check_precondition(expect: Precondition, current: str | None) -> None:
-    """Raise EtagMismatch unless `current`, the stored etag or None for nothing, satisfies `expect`."""
-    if expect == ANY:
-        return
-    if current != (expect.value if isinstance(expect, Etag) else None):
-        raise EtagMismatch
-
-
-def clamp_range(size: int, start: int, end: int | None) -> tuple[int, int]:
-    """Return the byte range [start, end) that `Store.open` reads from a file of `size` bytes."""
-    begin = min(start, size) if start >= 0 else max(size + start, 0)
-    return begin, max(begin, size if end is None else min(end, size))
-
-
-def check_mergeable(key: str, merged: Mapping[str, str]) -> str:
-    """Return the folder that contains all these keys. Raises ValueError if they have no common folder or lie
-    at the top level, if there is nothing to merge, or if `key` is itself merged."""
-    parents = {split_key(other)[0] for other in (key, *merged)}
-    if len(parents) != 1 or parents == {""} or not merged or key in merged:
-        raise ValueError("files are merged into a new one beside them, in one folder")
-    return parents.pop()
-
-
-@dataclass(frozen=True, slots=True)
-class MergeRecord:
-    """A pending merge: the file at `key`, with hash `sha256`, replaces the files in `merged`, which maps
-    their keys to their hashes."""
-
-    key: str
-    sha256: str
-    merged: Mapping[str, str]
-
-
-KeyedBody = tuple[str, bytes]
-"""A key, and the body of a JSON object that is put there whatever is stored."""
-
-KeyShape = tuple[str | None, ...]
-"""The segments of keys: None for any one segment, a text for itself."""
 
 
 class TimeIndex(Protocol):
@@ -422,14 +233,6 @@ def ledger_of(store: Store) -> Ledger | None:
     """Return the ledger of a store; None if it does not count what is stored."""
     counting = store.transactional or store.counting
     return None if counting is None else counting.ledger
-
-
-class Segment(NamedTuple):
-    """An object of JSON that another one refers to, and so has to be stored with it or before it."""
-
-    key: str
-    body: bytes
-    charge: Charge | None = None
 
 
 class TransactionalStore(Store, Protocol):

@@ -13,7 +13,8 @@ from pysync._core import split_key
 from pysync.clock import wall_clock_ms
 from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
-from pysync.store.base import (
+from pysync.store.base import get_many_concurrently
+from pysync.store.types import (
     ANY,
     NOT_MODIFIED,
     EtagMismatch,
@@ -31,7 +32,6 @@ from pysync.store.base import (
     check_mergeable,
     check_precondition,
     clamp_range,
-    get_many_concurrently,
     no_pace,
 )
 

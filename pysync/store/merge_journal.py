@@ -23,13 +23,13 @@ import orjson
 
 from pysync.concurrency import gather_bounded
 from pysync.errors import StoreUnavailable
-from pysync.store.base import (
+from pysync.store.base import Store
+from pysync.store.types import (
     ABSENT,
     EtagMismatch,
     Leftover,
     MergeRecord,
     MergeRejected,
-    Store,
     StoredObject,
     check_mergeable,
 )

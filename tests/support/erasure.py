@@ -7,7 +7,7 @@ import aiohttp
 
 from pysync.auth.identity_keys import IdentityKeys
 from pysync.store import Store
-from pysync.store.base import StoredObject
+from pysync.store.types import StoredObject
 from support.clients import Browser, Signed, root_device
 from support.collections import OWN, UNSIGNED, collection, limit_of
 

@@ -36,9 +36,9 @@ from pysync._core import split_key
 from pysync.errors import StoreUnavailable
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import fsync_dir, make_private_dir
-from pysync.store.base import EtagMismatch, Leftover, MergeRejected
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, in_thread, translate_os_errors
 from pysync.store.local.tables import GET_FILE, PUT_FILE, FileRow, RenameJournal, file_row
+from pysync.store.types import EtagMismatch, Leftover, MergeRejected
 
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2

@@ -17,15 +17,6 @@ from pysync._core import split_key
 from pysync.errors import StoreUnavailable
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import DATABASE_ERRORS
-from pysync.store.base import (
-    DAMAGED_REASON,
-    DamagedFile,
-    FileStat,
-    Leftover,
-    OpenFile,
-    Pace,
-    clamp_range,
-)
 from pysync.store.local import file_merge, tables
 from pysync.store.local.disk import (
     TEMP_FOLDER,
@@ -36,6 +27,7 @@ from pysync.store.local.disk import (
     translate_os_errors,
 )
 from pysync.store.local.tables import GET_FILE, FileRow, RenameJournal, file_row
+from pysync.store.types import DAMAGED_REASON, DamagedFile, FileStat, Leftover, OpenFile, Pace, clamp_range
 
 log = logging.getLogger(__name__)
 

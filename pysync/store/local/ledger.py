@@ -8,11 +8,11 @@ from pysync.errors import QuotaExceeded
 from pysync.model import Usage
 from pysync.sqlite.changelog import ChangeRows
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
-from pysync.store.base import ABSENT, Precondition
 from pysync.store.local import tables, usage
 from pysync.store.local.put_statements import PUT_COUNTED
 from pysync.store.local.tables import RenameJournal
 from pysync.store.local.usage import NO_RECEIPT, UsageCounters, amounts_of
+from pysync.store.types import ABSENT, Precondition
 from pysync.store.usage import (
     Charge,
     ChargeOf,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from pysync.store.base import StoredObject
+from pysync.store.types import StoredObject
 
 CACHE_BYTES: Final = 4 * 1024 * 1024
 CACHE_OBJECT_BYTES: Final = 64 * 1024

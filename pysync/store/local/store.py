@@ -32,7 +32,15 @@ from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import Database, make_private_dir, open_database, reason_of
 from pysync.sqlite.purge import purge_database
-from pysync.store.base import (
+from pysync.store.local import capture, tables, usage
+from pysync.store.local.disk import FileTree
+from pysync.store.local.file_merge import FolderSwapMerger, MergePlan
+from pysync.store.local.files import LocalFiles
+from pysync.store.local.ledger import LocalLedger, put_counted
+from pysync.store.local.read_cache import ReadCache
+from pysync.store.local.tables import SCHEMA, RenameJournal
+from pysync.store.local.time_index import LocalTimeIndex
+from pysync.store.types import (
     ANY,
     NOT_MODIFIED,
     ExistingFileFilter,
@@ -52,14 +60,6 @@ from pysync.store.base import (
     check_mergeable,
     no_pace,
 )
-from pysync.store.local import capture, tables, usage
-from pysync.store.local.disk import FileTree
-from pysync.store.local.file_merge import FolderSwapMerger, MergePlan
-from pysync.store.local.files import LocalFiles
-from pysync.store.local.ledger import LocalLedger, put_counted
-from pysync.store.local.read_cache import ReadCache
-from pysync.store.local.tables import SCHEMA, RenameJournal
-from pysync.store.local.time_index import LocalTimeIndex
 from pysync.store.usage import Charge, ChargeOf, QuotaLimits
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,10 @@ from pysync.errors import KeyConflict, StoreUnavailable
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, insert_changes
 from pysync.sqlite.database_file import Schema
-from pysync.store.base import (
+from pysync.store.local import usage
+from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
+from pysync.store.local.put_statements import PUT, PUT_FURTHER, PutStatements
+from pysync.store.types import (
     ANY,
     Etag,
     ExistingFileFilter,
@@ -30,9 +33,6 @@ from pysync.store.base import (
     Precondition,
     check_precondition,
 )
-from pysync.store.local import usage
-from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
-from pysync.store.local.put_statements import PUT, PUT_FURTHER, PutStatements
 
 log = logging.getLogger(__name__)
 

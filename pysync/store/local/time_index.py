@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Final
 
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
-from pysync.store.base import KeyShape, ListEntry
+from pysync.store.types import KeyShape, ListEntry
 
 _NAMES: Final = "SELECT name FROM sqlite_master WHERE type = 'index' AND name GLOB 'age_*'"
 _OLDEST: Final = """

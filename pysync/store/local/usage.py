@@ -22,7 +22,7 @@ from typing import Final
 import orjson
 
 from pysync._core import split_key
-from pysync.store.base import ANY, Etag, Precondition
+from pysync.store.types import ANY, Etag, Precondition
 from pysync.store.usage import (
     Account,
     Charge,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync.errors import StoreUnavailable
-from pysync.store.base import ANY, Etag, EtagMismatch, Precondition, StoredObject, check_precondition
 from pysync.store.s3.http import S3ConnectionError, S3Error, S3Request, S3RequestSender
 from pysync.store.s3.versions import (
     LINEAGE,
@@ -25,6 +24,7 @@ from pysync.store.s3.versions import (
     resolve_outcome,
     unquote_etag,
 )
+from pysync.store.types import ANY, Etag, EtagMismatch, Precondition, StoredObject, check_precondition
 from pysync.write_ids import new_write_id, with_write_id
 
 _LOCKS: Final = 256

@@ -15,7 +15,8 @@ from typing import Final
 import orjson
 
 from pysync.errors import StoreUnavailable
-from pysync.store.base import ABSENT, Etag, EtagMismatch, FileStat, Store, StoredObject
+from pysync.store.base import Store
+from pysync.store.types import ABSENT, Etag, EtagMismatch, FileStat, StoredObject
 
 KEY: Final = "_pysync/damaged"
 READ_EVERY_S: Final = 60.0

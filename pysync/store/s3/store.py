@@ -16,7 +16,15 @@ from pysync.errors import StoreUnavailable
 from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
 from pysync.store import merge_journal
-from pysync.store.base import (
+from pysync.store.base import get_many_concurrently
+from pysync.store.s3.conditional_writes import ConditionalWriter
+from pysync.store.s3.credentials import S3Client, translate_errors
+from pysync.store.s3.damaged_files import DamagedFiles
+from pysync.store.s3.http import RetryPolicy, S3Request, S3RequestSender
+from pysync.store.s3.probe import PROBES, probe_bucket
+from pysync.store.s3.transfers import Downloads, Uploads
+from pysync.store.s3.versions import TOMBSTONE, BucketCapabilities, Version, VersionCache, unquote_etag
+from pysync.store.types import (
     ANY,
     DAMAGED_REASON,
     NOT_MODIFIED,
@@ -32,16 +40,8 @@ from pysync.store.base import (
     Pace,
     Precondition,
     StoredObject,
-    get_many_concurrently,
     no_pace,
 )
-from pysync.store.s3.conditional_writes import ConditionalWriter
-from pysync.store.s3.credentials import S3Client, translate_errors
-from pysync.store.s3.damaged_files import DamagedFiles
-from pysync.store.s3.http import RetryPolicy, S3Request, S3RequestSender
-from pysync.store.s3.probe import PROBES, probe_bucket
-from pysync.store.s3.transfers import Downloads, Uploads
-from pysync.store.s3.versions import TOMBSTONE, BucketCapabilities, Version, VersionCache, unquote_etag
 from pysync.write_ids import WRITE_ID_BYTES, strip_write_id
 
 _PAGE: Final = 1_000

@@ -20,7 +20,6 @@ from aiohttp import ClientResponse
 from pysync.cache import BoundedCache
 from pysync.concurrency import gather_bounded
 from pysync.errors import StoreUnavailable
-from pysync.store.base import FileStat, Leftover, OnReceived, OpenFile, Pace, clamp_range, no_pace
 from pysync.store.local.disk import in_thread
 from pysync.store.s3.conditional_writes import ConditionalWriter
 from pysync.store.s3.credentials import S3Client, translate_errors
@@ -34,6 +33,7 @@ from pysync.store.s3.http import (
     StreamedBody,
 )
 from pysync.store.s3.versions import LINEAGE, SHA256, BucketCapabilities, Lineage, Version, unquote_etag
+from pysync.store.types import FileStat, Leftover, OnReceived, OpenFile, Pace, clamp_range, no_pace
 from pysync.write_ids import new_write_id
 
 PART_BYTES: Final = 8 * 1024 * 1024

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Self
 
 from pysync.cache import BoundedCache
 from pysync.protocol import JSON_TYPE
-from pysync.store.base import StoredObject
+from pysync.store.types import StoredObject
 
 
 @dataclass(frozen=True, slots=True)

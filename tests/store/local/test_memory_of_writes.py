@@ -13,7 +13,7 @@ from pysync.store.local.store import LocalStore
 WRITE = """
 import asyncio, ctypes, resource, sys
 from pathlib import Path
-from pysync.store.base import ABSENT, ANY, Etag
+from pysync.store.types import ABSENT, ANY, Etag
 from pysync.store.local.store import LocalStore
 
 ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: glibc keeps no memory for later

@@ -168,7 +168,7 @@ class StoreContract(FileContract):
         for n in {*range(8)} - {3}:
             await self._assert_body(store, f"n/{n}", b"n")
 
-    async def test_deleting_is_conditional_and_absent_is_fine(self, store: Store) -> None:
+    async def test_deleting_is_conditional(self, store: Store) -> None:
         etag = await store.put("a", b"one")
         unmet: list[Precondition] = [ABSENT, Etag("another")]
         for expect in unmet:
@@ -177,9 +177,34 @@ class StoreContract(FileContract):
         await self._assert_body(store, "a", b"one")
         await store.delete("a", Etag(etag))
         assert await store.get("a") is None
-        for expect in [ANY, *unmet]:
+        with pytest.raises(EtagMismatch):
+            await store.delete("a", Etag(etag))
+        for expect in (ANY, ABSENT):
             await store.delete("a", expect)
         assert await store.list("", None, 10) == []
+
+    async def test_of_concurrent_deletes_of_a_version_one_succeeds(self, store: Store) -> None:
+        etag = await store.put("a", b"one")
+        await store.write("f/a", chunks_of(b"two"), "text/plain")
+        stat = await store.stat("f/a")
+        assert stat is not None
+        for key, version in (("a", etag), ("f/a", stat.etag)):
+            deletes = (store.delete(key, Etag(version)) for _ in range(4))
+            outcomes = await asyncio.gather(*deletes, return_exceptions=True)
+            assert sorted(map(repr, outcomes)) == ["EtagMismatch()"] * 3 + ["None"]
+            assert [listed async for listed in store.walk(key.rpartition("/")[0])] == []
+
+    async def test_of_a_delete_and_a_put_over_a_version_one_succeeds(self, store: Store) -> None:
+        for n in range(4):
+            etag = await store.put(f"n/{n}", b"one")
+            deleted, put = await asyncio.gather(
+                store.delete(f"n/{n}", Etag(etag)),
+                store.put(f"n/{n}", b"two", expect=Etag(etag)),
+                return_exceptions=True,
+            )
+            is_deleted = isinstance(put, EtagMismatch)
+            assert isinstance(deleted, EtagMismatch) is not is_deleted
+            assert (await store.get(f"n/{n}") is None) == is_deleted
 
     async def test_a_list_holds_direct_children_in_code_point_order(self, store: Store) -> None:
         # U+FFFD sorts after U+1F600 in UTF-16, before it by code point.

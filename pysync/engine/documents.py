@@ -227,9 +227,9 @@ class Documents:
         history: HistoryConfig | None = None,
     ) -> WriteResult:
         """Remove the document or file at `key` if `base_hash` is its version, and announce the removal as a
-        change of `ref`, which names the key. With `history` the version is kept. Of two deletes of one
-        version both may succeed. `base_hash=""` removes a damaged document or file; it is also the version of
-        nothing. Raises as `push`."""
+        change of `ref`, which names the key. With `history` the version is kept. Of several deletes and
+        pushes of one version exactly one succeeds. `base_hash=""` removes a damaged document or file; it is
+        also the version of nothing. Raises as `push`."""
         removed = WriteResult("", self.now_ms())
         changes = [] if ref is None else [ref.change(base_hash, removed.timestamp_ms, removed=True)]
         for _ in range(_MAX_ATTEMPTS):

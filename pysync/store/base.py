@@ -179,8 +179,8 @@ class Store(ReadableStore, Protocol):
         """Finish or undo the merges that a crash of this or another process interrupted."""
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
-        """Remove the object or file at `key`, if there is one. Raises `EtagMismatch` as `put` does, except
-        that an absent object satisfies every precondition."""
+        """Remove the object or file at `key`, if there is one. Raises `EtagMismatch` as `put` does: of
+        several deletes and puts that expect one version exactly one succeeds."""
 
     async def remove_leftovers(self, before_ms: int, *, dry_run: bool = False) -> "builtins.list[Leftover]":
         """Remove what interrupted writes left outside of all keys and nobody has written to since

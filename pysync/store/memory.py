@@ -170,9 +170,9 @@ class MemoryStore:
         """See `Store.delete`."""
         parent, name = split_key(key)
         stored = self._stored.get(key)
+        check_precondition(expect, stored.object.etag if stored else None)
         if stored is None:
             return
-        check_precondition(expect, stored.object.etag)
         del self._stored[key]
         names = self._names[parent]
         del names[bisect.bisect_left(names, name)]

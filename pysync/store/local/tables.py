@@ -377,10 +377,10 @@ def delete(
     """Remove the row of a key, and add the changes and the rows of `also` if there is one. Returns True if it
     was a file, which is then staged for deletion, and the id of the last change."""
     found = cursor.execute(_CURRENT, (parent, name)).fetchone()
+    check_precondition(expect, found and found[0])
     if found is None:
         return False, 0
-    etag, is_file = found
-    check_precondition(expect, etag)
+    is_file = found[1]
     if is_file:
         renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
     cursor.execute(_DELETE, (parent, name))

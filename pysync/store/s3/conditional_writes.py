@@ -104,13 +104,15 @@ class ConditionalWriter:
         """See `Store.delete`."""
         is_conditional = self._bucket.is_conditional
         async with self.exclusive(key):
-            if is_conditional and expect == ANY:
+            if is_conditional and isinstance(expect, Etag):
+                await self._delete_version(key, expect)
+            elif expect == ANY:
                 await self._delete_any(key)
-            elif is_conditional and isinstance(expect, Etag) and self._bucket.delete_if_match:
-                await self._delete_version(key, expect.value)
-            elif (found := await self._find_live(key)) is not None:
-                check_precondition(expect, found.etag)
-                await (self._put_tombstone(key, found) if is_conditional else self._delete_any(key))
+            else:
+                found = await self._find_live(key)
+                check_precondition(expect, found and found.etag)
+                if found is not None:
+                    await self._delete_any(key)
         self._cache.evict(key)
 
     @asynccontextmanager
@@ -199,16 +201,20 @@ class ConditionalWriter:
     async def _delete_any(self, key: str) -> None:
         await self._requests.send(S3Request("DELETE", key), 204, 404)
 
-    async def _delete_version(self, key: str, etag: str) -> None:
-        condition = {"If-Match": self._bucket.condition(etag)}
-        response = await self._requests.send(S3Request("DELETE", key, condition), 204, 404, 412)
-        if response.status == 412 and await self._find_live(key) is not None:
-            raise EtagMismatch
-
-    async def _put_tombstone(self, key: str, found: Version) -> None:
-        """Replace `found` by a tombstone, for servers that honour conditions of puts but not of deletes."""
+    async def _delete_version(self, key: str, expect: Etag) -> None:
+        """Replace a version by a tombstone, which only one writer can do, and remove the tombstone if the
+        server honours conditions of deletes: another writer may have replaced it."""
         write = PendingWrite(new_write_id(), key, TOMBSTONE, TOMBSTONE, TOMBSTONE_TYPE, self._now_ms())
-        await self._compare_and_swap(write, ExpectedVersion.of(found))
+        base = self._cache.expected_version(key, expect.value)
+        if not base.ids:
+            found = await self._find_live(key)
+            check_precondition(expect, found and found.etag)
+            base = ExpectedVersion.of(found)
+        tombstone = await self._compare_and_swap(write, base)
+        if self._bucket.delete_if_match:
+            condition = {"If-Match": self._bucket.condition(tombstone)}
+            with contextlib.suppress(StoreUnavailable):  # the tombstone stays, and reads as nothing
+                await self._requests.send(S3Request("DELETE", key, condition), 204, 404, 412)
 
     async def _find_live(self, key: str) -> Version | None:
         found = await self.find(key)

@@ -1,16 +1,24 @@
-"""Bounded concurrency, periodic tasks, and resources that are closed in the end."""
+"""Bounded concurrency, groups of writes, periodic tasks, and resources that are closed in the end."""
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from pysync._core import PanicException
 from pysync.errors import PysyncError, Unavailable
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+GATHER_S: Final = 0.004
+"""Seconds that a group of writes waits for others at most, about as long as a commit takes."""
+QUIET_TICKS: Final = 2
+"""Ticks of the event loop without another write after which a group is complete. What is read from a
+connection in one tick is submitted in the next."""
 
 
 class Closable(Protocol):
@@ -62,6 +70,36 @@ async def gather_bounded(
     if errors:
         raise errors[0]
     return [results[at] for at in range(len(results))]
+
+
+class GroupSize:
+    """Decides when a group of writes is complete, which then share a commit.
+
+    Clients that wait for one commit send their next writes together, but these arrive in several ticks of the
+    event loop. The first of them would be committed alone, and all others would wait for that. So a group
+    waits while it grows and is smaller than the last ones, for `GATHER_S` at most. A write that is alone, as
+    the last ones were, does not wait.
+    """
+
+    __slots__ = ("_expected", "_now", "_quiet_ticks", "_size", "_until")
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._expected = self._size = self._quiet_ticks = 0
+        self._until = 0.0
+
+    def is_complete(self, size: int) -> bool:
+        """Return True if a group that has this size now need not wait. Call it in each tick until then."""
+        if size < self._expected:
+            if not self._size:
+                self._until = self._now() + GATHER_S
+            self._quiet_ticks = 0 if size > self._size else self._quiet_ticks + 1
+            self._size = size
+            if self._quiet_ticks < QUIET_TICKS and self._now() < self._until:
+                return False
+        self._expected = max(size, self._expected * 7 // 8)
+        self._size = self._quiet_ticks = 0
+        return True
 
 
 async def every(

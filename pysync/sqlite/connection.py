@@ -14,6 +14,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
 
+from pysync.concurrency import GroupSize
 from pysync.errors import Unavailable
 from pysync.sqlite.database_file import CHECK_INTERVAL_S, DATABASE_ERRORS, Database
 
@@ -188,6 +189,7 @@ class GroupCommit:
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
         self._submitted: list[_Write] = []
+        self._group_size = GroupSize()
         self._waiting = self._waiting_bytes = 0
         self._committing_since: float | None = None
         self._closed = False
@@ -211,7 +213,7 @@ class GroupCommit:
                 raise self._unavailable(f"a commit takes longer than {STALLED_S:g} s")
         future: asyncio.Future[T] = self._loop.create_future()
         if not self._submitted:
-            # The writes of one tick of the loop go to the thread together, with one wake-up.
+            # The writes of some ticks of the loop go to the thread together, with one wake-up.
             self._loop.call_soon(self._flush)
         self._submitted.append((future, write, args, size))
         self._waiting += 1
@@ -227,11 +229,18 @@ class GroupCommit:
         if self._closed:
             return
         self._closed = True
-        self._flush()
+        self._hand_over()
         self._queue.put([])
         await asyncio.to_thread(self._thread.join)
 
     def _flush(self) -> None:
+        """Hand the submitted writes over, as soon as they are a group."""
+        if not self._submitted or self._group_size.is_complete(len(self._submitted)):
+            self._hand_over()
+        else:
+            self._loop.call_soon(self._flush)
+
+    def _hand_over(self) -> None:
         if self._submitted:
             self._queue.put(self._submitted)
             self._submitted = []

@@ -1,11 +1,11 @@
-"""`gather_bounded` and `every`."""
+"""`gather_bounded`, `GroupSize` and `every`."""
 
 import asyncio
 import logging
 
 import pytest
 
-from pysync.concurrency import every, gather_bounded
+from pysync.concurrency import GATHER_S, QUIET_TICKS, GroupSize, every, gather_bounded
 from pysync.errors import StoreUnavailable
 
 
@@ -102,3 +102,47 @@ async def test_recurring_work_goes_on_after_errors(caplog: pytest.LogCaptureFixt
         "failed to sweep: the disk is away",
         "failed to sweep; will retry",
     ]
+
+
+def expecting(size: int) -> tuple[GroupSize, list[float]]:
+    """A `GroupSize` that has seen a group of this size, and its clock."""
+    clock = [0.0]
+    group = GroupSize(lambda: clock[0])
+    assert group.is_complete(size)
+    return group, clock
+
+
+def test_a_write_that_was_always_alone_does_not_wait() -> None:
+    group, _ = expecting(1)
+    assert group.is_complete(1)
+
+
+def test_a_group_waits_until_it_is_as_large_as_the_last_one() -> None:
+    group, _ = expecting(32)
+    assert [group.is_complete(size) for size in (2, 10, 31, 32)] == [False, False, False, True]
+
+
+def test_a_group_that_no_longer_grows_is_complete() -> None:
+    group, _ = expecting(32)
+    assert [group.is_complete(2) for _ in range(QUIET_TICKS + 1)] == [False] * QUIET_TICKS + [True]
+
+
+def test_a_group_that_grows_slowly_does_not_wait_for_long() -> None:
+    group, clock = expecting(1000)
+    assert not group.is_complete(1)
+    clock[0] = GATHER_S
+    assert group.is_complete(2)
+    assert not group.is_complete(1)  # the next one waits anew
+
+
+def test_writes_that_are_alone_after_a_large_group_soon_do_not_wait() -> None:
+    group, _ = expecting(4096)
+    completed_at_once = 0
+    for _ in range(64):
+        if group.is_complete(1):
+            completed_at_once += 1
+        else:
+            while not group.is_complete(1):
+                pass
+    assert completed_at_once > 0
+    assert group.is_complete(1)

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync import _core
+from pysync.cache import BoundedCache
 from pysync.clock import is_stable
+from pysync.concurrency import GroupSize
 from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log.head import (
     CachedHead,
@@ -52,6 +54,8 @@ MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 DISCARDED_CACHE_SIZE: Final = 1024
 """The number of expired logs that are cached as deleted. For others the next append looks again and finds
 nothing."""
+GROUP_SIZES_CACHE_SIZE: Final = 1024
+"""The number of logs for which it is known how many appends wait together."""
 MAX_SEARCH_BYTES: Final = 64 * 1024 * 1024
 """Bytes of a log that one attempt searches for the element of an earlier attempt: about 0.1 s of work, in
 chunks. A search is this long only if the earlier attempt ended without a result and the log has grown much
@@ -101,6 +105,7 @@ class AppendBatcher:
         self._jitter: Callable[[], float] = random.random
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._queues: dict[str, deque[PendingAppend]] = {}
+        self._group_sizes = BoundedCache[str, GroupSize](GROUP_SIZES_CACHE_SIZE)
         self._waiting = self._waiting_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._deletions: dict[str, asyncio.Task[None]] = {}
@@ -133,8 +138,14 @@ class AppendBatcher:
         return task
 
     async def _drain_queue(self, key: str, queue: deque[PendingAppend]) -> None:
+        group_size = self._group_sizes.get(key)
+        if group_size is None:
+            group_size = GroupSize()
+            self._group_sizes.put(key, group_size)
         try:
             while queue:
+                while not group_size.is_complete(len(queue)):  # noqa: ASYNC110 (each tick counts)
+                    await asyncio.sleep(0)
                 group = _next_group(queue)
                 self._waiting -= len(group)
                 self._waiting_bytes -= sum(len(pending.element) for pending in group)

@@ -1,11 +1,14 @@
 """Appends to one log at once: which of them share a put, how large it gets, and what they are refused on."""
 
 import asyncio
+from collections.abc import Awaitable
+from math import inf
 
 import pytest
 from support.append_log_nodes import KEY, RULES, MakeNode, Node, keys_below, log_of, numbered, store_values
 from support.reference_append_log import starfish_document
 
+from pysync import concurrency
 from pysync.engine.append_log import LogSettings, append
 from pysync.errors import AppendLimitExceeded, StoreUnavailable
 from pysync.model import WriteResult
@@ -15,6 +18,16 @@ from pysync.testing import FakeClock
 
 async def put_sizes(node: Node, *datas: object) -> list[int]:
     """The bytes of each put, in turn, that it takes to append these at once."""
+
+    async def append_all() -> None:
+        told = await node.append_at_once(datas)
+        assert [type(outcome) for outcome in told] == [WriteResult] * len(datas)
+
+    return await sizes_of_puts(node, append_all())
+
+
+async def sizes_of_puts(node: Node, work: Awaitable[None]) -> list[int]:
+    """The bytes of each put, in turn, that some work makes."""
     sizes = []
     put = node.put
 
@@ -23,8 +36,7 @@ async def put_sizes(node: Node, *datas: object) -> list[int]:
         return await put(key, body, *args, **options)  # type: ignore[arg-type]
 
     node.put = counted  # type: ignore[method-assign]
-    told = await node.append_at_once(datas)
-    assert [type(outcome) for outcome in told] == [WriteResult] * len(datas)
+    await work
     return sizes
 
 
@@ -50,6 +62,24 @@ async def test_a_group_is_as_large_as_one_put_should_be(make_node: MakeNode) -> 
 async def test_a_group_is_of_so_many_appends_at_most(make_node: MakeNode) -> None:
     node = make_node(head_bytes=100_000_000)
     assert len(await put_sizes(node, *numbered(2 * append.MAX_GROUP_SIZE))) == 2
+
+
+async def test_appends_of_several_ticks_share_a_put_if_as_many_did_before(
+    make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(concurrency, "GATHER_S", inf)
+    node = make_node(head_bytes=100_000_000)
+    await node.append_at_once(numbered(8))
+
+    async def append_after(ticks: int) -> None:
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        await node.append({"after": ticks})
+
+    async def appends() -> None:
+        await asyncio.gather(*map(append_after, range(8)))
+
+    assert len(await sizes_of_puts(node, appends())) == 1
 
 
 async def test_a_head_leaves_room_for_what_is_added(make_node: MakeNode, store: Store) -> None:

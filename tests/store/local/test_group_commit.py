@@ -4,11 +4,13 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import AsyncIterator
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import pytest
 
+from pysync import concurrency
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import connection
 from pysync.sqlite.connection import GroupCommit
@@ -176,6 +178,33 @@ async def test_the_bytes_that_wait_are_bounded_but_one_write_is_always_accepted(
     assert await waiting == 2
     assert await writer.submit(insert, 4, size=20) == 4
     assert values(path) == [1, 2, 4]
+
+
+async def test_writes_of_several_ticks_share_a_transaction_if_as_many_did_before(
+    writer: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(concurrency, "GATHER_S", inf)
+    work = Work()
+    writer.add_hooks(work)
+
+    async def write_after(ticks: int) -> None:
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        await writer.submit(insert, ticks)
+
+    await asyncio.gather(*[writer.submit(insert, -value) for value in range(1, 9)])
+    before = work.calls.count("committed")
+    await asyncio.gather(*map(write_after, range(8)))
+    assert work.calls.count("committed") == before + 1
+
+
+async def test_closing_commits_a_group_that_still_waits_for_others(writer: GroupCommit, path: Path) -> None:
+    await asyncio.gather(*[writer.submit(insert, value) for value in range(8)])
+    last = writer.submit(insert, 8)
+    await asyncio.sleep(0)  # it waits for others now
+    await writer.close()
+    assert await last == 8
+    assert values(path) == list(range(9))
 
 
 async def test_closing_carries_out_what_was_submitted(writer: GroupCommit, path: Path) -> None:

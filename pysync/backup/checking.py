@@ -2,10 +2,10 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from pysync.backup.encoding import BackupEntry, Part, decode_page
+from pysync.backup.encoding import BackupEntry, Part
 from pysync.backup.repository import (
     EXPIRED,
     FORMAT_FILE,
@@ -14,7 +14,10 @@ from pysync.backup.repository import (
     PAGES,
     SNAPSHOTS,
     BackupDamaged,
+    PageFacts,
     Repository,
+    Snapshot,
+    check_run,
     path_of,
 )
 from pysync.backup.restoring import PackReader, verify_part
@@ -58,6 +61,7 @@ class BackupVerifier:
             self._damaged(name, "it is no file of a backup")
             names.remove(name)
         pages: set[str] = set()
+        snapshots: list[Snapshot] = []
         for name in sorted(name for name in names if name.startswith(SNAPSHOTS)):
             try:
                 snapshot = await self._repository.find_snapshot(name)
@@ -68,14 +72,21 @@ class BackupVerifier:
                 names.remove(name)
                 continue
             self.report.snapshots += 1
+            snapshots.append(snapshot)
             pages.update(page for run in snapshot.runs for page in run.pages)
         parts: dict[str, set[Part]] = defaultdict(set)
         long_files: list[BackupEntry] = []
+        facts: dict[str, PageFacts] = {}
         for page in sorted(pages):
             try:
-                self._collect(decode_page(await self._repository.read_page(page)), parts, long_files)
+                entries = await self._repository.read_page(page)
             except BackupDamaged as error:
                 self._damaged(path_of(PAGES, page), str(error))
+                continue
+            facts[page] = PageFacts.of(entries)
+            self._collect(entries, parts, long_files)
+        for snapshot in snapshots:
+            self._verify_runs(snapshot, facts)
         await gather_bounded(MAX_CONCURRENT, sorted(parts.items()), self._verify_pack)
         for entry in long_files if self._is_readable else ():
             await self._verify_file(entry)
@@ -84,6 +95,15 @@ class BackupVerifier:
         self.report.unreferenced = len(rest)
         await gather_bounded(MAX_CONCURRENT, rest, self._verify_rest)
         self.report.files = len(names)
+
+    def _verify_runs(self, snapshot: Snapshot, facts: Mapping[str, PageFacts]) -> None:
+        """Compare what a snapshot says of its pages with those that could be read."""
+        try:
+            for run in snapshot.runs:
+                if facts.keys() >= {*run.pages}:
+                    check_run(run, facts)
+        except BackupDamaged as error:
+            self._damaged(snapshot.name, str(error))
 
     def _collect(
         self, entries: Iterable[BackupEntry], parts: dict[str, set[Part]], long_files: list[BackupEntry]
@@ -103,7 +123,8 @@ class BackupVerifier:
             if not self._is_readable:
                 self.report.bytes += len(await self._repository.read_file(path))
                 return
-            content = await self._repository.read_pack(name)
+            most = max(part.offset + part.length for part in parts)
+            content = await self._repository.read_pack(name, most)
             self.report.bytes += len(content)
             for part in parts:
                 verify_part(content, part)

@@ -1,8 +1,10 @@
 """The objects of an image, the pages that list them, and the compression of what a backup holds."""
 
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -14,12 +16,23 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
+PACK_BYTES: Final = 8_388_608
+"""A pack that is as long as this takes no further body."""
+PART_BYTES: Final = 4_194_304
+"""Files are stored in parts of this size."""
+MAX_DOCUMENT_BYTES: Final = 1 << 30
+"""SQLite stores no longer document, and nobody pushes one to a bucket."""
+MAX_TEXT_BYTES: Final = 1 << 28
+"""A page has as much if it lists one file of 5 TB, which is the longest in a bucket."""
+MAX_INTEGER: Final = (1 << 53) - 1
 LEVEL: Final = 1
 """Compresses JSON to a tenth more than level 3 does, in a third of the time."""
 _RAW, _ZSTD = b"R", b"Z"
 _SKIPPED: Final = (0x184D2A50).to_bytes(4, "little") + (16).to_bytes(4, "little")
 """Begins a frame of 16 bytes that zstd skips. Nothing refers to what is behind a raw body."""
 _SAMPLE_BYTES: Final = 16_384
+_FACTS: Final = (str, str, str, int, int, bool)
+_match_sha256: Final = re.compile("[0-9a-f]{64}").fullmatch
 _COMPRESSED_TYPES: Final = (
     "image/", "video/", "audio/", "font/woff", "application/zip", "application/gzip", "application/zstd",
     "application/x-7z", "application/x-xz", "application/x-bzip", "application/vnd.apache.parquet",
@@ -71,24 +84,54 @@ def encode_page(entries: Iterable[BackupEntry]) -> bytes:
     return orjson.dumps({"packs": [*packs], "entries": rows})
 
 
-def decode_page(text: bytes) -> Iterator[BackupEntry]:
-    """Yield the entries of a page."""
+def decode_page(text: bytes) -> list[BackupEntry]:
+    """Return the entries of a page. Raises ValueError unless `encode_page` can have returned this text."""
     members = orjson.loads(text)
-    packs = members["packs"]
-    for key, *columns in members["entries"]:
-        if not columns:
-            yield BackupEntry(key)
-            continue
-        *facts, parts = columns
-        sha256 = facts[4]
-        named = tuple(Part(packs[pack], offset, length, own or sha256) for pack, offset, length, own in parts)
-        yield BackupEntry._make((key, *facts, named))
+    try:
+        packs = [_sha256(pack) for pack in members["packs"]]
+        entries = [_decode_entry(row, packs) for row in members["entries"]]
+        orders = [entry.order for entry in entries]
+    except (LookupError, TypeError, AttributeError):
+        raise ValueError("it is no page") from None
+    if not entries or any(left >= right for left, right in pairwise(orders)):
+        raise ValueError("its entries are not sorted")
+    return entries
 
 
-def packs_of_page(text: bytes) -> list[str]:
-    """Return the names of the packs that a page refers to."""
-    packs: list[str] = orjson.loads(text)["packs"]
-    return packs
+def _decode_entry(row: list[Any], packs: list[str]) -> BackupEntry:
+    """Raises ValueError, LookupError and TypeError."""
+    if len(row) == 1:
+        return BackupEntry(row[0])
+    key, etag, content_type, modified_ms, size, sha256, is_file, parts = row
+    facts = (type(key), type(etag), type(content_type), type(modified_ms), type(size), type(is_file))
+    if facts != _FACTS or not etag or abs(modified_ms) > MAX_INTEGER or not 0 <= size <= MAX_INTEGER:
+        raise ValueError("an entry has wrong members")
+    _sha256(sha256)
+    total = 0
+    named = []
+    for pack, offset, length, own in parts:
+        if type(pack) is not int or type(offset) is not int or type(length) is not int:
+            raise ValueError("a part of an entry has wrong members")
+        if pack < 0 or length < 0 or not 0 <= offset < PACK_BYTES:
+            raise ValueError("a part of an entry is nowhere")
+        total += length
+        named.append(Part(packs[pack], offset, length, _sha256(own) if own else sha256))
+    if total != size or (not is_file and (len(named) != 1 or size > MAX_DOCUMENT_BYTES)):
+        raise ValueError("the parts of an entry are not as long as it is")
+    if is_file and any(part.length > PART_BYTES for part in named):
+        raise ValueError("a part of a file is too long")
+    return BackupEntry(key, etag, content_type, modified_ms, size, sha256, is_file, tuple(named))
+
+
+def is_sha256(value: Any) -> bool:
+    """Return True for a SHA-256 in hexadecimal digits."""
+    return type(value) is str and _match_sha256(value) is not None
+
+
+def _sha256(value: Any) -> str:
+    if not is_sha256(value):
+        raise ValueError("a hash is none")
+    return str(value)
 
 
 def compress(body: bytes) -> bytes:
@@ -106,16 +149,29 @@ def renamed(stored: bytes) -> bytes:
     return stored + _SKIPPED + os.urandom(16)
 
 
-def decompress(stored: bytes) -> bytes:
-    """Return the body that `compress` or `store_raw` was given. Raises ValueError."""
+def decompress(stored: bytes, most: int) -> bytes:
+    """Return the body that `compress` or `store_raw` was given, but of a longer one only the first `most`
+    bytes. Raises ValueError."""
     if stored[:1] == _RAW:
-        return stored[1:]
+        return stored[1 : most + 1]
     if stored[:1] != _ZSTD:
         raise ValueError("it was written by a newer version of pysync")
+    decompressor = zstd.ZstdDecompressor()
     try:
-        return bytes(zstd.decompress(memoryview(stored)[1:]))
+        body = bytes(decompressor.decompress(memoryview(stored)[1:], max_length=most))
     except zstd.ZstdError as error:
         raise ValueError(f"it cannot be decompressed: {error}") from None
+    if not decompressor.eof and len(body) < most:
+        raise ValueError("it cannot be decompressed: the end is missing")
+    return body
+
+
+def decompress_text(stored: bytes) -> bytes:
+    """Return the text of a page or a snapshot. Raises ValueError."""
+    text = decompress(stored, MAX_TEXT_BYTES + 1)
+    if len(text) > MAX_TEXT_BYTES:
+        raise ValueError(f"it is longer than {MAX_TEXT_BYTES} bytes")
+    return text
 
 
 def is_compressible(content_type: str, body: bytes) -> bool:

@@ -154,7 +154,7 @@ class BackupMaker:
         """Return the entries of the newest snapshot, which this backup continues."""
         self._runs = []
         try:
-            newest = await self._repository.newest()
+            newest = await self._repository.newest(lambda error: self._on_problem("", str(error)))
             if newest is None:
                 return iter(())
             entries = await self._repository.entries(newest)

@@ -5,11 +5,10 @@ import hashlib
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from pysync.backup.encoding import BackupEntry, Part, compress, is_compressible, store_raw
+from pysync.backup.encoding import PACK_BYTES, BackupEntry, Part, compress, is_compressible, store_raw
 from pysync.backup.repository import MAX_CONCURRENT, PACKS, Repository, path_of
 from pysync.store.local.capture import CapturedRow
 
-PACK_BYTES: Final = 8_388_608
 MAX_KNOWN: Final = 500_000
 """The number of bodies that are recognised when they occur again: some 200 bytes of memory each."""
 

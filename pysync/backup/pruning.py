@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-import orjson
-
-from pysync.backup.repository import EXPIRED, PACKS, PAGES, Repository, Snapshot, path_of
+from pysync.backup.repository import EXPIRED, PACKS, PAGES, BackupDamaged, Repository, Snapshot, path_of
 from pysync.concurrency import gather_bounded
 
 GRACE_MS: Final = 86_400_000
@@ -96,14 +94,15 @@ async def prune(repository: Repository, rules: KeepRules, now_ms: int) -> PruneR
         report.deleted += len(gone)
         unused -= expired
     if fresh := sorted(unused - noted):
-        await repository.put_note(now_ms, orjson.dumps({"atMs": now_ms, "files": fresh}))
+        await repository.put_note(now_ms, fresh)
     report.kept, report.removed = len(kept), len(removed)
     report.expired = len(unused)
     return report
 
 
 class ExpiredFiles(NamedTuple):
-    """A note below `expired/`: its name, its time, and the files that it names."""
+    """A note below `expired/`: its name, its time, and the files that it names. One that is damaged or gone
+    names none, and has the time 0."""
 
     name: str
     at_ms: int
@@ -114,10 +113,10 @@ async def expired_files(repository: Repository) -> list[ExpiredFiles]:
     """Return the files that a `prune` may delete."""
     notes = []
     for name in await repository.target.names(EXPIRED):
-        text = await repository.read_note(name)
-        if text is not None:
-            members = orjson.loads(text)
-            notes.append(ExpiredFiles(name, members["atMs"], {*members["files"]}))
+        try:
+            notes.append(ExpiredFiles(name, *await repository.read_note(name)))
+        except BackupDamaged:
+            notes.append(ExpiredFiles(name, 0, set()))
     return notes
 
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from pysync.backup.encoding import BackupEntry, decode_page
+from pysync.backup.encoding import BackupEntry
 from pysync.backup.repository import BackupDamaged, Repository
 from pysync.backup.restoring import PackReader
 from pysync.engine.append_log import log_prefix
@@ -72,7 +72,7 @@ class Repairer:
             pages |= {page: None for run in snapshot.runs for page in run.pages}
         for page in pages:
             try:
-                entries = decode_page(await self._repository.read_page(page))
+                entries = await self._repository.read_page(page)
             except BackupDamaged:
                 continue
             for entry in entries:

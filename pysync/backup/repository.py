@@ -7,11 +7,11 @@ merged when there are many of a size, so that all of this costs little beside th
 import asyncio
 import hashlib
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import islice, pairwise, takewhile
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 import orjson
 
@@ -21,11 +21,12 @@ from pysync.backup.encoding import (
     compress,
     decode_page,
     decompress,
+    decompress_text,
     encode_page,
-    packs_of_page,
+    is_sha256,
     renamed,
 )
-from pysync.backup.target import BackupTarget
+from pysync.backup.target import BackupTarget, FileTooLong
 from pysync.concurrency import gather_bounded
 
 if TYPE_CHECKING:
@@ -39,7 +40,10 @@ FAN_OUT: Final = 16
 """Number of runs of one size that are merged."""
 MAX_CONCURRENT: Final = 4
 """Number of packs or pages that are read or written concurrently."""
+MAX_TIME_MS: Final = 253_402_300_800_000
+"""The end of the year 9999."""
 _TIME: Final = "%Y%m%dT%H%M%S"
+T = TypeVar("T")
 
 
 class BackupDamaged(ValueError):
@@ -54,6 +58,11 @@ class SortedRun:
     entries: int
     first: str
     last: str
+
+    def is_sound(self) -> bool:
+        """Return True if every member has its type."""
+        facts = (type(self.pages), type(self.entries), type(self.first), type(self.last))
+        return facts == (list, int, str, str) and self.entries > 0 and all(map(is_sha256, self.pages))
 
     @property
     def level(self) -> int:
@@ -83,12 +92,56 @@ class Snapshot:
 
     @classmethod
     def decode(cls, name: str, text: bytes) -> "Snapshot":
-        """Return the snapshot with this text."""
+        """Return the snapshot with this text. Raises ValueError unless `encode` can have returned it."""
         members = orjson.loads(text)
-        if members.pop("format") != FORMAT:
-            raise ValueError(f"{name} was written by a newer version of pysync")
-        runs = [SortedRun(**run) for run in members.pop("runs")]
-        return cls(**members, runs=runs, name=name)
+        try:
+            if members.pop("format") != FORMAT:
+                raise ValueError("it was written by a newer version of pysync")
+            runs = [SortedRun(**run) for run in members.pop("runs")]
+            snapshot = cls(**members, runs=runs, name=name)
+        except (LookupError, TypeError, AttributeError):
+            raise ValueError("it is no snapshot") from None
+        if not snapshot._is_sound():
+            raise ValueError("it is no snapshot")
+        if time_text(snapshot.taken_ms) != time_in(name):
+            raise ValueError("its name has another time than its text")
+        return snapshot
+
+    def _is_sound(self) -> bool:
+        """Return True if every member has its type."""
+        facts = (self.taken_ms, self.change, self.is_complete, self.store, self.unreadable)
+        return (
+            tuple(map(type, facts)) == (int, str, bool, str, int)
+            and 0 <= self.taken_ms < MAX_TIME_MS
+            and all(run.is_sound() for run in self.runs)
+        )
+
+
+class PageFacts(NamedTuple):
+    """The number of entries of a page, and its first and last one."""
+
+    entries: int
+    first: BackupEntry
+    last: BackupEntry
+
+    @classmethod
+    def of(cls, entries: Sequence[BackupEntry]) -> Self:
+        """Return the facts of a page, which is never empty."""
+        return cls(len(entries), entries[0], entries[-1])
+
+
+def check_run(run: SortedRun, facts: Mapping[str, PageFacts]) -> None:
+    """Raise BackupDamaged unless these are the pages of a run."""
+    pages = [facts[name] for name in run.pages]
+    if (
+        not pages
+        or sum(page.entries for page in pages) != run.entries
+        or (pages[0].first.key, pages[-1].last.key) != (run.first, run.last)
+        or any(left.last.order >= right.first.order for left, right in pairwise(pages))
+    ):
+        raise BackupDamaged(
+            f"{path_of(PAGES, (run.pages or [''])[0])} and those after it are no list of objects"
+        )
 
 
 class Repository:
@@ -146,22 +199,17 @@ class Repository:
         await self._put(path_of(PACKS, name), sealed)
         return name
 
-    async def read_pack(self, name: str) -> bytes:
-        """Return the content of a pack."""
-        path = path_of(PACKS, name)
-        stored = await self.read_file(path)
-        return await asyncio.to_thread(self._open_pack, path, stored)
+    async def read_pack(self, name: str, most: int) -> bytes:
+        """Return the content of a pack, but of a longer one only the first `most` bytes."""
 
-    def _open_pack(self, path: str, stored: bytes) -> bytes:
-        opened = stored if self.key is None else self.key.open_pack(stored)
-        try:
-            return decompress(opened)
-        except ValueError as error:
-            raise BackupDamaged(f"{path}: {error}") from None
+        def open_pack(stored: bytes) -> bytes:
+            return decompress(stored if self.key is None else self.key.open_pack(stored), most)
 
-    async def read_page(self, name: str) -> bytes:
-        """Return the text of a page."""
-        return await self._read_metadata(path_of(PAGES, name))
+        return await self._read(path_of(PACKS, name), open_pack)
+
+    async def read_page(self, name: str) -> list[BackupEntry]:
+        """Return the entries of a page."""
+        return await self._read(path_of(PAGES, name), lambda stored: decode_page(self._open_text(stored)))
 
     async def put_run(self, entries: Iterable[BackupEntry]) -> SortedRun | None:
         """Store entries, which are sorted, as a run; None if there are none."""
@@ -192,7 +240,7 @@ class Repository:
 
     async def read_snapshot(self, name: str) -> Snapshot:
         """Return the snapshot of this name."""
-        return Snapshot.decode(name, await self._read_metadata(name))
+        return await self._read(name, lambda stored: Snapshot.decode(name, self._open_text(stored)))
 
     async def find_snapshot(self, name: str) -> Snapshot | None:
         """Return the snapshot of this name; None if it is gone: a follower thins its images."""
@@ -208,19 +256,34 @@ class Repository:
         found = [await self.find_snapshot(name) for name in names]
         return [snapshot for snapshot in found if snapshot is not None]
 
-    async def newest(self) -> Snapshot | None:
-        """Return the newest snapshot, complete or not; None if there is none."""
-        names = await self.snapshot_names()
-        return await self.read_snapshot(names[-1]) if names else None
+    async def newest(self, on_damaged: Callable[[BackupDamaged], None] | None = None) -> Snapshot | None:
+        """Return the newest snapshot, complete or not; None if there is none. With `on_damaged`, call it for
+        each damaged one, and return the newest that is not."""
+        for name in reversed(await self.snapshot_names()):
+            try:
+                return await self.read_snapshot(name)
+            except BackupDamaged as error:
+                if on_damaged is None:
+                    raise
+                on_damaged(error)
+        return None
 
     async def load_pages(self, runs: Sequence[SortedRun]) -> dict[str, bytes]:
         """Return the texts of all pages of these runs, compressed."""
         names = [page for run in runs for page in run.pages]
 
-        async def load(name: str) -> bytes:
-            return compress(await self.read_page(name))
+        def open_page(stored: bytes) -> tuple[PageFacts, bytes]:
+            text = self._open_text(stored)
+            return PageFacts.of(decode_page(text)), compress(text)
 
-        return dict(zip(names, await gather_bounded(MAX_CONCURRENT, names, load), strict=True))
+        async def load(name: str) -> tuple[PageFacts, bytes]:
+            return await self._read(path_of(PAGES, name), open_page)
+
+        loaded = dict(zip(names, await gather_bounded(MAX_CONCURRENT, names, load), strict=True))
+        facts = {name: found for name, (found, _) in loaded.items()}
+        for run in runs:
+            check_run(run, facts)
+        return {name: text for name, (_, text) in loaded.items()}
 
     async def entries(self, snapshot: Snapshot) -> Iterator[BackupEntry]:
         """Return the entries of an image, sorted."""
@@ -228,21 +291,17 @@ class Repository:
 
     async def packs_of(self, page: str) -> list[str]:
         """Return the names of the packs that a page refers to."""
-        return packs_of_page(await self.read_page(page))
+        return [part.pack for entry in await self.read_page(page) for part in entry.parts]
 
-    async def put_note(self, at_ms: int, text: bytes) -> None:
+    async def put_note(self, at_ms: int, files: Sequence[str]) -> None:
         """Store the names of files that may be deleted."""
+        text = orjson.dumps({"atMs": at_ms, "files": files})
         sealed, hash_ = self._seal(compress(text), EXPIRED)
         await self._put(f"{EXPIRED}/{time_text(at_ms)}-{hash_}", sealed)
 
-    async def read_note(self, name: str) -> bytes | None:
-        """Return the text of such a note; None if it is gone."""
-        try:
-            return await self._read_metadata(name)
-        except BackupDamaged:
-            if await self.target.get(name) is None:
-                return None
-            raise
+    async def read_note(self, name: str) -> tuple[int, set[str]]:
+        """Return the time of such a note, and the names."""
+        return await self._read(name, lambda stored: _decode_note(name, self._open_text(stored)))
 
     async def merge(self, runs: Sequence[SortedRun], *, is_all: bool) -> list[SortedRun]:
         """Return one run with the newest entry of each key in these, or none. With `is_all` there are no
@@ -255,20 +314,27 @@ class Repository:
 
     async def read_file(self, path: str) -> bytes:
         """Return the bytes of a file, which its name has the hash of."""
-        stored = await self.target.get(path)
+        try:
+            stored = await self.target.get(path)
+        except FileTooLong as error:
+            raise BackupDamaged(f"{path}: {error}") from None
         if stored is None:
             raise BackupDamaged(f"{path} is missing")
         if (await asyncio.to_thread(hashlib.sha256, stored)).hexdigest() != path[-64:]:
             raise BackupDamaged(f"{path} is damaged")
         return stored
 
-    async def _read_metadata(self, path: str) -> bytes:
+    async def _read(self, path: str, decode: Callable[[bytes], T]) -> T:
+        """Return what a file holds, decoded in a thread by a function that raises ValueError."""
         stored = await self.read_file(path)
-        opened = stored if self.key is None else self.key.open_metadata(stored)
         try:
-            return decompress(opened)
+            return await asyncio.to_thread(decode, stored)
         except ValueError as error:
             raise BackupDamaged(f"{path}: {error}") from None
+
+    def _open_text(self, stored: bytes) -> bytes:
+        """Return the text of a page, a snapshot or a note. Raises ValueError."""
+        return decompress_text(stored if self.key is None else self.key.open_metadata(stored))
 
     def _seal(self, body: bytes, folder: str) -> tuple[bytes, str]:
         """Return the bytes to store in a folder, and the name that their hash gives."""
@@ -293,7 +359,7 @@ def merged(
 
     def numbered(run: SortedRun, age: int) -> Iterator[tuple[tuple[str, str], int, BackupEntry]]:
         for page in run.pages:
-            for entry in decode_page(decompress(pages[page])):
+            for entry in decode_page(decompress_text(pages[page])):
                 yield entry.order, age, entry
 
     last: tuple[str, str] | None = None
@@ -302,6 +368,18 @@ def merged(
             last = order
             if keeps_removed or entry.etag:
                 yield entry
+
+
+def _decode_note(name: str, text: bytes) -> tuple[int, set[str]]:
+    """Raises ValueError unless `put_note` can have written this."""
+    members = orjson.loads(text)
+    try:
+        at_ms, files = members["atMs"], {*members["files"]}
+    except (LookupError, TypeError):
+        raise ValueError("it is no note of expired files") from None
+    if type(at_ms) is not int or not 0 <= at_ms < MAX_TIME_MS or time_text(at_ms) != time_in(name):
+        raise ValueError("its name has another time than its text")
+    return at_ms, files
 
 
 def runs_to_merge(runs: Sequence[SortedRun]) -> int:
@@ -329,9 +407,14 @@ def iso_time(ms: int) -> str:
 
 def time_of(name: str) -> int:
     """Return the time in the name of a snapshot, in milliseconds."""
-    text = name.rpartition("/")[2].partition("-")[0]
+    text = time_in(name)
     whole = datetime.strptime(text[:15], _TIME).replace(tzinfo=UTC)
     return int(whole.timestamp()) * 1000 + int(text[15:18])
+
+
+def time_in(name: str) -> str:
+    """Return the time in the name of a snapshot, as `time_text` writes it."""
+    return name.rpartition("/")[2].partition("-")[0]
 
 
 def path_of(folder: str, name: str) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -11,8 +11,18 @@ from typing import Final
 
 import orjson
 
-from pysync.backup.encoding import BackupEntry, Part
-from pysync.backup.repository import FORMAT_FILE, BackupDamaged, Repository, Snapshot, iso_time, time_of
+from pysync.backup.encoding import PACK_BYTES, BackupEntry, Part
+from pysync.backup.repository import (
+    FORMAT_FILE,
+    MAX_TIME_MS,
+    BackupDamaged,
+    Repository,
+    Snapshot,
+    iso_time,
+    time_in,
+    time_of,
+    time_text,
+)
 from pysync.cache import BoundedCache
 from pysync.changelog import ChangeLog
 from pysync.concurrency import gather_bounded
@@ -42,12 +52,13 @@ class PackReader:
 
     async def read(self, part: Part) -> bytes:
         """Return the bytes of a part. Raises BackupDamaged if they are missing or do not match its hash."""
+        end = part.offset + part.length
         pack = self._packs.get(part.pack)
-        if pack is None:
+        if pack is None or len(pack) < end:
             async with self._lock:
                 pack = self._packs.get(part.pack)
-                if pack is None:
-                    pack = await self._repository.read_pack(part.pack)
+                if pack is None or len(pack) < end:
+                    pack = await self._repository.read_pack(part.pack, max(end, 2 * PACK_BYTES))
                     self._packs.put(part.pack, pack)
         return verify_part(pack, part)
 
@@ -141,10 +152,10 @@ class Restorer:
                 await self._store.write(key, self._packs.chunks(entry), content_type, check)
             else:
                 await self._store.put(key, await self._packs.body(entry), content_type, ABSENT)
-        except BackupDamaged as error:
-            why = str(error)
         except EtagMismatch:
             why = "it was written meanwhile: stop the servers of the store"
+        except ValueError as error:  # damage, or a key that is too long for the store
+            why = str(error)
         else:
             self.report.objects += 1
             self.report.bytes += entry.size
@@ -161,12 +172,27 @@ def _advice(note: bytes) -> str:
         return ""
 
 
-def snapshot_at(snapshots: Sequence[Snapshot], at_ms: int) -> Snapshot:
-    """Return the newest of these snapshots that is not later than a time. Raises ValueError."""
-    earlier = [snapshot for snapshot in snapshots if snapshot.taken_ms <= at_ms]
-    if not earlier:
+async def find_snapshot_at(
+    repository: Repository, at_ms: int, on_problem: Callable[[str, str], None]
+) -> Snapshot:
+    """Return the newest complete snapshot that is not later than a time. Each damaged one is reported.
+    Raises BackupDamaged if one of these is the newest, ValueError if there is none, and StoreUnavailable."""
+    limit = time_text(min(max(at_ms, 0), MAX_TIME_MS - 1))
+    newest: Snapshot | BackupDamaged | None = None
+    for name in await repository.snapshot_names():
+        try:
+            found: Snapshot | BackupDamaged | None = await repository.find_snapshot(name)
+        except BackupDamaged as error:
+            on_problem("", str(error))
+            found = error
+        is_candidate = isinstance(found, BackupDamaged) or (found is not None and found.is_complete)
+        if is_candidate and time_in(name) <= limit:
+            newest = found
+    if newest is None:
         raise ValueError("the backup has no image of that time or before it")
-    return earlier[-1]
+    if isinstance(newest, BackupDamaged):
+        raise BackupDamaged(f"{newest}: choose an earlier snapshot with --at, see `pysync backup list`")
+    return newest
 
 
 def check_restore_target(url: str) -> None:

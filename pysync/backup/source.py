@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from pysync import _core
+from pysync.backup.encoding import PART_BYTES
 from pysync.concurrency import gather_bounded
 from pysync.config import StoreConfig
 from pysync.engine.append_log import object_key
@@ -21,8 +22,6 @@ from pysync.migrate.reading import SCRUB_KEY, Reader, Unreadable
 from pysync.store import RESTORE_KEY, Store, open_store, unfinished_restore
 from pysync.store.local.capture import CapturedRow, FolderCapture
 
-PART_BYTES: Final = 4_194_304
-"""Files are stored in parts of this size."""
 EXCLUDED: Final = ("_pysync/probe/", "_pysync/damaged", RESTORE_KEY, SCRUB_KEY)
 """Keys of what says something about this store alone, so that a restored one must not have it."""
 _CONCURRENT_READS: Final = 16

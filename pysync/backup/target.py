@@ -16,6 +16,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final, ParamSpec, Protocol, TypeVar
 
+from pysync.backup.encoding import MAX_DOCUMENT_BYTES, PACK_BYTES
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
 from pysync.protocol import OCTET_STREAM
@@ -26,6 +27,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _TEMPORARY: Final = "~tmp"
+MAX_FILE_BYTES: Final = MAX_DOCUMENT_BYTES + 2 * PACK_BYTES
+"""No file of a backup is longer."""
+
+
+class FileTooLong(ValueError):
+    """A file is longer than any that a backup writes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"it has {size} bytes, more than any file of a backup")
 
 
 class BackupTarget(Protocol):
@@ -36,7 +46,7 @@ class BackupTarget(Protocol):
         nothing."""
 
     async def get(self, name: str) -> bytes | None:
-        """Return the bytes of a file, None if there is none."""
+        """Return the bytes of a file, None if there is none. Raises FileTooLong."""
 
     async def names(self, folder: str) -> list[str]:
         """Return the names of all files below `folder` (`""`: of all), sorted."""
@@ -116,7 +126,11 @@ class FolderTarget:
 
     def _get(self, name: str) -> bytes | None:
         try:
-            return (self._root / name).read_bytes()
+            with open(self._root / name, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size > MAX_FILE_BYTES:
+                    raise FileTooLong(size)
+                return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -149,6 +163,8 @@ class BucketTarget:
         if file is None:
             return None
         async with aclosing(file.chunks) as chunks:
+            if file.size > MAX_FILE_BYTES:
+                raise FileTooLong(file.size)
             return b"".join([chunk async for chunk in chunks])
 
     async def names(self, folder: str) -> list[str]:

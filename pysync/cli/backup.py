@@ -21,8 +21,8 @@ from pysync.backup.making import BackupMaker
 from pysync.backup.opening import open_backup
 from pysync.backup.pruning import KeepRules
 from pysync.backup.pruning import prune as run_prune
-from pysync.backup.repository import Repository, Snapshot, iso_time
-from pysync.backup.restoring import Restorer, check_restore_target, parse_time, snapshot_at
+from pysync.backup.repository import BackupDamaged, iso_time
+from pysync.backup.restoring import Restorer, check_restore_target, find_snapshot_at, parse_time
 from pysync.backup.source import open_image
 from pysync.cli.admin import check_store, load_config
 from pysync.cli.io import print_lines
@@ -62,12 +62,21 @@ async def make(options: argparse.Namespace) -> int:
     return 1 if maker.report.unreadable else 0
 
 
-async def list_snapshots(options: argparse.Namespace) -> None:
-    """Run `pysync backup list`: print each snapshot, oldest first."""
+async def list_snapshots(options: argparse.Namespace) -> int:
+    """Run `pysync backup list`: print each snapshot, oldest first. Return 1 if one is damaged."""
+    status = 0
     async with open_backup(options.source, options.key) as repository:
-        for snapshot in await _complete(repository):
-            described = {"time": iso_time(snapshot.taken_ms), "store": snapshot.store}
-            print_lines({**described, "unreadable": snapshot.unreadable})
+        for name in await repository.snapshot_names():
+            try:
+                snapshot = await repository.find_snapshot(name)
+            except BackupDamaged as error:
+                _print_problem("", str(error))
+                status = 1
+                continue
+            if snapshot is not None and snapshot.is_complete:
+                described = {"time": iso_time(snapshot.taken_ms), "store": snapshot.store}
+                print_lines({**described, "unreadable": snapshot.unreadable})
+    return status
 
 
 async def verify(options: argparse.Namespace) -> int:
@@ -99,7 +108,7 @@ async def restore(options: argparse.Namespace) -> int:
     async with AsyncExitStack() as opened:
         repository = await opened.enter_async_context(open_backup(options.source, options.key))
         repository.check_readable()
-        snapshot = snapshot_at(await _complete(repository), at_ms)
+        snapshot = await find_snapshot_at(repository, at_ms, _print_problem)
         change_log = None
         if options.coordinator is not None:
             change_log = await opened.enter_async_context(closing(open_coordinator(options.coordinator)))
@@ -118,12 +127,6 @@ def keygen(options: argparse.Namespace) -> None:
     for name, text in ((options.out, key.text()), (f"{options.out}.pub", key.without_private().text())):
         with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(text)
-
-
-async def _complete(repository: Repository) -> list[Snapshot]:
-    """Return the complete snapshots, oldest first."""
-    snapshots = await repository.find_snapshots(await repository.snapshot_names())
-    return [snapshot for snapshot in snapshots if snapshot.is_complete]
 
 
 def _print_status(status: FollowStatus) -> None:

@@ -19,8 +19,8 @@ from pysync.backup import restoring
 from pysync.backup.checking import BackupVerification, BackupVerifier
 from pysync.backup.encryption import BackupKey, WrongKey
 from pysync.backup.pruning import GRACE_MS, KeepRules, prune
-from pysync.backup.repository import PAGES, SNAPSHOTS, Repository, path_of
-from pysync.backup.restoring import Restorer, parse_time, snapshot_at
+from pysync.backup.repository import PAGES, SNAPSHOTS, BackupDamaged, Repository, path_of
+from pysync.backup.restoring import Restorer, find_snapshot_at, parse_time
 from pysync.backup.source import ListedImage
 from pysync.backup.target import BackupTarget, BucketTarget, FolderTarget
 from pysync.changelog import Change
@@ -110,7 +110,7 @@ async def test_an_encrypted_backup_opens_with_its_private_key_alone() -> None:
         with pytest.raises(ValueError, match="the backup is encrypted"):
             await Repository.open(target, wrong)
     forged = key._replace(metadata=os.urandom(32))
-    with pytest.raises(WrongKey):
+    with pytest.raises(BackupDamaged, match="not the key of the backup"):
         await (await Repository.open(target, forged)).newest()
     with pytest.raises(WrongKey):
         key.open_pack(other.seal_pack(b"x"))
@@ -257,14 +257,14 @@ async def test_the_change_log_of_a_bucket_begins_anew() -> None:
     assert await log.read(known, 10) is None
 
 
-def test_times_name_the_newest_image_before_them() -> None:
+async def test_times_name_the_newest_image_before_them() -> None:
     assert parse_time("2026-11-23T12:00:00Z") == parse_time("2026-11-23T12:00:00")
     assert parse_time("2026-11-23T12:00:00+01:00") == parse_time("2026-11-23T11:00:00Z")
     assert parse_time("20261123T120000123Z"[:15]) == parse_time("2026-11-23 12:00")
     with pytest.raises(ValueError, match="write a time as"):
         parse_time("noon")
     with pytest.raises(ValueError, match="no image"):
-        snapshot_at([], parse_time("now"))
+        await find_snapshot_at(await Repository.open(MemoryTarget(), create=True), parse_time("now"), print)
 
 
 async def test_a_verification_reports_no_image_that_is_removed_meanwhile(

@@ -23,7 +23,7 @@ from pysync.concurrency import gather_bounded
 from pysync.engine.counted_store import total_name
 from pysync.engine.outbox import DocumentRef, parse_change
 from pysync.erase.journal import JournalEntry, unfinished
-from pysync.erase.keyrings import remove_entries
+from pysync.erase.keyrings import KeyringEntries, remove_entries
 from pysync.erase.plan import PAGE, ErasePlan, EraseReport, Planner, delete_log_objects
 from pysync.erase.request import EraseRequest
 from pysync.erase.scope import Scope
@@ -81,7 +81,7 @@ class Eraser:
         report = EraseReport()
         async for keys in self._pages(self._scope(request)):
             report.add((await self._planner.plan(keys)).report)
-        report.erased["keyringEntries"] += await self._remove_keyring_entries(request, dry_run=True)
+        report.add_keyrings(await self._remove_keyring_entries(request, dry_run=True))
         return report
 
     async def run(self, request: EraseRequest) -> EraseReport:
@@ -144,7 +144,7 @@ class Eraser:
                 await self._sleep(LEASE_RENEW_S)
         else:
             raise StoreUnavailable("others write it all the time: revoke their keys first")
-        report.erased["keyringEntries"] += await self._remove_keyring_entries(request)
+        report.add_keyrings(await self._remove_keyring_entries(request))
         await self._forget_damage(scope)
         await self._sleep(SETTLE_S)
         # A request that was under way may have stored a part of a log after its head was gone.
@@ -186,12 +186,14 @@ class Eraser:
                 return
         raise StoreUnavailable(f"the list {key} cannot be written")
 
-    async def _remove_keyring_entries(self, request: EraseRequest, *, dry_run: bool = False) -> int:
+    async def _remove_keyring_entries(
+        self, request: EraseRequest, *, dry_run: bool = False
+    ) -> KeyringEntries:
         def ref_of(key: str) -> DocumentRef | None:
             places = self._planner.locations(key)
             return places[0].document_ref if places else None
 
-        return await remove_entries(self._services, request.kem_keys, ref_of, dry_run=dry_run)
+        return await remove_entries(self._services, request, self._scope(request), ref_of, dry_run=dry_run)
 
     async def _is_merged(self, scope: Scope) -> bool:
         """Return True if files of the scope are being merged into another one."""

@@ -53,7 +53,7 @@ class JournalEntry:
 
     async def end_deletion(self, report: EraseReport) -> None:
         """Replace all names by the report."""
-        await self._put({"report": report.members})
+        await self._put({"report": report.encode()})
         await self.delete_plans()
         self.request, self.report = None, report
 

@@ -14,6 +14,7 @@ from pysync.concurrency import gather_bounded
 from pysync.engine.append_log import chunk_keys, log_prefix
 from pysync.engine.history import entries_of
 from pysync.engine.outbox import DocumentRef
+from pysync.erase.keyrings import KeyringEntries
 from pysync.erase.request import EraseRequest
 from pysync.errors import DocumentCorrupt
 from pysync.plugins import PluginContext
@@ -37,22 +38,40 @@ _KEPT_OF_IDENTITY: Final = {
     "logsOfOthers": "elements of this identity in logs at keys without it: they are not rewritten",
     "revocations": "its revocation list, without which revoked certificates would be valid again",
 }
-_KEPT_IN_KEYRINGS: Final = {
-    "keyrings": "entries of this identity in keyrings of others: name its X25519 keys to remove them",
-}
+_KEPT_IN_KEYRINGS: Final = (
+    "%d keyrings of others may have entries for this identity, which name an X25519 key and not whose it is: "
+    "erase again with its X25519 keys, as --kem-key or kemKeys; they are `kemPub` in what `pysync keys show` "
+    "prints of its key file, and `subKem` in certificates for its devices"
+)
+_SIGNED_IN_KEYRINGS: Final = (
+    "entries that this identity added for others, who could not open them without its signature, in %d "
+    "keyrings: %s"
+)
+MAX_NAMED: Final = 100
+"""Number of keyrings that a report names."""
 
 
 @dataclass(slots=True)
 class EraseReport:
-    """What went, by kind: the number of objects, and the bytes of documents, heads of logs and files."""
+    """What went, by kind: the number of objects, and the bytes of documents, heads of logs and files. What is
+    left: the number of keyrings, and the keys of those with entries that the identity has signed."""
 
     erased: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
+    keyrings: int = 0
+    signed_keyrings: list[str] = field(default_factory=list)
 
     def add(self, other: Self) -> None:
         """Add what another report counts."""
         self.erased.update(other.erased)
         self.bytes += other.bytes
+        self.keyrings = max(self.keyrings, other.keyrings)
+        self.signed_keyrings = sorted({*self.signed_keyrings, *other.signed_keyrings})
+
+    def add_keyrings(self, found: KeyringEntries) -> None:
+        """Add what is removed from keyrings, and what is left in them."""
+        self.erased["keyringEntries"] += found.removed
+        self.keyrings, self.signed_keyrings = found.keyrings, sorted(found.signed)
 
     @property
     def is_found(self) -> bool:
@@ -65,18 +84,26 @@ class EraseReport:
         counts = {kind: count for kind, count in sorted(self.erased.items()) if count}
         return {"erased": counts, "bytes": self.bytes}
 
+    def encode(self) -> dict[str, Any]:
+        """Return the members that `parse` takes."""
+        return self.members | {"keyrings": self.keyrings, "signedKeyrings": self.signed_keyrings}
+
     def describe(self, request: EraseRequest, *, is_dry_run: bool) -> dict[str, Any]:
         """Return the report for an operator, with what an erasure does not touch."""
         kept = _KEPT | (_KEPT_OF_IDENTITY if request.kind == "identity" else {})
-        if request.kind == "identity" and not request.kem_keys:
-            kept |= _KEPT_IN_KEYRINGS
+        if self.keyrings and not request.kem_keys:
+            kept |= {"keyrings": _KEPT_IN_KEYRINGS % self.keyrings}
+        if self.signed_keyrings:
+            named = ", ".join(self.signed_keyrings[:MAX_NAMED])
+            kept |= {"keyringSignatures": _SIGNED_IN_KEYRINGS % (len(self.signed_keyrings), named)}
         found = {"dryRun": is_dry_run, "found": self.is_found}
         return request.members | found | self.members | {"notTouched": kept}
 
     @classmethod
     def parse(cls, members: dict[str, Any]) -> Self:
         """Return the report with these members."""
-        return cls(Counter(members["erased"]), members["bytes"])
+        left = members.get("keyrings", 0), members.get("signedKeyrings", [])
+        return cls(Counter(members["erased"]), members["bytes"], *left)
 
 
 @dataclass(slots=True)

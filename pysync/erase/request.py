@@ -12,7 +12,8 @@ from pysync.config.key_templates import RESERVED
 Kind = Literal["key", "prefix", "identity"]
 _KINDS: Final[tuple[Kind, ...]] = ("key", "prefix", "identity")
 _KEM_KEYS: Final = "kemKeys"
-_is_kem_key: Final = re.compile("[0-9a-f]{64}").fullmatch
+is_public_key: Final = re.compile("[0-9a-f]{64}").fullmatch
+"""Matches a public key, as certificates and keyrings spell it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class EraseRequest:
             if value.partition("/")[0] == RESERVED:
                 raise ValueError(f"the keys below {RESERVED} are the server's own")
         is_list = isinstance(kem_keys, list | tuple)
-        if not is_list or not all(isinstance(key, str) and _is_kem_key(key) for key in kem_keys):
+        if not is_list or not all(isinstance(key, str) and is_public_key(key) for key in kem_keys):
             raise ValueError(f"{_KEM_KEYS} are X25519 public keys, 64 hex digits in lower case each")
         if kem_keys and kind != "identity":
             raise ValueError(f"{_KEM_KEYS} belong to an identity")

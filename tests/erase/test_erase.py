@@ -195,6 +195,28 @@ async def test_entries_of_a_keyring_are_removed_by_their_key(served: Served) -> 
     assert left.open(BERT, [BERT.ed_pub]).epoch == 1
 
 
+async def test_the_report_says_what_of_a_person_is_left_in_keyrings(served: Served) -> None:
+    """An entry names its recipient by an X25519 key alone, and by a signing key who added it."""
+    ring = Keyring.new(BERT, [ANNE.kem_pub], now_s=1)
+    assert (await served.bert.push("rooms/a/_keyring", ring.data)).status == 200
+    added = Keyring.new(BERT, [ANNE.kem_pub], now_s=1).add("09" * 32, ANNE, [BERT.ed_pub], now_s=2)
+    assert (await served.bert.push("rooms/b/_keyring", added.data)).status == 200
+    for report in (await served.eraser.dry_run(ANNES), await served.eraser.run(ANNES)):
+        kept = report.describe(ANNES, is_dry_run=False)["notTouched"]
+        # Bert's own keyring holds nothing of the form of a keyring.
+        assert kept["keyrings"].startswith("2 keyrings of others may have entries")
+        assert "kemPub" in kept["keyrings"]
+        assert kept["keyringSignatures"].endswith("in 1 keyrings: rooms/b/_keyring")
+    named = EraseRequest("identity", ANNE.user_id, (ANNE.kem_pub,))
+    report = await served.eraser.run(named)
+    kept = report.describe(named, is_dry_run=False)["notTouched"]
+    assert "keyrings" not in kept
+    assert kept["keyringSignatures"].endswith("rooms/b/_keyring")
+    assert report.erased["keyringEntries"] == 2
+    left = Keyring((await served.bert.pull("rooms/b/_keyring")).json["data"])
+    assert left.recipients == (BERT.kem_pub, "09" * 32)
+
+
 async def test_pushes_that_go_on_meanwhile_are_kept_or_erased_whole(served: Served, folder: Path) -> None:
     """Bert's all stay; Anne's go, as long as they come before the end."""
     done = asyncio.Event()

@@ -102,6 +102,41 @@ async def test_the_listener_refuses_pages_of_browsers_and_invalid_requests(
     assert await stored_keys(operators.app.store) == before
 
 
+@pytest.mark.parametrize("body", [ANNES, {**ANNES, "dryRun": True}], ids=["erasure", "dry run"])
+async def test_of_erasures_at_once_one_runs_and_the_listener_serves_all_else(
+    operators: Operators, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, end = asyncio.Event(), asyncio.Event()
+
+    async def wait(*_: object) -> EraseReport:
+        begun.set()
+        await end.wait()
+        return EraseReport()
+
+    monkeypatch.setattr(operators.app.eraser, "run", wait)
+    monkeypatch.setattr(operators.app.eraser, "dry_run", wait)
+    first = asyncio.ensure_future(operators.post(body))
+    await begun.wait()
+    others = [asyncio.ensure_future(operators.post(body)) for _ in range(6)]
+
+    def get(path: str) -> int:
+        connection = HTTPConnection("127.0.0.1", operators.port, timeout=60)
+        connection.request("GET", path)
+        status = connection.getresponse().status
+        connection.close()
+        return status
+
+    for path in ("/health", "/health/ready", "/metrics", "/admin"):
+        assert await asyncio.to_thread(get, path) == 200
+    for other in others:
+        status, answer = await other
+        assert (status, answer["code"]) == (503, "unavailable")
+    assert not first.done()
+    end.set()
+    assert (await first)[0] == 200
+    assert (await operators.post(body))[0] == 200
+
+
 @pytest.mark.parametrize(
     ("peer", "authorization", "is_allowed"),
     [

@@ -5,6 +5,7 @@ See docs/reference/protocol.md#erase.
 
 import asyncio
 import hmac
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from types import MappingProxyType
@@ -29,6 +30,8 @@ from pysync.server.handlers.service import is_local
 from pysync.server.responses import NO_STORE, Response
 
 ERASE_PATH: Final = "/admin/erase"
+RETRY_S: Final = 5
+"""Seconds after which a request may try again that came during an erasure."""
 _FORWARDED: Final = ("x-forwarded-for", "forwarded")
 
 
@@ -52,10 +55,12 @@ class ErasureEndpoint:
     def __init__(self, erase: Erase, admin_token: str | None) -> None:
         self._erase = erase
         self._authorization = None if admin_token is None else (BEARER + admin_token).encode()
-        self._running = set[Future[EraseReport]]()
+        self._lock = threading.Lock()
+        self._running: Future[EraseReport] | None = None
 
     def respond(self, request: AdminRequest, loop: asyncio.AbstractEventLoop) -> Response:
-        """Erase on the event loop, and wait for the report. Raises PysyncError."""
+        """Erase on the event loop, and wait for the report. Raises PysyncError, for all but one request at a
+        time: the listener has few threads."""
         if request.method != "POST":
             raise MethodNotAllowed(headers={"Allow": "POST"})
         if "origin" in request.headers:  # browsers send it with each POST, also of their own origin
@@ -63,19 +68,23 @@ class ErasureEndpoint:
         if not (_is_local(request) or self._has_token(request)):
             raise Forbidden("Erase from the machine of the server, or with the admin token")
         what, is_dry_run = _parse(request)
-        running = asyncio.run_coroutine_threadsafe(self._erase(what, is_dry_run), loop)
-        self._running.add(running)
+        if not self._lock.acquire(blocking=False):
+            raise Unavailable(
+                "An erasure is under way: try again when it has finished", retry_after_s=RETRY_S
+            )
         try:
-            report = running.result()
+            self._running = asyncio.run_coroutine_threadsafe(self._erase(what, is_dry_run), loop)
+            report = self._running.result()
         except CancelledError:
             raise Unavailable("the server stops; it finishes the erasure when it starts again") from None
         finally:
-            self._running.discard(running)
+            self._running = None
+            self._lock.release()
         return Response(200, orjson.dumps(report.describe(what, is_dry_run=is_dry_run)), NO_STORE)
 
     def cancel(self) -> None:
         """Cancel what is being erased. The next start of a service finishes it."""
-        for running in list(self._running):
+        if (running := self._running) is not None:
             running.cancel()
 
     def _has_token(self, request: AdminRequest) -> bool:

@@ -97,9 +97,9 @@ USAGE_NAMES: Final = ("bytes", "documents", "logElements", "files")
 @dataclass(frozen=True)
 class WriteEvent:
     """A successful push, as plugins and projections receive it. `text` is the pushed `data` as JSON, or an
-    append's element; None if it is not JSON. `identity` is the writer's, None if there is none. Projections
-    also receive removals: `removed` is True then, the data is empty, and the hash is that of the removed
-    version.
+    append's element; None if it is not JSON. `identity` is the writer's, None if there is none. `removed`
+    is True for a removal: the hash is that of the removed version, and the data is empty for projections,
+    None for plugins.
 
     See docs/reference/plugins.md#after_write.
     """

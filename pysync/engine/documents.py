@@ -385,10 +385,11 @@ class Documents:
 
 
 async def remove_once(
-    coordinator: Coordinator, request_key: str, removal: Coroutine[None, None, WriteResult]
+    coordinator: Coordinator, request_key: str, base_hash: str, removal: Coroutine[None, None, WriteResult]
 ) -> WriteResult:
-    """Await a removal, or return its result again if an earlier attempt with this `request_key` has made it:
-    an attempt that finds nothing stored, although it is not the first, has succeeded."""
+    """Await the removal of the version `base_hash`, or return that version again if an earlier attempt with
+    this `request_key` has removed it: an attempt that finds nothing stored, although it is not the first, has
+    succeeded."""
     name = hashlib.sha256(f"delete {request_key}".encode()).hexdigest()
     own = orjson.dumps([new_write_id()])
     try:
@@ -402,5 +403,5 @@ async def remove_once(
         if claim == own:
             await release_claim(coordinator, name, own)
         elif not error.current_hash:
-            return WriteResult("", error.written_ms)
+            return WriteResult(base_hash, error.written_ms)
         raise

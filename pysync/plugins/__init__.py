@@ -200,3 +200,7 @@ class Plugin(Protocol):
     async def after_write(self, event: WriteEvent) -> None:
         """Called after each push with status 200, in the order in which they end, before the response is
         sent; called again when a push is repeated (Idempotency-Key)."""
+
+    async def after_delete(self, event: WriteEvent) -> None:
+        """Called after each delete with status 200, as `after_write` after a push. `event.removed` is True,
+        and `event.hash` is that of the removed version."""

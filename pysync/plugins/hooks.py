@@ -74,6 +74,7 @@ class Hooks:
         self._intercept_push = _each(plugins, "intercept_push")
         self._after_write = _each(plugins, "after_write")
         self._before_delete = _each(plugins, "before_delete")
+        self._after_delete = _each(plugins, "after_delete")
         self._ignoring_deletes = {hook.plugin for hook in self._intercept_push} - {
             hook.plugin for hook in self._before_delete
         }
@@ -97,7 +98,7 @@ class Hooks:
             or self.has_pull_hooks
             or self.has_push_hooks
             or self.has_certificate_hooks
-            or bool(self._before_delete)
+            or bool(self._before_delete or self._after_delete)
         )
         """True if any plugin has a hook for requests."""
 
@@ -189,12 +190,14 @@ class Hooks:
             raise Forbidden(
                 reason=f"plugins without before_delete: {', '.join(sorted(self._ignoring_deletes))}"
             )
+        for hook in self._after_delete:  # later it would be too late
+            self._require_room(hook)
         for hook in self._before_delete:
             await self._call(hook, request, object)
 
     async def run_after_write(self, event: WriteEvent) -> None:
-        """Announce a push that was applied. Errors are counted and logged."""
-        for hook in self._after_write:
+        """Announce a push or a delete that was applied. Errors are counted and logged."""
+        for hook in self._after_delete if event.removed else self._after_write:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     await self._run(hook, event)

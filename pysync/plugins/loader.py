@@ -27,6 +27,7 @@ _ASYNC: Final = {
     "intercept_push": "push",
     "before_delete": "request",
     "after_write": "event",
+    "after_delete": "event",
 }
 """The hooks that wait, and what each is given."""
 HOOKS: Final = (*_ASYNC, "lifespan", "cap_validators", "stored_files")

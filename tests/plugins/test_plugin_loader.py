@@ -276,7 +276,7 @@ def test_all_that_is_wrong_with_all_plugins_is_told_at_once(folder: Path) -> Non
         "plugins[1]: there is no module nowhere",
         "plugins[2]: afterWrite is no hook; did you mean after_write? (begin it with _ if it is none)",
         "plugins[2]: Audit has no hook: one or more of authorize, before_pull, intercept_pull, "
-        "intercept_push, before_delete, after_write, lifespan, cap_validators, stored_files",
+        "intercept_push, before_delete, after_write, after_delete, lifespan, cap_validators, stored_files",
         "plugins[2]: 'audit' is also the name of plugins[0]",
     ]
 

@@ -13,7 +13,7 @@ from support.collections import LOG, NOTES, OWN, collection, limit_of
 from support.sse_client import listen
 
 from pysync.errors import Forbidden
-from pysync.plugins import PluginPush, PluginRequest, PushResponse
+from pysync.plugins import PluginPush, PluginRequest, PushResponse, WriteEvent
 from pysync.store import Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
@@ -321,6 +321,59 @@ async def test_a_plugin_that_knows_pushes_and_not_deletes_has_them_refused(
     anybody = Browser(await start({"collections": [LISTED]}, plugins=[Guard()]), session)
     hash_ = (await anybody.push("notes/a", {"n": 1})).json["hash"]
     assert (await delete(anybody, "notes/a", hash_)).status == 403
+
+
+class Index:
+    """Sees what is written and deleted."""
+
+    name = "index"
+
+    def __init__(self) -> None:
+        self.sees: list[WriteEvent] = []
+
+    async def after_write(self, event: WriteEvent) -> None:
+        self.sees.append(event)
+
+    async def after_delete(self, event: WriteEvent) -> None:
+        self.sees.append(event)
+
+
+async def test_a_plugin_sees_what_was_deleted(
+    start: Start, session: aiohttp.ClientSession, kept: Store
+) -> None:
+    index = Index()
+    secret = {**LISTED, "fieldPermissions": {"secret": {"readRoles": ["owner"]}}}
+    members = {"collections": [secret, PICS, LOGS]}
+    anybody = Browser(await start(members, kept, plugins=[index]), session)
+    await anybody.push("notes/a", {"n": 1})
+    version = (await anybody.pull("notes/a")).json["hash"]
+    await anybody.request("POST", "/push/pics/a", b"png", PNG)
+    await anybody.request("POST", "/push/log/a", {"data": {"n": 1}})
+    log = (await anybody.pull("log/a?last=1")).json["hash"]
+    written, index.sees = index.sees, []
+    assert version != written[0].hash, "the caller gets a version of its own"
+    picture = hashlib.sha256(b"png").hexdigest()
+    reply = await delete(anybody, "notes/a", version)
+    for key, hash_ in (("pics/a", picture), ("log/a", log)):
+        assert (await delete(anybody, key, hash_)).status == 200
+        assert (await delete(anybody, key, hash_)).status == 409
+    assert [(each.collection, each.params, each.hash, each.removed, each.body) for each in index.sees] == [
+        ("notes", {"id": "a"}, written[0].hash, True, None),
+        ("pics", {"id": "a"}, picture, True, None),
+        ("log", {"id": "a"}, log, True, None),
+    ]
+    assert index.sees[0].timestamp == reply.json["timestamp"]
+
+
+async def test_a_repeated_delete_is_told_again(
+    start: Start, session: aiohttp.ClientSession, kept: Store
+) -> None:
+    index = Index()
+    anybody = Browser(await start({"collections": [LISTED]}, kept, plugins=[index]), session)
+    hash_ = (await anybody.push("notes/a", {"n": 1})).json["hash"]
+    for _ in range(2):
+        assert (await delete(anybody, "notes/a", hash_, **{"Idempotency-Key": "k"})).status == 200
+    assert [(each.hash, each.removed) for each in index.sees[1:]] == [(hash_, True)] * 2
 
 
 async def test_an_expired_document_is_not_there_to_be_deleted(

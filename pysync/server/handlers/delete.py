@@ -10,6 +10,7 @@ from pysync.model import WriteResult
 from pysync.server.authorization import Access, plugin_request
 from pysync.server.handlers import Service
 from pysync.server.handlers.files import file_key
+from pysync.server.handlers.plugin_hooks import run_after_write
 from pysync.server.request_body import idempotency_key
 from pysync.server.responses import Response, write_response
 from pysync.server.router import Match
@@ -36,12 +37,14 @@ class DeleteHandler:
         once = idempotency_key(request, access.caller, match.key)
         removal = self._remove(match, access, base_hash)
         if once is not None:
-            removal = remove_once(service.coordinator, f"{once} {base_hash}", removal)
-        written = await service.write_deadline.run(request, match, removal)
-        return write_response(written.hash, written.timestamp_ms)
+            removal = remove_once(service.coordinator, f"{once} {base_hash}", base_hash, removal)
+        removed = await service.write_deadline.run(request, match, removal)
+        await run_after_write(service, match, access.caller, removed, match.params, None, removed=True)
+        return write_response("", removed.timestamp_ms)
 
     async def _remove(self, match: Match, access: Access, base_hash: str) -> WriteResult:
-        """Remove the version `base_hash`. Raises Conflict with the version that the caller sees."""
+        """Remove the version `base_hash`, and return its stored hash and the time. Raises Conflict with the
+        version that the caller sees."""
         if access.hidden and base_hash:
             current = await self._current(match)
             version = await self._visible_version(match, access, current)
@@ -51,11 +54,13 @@ class DeleteHandler:
         ref, collection = match.document_ref(access.caller), match.policy.collection
         try:
             if self._log is not None:
-                return await self._service.logs.delete(match.key, base_hash, self._log, ref)
-            key = match.key if match.route.files is None else file_key(match, match.route.files)
-            return await self._service.documents.delete(
-                key, base_hash, collection.ttl_ms, ref._replace(key=key), collection.history
-            )
+                removed = await self._service.logs.delete(match.key, base_hash, self._log, ref)
+            else:
+                key = match.key if match.route.files is None else file_key(match, match.route.files)
+                removed = await self._service.documents.delete(
+                    key, base_hash, collection.ttl_ms, ref._replace(key=key), collection.history
+                )
+            return WriteResult(base_hash, removed.timestamp_ms)
         except Conflict as error:
             stored = WriteResult(error.current_hash, error.written_ms)
             raise Conflict(await self._visible_version(match, access, stored)) from None

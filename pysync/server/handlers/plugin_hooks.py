@@ -68,8 +68,11 @@ async def run_after_write(
     written: WriteResult,
     params: Mapping[str, str],
     text: bytes | None,
+    *,
+    removed: bool = False,
 ) -> None:
-    """Run the plugins' hooks that follow a push. `text` is the pushed `data`; None for a file."""
+    """Run the plugins' hooks that follow a push or a delete. `text` is the pushed `data`; None for a file and
+    a delete, of which `written` has the hash of the removed version."""
     await service.hooks.run_after_write(
         WriteEvent(
             match.policy.collection.name,
@@ -79,6 +82,7 @@ async def run_after_write(
             text,
             caller.identity or None,
             match.policy.namespace,
+            removed,
         )
     )
 

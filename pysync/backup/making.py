@@ -122,6 +122,7 @@ class BackupMaker:
     async def _list(self) -> None:
         """Read what differs from the newest backup."""
         await self._stop_merging()
+        await self._repository.target.delete_leftovers()
         await self._source.follow()
         known = await self._load_newest()
         previous = next(known, None)

@@ -67,6 +67,7 @@ async def prune(repository: Repository, rules: KeepRules, now_ms: int) -> PruneR
     """Remove the images that `rules` do not keep. Backups may run meanwhile. Raises BackupDamaged, before
     anything is removed, if it cannot be read what an image refers to; StoreUnavailable."""
     report = PruneReport()
+    await repository.target.delete_leftovers()
     snapshots = await repository.find_snapshots(await repository.snapshot_names())
     complete = [snapshot for snapshot in snapshots if snapshot.is_complete]
     kept = kept_snapshots(complete, rules)

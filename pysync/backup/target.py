@@ -27,6 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _TEMPORARY: Final = "~tmp"
+_LEFTOVER_S: Final = 86_400
 MAX_FILE_BYTES: Final = MAX_DOCUMENT_BYTES + 2 * PACK_BYTES
 """No file of a backup is longer."""
 
@@ -53,6 +54,9 @@ class BackupTarget(Protocol):
 
     async def delete(self, name: str) -> None:
         """Remove a file, if it exists."""
+
+    async def delete_leftovers(self) -> None:
+        """Remove files that killed processes have written in part. Other processes may write meanwhile."""
 
     async def close(self) -> None:
         """Release all resources."""
@@ -102,6 +106,10 @@ class FolderTarget:
         """See `BackupTarget.delete`."""
         await _in_thread(self._delete, name)
 
+    async def delete_leftovers(self) -> None:
+        """See `BackupTarget.delete_leftovers`. A process writes a file in less than a day."""
+        await _in_thread(self._delete_leftovers)
+
     async def close(self) -> None:
         """See `BackupTarget.close`."""
 
@@ -146,6 +154,17 @@ class FolderTarget:
     def _delete(self, name: str) -> None:
         (self._root / name).unlink(missing_ok=True)
 
+    def _delete_leftovers(self) -> None:
+        folder = self._root / _TEMPORARY
+        with suppress(FileNotFoundError):
+            os.utime(folder)  # the time by the clock that sets the times of the files
+            oldest_s = folder.stat().st_mtime - _LEFTOVER_S
+            with os.scandir(folder) as entries:
+                left = [one for one in entries if one.stat(follow_symlinks=False).st_mtime < oldest_s]
+            for entry in left:
+                with suppress(FileNotFoundError):
+                    os.unlink(entry)
+
 
 class BucketTarget:
     """A backup below a prefix of a bucket, or in any other store."""
@@ -174,6 +193,9 @@ class BucketTarget:
     async def delete(self, name: str) -> None:
         """See `BackupTarget.delete`."""
         await self._store.delete(name)
+
+    async def delete_leftovers(self) -> None:
+        """See `BackupTarget.delete_leftovers`. Nothing shows in a bucket before all of it is there."""
 
     async def close(self) -> None:
         """See `BackupTarget.close`."""

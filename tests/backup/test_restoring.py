@@ -421,6 +421,24 @@ class TestTargets:
         await target.delete("packs/ab/1")
         assert await target.names("") == []
 
+    @pytest.mark.parametrize("command", ["backup", "prune"])
+    async def test_what_killed_processes_left_is_deleted_a_day_later(
+        self, command: str, tmp_path: Path
+    ) -> None:
+        store, target = MemoryStore(), FolderTarget(tmp_path)
+        await fill(store, 3)
+        await back_up(ListedImage(store), target)
+        old, new = tmp_path / "~tmp/old", tmp_path / "~tmp/new"
+        old.write_bytes(b"by a killed process")
+        os.utime(old, (0, old.stat().st_mtime - 90_000))
+        new.write_bytes(b"by a process that may be running")
+        if command == "backup":
+            await back_up(ListedImage(store), target)
+        else:
+            await prune(await Repository.open(target), KeepRules(last=1), 0)
+        assert (old.exists(), new.exists()) == (False, True)
+        assert (await verified(target)).damaged == 0
+
     async def test_a_full_disk_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def fsync(fd: int) -> None:
             raise OSError(28, "No space left on device")

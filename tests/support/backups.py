@@ -45,6 +45,9 @@ class MemoryTarget:
         self._count()
         self.files.pop(name, None)
 
+    async def delete_leftovers(self) -> None:
+        self._count()
+
     async def close(self) -> None:
         return
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -25,6 +27,7 @@ from pysync.backup.repository import (
 )
 from pysync.cache import BoundedCache
 from pysync.changelog import ChangeLog
+from pysync.clock import wall_clock_ms
 from pysync.concurrency import gather_bounded
 from pysync.store import ABSENT, RESTORE_KEY, EtagMismatch, Store
 
@@ -85,11 +88,34 @@ def verify_part(pack: bytes, part: Part) -> bytes:
     return body
 
 
+class RestoreClock:
+    """The clock of a store that is restored: in the task that writes an object it stands at the time at which
+    the object was last written, so that the object keeps its age."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._written_ms: ContextVar[int | None] = ContextVar("written_ms", default=None)
+
+    def __call__(self) -> int:
+        """Return the time in milliseconds."""
+        written_ms = self._written_ms.get()
+        return self._now_ms() if written_ms is None else written_ms
+
+    @contextmanager
+    def at(self, written_ms: int) -> Iterator[None]:
+        """Stand at a time."""
+        token = self._written_ms.set(written_ms)
+        try:
+            yield
+        finally:
+            self._written_ms.reset(token)
+
+
 class Restorer:
     """Writes an image into `store`, which must be empty. `on_problem` is called with each key that the backup
-    does not have, because it is damaged, or that was written meanwhile, and the reason. In the end the change
-    log of the store, or else `change_log`, begins anew, so that whoever followed the old store pulls
-    everything again."""
+    does not have, because it is damaged, or that was written meanwhile, and the reason. With `clock`, which
+    is that of the store, objects keep the times at which they were written. In the end the change log of the
+    store, or else `change_log`, begins anew, so that all who followed the old store pull everything again."""
 
     def __init__(
         self,
@@ -97,12 +123,14 @@ class Restorer:
         store: Store,
         on_problem: Callable[[str, str], None],
         change_log: ChangeLog | None = None,
+        clock: RestoreClock | None = None,
     ) -> None:
         self.report = RestoreReport()
         self._repository = repository
         self._packs = PackReader(repository)
         self._store = store
         self._on_problem = on_problem
+        self._clock = clock or RestoreClock(wall_clock_ms)
         own = store.transactional
         self._change_log = change_log if own is None else own.change_log
 
@@ -148,10 +176,11 @@ class Restorer:
                 raise EtagMismatch
 
         try:
-            if entry.is_file:
-                await self._store.write(key, self._packs.chunks(entry), content_type, check)
-            else:
-                await self._store.put(key, await self._packs.body(entry), content_type, ABSENT)
+            with self._clock.at(entry.modified_ms):
+                if entry.is_file:
+                    await self._store.write(key, self._packs.chunks(entry), content_type, check)
+                else:
+                    await self._store.put(key, await self._packs.body(entry), content_type, ABSENT)
         except EtagMismatch:
             why = "it was written meanwhile: stop the servers of the store"
         except ValueError as error:  # damage, or a key that is too long for the store

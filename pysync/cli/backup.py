@@ -22,7 +22,7 @@ from pysync.backup.opening import open_backup
 from pysync.backup.pruning import KeepRules
 from pysync.backup.pruning import prune as run_prune
 from pysync.backup.repository import BackupDamaged, iso_time
-from pysync.backup.restoring import Restorer, check_restore_target, find_snapshot_at, parse_time
+from pysync.backup.restoring import RestoreClock, Restorer, check_restore_target, find_snapshot_at, parse_time
 from pysync.backup.source import open_image
 from pysync.cli.admin import check_store, load_config
 from pysync.cli.io import print_lines
@@ -112,8 +112,10 @@ async def restore(options: argparse.Namespace) -> int:
         change_log = None
         if options.coordinator is not None:
             change_log = await opened.enter_async_context(closing(open_coordinator(options.coordinator)))
-        store = await opened.enter_async_context(closing(open_store(to, accepts_unfinished_restore=True)))
-        restorer = Restorer(repository, store, _print_problem, change_log)
+        clock = RestoreClock(wall_clock_ms)
+        opening = open_store(to, clock, accepts_unfinished_restore=True)
+        store = await opened.enter_async_context(closing(opening))
+        restorer = Restorer(repository, store, _print_problem, change_log, clock)
         await restorer.restore(snapshot)
     print_lines({"time": iso_time(snapshot.taken_ms), **_counts(restorer.report)})
     return 1 if restorer.report.damaged else 0

@@ -20,13 +20,13 @@ from pysync.backup.checking import BackupVerification, BackupVerifier
 from pysync.backup.encryption import BackupKey, WrongKey
 from pysync.backup.pruning import GRACE_MS, KeepRules, prune
 from pysync.backup.repository import PAGES, SNAPSHOTS, BackupDamaged, Repository, path_of
-from pysync.backup.restoring import Restorer, find_snapshot_at, parse_time
+from pysync.backup.restoring import RestoreClock, Restorer, find_snapshot_at, parse_time
 from pysync.backup.source import ListedImage
 from pysync.backup.target import BackupTarget, BucketTarget, FolderTarget
 from pysync.changelog import Change
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import StoreUnavailable
-from pysync.store import RESTORE_KEY, ListEntry
+from pysync.store import RESTORE_KEY, ListEntry, Store, StoredObject, open_store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore, chunks_of
@@ -155,6 +155,39 @@ async def test_an_interrupted_restore_is_continued(monkeypatch: pytest.MonkeyPat
     assert await contents(into) == await contents(store)
     with pytest.raises(ValueError, match="not empty"):
         await Restorer(repository, into, print).restore(snapshot)
+
+
+@pytest.mark.parametrize("name", ["file", "memory", pytest.param("moto", marks=pytest.mark.slow)])
+async def test_objects_keep_the_times_at_which_they_were_written(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """So `ttlMs` does not begin anew."""
+    written, target, clock = FakeClock(), MemoryTarget(), RestoreClock(FakeClock(FakeClock()() + DAY_MS))
+    source = MemoryStore(written)
+    await source.put("notes/a", document(b"{}"))
+    written.now_ms += 1234
+    await source.write("files/a", chunks_of(b"bytes"), "text/plain")
+    await back_up(ListedImage(source), target)
+    if name == "file":
+        into: Store = await LocalStore.open_folder(tmp_path / "new", clock)
+    elif name == "memory":
+        into = MemoryStore(clock)
+    else:
+        server: S3Server = request.getfixturevalue(name)
+        into = await open_store(server.store(new_prefix()), clock)
+    repository = await Repository.open(target)
+    snapshot = await repository.newest()
+    assert snapshot is not None
+    await Restorer(repository, into, print, None, clock).restore(snapshot)
+    note, file = await into.get("notes/a"), await into.stat("files/a")
+    assert isinstance(note, StoredObject)
+    assert file is not None
+    assert (note.modified_ms, file.modified_ms) == (FakeClock()(), FakeClock()() + 1234)
+    await into.put("notes/b", document(b"{}"))
+    later = await into.get("notes/b")
+    assert isinstance(later, StoredObject)
+    assert later.modified_ms >= FakeClock()() + DAY_MS
+    await into.close()
 
 
 @pytest.mark.parametrize("key", ["notes/a", "files/a"])

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -48,6 +47,12 @@ class Part(NamedTuple):
     sha256: str
 
 
+Row = list[Any]
+"""The members of an entry in a list, as a page holds them; the key alone if the object was removed. A part
+is `[pack, offset, length, sha256]`, with `""` for the hash of the whole object. In a page the pack is its
+position in a list of names."""
+
+
 class BackupEntry(NamedTuple):
     """An object of an image. A document has a body, a file may have many `parts`; both have the SHA-256 of
     all their bytes. An entry with an empty `etag` says that the object was removed."""
@@ -68,20 +73,34 @@ class BackupEntry(NamedTuple):
         return parent, name
 
 
-def encode_page(entries: Iterable[BackupEntry]) -> bytes:
-    """Return the text of a page. Packs are named once."""
+def encode_page(rows: list[Row]) -> bytes:
+    """Return the text of a page. Packs are named once: in `rows`, their names are replaced."""
     packs: dict[str, int] = {}
-    rows: list[list[Any]] = []
-    for entry in entries:
-        if not entry.etag:
-            rows.append([entry.key])
-            continue
-        parts = [
-            [packs.setdefault(pack, len(packs)), offset, length, "" if sha256 == entry.sha256 else sha256]
-            for pack, offset, length, sha256 in entry.parts
-        ]
-        rows.append([*entry[:-1], parts])
+    for row in rows:
+        for part in row[7] if len(row) > 1 else ():
+            part[0] = packs.setdefault(part[0], len(packs))
     return orjson.dumps({"packs": [*packs], "entries": rows})
+
+
+def decode_rows(text: bytes) -> list[Row]:
+    """Return the rows of a page that is known to be valid, with the names of packs."""
+    members = orjson.loads(text)
+    packs = members["packs"]
+    rows: list[Row] = members["entries"]
+    for row in rows:
+        for part in row[7] if len(row) > 1 else ():
+            part[0] = packs[part[0]]
+    return rows
+
+
+def entry_of(row: Row) -> BackupEntry:
+    """Return the entry that a row of `decode_rows` describes."""
+    if len(row) == 1:
+        return BackupEntry(row[0])
+    *facts, parts = row
+    sha256 = facts[5]
+    named = tuple(Part(pack, offset, length, own or sha256) for pack, offset, length, own in parts)
+    return BackupEntry._make((*facts, named))
 
 
 def decode_page(text: bytes) -> list[BackupEntry]:

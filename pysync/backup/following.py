@@ -4,6 +4,7 @@ in a process of its own, so that neither a slow backup nor its processor time ho
 
 import asyncio
 import dataclasses
+import gc
 import logging
 import os
 import sys
@@ -36,6 +37,8 @@ KEEP_MINUTES_MS: Final = 86_400_000
 NICENESS: Final = 10
 """A tenth of the processor's time beside a busy server, on one core. Linux derives the priority of reads and
 writes from it."""
+GARBAGE_OBJECTS: Final = 50_000
+"""The number of new objects after which cycles are looked for."""
 
 
 class FollowerSettings(NamedTuple):
@@ -153,9 +156,11 @@ def thinned(names: list[str], now_ms: int) -> list[str]:
     return [*kept.values()]
 
 
-def lower_priority() -> None:
-    """Let other processes go first: those of a follower that do nothing else call this. It is for this thread
-    and those that it starts, so call it before there are others."""
+def adjust_process() -> None:
+    """Let other processes go first, and collect garbage rarely: rounds make much of it, and few cycles. For
+    processes that only follow a store. The priority is that of this thread and of those that it starts, so
+    call it before there are others."""
+    gc.set_threshold(GARBAGE_OBJECTS)
     with suppress(OSError):
         os.nice(NICENESS)
         if sys.platform == "linux":  # it never interrupts a thread that runs
@@ -170,7 +175,7 @@ async def _serve() -> None:
     """Read settings from the first line of standard input, and follow the store until the input ends. Print
     the status of each round."""
     loop = asyncio.get_running_loop()
-    lower_priority()
+    adjust_process()
     settings = FollowerSettings.decode(await asyncio.to_thread(sys.stdin.buffer.readline))
 
     def report(status: FollowStatus) -> None:

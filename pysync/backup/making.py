@@ -10,7 +10,7 @@ from math import inf
 from typing import Final
 
 from pysync._core import split_key
-from pysync.backup.encoding import BackupEntry
+from pysync.backup.encoding import BackupEntry, Row
 from pysync.backup.packing import Packer
 from pysync.backup.pruning import expired_files
 from pysync.backup.repository import (
@@ -19,11 +19,10 @@ from pysync.backup.repository import (
     BackupDamaged,
     Repository,
     Snapshot,
-    SortedRun,
     path_of,
-    runs_to_merge,
     time_of,
 )
+from pysync.backup.runs import SortedRun, runs_to_merge
 from pysync.backup.source import EXCLUDED, FileParts, ImageSource, PositionLost
 from pysync.errors import StoreUnavailable
 from pysync.migrate.reading import Unreadable
@@ -97,11 +96,11 @@ class BackupMaker:
                 moment_ms = await self._read_moment()
         except PositionLost:
             raise StoreUnavailable("the store changes faster than it can be listed") from None
-        entries = await self._packer.flush()
-        if not await self._check_references(entries, is_new=is_new):
+        rows = await self._packer.flush()
+        if not await self._check_references(rows, is_new=is_new):
             self._is_listed = False
             return await self.make(only_changes=only_changes)
-        run = await self._repository.put_run(entries)
+        run = await self._repository.put_run(rows)
         if run is None and only_changes and not is_new:
             self.moment_ms = moment_ms
             return None
@@ -204,16 +203,15 @@ class BackupMaker:
         """Add documents, and files whose bytes are stored. Return the other files, opened."""
         rows = [row for row in rows if not row.key.startswith(EXCLUDED)]
         self.report.objects += len(rows)
-        documents = [row for row in rows if row.sha256 is None]
-        self.report.bytes_read += sum(len(row.body or b"") for row in documents)
-        await asyncio.to_thread(self._packer.add_documents, documents)
+        self.report.bytes_read += sum(len(row.body or b"") for row in rows)
+        files = await asyncio.to_thread(self._packer.add_documents, rows)
         await self._packer.store_full()
-        return [await self._open(row) for row in rows if row.sha256 is not None]
+        return [await self._open(row) for row in files]
 
     async def _open(self, row: CapturedRow) -> tuple[CapturedRow, FileParts] | None:
         assert row.sha256 is not None, "only files are opened"
         if (places := self._packer.find(row.sha256, row.size)) is not None:
-            self._packer.add_entry(row, row.sha256, places)
+            self._packer.add_file(row, places)
             return None
         file = await self._source.open(row)
         if file is None:
@@ -238,7 +236,7 @@ class BackupMaker:
         finally:
             file.close()
         if digest.hexdigest() == row.sha256:
-            self._packer.add_entry(row, row.sha256, tuple(places))
+            self._packer.add_file(row, tuple(places))
         else:
             self._again[row.key] = f"its sha256 is {digest.hexdigest()} and should be {row.sha256}"
 
@@ -253,11 +251,11 @@ class BackupMaker:
             checkpoint = await self._put_snapshot(self._now_ms(), is_complete=False)
             self._checkpoints.append(checkpoint.name)
 
-    async def _check_references(self, entries: Sequence[BackupEntry], *, is_new: bool) -> bool:
+    async def _check_references(self, rows: Sequence[Row], *, is_new: bool) -> bool:
         """Return False if something that the next snapshot would refer to may be deleted by a `prune`. It is
         then forgotten. With `is_new` the pages are those of a snapshot that was just read, which a `prune`
         keeps."""
-        reused = {part.pack for entry in entries for part in entry.parts} - self._packer.written
+        reused = {part[0] for row in rows if len(row) > 1 for part in row[7]} - self._packer.written
         if reused:
             self._checked_at_s = -inf
         await self._read_expired()

@@ -3,9 +3,10 @@
 import asyncio
 import hashlib
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import Final
 
-from pysync.backup.encoding import PACK_BYTES, BackupEntry, Part, compress, is_compressible, store_raw
+from pysync._core import split_key
+from pysync.backup.encoding import PACK_BYTES, BackupEntry, Part, Row, compress, is_compressible, store_raw
 from pysync.backup.repository import MAX_CONCURRENT, PACKS, Repository, path_of
 from pysync.store.local.capture import CapturedRow
 
@@ -29,14 +30,8 @@ class _OpenPack:
         return self.size - len(body)
 
 
-class _Place(NamedTuple):
-    pack: _OpenPack
-    offset: int
-    length: int
-    sha256: str
-
-    def part(self) -> Part:
-        return Part(self.pack.name, self.offset, self.length, self.sha256)
+_Place = tuple[_OpenPack, int, int, str]
+"""Where some bytes are: their pack, offset, length and SHA-256."""
 
 
 class Packer:
@@ -48,15 +43,15 @@ class Packer:
         self._files: dict[str, tuple[_Place, ...]] = {}
         self._named: dict[str, _OpenPack] = {}
         self._compressible, self._raw = _OpenPack(), _OpenPack(is_raw=True)
-        self._entries: list[tuple[str, str, str, int, int, str, bool, tuple[_Place, ...]]] = []
-        """The members of entries, with the places of their parts, which have names once they are stored."""
+        self._rows: dict[str, Row] = {}
+        """The newest row of each key. A part has its pack until `flush`, which knows its name."""
         self.written: set[str] = set()
         """The names of the packs that were stored since the last snapshot."""
         self._full: list[_OpenPack] = []
         self._storing: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._rows)
 
     def remember(self, entry: BackupEntry) -> None:
         """Recognise the bytes of this object when they occur again, unless a `prune` may delete them."""
@@ -64,18 +59,18 @@ class Packer:
             return
         places = tuple(self._place(part) for part in entry.parts)
         for place in places:
-            self._remember(bytes.fromhex(place.sha256), place)
+            self._remember(bytes.fromhex(place[3]), place)
         if len(places) > 1:
             self._files[entry.sha256] = places
 
     def forget(self, packs: set[str]) -> None:
         """Do not refer to what is in these packs any more."""
         if packs:
-            self._known = {key: one for key, one in self._known.items() if one.pack.name not in packs}
+            self._known = {key: one for key, one in self._known.items() if one[0].name not in packs}
             self._files = {
                 key: places
                 for key, places in self._files.items()
-                if not any(one.pack.name in packs for one in places)
+                if not any(one[0].name in packs for one in places)
             }
 
     def find(self, sha256: str, size: int | None) -> tuple[_Place, ...] | None:
@@ -87,36 +82,45 @@ class Packer:
 
     def add_removed(self, key: str) -> None:
         """Add a key at which nothing is stored any more."""
-        self._entries.append((key, "", "", 0, 0, "", False, ()))
+        self._rows[key] = [key]
 
-    def add_documents(self, rows: Iterable[CapturedRow]) -> None:
-        """Add documents, and the keys of removed objects."""
+    def add_documents(self, rows: Iterable[CapturedRow]) -> list[CapturedRow]:
+        """Add documents, and the keys of removed objects. Return the rows of files."""
+        files = []
         for row in rows:
-            if row.etag is None:
-                self.add_removed(row.key)
-                continue
-            assert row.body is not None, "files are added by their parts"
-            place = self.add(row.body, row.content_type)
-            self.add_entry(row, place.sha256, (place,))
+            key, etag, content_type, modified_ms, file_sha256, _, body = row
+            if etag is None:
+                self.add_removed(key)
+            elif file_sha256 is not None:
+                files.append(row)
+            else:
+                assert body is not None, "a document has a body"
+                pack, offset, length, sha256 = self.add(body, content_type)
+                part = [pack, offset, length, ""]
+                self._rows[key] = [key, etag, content_type, modified_ms, length, sha256, False, [part]]
+        return files
 
     def add(self, body: bytes, content_type: str) -> _Place:
         """Add bytes, unless they are stored already."""
-        digest = hashlib.sha256(body)
-        place = self._known.get(digest.digest())
+        hash_ = hashlib.sha256(body)
+        digest = hash_.digest()
+        place = self._known.get(digest)
         if place is None:
             pack = self._compressible if is_compressible(content_type, body) else self._raw
-            place = _Place(pack, pack.add(body), len(body), digest.hexdigest())
-            self._remember(digest.digest(), place)
+            place = pack, pack.add(body), len(body), hash_.hexdigest()
+            self._remember(digest, place)
             if pack.size >= PACK_BYTES:
                 self._end_pack(pack)
         return place
 
-    def add_entry(self, row: CapturedRow, sha256: str, places: tuple[_Place, ...]) -> None:
-        """Add an object whose bytes are at these places."""
-        size = places[0].length if len(places) == 1 else sum(place.length for place in places)
-        is_file = row.sha256 is not None
-        facts = (row.key, row.etag or "", row.content_type, row.modified_ms, size, sha256, is_file)
-        self._entries.append((*facts, places))
+    def add_file(self, row: CapturedRow, places: tuple[_Place, ...]) -> None:
+        """Add a file whose bytes are at these places."""
+        sha256 = row.sha256
+        assert sha256 is not None, "documents are added with their bytes"
+        parts = [[pack, offset, length, "" if own == sha256 else own] for pack, offset, length, own in places]
+        size = sum(length for _, _, length, _ in places)
+        facts = (row.key, row.etag, row.content_type, row.modified_ms, size, sha256, True)
+        self._rows[row.key] = [*facts, parts]
         if len(places) > 1:
             self._files[sha256] = places
 
@@ -128,21 +132,17 @@ class Packer:
                 await self._wait()
             self._storing.add(asyncio.create_task(self._store(self._full.pop(0))))
 
-    async def flush(self) -> list[BackupEntry]:
-        """Store all packs, and return the entries that were added since the last call, sorted, the newest one
-        of each key. Raises StoreUnavailable."""
+    async def flush(self) -> list[Row]:
+        """Store all packs, and return the rows that were added since the last call, sorted, the newest one of
+        each key. Raises StoreUnavailable."""
         for pack in (self._compressible, self._raw):
             if pack.bodies:
                 self._end_pack(pack)
         await self.store_full()
         while self._storing:
             await self._wait()
-        added, self._entries = self._entries, []
-        entries = {
-            facts[0]: BackupEntry._make((*facts, tuple([place.part() for place in places])))
-            for *facts, places in added
-        }
-        return sorted(entries.values(), key=lambda entry: entry.order)
+        added, self._rows = self._rows, {}
+        return await asyncio.to_thread(_sorted_rows, added)
 
     async def close(self) -> None:
         """Stop storing."""
@@ -174,9 +174,17 @@ class Packer:
         if pack is None:
             pack = self._named[part.pack] = _OpenPack()
             pack.name = part.pack
-        return _Place(pack, part.offset, part.length, part.sha256)
+        return pack, part.offset, part.length, part.sha256
 
     def _remember(self, digest: bytes, place: _Place) -> None:
         self._known[digest] = place
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]
+
+
+def _sorted_rows(rows: dict[str, Row]) -> list[Row]:
+    """Return the rows, sorted by their keys, with the names of their packs."""
+    for row in rows.values():
+        for part in row[7] if len(row) > 1 else ():
+            part[0] = part[0].name
+    return [rows[key] for key in sorted(rows, key=split_key)]

@@ -6,11 +6,10 @@ merged when there are many of a size, so that all of this costs little beside th
 
 import asyncio
 import hashlib
-import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import islice, pairwise, takewhile
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 import orjson
@@ -18,14 +17,16 @@ import orjson
 from pysync._core import split_key
 from pysync.backup.encoding import (
     BackupEntry,
+    Row,
     compress,
     decode_page,
     decompress,
     decompress_text,
     encode_page,
-    is_sha256,
+    entry_of,
     renamed,
 )
+from pysync.backup.runs import SortedRun, merged
 from pysync.backup.target import BackupTarget, FileTooLong
 from pysync.concurrency import gather_bounded
 
@@ -36,8 +37,6 @@ FORMAT: Final = 1
 FORMAT_FILE: Final = "format.json"
 PACKS, PAGES, SNAPSHOTS, EXPIRED = "packs", "pages", "snapshots", "expired"
 PAGE_ENTRIES: Final = 20_000
-FAN_OUT: Final = 16
-"""Number of runs of one size that are merged."""
 MAX_CONCURRENT: Final = 4
 """Number of packs or pages that are read or written concurrently."""
 MAX_TIME_MS: Final = 253_402_300_800_000
@@ -48,26 +47,6 @@ T = TypeVar("T")
 
 class BackupDamaged(ValueError):
     """A file of the backup is missing or damaged; the text names it."""
-
-
-@dataclass(frozen=True, slots=True)
-class SortedRun:
-    """A sorted list of entries. `first` and `last` are the keys of its first and last one."""
-
-    pages: list[str]
-    entries: int
-    first: str
-    last: str
-
-    def is_sound(self) -> bool:
-        """Return True if every member has its type."""
-        facts = (type(self.pages), type(self.entries), type(self.first), type(self.last))
-        return facts == (list, int, str, str) and self.entries > 0 and all(map(is_sha256, self.pages))
-
-    @property
-    def level(self) -> int:
-        """The size of the run, in powers of `FAN_OUT`."""
-        return (self.entries.bit_length() - 1) // (FAN_OUT.bit_length() - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +123,16 @@ def check_run(run: SortedRun, facts: Mapping[str, PageFacts]) -> None:
         )
 
 
+class _SealedPage(NamedTuple):
+    """A page as it is stored, its name, the number of its entries, and the keys of its first and last one."""
+
+    sealed: bytes
+    name: str
+    entries: int
+    first: str
+    last: str
+
+
 class Repository:
     """The files of one backup, encrypted if there is a key. Methods raise BackupDamaged for a file that is
     missing or damaged, and StoreUnavailable if the backup cannot be reached."""
@@ -211,21 +200,25 @@ class Repository:
         """Return the entries of a page."""
         return await self._read(path_of(PAGES, name), lambda stored: decode_page(self._open_text(stored)))
 
-    async def put_run(self, entries: Iterable[BackupEntry]) -> SortedRun | None:
-        """Store entries, which are sorted, as a run; None if there are none."""
+    async def put_run(self, rows: Iterable[Row]) -> SortedRun | None:
+        """Store rows, which are sorted and then used up, as a run; None if there are none."""
         pages: list[str] = []
-        remaining = iter(entries)
+        remaining = iter(rows)
         count, first, last = 0, "", ""
-        while page := await asyncio.to_thread(lambda: [*islice(remaining, PAGE_ENTRIES)]):
-            first, last = first or page[0].key, page[-1].key
-            count += len(page)
-            sealed, name = await asyncio.to_thread(self._encode_page, page)
-            await self._put(path_of(PAGES, name), sealed)
-            pages.append(name)
+        while page := await asyncio.to_thread(self._seal_page, remaining):
+            first, last = first or page.first, page.last
+            count += page.entries
+            await self._put(path_of(PAGES, page.name), page.sealed)
+            pages.append(page.name)
         return SortedRun(pages, count, first, last) if pages else None
 
-    def _encode_page(self, page: list[BackupEntry]) -> tuple[bytes, str]:
-        return self._seal(compress(encode_page(page)), PAGES)
+    def _seal_page(self, remaining: Iterator[Row]) -> "_SealedPage | None":
+        """Return a page of the next rows; None if there are none."""
+        rows = [*islice(remaining, PAGE_ENTRIES)]
+        if not rows:
+            return None
+        sealed, name = self._seal(compress(encode_page(rows)), PAGES)
+        return _SealedPage(sealed, name, len(rows), rows[0][0], rows[-1][0])
 
     async def put_snapshot(self, snapshot: Snapshot) -> Snapshot:
         """Store a snapshot, which makes it visible."""
@@ -268,26 +261,27 @@ class Repository:
                 on_damaged(error)
         return None
 
-    async def load_pages(self, runs: Sequence[SortedRun]) -> dict[str, bytes]:
-        """Return the texts of all pages of these runs, compressed."""
-        names = [page for run in runs for page in run.pages]
-
-        def open_page(stored: bytes) -> tuple[PageFacts, bytes]:
-            text = self._open_text(stored)
-            return PageFacts.of(decode_page(text)), compress(text)
-
-        async def load(name: str) -> tuple[PageFacts, bytes]:
-            return await self._read(path_of(PAGES, name), open_page)
-
-        loaded = dict(zip(names, await gather_bounded(MAX_CONCURRENT, names, load), strict=True))
-        facts = {name: found for name, (found, _) in loaded.items()}
-        for run in runs:
-            check_run(run, facts)
-        return {name: text for name, (_, text) in loaded.items()}
-
     async def entries(self, snapshot: Snapshot) -> Iterator[BackupEntry]:
         """Return the entries of an image, sorted."""
-        return merged(snapshot.runs, await self.load_pages(snapshot.runs), keeps_removed=False)
+
+        def open_page(stored: bytes) -> tuple[PageFacts, bytes]:
+            return PageFacts.of(decode_page(self._open_text(stored))), self._open_metadata(stored)
+
+        loaded = await self._load_pages(snapshot.runs, open_page)
+        facts = {name: found for name, (found, _) in loaded.items()}
+        for run in snapshot.runs:
+            check_run(run, facts)
+        pages = {name: text for name, (_, text) in loaded.items()}
+        return map(entry_of, merged(snapshot.runs, pages, keeps_removed=False))
+
+    async def _load_pages(self, runs: Sequence[SortedRun], open_page: Callable[[bytes], T]) -> dict[str, T]:
+        """Return what a function, called in a thread, makes of each page of these runs."""
+        names = [page for run in runs for page in run.pages]
+
+        async def load(name: str) -> T:
+            return await self._read(path_of(PAGES, name), open_page)
+
+        return dict(zip(names, await gather_bounded(MAX_CONCURRENT, names, load), strict=True))
 
     async def packs_of(self, page: str) -> list[str]:
         """Return the names of the packs that a page refers to."""
@@ -305,11 +299,13 @@ class Repository:
 
     async def merge(self, runs: Sequence[SortedRun], *, is_all: bool) -> list[SortedRun]:
         """Return one run with the newest entry of each key in these, or none. With `is_all` there are no
-        earlier ones, so nothing needs to say what was removed."""
+        earlier ones, so nothing needs to say what was removed. Pages that this process did not write have
+        been validated by `entries`."""
         if all(split_key(left.last) < split_key(right.first) for left, right in pairwise(runs)):
             pages = [page for run in runs for page in run.pages]
             return [SortedRun(pages, sum(run.entries for run in runs), runs[0].first, runs[-1].last)]
-        run = await self.put_run(merged(runs, await self.load_pages(runs), keeps_removed=not is_all))
+        loaded = await self._load_pages(runs, self._open_metadata)
+        run = await self.put_run(merged(runs, loaded, keeps_removed=not is_all))
         return [] if run is None else [run]
 
     async def read_file(self, path: str) -> bytes:
@@ -334,7 +330,11 @@ class Repository:
 
     def _open_text(self, stored: bytes) -> bytes:
         """Return the text of a page, a snapshot or a note. Raises ValueError."""
-        return decompress_text(stored if self.key is None else self.key.open_metadata(stored))
+        return decompress_text(self._open_metadata(stored))
+
+    def _open_metadata(self, stored: bytes) -> bytes:
+        """Return what `_open_text` decompresses. Raises ValueError."""
+        return stored if self.key is None else self.key.open_metadata(stored)
 
     def _seal(self, body: bytes, folder: str) -> tuple[bytes, str]:
         """Return the bytes to store in a folder, and the name that their hash gives."""
@@ -352,24 +352,6 @@ class Repository:
         self.files_written += 1
 
 
-def merged(
-    runs: Sequence[SortedRun], pages: dict[str, bytes], *, keeps_removed: bool
-) -> Iterator[BackupEntry]:
-    """Yield the newest entry of each key, sorted. `pages` has the texts of the pages, compressed."""
-
-    def numbered(run: SortedRun, age: int) -> Iterator[tuple[tuple[str, str], int, BackupEntry]]:
-        for page in run.pages:
-            for entry in decode_page(decompress_text(pages[page])):
-                yield entry.order, age, entry
-
-    last: tuple[str, str] | None = None
-    for order, _, entry in heapq.merge(*(numbered(run, -at) for at, run in enumerate(runs))):
-        if order != last:
-            last = order
-            if keeps_removed or entry.etag:
-                yield entry
-
-
 def _decode_note(name: str, text: bytes) -> tuple[int, set[str]]:
     """Raises ValueError unless `put_note` can have written this."""
     members = orjson.loads(text)
@@ -380,18 +362,6 @@ def _decode_note(name: str, text: bytes) -> tuple[int, set[str]]:
     if type(at_ms) is not int or not 0 <= at_ms < MAX_TIME_MS or time_text(at_ms) != time_in(name):
         raise ValueError("its name has another time than its text")
     return at_ms, files
-
-
-def runs_to_merge(runs: Sequence[SortedRun]) -> int:
-    """Return the number of runs at the end of the list that should be merged; 0 for none."""
-    if len(runs) > 1 and sum(run.entries for run in runs[1:]) >= runs[0].entries:
-        return len(runs)
-    levels = [run.level for run in reversed(runs)]
-    for limit in sorted(set(levels)):
-        small = [*takewhile(limit.__ge__, levels)]
-        if small.count(limit) >= FAN_OUT or len(small) >= 2 * FAN_OUT:
-            return len(small)
-    return 0
 
 
 def time_text(ms: int) -> str:

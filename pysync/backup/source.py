@@ -130,8 +130,9 @@ class FolderImage:
             self.change = await asyncio.to_thread(self._capture.change_position)
             while batch := await asyncio.to_thread(self._capture.next_batch):
                 yield batch
-            async for batch in self.load(also):
-                yield batch
+            if also:
+                async for batch in self.load(also):
+                    yield batch
             is_done = True
         finally:
             await asyncio.to_thread(lambda: self._capture.end(done=is_done))

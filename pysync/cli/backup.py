@@ -15,7 +15,7 @@ from pysync.backup.following import (
     BackupFollower,
     FollowerSettings,
     FollowStatus,
-    lower_priority,
+    adjust_process,
 )
 from pysync.backup.making import BackupMaker
 from pysync.backup.opening import open_backup
@@ -42,7 +42,7 @@ async def make(options: argparse.Namespace) -> int:
     settings = load_config(options, "store")
     check_store(settings, "there is nothing to back up")
     if options.follow:
-        lower_priority()
+        adjust_process()
         place = FollowerSettings(settings.store, options.to, options.key, round(1000 * options.every))
         following = asyncio.ensure_future(BackupFollower(place, _print_status).run())
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, following.cancel)

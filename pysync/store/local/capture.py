@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -28,6 +28,8 @@ STALE_MS: Final = 3_600_000
 """Age of a follower's last sign of life from which it counts as dead."""
 BATCH_BYTES: Final = 8_388_608
 _PAGE: Final = 1_000
+_FETCH: Final = 64
+"""Rows that are read at once: a batch is larger than `BATCH_BYTES` by as many documents at most."""
 
 # A write is recorded by the id of its row, a removal by the key. The first row marks the position before the
 # first write, as in the change log. The ring is trimmed with every 1,024th write.
@@ -53,15 +55,15 @@ _DROP: Final = (
 _COLUMNS: Final = "o.etag, o.content_type, o.modified_ms, o.sha256, o.size, o.body"
 _LIST: Final = """
     SELECT parent, name, etag FROM object WHERE (parent, name) > (?, ?) ORDER BY parent, name LIMIT ?"""
+_KEY: Final = "iif(o.parent = '', o.name, o.parent || '/' || o.name)"
 _LOAD: Final = (
-    f"SELECT o.parent, o.name, {_COLUMNS} FROM json_each(?) AS pair CROSS JOIN object AS o ON "  # noqa: S608
+    f"SELECT {_KEY}, {_COLUMNS} FROM json_each(?) AS pair CROSS JOIN object AS o ON "  # noqa: S608
     "o.parent = json_extract(pair.value, '$[0]') AND o.name = json_extract(pair.value, '$[1]')"
 )
 _CHANGED: Final = (
-    f"SELECT o.parent, o.name, {_COLUMNS} FROM "  # noqa: S608
-    "(SELECT DISTINCT object FROM touched WHERE seq > ?1 AND object IS NOT NULL) AS t "
-    "CROSS JOIN object AS o ON o.id = t.object "
-    f"UNION ALL SELECT t.parent, t.name, {_COLUMNS} FROM "
+    f"SELECT {_KEY}, {_COLUMNS} FROM object AS o WHERE o.id IN "  # noqa: S608
+    "(SELECT object FROM touched WHERE seq > ?1 AND object IS NOT NULL) "
+    f"UNION ALL SELECT {_KEY.replace('o.', 't.')}, {_COLUMNS} FROM "
     "(SELECT DISTINCT parent, name FROM touched WHERE seq > ?1 AND object IS NULL AND name <> '') AS t "
     "LEFT JOIN object AS o ON o.parent = t.parent AND o.name = t.name"
 )
@@ -89,7 +91,7 @@ class FolderCapture:
         self._tree = FileTree(folder / "files")
         self._id = os.urandom(8).hex()
         self._seq = self._newest = 0
-        self._rows: Iterator[Any] = iter(())
+        self._rows: sqlite3.Cursor | None = None
         with _translated():
             self._file = DatabaseFile(folder / "pysync.db")
             self._connection = connect_writer(folder / "pysync.db", "NORMAL")
@@ -128,7 +130,7 @@ class FolderCapture:
         """Make `next_batch` return the rows of these keys."""
         with _translated():
             pairs = orjson.dumps([split_key(key) for key in keys]).decode()
-            self._rows = iter(self._connection.execute(_LOAD, (pairs,)))
+            self._rows = self._connection.execute(_LOAD, (pairs,))
 
     def begin(self, *, exclusive: bool = False) -> bool:
         """Begin to read as of this moment, until `end`: `next_batch` returns the rows that were written or
@@ -140,7 +142,7 @@ class FolderCapture:
             if not self._is_following() or self._first() > self._seq:
                 return False
             self._newest = self._last()
-            self._rows = iter(self._connection.execute(_CHANGED, (self._seq,)))
+            self._rows = self._connection.execute(_CHANGED, (self._seq,))
             return True
 
     def change_position(self) -> str:
@@ -154,12 +156,12 @@ class FolderCapture:
         batch: list[CapturedRow] = []
         size = 0
         with _translated():
-            for parent, name, *columns in self._rows:
-                row = CapturedRow._make((_key(parent, name), *columns))
-                batch.append(row)
-                size += len(row.body or b"")
-                if size >= BATCH_BYTES or len(batch) >= _PAGE:
+            while size < BATCH_BYTES and len(batch) < _PAGE:
+                rows = [] if self._rows is None else self._rows.fetchmany(_FETCH)
+                if not rows:
                     break
+                batch += map(CapturedRow._make, rows)
+                size += sum(len(row[-1] or b"") for row in rows)
         return batch
 
     def open_file(self, key: str) -> int | None:
@@ -176,7 +178,7 @@ class FolderCapture:
     def end(self, *, done: bool) -> None:
         """End what `begin` began. The next moment continues from this one if it is `done`, else from the one
         before."""
-        self._rows = iter(())
+        self._rows = None
         with _translated():
             if self._connection.in_transaction:
                 self._connection.rollback()

@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 from pysync.config import Collection, Config
 from pysync.config.key_templates import RESERVED, KeyTemplate, TemplateIndex
+from pysync.engine import history
 from pysync.model import Caller
 from pysync.store import Account, Charge
 
@@ -76,7 +77,10 @@ class Accounts:
 
     def charge_of(self, key: str) -> Charge:
         """Return what an object counts as of which only the key is known. If several namespaces have a
-        collection for the key, it counts for the first by name, the root before all."""
+        collection for the key, it counts for the first by name, the root before all. An entry of a history
+        counts for whom its document does."""
+        if key.startswith(f"{history.PREFIX}/"):
+            return self.charge_of(history.document_of(key))._replace(elements=0)
         if key.startswith(f"{RESERVED}/"):
             return NOBODY
         owner = self._owner(key)

@@ -13,6 +13,7 @@ from typing import ClassVar, Final, Self
 from pysync import _core
 from pysync.cache import BoundedCache
 from pysync.coordinator import UsageTotals
+from pysync.engine import history
 from pysync.engine.accounts import Accounts
 from pysync.engine.append_log.head import LogSettings
 from pysync.engine.append_log.read import log_prefix
@@ -43,6 +44,7 @@ from pysync.store import (
 MAX_CACHED: Final = 10_000
 """Number of objects whose amounts, and of logs whose keys, are cached."""
 _LOGS: Final = log_prefix("")
+_HISTORY: Final = f"{history.PREFIX}/"
 _UNCHECKED: Final = Charge(checked=False)
 
 
@@ -56,7 +58,7 @@ class Amounts:
     def of_document(self, key: str, body: bytes) -> tuple[Usage, _core.LogHead | None]:
         """Return what a document, or an object of a log, counts as, and its head if it is that of a log."""
         size = len(body) + self._added_bytes
-        if key.startswith(_LOGS):
+        if key.startswith((_LOGS, _HISTORY)):
             return Usage(size), None
         collection = self.accounts.collection_of(key)
         if collection is None or collection.append_only is None:

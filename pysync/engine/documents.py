@@ -242,7 +242,8 @@ class Documents:
                 identity = "" if ref is None else ref.identity
                 also = [new_entry(key, found, "", removed.timestamp_ms, identity)]
             try:
-                await self._outbox.delete(key, expect, changes, base_hash, also)
+                charge = None if ref is None else ref.charge
+                await self._outbox.delete(key, expect, changes, base_hash, also, charge)
             except EtagMismatch:
                 continue
             if history is not None:
@@ -296,6 +297,7 @@ class Documents:
         charge = None if ref is None else ref.charge
         expect: Precondition | None = None
         also: list[KeyedBody] = []
+        is_pruned = False
         if history is not None:
             check_key(key)
         elif body.base_hash is None:
@@ -319,6 +321,11 @@ class Documents:
                 )
             except EtagMismatch:
                 expect = None
+            except QuotaExceeded:
+                if history is None or is_pruned:
+                    raise
+                is_pruned = True
+                await self.history.prune(key, history)
             else:
                 if history is not None:
                     await self.history.after_write(key, history)

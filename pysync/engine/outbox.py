@@ -26,6 +26,7 @@ from pysync.clock import HybridTimestamp
 from pysync.coordinator import Coordinator, PreparedWrite
 from pysync.errors import CoordinatorUnavailable, KeyConflict, QuotaExceeded, StoreUnavailable
 from pysync.store import (
+    ABSENT,
     ANY,
     Charge,
     DamagedFile,
@@ -160,7 +161,7 @@ class Outbox:
         for segment in segments:
             await self._put(segment.key, segment.body, ANY, segment.charge)
         if also:
-            async with self._written_before(also):
+            async with self._written_before(also, charge):
                 return await self.put(key, body, expect, changes, base, charge)
         if not changes:
             return await self._put(key, body, expect, charge)
@@ -186,20 +187,21 @@ class Outbox:
         changes: Sequence[Change],
         base: str = "",
         also: Sequence[KeyedBody] = (),
+        charge: Charge | None = None,
     ) -> None:
         """Delete as `Store.delete` and announce `changes`, which are removals of documents named with their
         keys, after the pending change of the version with the hash `base`. A store with a change log
         announces nothing if there was nothing to delete. Otherwise a removal may be announced although
         another writer has created the document again; a change without `removed` then follows it. `also` is
-        as for `put`.
+        as for `put`; the objects count as `charge` and are never rejected.
 
         Raises the errors of `Store.delete` and of `put`.
         """
         if self._transactional is not None:
-            await self._transactional.delete(key, expect=expect, changes=changes, also=also)
+            await self._transactional.delete(key, expect=expect, changes=changes, also=also, charge=charge)
             return
         if also:
-            async with self._written_before(also):
+            async with self._written_before(also, None):
                 await self.delete(key, expect, changes, base)
             return
         if not changes:
@@ -335,10 +337,10 @@ class Outbox:
                 return recovered
 
     @asynccontextmanager
-    async def _written_before(self, also: Sequence[KeyedBody]) -> AsyncIterator[None]:
+    async def _written_before(self, also: Sequence[KeyedBody], charge: Charge | None) -> AsyncIterator[None]:
         """Write further objects of a write before it, and delete them if it is rejected."""
         for key, body in also:
-            await self._store.put(key, body)
+            await self._put(key, body, ABSENT, charge)
         try:
             yield
         except (EtagMismatch, QuotaExceeded):

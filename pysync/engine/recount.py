@@ -11,6 +11,7 @@ from typing import Final
 
 from pysync.config import Collection
 from pysync.coordinator import Coordinator
+from pysync.engine import history
 from pysync.engine.accounts import Accounts
 from pysync.engine.append_log.read import log_prefix
 from pysync.engine.counted_store import Amounts, names_of
@@ -26,6 +27,7 @@ PAGE: Final = 200
 """Number of listed objects that are counted at a time."""
 LEASE: Final = "usage"
 _LOGS: Final = log_prefix("")
+_HISTORY: Final = f"{history.PREFIX}/"
 
 
 class _NotLeader(Exception):
@@ -105,7 +107,7 @@ class Recount:
     async def _amounts_of(self, listed: ListEntry) -> Usage:
         """Return what a listed object counts as."""
         size = listed.size or 0
-        if listed.key.startswith(_LOGS):
+        if listed.key.startswith((_LOGS, _HISTORY)):
             return Usage(size)
         collection = self._accounts.collection_of(listed.key)
         if collection is None:

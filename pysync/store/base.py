@@ -266,9 +266,9 @@ class TransactionalStore(Store, Protocol):
         segments: Sequence[Segment] = (),
     ) -> str:
         """Put an object as `Store.put` does, and commit these changes, and the objects of `also`, with it. If
-        usage is tracked, it counts as `charge`, by default as its key says; raises QuotaExceeded. The objects
-        of `also` do not count. The segments count; after QuotaExceeded they may be stored, after EtagMismatch
-        none is."""
+        usage is tracked, it counts as `charge`, by default as its key says, and the objects of `also` count
+        as bytes for the same account; raises QuotaExceeded. The segments count; after QuotaExceeded they may
+        be stored, after EtagMismatch none is."""
 
     async def write(
         self,
@@ -288,9 +288,11 @@ class TransactionalStore(Store, Protocol):
         expect: Precondition = ANY,
         changes: Sequence[Change] = (),
         also: Sequence[KeyedBody] = (),
+        charge: Charge | None = None,
     ) -> None:
         """Remove an object or file as `Store.delete` does, and commit these changes, and the objects of
-        `also`, with the removal. Commits none of them if there is nothing at `key`."""
+        `also`, with the removal. Commits none of them if there is nothing at `key`. The objects of `also`
+        count as bytes for the account of `charge`, by default as the key says, and are never rejected."""
 
     async def write_ordered(
         self,

@@ -208,7 +208,7 @@ class MergeRecord:
 
 
 KeyedBody = tuple[str, bytes]
-"""A key, and the body of a JSON object that is put there whatever is stored."""
+"""A key where nothing is stored, and the body of a JSON object that is put there."""
 
 KeyShape = tuple[str | None, ...]
 """The segments of keys: None for any one segment, a text for itself."""

@@ -126,21 +126,36 @@ def put_counted(
     changes: ChangeRows,
     counters: UsageCounters,
     charge: Charge,
+    also: tables.Rows = (),
 ) -> tuple[bool, int]:
-    """Call `tables.put`, and count the document in the same transaction. Raises QuotaExceeded if the
-    precondition holds."""
+    """Call `tables.put`, store further objects, and count them in the same transaction. Raises QuotaExceeded
+    if the precondition holds."""
     if not counters.is_on(cursor):
-        return tables.put(cursor, renames, row, expect, changes)
+        return tables.put_with(cursor, also, tables.put, renames, row, expect, changes)
     etag, content_type, now_ms, body, parent, name = row
     size, elements = len(body), charge.elements
     amounts = amounts_of(size, elements)
     old = NO_RECEIPT if expect is ABSENT else counters.replaced(cursor, parent, name, expect)
+    wanted = (size + sum(len(each[3]) for each in also), *amounts[1:]) if also else amounts
     try:
-        owner = counters.charge(cursor, old, charge, amounts)
+        owner = counters.charge(cursor, old, charge, wanted)
     except QuotaExceeded:
         tables.check_current(cursor, parent, name, expect)
         raise
     counted = (etag, content_type, now_ms, body, size, -owner.id, elements, parent, name)
     result = tables.put(cursor, renames, counted, expect, changes, PUT_COUNTED)
     counters.replace(cursor, old, owner, amounts, etag)
+    if also:
+        put_further(cursor, counters, charge, also)
     return result
+
+
+def put_further(cursor: sqlite3.Cursor, counters: UsageCounters, charge: Charge, also: tables.Rows) -> None:
+    """Call `tables.put_further`, and count the objects, which replace nothing, as bytes."""
+    if not counters.is_on(cursor):
+        tables.put_further(cursor, also)
+        return
+    owner = counters.owner_of(cursor, charge.account)
+    rows = [(*each[:4], len(each[3]), -owner.id, 0, *each[4:]) for each in also]
+    cursor.executemany(PUT_COUNTED.any, rows)
+    counters.add_bytes(owner, sum(len(each[3]) for each in also))

@@ -36,4 +36,3 @@ PUT: Final = PutStatements.of("etag", "content_type", "modified_ms", "body")
 PUT_COUNTED: Final = PutStatements.of(
     "etag", "content_type", "modified_ms", "body", "size", "owner", "elements"
 )
-PUT_FURTHER: Final = PutStatements.of("etag", "content_type", "modified_ms", "body", "owner").any

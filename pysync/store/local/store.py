@@ -16,6 +16,7 @@ import os
 import sqlite3
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
@@ -36,7 +37,7 @@ from pysync.store.local import capture, tables, usage
 from pysync.store.local.disk import FileTree
 from pysync.store.local.file_merge import FolderSwapMerger, MergePlan
 from pysync.store.local.files import LocalFiles
-from pysync.store.local.ledger import LocalLedger, put_counted
+from pysync.store.local.ledger import LocalLedger, put_counted, put_further
 from pysync.store.local.read_cache import ReadCache
 from pysync.store.local.tables import SCHEMA, RenameJournal
 from pysync.store.local.time_index import LocalTimeIndex
@@ -227,7 +228,8 @@ class LocalStore:
         columns = (etag, content_type, rows.now_ms, body)
         put, size = self._put_at(key, columns, expect, rows, charge), len(body)
         if also:
-            put = (tables.put_with, self._rows_of(also, rows.now_ms), *put)
+            others = self._rows_of(also, rows.now_ms)
+            put = (tables.put_with, others, *put) if self.ledger is None else (*put, others)
             size += sum(len(other) for _, other in also)
         if segments:
             puts = [*self._puts_of(segments, rows), put]
@@ -269,14 +271,15 @@ class LocalStore:
         expect: Precondition = ANY,
         changes: Sequence[Change] = (),
         also: Sequence[KeyedBody] = (),
+        charge: Charge | None = None,
     ) -> None:
         """See `TransactionalStore.delete`."""
         parent, name = split_key(key)
         rows = self.change_log.rows_of(changes)
-        others = self._rows_of(also, rows.now_ms)
-        was_file, last = await self._writer.submit(
-            tables.delete, self._renames, parent, name, expect, rows, others
-        )
+        delete: tables.Put = tables.delete, self._renames, parent, name, expect, rows
+        if also:
+            delete = (*delete, self._put_further(key, self._rows_of(also, rows.now_ms), charge))
+        was_file, last = await self._writer.submit(*delete)
         self.change_log.notify(last)
         if was_file:
             await self._files.unlink(key)
@@ -426,9 +429,17 @@ class LocalStore:
         await self._writer.close()
         self._reader.close()
 
-    def _rows_of(self, also: Sequence[KeyedBody], now_ms: int) -> Sequence[tuple[object, ...]]:
-        """Return the rows of further objects of a write. They belong to the server."""
-        return [(self._new_etag(), JSON_TYPE, now_ms, body, 0, *split_key(key)) for key, body in also]
+    def _rows_of(self, also: Sequence[KeyedBody], now_ms: int) -> tables.Rows:
+        """Return the rows of further objects of a write."""
+        return [(self._new_etag(), JSON_TYPE, now_ms, body, *split_key(key)) for key, body in also]
+
+    def _put_further(
+        self, key: str, rows: tables.Rows, charge: Charge | None
+    ) -> Callable[[sqlite3.Cursor], None]:
+        """Return the write of further objects beside a write of `key`."""
+        if (ledger := self.ledger) is None:
+            return partial(tables.put_further, also=rows)
+        return partial(put_further, counters=ledger.counters, charge=ledger.charge(key, charge), also=rows)
 
     def _new_etag(self) -> str:
         """Return a unique etag: a random name of this store, and a number. The name belongs to

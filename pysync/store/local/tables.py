@@ -24,7 +24,7 @@ from pysync.sqlite.changelog import ChangeRows, insert_changes
 from pysync.sqlite.database_file import Schema
 from pysync.store.local import usage
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
-from pysync.store.local.put_statements import PUT, PUT_FURTHER, PutStatements
+from pysync.store.local.put_statements import PUT, PutStatements
 from pysync.store.types import (
     ANY,
     Etag,
@@ -337,14 +337,20 @@ def _execute_put(cursor: sqlite3.Cursor, statement: str, values: tuple[Any, ...]
     return changed
 
 
-def put_with(
-    cursor: sqlite3.Cursor, also: Sequence[tuple[Any, ...]], put: Callable[..., T], *args: object
-) -> T:
-    """Call `put`, and store further documents in its transaction. `also` are their rows: etag, content type,
-    time, body, owner, parent and name."""
+Rows = Sequence[tuple[Any, ...]]
+"""Rows of documents: etag, content type, time, body, parent and name."""
+
+
+def put_with(cursor: sqlite3.Cursor, also: Rows, put: Callable[..., T], *args: object) -> T:
+    """Call `put`, and store further documents in its transaction."""
     done = put(cursor, *args)
-    cursor.executemany(PUT_FURTHER, also)
+    put_further(cursor, also)
     return done
+
+
+def put_further(cursor: sqlite3.Cursor, also: Rows) -> None:
+    """Store further documents in the transaction of another write."""
+    cursor.executemany(PUT.any, also)
 
 
 def check_current(cursor: sqlite3.Cursor, parent: str, name: str, expect: Precondition) -> None:
@@ -372,10 +378,10 @@ def delete(
     name: str,
     expect: Precondition,
     changes: ChangeRows,
-    also: Sequence[tuple[Any, ...]] = (),
+    put_also: Callable[[sqlite3.Cursor], None] = lambda cursor: None,
 ) -> tuple[bool, int]:
-    """Remove the row of a key, and add the changes and the rows of `also` if there is one. Returns True if it
-    was a file, which is then staged for deletion, and the id of the last change."""
+    """Remove the row of a key, add the changes and call `put_also` if there is one. Returns True if it was a
+    file, which is then staged for deletion, and the id of the last change."""
     found = cursor.execute(_CURRENT, (parent, name)).fetchone()
     check_precondition(expect, found and found[0])
     if found is None:
@@ -384,7 +390,7 @@ def delete(
     if is_file:
         renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
     cursor.execute(_DELETE, (parent, name))
-    cursor.executemany(PUT_FURTHER, also)
+    put_also(cursor)
     return bool(is_file), insert_changes(cursor, changes)
 
 

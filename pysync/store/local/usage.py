@@ -192,7 +192,7 @@ class UsageCounters:
     def charge(self, cursor: sqlite3.Cursor, old: Receipt, charge: Charge, new: Amounts) -> _Owner:
         """Return the owner of an object that replaces `old`. Raises QuotaExceeded if the charge is checked,
         unless the object is smaller than the one before, and of its kind."""
-        owner = self._by_account.get(charge.account) or self._open_account(cursor, charge.account)
+        owner = self.owner_of(cursor, charge.account)
         if charge.inherits:
             before = self._owner_with(cursor, old[0])
             owner = before if before.charged else owner
@@ -204,6 +204,14 @@ class UsageCounters:
                     if more[at] > 0 and used[at] + more[at] > most:
                         return self._check_again(cursor, old, charge, new)
         return owner
+
+    def owner_of(self, cursor: sqlite3.Cursor, account: Account | None) -> _Owner:
+        """Return the owner of what counts for this account."""
+        return self._by_account.get(account) or self._open_account(cursor, account)
+
+    def add_bytes(self, owner: _Owner, size: int) -> None:
+        """Count objects of `owner` that replace nothing, and are neither documents nor files."""
+        self._add(owner, (size, 0, 0, 0))
 
     def replace(self, cursor: sqlite3.Cursor, old: Receipt, owner: _Owner, new: Amounts, etag: str) -> None:
         """Count a document of `owner` that replaced `old` and was written under `etag`."""

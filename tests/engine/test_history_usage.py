@@ -1,0 +1,149 @@
+"""What history keeps counts as bytes, for whom the documents count: always exactly, and never too much."""
+
+import json
+from collections.abc import AsyncIterator
+from math import inf
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from pysync import _core, config
+from pysync.clock import wall_clock_ms
+from pysync.config import HistoryConfig
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.accounts import Accounts
+from pysync.engine.counted_store import CountedStore
+from pysync.engine.documents import Documents
+from pysync.engine.history import entries_of
+from pysync.engine.outbox import DocumentRef
+from pysync.engine.recount import Recount
+from pysync.engine.usage_count import UsageCount
+from pysync.errors import QuotaExceeded
+from pysync.model import Usage
+from pysync.store import Account, Charge, Store, Subject, ledger_of
+from pysync.store.local.store import LocalStore
+from pysync.store.memory import MemoryStore
+from pysync.testing import FakeClock
+
+KEPT = HistoryConfig(versions=4)
+ALLOWED = 4_000
+LIMITS = {"identity": (ALLOWED, inf, inf, inf)}
+NOTES = {
+    "name": "notes",
+    "storagePath": "notes/{identity}/{id}",
+    "readRoles": ["self"],
+    "writeRoles": ["self"],
+}
+ACCOUNTS = Accounts(
+    config.parse({"version": 1, "store": "memory:", "quotas": {}, "collections": [NOTES]}), {}
+)
+ANNA = Subject("identity", "anna")
+
+
+class Place:
+    """A store that counts, and one of a process that does not know whom it counts for."""
+
+    def __init__(self, store: Store, other: Store, clock: FakeClock) -> None:
+        self.store, self.other = store, other
+        self.documents = Documents(store, MemoryCoordinator(clock), clock)
+        self.unknowing = Documents(other, MemoryCoordinator(clock), clock)
+        self.coordinator = MemoryCoordinator(clock)
+
+    async def used(self) -> Usage:
+        ledger = ledger_of(self.store)
+        assert ledger is not None
+        return (await ledger.used([ANNA]))[ANNA]
+
+    async def stored(self) -> Usage:
+        used = Usage()
+        async for listed in self.store.walk(""):
+            size = listed.size or 0
+            if listed.key.startswith("notes/"):
+                used = used.plus(Usage(size, 1))
+            elif listed.key.startswith("_pysync/history/"):
+                used = used.plus(Usage(size))
+        return used
+
+
+@pytest.fixture(params=["local", "counted"])
+async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+    clock = FakeClock()
+    if request.param == "local":
+        store = await LocalStore.open_folder(tmp_path, clock)
+        await store.track_usage(LIMITS, ACCOUNTS.charge_of)
+        other = await LocalStore.open_folder(tmp_path, clock)
+        yield Place(store, other, clock)
+        await other.close()
+        await store.close()
+    else:
+        inner, usage = MemoryStore(clock), MemoryCoordinator(clock).usage
+        yield Place(CountedStore(inner, usage, LIMITS, ACCOUNTS, wall_clock_ms), inner, clock)
+
+
+def subject(id_: str) -> DocumentRef:
+    charge = Charge(Account("", "notes", "anna"))
+    return DocumentRef("notes", {"id": id_}, None, "anna", f"notes/anna/{id_}", charge)
+
+
+def body(size: int, base: str | None) -> _core.PushBody:
+    return _core.decode_push(json.dumps({"data": {"text": "x" * size}, "baseHash": base}).encode())
+
+
+async def test_what_history_keeps_counts_and_no_quota_is_exceeded(place: Place) -> None:
+    base, pushes, is_rejected = None, 0, False
+    while not is_rejected:
+        pushed = body(500 + pushes, base)
+        try:
+            base = (await place.documents.push("notes/anna/a", pushed, ref=subject("a"), history=KEPT)).hash
+            pushes += 1
+        except QuotaExceeded:
+            is_rejected = True
+    assert 3 <= pushes <= 7
+    assert await place.used() == await place.stored()
+    assert ALLOWED - 2_000 < (await place.used()).bytes <= ALLOWED
+    assert len(await entries_of(place.store, "notes/anna/a")) == pushes, "the rejected push left none"
+    assert base is not None
+    await place.documents.delete("notes/anna/a", base, ref=subject("a"), history=KEPT)
+    assert await place.used() == await place.stored()
+    assert (await place.used()).documents == 0
+
+
+async def test_versions_beyond_those_that_are_kept_leave_before_a_push_is_rejected(place: Place) -> None:
+    base = None
+    for n in range(30):
+        written = await place.documents.push(
+            "notes/anna/a", body(800 + n, base), ref=subject("a"), history=HistoryConfig(versions=1)
+        )
+        base = written.hash
+    assert await place.used() == await place.stored()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_the_count_is_exact_whatever_is_written(place: Place, seed: int) -> None:
+    chosen, hashes = Random(seed), dict[str, str | None]()
+    for _ in range(80):
+        id_ = chosen.choice("abc")
+        key, ref, base = f"notes/anna/{id_}", subject(id_), hashes.get(id_)
+        documents = chosen.choice((place.documents, place.documents, place.unknowing))
+        try:
+            if base is not None and chosen.random() < 0.3:
+                await documents.delete(key, base, ref=ref, history=KEPT)
+                hashes[id_] = None
+            else:
+                pushed = body(chosen.randrange(400), base)
+                hashes[id_] = (await documents.push(key, pushed, ref=ref, history=KEPT)).hash
+        except QuotaExceeded:
+            await place.documents.history.prune(key, KEPT)
+        if isinstance(place.store, LocalStore) and documents is place.documents and chosen.random() < 0.5:
+            ledger: Any = place.store.ledger
+            await UsageCount(place.store, ledger, ACCOUNTS).run_if_needed()
+            assert await place.used() == await place.stored()
+    if isinstance(place.store, LocalStore):
+        await UsageCount(place.store, ledger, ACCOUNTS).run_if_needed()
+    else:
+        recount = Recount(place.store, place.coordinator, ACCOUNTS, wall_clock_ms, lambda _: False)
+        recount._totals = place.store._totals  # type: ignore[attr-defined]
+        await recount.run()
+    assert await place.used() == await place.stored()

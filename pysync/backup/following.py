@@ -37,8 +37,6 @@ KEEP_MINUTES_MS: Final = 86_400_000
 NICENESS: Final = 10
 """A tenth of the processor's time beside a busy server, on one core. Linux derives the priority of reads and
 writes from it."""
-GARBAGE_OBJECTS: Final = 50_000
-"""The number of new objects after which cycles are looked for."""
 
 
 class FollowerSettings(NamedTuple):
@@ -128,9 +126,9 @@ class BackupFollower:
                     )
                     if snapshot is not None:
                         self._made.append(snapshot.name)
-                    if started_s - trimmed_s >= TRIM_EVERY_S:
+                    if started_s - trimmed_s >= TRIM_EVERY_S and await source.trim():
                         trimmed_s = started_s
-                        await source.trim()
+                        gc.collect()
                         await self._thin(repository.target.delete)
                     took_s = time.monotonic() - started_s
                     await self._sleep(max(0.0, settings.every_ms / 1000 - took_s))
@@ -157,10 +155,10 @@ def thinned(names: list[str], now_ms: int) -> list[str]:
 
 
 def adjust_process() -> None:
-    """Let other processes go first, and collect garbage rarely: rounds make much of it, and few cycles. For
-    processes that only follow a store. The priority is that of this thread and of those that it starts, so
-    call it before there are others."""
-    gc.set_threshold(GARBAGE_OBJECTS)
+    """Let other processes go first, and leave garbage collection to `BackupFollower`: a round makes many
+    objects and hardly a cycle. For processes that only follow a store. The priority is that of this thread
+    and of those that it starts, so call it before there are others."""
+    gc.disable()
     with suppress(OSError):
         os.nice(NICENESS)
         if sys.platform == "linux":  # it never interrupts a thread that runs

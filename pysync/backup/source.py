@@ -66,8 +66,8 @@ class ImageSource(Protocol):
     def change(self) -> str:
         """The newest id of the change log at the last moment; `""` if it is unknown."""
 
-    async def trim(self) -> None:
-        """Let the store forget what was read."""
+    async def trim(self) -> bool:
+        """Let the store forget what was read, or a part of it. Returns False if there is more."""
 
     async def close(self) -> None:
         """Release all resources."""
@@ -125,9 +125,8 @@ class FolderImage:
         """See `ImageSource.changes`."""
         is_done = False
         try:
-            if not await asyncio.to_thread(lambda: self._capture.begin(exclusive=exclusive)):
+            if not await asyncio.to_thread(self._begin, exclusive):
                 raise PositionLost
-            self.change = await asyncio.to_thread(self._capture.change_position)
             while batch := await asyncio.to_thread(self._capture.next_batch):
                 yield batch
             if also:
@@ -137,9 +136,15 @@ class FolderImage:
         finally:
             await asyncio.to_thread(lambda: self._capture.end(done=is_done))
 
-    async def trim(self) -> None:
+    def _begin(self, exclusive: bool) -> bool:
+        if not self._capture.begin(exclusive=exclusive):
+            return False
+        self.change = self._capture.change_position()
+        return True
+
+    async def trim(self) -> bool:
         """See `ImageSource.trim`."""
-        await asyncio.to_thread(self._capture.trim)
+        return await asyncio.to_thread(self._capture.trim)
 
     async def open(self, row: CapturedRow) -> "FileParts | None":
         """See `ImageSource.open`."""
@@ -214,8 +219,9 @@ class ListedImage:
         """See `ImageSource.open`."""
         return _StoredFile(self._reader, row.key)
 
-    async def trim(self) -> None:
+    async def trim(self) -> bool:
         """See `ImageSource.trim`."""
+        return True
 
     async def close(self) -> None:
         """See `ImageSource.close`."""

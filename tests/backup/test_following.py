@@ -4,9 +4,8 @@ import asyncio
 import os
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -18,7 +17,10 @@ from pysync.backup import following
 from pysync.backup.following import BackupFollower, FollowerSettings, FollowStatus, thinned
 from pysync.backup.repository import Repository, time_of, time_text
 from pysync.backup.target import FolderTarget
+from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig
+from pysync.store.local import capture
+from pysync.store.local.capture import FolderCapture
 from pysync.store.local.store import LocalStore
 
 NOTES = {"name": "notes", "storagePath": "n/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
@@ -102,6 +104,28 @@ async def test_a_full_or_absent_destination_is_retried_and_then_complete(
     await follower.close()
 
 
+async def test_what_was_read_is_forgotten_in_small_transactions(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "TRIM_ROWS", 2)
+    follower = FolderCapture(tmp_path / "data", wall_clock_ms)
+    follower.follow()
+    await fill(store, 50)
+    assert follower.begin()
+    while follower.next_batch():
+        pass
+    follower.end(done=True)
+    rounds = 1
+    while not follower.trim():
+        rounds += 1
+    assert rounds >= 3
+    await store.put("notes/a", document(b"{}"))
+    assert follower.begin()
+    assert [row.key for row in follower.next_batch()] == ["notes/a"]
+    follower.end(done=True)
+    follower.close()
+
+
 def test_images_of_a_follower_become_fewer_with_their_age() -> None:
     now_ms = 1_700_000_000_000
     names = [f"snapshots/{time_text(now_ms - 30_000 * n)}-{0:064x}" for n in range(10_000)][::-1]
@@ -142,10 +166,10 @@ async def gauges(session: aiohttp.ClientSession, base: str) -> dict[str, float]:
     return {name: float(value) for name, value in named}
 
 
-async def eventually(condition: Any) -> None:
-    """Wait until the condition, awaited, is true."""
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until the condition, which asks the service or reads the backup each time, is true."""
     while not await condition():
-        await asyncio.sleep(0.02)
+        pass
 
 
 @pytest.mark.process

@@ -27,6 +27,8 @@ RING_ROWS: Final = 1_000_000
 STALE_MS: Final = 3_600_000
 """Age of a follower's last sign of life from which it counts as dead."""
 BATCH_BYTES: Final = 8_388_608
+TRIM_ROWS: Final = 10_000
+"""Nobody else writes while these are removed: some milliseconds."""
 _PAGE: Final = 1_000
 _FETCH: Final = 64
 """Rows that are read at once: a batch is larger than `BATCH_BYTES` by as many documents at most."""
@@ -109,13 +111,18 @@ class FolderCapture:
                 "INSERT OR REPLACE INTO follower VALUES(?, ?, ?)", (self._id, self._seq, now_ms)
             )
 
-    def trim(self) -> None:
-        """Forget the writes that every follower has read, and note that this one is alive."""
+    def trim(self) -> bool:
+        """Forget `TRIM_ROWS` of the writes that every follower has read, and note that this one is alive.
+        Returns False if there are more."""
         with self._writing():
             if self._is_following():
                 values = (self._seq, self._now_ms(), self._id)
                 self._connection.execute("UPDATE follower SET seq = ?, seen_ms = ? WHERE id = ?", values)
-                self._connection.execute("DELETE FROM touched WHERE seq < (SELECT min(seq) FROM follower)")
+                ((oldest,),) = self._connection.execute("SELECT min(seq) FROM follower").fetchall()
+                end = min(oldest, self._first() + TRIM_ROWS)
+                self._connection.execute("DELETE FROM touched WHERE seq < ?", (end,))
+                return bool(end == oldest)
+        return True
 
     def list_page(self, after: str) -> list[tuple[str, str]]:
         """Return the keys and etags of the next rows after the key `after` (`""`: from the start), in the

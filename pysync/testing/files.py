@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from pysync.store import EtagMismatch, OpenFile, Store
+from pysync.store import Etag, EtagMismatch, OpenFile, Store
 
 
 async def chunks_of(*chunks: bytes) -> AsyncIterator[bytes]:
@@ -129,6 +129,24 @@ class FileContract:
         assert await store.list("f", None, 10) == []
         await store.write("f", chunks_of(b"file"), "text/plain")
         assert (await read_file(store, "f"))[1] == b"file"
+
+    @pytest.mark.parametrize("size", [0, 3_000_000, 6_000_000, 9_000_000])
+    async def test_a_delete_of_a_file_spares_a_later_one_with_the_same_bytes(
+        self, store: Store, size: int
+    ) -> None:
+        """As an upload that comes while a file expires."""
+        body, etags = bytes(size), list[str]()
+        for _ in range(3):
+            await store.write("a", chunks_of(body), "text/plain")
+            stat = await store.stat("a")
+            assert stat is not None
+            if etags:
+                with pytest.raises(EtagMismatch):
+                    await store.delete("a", Etag(etags[-1]))
+                assert (await read_file(store, "a"))[1] == body
+            etags.append(stat.etag)
+        await store.delete("a", Etag(etags[-1]))
+        assert await store.stat("a") is None
 
     async def test_a_merged_file_takes_the_place_of_others(self, store: Store) -> None:
         merged = {f"m/{n}": await store.write(f"m/{n}", chunks_of(b"%d" % n), "text/plain") for n in range(5)}

@@ -259,7 +259,7 @@ class Documents:
             return False
         hash_, written_ms = await self._latest(listed.key)
         if written_ms + ttl_ms >= now_ms:
-            return False  # in a bucket, a file that is pushed again with the same bytes keeps its etag
+            return False  # other programs write files to a bucket that keep their etag
         removal = ref.change(hash_, now_ms, removed=True)
         try:
             await self._outbox.delete(listed.key, Etag(listed.etag), [removal], hash_)

@@ -87,18 +87,21 @@ class ConditionalWriter:
         base = self._cache.expected_version(key, expect.value) if isinstance(expect, Etag) else NO_VERSION
         return await self._compare_and_swap(write, base)
 
-    async def put_file(self, key: str, body: bytes, content_type: str, sha256: str) -> None:
+    async def put_file(self, key: str, body: bytes, content_type: str, sha256: str) -> bool:
         """Put a file over the current version, exactly once: the condition that this version is still stored
-        prevents a late attempt from restoring the file over a newer write."""
+        prevents a late attempt from restoring the file over a newer write. Returns False if the same bytes
+        are stored as a whole: the file would have their ETag, and a delete of them would delete it."""
         write = PendingWrite(new_write_id(), key, b"", body, content_type, self._now_ms(), sha256)
-        if not self._bucket.is_conditional:
-            await self._put_locked(write, ANY)
-            return
         while True:
             found = await self.find(key)
+            if found is not None and found.sha256 == sha256 and not found.parts:
+                return False
+            if not self._bucket.is_conditional:
+                await self._put_locked(write, ANY)
+                return True
             with contextlib.suppress(EtagMismatch):
                 await self._compare_and_swap(write, ExpectedVersion.of(found))
-                return
+                return True
 
     async def delete(self, key: str, expect: Precondition) -> None:
         """See `Store.delete`."""

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import secrets
 import tempfile
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Callable
@@ -37,6 +38,8 @@ from pysync.store.types import FileStat, Leftover, OnReceived, OpenFile, Pace, c
 from pysync.write_ids import new_write_id
 
 PART_BYTES: Final = 8 * 1024 * 1024
+MIN_PART_BYTES: Final = 5 * 1024 * 1024
+"""Minimum size of all parts but the last."""
 SINGLE_PUT_BYTES: Final = 2 * 1024 * 1024
 """Size above which a file is sent in parts. The request that makes it visible is then as short as any other,
 and has succeeded or never will once `INTENT_TIMEOUT_MS` of the outbox have passed since the call of
@@ -126,18 +129,35 @@ class Uploads:
                     gathered = bytearray()
             await in_thread(spool.append, gathered)
             sha256 = spool.sha256()
-            if spool.size > SINGLE_PUT_BYTES:
-                await self._send_parts(key, spool, content_type, sha256, received)
+            is_small = spool.size <= SINGLE_PUT_BYTES
+            part_bytes = None if is_small else await self._part_bytes(key, spool.size, sha256)
+            if part_bytes is not None:
+                await self._send_parts(key, spool, content_type, received, part_bytes)
             else:
                 body = await in_thread(spool.read, 0, spool.size)
                 if received is not None:
                     await received(sha256)
                 with translate_errors():
                     async with asyncio.timeout(_VISIBLE_WITHIN_S):
-                        await self._writes.put_file(key, body, content_type, sha256)
+                        if not await self._writes.put_file(key, body, content_type, sha256):
+                            await self._send_parts(key, spool, content_type, None, PART_BYTES)
         finally:
             spool.close()
         return sha256
+
+    async def _part_bytes(self, key: str, size: int, sha256: str) -> int | None:
+        """Return the size of the parts of a file; None to send it as a whole. If the same bytes are stored,
+        they get another ETag, which follows from the parts: a delete of the earlier version deletes no later
+        one."""
+        least = -(-size // _MAX_PARTS)
+        found = await self._writes.find(key)
+        if found is None or found.sha256 != sha256:
+            return max(PART_BYTES, least)
+        if size > PART_BYTES:
+            return max(MIN_PART_BYTES, least) + secrets.randbelow(PART_BYTES - MIN_PART_BYTES)
+        if found.parts != 1:
+            return PART_BYTES
+        return MIN_PART_BYTES if size > MIN_PART_BYTES else None
 
     async def remove_leftovers(self, before_ms: int, *, dry_run: bool) -> list[Leftover]:
         """See `Store.remove_leftovers`: parts of uploads to which nobody has added any since."""
@@ -163,9 +183,9 @@ class Uploads:
         return found
 
     async def _send_parts(
-        self, key: str, spool: Spool, content_type: str, sha256: str, received: OnReceived | None
+        self, key: str, spool: Spool, content_type: str, received: OnReceived | None, part_bytes: int
     ) -> None:
-        id_ = new_write_id()
+        id_, sha256 = new_write_id(), spool.sha256()
         at: dict[str, Any] = {"Bucket": self._bucket, "Key": self._requests.root + key}
         metadata = {LINEAGE: Lineage(self._now_ms(), (id_,)).header(), SHA256: sha256}
         with translate_errors():
@@ -176,7 +196,7 @@ class Uploads:
             )
         upload_id = begun["UploadId"]
         try:
-            etags = await self._upload_parts(key, spool, upload_id)
+            etags = await self._upload_parts(key, spool, upload_id, part_bytes)
             if received is not None:
                 await received(sha256)
             async with self._writes.exclusive(key):
@@ -185,9 +205,8 @@ class Uploads:
             await asyncio.shield(self._abort(at, upload_id))
             raise
 
-    async def _upload_parts(self, key: str, spool: Spool, upload_id: str) -> list[str]:
-        """Send the parts, some concurrently, and return their etags in order."""
-        size = max(PART_BYTES, -(-spool.size // _MAX_PARTS))
+    async def _upload_parts(self, key: str, spool: Spool, upload_id: str, size: int) -> list[str]:
+        """Send parts of this size, some concurrently, and return their etags in order."""
 
         async def send(start: int) -> str:
             end = min(start + size, spool.size)
@@ -196,7 +215,7 @@ class Uploads:
             response = await self._requests.send(S3Request("PUT", key, {}, part, query))
             return response.headers["ETag"]
 
-        return await gather_bounded(_MAX_CONCURRENT_PARTS, range(0, spool.size, size), send)
+        return await gather_bounded(_MAX_CONCURRENT_PARTS, range(0, max(1, spool.size), size), send)
 
     async def _complete(
         self, key: str, at: dict[str, Any], upload_id: str, etags: list[str], id_: str

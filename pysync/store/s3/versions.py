@@ -121,6 +121,12 @@ class Version(NamedTuple):
         return self.content_type.partition(";")[0].strip().lower() == JSON_TYPE
 
     @property
+    def parts(self) -> int:
+        """The number of parts in which the object was sent; 0 if it was sent as a whole."""
+        _, _, count = self.etag.partition("-")
+        return int(count) if count.isdecimal() else 0
+
+    @property
     def is_file(self) -> bool:
         """True for a file."""
         return not (self.is_document or self.is_tombstone)

@@ -35,7 +35,7 @@ from pysync.auth.verification import (
 )
 from pysync.clock import elapsed_of
 from pysync.config import Config
-from pysync.coordinator import Coordinator, ReplayMemoryFull, Standing
+from pysync.coordinator import Coordinator, Nonce, ReplayMemoryFull, Standing
 from pysync.errors import Forbidden, Unauthorized
 from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller
 
@@ -163,7 +163,8 @@ class Authenticator:
         if isinstance(presented, VerifiedCertificate):
             proof = presented
             if not is_large:
-                _check(await self._signatures.verify(parts), request)
+                is_signed, _ = await self._signatures.verify(parts)
+                _check(is_signed, request)
         else:
             with self._gate.charged(credentials.address):
                 if not is_large:
@@ -176,6 +177,36 @@ class Authenticator:
             proof.caller, proof, credentials.timestamp_ms, credentials.nonce, is_cached, is_read
         )
 
+    async def admit(self, credentials: Credentials, request: SignedRequest, body: bytes) -> None:
+        """Do as `authenticate`, and then as `consume_nonce`, for a request with a known certificate that is
+        allowed if its signature is valid. Waits only once for both."""
+        proof = credentials.certificate
+        assert isinstance(proof, VerifiedCertificate), "other certificates are verified first"
+        timestamp_ms, is_read = credentials.timestamp_ms, request.method in ("GET", "HEAD")
+        nonce = Nonce(
+            _core.ReplayWindow.digest(proof.caller.presenter, credentials.nonce),
+            timestamp_ms,
+            _standing(proof),
+            is_read,
+        )
+        is_signed, is_new = await self._signatures.verify(
+            _signed_parts(proof.key, credentials, request, body), nonce
+        )
+        _check(is_signed, request)
+        if is_new is None or isinstance(is_new, ReplayMemoryFull):
+            verified = AuthenticatedRequest(
+                proof.caller, proof, timestamp_ms, credentials.nonce, is_cached=True, is_read=is_read
+            )
+            await self.consume_nonce(verified)
+            return
+        if isinstance(is_new, Exception):
+            raise is_new
+        _check_is_current(proof, timestamp_ms, self._now_ms())
+        if not is_new:
+            raise _replayed()
+        if not self._is_unlisted(proof) and await self._revocations.is_revoked(proof):
+            raise Unauthorized("revoked")
+
     async def consume_nonce(self, verified: AuthenticatedRequest) -> None:
         """Record the nonce of an allowed request, and check that its certificate is still valid. Raises
         Unauthorized if the nonce was used before or the certificate is revoked or has expired meanwhile;
@@ -187,7 +218,7 @@ class Authenticator:
         now_ms = self._now_ms()
         _check_is_current(proof, verified.timestamp_ms, now_ms)
         if not await self._is_new(proof, verified):
-            raise Unauthorized("replay: the nonce was seen before")
+            raise _replayed()
         if await self._is_revoked(proof):
             raise Unauthorized("revoked")
         if not verified.is_cached:
@@ -197,7 +228,7 @@ class Authenticator:
         """Record the nonce and return True if it is new. Looks up whether an untrusted identity owns data
         only if the share of strangers is full."""
         presenter, nonce, signed_ms = proof.caller.presenter, verified.nonce, verified.timestamp_ms
-        standing = Standing.TRUSTED if proof.is_trusted else Standing.STRANGER
+        standing = _standing(proof)
         record = self._coordinator.consume_nonce
         try:
             return await record(presenter, nonce, signed_ms, standing, is_read=verified.is_read)
@@ -218,11 +249,13 @@ class Authenticator:
         return not await self._is_revoked(certificate)
 
     async def _is_revoked(self, certificate: CertificateSummary) -> bool:
-        """Return True if the certificate is revoked. Raises StoreUnavailable if revocations cannot be read.
-        Most issuers have no list, which costs this lookup alone."""
-        if self._elapsed_ms() <= self._revocations.unlisted_until_ms.get(certificate.iss_user_id, -1):
-            return False
-        return await self._revocations.is_revoked(certificate)
+        """Return True if the certificate is revoked. Raises StoreUnavailable if revocations cannot be
+        read."""
+        return not self._is_unlisted(certificate) and await self._revocations.is_revoked(certificate)
+
+    def _is_unlisted(self, certificate: CertificateSummary) -> bool:
+        """Return True if the issuer is known to have no list of revocations, as most have none."""
+        return self._elapsed_ms() <= self._revocations.unlisted_until_ms.get(certificate.iss_user_id, -1)
 
     async def identify_unverified(self, headers: Mapping[str, str], address: Callable[[], str]) -> Caller:
         """Return the caller that `headers` claim, by a certificate or token alone. No request signature is
@@ -258,6 +291,14 @@ class Authenticator:
         ):
             raise Unauthorized("admin token")
         return ADMIN_CREDENTIALS
+
+
+def _standing(certificate: VerifiedCertificate) -> Standing:
+    return Standing.TRUSTED if certificate.is_trusted else Standing.STRANGER
+
+
+def _replayed() -> Unauthorized:
+    return Unauthorized("replay: the nonce was seen before")
 
 
 def _check_is_current(

@@ -1,10 +1,12 @@
 """Verification of request signatures, several at once (docs/reference/protocol.md#request-signature)."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Final
 
 from pysync import _core
+from pysync.coordinator import Nonce
 
 MAX_BATCH: Final = 16
 """Signatures that are verified at once. More save little, and keep the first of them waiting for longer."""
@@ -14,46 +16,68 @@ at most a ninth more than if each were verified alone."""
 
 RequestParts = tuple[_core.PublicKey, str, str, list[str], bytes, str, int, str]
 """The arguments of `_core.verify_request`."""
+Outcome = bool | Exception | None
+"""What became of a nonce (`Coordinator.record_nonces`), None if it was not recorded."""
+RecordNonces = Callable[[Sequence[Nonce]], Sequence[bool | Exception] | None]
+
+_Waiting = tuple[RequestParts, Nonce | None, "asyncio.Future[tuple[bool, Outcome]]"]
+_UNVERIFIED: Final = False, None
 
 
 class SignatureBatch:
     """Verifies the signatures of requests that are handled in the same tick of the event loop at once, which
     takes about half as long as one by one. `others_follow` returns True if the loop is about to handle
-    further requests in this tick; without them a request waits for nothing."""
+    further requests in this tick; without them a request waits for nothing. `record_nonces` is that of the
+    coordinator."""
 
-    def __init__(self, others_follow: Callable[[], bool]) -> None:
+    def __init__(self, others_follow: Callable[[], bool], record_nonces: RecordNonces) -> None:
         self._others_follow = others_follow
-        self._waiting: list[tuple[RequestParts, asyncio.Future[bool]]] = []
+        self._record_nonces = record_nonces
+        self._waiting: list[_Waiting] = []
         self._singly = 0
 
-    async def verify(self, request: RequestParts) -> bool:
-        """Return True if the signature of a request is valid."""
+    async def verify(self, request: RequestParts, nonce: Nonce | None = None) -> tuple[bool, Outcome]:
+        """Return True if the signature of a request is valid. If it is, and other requests waited with this
+        one, their nonces are recorded together, and the outcome of `nonce` is returned as well. So a request
+        that may have its nonce recorded as soon as it is verified waits only once."""
         if self._singly > 0:
             self._singly -= 1
-            return _core.verify_request(*request)
+            return _core.verify_request(*request), None
         follow = self._others_follow()
         if not (follow or self._waiting):
-            return _core.verify_request(*request)
+            return _core.verify_request(*request), None
         loop = asyncio.get_running_loop()
         if not self._waiting:
             # Not all that follow have a signature.
             loop.call_soon(self._verify_waiting)
-        is_valid: asyncio.Future[bool] = loop.create_future()
-        self._waiting.append((request, is_valid))
+        verified: asyncio.Future[tuple[bool, Outcome]] = loop.create_future()
+        self._waiting.append((request, nonce, verified))
         if not follow or len(self._waiting) == MAX_BATCH:
             self._verify_waiting()
-        return await is_valid or _core.verify_request(*request)
+        verdict = await verified
+        return verdict if verdict is not _UNVERIFIED else (_core.verify_request(*request), None)
 
     def _verify_waiting(self) -> None:
         """Verify what waits. If one signature is wrong, each request verifies its own."""
         waiting, self._waiting = self._waiting, []
-        are_valid = False
+        verdicts: Iterable[tuple[bool, Outcome]] = repeat(_UNVERIFIED)
         try:
             if len(waiting) > 1:
-                are_valid = _core.verify_requests([request for request, _ in waiting])
-                if not are_valid:
+                if _core.verify_requests([request for request, _, _ in waiting]):
+                    verdicts = [(True, outcome) for outcome in self._record(waiting)]
+                else:
                     self._singly = SINGLY_AFTER_FAILURE * len(waiting)
         finally:
-            for _, is_valid in waiting:
-                if not is_valid.done():
-                    is_valid.set_result(are_valid)
+            for (_, _, verified), verdict in zip(waiting, verdicts, strict=False):
+                if not verified.done():
+                    verified.set_result(verdict)
+
+    def _record(self, waiting: list[_Waiting]) -> Iterable[Outcome]:
+        """Record the nonces of requests that wait, and return what became of each."""
+        nonces = [None if verified.done() else nonce for _, nonce, verified in waiting]
+        given = [nonce for nonce in nonces if nonce is not None]
+        recorded = self._record_nonces(given) if given else None
+        if recorded is None or len(given) == len(nonces):
+            return recorded or repeat(None, len(nonces))
+        outcomes = iter(recorded)
+        return [None if nonce is None else next(outcomes) for nonce in nonces]

@@ -43,6 +43,16 @@ class Standing(IntEnum):
     TRUSTED = 8
 
 
+class Nonce(NamedTuple):
+    """A nonce for `Coordinator.record_nonces`: the digest of it and of its key (`ReplayWindow.digest`), and
+    the other arguments of `Coordinator.consume_nonce`."""
+
+    digest: bytes
+    signed_ms: int
+    standing: Standing = Standing.TRUSTED
+    is_read: bool = False
+
+
 class ReplayMemoryFull(CoordinatorUnavailable):
     """There is no room for the nonce of a caller of this standing."""
 
@@ -102,6 +112,10 @@ class Coordinator(ChangeLog, Protocol):
 
         Raises ReplayMemoryFull if the share of this `standing` is full, and CoordinatorUnavailable if the
         request was signed (`signed_ms`) before memory was lost that may have contained its nonce."""
+
+    def record_nonces(self, nonces: Sequence[Nonce]) -> Sequence[bool | Exception] | None:
+        """Consume these nonces together and at once. Return for each what `consume_nonce` would return, or
+        the error that it would raise; None, with nothing consumed, if that would have to wait."""
 
     async def increment(self, bucket: str, window_ms: int, by: int = 1) -> Window:
         """Count `by` more in the current window of `bucket`. Windows start at multiples of `window_ms`."""

@@ -119,6 +119,8 @@ class LocalCoordinator(SqliteChangeLog):
         super().__init__(reader, GroupCommit(database, CoordinatorUnavailable), now_ms, retention)
         self.consume_nonce: Final = nonces.consume
         """See `Coordinator.consume_nonce`."""
+        self.record_nonces: Final = nonces.record
+        """See `Coordinator.record_nonces`."""
         self.usage: Final = LocalUsage(reader, self._writer)
         """See `Coordinator.usage`."""
         self._database = database.file

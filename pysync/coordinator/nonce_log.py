@@ -25,14 +25,22 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from pysync._core import ReplayWindow
 from pysync.clock import elapsed_of, read_saved_number, save_number
-from pysync.coordinator.base import AHEAD_MS, EPOCH_MS, LIVE_EPOCHS, ReplayMemoryFull, Standing, nonce_epoch
+from pysync.coordinator.base import (
+    AHEAD_MS,
+    EPOCH_MS,
+    LIVE_EPOCHS,
+    Nonce,
+    ReplayMemoryFull,
+    Standing,
+    nonce_epoch,
+)
 from pysync.errors import CoordinatorUnavailable
 from pysync.sqlite.database_file import DatabaseFile, make_private_dir
 
@@ -112,15 +120,6 @@ class NonceLogFile:
         os.close(self._fd)
 
 
-class _Nonce(NamedTuple):
-    """The digest of a nonce, with the other arguments of `consume`."""
-
-    digest: bytes
-    signed_ms: int
-    standing: Standing
-    is_read: bool
-
-
 class NonceLog:
     """The nonces of the last ten minutes and more, for all processes that use `folder`."""
 
@@ -151,7 +150,7 @@ class NonceLog:
         """The number of nonces in this tick of the event loop."""
         self._shares_calls = False
         """True if there were several in the last tick that had any."""
-        self._waiting: list[tuple[_Nonce, asyncio.Future[bool]]] = []
+        self._waiting: list[tuple[Nonce, asyncio.Future[bool]]] = []
         self._is_read_only = False
         """True if the file system was read-only at the start."""
         make_private_dir(folder)
@@ -187,7 +186,7 @@ class NonceLog:
         """See `Coordinator.consume_nonce`."""
         if self._database is not None and self._database.moved:
             raise CoordinatorUnavailable()
-        new = _Nonce(ReplayWindow.digest(presenter, nonce), signed_ms, standing, is_read)
+        new = Nonce(ReplayWindow.digest(presenter, nonce), signed_ms, standing, is_read)
         loop = asyncio.get_running_loop()
         is_first = not self._in_tick
         if is_first:
@@ -202,6 +201,15 @@ class NonceLog:
         decided: asyncio.Future[bool] = loop.create_future()
         self._waiting.append((new, decided))
         return await decided
+
+    def record(self, nonces: Sequence[Nonce]) -> Sequence[bool | Exception] | None:
+        """See `Coordinator.record_nonces`."""
+        if self._database is not None and self._database.moved:
+            return None
+        try:
+            return self._decide(nonces)
+        except OSError:  # another process holds the lock
+            return None
 
     def close(self) -> None:
         """Close all files."""
@@ -244,7 +252,7 @@ class NonceLog:
             else:
                 decided.set_exception(outcome)
 
-    def _decide(self, nonces: Sequence[_Nonce]) -> Sequence[bool | Exception]:
+    def _decide(self, nonces: Sequence[Nonce]) -> Sequence[bool | Exception]:
         """Record these nonces, and return for each True if it is new, or an error. Raises BlockingIOError if
         another process holds the lock."""
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -255,7 +263,7 @@ class NonceLog:
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def _record(self, nonces: Sequence[_Nonce]) -> list[bool | Exception]:
+    def _record(self, nonces: Sequence[Nonce]) -> list[bool | Exception]:
         """Do as `_decide`, under the lock. Raises OSError if the disk takes none of them."""
         if self._is_read_only:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -265,6 +273,10 @@ class NonceLog:
             self._advance()
         if elapsed_ms >= self._look_from_ms:
             self._look_for_memory(elapsed_ms)
+        now_ms = self._now_ms()
+        if self._are_plain(nonces, now_ms):
+            self._append([nonce.digest for nonce in nonces])
+            return [True] * len(nonces)
         new: dict[bytes, int] = {}
         outcomes: list[bool | Exception] = []
         for nonce in nonces:
@@ -276,10 +288,7 @@ class NonceLog:
                 new[nonce.digest] = len(outcomes)
                 outcomes.append(True)
         if new:
-            self._current.append(b"".join(new))
-            if not self._is_writable:
-                self._set_writable()
-            now_ms = self._now_ms()
+            self._append(new)
             for digest, at in new.items():
                 ahead_ms = nonces[at].signed_ms - now_ms
                 if ahead_ms > AHEAD_MS:
@@ -288,6 +297,23 @@ class NonceLog:
                     except OSError as error:
                         outcomes[at] = _unavailable(error)
         return outcomes
+
+    def _are_plain(self, nonces: Sequence[Nonce], now_ms: int) -> bool:
+        """Return True if these nonces are all new, there is room for all of them whatever their standing, and
+        none is from the future: that they are nearly always is known without looking at each."""
+        digests = {nonce.digest for nonce in nonces}
+        return (
+            self._memory is None
+            and self._has_room(Standing.STRANGER, len(nonces))
+            and max(nonce.signed_ms for nonce in nonces) - now_ms <= AHEAD_MS
+            and len(digests) == len(nonces)
+            and not any(map(self._is_used, digests))
+        )
+
+    def _append(self, digests: Iterable[bytes]) -> None:
+        self._current.append(b"".join(digests))
+        if not self._is_writable:
+            self._set_writable()
 
     def _is_used(self, digest: bytes) -> bool:
         for seen in self._earlier:
@@ -299,7 +325,7 @@ class NonceLog:
         live = len(self._current.seen) + self._earlier_count + added
         return live * Standing.TRUSTED < self._max_live * standing
 
-    def _record_in_memory(self, nonce: _Nonce, cause: OSError) -> bool | Exception:
+    def _record_in_memory(self, nonce: Nonce, cause: OSError) -> bool | Exception:
         """Record the nonce of a read that the disk does not take, for this `cause`. Return True if it is new,
         or an error, also if the disk cannot be read either, or there is no shared memory."""
         if not nonce.is_read:
@@ -311,7 +337,7 @@ class NonceLog:
         self._set_writable(cause)
         return outcome
 
-    def _find_or_record(self, nonce: _Nonce) -> bool | Exception:
+    def _find_or_record(self, nonce: Nonce) -> bool | Exception:
         stored = self._stored_epochs()
         oldest = max(self._files or stored, default=0) - LIVE_EPOCHS + 1
         for epoch in (epoch for epoch in stored if epoch >= oldest):

@@ -146,7 +146,7 @@ class App(AbstractAsyncContextManager["App"]):
             ownership.owns_data,
             clock.wall_ms,
             gate,
-            SignatureBatch(self.load.queue.has_unstarted),
+            SignatureBatch(self.load.queue.has_unstarted, coordinator.record_nonces),
             validate_certificate,
         )
         request_log = RequestLog(

@@ -1,7 +1,7 @@
 """Which signatures wait for others, for how long, and what wrong ones cost."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from support.clients import ISSUER, SUBJECT
 
 from pysync import _core
-from pysync.auth.signature_batch import MAX_BATCH, RequestParts, SignatureBatch
+from pysync.auth.signature_batch import MAX_BATCH, Outcome, RecordNonces, RequestParts, SignatureBatch
+from pysync.coordinator import Nonce
+from pysync.errors import CoordinatorUnavailable
 
 
 def request(nonce: int, *, is_signed: bool = True) -> RequestParts:
@@ -21,12 +23,21 @@ def request(nonce: int, *, is_signed: bool = True) -> RequestParts:
     return _core.PublicKey(signer.ed_pub), signature, method, [target], *rest  # type: ignore[return-value]
 
 
-class Turn:
-    """The requests that the event loop handles in one turn."""
+def nonce(number: int) -> Nonce:
+    return Nonce(bytes([number]) * 16, 1_700_000_000_000)
 
-    def __init__(self) -> None:
+
+class Turn:
+    """The requests that the event loop handles in one turn. `recorded` are the nonces of each batch."""
+
+    def __init__(self, record_nonces: RecordNonces | None = None) -> None:
         self.following = 0
-        self.batch = SignatureBatch(lambda: self.following > 0)
+        self.recorded: list[list[Nonce]] = []
+        self.batch = SignatureBatch(lambda: self.following > 0, record_nonces or self.record)
+
+    def record(self, nonces: Sequence[Nonce]) -> Sequence[bool | Exception]:
+        self.recorded.append([*nonces])
+        return [True for _ in nonces]
 
     async def handle(self, requests: list[RequestParts]) -> list[bool]:
         """Whether each of these is signed."""
@@ -34,8 +45,11 @@ class Turn:
         return await asyncio.gather(*(self.handle_one(each) for each in requests))
 
     async def handle_one(self, request: RequestParts) -> bool:
+        return (await self.verify_one(request))[0]
+
+    async def verify_one(self, request: RequestParts, nonce: Nonce | None = None) -> tuple[bool, Outcome]:
         self.following -= 1
-        return await self.batch.verify(request)
+        return await self.batch.verify(request, nonce)
 
 
 class Checks:
@@ -67,20 +81,21 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
     return Checks(monkeypatch)
 
 
-def result_at_once(coroutine: Coroutine[Any, Any, bool]) -> bool:
-    """The result of a coroutine that does not give the event loop a turn."""
+def result_at_once(coroutine: Coroutine[Any, Any, tuple[bool, Outcome]]) -> bool:
+    """Whether a request is signed, by a coroutine that does not give the event loop a turn."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
-        return bool(ended.value)
+        return bool(ended.value[0])
     coroutine.close()
     raise AssertionError("it waits")
 
 
 @pytest.mark.parametrize("is_signed", [True, False])
 def test_a_lone_request_waits_for_nothing(checks: Checks, is_signed: bool) -> None:
-    batch = SignatureBatch(lambda: False)
-    assert result_at_once(batch.verify(request(1, is_signed=is_signed))) == is_signed
+    turn = Turn()
+    assert result_at_once(turn.batch.verify(request(1, is_signed=is_signed), nonce(1))) == is_signed
+    assert not turn.recorded, "it records its nonce itself"
     assert (checks.singly, checks.together) == (1, [])
 
 
@@ -110,7 +125,7 @@ async def test_a_request_waits_for_one_turn_if_those_that_follow_have_no_signatu
     while not task.done():
         await asyncio.sleep(0)
         turns += 1
-    assert task.result()
+    assert task.result() == (True, None)
     assert turns <= 2, "the turn in which it is verified, and the one in which it goes on"
     assert (checks.singly, checks.together) == (1, [])
 
@@ -133,7 +148,41 @@ async def test_a_request_that_is_given_up_leaves_the_others(checks: Checks) -> N
     await asyncio.sleep(0)
     tasks[1].cancel()
     turn.following = 0
-    assert all(await asyncio.gather(tasks[0], tasks[2]))
+    assert [is_signed for is_signed, _ in await asyncio.gather(tasks[0], tasks[2])] == [True, True]
+
+
+async def test_nonces_of_a_batch_are_recorded_together() -> None:
+    outcomes: list[bool | Exception] = [True, False, CoordinatorUnavailable()]
+    turn = Turn(lambda nonces: outcomes if nonces == [nonce(0), nonce(2), nonce(3)] else None)
+    turn.following = 4
+    each = [turn.verify_one(request(n), None if n == 1 else nonce(n)) for n in range(4)]
+    assert await asyncio.gather(*each) == [(True, True), (True, None), (True, False), (True, outcomes[2])]
+
+
+async def test_no_nonce_is_recorded_beside_a_wrong_signature() -> None:
+    turn = Turn()
+    turn.following = 4
+    each = [turn.verify_one(request(n, is_signed=n != 2), nonce(n)) for n in range(4)]
+    assert await asyncio.gather(*each) == [(n != 2, None) for n in range(4)]
+    assert not turn.recorded
+
+
+async def test_the_nonce_of_a_request_that_is_given_up_is_not_recorded() -> None:
+    turn = Turn()
+    turn.following = 3
+    tasks = [asyncio.create_task(turn.batch.verify(request(n), nonce(n))) for n in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    turn.following = 0
+    assert [await tasks[0], await tasks[2]] == [(True, True)] * 2
+    assert turn.recorded == [[nonce(0), nonce(2)]]
+
+
+async def test_requests_whose_nonces_cannot_be_recorded_at_once_are_still_signed() -> None:
+    turn = Turn(lambda nonces: None)
+    turn.following = 3
+    each = [turn.verify_one(request(n), nonce(n)) for n in range(3)]
+    assert await asyncio.gather(*each) == [(True, None)] * 3
 
 
 async def test_others_go_on_if_a_batch_cannot_be_verified(monkeypatch: pytest.MonkeyPatch) -> None:

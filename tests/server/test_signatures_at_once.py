@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -27,11 +28,18 @@ class Client:
 
     async def statuses(self, count: int, forged: int = -1) -> list[int]:
         """The statuses of signed pulls, of which one is forged."""
-        for n, sock in enumerate(self._sockets[:count]):
-            target = f"/pull/u/{SUBJECT.user_id}/n{n}"
-            headers = self._caller.headers("GET", target, b"" if n != forged else b"other")
-            sock.sendall(self._head(target, headers))
-        return [await self._status(sock) for sock in self._sockets[:count]]
+        return await self.send([self.pull(n, b"" if n != forged else b"other") for n in range(count)])
+
+    def pull(self, n: int, signed_body: bytes = b"") -> bytes:
+        """A signed pull, which is forged if it signs a body."""
+        target = f"/pull/u/{SUBJECT.user_id}/n{n}"
+        return self._head(target, self._caller.headers("GET", target, signed_body))
+
+    async def send(self, requests: list[bytes]) -> list[int]:
+        """The statuses of requests that arrive at once."""
+        for request, sock in zip(requests, self._sockets, strict=False):
+            sock.sendall(request)
+        return [await self._status(sock) for sock in self._sockets[: len(requests)]]
 
     async def get_ready(self) -> None:
         """Use each connection once, and let the service keep the certificate."""
@@ -53,8 +61,8 @@ class Client:
 
 
 @pytest_asyncio.fixture
-async def client(start: Start, session: aiohttp.ClientSession) -> AsyncIterator[Client]:
-    base = await start({"collections": [MINE]})
+async def client(start: Start, session: aiohttp.ClientSession, tmp_path: Path) -> AsyncIterator[Client]:
+    base = await start({"store": f"file:{tmp_path / 'data'}", "collections": [MINE]})
     url = URL(base)
     with ExitStack() as stack:
         sockets = []
@@ -92,4 +100,28 @@ async def test_signatures_that_arrive_at_once_are_verified_together(
 
 async def test_a_forged_signature_refuses_only_its_request(client: Client, batches: list[int]) -> None:
     assert await client.statuses(CONNECTIONS, forged=2) == [200, 200, 401, 200, 200, 200]
+    assert batches == [CONNECTIONS]
+
+
+async def test_a_request_that_arrives_twice_at_once_is_accepted_once(
+    client: Client, batches: list[int]
+) -> None:
+    requests = [client.pull(n) for n in range(CONNECTIONS - 1)]
+    assert sorted(await client.send([*requests, requests[0]])) == [200] * (CONNECTIONS - 1) + [401]
+    assert batches == [CONNECTIONS]
+    assert await client.send(requests) == [401] * (CONNECTIONS - 1)
+
+
+async def test_requests_that_arrive_at_once_wait_for_one_tick_only(
+    client: Client, start: Start, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> bool:
+        raise AssertionError("a nonce is recorded in another tick than its signature is verified")
+
+    monkeypatch.setattr(
+        start.apps[0]._coordinator,  # type: ignore[attr-defined]
+        "consume_nonce",
+        fail,
+    )
+    assert await client.statuses(CONNECTIONS) == [200] * CONNECTIONS
     assert batches == [CONNECTIONS]

@@ -20,7 +20,7 @@ from pysync import _core
 from pysync.config import HistoryConfig, StoreConfig
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.documents import Documents
-from pysync.engine.history import entries_of
+from pysync.engine.history import entries_of, new_entry
 from pysync.engine.outbox import DocumentRef
 from pysync.errors import Conflict, StoreUnavailable
 from pysync.store import ANY, Precondition, Store, open_store
@@ -121,6 +121,32 @@ async def test_every_version_that_was_stored_is_listed_whatever_crashes(seed: in
     if current is not None:
         assert earlier.pop(0) == current.hash
     assert await listed(reader) == [Listed(hash_, writers[hash_]) for hash_ in earlier]
+
+
+async def test_pruning_keeps_who_wrote_the_oldest_version_beside_entries_of_writes_that_were_not_made(
+    clock: FakeClock,
+) -> None:
+    """A writer that lost, or that was killed, may leave an entry that is newer than that of the winner."""
+    store = MemoryStore(clock)
+    documents = Documents(store, MemoryCoordinator(clock), clock)
+    written: list[Listed] = []
+    for n in range(4):
+        expected = written[::-1]
+        clock.now_ms += 1
+        new = body(n, written[-1].hash if written else None)
+        await documents.push(KEY, new, ref=subject(f"winner {n}"), history=ALL)
+        written.append(Listed(new.hash, f"winner {n}"))
+        clock.now_ms += 1
+        await store.put(*new_entry(KEY, None, "ab" * 32, clock.now_ms, "loser"))
+        await documents.history.prune(KEY, ALL)
+        assert await listed(documents) == expected
+    await documents.history.prune(KEY, HistoryConfig(versions=1))
+    assert await listed(documents) == expected[:1]
+    clock.now_ms += 10
+    await documents.history.prune(KEY, HistoryConfig(for_ms=1))
+    assert await listed(documents) == []
+    await documents.push(KEY, body(n + 1, written[-1].hash), ref=subject("last"), history=ALL)
+    assert await listed(documents) == written[-1:]
 
 
 @settings(max_examples=depth(20, 200), deadline=None)

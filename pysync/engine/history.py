@@ -152,12 +152,15 @@ class History:
         first = _first_kept(names, limits, self._stable_now_ms())
         if first == 0:
             return 0
-        *gone, last = names[:first]
-        if last[-1] == "d":
-            gone.append(last)
-        elif last[-1] == "r":
-            await self._strip(folder, last)
-            gone.append(last)
+        # Entries of writes that were not made may follow that of the write which made the oldest version.
+        made_ms = await self._oldest_written_ms(key, names[first:])
+        gone = []
+        for name in names[:first]:
+            is_of_oldest = name == names[first - 1] or int(name[:_TIME_DIGITS]) == made_ms
+            if name[-1] == "r" and is_of_oldest:
+                await self._strip(folder, name)
+            if name[-1] != "w" or not is_of_oldest:
+                gone.append(name)
 
         async def delete(name: str) -> None:
             await self._store.delete(f"{folder}/{name}")
@@ -182,6 +185,19 @@ class History:
     def _stable_now_ms(self) -> int:
         """Return the time, or 0 after a step of the clock: then nothing has expired."""
         return self._now_ms() if is_stable(self._now_ms) else 0
+
+    async def _oldest_written_ms(self, key: str, kept: Sequence[str]) -> int | None:
+        """Return when the version in the first of the entries `kept` was written, or the document itself if
+        there are none. None if it is damaged or gone."""
+        try:
+            if kept:
+                at = f"{folder_of(key)}/{kept[0]}"
+                entry = self._read(at, await self._store.get(at))
+                return None if entry is None or entry.replaced is None else entry.replaced.ts_ms
+            found = await self._store.get(key)
+            return _core.read_document(found.body).ts_ms if isinstance(found, StoredObject) else None
+        except DocumentCorrupt:
+            return None
 
     async def _strip(self, folder: str, name: str) -> None:
         """Write the entry without the version that it holds: who wrote the next one is still of interest."""

@@ -266,6 +266,7 @@ async def test_killed_processes_lose_no_version_in_a_folder(tmp_path: Path) -> N
 
 
 @pytest.mark.process
+@pytest.mark.timeout(depth(180, 600))
 async def test_killed_processes_lose_no_version_in_a_bucket(moto: S3Server, tmp_path: Path) -> None:
     config = moto.store(new_prefix())
     await _history_of_killed_writers(config, tmp_path / "data", depth((30, 12, 50), (200, 80, 300)))

@@ -239,6 +239,13 @@ async def test_nothing_is_lost_while_nodes_write_and_crash(store: Store, clock: 
             if found:
                 assert found[-1]["ts"] >= newest[key]
         clock.now_ms += random.choice([1, DEFAULT_GRACE_MS // 2, 2 * DEFAULT_GRACE_MS])
+    for calls in range(20):  # some of these crashes come between a segment and its head
+        node = Node(SharedStore(store, random), coordinator, clock, 400)
+        node.crash(calls, done=True)
+        with suppress(PysyncError):
+            await node.append(*numbered(40), key=keys[0], rules=RULES)
+        with suppress(PysyncError):
+            await node.logs.close()
     clock.now_ms += DEFAULT_GRACE_MS + 1
     report, _ = await collect(store, clock)
     deleted += report.segments

@@ -92,6 +92,7 @@ async def test_every_version_that_was_stored_is_listed_whatever_crashes(seed: in
     nodes = [new_node(), new_node()]
     for n in range(chosen.randrange(1, 40)):
         clock.now_ms += 1
+        clock.step(chosen.choice([0, 0, 0, -5_000, 3_000]))
         at = chosen.randrange(2)
         store, documents = nodes[at]
         if chosen.random() < 0.3:
@@ -161,6 +162,8 @@ async def test_what_is_pruned_is_what_is_not_listed(seed: int, tmp_path_factory:
     hash_: str | None = None
     for n in range(chosen.randrange(1, 30)):
         clock.now_ms += chosen.choice([1, 1, 1, 15])
+        if limits.for_ms is None:
+            clock.step(chosen.choice([0, 0, -5_000, 3_000]))
         ref = subject(f"user {n}")
         if hash_ is not None:
             stored[-1] = stored[-1][0], clock.now_ms

@@ -21,10 +21,10 @@ from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, Quota
 from pysync.model import WriteResult
 from pysync.store import (
     ABSENT,
+    AppendedObject,
     DamagedFile,
     Etag,
     EtagMismatch,
-    KeyedBody,
     ListEntry,
     NotModified,
     ObjectInfo,
@@ -237,7 +237,7 @@ class Documents:
             expect = await self._check_base(key, found, base_hash, ttl_ms)
             if expect == ABSENT:
                 return removed
-            also: list[KeyedBody] = []
+            also: list[AppendedObject] = []
             if history is not None:
                 identity = "" if ref is None else ref.identity
                 also = [new_entry(key, found, "", removed.timestamp_ms, identity)]
@@ -296,7 +296,7 @@ class Documents:
         changes = [] if ref is None else [ref.change(written.hash, written.timestamp_ms)]
         charge = None if ref is None else ref.charge
         expect: Precondition | None = None
-        also: list[KeyedBody] = []
+        also: list[AppendedObject] = []
         is_pruned = False
         if history is not None:
             check_key(key)

@@ -5,14 +5,13 @@ the identity of the writer, and the version that the write replaces, as it was s
 entry of a write that was not made. Its version was stored at that time nevertheless
 (docs/explanation/decisions/0045-history-keeps-what-is-replaced.md).
 
-    _pysync/history/<key of the document>/<time in ms, 16 digits>-<16 hex digits>.<kind>
+    _pysync/history/<key of the document>/<place, 24 digits>-<time in ms, 12 hex digits><8 random ones>.<kind>
 
-The hex digits distinguish the writes of one millisecond: a number that each process counts, and a random
-number. The kind is `w` for an entry without an earlier version, `r` if it was replaced, and `d` if it was
-deleted. Entries are stored as documents, so that damage to them is found.
+A later write has a later place, also if the clock steps back. The kind is `w` for an entry without an earlier
+version, `r` if it was replaced, and `d` if it was deleted. Entries are stored as documents, so that damage to
+them is found.
 """
 
-import itertools
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Literal, NamedTuple
@@ -27,7 +26,7 @@ from pysync.config import HistoryConfig
 from pysync.config.key_templates import RESERVED
 from pysync.corruption import CorruptionReporter
 from pysync.errors import DocumentCorrupt, InvalidPathParameter, StoreUnavailable
-from pysync.store import KeyedBody, NotModified, ReadableStore, Store, StoredObject
+from pysync.store import AppendedObject, NotModified, ReadableStore, Store, StoredObject
 from pysync.write_ids import new_write_id
 
 PREFIX: Final = f"{RESERVED}/history"
@@ -42,9 +41,8 @@ _READ_BYTES: Final = 1024 * 1024
 """Bytes of entries that are read together, approximately."""
 _READ_COUNT: Final = 16
 _MAX_CONCURRENT: Final = 16
-_TIME_DIGITS: Final = 16
-
-_writes = itertools.count()
+_TIME: Final = slice(25, 37)
+"""The part of a name that is the time of the write."""
 
 Kind = Literal["w", "r", "d"]
 
@@ -86,7 +84,7 @@ def check_key(key: str) -> None:
 
 def new_entry(
     key: str, stored: StoredObject | NotModified | None, hash_: str, at_ms: int, identity: str
-) -> KeyedBody:
+) -> AppendedObject:
     """Return the entry of a write of the version `hash_` (`""`: of a delete) over what is `stored`. A damaged
     document is not kept."""
     members = {"at": at_ms, "by": identity, "hash": hash_}
@@ -94,8 +92,8 @@ def new_entry(
     if isinstance(stored, StoredObject) and _is_sound(stored.body):
         members["object"] = stored.body.decode()
         kind = "r" if hash_ else "d"
-    unique = f"{next(_writes) & 0xFFFF_FFFF:08x}{new_write_id()[:8]}"
-    return f"{folder_of(key)}/{at_ms:0{_TIME_DIGITS}d}-{unique}.{kind}", _encode(members, at_ms)
+    suffix = f"-{at_ms:012x}{new_write_id()[:8]}.{kind}"
+    return AppendedObject(folder_of(key), at_ms, suffix, _encode(members, at_ms))
 
 
 class History:
@@ -156,7 +154,7 @@ class History:
         made_ms = await self._oldest_written_ms(key, names[first:])
         gone = []
         for name in names[:first]:
-            is_of_oldest = name == names[first - 1] or int(name[:_TIME_DIGITS]) == made_ms
+            is_of_oldest = name == names[first - 1] or int(name[_TIME], 16) == made_ms
             if name[-1] == "r" and is_of_oldest:
                 await self._strip(folder, name)
             if name[-1] != "w" or not is_of_oldest:
@@ -234,11 +232,11 @@ def _first_kept(names: Sequence[str], limits: HistoryConfig, now_ms: int) -> int
 
 
 def _is_expired(name: str, limits: HistoryConfig, now_ms: int) -> bool:
-    return limits.for_ms is not None and int(name[:_TIME_DIGITS]) + limits.for_ms < now_ms
+    return limits.for_ms is not None and int(name[_TIME], 16) + limits.for_ms < now_ms
 
 
 async def _names(store: ReadableStore, folder: str) -> list[str]:
-    """Return the names of the entries in a folder. They sort by time."""
+    """Return the names of the entries in a folder, the oldest first."""
     names: list[str] = []
     page: list[str] | None = None
     while page is None or len(page) == _PAGE:

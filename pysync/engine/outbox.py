@@ -28,11 +28,11 @@ from pysync.errors import CoordinatorUnavailable, KeyConflict, QuotaExceeded, St
 from pysync.store import (
     ABSENT,
     ANY,
+    AppendedObject,
     Charge,
     DamagedFile,
     EtagMismatch,
     ExistingFileFilter,
-    KeyedBody,
     Precondition,
     Segment,
     Store,
@@ -141,13 +141,13 @@ class Outbox:
         changes: Sequence[Change],
         base: str = "",
         charge: Charge | None = None,
-        also: Sequence[KeyedBody] = (),
+        also: Sequence[AppendedObject] = (),
         segments: Sequence[Segment] = (),
     ) -> str:
         """Write as `Store.put` and announce `changes`, after the pending change of the version with the hash
         `base` that this write replaces (`""` for none). If usage is tracked, the write counts as `charge`, by
-        default as its key says. The objects of `also` are written with it. A store without a change log
-        writes them before: they may stay although the write was not made. The segments are stored
+        default as its key says. The objects of `also` are appended with it. A store without a change log
+        appends them before: they may stay although the write was not made. The segments are stored
         with it as well, or before it, and stay.
 
         Raises the errors of `Store.put`; after StoreUnavailable the changes may be announced although the
@@ -186,7 +186,7 @@ class Outbox:
         expect: Precondition,
         changes: Sequence[Change],
         base: str = "",
-        also: Sequence[KeyedBody] = (),
+        also: Sequence[AppendedObject] = (),
         charge: Charge | None = None,
     ) -> None:
         """Delete as `Store.delete` and announce `changes`, which are removals of documents named with their
@@ -337,14 +337,18 @@ class Outbox:
                 return recovered
 
     @asynccontextmanager
-    async def _written_before(self, also: Sequence[KeyedBody], charge: Charge | None) -> AsyncIterator[None]:
-        """Write further objects of a write before it, and delete them if it is rejected."""
-        for key, body in also:
-            await self._put(key, body, ABSENT, charge)
+    async def _written_before(
+        self, also: Sequence[AppendedObject], charge: Charge | None
+    ) -> AsyncIterator[None]:
+        """Append objects before a write, and delete them if it is rejected."""
+        keys: list[str] = []
+        for each in also:
+            keys.append(each.key(await self._coordinator.next_timestamp()))
+            await self._put(keys[-1], each.body, ABSENT, charge)
         try:
             yield
         except (EtagMismatch, QuotaExceeded):
-            for key, _ in also:
+            for key in keys:
                 with suppress(StoreUnavailable):
                     await self._store.delete(key)
             raise

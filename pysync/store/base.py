@@ -12,9 +12,9 @@ from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
 from pysync.store.types import (
     ANY,
+    AppendedObject,
     ExistingFileFilter,
     FileStat,
-    KeyedBody,
     KeyShape,
     Leftover,
     ListEntry,
@@ -262,7 +262,7 @@ class TransactionalStore(Store, Protocol):
         expect: Precondition = ANY,
         changes: Sequence[Change] = (),
         charge: Charge | None = None,
-        also: Sequence[KeyedBody] = (),
+        also: Sequence[AppendedObject] = (),
         segments: Sequence[Segment] = (),
     ) -> str:
         """Put an object as `Store.put` does, and commit these changes, and the objects of `also`, with it. If
@@ -287,7 +287,7 @@ class TransactionalStore(Store, Protocol):
         key: str,
         expect: Precondition = ANY,
         changes: Sequence[Change] = (),
-        also: Sequence[KeyedBody] = (),
+        also: Sequence[AppendedObject] = (),
         charge: Charge | None = None,
     ) -> None:
         """Remove an object or file as `Store.delete` does, and commit these changes, and the objects of

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, Protocol
 
 from pysync._core import split_key
+from pysync.clock import HybridTimestamp
 from pysync.errors import DocumentCorrupt
 from pysync.store.usage import Charge
 
@@ -207,8 +208,19 @@ class MergeRecord:
     merged: Mapping[str, str]
 
 
-KeyedBody = tuple[str, bytes]
-"""A key where nothing is stored, and the body of a JSON object that is put there."""
+class AppendedObject(NamedTuple):
+    """A JSON object that is stored behind all others in `folder`. Its name is 24 digits, which are greater
+    than those of all names there and at least `at_ms`, and `suffix`."""
+
+    folder: str
+    at_ms: int
+    suffix: str
+    body: bytes
+
+    def key(self, place: HybridTimestamp) -> str:
+        """Return the key of this object at a place in the order. A later place gives a greater key."""
+        return f"{self.folder}/{place.ms:016d}{place.counter:08d}{self.suffix}"
+
 
 KeyShape = tuple[str | None, ...]
 """The segments of keys: None for any one segment, a text for itself."""

@@ -9,6 +9,7 @@ from pysync.store import (
     ABSENT,
     ANY,
     NOT_MODIFIED,
+    AppendedObject,
     Etag,
     EtagMismatch,
     Precondition,
@@ -331,17 +332,21 @@ class TransactionalStoreContract(StoreContract):
         await store.delete("a", changes=[change("one")])
         assert await store.change_log.last_id() == last
 
-    async def test_further_objects_are_written_with_a_put_or_not_at_all(
-        self, store: TransactionalStore
-    ) -> None:
-        etag = await store.put("a", b"one", also=[("b", b"1"), ("deeper/c", b"2")])
-        await self._assert_body(store, "b", b"1")
+    async def test_objects_are_appended_with_a_write_or_not_at_all(self, store: TransactionalStore) -> None:
+        def appended(body: bytes) -> list[AppendedObject]:
+            return [AppendedObject("deeper/log", 7, "-x", body)]
+
+        etag = await store.put("a", b"one", also=appended(b"1"))
         with pytest.raises(EtagMismatch):
-            await store.put("a", b"two", expect=ABSENT, also=[("b", b"3")])
+            await store.put("a", b"two", expect=ABSENT, also=appended(b"2"))
         with pytest.raises(EtagMismatch):
-            await store.delete("a", Etag("another"), also=[("b", b"3")])
-        await store.delete("none", also=[("b", b"3")])
-        await self._assert_body(store, "b", b"1")
-        await store.delete("a", Etag(etag), also=[("b", b"4")])
-        await self._assert_body(store, "b", b"4")
-        await self._assert_body(store, "deeper/c", b"2")
+            await store.delete("a", Etag("another"), also=appended(b"3"))
+        await store.delete("none", also=appended(b"4"))
+        later = AppendedObject("deeper/log", 9, "-a", b"5")
+        await store.put("b", b"one", also=[later, *appended(b"6")])
+        await store.delete("a", Etag(etag), also=appended(b"7"))
+        names = await store.list("deeper/log", None, 10)
+        assert [int(name[:16]) for name in names] == [7, 9, 10, 11]
+        assert [name[16:] for name in names] == ["00000000-x", "00000000-a", "00000000-x", "00000000-x"]
+        for name, body in zip(names, (b"1", b"5", b"6", b"7"), strict=True):
+            await self._assert_body(store, f"deeper/log/{name}", body)

@@ -129,7 +129,8 @@ async def test_pruning_keeps_who_wrote_the_oldest_version_beside_entries_of_writ
 ) -> None:
     """A writer that lost, or that was killed, may leave an entry that is newer than that of the winner."""
     store = MemoryStore(clock)
-    documents = Documents(store, MemoryCoordinator(clock), clock)
+    coordinator = MemoryCoordinator(clock)
+    documents = Documents(store, coordinator, clock)
     written: list[Listed] = []
     for n in range(4):
         expected = written[::-1]
@@ -138,7 +139,8 @@ async def test_pruning_keeps_who_wrote_the_oldest_version_beside_entries_of_writ
         await documents.push(KEY, new, ref=subject(f"winner {n}"), history=ALL)
         written.append(Listed(new.hash, f"winner {n}"))
         clock.now_ms += 1
-        await store.put(*new_entry(KEY, None, "ab" * 32, clock.now_ms, "loser"))
+        left = new_entry(KEY, None, "ab" * 32, clock.now_ms, "loser")
+        await store.put(left.key(await coordinator.next_timestamp()), left.body)
         await documents.history.prune(KEY, ALL)
         assert await listed(documents) == expected
     await documents.history.prune(KEY, HistoryConfig(versions=1))

@@ -50,6 +50,7 @@ class Place:
         self.documents = Documents(store, MemoryCoordinator(clock), clock)
         self.unknowing = Documents(other, MemoryCoordinator(clock), clock)
         self.coordinator = MemoryCoordinator(clock)
+        self.clock = clock
 
     async def used(self) -> Usage:
         ledger = ledger_of(self.store)
@@ -113,6 +114,7 @@ async def test_what_history_keeps_counts_and_no_quota_is_exceeded(place: Place) 
 async def test_versions_beyond_those_that_are_kept_leave_before_a_push_is_rejected(place: Place) -> None:
     base = None
     for n in range(30):
+        place.clock.now_ms += 1
         written = await place.documents.push(
             "notes/anna/a", body(800 + n, base), ref=subject("a"), history=HistoryConfig(versions=1)
         )

@@ -9,7 +9,7 @@ from pysync.model import Usage
 from pysync.sqlite.changelog import ChangeRows
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.store.local import tables, usage
-from pysync.store.local.put_statements import PUT_COUNTED
+from pysync.store.local.put_statements import APPEND, PUT_COUNTED
 from pysync.store.local.tables import RenameJournal
 from pysync.store.local.usage import NO_RECEIPT, UsageCounters, amounts_of
 from pysync.store.types import ABSENT, Precondition
@@ -128,7 +128,7 @@ def put_counted(
     charge: Charge,
     also: tables.Rows = (),
 ) -> tuple[bool, int]:
-    """Call `tables.put`, store further objects, and count them in the same transaction. Raises QuotaExceeded
+    """Call `tables.put`, append objects, and count all in the same transaction. Raises QuotaExceeded
     if the precondition holds."""
     if not counters.is_on(cursor):
         return tables.put_with(cursor, also, tables.put, renames, row, expect, changes)
@@ -146,16 +146,18 @@ def put_counted(
     result = tables.put(cursor, renames, counted, expect, changes, PUT_COUNTED)
     counters.replace(cursor, old, owner, amounts, etag)
     if also:
-        put_further(cursor, counters, charge, also)
+        append_objects(cursor, counters, charge, also)
     return result
 
 
-def put_further(cursor: sqlite3.Cursor, counters: UsageCounters, charge: Charge, also: tables.Rows) -> None:
-    """Call `tables.put_further`, and count the objects, which replace nothing, as bytes."""
+def append_objects(
+    cursor: sqlite3.Cursor, counters: UsageCounters, charge: Charge, also: tables.Rows
+) -> None:
+    """Call `tables.append_objects`, and count the objects as bytes."""
     if not counters.is_on(cursor):
-        tables.put_further(cursor, also)
+        tables.append_objects(cursor, also)
         return
     owner = counters.owner_of(cursor, charge.account)
-    rows = [(*each[:4], len(each[3]), -owner.id, 0, *each[4:]) for each in also]
-    cursor.executemany(PUT_COUNTED.any, rows)
+    for row in also:
+        cursor.execute(APPEND, (*row[:4], len(row[3]), -owner.id, 0, *row[4:]))
     counters.add_bytes(owner, sum(len(each[3]) for each in also))

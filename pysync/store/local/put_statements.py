@@ -33,6 +33,11 @@ class PutStatements(NamedTuple):
 
 
 PUT: Final = PutStatements.of("etag", "content_type", "modified_ms", "body")
+APPEND: Final = """
+    INSERT INTO object(etag, content_type, modified_ms, body, size, owner, elements, parent, name)
+    SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, printf('%016d00000000', max(?9, 1 + coalesce(
+        (SELECT CAST(substr(max(name), 1, 16) AS INTEGER) FROM object WHERE parent = ?8), 0))) || ?10"""
+"""Stores a document behind all others of its folder."""
 PUT_COUNTED: Final = PutStatements.of(
     "etag", "content_type", "modified_ms", "body", "size", "owner", "elements"
 )

@@ -37,16 +37,16 @@ from pysync.store.local import capture, tables, usage
 from pysync.store.local.disk import FileTree
 from pysync.store.local.file_merge import FolderSwapMerger, MergePlan
 from pysync.store.local.files import LocalFiles
-from pysync.store.local.ledger import LocalLedger, put_counted, put_further
+from pysync.store.local.ledger import LocalLedger, append_objects, put_counted
 from pysync.store.local.read_cache import ReadCache
 from pysync.store.local.tables import SCHEMA, RenameJournal
 from pysync.store.local.time_index import LocalTimeIndex
 from pysync.store.types import (
     ANY,
     NOT_MODIFIED,
+    AppendedObject,
     ExistingFileFilter,
     FileStat,
-    KeyedBody,
     Leftover,
     ListEntry,
     MergeRecord,
@@ -220,7 +220,7 @@ class LocalStore:
         expect: Precondition = ANY,
         changes: Sequence[Change] = (),
         charge: Charge | None = None,
-        also: Sequence[KeyedBody] = (),
+        also: Sequence[AppendedObject] = (),
         segments: Sequence[Segment] = (),
     ) -> str:
         """See `TransactionalStore.put`."""
@@ -230,7 +230,7 @@ class LocalStore:
         if also:
             others = self._rows_of(also, rows.now_ms)
             put = (tables.put_with, others, *put) if self.ledger is None else (*put, others)
-            size += sum(len(other) for _, other in also)
+            size += sum(len(other.body) for other in also)
         if segments:
             puts = [*self._puts_of(segments, rows), put]
             put = (tables.put_together, split_key(key), expect, puts)
@@ -270,7 +270,7 @@ class LocalStore:
         key: str,
         expect: Precondition = ANY,
         changes: Sequence[Change] = (),
-        also: Sequence[KeyedBody] = (),
+        also: Sequence[AppendedObject] = (),
         charge: Charge | None = None,
     ) -> None:
         """See `TransactionalStore.delete`."""
@@ -278,7 +278,7 @@ class LocalStore:
         rows = self.change_log.rows_of(changes)
         delete: tables.Put = tables.delete, self._renames, parent, name, expect, rows
         if also:
-            delete = (*delete, self._put_further(key, self._rows_of(also, rows.now_ms), charge))
+            delete = (*delete, self._append_objects(key, self._rows_of(also, rows.now_ms), charge))
         was_file, last = await self._writer.submit(*delete)
         self.change_log.notify(last)
         if was_file:
@@ -429,17 +429,20 @@ class LocalStore:
         await self._writer.close()
         self._reader.close()
 
-    def _rows_of(self, also: Sequence[KeyedBody], now_ms: int) -> tables.Rows:
-        """Return the rows of further objects of a write."""
-        return [(self._new_etag(), JSON_TYPE, now_ms, body, *split_key(key)) for key, body in also]
+    def _rows_of(self, also: Sequence[AppendedObject], now_ms: int) -> tables.Rows:
+        """Return the rows of appended objects."""
+        return [
+            (self._new_etag(), JSON_TYPE, now_ms, each.body, each.folder, each.at_ms, each.suffix)
+            for each in also
+        ]
 
-    def _put_further(
+    def _append_objects(
         self, key: str, rows: tables.Rows, charge: Charge | None
     ) -> Callable[[sqlite3.Cursor], None]:
-        """Return the write of further objects beside a write of `key`."""
+        """Return the function that appends objects beside a write of `key`."""
         if (ledger := self.ledger) is None:
-            return partial(tables.put_further, also=rows)
-        return partial(put_further, counters=ledger.counters, charge=ledger.charge(key, charge), also=rows)
+            return partial(tables.append_objects, also=rows)
+        return partial(append_objects, counters=ledger.counters, charge=ledger.charge(key, charge), also=rows)
 
     def _new_etag(self) -> str:
         """Return a unique etag: a random name of this store, and a number. The name belongs to

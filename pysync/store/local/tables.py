@@ -24,7 +24,7 @@ from pysync.sqlite.changelog import ChangeRows, insert_changes
 from pysync.sqlite.database_file import Schema
 from pysync.store.local import usage
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
-from pysync.store.local.put_statements import PUT, PutStatements
+from pysync.store.local.put_statements import APPEND, PUT, PutStatements
 from pysync.store.types import (
     ANY,
     Etag,
@@ -338,19 +338,20 @@ def _execute_put(cursor: sqlite3.Cursor, statement: str, values: tuple[Any, ...]
 
 
 Rows = Sequence[tuple[Any, ...]]
-"""Rows of documents: etag, content type, time, body, parent and name."""
+"""Rows of appended objects: etag, content type, time, body, folder, time and suffix of the name."""
 
 
 def put_with(cursor: sqlite3.Cursor, also: Rows, put: Callable[..., T], *args: object) -> T:
-    """Call `put`, and store further documents in its transaction."""
+    """Call `put`, and append objects in its transaction."""
     done = put(cursor, *args)
-    put_further(cursor, also)
+    append_objects(cursor, also)
     return done
 
 
-def put_further(cursor: sqlite3.Cursor, also: Rows) -> None:
-    """Store further documents in the transaction of another write."""
-    cursor.executemany(PUT.any, also)
+def append_objects(cursor: sqlite3.Cursor, also: Rows) -> None:
+    """Append objects in the transaction of another write."""
+    for row in also:
+        cursor.execute(APPEND, (*row[:4], None, None, None, *row[4:]))
 
 
 def check_current(cursor: sqlite3.Cursor, parent: str, name: str, expect: Precondition) -> None:

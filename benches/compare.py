@@ -6,7 +6,8 @@ The servers stay on one core, the load generator on another; only one server is 
 runs all workloads once, each right after the bare workload that it is measured against; its share is the
 median over the rounds of its rate beside that bare rate. Its floor is the least time that such a request
 takes (`floors.py`), beside the time that it has. Then some workloads are sent at half the rate that they
-reached, to see what a request waits (`half_load.py`). Prints Markdown.
+reached, and at the rate at which our server is half busy, to see what a request waits (`half_load.py`).
+Prints Markdown.
 """
 
 import argparse
@@ -17,14 +18,15 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benches import floors, servers
 from benches.floors import NO_WORK, Prices, Work
-from benches.half_load import Waits
+from benches.half_load import Waits, half_busy_rate
 from benches.servers import CHECKOUT, Memory, Running
 from benches.workloads import (
     BATCH,
@@ -148,15 +150,31 @@ def load(
     return Measurement(**_generate("benches.load", server, workload, seconds, options))
 
 
-def half_load(server: Running, found: Turns, count: int, seconds: float) -> dict[str, list[Waits]]:
-    """`count` runs at half the rate that each of HALF_LOADED had in `found`."""
-    waits: dict[str, list[Waits]] = {name: [] for name in HALF_LOADED if name in found}
-    for _ in range(count):
-        for name, runs in waits.items():
-            rate = statistics.median(turn.ours.per_second for turn in found[name]) / 2
-            options = ["--rate", str(rate)]
-            runs.append(Waits(**_generate("benches.half_load", server, name, seconds, options)))
-    return waits
+def half_load(bare: Running, ours: Running, found: Turns, count: int, seconds: float) -> list[list[Waits]]:
+    """`count` runs of each of HALF_LOADED at two rates: half of what it had in `found`, and the one at which
+    our server is half busy. Those of the bare server at the same rate come before each."""
+    rows: list[tuple[Running, str, float]] = []
+    for goal in GOALS:
+        name = goal.workload
+        if name in HALF_LOADED and name in found:
+            half = statistics.median(turn.ours.per_second for turn in found[name]) / 2
+            for rate in (half, half_busy_rate(partial(busy, ours, name, seconds), half)):
+                rows += [(bare, goal.of, rate), (ours, name, rate)]
+    rounds = [[wait(*row, seconds) for row in rows] for _ in range(count)]
+    return [list(runs) for runs in zip(*rounds, strict=True)]
+
+
+def wait(server: Running, workload: str, rate: float, seconds: float) -> Waits:
+    """One run of the generator of an even load, in its own process. Raises RuntimeError when it fails."""
+    options = ["--rate", str(rate), "--server-pid", str(server.pid)]
+    return Waits(**_generate("benches.half_load", server, workload, seconds, options))
+
+
+def busy(server: Running, workload: str, seconds: float, rate: float) -> float:
+    """How busy a server is at a rate."""
+    share = wait(server, workload, rate, seconds).busy
+    assert share is not None
+    return share
 
 
 def _generate(
@@ -236,20 +254,21 @@ def floor_columns(turns: Sequence[Turn], work_us: float) -> list[str]:
     return [f"{statistics.median(least):.1f}", f"{statistics.median(times):.2f}"]
 
 
-def waits_table(waits: Mapping[str, Sequence[Waits]]) -> str:
-    """The Markdown table of what requests wait at half load: medians of the rounds."""
+def waits_table(waits: Sequence[Sequence[Waits]]) -> str:
+    """The Markdown table of what requests wait: medians of the rounds, and the least and highest p99."""
     lines = [
-        "| at half load | per s | p50 ms | p99 ms | p99.9 ms | failed | generator late, p99 ms |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| sent evenly | per s | busy | p50 ms | p99 ms | p99.9 ms | failed | generator late, p99 ms |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for name, runs in waits.items():
-        p50, p99, p999, late = (
+    for runs in waits:
+        busy, p50, p999, late = (
             statistics.median(getattr(run, column) for run in runs)
-            for column in ("p50_ms", "p99_ms", "p999_ms", "late_ms")
+            for column in ("busy", "p50_ms", "p999_ms", "late_ms")
         )
-        failed = sum(run.failed for run in runs)
+        p99, failed = spread([run.p99_ms for run in runs], ".2f"), sum(run.failed for run in runs)
         lines.append(
-            f"| {name} | {runs[0].rate:,.0f} | {p50:.2f} | {p99:.2f} | {p999:.2f} | {failed} | {late:.2f} |"
+            f"| {runs[0].workload} | {runs[0].rate:,.0f} | {busy:.0%} | {p50:.2f} | {p99} | {p999:.2f} "
+            f"| {failed} | {late:.2f} |"
         )
     return "\n".join(lines)
 
@@ -349,7 +368,7 @@ def main() -> None:
             filled = fill(ours, "fill-log", QUICK_LOGGED if options.quick else LOGGED, FILL_CONNECTIONS)
         prices = floors.measure({goal.work.flushed for goal in goals if goal.work.flushed}, SERVER_CORE)
         found = rounds(bare, ours, goals, count, seconds)
-        waits = half_load(ours, found, count, seconds)
+        waits = half_load(bare, ours, found, count, seconds)
     parts = [f"{machine()}; {count} rounds of {seconds:g} s.", table(found, prices=prices)]
     parts.append(floors.table(prices))
     if waits:
@@ -366,7 +385,7 @@ def main() -> None:
         turns = {name: [dataclasses.asdict(turn) for turn in taken] for name, taken in found.items()}
         report: dict[str, object] = {"machine": machine(), "turns": turns}
         report["prices"] = dataclasses.asdict(prices)
-        report["waits"] = {name: [dataclasses.asdict(run) for run in runs] for name, runs in waits.items()}
+        report["waits"] = [[dataclasses.asdict(run) for run in runs] for runs in waits]
         if filled is not None:
             report["filled"] = dataclasses.asdict(filled)
         if measured is not None:

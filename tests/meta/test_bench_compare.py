@@ -61,19 +61,29 @@ def test_every_workload_that_is_flushed_has_a_price_for_its_size() -> None:
 @pytest.mark.process
 def test_waits_count_from_when_a_request_was_due() -> None:
     with servers.bare() as server:
-        found = half_load.measure(server.url, WORKLOADS["bare-get"], rate=200.0, seconds=0.5)
+        found = half_load.measure(server.url, WORKLOADS["bare-get"], 200.0, 0.5, server.pid)
         lost = Workload("lost", lambda author, count: [author.request("/nowhere")] * count)
         failed = half_load.measure(server.url, lost, rate=200.0, seconds=0.1)
     assert (found.workload, found.rate) == ("bare-get", 200.0)
     assert 0.0 < found.p50_ms <= found.p99_ms <= found.p999_ms
+    assert found.busy is not None
+    assert found.busy > 0.0
+    assert failed.busy is None
     assert found.p50_ms < LIMIT_S * 1e3
     assert failed.failed == 20
     assert failed.p50_ms == LIMIT_S * 1e3
 
 
 def test_waits_are_shown_with_what_failed() -> None:
-    runs = [Waits("pull", 5_000.0, 0.2, 0.5, number, 1, 0.01) for number in (1.0, 2.0, 9.0)]
-    assert compare.waits_table({"pull": runs}).endswith("| pull | 5,000 | 0.20 | 0.50 | 2.00 | 3 | 0.01 |")
+    runs = [Waits("pull", 5_000.0, 0.2, number, 20.0, 1, 0.01, 0.5) for number in (1.0, 2.0, 9.0)]
+    shown = compare.waits_table([runs])
+    assert shown.endswith("| pull | 5,000 | 50% | 0.20 | 2.00 (1.00 to 9.00) | 20.00 | 3 | 0.01 |")
+
+
+@pytest.mark.parametrize("power", [0.5, 0.7, 1.0])
+def test_a_rate_is_found_at_which_a_server_is_half_busy(power: float) -> None:
+    found = half_load.half_busy_rate(lambda rate: 0.5 * (rate / 4_000) ** power, first=14_000)
+    assert found == pytest.approx(4_000, rel=0.1)
 
 
 def test_the_machine_is_named_with_its_instruction_sets() -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
 
 from pysync.concurrency import GroupSize
 from pysync.errors import Unavailable
+from pysync.sqlite import database_file
 from pysync.sqlite.database_file import CHECK_INTERVAL_S, DATABASE_ERRORS, Database
 from pysync.sqlite.wal_index import wal_index_header
 
@@ -33,6 +34,10 @@ MAX_WAITING_BYTES: Final = 67_108_864
 STALLED_S: Final = 10.0
 """Seconds that a group may take to commit. Beyond it the disk hangs, or another process holds the lock, and
 writes are rejected rather than queued, until the group is done."""
+
+BUSY_RETRY_S: Final = 0.000_3
+"""Seconds between two attempts to begin a group while another process writes. That one is done after a flush,
+and may begin its next group soon. SQLite would sleep for 1, 2, 5, 10 and more milliseconds."""
 
 _DATABASE_AND_WAL: Final = 2
 
@@ -204,6 +209,7 @@ class GroupCommit:
         self._checked_at = time.monotonic()
         self._is_durable = database.is_durable
         self._connection = database.writer
+        self._connection.execute("PRAGMA busy_timeout = 0")  # `_begin` waits
         self._unavailable = unavailable
         self._hooks = hooks
         self._loop = asyncio.get_running_loop()
@@ -294,7 +300,7 @@ class GroupCommit:
         try:
             if time.monotonic() - self._checked_at > CHECK_INTERVAL_S:
                 self._check()
-            cursor.execute("BEGIN IMMEDIATE")
+            _begin(cursor)
             outcomes = [self._attempt(cursor, write) for write in group]
             hooks = self._hooks if self._hooks is not None and self._hooks.has_work else None
             if hooks is not None:
@@ -363,6 +369,23 @@ class GroupCommit:
                 future.set_result(value)
             else:
                 future.set_exception(error)
+
+
+def _begin(cursor: sqlite3.Cursor) -> None:
+    """Begin a transaction that writes. Raises sqlite3.OperationalError, also if other processes hold the lock
+    for BUSY_TIMEOUT_MS."""
+    deadline: float | None = None
+    while True:
+        try:
+            cursor.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            now = time.monotonic()
+            deadline = deadline or now + database_file.BUSY_TIMEOUT_MS / 1000
+            is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or now >= deadline:
+                raise
+        time.sleep(BUSY_RETRY_S)
 
 
 def _log_failure(message: str, error: BaseException) -> None:

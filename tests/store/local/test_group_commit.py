@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator
 from math import inf
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from pysync import concurrency
 from pysync.errors import StoreUnavailable
-from pysync.sqlite import connection
+from pysync.sqlite import connection, database_file
 from pysync.sqlite.connection import GroupCommit
 from pysync.sqlite.database_file import Database, DatabaseFile
 
@@ -24,8 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def writer(path: Path) -> AsyncIterator[GroupCommit]:
-    # No busy timeout: a lock held elsewhere is refused at once, and the tests need not wait.
-    connection = sqlite3.connect(path, isolation_level=None, timeout=0, check_same_thread=False)
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("CREATE TABLE t(v INTEGER PRIMARY KEY)")
     writer = GroupCommit(Database(connection, connection, DatabaseFile(path)), StoreUnavailable)
@@ -121,9 +121,27 @@ async def test_one_writers_own_fault_is_its_own(writer: GroupCommit, path: Path)
     assert values(path) == [1, 2]
 
 
-async def test_a_database_locked_elsewhere_is_unavailable_until_it_is_free(
-    writer: GroupCommit, path: Path
+async def test_a_group_waits_for_the_transaction_of_another_process(
+    writer: GroupCommit, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("INSERT INTO t VALUES(1)")
+
+    def commit_elsewhere(seconds: float) -> None:
+        if other.in_transaction:
+            other.execute("COMMIT")
+
+    monkeypatch.setattr(time, "sleep", commit_elsewhere)
+    assert await writer.submit(insert, 2) == 2
+    assert values(path) == [1, 2]
+    other.close()
+
+
+async def test_a_database_locked_elsewhere_is_unavailable_until_it_is_free(
+    writer: GroupCommit, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_file, "BUSY_TIMEOUT_MS", 0)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(StoreUnavailable):

@@ -10,13 +10,14 @@ from support.depth import depth
 pytestmark = pytest.mark.process
 
 DESCRIBED = Path(__file__).parents[1] / "support/schemathesis_run.py"
+LIMIT = f"timeout={depth(60, 900)}"
 
 
 @pytest.mark.timeout(depth(300, 1800))
 def test_answers_are_as_described() -> None:
     """In a process of its own: where schemathesis is loaded, hypothesis no longer shows what made a test
     fail."""
-    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", str(DESCRIBED)]
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-o", LIMIT, str(DESCRIBED)]
     done = subprocess.run(
         command, cwd=DESCRIBED.parents[1], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )

@@ -134,6 +134,8 @@ class Connection(web.RequestHandler):
                 server.requests_count += 1
                 handler = self._request_handler
                 if isinstance(message, _ErrInfo):
+                    if message.exc is not None:
+                        message.exc.__traceback__ = None  # its frames have the bytes, and lead to the error
                     handler, message = self._make_error_handler(message), ERROR
                 task = self._task_handler or asyncio.current_task()
                 assert handler is not None
@@ -160,6 +162,8 @@ class Connection(web.RequestHandler):
                     self._keepalive_handle = loop.call_at(
                         self._next_keepalive_close_time, self._process_keepalive
                     )
+                # Otherwise the last request would stay in memory until the next one comes.
+                del message, payload, handler, task, request, handling, response
                 if self._messages:
                     await asyncio.sleep(0)  # let other connections have their turn
         except Exception as error:

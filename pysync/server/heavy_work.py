@@ -47,9 +47,9 @@ def limit_arenas() -> None:
 
 
 def trim_in_thread() -> None:
-    """Collect garbage, since requests that failed keep their bodies in cycles. Then give memory that was
-    freed back to the system, in the thread for heavy work, where it takes some tens of milliseconds; here if
-    there is no memory for that thread. The latter has no effect with a C library other than glibc."""
+    """Collect garbage. Then give memory that was freed back to the system, in the thread for heavy work,
+    where it takes some tens of milliseconds; here if there is no memory for that thread. The latter has no
+    effect with a C library other than glibc."""
     gc.collect()
     if hasattr(_libc, "malloc_trim"):
         try:

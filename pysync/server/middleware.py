@@ -129,10 +129,12 @@ class Middleware:
                 await response.reserve(self._in_flight.reservation(request))
         except PysyncError as error:
             response = self._error_response(request, match, error, request_id)
+            _forget_frames(error)
         except ConnectionError:
             raise
         except (Exception, PanicException, BaseExceptionGroup) as error:
             response = self._unexpected_error_response(request, match, error, request_id)
+            _forget_frames(error)
         if self._answered and request.connection in self._answered:
             self._answered.remove(request.connection)
         else:
@@ -265,6 +267,15 @@ class Middleware:
             f"Access-Control-Allow-Origin: {allowed}\r\nVary: Origin\r\n"
             f"Access-Control-Expose-Headers: {CORS_EXPOSED}\r\n"
         )
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Forget in which frames an error was raised, and the errors that led to it. A future or stream that the
+    frames refer to may refer to the error, so a collection of garbage would have to find what else they have,
+    such as the body of the request."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def _describe(request: web.BaseRequest, match: Match | None) -> str:

@@ -9,7 +9,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
@@ -189,8 +189,17 @@ class _BothHooks:
 # Plain tuples, because a named one takes several times as long to make.
 _Write = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...], int]
 """The future result of a write, its function of a cursor, further arguments, and its size in bytes."""
-_Outcome = tuple[asyncio.Future[Any], Any, BaseException | None]
-"""The future result of a write, and either its value or its error."""
+_Outcome = Any
+"""The value of a write, or its `_Failure`."""
+
+
+class _Failure:
+    """The error of a write."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
 
 class GroupCommit:
@@ -289,8 +298,9 @@ class GroupCommit:
                 outcomes = self._commit(cursor, group)
                 self._committing_since = None
                 size = sum(size for _, _, _, size in group)
-                self._loop.call_soon_threadsafe(self._resolve, outcomes, size)
-                del outcomes
+                futures = [write[0] for write in group]
+                self._loop.call_soon_threadsafe(self._resolve, futures, outcomes, size)
+                del futures, outcomes
             del parts, group  # while nothing is written they would keep the last bodies
         cursor.close()
         self._connection.close()
@@ -301,7 +311,8 @@ class GroupCommit:
             if time.monotonic() - self._checked_at > CHECK_INTERVAL_S:
                 self._check()
             _begin(cursor)
-            outcomes = [self._attempt(cursor, write) for write in group]
+            attempt = self._attempt
+            outcomes = [attempt(cursor, write, args) for _, write, args, _ in group]
             hooks = self._hooks if self._hooks is not None and self._hooks.has_work else None
             if hooks is not None:
                 hooks.before_commit(cursor)
@@ -317,7 +328,7 @@ class GroupCommit:
                 if not isinstance(error, (sqlite3.Error, OSError)):
                     _log_failure("failed to commit a group of writes", error)
             self._roll_back()
-            return [(future, None, self._failure(error)) for future, *_ in group]
+            return [_Failure(self._failure(error)) for _ in group]
         if hooks is not None:
             try:
                 hooks.after_commit()
@@ -346,29 +357,31 @@ class GroupCommit:
         self._checked_at = time.monotonic()
 
     @staticmethod
-    def _attempt(cursor: sqlite3.Cursor, write: _Write) -> _Outcome:
-        future, work, args, _ = write
+    def _attempt(cursor: sqlite3.Cursor, write: Callable[..., Any], args: tuple[Any, ...]) -> _Outcome:
+        # Its frame, which an error refers to, must not have the future, which refers to the error.
         try:
-            return future, work(cursor, *args), None
+            return write(cursor, *args)
         except _STATEMENT_ERRORS as error:
-            return future, None, error
+            return _Failure(error)
         except DATABASE_ERRORS:
             raise
         except StopIteration as error:  # a future does not accept it
-            return future, None, RuntimeError(repr(error))
+            return _Failure(RuntimeError(repr(error)))
         except Exception as error:
-            return future, None, error
+            return _Failure(error)
 
-    def _resolve(self, outcomes: list[_Outcome], size: int) -> None:
-        self._waiting -= len(outcomes)
+    def _resolve(
+        self, futures: Sequence[asyncio.Future[Any]], outcomes: Sequence[_Outcome], size: int
+    ) -> None:
+        self._waiting -= len(futures)
         self._waiting_bytes -= size
-        for future, value, error in outcomes:
+        for future, outcome in zip(futures, outcomes, strict=True):
             if future.done():
                 continue
-            if error is None:
-                future.set_result(value)
+            if type(outcome) is _Failure:
+                future.set_exception(outcome.error)
             else:
-                future.set_exception(error)
+                future.set_result(outcome)
 
 
 def _begin(cursor: sqlite3.Cursor) -> None:

@@ -45,6 +45,7 @@ from pysync.store.types import (
     ANY,
     NOT_MODIFIED,
     AppendedObject,
+    EtagMismatch,
     ExistingFileFilter,
     FileStat,
     Leftover,
@@ -235,7 +236,11 @@ class LocalStore:
             puts = [*self._puts_of(segments, rows), put]
             put = (tables.put_together, split_key(key), expect, puts)
             size += sum(len(segment.body) for segment in segments)
-        replaces_file, last = await self._writer.submit(*put, size=size)
+        try:
+            replaces_file, last = await self._writer.submit(*put, size=size)
+        except EtagMismatch as error:
+            error.__traceback__ = None  # frames of the writer, which have the body and lead to the error
+            raise
         self.change_log.notify(last)
         if replaces_file:
             await self._files.unlink(key)
@@ -279,7 +284,11 @@ class LocalStore:
         delete: tables.Put = tables.delete, self._renames, parent, name, expect, rows
         if also:
             delete = (*delete, self._append_objects(key, self._rows_of(also, rows.now_ms), charge))
-        was_file, last = await self._writer.submit(*delete)
+        try:
+            was_file, last = await self._writer.submit(*delete)
+        except EtagMismatch as error:
+            error.__traceback__ = None  # as above
+            raise
         self.change_log.notify(last)
         if was_file:
             await self._files.unlink(key)

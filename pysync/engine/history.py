@@ -70,6 +70,11 @@ def document_of(entry_key: str) -> str:
     return entry_key.removeprefix(f"{PREFIX}/").rpartition("/")[0]
 
 
+def has_version(entry_key: str) -> bool:
+    """Return True if there is an earlier version in the entry."""
+    return entry_key[-2:] in (".r", ".d")
+
+
 async def entries_of(store: ReadableStore, key: str) -> list[str]:
     """Return the keys of all entries of the document at `key`, the oldest first. Raises StoreUnavailable."""
     folder = folder_of(key)
@@ -166,20 +171,6 @@ class History:
         await gather_bounded(_MAX_CONCURRENT, gone, delete)
         return len(gone)
 
-    async def sweep(self, limits_of: Callable[[str], HistoryConfig | None]) -> int:
-        """Prune every document with versions that are older than `limits_of` its key keeps them. Returns the
-        number of deleted entries. Raises StoreUnavailable."""
-        due: dict[str, HistoryConfig] = {}
-        now_ms = self._stable_now_ms()
-        async for listed in self._store.walk(PREFIX):
-            key, name = document_of(listed.key), listed.key.rpartition("/")[2]
-            if key in due or name[-2:] not in (".r", ".d"):
-                continue
-            limits = limits_of(key)
-            if limits is not None and _is_expired(name, limits, now_ms):
-                due[key] = limits
-        return sum([await self.prune(key, limits) for key, limits in due.items()])
-
     def _stable_now_ms(self) -> int:
         """Return the time, or 0 after a step of the clock: then nothing has expired."""
         return self._now_ms() if is_stable(self._now_ms) else 0
@@ -225,13 +216,14 @@ def _first_kept(names: Sequence[str], limits: HistoryConfig, now_ms: int) -> int
     for at in range(len(names) - 1, -1, -1):
         if names[at][-1] == "w":
             continue
-        if not left or _is_expired(names[at], limits, now_ms):
+        if not left or is_expired(names[at], limits, now_ms):
             break
         first, left = at, left - 1
     return first
 
 
-def _is_expired(name: str, limits: HistoryConfig, now_ms: int) -> bool:
+def is_expired(name: str, limits: HistoryConfig, now_ms: int) -> bool:
+    """Return True if `limits` do not keep the version in this entry any more, by the time of its write."""
     return limits.for_ms is not None and int(name[_TIME], 16) + limits.for_ms < now_ms
 
 

@@ -245,7 +245,7 @@ class App(AbstractAsyncContextManager["App"]):
         sweeps = worker is None or worker.runs_background_jobs
         self.ttl_sweeper = TtlSweeper(store, documents, self._logs, routes, clock, sweeps=sweeps)
         kept = [found for _, _, found in config.each_collection()]
-        self.history_sweeper = HistorySweeper(documents.history, kept, tables, sweeps=sweeps)
+        self.history_sweeper = HistorySweeper(store, documents.history, kept, tables, clock, sweeps=sweeps)
         self._outbox_relay = OutboxRelay(outbox, sweeps=sweeps)
         loop = asyncio.get_running_loop()
         self._revocation_sweeper = (

@@ -8,43 +8,73 @@ earlier process left unfinished.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
 import orjson
 
 from pysync._core import PanicException
+from pysync.clock import is_stable
 from pysync.concurrency import every
 from pysync.config import Collection, HistoryConfig, ScrubConfig
 from pysync.coordinator import Coordinator
-from pysync.engine.history import History
+from pysync.engine.history import PREFIX, History, document_of, has_version, is_expired
 from pysync.engine.outbox import Outbox
 from pysync.erase import Eraser
 from pysync.errors import CoordinatorUnavailable, PysyncError, Unavailable
 from pysync.migrate import SCRUB_KEY, Damage, Verifier
+from pysync.server.expiry import key_shape
 from pysync.server.handlers import owners_of
 from pysync.server.router import Router
-from pysync.store import Store, StoredObject
+from pysync.store import KeyShape, ListEntry, Store, StoredObject
 
 log = logging.getLogger("pysync.server")
 
 
-SWEEP_HISTORY_EVERY_S: Final = 3_600.0
+SWEEP_HISTORY_EVERY_S: Final = 60.0
+RELIST_HISTORY_MS: Final = 3_600_000
+"""Milliseconds from the end of a listing of all entries to the next one, in a store without an index."""
+MAX_LISTED: Final = 10_000
+"""The number of entries that one sweep lists: ten pages of a bucket."""
 
 
 class HistorySweeper:
     """Deletes versions of documents that are older than their collection's `history.forMs`, in the
     background, if `sweeps` and any collection has one. Pushes delete those of the document that they write.
+
+    With an index by time a sweep reads what has expired since the last one. Otherwise, as in a bucket, it
+    lists a bounded number of entries, and the next sweep continues behind them.
     """
 
     def __init__(
-        self, history: History, collections: Iterable[Collection], owners: Sequence[Router], *, sweeps: bool
+        self,
+        store: Store,
+        history: History,
+        collections: Iterable[Collection],
+        owners: Sequence[Router],
+        clock: Callable[[], int],
+        *,
+        sweeps: bool,
     ) -> None:
+        self._store = store
+        self._index = store.time_index
         self._history = history
         self._owners = owners
+        self._clock = clock
+        self._shapes: dict[KeyShape, int] = {}
+        """The shapes of the entries, with the shortest time for which any collection keeps them."""
+        for one in collections:
+            for_ms = None if one.history is None else one.history.for_ms
+            if for_ms is not None:
+                shape = (*PREFIX.split("/"), *key_shape(one.key_template), None)
+                self._shapes[shape] = min(for_ms, self._shapes.get(shape, for_ms))
+        self._swept_ms: dict[KeyShape, int] = {}
+        """The time before which all that was written has been looked at, by shape."""
+        self._after: str | None = None
+        self._listed_ms: int | None = None
         self._task: asyncio.Task[None] | None = None
-        if sweeps and any(one.history is not None and one.history.for_ms is not None for one in collections):
+        if sweeps and self._shapes:
             sweeping = every(SWEEP_HISTORY_EVERY_S, self.sweep, "failed to delete old versions", log)
             self._task = asyncio.create_task(sweeping)
 
@@ -54,8 +84,46 @@ class HistorySweeper:
             self._task.cancel()
 
     async def sweep(self) -> int:
-        """Delete what has expired, and return the number of deleted entries."""
-        return await self._history.sweep(self._limits_of)
+        """Delete what has expired, and return the number of deleted entries. Deletes nothing within ten
+        minutes of a step of the clock."""
+        now_ms = self._clock()
+        if not is_stable(self._clock):
+            return 0
+        if self._index is None:
+            return await self._prune(self._listed(now_ms), now_ms)
+        await self._index.prepare(self._shapes)
+        deleted = 0
+        for shape, for_ms in self._shapes.items():
+            before_ms, after_ms = now_ms - for_ms, self._swept_ms.get(shape, 0)
+            # If the clock was set back, entries may have been written at times that were looked at.
+            after_ms = after_ms if after_ms <= before_ms else 0
+            deleted += await self._prune(self._index.written_before(shape, before_ms, after_ms), now_ms)
+            self._swept_ms[shape] = before_ms
+        return deleted
+
+    async def _prune(self, entries: AsyncIterator[ListEntry], now_ms: int) -> int:
+        """Delete the versions that have expired of the documents with these entries."""
+        due: dict[str, HistoryConfig] = {}
+        async for listed in entries:
+            key, name = document_of(listed.key), listed.key.rpartition("/")[2]
+            if key not in due and has_version(name):
+                limits = self._limits_of(key)
+                if limits is not None and is_expired(name, limits, now_ms):
+                    due[key] = limits
+        return sum([await self._history.prune(key, limits) for key, limits in due.items()])
+
+    async def _listed(self, now_ms: int) -> AsyncIterator[ListEntry]:
+        """Yield the next entries of all documents; none if all were listed not long ago."""
+        if self._listed_ms is not None and 0 <= now_ms - self._listed_ms < RELIST_HISTORY_MS:
+            return
+        listed, after, self._after, self._listed_ms = 0, self._after, None, None
+        async for entry in self._store.walk(PREFIX, after):
+            yield entry
+            listed += 1
+            if listed == MAX_LISTED:
+                self._after = entry.key
+                return
+        self._listed_ms = now_ms
 
     def _limits_of(self, key: str) -> HistoryConfig | None:
         found = (owner.policy.collection.history for owner in owners_of(self._owners, key))

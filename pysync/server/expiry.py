@@ -165,7 +165,7 @@ def _swept(routes: Router, method: str, route: Route) -> SweptCollection:
                 return None
             return DocumentRef(name, template.params_of(key.removesuffix(suffix)), namespace, "", key)
 
-        return SweptCollection(policy.collection, _shape(template, suffix), file_ref)
+        return SweptCollection(policy.collection, key_shape(template, suffix), file_ref)
 
     head = "/" + "/".join(route.template[: route.key_from])
 
@@ -177,11 +177,11 @@ def _swept(routes: Router, method: str, route: Route) -> SweptCollection:
         return None
 
     return SweptCollection(
-        policy.collection, _shape(KeyTemplate("/".join(route.template[route.key_from :]))), ref
+        policy.collection, key_shape(KeyTemplate("/".join(route.template[route.key_from :]))), ref
     )
 
 
-def _shape(template: KeyTemplate, suffix: str = "") -> KeyShape:
+def key_shape(template: KeyTemplate, suffix: str = "") -> KeyShape:
     """Return the shape of the keys of a template with this suffix, which a last parameter includes."""
     *above, last = (
         None if is_open else part

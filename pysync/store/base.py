@@ -42,9 +42,9 @@ class TimeIndex(Protocol):
         """Index the objects whose keys have one of these shapes, from now on, in every process. Reads all
         objects once if a shape is new. Raises StoreUnavailable."""
 
-    def written_before(self, shape: KeyShape, before_ms: int) -> AsyncIterator[ListEntry]:
-        """Yield the objects of a shape, which is prepared, that were last written before this time, oldest
-        first. Reads no others. Raises StoreUnavailable."""
+    def written_before(self, shape: KeyShape, before_ms: int, after_ms: int = 0) -> AsyncIterator[ListEntry]:
+        """Yield the objects of a shape, which is prepared, that were last written before this time and at or
+        after `after_ms`, oldest first. Reads no others. Raises StoreUnavailable."""
 
 
 class ReadableStore(Protocol):

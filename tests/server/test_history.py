@@ -13,7 +13,8 @@ from support.collections import NOTES, collection
 from pysync.client import Client
 from pysync.engine.history import PREFIX, entries_of
 from pysync.plugins import PluginRequest, PullResponse
-from pysync.store import Store, StoredObject, Subject
+from pysync.server import background
+from pysync.store import ListEntry, Store, StoredObject, Subject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -22,9 +23,9 @@ KEPT = {**NOTES, "history": {"versions": 3}, "deletable": True, "listable": True
 
 
 @pytest.fixture(params=["memory", "local"])
-async def kept(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+async def kept(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Store]:
     local = request.param == "local"
-    store: Store = await LocalStore.open_folder(tmp_path / "data") if local else MemoryStore()
+    store: Store = await LocalStore.open_folder(tmp_path / "data", clock) if local else MemoryStore(clock)
     yield store
     await store.close()
 
@@ -100,6 +101,58 @@ async def test_no_more_is_listed_than_is_configured_and_little_more_is_kept(
     assert len(await entries_of(kept, "notes/a")) <= 3 + 8
 
 
+async def test_a_sweep_costs_what_has_expired(
+    start: Start,
+    session: aiohttp.ClientSession,
+    kept: Store,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A folder has an index, and of other stores each sweep lists a bounded number of keys."""
+    monkeypatch.setattr(background, "MAX_LISTED", 7)
+    members = {"collections": [{**KEPT, "history": {"forMs": 10_000_000}}]}
+    anybody = Browser(await start(members, kept, now_ms=clock), session)
+    (app,) = start.apps  # type: ignore[attr-defined]
+    await app.history_sweeper.sweep()
+    for n in range(3):
+        await push_each(anybody, clock, f"notes/old{n}", 3)
+    clock.now_ms += 10_000_001
+    for n in range(20):
+        await push_each(anybody, clock, f"notes/new{n}", 2)
+    read: list[str] = []
+    source: Any = kept if kept.time_index is None else kept.time_index
+    name = "walk" if kept.time_index is None else "written_before"
+    original = getattr(source, name)
+
+    async def counted(*args: Any, **names: Any) -> AsyncIterator[ListEntry]:
+        async for listed in original(*args, **names):
+            read.append(listed.key)
+            yield listed
+
+    monkeypatch.setattr(source, name, counted)
+    pruned: list[str] = []
+    prune = app.history_sweeper._history.prune
+
+    async def noted(key: str, limits: Any) -> int:
+        pruned.append(key)
+        count: int = await prune(key, limits)
+        return count
+
+    monkeypatch.setattr(app.history_sweeper._history, "prune", noted)
+    costs = []
+    for _ in range(15):
+        before = len(read)
+        await app.history_sweeper.sweep()
+        costs.append(len(read) - before)
+    assert sorted(set(pruned)) == ["notes/old0", "notes/old1", "notes/old2"]
+    if kept.time_index is None:
+        assert max(costs) == 7
+        assert costs[-1] == 0, "it has listed everything, and rests"
+    else:
+        assert costs[0] == 9
+        assert sum(costs[1:]) == 0
+
+
 async def test_a_version_goes_when_its_time_is_over(
     start: Start, session: aiohttp.ClientSession, kept: Store, clock: FakeClock
 ) -> None:
@@ -116,6 +169,7 @@ async def test_a_version_goes_when_its_time_is_over(
     clock.now_ms += 2
     assert [each["hash"] for each in await versions(anybody)] == hashes[2:]
     assert await versions(anybody, "notes/b") == []
+    clock.now_ms += background.RELIST_HISTORY_MS
     await app.history_sweeper.sweep()
     assert await app.history_sweeper.sweep() == 0
     assert await entries_of(kept, "notes/b") == []

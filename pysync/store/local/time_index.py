@@ -34,10 +34,12 @@ class LocalTimeIndex:
         if missing:
             await self._writer.submit(_create_indexes, missing)
 
-    async def written_before(self, shape: KeyShape, before_ms: int) -> AsyncIterator[ListEntry]:
+    async def written_before(
+        self, shape: KeyShape, before_ms: int, after_ms: int = 0
+    ) -> AsyncIterator[ListEntry]:
         """See `TimeIndex.written_before`."""
         page = _OLDEST.format(index=_name(shape), condition=_condition(shape))
-        last = -1, -1
+        last = after_ms, -1
         while rows := self._reader.rows(page, before_ms, *last):
             for modified_ms, _, parent, name, etag in rows:
                 yield ListEntry(f"{parent}/{name}" if parent else name, etag, modified_ms)

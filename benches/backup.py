@@ -24,7 +24,7 @@ from pysync.backup.checking import BackupVerifier
 from pysync.backup.making import BackupMaker
 from pysync.backup.repository import Repository
 from pysync.backup.restoring import Restorer
-from pysync.backup.source import open_image
+from pysync.backup.source import open_snapshot_source
 from pysync.backup.target import FolderTarget
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig
@@ -84,7 +84,7 @@ class Stopwatch:
 async def make(folder: Path, target: FolderTarget) -> tuple[Took, int]:
     """Make a backup: what it took, and the bytes that it wrote."""
     watch = Stopwatch()
-    source = await open_image(StoreConfig(url=f"file:{folder}"), wall_clock_ms)
+    source = await open_snapshot_source(StoreConfig(url=f"file:{folder}"), wall_clock_ms)
     maker = BackupMaker(source, await Repository.open(target, create=True), wall_clock_ms, fail)
     await maker.make()
     await maker.close()
@@ -122,7 +122,7 @@ def copy(folder: Path, to: Path, size: int) -> Took:
 async def changed_bytes(folder: Path, root: Path, rounds: int, objects: int) -> float:
     """Bytes written per changed byte, of a follower, with files that no compression makes smaller."""
     store = await LocalStore.open_folder(folder)
-    source = await open_image(StoreConfig(url=f"file:{folder}"), wall_clock_ms)
+    source = await open_snapshot_source(StoreConfig(url=f"file:{folder}"), wall_clock_ms)
     repository = await Repository.open(FolderTarget(root), create=True)
     maker = BackupMaker(source, repository, wall_clock_ms, fail)
     await maker.make()
@@ -145,10 +145,10 @@ def main() -> None:
     documents, files, rounds = (500, 2, 1) if options.quick else (5_000, 20, 5)
     print(f"{machine()}\n")
     with TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as place:
-        asyncio.run(images(Path(place), documents, files, rounds))
+        asyncio.run(snapshots(Path(place), documents, files, rounds))
 
 
-async def images(root: Path, documents: int, files: int, rounds: int) -> None:
+async def snapshots(root: Path, documents: int, files: int, rounds: int) -> None:
     folder = root / "data"
     await fill(folder, documents, files)
     took: dict[str, list[Took]] = {}

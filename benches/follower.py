@@ -1,4 +1,4 @@
-"""What a continuous backup takes from pushes, and how old its newest image is.
+"""What a continuous backup takes from pushes, and how old its newest snapshot is.
 
     python -m benches.follower [--quick]
 

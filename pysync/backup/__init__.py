@@ -1,4 +1,4 @@
-"""Backups of a store: consistent images in a folder or a bucket, which share what they have in common.
+"""Backups of a store: consistent snapshots in a folder or a bucket, which share what they have in common.
 
 See docs/explanation/backup.md.
 """

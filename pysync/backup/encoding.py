@@ -1,4 +1,4 @@
-"""The objects of an image, the pages that list them, and the compression of what a backup holds."""
+"""The objects of a snapshot, the pages that list them, and the compression of what a backup holds."""
 
 import os
 import re
@@ -54,7 +54,7 @@ position in a list of names."""
 
 
 class BackupEntry(NamedTuple):
-    """An object of an image. A document has a body, a file may have many `parts`; both have the SHA-256 of
+    """An object of a snapshot. A document has a body, a file may have many `parts`; both have the SHA-256 of
     all their bytes. An entry with an empty `etag` says that the object was removed."""
 
     key: str

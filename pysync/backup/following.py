@@ -18,7 +18,7 @@ import orjson
 from pysync.backup.making import BackupMaker
 from pysync.backup.opening import open_backup
 from pysync.backup.repository import time_of
-from pysync.backup.source import open_image
+from pysync.backup.source import open_snapshot_source
 from pysync.clock import wall_clock_ms
 from pysync.concurrency import closing
 from pysync.config import StoreConfig
@@ -31,8 +31,8 @@ MAX_RETRY_S: Final = 30.0
 """Pauses after errors: each twice as long as the one before."""
 TRIM_EVERY_S: Final = 60.0
 KEEP_ALL_MS: Final = 600_000
-"""Age up to which every image of a follower is kept; up to `KEEP_MINUTES_MS` it is one a minute, then one an
-hour, until `prune` removes more."""
+"""Age up to which every snapshot of a follower is kept; up to `KEEP_MINUTES_MS` it is one a minute, then one
+an hour, until `prune` removes more."""
 KEEP_MINUTES_MS: Final = 86_400_000
 NICENESS: Final = 10
 """A tenth of the processor's time beside a busy server, on one core. Linux derives the priority of reads and
@@ -40,7 +40,7 @@ writes from it."""
 
 
 class FollowerSettings(NamedTuple):
-    """The store, the URL of the backup, the file of its key, and the milliseconds from one image to the
+    """The store, the URL of the backup, the file of its key, and the milliseconds from one snapshot to the
     next."""
 
     store: StoreConfig
@@ -71,7 +71,7 @@ class FollowStatus(NamedTuple):
 
 
 class BackupFollower:
-    """Makes images of a store until it is cancelled. `on_status` is called after each round."""
+    """Makes snapshots of a store until it is cancelled. `on_status` is called after each round."""
 
     def __init__(
         self,
@@ -103,11 +103,11 @@ class BackupFollower:
             await self._sleep(pause_s)
 
     async def _follow(self) -> None:
-        """Make images until something fails."""
+        """Make snapshots until something fails."""
         settings = self._settings
         async with (
             open_backup(settings.to, settings.key_file, create=True) as repository,
-            closing(open_image(settings.store, self._now_ms)) as source,
+            closing(open_snapshot_source(settings.store, self._now_ms)) as source,
         ):
             maker = BackupMaker(source, repository, self._now_ms, _log_problem, settings.store.url)
             trimmed_s = time.monotonic()
@@ -136,7 +136,7 @@ class BackupFollower:
                 await maker.close()
 
     async def _thin(self, delete: Callable[[str], Awaitable[None]]) -> None:
-        """Remove images of this follower that are close to later ones."""
+        """Remove snapshots of this follower that are close to later ones."""
         kept = thinned(self._made, self._moment_ms)
         for name in sorted({*self._made} - {*kept}):
             await delete(name)

@@ -23,7 +23,7 @@ from pysync.backup.repository import (
     time_of,
 )
 from pysync.backup.runs import SortedRun, runs_to_merge
-from pysync.backup.source import EXCLUDED, FileParts, ImageSource, PositionLost
+from pysync.backup.source import EXCLUDED, FileParts, PositionLost, SnapshotSource
 from pysync.errors import StoreUnavailable
 from pysync.migrate.reading import Unreadable
 from pysync.store.local.capture import CapturedRow
@@ -56,7 +56,7 @@ class BackupMaker:
 
     def __init__(
         self,
-        source: ImageSource,
+        source: SnapshotSource,
         repository: Repository,
         now_ms: Callable[[], int],
         on_problem: Callable[[str, str], None],
@@ -304,7 +304,7 @@ class BackupMaker:
             self._merging = None
 
     async def _merge_in_background(self) -> None:
-        """Begin to merge unless a merge is under way, so that the next image need not wait for it."""
+        """Begin to merge unless a merge is under way, so that the next snapshot need not wait for it."""
         if self._merging is not None and self._merging.done():
             self._merging.result()
             self._merging = None

@@ -1,8 +1,8 @@
-"""Removes old images, and in a second step the files that no image refers to any more.
+"""Removes old snapshots, and in a second step the files that no snapshot refers to any more.
 
-A backup that runs meanwhile may refer to a file that no finished image names. So `prune` first only notes
+A backup that runs meanwhile may refer to a file that no finished snapshot names. So `prune` first only notes
 which files are unreferenced, below `expired/`. A later one deletes those that still are, a day after the
-note. A backup reads the notes before it writes an image, and does not refer to a file that is named there.
+note. A backup reads the notes before it writes a snapshot, and does not refer to a file that is named there.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +19,8 @@ _CONCURRENT_DELETES: Final = 16
 
 
 class KeepRules(NamedTuple):
-    """The images that are kept: the newest ones, and the newest one of each of the last hours, days, weeks,
-    months and years that have any."""
+    """The snapshots that are kept: the newest ones, and the newest one of each of the last hours, days,
+    weeks, months and years that have any."""
 
     last: int = 0
     hourly: int = 0
@@ -32,7 +32,7 @@ class KeepRules(NamedTuple):
 
 @dataclass(slots=True)
 class PruneReport:
-    """The number of images kept and removed, of files deleted, and of files that a later `prune` may
+    """The number of snapshots kept and removed, of files deleted, and of files that a later `prune` may
     delete."""
 
     kept: int = 0
@@ -64,8 +64,8 @@ _PERIODS: Final[tuple[Callable[[datetime, int], object], ...]] = (
 
 
 async def prune(repository: Repository, rules: KeepRules, now_ms: int) -> PruneReport:
-    """Remove the images that `rules` do not keep. Backups may run meanwhile. Raises BackupDamaged, before
-    anything is removed, if it cannot be read what an image refers to; StoreUnavailable."""
+    """Remove the snapshots that `rules` do not keep. Backups may run meanwhile. Raises BackupDamaged, before
+    anything is removed, if it cannot be read what a snapshot refers to; StoreUnavailable."""
     report = PruneReport()
     await repository.target.delete_leftovers()
     snapshots = await repository.find_snapshots(await repository.snapshot_names())

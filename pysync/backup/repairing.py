@@ -61,7 +61,7 @@ class Repairer:
                 self._on_outcome(key, None)
 
     async def _find(self, keys: set[str]) -> dict[str, list[BackupEntry]]:
-        """Return the versions of these keys that all images have, as far as they can be read."""
+        """Return the versions of these keys that all snapshots have, as far as they can be read."""
         found: dict[str, list[BackupEntry]] = defaultdict(list)
         pages: dict[str, None] = {}
         for name in reversed(await self._repository.snapshot_names()) if keys else ():

@@ -1,4 +1,4 @@
-"""The images in a backup, and how they share what they have in common.
+"""The snapshots in a backup, and how they share what they have in common.
 
 A snapshot is a list of runs, oldest first. A run is a sorted list of entries in pages; an entry of a later
 run replaces that of the same key in an earlier one. A backup adds a run with what has changed. Runs are
@@ -51,7 +51,7 @@ class BackupDamaged(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One image of a store. It is of the moment `taken_ms`, at which `change` was the newest id of the change
+    """Everything in a store as of the moment `taken_ms`, at which `change` was the newest id of the change
     log (`""` if unknown). One that is not complete only says what an interrupted backup has stored
     already."""
 
@@ -236,7 +236,7 @@ class Repository:
         return await self._read(name, lambda stored: Snapshot.decode(name, self._open_text(stored)))
 
     async def find_snapshot(self, name: str) -> Snapshot | None:
-        """Return the snapshot of this name; None if it is gone: a follower thins its images."""
+        """Return the snapshot of this name; None if it is gone: a follower thins its snapshots."""
         try:
             return await self.read_snapshot(name)
         except BackupDamaged:
@@ -262,7 +262,7 @@ class Repository:
         return None
 
     async def entries(self, snapshot: Snapshot) -> Iterator[BackupEntry]:
-        """Return the entries of an image, sorted."""
+        """Return the entries of a snapshot, sorted."""
 
         def open_page(stored: bytes) -> tuple[PageFacts, bytes]:
             return PageFacts.of(decode_page(self._open_text(stored))), self._open_metadata(stored)

@@ -1,4 +1,4 @@
-"""Reads an image back into an empty store."""
+"""Reads a snapshot back into an empty store."""
 
 import asyncio
 import hashlib
@@ -112,10 +112,11 @@ class RestoreClock:
 
 
 class Restorer:
-    """Writes an image into `store`, which must be empty. `on_problem` is called with each key that the backup
-    does not have, because it is damaged, or that was written meanwhile, and the reason. With `clock`, which
-    is that of the store, objects keep the times at which they were written. In the end the change log of the
-    store, or else `change_log`, begins anew, so that all who followed the old store pull everything again."""
+    """Writes a snapshot into `store`, which must be empty. `on_problem` is called with each key that the
+    backup does not have, because it is damaged, or that was written meanwhile, and the reason. With `clock`,
+    which is that of the store, objects keep the times at which they were written. In the end the change log
+    of the store, or else `change_log`, begins anew, so that all who followed the old store pull everything
+    again."""
 
     def __init__(
         self,
@@ -218,15 +219,15 @@ async def find_snapshot_at(
         if is_candidate and time_in(name) <= limit:
             newest = found
     if newest is None:
-        raise ValueError("the backup has no image of that time or before it")
+        raise ValueError("the backup has no snapshot of that time or before it")
     if isinstance(newest, BackupDamaged):
         raise BackupDamaged(f"{newest}: choose an earlier snapshot with --at, see `pysync backup list`")
     return newest
 
 
 def check_restore_target(url: str) -> None:
-    """Raise ValueError if no image can be restored into the store at `url`: one in memory, or the folder of a
-    backup, which would become a store."""
+    """Raise ValueError if no snapshot can be restored into the store at `url`: one in memory, or the folder
+    of a backup, which would become a store."""
     kind, _, folder = url.partition(":")
     if kind == "memory":
         raise ValueError(

@@ -1,7 +1,7 @@
 """What a backup reads: the objects of a store, and what changes of them, as of one moment.
 
 A folder is read as of one moment, and tells what was written since the last one. Any other store can only be
-listed. `FolderImage` and `ListedImage` give both the same form.
+listed. `FolderSnapshotSource` and `ListedSnapshotSource` give both the same form.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class FileParts(Protocol):
         """Release the file."""
 
 
-class ImageSource(Protocol):
+class SnapshotSource(Protocol):
     """A store that is backed up."""
 
     async def follow(self) -> None:
@@ -77,7 +77,7 @@ class PositionLost(Exception):
     """It is not known any more what was written since the last moment. List everything."""
 
 
-async def open_image(config: StoreConfig, now_ms: Callable[[], int]) -> ImageSource:
+async def open_snapshot_source(config: StoreConfig, now_ms: Callable[[], int]) -> SnapshotSource:
     """Open the store that is to be backed up. Raises ValueError if there is none or a restore into it has not
     ended, and StoreUnavailable."""
     kind, _, folder = config.url.partition(":")
@@ -91,13 +91,13 @@ async def open_image(config: StoreConfig, now_ms: Callable[[], int]) -> ImageSou
         except BaseException:
             capture.close()
             raise
-        return FolderImage(capture)
+        return FolderSnapshotSource(capture)
     if kind == "memory":
         raise ValueError("a memory: store exists only inside its server")
-    return ListedImage(await open_store(config))
+    return ListedSnapshotSource(await open_store(config))
 
 
-class FolderImage:
+class FolderSnapshotSource:
     """A store in a folder. Between `changes` and its end the files that it names are held open."""
 
     def __init__(self, capture: FolderCapture) -> None:
@@ -105,24 +105,24 @@ class FolderImage:
         self.change = ""
 
     async def follow(self) -> None:
-        """See `ImageSource.follow`."""
+        """See `SnapshotSource.follow`."""
         await asyncio.to_thread(self._capture.follow)
 
     async def list_pages(self) -> AsyncIterator[list[tuple[str, str]]]:
-        """See `ImageSource.list_pages`."""
+        """See `SnapshotSource.list_pages`."""
         after = ""
         while page := await asyncio.to_thread(self._capture.list_page, after):
             yield page
             after = page[-1][0]
 
     async def load(self, keys: Sequence[str]) -> Rows:
-        """See `ImageSource.load`."""
+        """See `SnapshotSource.load`."""
         await asyncio.to_thread(self._capture.load, keys)
         while batch := await asyncio.to_thread(self._capture.next_batch):
             yield batch
 
     async def changes(self, *, exclusive: bool, also: Sequence[str] = ()) -> Rows:
-        """See `ImageSource.changes`."""
+        """See `SnapshotSource.changes`."""
         is_done = False
         try:
             if not await asyncio.to_thread(self._begin, exclusive):
@@ -143,16 +143,16 @@ class FolderImage:
         return True
 
     async def trim(self) -> bool:
-        """See `ImageSource.trim`."""
+        """See `SnapshotSource.trim`."""
         return await asyncio.to_thread(self._capture.trim)
 
     async def open(self, row: CapturedRow) -> "FileParts | None":
-        """See `ImageSource.open`."""
+        """See `SnapshotSource.open`."""
         fd = await asyncio.to_thread(self._capture.open_file, row.key)
         return None if fd is None else _LocalFile(fd)
 
     async def close(self) -> None:
-        """See `ImageSource.close`."""
+        """See `SnapshotSource.close`."""
         await asyncio.to_thread(self._capture.close)
 
 
@@ -173,9 +173,9 @@ class _LocalFile:
         os.close(self._fd)
 
 
-class ListedImage:
-    """A store that can only be listed. Its image has everything that was written before the moment, and may
-    have some of what is written while it is made. A log is as of one moment, because its objects never
+class ListedSnapshotSource:
+    """A store that can only be listed. Its snapshot has everything that was written before the moment, and
+    may have some of what is written while it is made. A log is as of one moment, because its objects never
     change: those that a head names are read after it."""
 
     def __init__(self, store: Store) -> None:
@@ -185,18 +185,18 @@ class ListedImage:
         self.change = ""
 
     async def follow(self) -> None:
-        """See `ImageSource.follow`."""
+        """See `SnapshotSource.follow`."""
         self._etags = {}
 
     async def list_pages(self) -> AsyncIterator[list[tuple[str, str]]]:
-        """See `ImageSource.list_pages`."""
+        """See `SnapshotSource.list_pages`."""
         listed = sorted(await self._list(), key=lambda pair: _core.split_key(pair[0]))
         self._etags = dict(listed)
         for at in range(0, len(listed), _PAGE):
             yield listed[at : at + _PAGE]
 
     async def load(self, keys: Sequence[str]) -> Rows:
-        """See `ImageSource.load`."""
+        """See `SnapshotSource.load`."""
         for at in range(0, len(keys), _PAGE):
             found = await gather_bounded(_CONCURRENT_READS, keys[at : at + _PAGE], self._load)
             rows = [row for row in found if row is not None]
@@ -207,7 +207,7 @@ class ListedImage:
                         yield [part]
 
     async def changes(self, *, exclusive: bool, also: Sequence[str] = ()) -> Rows:
-        """See `ImageSource.changes`."""
+        """See `SnapshotSource.changes`."""
         before, self._etags = self._etags, dict(await self._list())
         gone = before.keys() - self._etags.keys()
         yield [CapturedRow(key, None, "", 0, None, 0, None) for key in sorted(gone)]
@@ -216,15 +216,15 @@ class ListedImage:
             yield batch
 
     async def open(self, row: CapturedRow) -> FileParts | None:
-        """See `ImageSource.open`."""
+        """See `SnapshotSource.open`."""
         return _StoredFile(self._reader, row.key)
 
     async def trim(self) -> bool:
-        """See `ImageSource.trim`."""
+        """See `SnapshotSource.trim`."""
         return True
 
     async def close(self) -> None:
-        """See `ImageSource.close`."""
+        """See `SnapshotSource.close`."""
         await self._store.close()
 
     async def _list(self) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
     format.json           the format of the backup, and who can read it
     packs/XX/<sha256>     the bytes of many objects together
     pages/XX/<sha256>     lists of objects, sorted by key
-    snapshots/<time>-<sha256>    one image of the store each, written last
+    snapshots/<time>-<sha256>    one snapshot of the store each, written last
     expired/<time>-<sha256>      what the next `prune` may delete
 
 The name of a file is the SHA-256 of its bytes, so that each can be verified by itself.

@@ -23,7 +23,7 @@ from pysync.backup.pruning import KeepRules
 from pysync.backup.pruning import prune as run_prune
 from pysync.backup.repository import BackupDamaged, iso_time
 from pysync.backup.restoring import RestoreClock, Restorer, check_restore_target, find_snapshot_at, parse_time
-from pysync.backup.source import open_image
+from pysync.backup.source import open_snapshot_source
 from pysync.cli.admin import check_store, load_config
 from pysync.cli.io import print_lines
 from pysync.clock import wall_clock_ms
@@ -50,7 +50,7 @@ async def make(options: argparse.Namespace) -> int:
         return 0
     async with (
         open_backup(options.to, options.key, create=True) as repository,
-        closing(open_image(settings.store, wall_clock_ms)) as source,
+        closing(open_snapshot_source(settings.store, wall_clock_ms)) as source,
     ):
         maker = BackupMaker(source, repository, wall_clock_ms, _print_problem, settings.store.url)
         try:
@@ -89,7 +89,7 @@ async def verify(options: argparse.Namespace) -> int:
 
 
 async def prune(options: argparse.Namespace) -> None:
-    """Run `pysync backup prune`: remove images, and print how many files went."""
+    """Run `pysync backup prune`: remove snapshots, and print how many files went."""
     rules = KeepRules(*(getattr(options, f"keep_{name}") for name in KeepRules._fields))
     for name, count in rules._asdict().items():
         if count < 0:
@@ -132,7 +132,7 @@ def keygen(options: argparse.Namespace) -> None:
 
 
 def _print_status(status: FollowStatus) -> None:
-    """Print a line about each image of a follower. It logs errors itself."""
+    """Print a line about each snapshot of a follower. It logs errors itself."""
     if status.objects:
         counts = {"objects": status.objects, "bytesWritten": status.bytes_written}
         print_lines({"time": iso_time(status.moment_ms), **counts})

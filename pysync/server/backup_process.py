@@ -1,5 +1,5 @@
 """The backup that a service makes of its own store: a process of its own, in one of all processes of the
-service. The event loop only reads a line about each image, so a slow backup holds up no request."""
+service. The event loop only reads a line about each snapshot, so a slow backup holds up no request."""
 
 import asyncio
 import logging
@@ -52,7 +52,7 @@ async def repair_from(config: BackupConfig, store: Store, damages: Sequence[Dama
 
 class BackupProcess:
     """Runs the follower while this process holds the lease, and reports what it says: `gauges` has the lag
-    and the time of the newest image, `count` adds failures and bytes."""
+    and the time of the newest snapshot, `count` adds failures and bytes."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class BackupProcess:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """End the process. The next one continues the image that it was making."""
+        """End the process. The next one continues the snapshot that it was making."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

@@ -29,7 +29,7 @@ from pysync.backup.repository import (
     time_text,
 )
 from pysync.backup.restoring import Restorer, find_snapshot_at
-from pysync.backup.source import ListedImage
+from pysync.backup.source import ListedSnapshotSource
 from pysync.migrate import Damage
 from pysync.store import RESTORE_KEY
 from pysync.store.memory import MemoryStore
@@ -49,7 +49,7 @@ async def made(key: BackupKey | None = None) -> tuple[MemoryStore, MemoryTarget]
         await store.put("notes/later", document(b'{"text":%b}' % text))
         clock.now_ms += 1000
         repository = await Repository.open(target, key, create=True)
-        async with maker_of(ListedImage(store), target, clock, repository=repository) as maker:
+        async with maker_of(ListedSnapshotSource(store), target, clock, repository=repository) as maker:
             await maker.make()
     repository = await Repository.open(target, key)
     await repository.put_pack(compress(b"of a killed backup"))
@@ -86,7 +86,9 @@ async def repaired(repository: Repository) -> None:
 async def backed_up(repository: Repository) -> None:
     store = MemoryStore()
     await fill(store, 5)
-    async with maker_of(ListedImage(store), repository.target, told=[], repository=repository) as maker:
+    async with maker_of(
+        ListedSnapshotSource(store), repository.target, told=[], repository=repository
+    ) as maker:
         await maker.make()
 
 
@@ -232,7 +234,7 @@ async def test_a_backup_continues_from_the_newest_snapshot_that_is_not_damaged()
     newest = max(name for name in target.files if name.startswith(SNAPSHOTS))
     target.files[newest] = b"damaged"
     told: list[tuple[str, str]] = []
-    async with maker_of(ListedImage(store), target, FakeClock(LATER), told) as maker:
+    async with maker_of(ListedSnapshotSource(store), target, FakeClock(LATER), told) as maker:
         await maker.make()
     assert told == [("", f"{newest} is damaged")]
     assert maker.report.objects == 1, "what the damaged snapshot had changed"
@@ -293,7 +295,7 @@ async def test_a_forged_key_of_a_restore_is_not_restored() -> None:
     """Otherwise it would end the restore of a store that is not whole."""
     source, target = MemoryStore(), MemoryTarget()
     await source.put("notes/a", document(b"{}"))
-    await back_up(ListedImage(source), target)
+    await back_up(ListedSnapshotSource(source), target)
     (path,) = [name for name in target.files if name.startswith(SNAPSHOTS)]
     snapshot = orjson.loads(decompress_text(target.files[path]))
     page = path_of(PAGES, snapshot["runs"][0]["pages"][0])

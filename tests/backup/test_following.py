@@ -126,7 +126,7 @@ async def test_what_was_read_is_forgotten_in_small_transactions(
     follower.close()
 
 
-def test_images_of_a_follower_become_fewer_with_their_age() -> None:
+def test_snapshots_of_a_follower_become_fewer_with_their_age() -> None:
     now_ms = 1_700_000_000_000
     names = [f"snapshots/{time_text(now_ms - 30_000 * n)}-{0:064x}" for n in range(10_000)][::-1]
     kept = thinned(names, now_ms)

@@ -16,7 +16,7 @@ from support.store_samples import contents, fill
 
 from pysync.backup.repository import Repository
 from pysync.backup.restoring import Restorer
-from pysync.backup.source import ListedImage
+from pysync.backup.source import ListedSnapshotSource
 from pysync.backup.target import FolderTarget
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
@@ -43,7 +43,7 @@ async def source(tmp_path: Path) -> MemoryStore:
     """A store whose backup, in the folder `backup`, is restored in part into the folder `data`."""
     store, target = MemoryStore(), FolderTarget(tmp_path / "backup")
     await fill(store, 200)
-    await back_up(ListedImage(store), target)
+    await back_up(ListedSnapshotSource(store), target)
     half = await LocalStore.open_folder(tmp_path / "data")
     await begin_restore(await Repository.open(target), half)
     await half.close()
@@ -103,7 +103,7 @@ async def test_a_bucket_is_not_opened_either(name: str, request: pytest.FixtureR
     server: S3Server = request.getfixturevalue(name)
     store, target = MemoryStore(), MemoryTarget()
     await fill(store, 60)
-    await back_up(ListedImage(store), target)
+    await back_up(ListedSnapshotSource(store), target)
     repository = await Repository.open(target)
     config: StoreConfig = server.store(new_prefix())
     half = await open_store(config)

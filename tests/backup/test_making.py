@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.backups import MemoryTarget, back_up, image_of, maker_of, restored
+from support.backups import MemoryTarget, back_up, maker_of, restored, source_of
 from support.bit_rot import rot
 from support.store_samples import contents, document, fill
 
@@ -17,7 +17,7 @@ from pysync.backup import making, packing
 from pysync.backup.checking import BackupVerifier
 from pysync.backup.making import BackupMaker
 from pysync.backup.repository import Repository, time_of
-from pysync.backup.source import FolderImage, ImageSource
+from pysync.backup.source import FolderSnapshotSource, SnapshotSource
 from pysync.errors import StoreUnavailable
 from pysync.migrate.reading import SCRUB_KEY
 from pysync.store import Store
@@ -31,7 +31,7 @@ class Backed(NamedTuple):
     """A store and the source that reads it."""
 
     store: Store
-    source: ImageSource
+    source: SnapshotSource
     folder: Path
 
 
@@ -39,16 +39,16 @@ class Backed(NamedTuple):
 async def backed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backed]:
     if request.param == "listed":
         store: Store = MemoryStore()
-        source = image_of(store)
+        source = source_of(store)
     else:
         store = await LocalStore.open_folder(tmp_path / "data")
-        source = image_of(store, tmp_path / "data")
+        source = source_of(store, tmp_path / "data")
     yield Backed(store, source, tmp_path / "data")
     await source.close()
     await store.close()
 
 
-async def test_an_image_has_everything_and_restores_to_the_same(backed: Backed) -> None:
+async def test_an_snapshot_has_everything_and_restores_to_the_same(backed: Backed) -> None:
     await fill(backed.store)
     await backed.store.put("_pysync/projections/p", b'{"after":"1"}')
     await backed.store.put(SCRUB_KEY, b"{}")
@@ -127,7 +127,7 @@ async def test_what_is_compressed_already_is_not_compressed_again(backed: Backed
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-async def test_an_image_is_of_one_moment_while_writes_go_on(tmp_path: Path, seed: int) -> None:
+async def test_an_snapshot_is_of_one_moment_while_writes_go_on(tmp_path: Path, seed: int) -> None:
     """Each round writes documents and files one after another: at each moment they differ by one at most."""
     keys = ["a/first", "files/second", "b", "files/deep/third", "a/last"]
     store = await LocalStore.open_folder(tmp_path / "data")
@@ -153,7 +153,7 @@ async def test_an_image_is_of_one_moment_while_writes_go_on(tmp_path: Path, seed
         assert numbers[0] - numbers[-1] <= 1, "one is older than the moment"
 
     writing = asyncio.ensure_future(write())
-    source = image_of(store, tmp_path / "data")
+    source = source_of(store, tmp_path / "data")
     try:
         async with maker_of(source, target) as maker:
             for _ in range(4):
@@ -219,8 +219,8 @@ async def test_two_backups_at_once_are_both_whole(backed: Backed) -> None:
     await fill(backed.store, 500)
     target = MemoryTarget()
     await (await Repository.open(target, create=True)).newest()
-    folder = backed.folder if isinstance(backed.source, FolderImage) else None
-    other = image_of(backed.store, folder)
+    folder = backed.folder if isinstance(backed.source, FolderSnapshotSource) else None
+    other = source_of(backed.store, folder)
     await asyncio.gather(back_up(backed.source, target), back_up(other, target))
     if folder is not None:
         await other.close()
@@ -229,7 +229,7 @@ async def test_two_backups_at_once_are_both_whole(backed: Backed) -> None:
         assert await restored(target, await repository.read_snapshot(name)) == await contents(backed.store)
 
 
-async def test_images_are_in_the_order_in_which_they_were_made_though_the_clock_steps(
+async def test_snapshots_are_in_the_order_in_which_they_were_made_though_the_clock_steps(
     backed: Backed,
 ) -> None:
     clock, target = FakeClock(), MemoryTarget()
@@ -261,7 +261,7 @@ class TestFolders:
         everything = await contents(store)
         (tmp_path / "data/files/files/b/c").unlink()
         rot(tmp_path / "data/files/files/a.parquet", 500)
-        source, told, target = image_of(store, tmp_path / "data"), list[tuple[str, str]](), MemoryTarget()
+        source, told, target = source_of(store, tmp_path / "data"), list[tuple[str, str]](), MemoryTarget()
         async with maker_of(source, target, told=told) as maker:
             await maker.make()
             assert maker.report.unreadable == 2
@@ -278,7 +278,7 @@ class TestFolders:
                 name for (name,) in store._read("SELECT name FROM sqlite_master WHERE name LIKE 'touched%'")
             ]
 
-        one, other = (image_of(store, tmp_path / "data") for _ in range(2))
+        one, other = (source_of(store, tmp_path / "data") for _ in range(2))
         assert triggers() == []
         await back_up(one, MemoryTarget())
         await back_up(other, MemoryTarget())
@@ -299,7 +299,7 @@ class TestFolders:
         for usual, small in ring:
             statements = [sql.replace(usual, small) for sql in statements]
         monkeypatch.setattr(create, statements)
-        source, target = image_of(store, tmp_path / "data"), MemoryTarget()
+        source, target = source_of(store, tmp_path / "data"), MemoryTarget()
         async with maker_of(source, target) as maker:
             for n in range(60):
                 await store.put(f"n/{n}", document(b"{}"))
@@ -315,11 +315,11 @@ STEPS = st.lists(st.tuples(NAMES, st.sampled_from(["put", "delete", "backup"])),
 
 
 @given(steps=STEPS)
-async def test_each_image_has_what_was_stored_when_it_was_made(
+async def test_each_snapshot_has_what_was_stored_when_it_was_made(
     steps: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     store, target = MemoryStore(), MemoryTarget()
-    source = image_of(store)
+    source = source_of(store)
     held = []
     async with maker_of(source, target) as maker:
         for n, (key, step) in enumerate(steps):

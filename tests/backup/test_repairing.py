@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.append_log_nodes import keys_below
-from support.backups import MemoryTarget, back_up, image_of
+from support.backups import MemoryTarget, back_up, source_of
 from support.bit_rot import damages, rot
 from support.cli_runner import Shell
 from support.store_samples import REVOCATIONS, contents, document, fill, flipped
@@ -42,8 +42,8 @@ async def store(tmp_path: Path) -> AsyncIterator[LocalStore]:
 
 @pytest.fixture
 async def target(store: LocalStore, tmp_path: Path) -> MemoryTarget:
-    """A backup of the store, in the second of two images."""
-    target, source = MemoryTarget(), image_of(store, tmp_path / "data")
+    """A backup of the store, in the second of two snapshots."""
+    target, source = MemoryTarget(), source_of(store, tmp_path / "data")
     await back_up(source, target)
     await store.put("notes/a", document(b'{"text":"newer"}'))
     await back_up(source, target)
@@ -112,7 +112,7 @@ async def test_what_the_backup_has_no_such_version_of_is_named(
 
 async def test_what_was_damaged_before_the_backup_is_named(store: LocalStore, tmp_path: Path) -> None:
     decay(tmp_path, "top")
-    target, source = MemoryTarget(), image_of(store, tmp_path / "data")
+    target, source = MemoryTarget(), source_of(store, tmp_path / "data")
     await back_up(source, target)
     await source.close()
     told = await repair(store, target)
@@ -145,7 +145,7 @@ async def test_the_scrub_of_a_service_repairs_from_its_backup(
     store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = await contents(store)
-    source = image_of(store, tmp_path / "data")
+    source = source_of(store, tmp_path / "data")
     await back_up(source, FolderTarget(tmp_path / "backup"))
     await source.close()
     decay(tmp_path, "top")

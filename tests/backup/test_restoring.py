@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from components import S3Server
-from support.backups import MemoryTarget, back_up, image_of, maker_of, restored
+from support.backups import MemoryTarget, back_up, maker_of, restored, source_of
 from support.bit_rot import damages
 from support.cli_runner import Shell
 from support.s3_stores import new_prefix, opened
@@ -21,7 +21,7 @@ from pysync.backup.encryption import BackupKey, WrongKey
 from pysync.backup.pruning import GRACE_MS, KeepRules, prune
 from pysync.backup.repository import PAGES, SNAPSHOTS, BackupDamaged, Repository, path_of
 from pysync.backup.restoring import RestoreClock, Restorer, find_snapshot_at, parse_time
-from pysync.backup.source import ListedImage
+from pysync.backup.source import ListedSnapshotSource
 from pysync.backup.target import BackupTarget, BucketTarget, FolderTarget
 from pysync.changelog import Change
 from pysync.coordinator.memory import MemoryCoordinator
@@ -44,9 +44,9 @@ async def filled() -> tuple[MemoryStore, MemoryTarget]:
     """A store with something of everything, and a backup of it."""
     store, target = MemoryStore(), MemoryTarget()
     await fill(store, 200)
-    await back_up(ListedImage(store), target)
+    await back_up(ListedSnapshotSource(store), target)
     await store.put("notes/later", document(b'{"text":"later"}'))
-    await back_up(ListedImage(store), target)
+    await back_up(ListedSnapshotSource(store), target)
     return store, target
 
 
@@ -89,7 +89,7 @@ async def _encrypted(store: MemoryStore, key: BackupKey) -> MemoryTarget:
     target = MemoryTarget()
     repository = await Repository.open(target, key.without_private(), create=True)
     for _ in range(2):
-        async with maker_of(ListedImage(store), target, repository=repository) as maker:
+        async with maker_of(ListedSnapshotSource(store), target, repository=repository) as maker:
             await maker.make()
     return target
 
@@ -167,7 +167,7 @@ async def test_objects_keep_the_times_at_which_they_were_written(
     await source.put("notes/a", document(b"{}"))
     written.now_ms += 1234
     await source.write("files/a", chunks_of(b"bytes"), "text/plain")
-    await back_up(ListedImage(source), target)
+    await back_up(ListedSnapshotSource(source), target)
     if name == "file":
         into: Store = await LocalStore.open_folder(tmp_path / "new", clock)
     elif name == "memory":
@@ -195,7 +195,7 @@ async def test_a_restore_replaces_nothing_that_is_written_meanwhile(key: str) ->
     source, target, into, told = MemoryStore(), MemoryTarget(), MemoryStore(), list[str]()
     await source.put("notes/a", document(b'{"of":"the backup"}'))
     await source.write("files/a", chunks_of(b"of the backup"), "text/plain")
-    await back_up(ListedImage(source), target)
+    await back_up(ListedSnapshotSource(source), target)
     repository = await Repository.open(target)
     snapshot = await repository.newest()
     assert snapshot is not None
@@ -220,7 +220,7 @@ async def test_a_backup_of_a_store_that_is_being_restored_can_be_restored() -> N
     source, target = MemoryStore(), MemoryTarget()
     await source.put("notes/a", document(b"{}"))
     await source.put(RESTORE_KEY, b'{"snapshot":"snapshots/of-another-backup"}')
-    await back_up(ListedImage(source), target)
+    await back_up(ListedSnapshotSource(source), target)
     assert (await restored(target)).keys() == {"notes/a"}
 
 
@@ -242,12 +242,12 @@ async def test_what_a_damaged_backup_lacks_is_named_and_the_rest_restored() -> N
     assert await contents(into) == everything
 
 
-async def test_a_backup_whose_newest_image_is_damaged_is_made_whole() -> None:
+async def test_a_backup_whose_newest_snapshot_is_damaged_is_made_whole() -> None:
     store, target = await filled()
     for name in [name for name in target.files if name.startswith("pages/")]:
         del target.files[name]
     told: list[tuple[str, str]] = []
-    async with maker_of(ListedImage(store), target, told=told) as maker:
+    async with maker_of(ListedSnapshotSource(store), target, told=told) as maker:
         snapshot = await maker.make()
     assert [key for key, _ in told] == [""]
     assert "everything is stored anew" in told[0][1]
@@ -257,7 +257,7 @@ async def test_a_backup_whose_newest_image_is_damaged_is_made_whole() -> None:
 async def test_who_followed_the_old_store_gets_a_reset(tmp_path: Path) -> None:
     store = await LocalStore.open_folder(tmp_path / "data")
     await store.put("a", document(b"{}"), changes=[Change(b"{}")])
-    target, source = MemoryTarget(), image_of(store, tmp_path / "data")
+    target, source = MemoryTarget(), source_of(store, tmp_path / "data")
     await back_up(source, target)
     await source.close()
     known = await store.change_log.last_id()
@@ -290,17 +290,17 @@ async def test_the_change_log_of_a_bucket_begins_anew() -> None:
     assert await log.read(known, 10) is None
 
 
-async def test_times_name_the_newest_image_before_them() -> None:
+async def test_times_name_the_newest_snapshot_before_them() -> None:
     assert parse_time("2026-11-23T12:00:00Z") == parse_time("2026-11-23T12:00:00")
     assert parse_time("2026-11-23T12:00:00+01:00") == parse_time("2026-11-23T11:00:00Z")
     assert parse_time("20261123T120000123Z"[:15]) == parse_time("2026-11-23 12:00")
     with pytest.raises(ValueError, match="write a time as"):
         parse_time("noon")
-    with pytest.raises(ValueError, match="no image"):
+    with pytest.raises(ValueError, match="no snapshot"):
         await find_snapshot_at(await Repository.open(MemoryTarget(), create=True), parse_time("now"), print)
 
 
-async def test_a_verification_reports_no_image_that_is_removed_meanwhile(
+async def test_a_verification_reports_no_snapshot_that_is_removed_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _, target = await filled()
@@ -322,9 +322,9 @@ class TestPruning:
         clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
         for day in range(40):
             await store.put("a", document(b'{"day":%d}' % day))
-            await back_up(ListedImage(store), target, clock)
+            await back_up(ListedSnapshotSource(store), target, clock)
             clock.now_ms += DAY_MS // 2
-            await back_up(ListedImage(store), target, clock)
+            await back_up(ListedSnapshotSource(store), target, clock)
             clock.now_ms += DAY_MS // 2
         repository = await Repository.open(target)
         report = await prune(repository, KeepRules(daily=7, weekly=4), clock())
@@ -332,12 +332,12 @@ class TestPruning:
         assert report.removed == 80 - report.kept
         assert await restored(target) == await contents(store)
 
-    async def test_files_of_removed_images_are_deleted_a_day_later(self) -> None:
+    async def test_files_of_removed_snapshots_are_deleted_a_day_later(self) -> None:
         clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
         for n in range(5):
             await store.write("file", chunks_of(os.urandom(50_000)), "image/png")
             await store.put(f"n/{n}", document(b"{}"))
-            await back_up(ListedImage(store), target, clock)
+            await back_up(ListedSnapshotSource(store), target, clock)
             clock.now_ms += 1
         repository = await Repository.open(target)
         size = sum(map(len, target.files.values()))
@@ -353,11 +353,11 @@ class TestPruning:
         assert (found.damaged, found.unreferenced) == (0, 0)
 
     async def test_a_running_backup_does_not_refer_to_what_a_prune_deletes(self) -> None:
-        """It knows bytes of an image that is removed meanwhile, and finds them in the store again."""
+        """It knows bytes of a snapshot that is removed meanwhile, and finds them in the store again."""
         clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
         content = os.urandom(50_000)
         await store.write("file", chunks_of(content), "image/png")
-        async with maker_of(ListedImage(store), target, clock) as maker:
+        async with maker_of(ListedSnapshotSource(store), target, clock) as maker:
             await maker.make()
             await store.delete("file")
             for n in range(40):
@@ -376,11 +376,11 @@ class TestPruning:
     async def test_a_prune_does_not_delete_what_a_backup_stores_meanwhile(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A document has the bytes that it had in an image that was removed."""
+        """A document has the bytes that it had in a snapshot that was removed."""
         clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
         for text in (b'{"n":1}', b'{"n":2}'):
             await store.put("n", document(text))
-            await back_up(ListedImage(store), target, clock)
+            await back_up(ListedSnapshotSource(store), target, clock)
             clock.now_ms += 1
         repository = await Repository.open(target)
         assert (await prune(repository, KeepRules(last=1), clock())).expired > 0
@@ -392,7 +392,7 @@ class TestPruning:
             if folder == PAGES:
                 monkeypatch.undo()
                 await store.put("n", document(b'{"n":1}'))
-                await back_up(ListedImage(store), target, clock)
+                await back_up(ListedSnapshotSource(store), target, clock)
             return found
 
         monkeypatch.setattr(target, "names", names_before_a_backup)
@@ -400,10 +400,10 @@ class TestPruning:
         assert await restored(target) == await contents(store)
         assert (await verified(target)).damaged == 0
 
-    async def test_a_prune_just_before_an_image_is_written_does_not_hold_up_later_ones(
+    async def test_a_prune_just_before_an_snapshot_is_written_does_not_hold_up_later_ones(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It takes the files of this image for files that nothing refers to."""
+        """It takes the files of this snapshot for files that nothing refers to."""
         clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
         repository = await Repository.open(target, create=True)
         put = target.put
@@ -416,9 +416,9 @@ class TestPruning:
 
         monkeypatch.setattr(target, "put", put_after_prune)
         await store.put("a", document(b'{"n":1}'))
-        await back_up(ListedImage(store), target, clock)
+        await back_up(ListedSnapshotSource(store), target, clock)
         await store.put("b", document(b'{"n":1}'))
-        await back_up(ListedImage(store), target, clock)
+        await back_up(ListedSnapshotSource(store), target, clock)
         assert (await prune(repository, KeepRules(last=1), clock() + GRACE_MS)).kept == 1
         assert await restored(target) == await contents(store)
         assert (await verified(target)).damaged == 0
@@ -460,13 +460,13 @@ class TestTargets:
     ) -> None:
         store, target = MemoryStore(), FolderTarget(tmp_path)
         await fill(store, 3)
-        await back_up(ListedImage(store), target)
+        await back_up(ListedSnapshotSource(store), target)
         old, new = tmp_path / "~tmp/old", tmp_path / "~tmp/new"
         old.write_bytes(b"by a killed process")
         os.utime(old, (0, old.stat().st_mtime - 90_000))
         new.write_bytes(b"by a process that may be running")
         if command == "backup":
-            await back_up(ListedImage(store), target)
+            await back_up(ListedSnapshotSource(store), target)
         else:
             await prune(await Repository.open(target), KeepRules(last=1), 0)
         assert (old.exists(), new.exists()) == (False, True)
@@ -493,10 +493,10 @@ class TestTargets:
         async with opened(server, f"{prefix}/data") as store, opened(server, f"{prefix}/backup") as place:
             await fill(store, 100)
             target = BucketTarget(place)
-            first = await back_up(ListedImage(store), target)
+            first = await back_up(ListedSnapshotSource(store), target)
             await store.put("notes/a", document(b'{"text":"two"}'))
             await store.delete("files/b/c")
-            second = await back_up(ListedImage(store), target)
+            second = await back_up(ListedSnapshotSource(store), target)
             assert second.objects == 2
             assert second.bytes_written < first.bytes_written
             assert await restored(target) == await contents(store)
@@ -521,7 +521,7 @@ async def test_a_head_that_is_newer_than_the_listing_has_its_segments() -> None:
 
     store, target = Late(), MemoryTarget()
     await put_all(store, log_objects(40))
-    await back_up(ListedImage(store), target)
+    await back_up(ListedSnapshotSource(store), target)
     into = MemoryStore()
     repository = await Repository.open(target)
     snapshot = await repository.newest()
@@ -605,7 +605,7 @@ class TestCommands:
             (("prune", "--from", "file:b", "--keep-daily", "-7"), 2, "--keep-daily must not be negative"),
             ((*restore, "--to", "file:b"), 1, "file:b: the backup lies there: name another folder"),
             ((*restore, "--to", "memory:"), 1, "a memory: store ends with this command"),
-            ((*restore, "--to", "file:new", "--at", "2020-01-01"), 1, "no image of that time"),
+            ((*restore, "--to", "file:new", "--at", "2020-01-01"), 1, "no snapshot of that time"),
             ((*restore, "--to", "file:new", "--coordinator", "no"), 1, "coordinator"),
         ):
             got, output, errors = await shell.ask("backup", *arguments)

@@ -1,8 +1,8 @@
 """A drill: clients write while a store is backed up, everything is killed, the folder is deleted, and the
 judge examines what a restore gives back.
 
-Nothing that was acknowledged before the moment of the image may be missing. What was acknowledged later
-counts as a request without an answer: nobody knows whether the image has it.
+Nothing that was acknowledged before the moment of the snapshot may be missing. What was acknowledged later
+counts as a request without an answer: nobody knows whether the snapshot has it.
 """
 
 import asyncio
@@ -68,13 +68,13 @@ async def drill(folder: Path, *, seconds: float, seed: int) -> Verdict:
 
 
 def as_of(operation: Operation, moment_s: float) -> Operation | None:
-    """The operation as it is known of an image of this moment: None if it says nothing about it."""
+    """The operation as it is known of a snapshot of this moment: None if it says nothing about it."""
     if operation.kind not in _KEPT:
         return None
     if operation.end <= moment_s:
         return operation
     if operation.kind not in _WRITES:
-        return None  # it may have read what the image lacks
+        return None  # it may have read what the snapshot lacks
     return replace(operation, status=None, answer=None)
 
 

@@ -8,7 +8,7 @@ from pysync.backup.encryption import BackupKey
 from pysync.backup.making import BackupMaker, BackupReport
 from pysync.backup.repository import Repository, Snapshot
 from pysync.backup.restoring import Restorer
-from pysync.backup.source import FolderImage, ImageSource, ListedImage
+from pysync.backup.source import FolderSnapshotSource, ListedSnapshotSource, SnapshotSource
 from pysync.backup.target import BackupTarget
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
@@ -58,16 +58,16 @@ class MemoryTarget:
             raise StoreUnavailable("the backup is away")
 
 
-def image_of(store: Store, folder: Path | None = None) -> ImageSource:
+def source_of(store: Store, folder: Path | None = None) -> SnapshotSource:
     """The source of a store, which is in `folder` unless it is listed."""
     if folder is None:
-        return ListedImage(store)
-    return FolderImage(FolderCapture(folder, wall_clock_ms))
+        return ListedSnapshotSource(store)
+    return FolderSnapshotSource(FolderCapture(folder, wall_clock_ms))
 
 
 @asynccontextmanager
 async def maker_of(
-    source: ImageSource,
+    source: SnapshotSource,
     target: BackupTarget,
     clock: FakeClock | None = None,
     told: Told | None = None,
@@ -86,7 +86,9 @@ async def maker_of(
         assert told is not None or problems == []
 
 
-async def back_up(source: ImageSource, target: BackupTarget, clock: FakeClock | None = None) -> BackupReport:
+async def back_up(
+    source: SnapshotSource, target: BackupTarget, clock: FakeClock | None = None
+) -> BackupReport:
     """Make one backup of a source, which reads everything without a problem."""
     async with maker_of(source, target, clock) as maker:
         assert await maker.make() is not None

@@ -2,7 +2,7 @@
 
 from pysync.cli.parser import Parser, add_config
 
-_PERIODS = ("images", "hours", "days", "weeks", "months", "years")
+_PERIODS = ("snapshots", "hours", "days", "weeks", "months", "years")
 
 
 def add_backup(parser: Parser) -> None:
@@ -11,8 +11,8 @@ def add_backup(parser: Parser) -> None:
         "backup",
         "back up a store, and list, verify, prune and restore backups; servers may run meanwhile",
         "backup.make",
-        description="Stores an image of the store as of one moment. What an earlier backup in the same place "
-        "has is not stored again. Prints the time of the image, and what was read and written.",
+        description="Stores all of the store as of one moment, a snapshot. What an earlier backup in the "
+        "same place has is not stored again. Prints the time of the snapshot, and what was read and written.",
         example="pysync backup --store file:./data --to file:./backup\n"
         "pysync backup --store file:./data --to s3://my-backup/sync --follow\n"
         "pysync backup restore --from file:./backup --to file:./data",
@@ -23,12 +23,16 @@ def add_backup(parser: Parser) -> None:
     backup.add_value("--key", "FILE", "encrypt for this key of `backup keygen`; FILE.pub suffices")
     backup.add_flag("--follow", "keep running, and back up what changes")
     backup.add_value(
-        "--every", "SECONDS", "with --follow: time between two images (default: 1)", type=float, default=1.0
+        "--every",
+        "SECONDS",
+        "with --follow: time between two snapshots (default: 1)",
+        type=float,
+        default=1.0,
     )
 
     listing = backup.add_command(
         "list",
-        "print the images of a backup, oldest first",
+        "print the snapshots of a backup, oldest first",
         "backup.list_snapshots",
         example="pysync backup list --from file:./backup",
     )
@@ -43,20 +47,20 @@ def add_backup(parser: Parser) -> None:
     )
     prune = backup.add_command(
         "prune",
-        "remove old images, and what only they refer to; backups may run meanwhile",
+        "remove old snapshots, and what only they refer to; backups may run meanwhile",
         "backup.prune",
-        description="Keeps the newest image, and the newest one of each of the last N periods that have any. "
-        "Files that no image refers to are deleted by the first prune that runs a day later, because a "
-        "backup that runs now may refer to them.",
+        description="Keeps the newest snapshot, and the newest one of each of the last N periods that have "
+        "any. Files that no snapshot refers to are deleted by the first prune that runs a day later, because "
+        "a backup that runs now may refer to them.",
         example="pysync backup prune --from file:./backup --keep-daily 7 --keep-weekly 4",
     )
     for option, noun in zip(
         ("last", "hourly", "daily", "weekly", "monthly", "yearly"), _PERIODS, strict=True
     ):
-        prune.add_value(f"--keep-{option}", "N", f"keep an image of the last N {noun}", type=int, default=0)
+        prune.add_value(f"--keep-{option}", "N", f"keep a snapshot of the last N {noun}", type=int, default=0)
     restore = backup.add_command(
         "restore",
-        "write an image into an empty store",
+        "write a snapshot into an empty store",
         "backup.restore",
         description="Run it again to continue a restore that was interrupted. Whoever followed the store "
         "that is restored gets a reset.",
@@ -68,7 +72,7 @@ def add_backup(parser: Parser) -> None:
         )
         command.add_value("--key", "FILE", "the key of an encrypted backup")
     restore.add_value(
-        "--at", "TIME", "the newest image up to this time, in UTC (default: the newest)", default="now"
+        "--at", "TIME", "the newest snapshot up to this time, in UTC (default: the newest)", default="now"
     )
     restore.add_value("--to", "URL", "the empty store: file:DIR or s3://BUCKET/PREFIX", required=True)
     restore.add_value(

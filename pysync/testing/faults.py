@@ -143,6 +143,11 @@ class FaultyStore:
         This write is executed if `done`, later calls are not; it and they raise StoreUnavailable."""
         self._writes_left, self._does_last = after, done
 
+    @property
+    def has_crashed(self) -> bool:
+        """True once a write has crashed the process."""
+        return self._writes_left is not None and self._writes_left < 0
+
     def truncate_next_get(self, times: int = 1) -> None:
         """Return only the first half of the body from the next `times` calls of `get`."""
         self._add_faults("tear", ["get"], times)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
 import pytest
@@ -13,10 +13,11 @@ from support.s3_stores import new_prefix, opened
 from pysync import config
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.coordinator.usage import Added, MemoryUsage, UsageTotals
 from pysync.engine.accounts import Accounts
 from pysync.engine.counted_store import CountedStore
 from pysync.engine.recount import RECOUNT_MS, Recount
-from pysync.errors import QuotaExceeded, StoreUnavailable
+from pysync.errors import CoordinatorUnavailable, QuotaExceeded, StoreUnavailable, Unavailable
 from pysync.model import Usage
 from pysync.store import ABSENT, ANY, Charge, Etag, EtagMismatch, MergeRejected, Precondition, Store, Subject
 from pysync.store.memory import MemoryStore
@@ -40,7 +41,24 @@ CONFIG: Final = {
     ],
 }
 TYPE: Final = "image/png"
+MAX_BYTES: Final = 3_000
+"""The size of the largest object of `Operations`."""
 ANNA: Final = Subject("identity", "anna")
+
+
+def mortal(totals: MemoryUsage, store: FaultyStore) -> UsageTotals:
+    """Return these totals, for a process that adds nothing any more once `store` has crashed."""
+
+    class Mortal(MemoryUsage):
+        def __getattribute__(self, name: str) -> Any:
+            return add if name == "add" else getattr(totals, name)
+
+    async def add(key: str, more: Mapping[str, Usage]) -> Added:
+        if store.has_crashed:
+            raise CoordinatorUnavailable
+        return await totals.add(key, more)
+
+    return Mortal()
 
 
 class Counted:
@@ -65,7 +83,7 @@ class Counted:
     def process(self) -> tuple[FaultyStore, CountedStore]:
         faulty = FaultyStore(self.inner)
         faulty.added_bytes = self.inner.added_bytes  # type: ignore[misc]
-        usage = self.coordinator.usage
+        usage = mortal(self.coordinator.usage, faulty)
         return faulty, CountedStore(faulty, usage, self._limits, self._accounts, self._clock)
 
     async def used(self, subject: Subject = ANNA) -> Usage:
@@ -240,12 +258,16 @@ class Operations:
         self._counted = counted
         self._random = random.Random(seed)
         self._etags: dict[str, str] = {}
+        self.in_flight = 0
+        """The number of objects that may be being written."""
 
     async def run(self, rounds: int) -> None:
         for _ in range(rounds):
+            self.in_flight = 8
             ended = await asyncio.gather(*(self._put() for _ in range(8)), return_exceptions=True)
             for error in filter(None, ended):
                 raise error
+            self.in_flight = 1
             await self._other()
 
     async def _put(self) -> None:
@@ -253,7 +275,7 @@ class Operations:
         key = f"{choose.choice(('notes', 'either'))}/{choose.choice(('anna', 'ben'))}/{choose.randrange(6)}"
         known = self._etags.get(key)
         expect: Precondition = ABSENT if known is None else Etag(known)
-        body = b"x" * choose.choice((1, 100, 3_000))
+        body = b"x" * choose.choice((1, 100, MAX_BYTES))
         charge = choose.choice((CHECKED, None))
         try:
             self._etags[key] = await self._counted.store.put(key, body, expect=expect, charge=charge)
@@ -265,7 +287,7 @@ class Operations:
     async def _other(self) -> None:
         choose, store = self._random, self._counted.store
         folder = f"{choose.choice(('photos', 'either'))}/{choose.choice(('anna', 'ben'))}"
-        key, body = f"{folder}/{choose.randrange(6)}", b"x" * choose.choice((1, 100, 3_000))
+        key, body = f"{folder}/{choose.randrange(6)}", b"x" * choose.choice((1, 100, MAX_BYTES))
         action = choose.randrange(8)
         try:
             if action < 3:
@@ -281,6 +303,7 @@ class Operations:
                 found = {each: await store.stat(each) for each in keys}
                 merged = {each: stat.sha256 for each, stat in found.items() if stat is not None}
                 if merged:
+                    self.in_flight = 1 + len(merged)
                     await store.merge(f"{folder}/m{choose.random()}", chunks_of(body), TYPE, merged)
         except (EtagMismatch, QuotaExceeded, MergeRejected):
             pass
@@ -294,8 +317,13 @@ async def operate(counted: Counted, seed: int, rounds: int) -> None:
         await operations.run(rounds)
         assert await counted.totals() == await counted.stored(), "without a crash it is exact"
         counted.faulty.crash(choose.randrange(20), done=choose.random() < 0.5)
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(Unavailable):
             await operations.run(1_000)
+        totals, stored = await counted.totals(), await counted.stored()
+        for subject in totals.keys() | stored.keys():
+            off = totals.get(subject, Usage()).minus(stored.get(subject, Usage()))
+            assert abs(off.bytes) <= operations.in_flight * MAX_BYTES
+            assert max(map(abs, off[1:])) <= operations.in_flight
         counted.faulty, counted.store = counted.process()
         await counted.recount.run()
         assert await counted.totals() == await counted.stored(), "after a count it is exact"

@@ -9,7 +9,10 @@ import pytest
 from support.clients import STRANGER, SUBJECT, Browser, Signed, Start, root_device
 
 from pysync.auth.certificates import user_id
+from pysync.clock import wall_clock_ms
 from pysync.config import ConfigError, parse
+from pysync.erase import EraseRequest, eraser
+from pysync.migrate import MIN_GRACE_MS, GarbageCollector
 from pysync.model import Usage
 from pysync.server.app import App
 from pysync.store import Subject, ledger_of
@@ -221,3 +224,49 @@ def test_only_a_folder_counts_for_issuers() -> None:
     with pytest.raises(ConfigError, match=r"quotas\.issuer"):
         parse({**members, "store": "memory:"})
     assert parse({**members, "store": "file:./data"}).quotas is not None
+
+
+async def test_usage_stays_exact_when_data_expires_or_is_collected_or_erased(
+    service: Service, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eraser, "SETTLE_S", 0)
+    brief = {"name": "brief", "storagePath": "brief/{identity}/{id}", **OWN, "ttlMs": 1}
+    notes = {"name": "notes", "storagePath": "users/{identity}/notes/{id}", **OWN, "history": {"versions": 3}}
+    log = {"name": "log", "storagePath": "users/{identity}/log/{id}", **OWN, "appendOnly": UNPROVEN}
+    photos = {
+        "name": "photos",
+        "storagePath": "users/{identity}/photos/{id}",
+        **OWN,
+        "allowedMimeTypes": ["image/*"],
+    }
+    anyone = await service({}, collections=[brief, notes, log, photos])
+    app = app_of(start)
+    people = [Signed(anyone.base, anyone.session, keys, root_device(keys)) for keys in (SUBJECT, STRANGER)]
+    for client in people:
+        me = client.keys.user_id
+        for n in range(3):
+            written = await client.push(f"users/{me}/notes/{n}", {"text": "x" * 100 * n})
+            assert (await client.push(f"users/{me}/notes/{n}", {"n": n}, written.json["hash"])).status == 200
+            for _ in range(10):
+                assert (await client.request("POST", f"/push/users/{me}/log/{n}", ELEMENT)).status == 200
+            target = f"/push/users/{me}/photos/{n}"
+            headers = client.headers("POST", target, b"") | {"Content-Type": "image/png"}
+            photo = await anyone.request("POST", target, b"x" * 700 * n, headers)
+            assert photo.status == 200
+    assert (await used(app, "identity", ME))[1:] == (3, 30, 3)
+    left = await used(app, "identity", OTHER)
+    assert (await people[0].push(f"brief/{ME}/1", {"text": "gone"})).status == 200
+    while not await app.ttl_sweeper.sweep():
+        pass
+    assert (await used(app, "identity", ME))[1:] == (3, 30, 3)
+    await GarbageCollector(app.store, wall_clock_ms, lambda kind, name: None, grace_ms=MIN_GRACE_MS).run()
+    assert (await used(app, "identity", ME))[1:] == (3, 30, 3)
+    for prefix, amounts in (("photos", (3, 30, 0)), ("log", (3, 0, 0)), ("notes/1", (2, 0, 0))):
+        await app.eraser.run(EraseRequest("prefix", f"users/{ME}/{prefix}"))
+        assert (await used(app, "identity", ME))[1:] == amounts
+        assert await used(app, "identity", OTHER) == left
+    both = await used(app, "namespace", "")
+    assert both == (await used(app, "identity", ME)).plus(left)
+    await app.eraser.run(EraseRequest("identity", ME))
+    assert await used(app, "identity", ME) == Usage()
+    assert await used(app, "namespace", "") == left

@@ -130,13 +130,14 @@ def serving(
     checkout: Path = CHECKOUT,
     program: Sequence[str] = ("-m", "pysync"),
     settings: Mapping[str, str] | None = None,
+    url: str | None = None,
 ) -> Iterator[Running]:
-    """Our server with the documents in `folder`, or in memory; all its workers answer. `checkout` may be
-    another clone, which has been built; `program` are the arguments of Python that run the command line, and
-    `settings` variables of its environment."""
+    """Our server with the documents in `folder`, in the store at `url`, or in memory; all its workers
+    answer. `checkout` may be another clone, which has been built; `program` are the arguments of Python that
+    run the command line, and `settings` variables of its environment."""
     port = free_port()
     command = [*program, "serve", "--config", str(config)]
-    store = "memory:" if folder is None else f"file:{folder}"
+    store = url or ("memory:" if folder is None else f"file:{folder}")
     command += ["--port", str(port), "--store", store, "--workers", str(workers)]
     with _running(command, port, "/health", core, tells=True, checkout=checkout, settings=settings) as server:
         yield server

@@ -249,7 +249,7 @@ async def test_nothing_of_an_erased_person_is_in_a_bucket(
     start: Start, session: aiohttp.ClientSession, moto: S3Server
 ) -> None:
     async with opened(moto, new_prefix()) as bucket:
-        base = await start(members(), bucket)
+        base = await start(members(quotas={}), bucket)
         for keys, text in ((ANNE, SECRET), (BERT, "public-of-bert")):
             await write_all(person(keys, base, session), text)
         app = start.apps[0]  # type: ignore[attr-defined]
@@ -258,6 +258,7 @@ async def test_nothing_of_an_erased_person_is_in_a_bucket(
         assert (report.erased["documents"], report.erased["files"], report.erased["logs"]) == (6, 3, 1)
         await app.eraser.run(EraseRequest("key", "board/lobby"))
         assert await keys_with(bucket, ANNE.user_id, SECRET) == set()
+        assert f"identity:{ANNE.user_id}" not in await app.eraser._coordinator.usage.read()
         assert {key for key in await stored_keys(bucket) if BERT.user_id in key} == before
         for _, change in await app.eraser._outbox.log.read("", 1000):
             assert ANNE.user_id.encode() not in change.text

@@ -240,7 +240,8 @@ class Documents:
             also: list[AppendedObject] = []
             if history is not None:
                 identity = "" if ref is None else ref.identity
-                also = [new_entry(key, found, "", removed.timestamp_ms, identity)]
+                kept = found if base_hash else None  # by "" a damaged document is deleted
+                also = [new_entry(key, kept, "", removed.timestamp_ms, identity)]
             try:
                 charge = None if ref is None else ref.charge
                 await self._outbox.delete(key, expect, changes, base_hash, also, charge)
@@ -314,7 +315,8 @@ class Documents:
                 expect = await self._check_base(key, found, body.base_hash, ttl_ms)
                 if history is not None:
                     identity = "" if ref is None else ref.identity
-                    also = [new_entry(key, found, written.hash, written.timestamp_ms, identity)]
+                    kept = found if body.base_hash else None  # over "" a damaged document is replaced
+                    also = [new_entry(key, kept, written.hash, written.timestamp_ms, identity)]
             try:
                 etag = await self._outbox.put(
                     key, stored, expect, changes, body.base_hash or "", charge, also

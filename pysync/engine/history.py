@@ -90,11 +90,11 @@ def check_key(key: str) -> None:
 def new_entry(
     key: str, stored: StoredObject | NotModified | None, hash_: str, at_ms: int, identity: str
 ) -> AppendedObject:
-    """Return the entry of a write of the version `hash_` (`""`: of a delete) over what is `stored`. A damaged
-    document is not kept."""
+    """Return the entry of a write of the version `hash_` (`""`: of a delete) over the document that is
+    `stored`, which must be sound; None if there is none, or it is not to be kept."""
     members = {"at": at_ms, "by": identity, "hash": hash_}
     kind: Kind = "w"
-    if isinstance(stored, StoredObject) and _is_sound(stored.body):
+    if isinstance(stored, StoredObject):
         members["object"] = stored.body.decode()
         kind = "r" if hash_ else "d"
     suffix = f"-{at_ms:012x}{new_write_id()[:8]}.{kind}"
@@ -239,11 +239,3 @@ async def _names(store: ReadableStore, folder: str) -> list[str]:
 
 def _encode(members: dict[str, object], at_ms: int) -> bytes:
     return _core.decode_push(orjson.dumps({"data": members})).stored(at_ms)
-
-
-def _is_sound(stored: bytes) -> bool:
-    try:
-        _core.read_document(stored)
-    except DocumentCorrupt:
-        return False
-    return True

@@ -165,10 +165,11 @@ class History:
             if name[-1] != "w" or not is_of_oldest:
                 gone.append(name)
 
-        async def delete(name: str) -> None:
-            await self._store.delete(f"{folder}/{name}")
-
-        await gather_bounded(_MAX_CONCURRENT, gone, delete)
+        keys = [f"{folder}/{name}" for name in gone]
+        if (transactional := self._store.transactional) is not None:
+            await transactional.delete_all(keys)
+        else:
+            await gather_bounded(_MAX_CONCURRENT, keys, self._store.delete)
         return len(gone)
 
     def _stable_now_ms(self) -> int:

@@ -294,6 +294,9 @@ class TransactionalStore(Store, Protocol):
         `also`, with the removal. Commits none of them if there is nothing at `key`. The objects of `also`
         count as bytes for the account of `charge`, by default as the key says, and are never rejected."""
 
+    async def delete_all(self, keys: Sequence[str]) -> None:
+        """Remove the objects and files at these keys, as far as there are any, in one transaction."""
+
     async def write_ordered(
         self,
         key_of: Callable[[HybridTimestamp], str],

@@ -327,6 +327,16 @@ class TransactionalStoreContract(StoreContract):
         stored = await store.get_many(["log", "log/one", "log/two", "log/three", "log/four"])
         assert [each and each.body for each in stored.values()] == [b"1", b"one", b"two", None, None]
 
+    async def test_many_are_removed_at_once(self, store: TransactionalStore) -> None:
+        await store.put("a", b"1")
+        await store.put("b/c", b"2")
+        await store.write("f/a", chunks_of(b"3"), "text/plain")
+        await store.put("kept", b"4")
+        await store.delete_all(["a", "b/c", "none", "f/a"])
+        assert [listed.key async for listed in store.walk("")] == ["kept"]
+        assert await store.stat("f/a") is None
+        await self._assert_body(store, "kept", b"4")
+
     async def test_what_is_not_there_is_removed_without_a_change(self, store: TransactionalStore) -> None:
         last = await store.change_log.last_id()
         await store.delete("a", changes=[change("one")])

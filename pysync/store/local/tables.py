@@ -395,6 +395,17 @@ def delete(
     return bool(is_file), insert_changes(cursor, changes)
 
 
+def delete_all(
+    cursor: sqlite3.Cursor, renames: RenameJournal, places: Sequence[tuple[str, str]], unannounced: ChangeRows
+) -> list[str]:
+    """Remove the rows of these keys, each a parent and a name. Returns the keys of those that were files."""
+    return [
+        f"{parent}/{name}" if parent else name
+        for parent, name in places
+        if delete(cursor, renames, parent, name, ANY, unannounced)[0]
+    ]
+
+
 def insert_file(
     cursor: sqlite3.Cursor,
     renames: RenameJournal,

@@ -135,7 +135,9 @@ def open_loop(url: str, seconds: float) -> Load:
 
 def generate(command: list[str]) -> dict[str, Any]:
     pinned = ["taskset", "-c", str(LOAD_CORE), *command]
-    ran = subprocess.run(pinned, capture_output=True, text=True, check=True)
+    ran = subprocess.run(pinned, capture_output=True, text=True, check=False)
+    if not ran.stdout:  # it also fails, after its report, where a push was not answered in time
+        raise RuntimeError(ran.stderr)
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return found
 
@@ -154,9 +156,11 @@ def serving(folder: Path) -> Iterator[tuple[str, int]]:
         text=True,
     ) as server:
         assert server.stdout is not None
-        yield server.stdout.readline().split(" at ")[1].strip(), server.pid
-        server.terminate()
-        server.stdout.read()
+        try:
+            yield server.stdout.readline().split(" at ")[1].strip(), server.pid
+        finally:
+            server.terminate()
+            server.stdout.read()
 
 
 def push(folder: Path, follower: Follower | None, load: Callable[[str], Load], seconds: float) -> Run:

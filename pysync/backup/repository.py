@@ -7,7 +7,7 @@ merged when there are many of a size, so that all of this costs little beside th
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
@@ -65,8 +65,7 @@ class Snapshot:
 
     def encode(self) -> bytes:
         """Return the text of the snapshot."""
-        members = asdict(self)
-        del members["name"]
+        members = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "name"}
         return orjson.dumps({"format": FORMAT, **members})
 
     @classmethod

@@ -108,7 +108,7 @@ class Load(NamedTuple):
 
 class Run(NamedTuple):
     """A run: its load, the processor time per push of the server and of the follower, and the lags while
-    pushes were sent, with the images made in a second."""
+    pushes were sent, with the snapshots made in a second."""
 
     load: Load
     server_us: float
@@ -221,7 +221,9 @@ def report(title: str, alone: Sequence[Run], followed: Sequence[Run]) -> None:
     shares = [run.follower_us / run.server_us for run in followed]
     used = spread([run.follower_us for run in followed], ".1f")
     print(f"Follower: {used} us of CPU per push, {spread(shares, '.0%')} of the server's", end=" ")
-    print(f"(goal: {GOAL_CPU_SHARE:.0%}); {spread([run.rounds for run in followed], '.1f')} images a second.")
+    print(
+        f"(goal: {GOAL_CPU_SHARE:.0%}); {spread([run.rounds for run in followed], '.1f')} snapshots a second."
+    )
     lags_s = [lag_s for run in followed for lag_s in run.lags_s]
     low, high = percentile(lags_s, 0.5), percentile(lags_s, 0.99)
     print(f"Lag: p50 {low:.2f} s, p99 {high:.2f} s, at most {max(lags_s):.2f} s (goal: {GOAL_LAG_S} s).")

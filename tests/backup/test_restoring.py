@@ -423,6 +423,18 @@ class TestPruning:
         assert await restored(target) == await contents(store)
         assert (await verified(target)).damaged == 0
 
+    @pytest.mark.parametrize("step_ms", [-30 * DAY_MS, 30 * DAY_MS])
+    async def test_a_step_of_the_clock_loses_nothing(self, step_ms: int) -> None:
+        store, target = await filled()
+        clock = FakeClock()
+        for day in range(4):
+            clock.now_ms += DAY_MS + (step_ms if day == 1 else 0)
+            await store.put("notes/later", document(b'{"day":%d}' % day))
+            await back_up(ListedSnapshotSource(store), target, clock)
+            await prune(await Repository.open(target), KeepRules(daily=2), clock())
+            assert await restored(target) == await contents(store)
+            assert (await verified(target)).damaged == 0
+
     async def test_a_prune_that_fails_at_any_step_loses_nothing(self) -> None:
         store, made = await filled()
         expected = await contents(store)

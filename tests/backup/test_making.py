@@ -22,6 +22,7 @@ from pysync.errors import StoreUnavailable
 from pysync.migrate.reading import SCRUB_KEY
 from pysync.store import Store
 from pysync.store.local import capture
+from pysync.store.local.capture import FolderCapture
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, chunks_of
@@ -269,6 +270,41 @@ class TestFolders:
         assert {key for key, _ in told} == {"files/b/c", "files/a.parquet"}
         del everything["files/b/c"], everything["files/a.parquet"]
         assert await restored(target) == everything
+
+    async def test_few_files_are_open_at_once(
+        self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(making, "_MAX_OPEN", 4)
+        source, target = source_of(store, tmp_path / "data"), MemoryTarget()
+        open_files: list[int] = []
+        most_open = 0
+        open_file = FolderCapture.open_file
+
+        def opened(capture: FolderCapture, key: str) -> int | None:
+            nonlocal most_open
+            fd = open_file(capture, key)
+            assert fd is not None
+            open_files.append(fd)
+            most_open = max(most_open, len(open_files))
+            return fd
+
+        def closed(fd: int) -> None:
+            if fd in open_files:
+                open_files.remove(fd)
+            os_close(fd)
+
+        os_close = os.close
+        monkeypatch.setattr(FolderCapture, "open_file", opened)
+        monkeypatch.setattr("pysync.backup.source.os.close", closed)
+        async with maker_of(source, target) as maker:
+            for text in (b"one", b"two"):
+                for n in range(20):
+                    await store.write(f"files/{n}", chunks_of(b"%b%d" % (text, n)), "text/plain")
+                await maker.make()
+        assert most_open == 4
+        assert open_files == []
+        assert await restored(target) == await contents(store)
+        await source.close()
 
     async def test_without_a_follower_a_folder_has_no_triggers(
         self, store: LocalStore, tmp_path: Path

@@ -35,6 +35,7 @@ there."""
 _ROUNDS: Final = 4
 """Attempts to read all files of one moment. Nobody can replace files while the last one opens them."""
 _MAX_OPEN: Final = 256
+"""Files of one moment that are held open. Those beyond are read before the moment ends."""
 _CHECK_EVERY_S: Final = 600.0
 
 
@@ -142,8 +143,9 @@ class BackupMaker:
                         continue
                 changed.append(key)
             async for rows in self._source.load(changed):
-                for row, file in [pair for pair in await self._add(rows) if pair is not None]:
-                    await self._read_file(row, file)
+                for row in await self._add(rows):
+                    if (file := await self._open(row)) is not None:
+                        await self._read_file(row, file)
             await self._record_progress()
         while previous is not None:
             self._remove(previous)
@@ -180,9 +182,11 @@ class BackupMaker:
             try:
                 async with aclosing(changes):
                     async for rows in changes:
-                        opened += [pair for pair in await self._add(rows) if pair is not None]
-                        while len(opened) > _MAX_OPEN:
-                            await self._read_file(*opened.pop())
+                        for row in await self._add(rows):
+                            if len(opened) == _MAX_OPEN:
+                                await self._read_file(*opened.pop())
+                            if (file := await self._open(row)) is not None:
+                                opened.append((row, file))
                 while opened:
                     await self._read_file(*opened.pop())
             except BaseException:
@@ -199,16 +203,17 @@ class BackupMaker:
         self._again = {}
         return moment_ms
 
-    async def _add(self, rows: list[CapturedRow]) -> list[tuple[CapturedRow, FileParts] | None]:
-        """Add documents, and files whose bytes are stored. Return the other files, opened."""
+    async def _add(self, rows: list[CapturedRow]) -> list[CapturedRow]:
+        """Add documents, and return the rows of files."""
         rows = [row for row in rows if not row.key.startswith(EXCLUDED)]
         self.report.objects += len(rows)
         self.report.bytes_read += sum(len(row.body or b"") for row in rows)
         files = await asyncio.to_thread(self._packer.add_documents, rows)
         await self._packer.store_full()
-        return [await self._open(row) for row in files]
+        return files
 
-    async def _open(self, row: CapturedRow) -> tuple[CapturedRow, FileParts] | None:
+    async def _open(self, row: CapturedRow) -> FileParts | None:
+        """Open a file. Add it and return None if its bytes are stored; None, too, if it is lost."""
         assert row.sha256 is not None, "only files are opened"
         if (places := self._packer.find(row.sha256, row.size)) is not None:
             self._packer.add_file(row, places)
@@ -216,8 +221,7 @@ class BackupMaker:
         file = await self._source.open(row)
         if file is None:
             self._again[row.key] = "the file is lost"
-            return None
-        return row, file
+        return file
 
     async def _read_file(self, row: CapturedRow, file: FileParts) -> None:
         """Store the bytes of a file, if they are those of the row. Otherwise the file is read again."""

@@ -17,8 +17,9 @@ from pysync.backup import following
 from pysync.backup.following import BackupFollower, FollowerSettings, FollowStatus, thinned
 from pysync.backup.repository import Repository, time_of, time_text
 from pysync.backup.target import FolderTarget
+from pysync.cli.commands import build_parser
 from pysync.clock import wall_clock_ms
-from pysync.config import StoreConfig
+from pysync.config import BackupConfig, StoreConfig
 from pysync.store.local import capture
 from pysync.store.local.capture import FolderCapture
 from pysync.store.local.store import LocalStore
@@ -124,6 +125,12 @@ async def test_what_was_read_is_forgotten_in_small_transactions(
     assert [row.key for row in follower.next_batch()] == ["notes/a"]
     follower.end(done=True)
     follower.close()
+
+
+def test_a_follower_makes_two_snapshots_a_second_unless_told_otherwise() -> None:
+    """The recovery point is the pause and twice the time of a round, and should be below a second."""
+    assert BackupConfig(to="file:./backup").every_ms == 500
+    assert build_parser().parse_args(["backup", "--to", "file:./backup", "--follow"]).every == 0.5
 
 
 def test_snapshots_of_a_follower_become_fewer_with_their_age() -> None:

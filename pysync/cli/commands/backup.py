@@ -25,9 +25,9 @@ def add_backup(parser: Parser) -> None:
     backup.add_value(
         "--every",
         "SECONDS",
-        "with --follow: time between two snapshots (default: 1)",
+        "with --follow: time between two snapshots (default: 0.5)",
         type=float,
-        default=1.0,
+        default=0.5,
     )
 
     listing = backup.add_command(

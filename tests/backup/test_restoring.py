@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import random
 from collections.abc import AsyncIterator
@@ -370,6 +371,29 @@ class TestPruning:
             await maker.make()
             await prune(repository, KeepRules(last=1), clock() + GRACE_MS)
             await prune(repository, KeepRules(last=1), clock() + 2 * GRACE_MS)
+            assert await restored(target) == await contents(store)
+            assert (await verified(target)).damaged == 0
+
+    async def test_a_running_backup_does_not_refer_to_what_a_prune_has_deleted(self) -> None:
+        """The note that named the bytes is gone, too, when the store has the same bytes again."""
+        clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
+        content = os.urandom(50_000)
+        await store.write("file", chunks_of(content), "image/png")
+        async with maker_of(ListedSnapshotSource(store), target, clock) as maker:
+            await maker.make()
+            await store.delete("file")
+            for n in range(40):
+                clock.now_ms += 1
+                await store.put("n", document(b'{"n":%d}' % n))
+                await maker.make()
+            repository = await Repository.open(target)
+            await prune(repository, KeepRules(last=1), clock())
+            maker._checked_at_s = -math.inf
+            clock.now_ms += GRACE_MS
+            await maker.make()
+            await prune(repository, KeepRules(last=1), clock())
+            await store.write("again", chunks_of(content), "image/png")
+            await maker.make()
             assert await restored(target) == await contents(store)
             assert (await verified(target)).damaged == 0
 

@@ -275,6 +275,8 @@ class BackupMaker:
         if now_s - self._checked_at_s >= _CHECK_EVERY_S:
             notes = await expired_files(self._repository)
             self._repository.expired = {name for note in notes for name in note.files}
+            # A note goes with the files that it names.
+            self._packer.forget({name[-64:] for name in self._repository.expired if name.startswith(PACKS)})
             self._checked_at_s = now_s
 
     async def _put_snapshot(self, moment_ms: int, *, is_complete: bool = True) -> Snapshot:

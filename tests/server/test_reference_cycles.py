@@ -6,7 +6,7 @@ import gc
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ from support.listening import connect
 from yarl import URL
 
 from pysync import _core
+from pysync.server.middleware import _forget_frames
 from pysync.sqlite.connection import GroupCommit
 from pysync.store.local.store import LocalStore
 
@@ -161,3 +162,16 @@ async def test_no_cycle_holds_the_body_of_a_request_that_fails_unexpectedly(
     with without_held_bodies():
         assert await status_of(address, post("/push/notes/{}", JSON)) == 500
         await settled()
+
+
+def test_an_error_that_is_its_own_cause_is_forgotten() -> None:
+    """As a plugin may raise it: `raise error from error`."""
+    error = LookupError()
+    error.__cause__ = cause = ValueError()
+    cause.__context__ = error
+    for each in (error, cause):
+        with suppress(LookupError, ValueError):
+            raise each
+    _forget_frames(error)
+    assert error.__traceback__ is None
+    assert cause.__traceback__ is None

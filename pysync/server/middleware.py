@@ -272,8 +272,9 @@ class Middleware:
 def _forget_frames(error: BaseException | None) -> None:
     """Forget in which frames an error was raised, and the errors that led to it. A future or stream that the
     frames refer to may refer to the error, so a collection of garbage would have to find what else they have,
-    such as the body of the request."""
-    while error is not None:
+    such as the body of the request. Errors may lead to each other in a circle, which ends at one that has no
+    frames any more."""
+    while error is not None and error.__traceback__ is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
 

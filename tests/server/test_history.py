@@ -180,6 +180,24 @@ async def test_a_version_goes_when_its_time_is_over(
     assert b"object" not in body.body
 
 
+async def test_a_version_that_two_namespaces_keep_goes_when_the_time_of_the_first_is_over(
+    start: Start, session: aiohttp.ClientSession, kept: Store, clock: FakeClock
+) -> None:
+    members = {
+        "collections": [{**KEPT, "history": {"forMs": 20_000_000}}],
+        "namespaces": {"acme": {"collections": [{**KEPT, "history": {"forMs": 1_000}}]}},
+    }
+    anybody = Browser(await start(members, kept, now_ms=clock), session)
+    hashes = await push_each(anybody, clock, "notes/a", 2)
+    (app,) = start.apps  # type: ignore[attr-defined]
+    clock.now_ms += 10_000_000
+    await app.history_sweeper.sweep()
+    assert [each["hash"] for each in await versions(anybody)] == hashes[::-1]
+    clock.now_ms += 10_000_001
+    assert await app.history_sweeper.sweep() > 0
+    assert [each[-1] for each in await entries_of(kept, "notes/a")] == ["w"]
+
+
 async def test_a_collection_without_history_has_no_route_and_keeps_nothing(
     start: Start, session: aiohttp.ClientSession, kept: Store, clock: FakeClock
 ) -> None:

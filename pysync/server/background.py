@@ -62,15 +62,17 @@ class HistorySweeper:
         self._history = history
         self._owners = owners
         self._clock = clock
-        self._shapes: dict[KeyShape, int] = {}
-        """The shapes of the entries, with the shortest time for which any collection keeps them."""
+        self._shapes: dict[KeyShape, tuple[int, int]] = {}
+        """The shapes of the entries, with the shortest and the longest time for which any collection keeps
+        them."""
         for one in collections:
             for_ms = None if one.history is None else one.history.for_ms
             if for_ms is not None:
                 shape = (*PREFIX.split("/"), *key_shape(one.key_template), None)
-                self._shapes[shape] = min(for_ms, self._shapes.get(shape, for_ms))
+                shortest_ms, longest_ms = self._shapes.get(shape, (for_ms, for_ms))
+                self._shapes[shape] = min(for_ms, shortest_ms), max(for_ms, longest_ms)
         self._swept_ms: dict[KeyShape, int] = {}
-        """The time before which all that was written has been looked at, by shape."""
+        """The time before which all that was written has expired and was looked at, by shape."""
         self._after: str | None = None
         self._listed_ms: int | None = None
         self._task: asyncio.Task[None] | None = None
@@ -93,12 +95,12 @@ class HistorySweeper:
             return await self._prune(self._listed(now_ms), now_ms)
         await self._index.prepare(self._shapes)
         deleted = 0
-        for shape, for_ms in self._shapes.items():
-            before_ms, after_ms = now_ms - for_ms, self._swept_ms.get(shape, 0)
+        for shape, (shortest_ms, longest_ms) in self._shapes.items():
+            before_ms, after_ms = now_ms - shortest_ms, self._swept_ms.get(shape, 0)
             # If the clock was set back, entries may have been written at times that were looked at.
-            after_ms = after_ms if after_ms <= before_ms else 0
+            after_ms = after_ms if after_ms <= now_ms - longest_ms else 0
             deleted += await self._prune(self._index.written_before(shape, before_ms, after_ms), now_ms)
-            self._swept_ms[shape] = before_ms
+            self._swept_ms[shape] = now_ms - longest_ms
         return deleted
 
     async def _prune(self, entries: AsyncIterator[ListEntry], now_ms: int) -> int:

@@ -133,6 +133,23 @@ def test_a_follower_makes_two_snapshots_a_second_unless_told_otherwise() -> None
     assert build_parser().parse_args(["backup", "--to", "file:./backup", "--follow"]).every == 0.5
 
 
+async def test_snapshots_become_fewer_while_the_store_is_written_all_the_time(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "TRIM_ROWS", 2)
+    monkeypatch.setattr(following, "TRIM_EVERY_S", 0)
+    monkeypatch.setattr(following, "KEEP_ALL_MS", -1)
+    monkeypatch.setattr(following, "KEEP_MINUTES_MS", -1)
+    follower = Follower(tmp_path)
+    await follower.round()
+    for n in range(8):
+        for key in range(10):
+            await store.put(f"notes/{key}", document(b'{"n":%d}' % n))
+        await follower.round()
+    assert len(await follower.target.names("snapshots")) <= 4, "one an hour, and those that were just made"
+    await follower.close()
+
+
 def test_snapshots_of_a_follower_become_fewer_with_their_age() -> None:
     now_ms = 1_700_000_000_000
     names = [f"snapshots/{time_text(now_ms - 30_000 * n)}-{0:064x}" for n in range(10_000)][::-1]

@@ -30,6 +30,8 @@ RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 30.0
 """Pauses after errors: each twice as long as the one before."""
 TRIM_EVERY_S: Final = 60.0
+TRIM_PAUSE_S: Final = 0.01
+"""Pause in which others write, before more is trimmed."""
 KEEP_ALL_MS: Final = 600_000
 """Age up to which every snapshot of a follower is kept; up to `KEEP_MINUTES_MS` it is one a minute, then one
 an hour, until `prune` removes more."""
@@ -126,7 +128,9 @@ class BackupFollower:
                     )
                     if snapshot is not None:
                         self._made.append(snapshot.name)
-                    if started_s - trimmed_s >= TRIM_EVERY_S and await source.trim():
+                    if started_s - trimmed_s >= TRIM_EVERY_S:
+                        while not await source.trim():
+                            await self._sleep(TRIM_PAUSE_S)
                         trimmed_s = started_s
                         gc.collect()
                         await self._thin(repository.target.delete)

@@ -38,6 +38,10 @@ writes are rejected rather than queued, until the group is done."""
 BUSY_RETRY_S: Final = 0.000_3
 """Seconds between two attempts to begin a group while another process writes. That one is done after a flush,
 and may begin its next group soon. SQLite would sleep for 1, 2, 5, 10 and more milliseconds."""
+MAX_BUSY_RETRY_S: Final = 0.005
+BUSY_RETRY_SHARE: Final = 64
+"""One that takes longer than a flush does is asked less often: a group waits for as long as it has waited,
+divided by this, up to `MAX_BUSY_RETRY_S`."""
 
 _DATABASE_AND_WAL: Final = 2
 
@@ -387,18 +391,18 @@ class GroupCommit:
 def _begin(cursor: sqlite3.Cursor) -> None:
     """Begin a transaction that writes. Raises sqlite3.OperationalError, also if other processes hold the lock
     for BUSY_TIMEOUT_MS."""
-    deadline: float | None = None
+    since: float | None = None
     while True:
         try:
             cursor.execute("BEGIN IMMEDIATE")
             return
         except sqlite3.OperationalError as error:
             now = time.monotonic()
-            deadline = deadline or now + database_file.BUSY_TIMEOUT_MS / 1000
+            since = now if since is None else since
             is_busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-            if not is_busy or now >= deadline:
+            if not is_busy or now - since >= database_file.BUSY_TIMEOUT_MS / 1000:
                 raise
-        time.sleep(BUSY_RETRY_S)
+        time.sleep(min(max(BUSY_RETRY_S, (now - since) / BUSY_RETRY_SHARE), MAX_BUSY_RETRY_S))
 
 
 def _log_failure(message: str, error: BaseException) -> None:

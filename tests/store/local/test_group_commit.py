@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from math import inf
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn
 
 import pytest
@@ -136,6 +137,33 @@ async def test_a_group_waits_for_the_transaction_of_another_process(
     assert await writer.submit(insert, 2) == 2
     assert values(path) == [1, 2]
     other.close()
+
+
+class LockedCursor:
+    """A cursor of a database in which another process writes."""
+
+    def execute(self, statement: str) -> None:
+        error = sqlite3.OperationalError("database is locked")
+        error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+        raise error
+
+
+def test_a_group_tries_less_often_the_longer_another_process_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, pauses_s = 0.0, list[float]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+        pauses_s.append(seconds)
+
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
+    with pytest.raises(sqlite3.OperationalError):
+        connection._begin(LockedCursor())  # type: ignore[arg-type]
+    assert now_s == pytest.approx(5, abs=0.01)
+    assert pauses_s == sorted(pauses_s)
+    assert pauses_s[50] == pytest.approx(0.000_3)
+    assert pauses_s[-1] == pytest.approx(0.005)
+    assert len(pauses_s) < 1_500
 
 
 async def test_a_database_locked_elsewhere_is_unavailable_until_it_is_free(

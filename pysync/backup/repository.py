@@ -358,6 +358,8 @@ def _decode_note(name: str, text: bytes) -> tuple[int, set[str]]:
         at_ms, files = members["atMs"], {*members["files"]}
     except (LookupError, TypeError):
         raise ValueError("it is no note of expired files") from None
+    if not all(type(file) is str for file in files):
+        raise ValueError("a file that it names is none")
     if type(at_ms) is not int or not 0 <= at_ms < MAX_TIME_MS or time_text(at_ms) != time_in(name):
         raise ValueError("its name has another time than its text")
     return at_ms, files

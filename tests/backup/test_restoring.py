@@ -5,13 +5,14 @@ import json
 import math
 import os
 import random
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from components import S3Server
 from support.backups import MemoryTarget, back_up, maker_of, restored, source_of
-from support.bit_rot import damages
+from support.bit_rot import damages, rot
 from support.cli_runner import Shell
 from support.s3_stores import new_prefix, opened
 from support.store_samples import contents, document, fill
@@ -628,6 +629,26 @@ class TestCommands:
             got, output, errors = await shell.ask("backup", *arguments)
             assert (got, output) == (status, ""), arguments
             assert error in errors
+
+    async def test_a_prune_names_the_command_that_gives_up_a_damaged_snapshot(
+        self, shell: Shell, tmp_path: Path
+    ) -> None:
+        store = await LocalStore.open_folder(tmp_path / "data")
+        await fill(store, 3)
+        await store.close()
+        for _ in range(3):
+            assert (await shell.ask("backup", "--store", "file:data", "--to", "file:my backup"))[0] == 0
+        damaged = sorted(tmp_path.glob("my backup/snapshots/*"))[1]
+        rot(damaged, 20)
+        prune_ = ("backup", "prune", "--from", "file:my backup", "--keep-last", "1")
+        status, output, errors = await shell.ask(*prune_)
+        assert (status, output) == (1, "")
+        assert f"{damaged.name} is damaged" in errors
+        command = f"rm 'my backup/snapshots/{damaged.name}'"
+        assert f"give up this snapshot with `{command}`" in errors
+        subprocess.run(command, shell=True, check=True, cwd=tmp_path)
+        status, output, errors = await shell.ask(*prune_)
+        assert (status, json.loads(output)["removed"], errors) == (0, 1, "")
 
     async def test_a_mistaken_prune_or_restore_changes_nothing(self, shell: Shell, tmp_path: Path) -> None:
         store = await LocalStore.open_folder(tmp_path / "data")

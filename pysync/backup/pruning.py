@@ -63,12 +63,26 @@ _PERIODS: Final[tuple[Callable[[datetime, int], object], ...]] = (
 )
 
 
+class DamagedSnapshot(BackupDamaged):
+    """The file `name` of a snapshot is damaged, so nobody knows what the snapshot refers to."""
+
+    def __init__(self, name: str, why: BackupDamaged) -> None:
+        super().__init__(str(why))
+        self.name = name
+
+
 async def prune(repository: Repository, rules: KeepRules, now_ms: int) -> PruneReport:
     """Remove the snapshots that `rules` do not keep. Backups may run meanwhile. Raises BackupDamaged, before
-    anything is removed, if it cannot be read what a snapshot refers to; StoreUnavailable."""
+    anything is removed, if it cannot be read what a snapshot refers to, as DamagedSnapshot if its own file is
+    damaged; StoreUnavailable."""
     report = PruneReport()
     await repository.target.delete_leftovers()
-    snapshots = await repository.find_snapshots(await repository.snapshot_names())
+    snapshots = []
+    for name in await repository.snapshot_names():
+        try:
+            snapshots += await repository.find_snapshots([name])
+        except BackupDamaged as error:
+            raise DamagedSnapshot(name, error) from None
     complete = [snapshot for snapshot in snapshots if snapshot.is_complete]
     kept = kept_snapshots(complete, rules)
     # What an interrupted backup has stored is of use until the next one ends, and one may be running.

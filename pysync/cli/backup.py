@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import dataclasses
 import os
+import shlex
 import signal
 import sys
 from contextlib import AsyncExitStack
@@ -19,7 +20,7 @@ from pysync.backup.following import (
 )
 from pysync.backup.making import BackupMaker
 from pysync.backup.opening import open_backup
-from pysync.backup.pruning import KeepRules
+from pysync.backup.pruning import DamagedSnapshot, KeepRules
 from pysync.backup.pruning import prune as run_prune
 from pysync.backup.repository import BackupDamaged, iso_time
 from pysync.backup.restoring import RestoreClock, Restorer, check_restore_target, find_snapshot_at, parse_time
@@ -97,7 +98,20 @@ async def prune(options: argparse.Namespace) -> None:
     if not any(rules):
         options.parser.error("name what to keep, for example --keep-daily 7")
     async with open_backup(options.source, options.key) as repository:
-        print_lines(_counts(await run_prune(repository, rules, wall_clock_ms())))
+        try:
+            report = await run_prune(repository, rules, wall_clock_ms())
+        except DamagedSnapshot as error:
+            command = removal_command(options.source, error.name)
+            advice = f"nothing is removed: give up this snapshot with `{command}`, and prune again"
+            raise BackupDamaged(f"{error}: {advice}") from None
+    print_lines(_counts(report))
+
+
+def removal_command(url: str, name: str) -> str:
+    """Return the shell command that removes a file of the backup at `url`."""
+    kind, _, folder = url.partition(":")
+    command, place = ("rm", folder) if kind == "file" else ("aws s3 rm", url.partition("?")[0])
+    return f"{command} {shlex.quote(place.rstrip('/') + '/' + name)}"
 
 
 async def restore(options: argparse.Namespace) -> int:

@@ -26,6 +26,7 @@ from pysync.backup.restoring import RestoreClock, Restorer, find_snapshot_at, pa
 from pysync.backup.source import ListedSnapshotSource
 from pysync.backup.target import BackupTarget, BucketTarget, FolderTarget
 from pysync.changelog import Change
+from pysync.cli.backup import removal_command
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import StoreUnavailable
 from pysync.store import RESTORE_KEY, ListEntry, Store, StoredObject, open_store
@@ -649,6 +650,10 @@ class TestCommands:
         subprocess.run(command, shell=True, check=True, cwd=tmp_path)
         status, output, errors = await shell.ask(*prune_)
         assert (status, json.loads(output)["removed"], errors) == (0, 1, "")
+
+    def test_a_file_in_a_bucket_is_removed_without_the_options_of_the_bucket(self) -> None:
+        command = removal_command("s3://my-backup/sync/?region=eu-central-1", "snapshots/a")
+        assert command == "aws s3 rm s3://my-backup/sync/snapshots/a"
 
     async def test_a_mistaken_prune_or_restore_changes_nothing(self, shell: Shell, tmp_path: Path) -> None:
         store = await LocalStore.open_folder(tmp_path / "data")

@@ -20,6 +20,7 @@ from support.store_samples import contents, document, fill
 from pysync.backup import restoring
 from pysync.backup.checking import BackupVerification, BackupVerifier
 from pysync.backup.encryption import BackupKey, WrongKey
+from pysync.backup.making import BackupMaker
 from pysync.backup.pruning import GRACE_MS, KeepRules, prune
 from pysync.backup.repository import PAGES, SNAPSHOTS, BackupDamaged, Repository, path_of
 from pysync.backup.restoring import RestoreClock, Restorer, find_snapshot_at, parse_time
@@ -355,20 +356,27 @@ class TestPruning:
         found = await verified(target)
         assert (found.damaged, found.unreferenced) == (0, 0)
 
+    async def _prune_what_held(
+        self, content: bytes, maker: BackupMaker, store: MemoryStore, target: MemoryTarget, clock: FakeClock
+    ) -> Repository:
+        """Back up a file, delete it, and remove the snapshots that had it. Returns the backup."""
+        await store.write("file", chunks_of(content), "image/png")
+        await maker.make()
+        await store.delete("file")
+        for n in range(40):
+            clock.now_ms += 1
+            await store.put("n", document(b'{"n":%d}' % n))
+            await maker.make()
+        repository = await Repository.open(target)
+        await prune(repository, KeepRules(last=1), clock())
+        return repository
+
     async def test_a_running_backup_does_not_refer_to_what_a_prune_deletes(self) -> None:
         """It knows bytes of a snapshot that is removed meanwhile, and finds them in the store again."""
         clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
         content = os.urandom(50_000)
-        await store.write("file", chunks_of(content), "image/png")
         async with maker_of(ListedSnapshotSource(store), target, clock) as maker:
-            await maker.make()
-            await store.delete("file")
-            for n in range(40):
-                clock.now_ms += 1
-                await store.put("n", document(b'{"n":%d}' % n))
-                await maker.make()
-            repository = await Repository.open(target)
-            await prune(repository, KeepRules(last=1), clock())
+            repository = await self._prune_what_held(content, maker, store, target, clock)
             await store.write("again", chunks_of(content), "image/png")
             await maker.make()
             await prune(repository, KeepRules(last=1), clock() + GRACE_MS)
@@ -380,16 +388,8 @@ class TestPruning:
         """The note that named the bytes is gone, too, when the store has the same bytes again."""
         clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
         content = os.urandom(50_000)
-        await store.write("file", chunks_of(content), "image/png")
         async with maker_of(ListedSnapshotSource(store), target, clock) as maker:
-            await maker.make()
-            await store.delete("file")
-            for n in range(40):
-                clock.now_ms += 1
-                await store.put("n", document(b'{"n":%d}' % n))
-                await maker.make()
-            repository = await Repository.open(target)
-            await prune(repository, KeepRules(last=1), clock())
+            repository = await self._prune_what_held(content, maker, store, target, clock)
             maker._checked_at_s = -math.inf
             clock.now_ms += GRACE_MS
             await maker.make()

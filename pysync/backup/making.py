@@ -264,13 +264,12 @@ class BackupMaker:
             self._checked_at_s = -inf
         await self._read_expired()
         expired = self._repository.expired
-        lost = {pack for pack in reused if path_of(PACKS, pack) in expired}
-        self._packer.forget(lost)
+        lost = any(path_of(PACKS, pack) in expired for pack in reused)
         pages = (path_of(PAGES, page) for run in self._runs for page in run.pages)
         return not lost and (is_new or expired.isdisjoint(pages))
 
     async def _read_expired(self) -> None:
-        """Read which files a `prune` may delete, unless that was done a short time ago."""
+        """Read which files a `prune` may delete, and forget them, unless that was done a short time ago."""
         now_s = time.monotonic()
         if now_s - self._checked_at_s >= _CHECK_EVERY_S:
             notes = await expired_files(self._repository)

@@ -8,8 +8,7 @@ import gc
 import logging
 import os
 import sys
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -17,9 +16,8 @@ import orjson
 
 from pysync.backup.making import BackupMaker
 from pysync.backup.opening import open_backup
-from pysync.backup.repository import time_of
 from pysync.backup.source import open_snapshot_source
-from pysync.clock import wall_clock_ms
+from pysync.clock import elapsed_of, wall_clock_ms
 from pysync.concurrency import closing
 from pysync.config import StoreConfig
 from pysync.errors import Unavailable
@@ -62,14 +60,17 @@ class FollowerSettings(NamedTuple):
 
 
 class FollowStatus(NamedTuple):
-    """The outcome of one round. The backup has everything that was written before `moment_ms`; `objects` and
-    `bytes_written` are those of the round. After an error, which is its text, the moment is that of the last
-    success, or 0."""
+    """The outcome of one round. The backup has everything that was written before `moment_ms`, which was at
+    most `age_ms` before the end of the round. `taken_ms` is the time of the newest snapshot; it is later than
+    the moment if the clock was set back. `objects` and `bytes_written` are those of the round. After an
+    error, which is its text, the times are those of the last success, or 0."""
 
     moment_ms: int
     objects: int = 0
     bytes_written: int = 0
     error: str = ""
+    taken_ms: int = 0
+    age_ms: int = 0
 
 
 class BackupFollower:
@@ -87,21 +88,22 @@ class BackupFollower:
         self._on_status = on_status
         self._sleep = sleep
         self._now_ms = now_ms
-        self._moment_ms = 0
-        self._made: list[str] = []
+        self._elapsed_ms = elapsed_of(now_ms)
+        self._status = FollowStatus(0)
+        self._made: dict[str, int] = {}
 
     async def run(self) -> None:
         """Follow the store. Errors of the store or the backup end a round, and are retried after a pause."""
         pause_s = RETRY_S
         while True:
-            before_ms = self._moment_ms
+            before = self._status
             try:
                 await self._follow()
             except (Unavailable, ValueError) as error:
                 why = error.detail if isinstance(error, Unavailable) else str(error)
                 log.warning("the backup failed; will retry: %s", why, extra={"repeats": why})
-                self._on_status(FollowStatus(self._moment_ms, error=why or str(error)))
-            pause_s = RETRY_S if self._moment_ms > before_ms else min(2 * pause_s, MAX_RETRY_S)
+                self._on_status(self._status._replace(objects=0, bytes_written=0, error=why or str(error)))
+            pause_s = min(2 * pause_s, MAX_RETRY_S) if self._status is before else RETRY_S
             await self._sleep(pause_s)
 
     async def _follow(self) -> None:
@@ -112,50 +114,50 @@ class BackupFollower:
             closing(open_snapshot_source(settings.store, self._now_ms)) as source,
         ):
             maker = BackupMaker(source, repository, self._now_ms, _log_problem, settings.store.url)
-            trimmed_s = time.monotonic()
+            trimmed_ms = self._elapsed_ms()
             try:
                 while True:
-                    started_s = time.monotonic()
+                    started_ms = self._elapsed_ms()
                     objects, written = maker.report.objects, repository.bytes_written
                     snapshot = await maker.make(only_changes=True)
-                    self._moment_ms = maker.moment_ms
-                    self._on_status(
-                        FollowStatus(
-                            self._moment_ms,
-                            maker.report.objects - objects,
-                            repository.bytes_written - written,
-                        )
-                    )
                     if snapshot is not None:
-                        self._made.append(snapshot.name)
-                    if started_s - trimmed_s >= TRIM_EVERY_S:
+                        self._made[snapshot.name] = started_ms
+                    self._status = FollowStatus(
+                        maker.moment_ms,
+                        maker.report.objects - objects,
+                        repository.bytes_written - written,
+                        taken_ms=self._status.taken_ms if snapshot is None else snapshot.taken_ms,
+                        age_ms=self._elapsed_ms() - started_ms,
+                    )
+                    self._on_status(self._status)
+                    if started_ms - trimmed_ms >= 1000 * TRIM_EVERY_S:
                         while not await source.trim():
                             await self._sleep(TRIM_PAUSE_S)
-                        trimmed_s = started_s
+                        trimmed_ms = started_ms
                         gc.collect()
                         await self._thin(repository.target.delete)
-                    took_s = time.monotonic() - started_s
-                    await self._sleep(max(0.0, settings.every_ms / 1000 - took_s))
+                    took_ms = self._elapsed_ms() - started_ms
+                    await self._sleep(max(0, settings.every_ms - took_ms) / 1000)
             finally:
                 await maker.close()
 
     async def _thin(self, delete: Callable[[str], Awaitable[None]]) -> None:
         """Remove snapshots of this follower that are close to later ones."""
-        kept = thinned(self._made, self._moment_ms)
-        for name in sorted({*self._made} - {*kept}):
+        kept = thinned(self._made, self._elapsed_ms())
+        for name in sorted(self._made.keys() - kept.keys()):
             await delete(name)
         self._made = kept
 
 
-def thinned(names: list[str], now_ms: int) -> list[str]:
-    """Return the snapshots, oldest first, that a follower keeps: the last one of each minute or hour."""
-    kept: dict[tuple[int, int], str] = {}
-    for name in names:
-        at_ms = time_of(name)
+def thinned(made: Mapping[str, int], now_ms: int) -> dict[str, int]:
+    """Return the snapshots that a follower keeps, the last one of each minute or hour. `made` has the name of
+    each, oldest first, and when it was made by the clock that shows `now_ms`."""
+    kept: dict[tuple[int, int], tuple[str, int]] = {}
+    for name, at_ms in made.items():
         age_ms = now_ms - at_ms
         span_ms = 1 if age_ms < KEEP_ALL_MS else 60_000 if age_ms < KEEP_MINUTES_MS else 3_600_000
-        kept[span_ms, at_ms // span_ms] = name
-    return [*kept.values()]
+        kept[span_ms, at_ms // span_ms] = name, at_ms
+    return dict(kept.values())
 
 
 def adjust_process() -> None:

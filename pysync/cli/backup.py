@@ -149,7 +149,7 @@ def _print_status(status: FollowStatus) -> None:
     """Print a line about each snapshot of a follower. It logs errors itself."""
     if status.objects:
         counts = {"objects": status.objects, "bytesWritten": status.bytes_written}
-        print_lines({"time": iso_time(status.moment_ms), **counts})
+        print_lines({"time": iso_time(status.taken_ms), **counts})
 
 
 def _counts(report: Any) -> dict[str, int]:

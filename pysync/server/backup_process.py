@@ -14,6 +14,7 @@ import orjson
 from pysync.backup.following import FollowerSettings, FollowStatus
 from pysync.backup.opening import open_backup
 from pysync.backup.repairing import Repairer
+from pysync.clock import elapsed_of
 from pysync.config import BackupConfig
 from pysync.coordinator import Coordinator
 from pysync.errors import CoordinatorUnavailable, Unavailable
@@ -68,10 +69,11 @@ class BackupProcess:
         self._coordinator = coordinator
         self._gauges = gauges
         self._count = count
-        self._now_ms = now_ms
+        self._elapsed_ms = elapsed_of(now_ms)
         self._sleep = sleep
-        self._began_ms = 0
-        self._status = FollowStatus(0)
+        self._moment_ms: int | None = None
+        """The newest moment that the backup has, or its beginning, by `_elapsed_ms`; None without the
+        lease."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -83,6 +85,7 @@ class BackupProcess:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+            self._forget()
 
     async def _run(self) -> None:
         """Run the process while this one holds the lease, and start it again when it ends."""
@@ -93,6 +96,8 @@ class BackupProcess:
                 except OSError as error:
                     log.error("failed to start the backup; will retry: %s", error)
                     self._count(BACKUP_FAILURES)
+            else:
+                self._forget()
             await self._sleep(LEASE_RENEW_S)
 
     async def _holds_lease(self) -> bool:
@@ -103,7 +108,8 @@ class BackupProcess:
 
     async def _follow(self) -> None:
         """Run the process until it ends or the lease is lost."""
-        self._began_ms, self._status = self._now_ms(), FollowStatus(0)
+        if self._moment_ms is None:
+            self._moment_ms = self._elapsed_ms()
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "pysync.backup.following", stdin=PIPE, stdout=PIPE
         )
@@ -125,22 +131,27 @@ class BackupProcess:
                 process.kill()
                 await process.wait()
             reading.cancel()
-            for metric in (BACKUP_LAG, BACKUP_SUCCESS):
-                self._gauges.pop(metric, None)
 
     async def _read(self, process: Process) -> None:
         """Read the status of each round."""
         assert process.stdout is not None
         async for line in process.stdout:
-            self._status = status = FollowStatus(*orjson.loads(line))
+            status = FollowStatus(*orjson.loads(line))
             self._count(BACKUP_BYTES, by=status.bytes_written)
             if status.error:
                 self._count(BACKUP_FAILURES)
             else:
                 self._gauges[BACKUP_SUCCESS] = status.moment_ms // 1000
+                self._moment_ms = self._elapsed_ms() - status.age_ms
             self._update_lag()
 
     def _update_lag(self) -> None:
         """Set the age of the newest moment that the backup has."""
-        since_ms = self._status.moment_ms or self._began_ms
-        self._gauges[BACKUP_LAG] = max(0, self._now_ms() - since_ms) // 1000
+        assert self._moment_ms is not None
+        self._gauges[BACKUP_LAG] = (self._elapsed_ms() - self._moment_ms) // 1000
+
+    def _forget(self) -> None:
+        """Report nothing: another process makes the backup."""
+        self._moment_ms = None
+        for metric in (BACKUP_LAG, BACKUP_SUCCESS):
+            self._gauges.pop(metric, None)

@@ -18,6 +18,7 @@ from pysync.coordinator import Coordinator
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import InvalidEvents, Unavailable
+from pysync.plugins import HOOK_TIMEOUT_S
 from pysync.plugins.events import Events
 from pysync.plugins.events.plugin import Encoder
 from pysync.server.app import create_app
@@ -158,16 +159,18 @@ async def test_an_attempt_that_was_lost_long_ago_is_made_again_where_nobody_has_
     assert await listed(browser) == [passed["batchId"], first["batchId"]]
 
 
+@pytest.mark.parametrize("hook_s", [HOOK_TIMEOUT_S, 0])
 async def test_a_batch_that_takes_long_is_stored_and_found_by_the_push_repeated(
-    start: Start, session: aiohttp.ClientSession
+    start: Start, session: aiohttp.ClientSession, hook_s: float
 ) -> None:
+    """Also if the event loop was busy while both its limit and that of the hook passed."""
     store, coordinator, release = FaultyStore(MemoryStore()), MemoryCoordinator(), asyncio.Event()
     base = {"collections": SERVICE["collections"]}
     hasty = Events("events", "lake/{app}/{batchId}", timeout_s=0)
     patient = Events("events", "lake/{app}/{batchId}")
     one, other = [
-        Browser(await start(base, store, coordinator=coordinator, plugins=[plugin]), session)
-        for plugin in (hasty, patient)
+        Browser(await start(base, store, coordinator=coordinator, plugins=[plugin], hook_s=limit_s), session)
+        for plugin, limit_s in ((hasty, hook_s), (patient, HOOK_TIMEOUT_S))
     ]
     arrived = store.delay("write", release)
     answer = await one.push("events/web/new", {"events": [{"event": "a"}]}, headers=ONCE)

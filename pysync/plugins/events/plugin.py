@@ -278,10 +278,14 @@ class Events:
         task = asyncio.create_task(self._ingestor.ingest(push))
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)
+        limit = asyncio.timeout(self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with limit:
                 return await asyncio.shield(task)
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError):
+            if not limit.expired():
+                raise
+            # Cancelled as well: on a busy event loop the limit of the hook may pass in the same step.
             raise Unavailable from None
 
     async def before_delete(self, request: PluginRequest) -> None:

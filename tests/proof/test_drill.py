@@ -15,7 +15,7 @@ SEEDS = [*range(200)] if LONG else [None]
 """None is another one in each run."""
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_restore_has_everything_that_is_older_than_the_recovery_point(
     seed: int | None, tmp_path: Path

@@ -41,13 +41,13 @@ async def keeps_every_promise(nodes: Nodes, seed: int, *faults: str, seconds: fl
         assert verdict.counts[what], f"no {what}: {verdict}"
 
 
-@pytest.mark.timeout(depth(180, 600))
+@pytest.mark.timeout(depth(600, 1800))
 async def test_four_workers_on_a_folder_behave_as_one(tmp_path: Path) -> None:
     async with workers_on_a_folder(tmp_path) as nodes:
         await keeps_every_promise(nodes, secrets.randbits(32))
 
 
-@pytest.mark.timeout(depth(240, 600))
+@pytest.mark.timeout(depth(600, 1800))
 async def test_a_redis_that_forgets_costs_followers_a_reset_and_nothing_else(
     tmp_path: Path, radosgw: S3Server, start_redis: Callable[[], RedisServer]
 ) -> None:
@@ -60,7 +60,7 @@ async def test_a_redis_that_forgets_costs_followers_a_reset_and_nothing_else(
     assert verdict.counts["reset"] > 0
 
 
-@pytest.mark.timeout(depth(240, 600))
+@pytest.mark.timeout(depth(600, 1800))
 async def test_three_machines_on_s3_and_redis_behave_as_one(
     tmp_path: Path, radosgw: S3Server, start_redis: Callable[[], RedisServer]
 ) -> None:

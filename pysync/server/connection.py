@@ -8,14 +8,15 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from aiohttp import EMPTY_PAYLOAD, StreamReader, hdrs, web
-from aiohttp.http import RawRequestMessage, StreamWriter
+from aiohttp.http import HttpVersion, HttpVersion11, RawRequestMessage, StreamWriter
 from aiohttp.web_protocol import ERROR, _ErrInfo
+from multidict import CIMultiDict, CIMultiDictProxy
 
 from pysync import protocol
 from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout, Unavailable
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.in_flight import release
-from pysync.server.overload import Address, Arrival, Arrivals, LoadShedder, kernel_wait_s
+from pysync.server.overload import Address, Arrival, Arrivals, LoadShedder, kernel_wait_s, spread
 from pysync.server.responses import Response, error_response
 
 HEALTH_PROBE: Final = b"GET /health"
@@ -40,6 +41,11 @@ class Kept(NamedTuple):
     data: bytes
     arrivals: Arrivals
 
+    @property
+    def first(self) -> float:
+        """When the first of its requests arrived."""
+        return self.arrivals[0]
+
 
 class ConnectionOptions(NamedTuple):
     """What all connections of a server share. `note_failure` counts requests that are malformed. With
@@ -55,6 +61,13 @@ class Request(web.BaseRequest):
     """A request, and when it arrived."""
 
     ATTRS = web.BaseRequest.ATTRS | {"arrival", "connection"}
+    # Attributes instead of aiohttp's properties, which are functions with a cache in each request.
+    method: str = ""
+    raw_path: str = ""
+    version: HttpVersion = HttpVersion11
+    keep_alive: bool = False
+    headers: CIMultiDictProxy[str] = CIMultiDictProxy(CIMultiDict())
+    content: StreamReader = EMPTY_PAYLOAD
     arrival: Arrival
     connection: "Connection"
     """The connection on which it was sent."""
@@ -185,6 +198,12 @@ class Connection(web.RequestHandler):
         task: "asyncio.Task[None]",
     ) -> Request:
         request = Request(message, payload, self, writer, task, self._loop)
+        request.method = message.method
+        request.raw_path = message.path
+        request.version = message.version
+        request.keep_alive = not message.should_close
+        request.headers = message.headers
+        request.content = payload
         request.connection = self
         request.arrival = self.next_arrival()
         return request
@@ -245,7 +264,7 @@ class Connection(web.RequestHandler):
         address = self.address if rejections is None else rejections.address(self, kept.data)
         is_preferred = load.prefers(self, address)
         if is_preferred or load.queue.has_room_for_others:
-            load.queue.add(self, kept.arrivals.first, is_preferred=is_preferred)
+            load.queue.add(self, kept.first, is_preferred=is_preferred)
         else:
             self._parse_kept()
 
@@ -258,7 +277,7 @@ class Connection(web.RequestHandler):
         """Refuse the kept requests that have waited too long."""
         if not self._kept or self._refuses_stale():
             return
-        if self._kept[0].arrivals.first > self.load.stale_since():
+        if self._kept[0].first > self.load.stale_since():
             self._wait_for_turn()
         else:
             self._parse_kept()
@@ -266,17 +285,17 @@ class Connection(web.RequestHandler):
     def _refuses_stale(self) -> bool:
         """Refuse the kept requests that have waited too long, unparsed. Return True if no others are left."""
         rejections, latest = self._options.early_rejections, self.load.stale_since()
-        if rejections is None or not self._is_writable or self._kept[0].arrivals.first > latest:
+        if rejections is None or not self._is_writable or self._kept[0].first > latest:
             return False
         kept = self._take_kept()
         responses, rest = rejections.reject_until(latest, self, kept.data, kept.arrivals)
         if responses:
             self._send_rejections(responses)
         if rest:
-            arrivals = kept.arrivals
+            first, last, read_at = kept.arrivals
             if responses:
-                arrivals = arrivals._replace(first=min(max(arrivals.first, latest), arrivals.last))
-            self._kept.append(Kept(rest, arrivals))
+                first = min(max(first, latest), last)
+            self._kept.append(Kept(rest, (first, last, read_at)))
             self._count_kept(len(rest))
             return False
         self.load.pause_if_busy(self)
@@ -286,8 +305,9 @@ class Connection(web.RequestHandler):
         """Return all that is kept, and read again if reading stopped for it."""
         kept = self._kept[0]
         if len(self._kept) > 1:
-            arrivals = kept.arrivals._replace(last=self._kept[-1].arrivals.last)
-            kept = Kept(b"".join([each.data for each in self._kept]), arrivals)
+            first, _, read_at = kept.arrivals
+            _, last, _ = self._kept[-1].arrivals
+            kept = Kept(b"".join([each.data for each in self._kept]), (first, last, read_at))
         self._kept.clear()
         self._count_kept(-self._kept_bytes)
         if not self._reads_on:
@@ -309,9 +329,9 @@ class Connection(web.RequestHandler):
         arrived = len(self._messages) - waiting
         if arrived:
             if arrived == 1:
-                self.arrivals.append(Arrival(arrivals.last, arrivals.read_at))
+                self.arrivals.append(arrivals[1:])
             else:
-                self.arrivals.extend(arrivals.spread(arrived))
+                self.arrivals.extend(spread(arrivals, arrived))
             if not (self._request_in_progress or isinstance(self._messages[0][0], _ErrInfo)):
                 self.load.queue.will_start(self)
         self.begins_request = arrived > 0 and self._ends_request(data, arrived)
@@ -336,7 +356,7 @@ class Connection(web.RequestHandler):
         """Return the arrival of the request whose turn has come. One that waited behind a request for an
         upgrade arrives now: aiohttp parses it when that is answered."""
         if not self.arrivals:
-            self.arrivals.extend(self.load.arrivals(self).spread(1))
+            self.arrivals.extend(spread(self.load.arrivals(self), 1))
         return self.arrivals.popleft()
 
     def resume_reading(self, resume_parser: bool = True) -> None:

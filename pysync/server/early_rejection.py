@@ -16,7 +16,7 @@ from pysync._core import plain_get_ends
 from pysync.auth.admission import forwarded_ip
 from pysync.errors import Overloaded
 from pysync.server.metrics import Counters
-from pysync.server.overload import Address, Arrivals, LoadShedder, Readable
+from pysync.server.overload import Address, Arrivals, LoadShedder, Readable, spread
 from pysync.server.responses import count_response, error_response
 
 REJECTIONS_AT_ONCE: Final = 128
@@ -53,7 +53,7 @@ class EarlyRejections:
         """Return the responses to the first requests in `data`, those that arrived at the time `latest` or
         before, and the rest of `data`."""
         ends = plain_get_ends(data)
-        stale = sum(arrival.at <= latest for arrival in arrivals.spread(len(ends)))
+        stale = sum(at <= latest for at, _ in spread(arrivals, len(ends)))
         count = min(stale, REJECTIONS_AT_ONCE)
         if not count:
             return b"", data

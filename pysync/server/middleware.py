@@ -147,8 +147,8 @@ class Middleware:
         assert isinstance(request, Request)
         request_id = (self._request_id_var and self._request_id_var.get()) or self._id_of(request)
         response = self._error_response(request, match, error, request_id)
-        seconds = time.perf_counter() - request.arrival.read_at
-        self._complete(request, match, response, request_id, seconds)
+        _, read_at = request.arrival
+        self._complete(request, match, response, request_id, time.perf_counter() - read_at)
         self._answered.add(request.connection)
         if request.transport is not None:
             request.transport.write(response.to_bytes())

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from itertools import islice
 from math import inf
 from time import perf_counter
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from pysync.auth.admission import network_of
 from pysync.server.metrics import Counters
@@ -76,24 +76,18 @@ class Address:
         self.was_served = False
 
 
-class Arrival(NamedTuple):
-    """When a request arrived in the kernel, and when the server read it."""
+# Plain tuples, because each request makes both, and a named one takes several times as long to make.
+Arrival = tuple[float, float]
+"""When a request arrived in the kernel, and when the server read it."""
+Arrivals = tuple[float, float, float]
+"""When the first and the last of some requests arrived in the kernel, and when the server read them."""
 
-    at: float
-    read_at: float
 
-
-class Arrivals(NamedTuple):
-    """When the first and the last of some requests arrived in the kernel, and when the server read them."""
-
-    first: float
-    last: float
-    read_at: float
-
-    def spread(self, count: int) -> list[Arrival]:
-        """Return the arrival of each of `count` requests, as if they had arrived at even intervals."""
-        step = (self.last - self.first) / max(1, count - 1)
-        return [Arrival(self.last - step * n, self.read_at) for n in range(count - 1, -1, -1)]
+def spread(arrivals: Arrivals, count: int) -> list[Arrival]:
+    """Return the arrival of each of `count` requests, as if they had arrived at even intervals."""
+    first, last, read_at = arrivals
+    step = (last - first) / max(1, count - 1)
+    return [(last - step * n, read_at) for n in range(count - 1, -1, -1)]
 
 
 class Readable(Protocol):
@@ -236,9 +230,9 @@ class LoadShedder:
         now = self._now()
         first = self._unread.pop(connection, None)
         if first is None and not (self.is_overloaded or self._is_late):
-            return Arrivals(now, now, now)
+            return now, now, now
         last = now - (connection.kernel_wait_s() or 0.0)
-        return Arrivals(last if first is None else min(first, last), last, now)
+        return (last if first is None else min(first, last)), last, now
 
     def stale_since(self) -> float:
         """Return the time before which a request arrived that has waited too long."""
@@ -262,7 +256,8 @@ class LoadShedder:
         each request."""
         self.queue.has_started(connection)
         now = self._now()
-        wait_s = now - (arrival.read_at if self.queue.is_empty else min(arrival.read_at, self.queue.oldest()))
+        arrived_at, read_at = arrival
+        wait_s = now - (read_at if self.queue.is_empty else min(read_at, self.queue.oldest()))
         address.use += 1.0
         if wait_s <= self._long_wait_s:
             self._long_since = inf
@@ -271,7 +266,7 @@ class LoadShedder:
         elif self._begun >= MANY_REQUESTS and now - self._long_since > OVERLOADED_AFTER_S:
             self._begin()
         if self.is_overloaded and (
-            now - arrival.at > self.max_wait_s
+            now - arrived_at > self.max_wait_s
             or not (self.queue.has_room_for_others or self.prefers(connection, address))
         ):
             self._counters.count("pysync_overload_refusals")

@@ -157,7 +157,7 @@ class Response(web.StreamResponse):
         return f"Content-Length: {len(self.content)}\r\n"
 
     def _head(self, version: HttpVersion) -> bytes:
-        if self.status in (204, 304):
+        if self._status in (204, 304):
             length = ""
         else:
             length = f"Content-Type: {self.media_type}\r\n{self._length(version)}"
@@ -168,7 +168,7 @@ class Response(web.StreamResponse):
         else:
             connection = ""
         return (
-            f"HTTP/1.1 {_REASONS[self.status]}\r\n"
+            f"HTTP/1.1 {_REASONS[self._status]}\r\n"
             f"{length}{self.header_text}{connection}Date: {_date(int(time.time()))}\r\n\r\n"
         ).encode("latin-1")
 
@@ -224,7 +224,7 @@ def is_stalled(before: int, left: int) -> bool:
 
 def write_response(version: str, timestamp_ms: int) -> Response:
     """Return the response to a push or append: `{"hash", "timestamp"}`."""
-    return Response(200, b'{"hash":"%b","timestamp":%d}' % (version.encode(), timestamp_ms), NO_STORE)
+    return Response(200, f'{{"hash":"{version}","timestamp":{timestamp_ms}}}'.encode(), NO_STORE)
 
 
 class HeadResponse(Response):

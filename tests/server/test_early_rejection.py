@@ -6,7 +6,7 @@ from support.listening import Handler, answer, connect, listening, receive
 from pysync.server.connection import Connection, Request
 from pysync.server.early_rejection import REJECTIONS_AT_ONCE, EarlyRejections
 from pysync.server.metrics import Counters
-from pysync.server.overload import FAIR_USE, Address, Arrivals, LoadShedder
+from pysync.server.overload import FAIR_USE, Address, LoadShedder
 from pysync.server.request_queue import RequestQueue
 from pysync.server.responses import Response
 
@@ -101,7 +101,7 @@ def test_only_so_many_requests_are_rejected_together() -> None:
     data = (REJECTIONS_AT_ONCE + 1) * get()
     assert not server.is_refused(data)
     client = Client(server.load.address(HEAVY))
-    rejections, rest = server.early_rejections.reject_until(10.0, client, data, Arrivals(9.0, 9.0, 9.0))
+    rejections, rest = server.early_rejections.reject_until(10.0, client, data, (9.0, 9.0, 9.0))
     assert rejections.count(b"HTTP/1.1 503 ") == REJECTIONS_AT_ONCE
     assert rest == get()
     assert len(rejections) <= 64 * 1024
@@ -112,7 +112,7 @@ def test_requests_that_have_waited_too_long_are_rejected(latest: float, count: i
     server = Server()
     data = 3 * get() + get()[:9]
     client = Client(server.load.address(LIGHT))
-    arrivals = Arrivals(10.0, 12.0, 12.0)
+    arrivals = (10.0, 12.0, 12.0)
     rejections, rest = server.early_rejections.reject_until(latest, client, data, arrivals)
     assert rejections.count(b"HTTP/1.1 503 ") == count
     assert rest == data[count * len(get()) :]

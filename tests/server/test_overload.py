@@ -12,8 +12,8 @@ from pysync.server.overload import (
     MOST_PER_TICK,
     TICK_S,
     Address,
-    Arrival,
     LoadShedder,
+    spread,
 )
 
 MAX_WAIT_S = 0.25
@@ -34,11 +34,9 @@ class Client:
 
     def is_refused(self, waited_s: float = 0.0) -> bool:
         """Send a request that waits for so long, and return True if it is refused."""
-        (arrival,) = self._load.arrivals(self).spread(1)
+        ((at, read_at),) = spread(self._load.arrivals(self), 1)
         assert self.address is not None
-        return self._load.refuses(
-            self, self.address, Arrival(arrival.at - waited_s, arrival.read_at - waited_s)
-        )
+        return self._load.refuses(self, self.address, (at - waited_s, read_at - waited_s))
 
     def go_on(self) -> None: ...
 

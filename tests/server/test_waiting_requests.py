@@ -8,7 +8,7 @@ import pytest
 from support.listening import answer, connect, listening, receive
 
 from pysync.server import connection as connection_module
-from pysync.server.connection import Connection, Request
+from pysync.server.connection import Connection, Kept, Request
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.metrics import Counters
 from pysync.server.overload import LoadShedder
@@ -111,9 +111,8 @@ async def test_requests_that_have_waited_too_long_are_refused_unparsed(
             assert isinstance(waiting, Connection)
             while len(waiting._kept) == 1:
                 await asyncio.sleep(0)
-            waiting._kept[0] = waiting._kept[0]._replace(
-                arrivals=waiting._kept[0].arrivals._replace(first=now - 2 * MAX_WAIT_S)
-            )
+            data, (_, last, read_at) = waiting._kept[0]
+            waiting._kept[0] = Kept(data, (now - 2 * MAX_WAIT_S, last, read_at))
             waiting.go_on()
             received = b""
             while b"answered" not in received:

@@ -15,7 +15,7 @@ from pysync.config import HistoryConfig
 from pysync.config.key_templates import RESERVED
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
 from pysync.corruption import CorruptionReporter
-from pysync.engine.history import History, check_key, new_entry
+from pysync.engine.history import IN_PLACE, History, InPlace, check_key, new_entry
 from pysync.engine.outbox import DocumentRef, Outbox
 from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, QuotaExceeded, StoreUnavailable
 from pysync.model import WriteResult
@@ -240,8 +240,7 @@ class Documents:
             also: list[AppendedObject] = []
             if history is not None:
                 identity = "" if ref is None else ref.identity
-                kept = found if base_hash else None  # by "" a damaged document is deleted
-                also = [new_entry(key, kept, "", removed.timestamp_ms, identity)]
+                also = [new_entry(key, _kept(found, base_hash), "", removed.timestamp_ms, identity)]
             try:
                 charge = None if ref is None else ref.charge
                 await self._outbox.delete(key, expect, changes, base_hash, also, charge)
@@ -297,14 +296,16 @@ class Documents:
         changes = [] if ref is None else [ref.change(written.hash, written.timestamp_ms)]
         charge = None if ref is None else ref.charge
         expect: Precondition | None = None
+        replaced: bytes | InPlace | None = None
         also: list[AppendedObject] = []
         is_pruned = False
         if history is not None:
             check_key(key)
-        elif body.base_hash is None:
-            expect = ABSENT
-        else:
-            expect = self._cached_precondition(key, body.base_hash, ttl_ms)
+        if history is None or self._outbox.is_transactional:
+            if body.base_hash is None:
+                expect = ABSENT
+            else:
+                expect, replaced = self._cached_precondition(key, body.base_hash, ttl_ms), IN_PLACE
         for _ in range(_MAX_ATTEMPTS):
             if expect is None:
                 found = await self._store.get(key)
@@ -313,15 +314,15 @@ class Documents:
                     await self._outbox.reannounce(changes)
                     return
                 expect = await self._check_base(key, found, body.base_hash, ttl_ms)
-                if history is not None:
-                    identity = "" if ref is None else ref.identity
-                    kept = found if body.base_hash else None  # over "" a damaged document is replaced
-                    also = [new_entry(key, kept, written.hash, written.timestamp_ms, identity)]
+                replaced = _kept(found, body.base_hash)
+            if history is not None:
+                identity = "" if ref is None else ref.identity
+                also = [new_entry(key, replaced, written.hash, written.timestamp_ms, identity)]
             try:
                 etag = await self._outbox.put(
                     key, stored, expect, changes, body.base_hash or "", charge, also
                 )
-            except EtagMismatch:
+            except (EtagMismatch, DocumentCorrupt):
                 expect = None
             except QuotaExceeded:
                 if history is None or is_pruned:
@@ -391,6 +392,12 @@ class Documents:
         if current_hash != (base_hash or ""):
             raise Conflict(current_hash, document.ts_ms)
         return Etag(found.etag)
+
+
+def _kept(found: StoredObject | NotModified | None, base_hash: str | None) -> bytes | None:
+    """Return the stored document that a write with this base replaces, if its history keeps it: `""` is the
+    base over a damaged one."""
+    return found.body if base_hash and isinstance(found, StoredObject) else None
 
 
 async def remove_once(

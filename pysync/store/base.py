@@ -268,7 +268,8 @@ class TransactionalStore(Store, Protocol):
         """Put an object as `Store.put` does, and commit these changes, and the objects of `also`, with it. If
         usage is tracked, it counts as `charge`, by default as its key says, and the objects of `also` count
         as bytes for the same account; raises QuotaExceeded. The segments count; after QuotaExceeded they may
-        be stored, after EtagMismatch none is."""
+        be stored, after EtagMismatch none is. If the body of an object of `also` is a function, `expect` is
+        the etag of a document."""
 
     async def write(
         self,
@@ -291,8 +292,9 @@ class TransactionalStore(Store, Protocol):
         charge: Charge | None = None,
     ) -> None:
         """Remove an object or file as `Store.delete` does, and commit these changes, and the objects of
-        `also`, with the removal. Commits none of them if there is nothing at `key`. The objects of `also`
-        count as bytes for the account of `charge`, by default as the key says, and are never rejected."""
+        `also`, whose bodies are bytes, with the removal. Commits none of them if there is nothing at `key`.
+        The objects of `also` count as bytes for the account of `charge`, by default as the key says, and are
+        never rejected."""
 
     async def delete_all(self, keys: Sequence[str]) -> None:
         """Remove the objects and files at these keys, as far as there are any, in one transaction."""

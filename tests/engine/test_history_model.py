@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import sqlite3
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -140,6 +142,7 @@ async def test_pruning_keeps_who_wrote_the_oldest_version_beside_entries_of_writ
         written.append(Listed(new.hash, f"winner {n}"))
         clock.now_ms += 1
         left = new_entry(KEY, None, "ab" * 32, clock.now_ms, "loser")
+        assert isinstance(left.body, bytes)
         await store.put(left.key(await coordinator.next_timestamp()), left.body)
         await documents.history.prune(KEY, ALL)
         assert await listed(documents) == expected
@@ -275,3 +278,21 @@ async def test_killed_processes_lose_no_version_in_a_folder(tmp_path: Path) -> N
 async def test_killed_processes_lose_no_version_in_a_bucket(moto: S3Server, tmp_path: Path) -> None:
     config = moto.store(new_prefix())
     await _history_of_killed_writers(config, tmp_path / "data", depth((30, 12, 50), (200, 80, 300)))
+
+
+async def test_a_damaged_document_is_no_version_although_the_process_that_wrote_it_reads_it_no_more(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    store = await LocalStore.open_folder(tmp_path, clock)
+    documents = Documents(store, MemoryCoordinator(clock), clock)
+    base = (await documents.push(KEY, body(0, None), ref=subject("first"), history=ALL)).hash
+    with closing(sqlite3.connect(tmp_path / "pysync.db", isolation_level=None)) as database:
+        database.execute("UPDATE object SET body = ? WHERE name = 'a'", (b"{",))
+    with pytest.raises(Conflict) as conflict:
+        await documents.push(KEY, body(1, base), ref=subject("second"), history=ALL)
+    assert conflict.value.current_hash == ""
+    assert len(await entries_of(store, KEY)) == 1
+    await documents.push(KEY, body(2, ""), ref=subject("third"), history=ALL)
+    assert await listed(documents) == []
+    assert len(await entries_of(store, KEY)) == 2
+    await store.close()

@@ -9,7 +9,7 @@ from pysync.model import Usage
 from pysync.sqlite.changelog import ChangeRows
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.store.local import tables, usage
-from pysync.store.local.put_statements import APPEND, PUT_COUNTED
+from pysync.store.local.put_statements import APPEND_COUNTED, PUT_COUNTED
 from pysync.store.local.tables import RenameJournal
 from pysync.store.local.usage import NO_RECEIPT, UsageCounters, amounts_of
 from pysync.store.types import ABSENT, Precondition
@@ -131,8 +131,9 @@ def put_counted(
     """Call `tables.put`, append objects, and count all in the same transaction. Raises QuotaExceeded
     if the precondition holds."""
     if not counters.is_on(cursor):
-        return tables.put_with(cursor, also, tables.put, renames, row, expect, changes)
+        return tables.put_with(cursor, also, renames, row, expect, changes)
     etag, content_type, now_ms, body, parent, name = row
+    also = tables.with_bodies(cursor, also, parent, name, expect) if also else also
     size, elements = len(body), charge.elements
     amounts = amounts_of(size, elements)
     old = NO_RECEIPT if expect is ABSENT else counters.replaced(cursor, parent, name, expect)
@@ -159,5 +160,5 @@ def append_objects(
         return
     owner = counters.owner_of(cursor, charge.account)
     for row in also:
-        cursor.execute(APPEND, (*row[:4], len(row[3]), -owner.id, 0, *row[4:]))
+        cursor.execute(APPEND_COUNTED, (*row[:4], len(row[3]), -owner.id, 0, *row[4:]))
     counters.add_bytes(owner, sum(len(each[3]) for each in also))

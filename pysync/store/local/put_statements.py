@@ -33,11 +33,22 @@ class PutStatements(NamedTuple):
 
 
 PUT: Final = PutStatements.of("etag", "content_type", "modified_ms", "body")
-APPEND: Final = """
-    INSERT INTO object(etag, content_type, modified_ms, body, size, owner, elements, parent, name)
-    SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, printf('%016d00000000', max(?9, 1 + coalesce(
-        (SELECT CAST(substr(max(name), 1, 16) AS INTEGER) FROM object WHERE parent = ?8), 0))) || ?10"""
-"""Stores a document behind all others of its folder."""
 PUT_COUNTED: Final = PutStatements.of(
     "etag", "content_type", "modified_ms", "body", "size", "owner", "elements"
 )
+
+
+def _append(*columns: str) -> str:
+    """Return the statement that stores a document behind all others of its folder. Its parameters are these
+    columns, the folder, and the time and the suffix of the name."""
+    folder, at_ms, suffix = (f"?{len(columns) + n}" for n in (1, 2, 3))
+    return f"""
+        INSERT INTO object({", ".join(columns)}, parent, name)
+        SELECT {", ".join(f"?{n + 1}" for n in range(len(columns)))}, {folder},
+            printf('%016d00000000', max({at_ms}, 1 + coalesce((
+                SELECT CAST(substr(max(name), 1, 16) AS INTEGER) FROM object WHERE parent = {folder}), 0)))
+            || {suffix}"""  # noqa: S608
+
+
+APPEND: Final = _append("etag", "content_type", "modified_ms", "body")
+APPEND_COUNTED: Final = _append("etag", "content_type", "modified_ms", "body", "size", "owner", "elements")

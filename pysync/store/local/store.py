@@ -230,8 +230,8 @@ class LocalStore:
         put, size = self._put_at(key, columns, expect, rows, charge), len(body)
         if also:
             others = self._rows_of(also, rows.now_ms)
-            put = (tables.put_with, others, *put) if self.ledger is None else (*put, others)
-            size += sum(len(other.body) for other in also)
+            put = (tables.put_with, others, *put[1:]) if self.ledger is None else (*put, others)
+            size += sum(len(each.body) for each in also if isinstance(each.body, bytes))
         if segments:
             puts = [*self._puts_of(segments, rows), put]
             put = (tables.put_together, split_key(key), expect, puts)

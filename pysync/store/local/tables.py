@@ -28,6 +28,7 @@ from pysync.store.local.put_statements import APPEND, PUT, PutStatements
 from pysync.store.types import (
     ANY,
     Etag,
+    EtagMismatch,
     ExistingFileFilter,
     FileAlreadyExists,
     Precondition,
@@ -111,6 +112,7 @@ _SET_FILE_DAMAGED = """
     UPDATE object SET inode = CASE WHEN ? THEN -abs(inode) ELSE abs(inode) END
     WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NOT NULL"""
 _CURRENT = "SELECT etag, sha256 IS NOT NULL FROM object WHERE parent = ? AND name = ?"
+_GET_BODY = "SELECT body FROM object WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NULL"
 _FIND_EXISTING = """
     SELECT name, sha256 FROM object
     WHERE parent = ? AND name > ? AND substr(name, ?) = ? AND sha256 IS NOT NULL LIMIT 1"""
@@ -341,17 +343,38 @@ Rows = Sequence[tuple[Any, ...]]
 """Rows of appended objects: etag, content type, time, body, folder, time and suffix of the name."""
 
 
-def put_with(cursor: sqlite3.Cursor, also: Rows, put: Callable[..., T], *args: object) -> T:
+def put_with(
+    cursor: sqlite3.Cursor,
+    also: Rows,
+    renames: RenameJournal,
+    row: tuple[Any, ...],
+    expect: Precondition,
+    changes: ChangeRows,
+) -> tuple[bool, int]:
     """Call `put`, and append objects in its transaction."""
-    done = put(cursor, *args)
+    parent, name = row[-2:]
+    also = with_bodies(cursor, also, parent, name, expect)
+    done = put(cursor, renames, row, expect, changes)
     append_objects(cursor, also)
     return done
+
+
+def with_bodies(cursor: sqlite3.Cursor, also: Rows, parent: str, name: str, expect: Precondition) -> Rows:
+    """Return the rows of objects that are appended with a put: their bodies are bytes. Raises EtagMismatch if
+    a body is a function and the document is not stored as `expect` says, and what such a function raises."""
+    if not any(callable(row[3]) for row in also):
+        return also
+    assert isinstance(expect, Etag), "a document that is replaced has a version"
+    found = cursor.execute(_GET_BODY, (parent, name, expect.value)).fetchone()
+    if found is None:
+        raise EtagMismatch
+    return [(*row[:3], row[3](*found), *row[4:]) if callable(row[3]) else row for row in also]
 
 
 def append_objects(cursor: sqlite3.Cursor, also: Rows) -> None:
     """Append objects in the transaction of another write."""
     for row in also:
-        cursor.execute(APPEND, (*row[:4], None, None, None, *row[4:]))
+        cursor.execute(APPEND, row)
 
 
 def check_current(cursor: sqlite3.Cursor, parent: str, name: str, expect: Precondition) -> None:

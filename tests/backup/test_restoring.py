@@ -614,6 +614,8 @@ class TestCommands:
             (("--store", "file:data"), 2, "the following arguments are required: --to"),
             (("--store", "file:no", "--to", "file:b"), 1, "file:no: there is no store"),
             (("--store", "file:data", "--to", "file:data"), 1, "file:data is a store"),
+            (("--store", "file:data", "--to", "file:data/b"), 1, "file:data/b lies in a store"),
+            (("--store", "file:data", "--to", "file:data/files/b"), 1, "file:data/files/b lies in a store"),
             (("--store", "file:data", "--to", "file:other"), 1, "something else lies there: file"),
             (("--store", "file:data", "--to", "memory:"), 1, "a backup lies in file:DIR or s3://"),
             (("--store", "file:data", "--to", "data2"), 1, "data2: a backup lies in file:DIR or s3://"),

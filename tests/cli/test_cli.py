@@ -391,7 +391,16 @@ async def test_a_list_prints_every_name_on_a_line_of_its_own(shell: Shell, start
         assert (await shell.ask("push", f"public/{name}", *server, stdin="{}"))[0] == 0
     assert await shell.ask("list", "public", *server) == (0, "a\nb\nc\n", "")
     assert await shell.ask("list", "public", "--after", "a", *server) == (0, "b\nc\n", "")
-    assert await shell.ask("list", *server) == (1, "", "pysync: Not found\n")
+    status, output, errors = await shell.ask("list", "board", *server)
+    assert (status, output, errors) == (1, "", "pysync: no collection has a list of 'board': see `listable`\n")
+
+
+async def test_a_path_that_the_server_does_not_have_is_explained(shell: Shell, start: Start) -> None:
+    server = ("--server", await start(SERVICE))
+    status, output, errors = await shell.ask("pull", "nothing/a", *server)
+    assert (status, output) == (1, "")
+    assert errors == "pysync: Not found: `pysync check` prints the paths that a configuration gives a server\n"
+    assert await shell.ask("usage", *server) == (1, "", "pysync: the server has no quotas\n")
 
 
 async def test_a_batch_prints_each_entry_or_why_there_is_none(shell: Shell, start: Start) -> None:

@@ -64,7 +64,7 @@ class BackupTarget(Protocol):
 
 async def open_backup_target(config: StoreConfig, *, create: bool = False) -> BackupTarget:
     """Open the folder or the bucket of a backup; `create` makes a folder that is missing. Raises ValueError
-    if there is none, or if it is a store, and StoreUnavailable."""
+    if there is none, or if it is a store or would be made in one, and StoreUnavailable."""
     kind, _, rest = config.url.partition(":")
     if kind == "s3":
         return BucketTarget(await open_store(config))
@@ -75,6 +75,8 @@ async def open_backup_target(config: StoreConfig, *, create: bool = False) -> Ba
         advice = ": name another folder for the backup" if create else ", not a backup"
         raise ValueError(f"{config.url} is a store{advice}")
     if create:
+        if any((folder / "pysync.db").exists() for folder in root.parents):
+            raise ValueError(f"{config.url} lies in a store, and would be lost with it: name another folder")
         try:
             make_private_dir(root, may_be_link=True)
         except OSError as error:

@@ -207,8 +207,11 @@ async def _pull_sealed(options: argparse.Namespace, client: Client) -> dict[str,
 async def list_names(options: argparse.Namespace) -> None:
     """Run `pysync list`."""
     async with make_client(options) as client:
-        async for name in client.list(options.prefix, after=options.after):
-            print(name)
+        try:
+            async for name in client.list(options.prefix, after=options.after):
+                print(name)
+        except NotFound:
+            raise ValueError(f"no collection has a list of {options.prefix!r}: see `listable`") from None
 
 
 async def batch(options: argparse.Namespace) -> None:
@@ -228,7 +231,10 @@ def _entry_json(entry: BatchEntry) -> dict[str, Any]:
 async def usage(options: argparse.Namespace) -> None:
     """Run `pysync usage`."""
     async with make_client(options) as client:
-        report = await client.usage(options.space)
+        try:
+            report = await client.usage(options.space)
+        except NotFound:
+            raise ValueError("the server has no quotas") from None
     spaces = {name: _quota_json(found) for name, found in report.spaces.items()}
     own = {"identity": report.identity, **_quota_json(report.own)}
     print_json({**own, **({"spaces": spaces} if spaces else {}), "complete": report.is_complete})

@@ -18,6 +18,7 @@ _HINTS = {
     "append_proof_missing": "sign the element with --key FILE",
     "checkpoint_too_old": "older than this log allows; use -n N to read the newest elements",
     "non_monotonic_timestamp": "--ts must be greater than the timestamp of the log's last element",
+    "not_found": "`pysync check` prints the paths that a configuration gives a server",
     "payload_too_large": "the server limits the size of what it stores here (maxBodyBytes)",
     "version_not_found": "the history of the document does not have this version, or no longer",
     "pull_bound_required": "this is a log; read it with `pysync tail`",

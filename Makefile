@@ -28,8 +28,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 build: $(BUILT)  ## install pysync, all extras and the development tools into .venv (NATIVE=1, PYTHON=python3.12)
 
-serve: $(if $(wildcard $(BUILT)),$(BUILT),$(SERVABLE))  ## serve deploy/example.json on 127.0.0.1:8080
-	$(BIN)/pysync serve --config deploy/example.json
+serve: $(if $(wildcard $(BUILT)),$(BUILT),$(SERVABLE))  ## serve deploy/example.json on 127.0.0.1:8080 (PORT=8090)
+	$(BIN)/pysync serve --config deploy/example.json $(if $(PORT),--port $(PORT))
 
 test: build  ## run every test, in parallel (JOBS=3)
 	tests/components/install

@@ -34,7 +34,7 @@ _KEPT: Final = {
     "nonces": "digests of signed requests expire within 15 minutes",
 }
 _KEPT_OF_IDENTITY: Final = {
-    "documentsOfOthers": "documents at keys without this identity that it wrote, or that name it",
+    "documentsOfOthers": "documents and files at keys without this identity that it wrote, or that name it",
     "logsOfOthers": "elements of this identity in logs at keys without it: they are not rewritten",
     "revocations": "its revocation list, without which revoked certificates would be valid again",
 }

@@ -35,6 +35,7 @@ __all__ = [
     "plain_get_ends",
     "read_document",
     "request_message",
+    "signed_time",
     "split_key",
     "verify_author",
     "verify_request",
@@ -387,6 +388,10 @@ def open_certificate(text: bytes) -> tuple[str, int, int] | None:
     signed by its issuer; None if the signature is missing or wrong. Costs one Ed25519 verification. The form
     of the certificate is not checked beyond these members."""
 
+def signed_time(timestamp: str, nonce: str) -> int | None:
+    """Return the milliseconds of a timestamp header: up to 16 digits, perhaps after a minus sign. None if it
+    has another form, or the nonce header is not 16 bytes in padded standard base64."""
+
 def request_message(method: str, target: str, body: bytes, host: str, ts_ms: int, nonce: str) -> bytes:
     """Return the message that a request signature signs (docs/reference/protocol.md#request-signature)."""
 
@@ -545,6 +550,8 @@ class ReplayWindow:
         """Add one digest (16 bytes); return False if it was present."""
     def extend(self, digests: bytes) -> None:
         """Add many digests, concatenated; a rest shorter than 16 bytes is ignored."""
+    def contains_any(self, digests: bytes) -> bool:
+        """Return True if any of these digests, concatenated, is present."""
     def __contains__(self, digest: bytes, /) -> bool: ...
     def __len__(self) -> int: ...
 

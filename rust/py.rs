@@ -260,6 +260,11 @@ pub mod _core {
     }
 
     #[pyfunction]
+    fn signed_time(timestamp: &Bound<'_, PyString>, nonce: &Bound<'_, PyString>) -> Option<i64> {
+        signing::is_nonce(utf8(nonce)?).then(|| signing::parse_timestamp(utf8(timestamp)?))?
+    }
+
+    #[pyfunction]
     fn request_message<'py>(
         py: Python<'py>,
         method: &str,
@@ -385,6 +390,10 @@ pub mod _core {
 
         fn extend(&mut self, digests: &[u8]) {
             self.0.extend(digests);
+        }
+
+        fn contains_any(&self, digests: &[u8]) -> bool {
+            self.0.contains_any(digests)
         }
 
         fn __contains__(&self, digest: &[u8]) -> PyResult<bool> {

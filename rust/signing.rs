@@ -4,6 +4,7 @@ use crate::canonical::{canonicalize, hex, sha256};
 use crate::ed25519::{Claim, PublicKey};
 use crate::json_number::write_integer;
 use crate::json_string::write_string;
+use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 
@@ -80,6 +81,20 @@ impl<'a> SignedObject<'a> {
         };
         verified().unwrap_or(false)
     }
+}
+
+/// Returns the milliseconds of a timestamp: up to 16 digits, perhaps after a minus sign. None if it has another
+/// form.
+pub fn parse_timestamp(text: &str) -> Option<i64> {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    let has_form = matches!(digits.len(), 1..=16) && digits.bytes().all(|b| b.is_ascii_digit());
+    has_form.then(|| text.parse().ok())?
+}
+
+/// Returns true if `text` is 16 bytes in padded standard base64.
+pub fn is_nonce(text: &str) -> bool {
+    let mut bytes = [0; 18]; // the decoder requires this size; 16 are filled
+    text.len() == 24 && BASE64_STANDARD.decode_slice(text, &mut bytes) == Ok(16)
 }
 
 /// The content of a request signature, for one or several targets.

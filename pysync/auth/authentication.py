@@ -16,9 +16,8 @@ See docs/reference/protocol.md#authentication.
 
 import asyncio
 import hmac
-import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pysync import _core, protocol
 from pysync.auth import certificates
@@ -35,7 +34,7 @@ from pysync.auth.verification import (
 )
 from pysync.clock import elapsed_of
 from pysync.config import Config
-from pysync.coordinator import Coordinator, Nonce, ReplayMemoryFull, Standing
+from pysync.coordinator import Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import Forbidden, Unauthorized
 from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller
 
@@ -45,18 +44,15 @@ SKEW_MS = SKEW_S * 1000
 VERIFY_IN_THREAD_ABOVE = 256 * 1024
 """Bytes of a body above which it is hashed in a thread. Hashing as many takes about 1 ms."""
 
-_is_timestamp = re.compile(r"-?[0-9]{1,16}").fullmatch
-_is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
 
+SignedRequest = tuple[str, list[str], str]
+"""The parts of a request that its signature covers, apart from the body: the method; the forms of path and
+query that may have been signed, the likeliest first; and the canonical form of the Host header. A Python
+function would make a named tuple, and would take longer than to find these parts."""
 
-class SignedRequest(NamedTuple):
-    """The parts of a request that its signature covers, apart from the body. `targets` are the forms of path
-    and query that may have been signed, the likeliest first; `host` is the canonical form of the Host
-    header."""
-
-    method: str
-    targets: list[str]
-    host: str
+_STANDINGS: Final = (Standing.STRANGER, Standing.TRUSTED)
+"""The standing of a caller, by whether it is trusted."""
+_READS: Final = frozenset({"GET", "HEAD"})
 
 
 class Credentials(NamedTuple):
@@ -130,11 +126,11 @@ class Authenticator:
             return NO_CREDENTIALS
         timestamp = headers.get(protocol.HEADER_TIMESTAMP, "")
         nonce = headers.get(protocol.HEADER_NONCE, "")
-        if not (_is_timestamp(timestamp) and _is_nonce(nonce)):
+        timestamp_ms = _core.signed_time(timestamp, nonce)
+        if timestamp_ms is None:
             raise Unauthorized("no timestamp or nonce of the right form")
         presenter = headers.get(protocol.HEADER_PUB, "")
         now_ms = self._now_ms()
-        timestamp_ms = int(timestamp)
         signature = headers.get(protocol.HEADER_SIGNATURE, "")
         presented: VerifiedCertificate | SignedCertificate | None
         presented, source = self._cache.get(authorization, presenter, now_ms), ""
@@ -172,9 +168,9 @@ class Authenticator:
                 proof = self._verifier.verify(presented)
         if proof.not_in_audience:
             raise Forbidden(reason="audience: the certificate is for other keys")
-        is_read = request.method in ("GET", "HEAD")
+        method, *_ = request
         return AuthenticatedRequest(
-            proof.caller, proof, credentials.timestamp_ms, credentials.nonce, is_cached, is_read
+            proof.caller, proof, credentials.timestamp_ms, credentials.nonce, is_cached, method in _READS
         )
 
     async def admit(self, credentials: Credentials, request: SignedRequest, body: bytes) -> None:
@@ -182,20 +178,18 @@ class Authenticator:
         allowed if its signature is valid. Waits only once for both."""
         proof = credentials.certificate
         assert isinstance(proof, VerifiedCertificate), "other certificates are verified first"
-        timestamp_ms, is_read = credentials.timestamp_ms, request.method in ("GET", "HEAD")
-        nonce = Nonce(
-            _core.ReplayWindow.digest(proof.caller.presenter, credentials.nonce),
-            timestamp_ms,
-            _standing(proof),
-            is_read,
-        )
+        _, _, signature, timestamp_ms, nonce_text, _ = credentials
+        method, targets, host = request
+        is_read = method in _READS
+        digest = _core.ReplayWindow.digest(proof.caller.presenter, nonce_text)
         is_signed, is_new = await self._signatures.verify(
-            _signed_parts(proof.key, credentials, request, body), nonce
+            (proof.key, signature, method, targets, body, host, timestamp_ms, nonce_text),
+            (digest, timestamp_ms, _STANDINGS[proof.is_trusted], is_read),
         )
         _check(is_signed, request)
         if is_new is None or isinstance(is_new, ReplayMemoryFull):
             verified = AuthenticatedRequest(
-                proof.caller, proof, timestamp_ms, credentials.nonce, is_cached=True, is_read=is_read
+                proof.caller, proof, timestamp_ms, nonce_text, is_cached=True, is_read=is_read
             )
             await self.consume_nonce(verified)
             return
@@ -228,7 +222,7 @@ class Authenticator:
         """Record the nonce and return True if it is new. Looks up whether an untrusted identity owns data
         only if the share of strangers is full."""
         presenter, nonce, signed_ms = proof.caller.presenter, verified.nonce, verified.timestamp_ms
-        standing = _standing(proof)
+        standing = _STANDINGS[proof.is_trusted]
         record = self._coordinator.consume_nonce
         try:
             return await record(presenter, nonce, signed_ms, standing, is_read=verified.is_read)
@@ -293,10 +287,6 @@ class Authenticator:
         return ADMIN_CREDENTIALS
 
 
-def _standing(certificate: VerifiedCertificate) -> Standing:
-    return Standing.TRUSTED if certificate.is_trusted else Standing.STRANGER
-
-
 def _replayed() -> Unauthorized:
     return Unauthorized("replay: the nonce was seen before")
 
@@ -324,20 +314,14 @@ def _signed_parts(
     key: _core.PublicKey, credentials: Credentials, request: SignedRequest, body: bytes
 ) -> RequestParts:
     """Return all parts of a request that its signature depends on."""
-    return (
-        key,
-        credentials.signature,
-        request.method,
-        request.targets,
-        body,
-        request.host,
-        credentials.timestamp_ms,
-        credentials.nonce,
-    )
+    method, targets, host = request
+    _, _, signature, timestamp_ms, nonce, _ = credentials
+    return key, signature, method, targets, body, host, timestamp_ms, nonce
 
 
 def _check(is_signed: bool, request: SignedRequest) -> None:
     """Raise Unauthorized unless the request is signed."""
     if not is_signed:
-        signed = f"{request.method} {protocol.path_of(request.targets[0])} at {request.host}"
+        method, targets, host = request
+        signed = f"{method} {protocol.path_of(targets[0])} at {host}"
         raise Unauthorized(f"signature: not of {signed}, or of another query or body")

@@ -8,7 +8,7 @@ however many there are, evict no caller who comes regularly.
 from collections import OrderedDict
 from typing import Final, NamedTuple
 
-from pysync.auth.verification import VerifiedCertificate
+from pysync.auth.verification import VerifiedCertificate, cache_key_of
 
 MAX_BYTES: Final = 32 * 1024 * 1024
 """Bytes of the cache for trusted callers, and again for all others: about 8,000 callers each."""
@@ -19,8 +19,6 @@ OLD_SHARE: Final = 0.75
 PERIOD_MS: Final = 60_000
 IDLE_PERIODS: Final = 15
 """Periods without use after which a certificate of the old generation makes room for another."""
-
-_CacheKey = tuple[str, str]
 
 
 class CertificateCache:
@@ -35,10 +33,10 @@ class CertificateCache:
         """Return the certificate cached for this header, for any presenter or this one; None if none is.
         It counts as used now."""
         period = now_ms // PERIOD_MS
-        return self._trusted.get((authorization, ""), period) or (
-            self._others.get((authorization, ""), period)
-            or (self._others.get((authorization, presenter), period) if presenter else None)
-        )
+        known = self._others.get(authorization, period) or self._trusted.get(authorization, period)
+        if known is None and presenter:
+            return self._others.get(cache_key_of(authorization, presenter), period)
+        return known
 
     def put(self, certificate: VerifiedCertificate, now_ms: int) -> None:
         """Cache a verified certificate, once a request with it has been allowed."""
@@ -59,13 +57,13 @@ class _Generations:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._young: OrderedDict[_CacheKey, _Entry] = OrderedDict()
-        self._old: OrderedDict[_CacheKey, _Entry] = OrderedDict()
+        self._young: OrderedDict[str, _Entry] = OrderedDict()
+        self._old: OrderedDict[str, _Entry] = OrderedDict()
         self._bytes = 0
         self._old_bytes = 0
-        self._by_identity: dict[str, OrderedDict[_CacheKey, VerifiedCertificate]] = {}
+        self._by_identity: dict[str, OrderedDict[str, VerifiedCertificate]] = {}
 
-    def get(self, cache_key: _CacheKey, period: int) -> VerifiedCertificate | None:
+    def get(self, cache_key: str, period: int) -> VerifiedCertificate | None:
         """Return a cached certificate and mark it as used; None if it is not cached."""
         entry = self._old.get(cache_key)
         if entry is not None:
@@ -102,7 +100,7 @@ class _Generations:
         while self._bytes > self._max_bytes:
             self._evict(next(iter(self._young.values())).certificate)
 
-    def _promote(self, cache_key: _CacheKey, certificate: VerifiedCertificate, period: int) -> None:
+    def _promote(self, cache_key: str, certificate: VerifiedCertificate, period: int) -> None:
         """Move a certificate to the old generation, if there is room. Those that were not used for long make
         room."""
         while self._old_bytes + certificate.size > self._max_bytes * OLD_SHARE:

@@ -141,7 +141,7 @@ class AccessPolicy:
         """Return the reason, for the log, why `caller` may not act on `document_key`; None if it may."""
         if self.restrictions and self._is_restricted(caller.identity):
             return "restrictions"
-        if caller.ops is not None and not (caller.ops & _OPS[self.action]):
+        if caller.ops is not None and caller.ops.isdisjoint(_OPS[self.action]):
             return "scope: the certificate's ops"
         if caller.scope is not None and not caller.scope.allows(document_key):
             return "scope: the certificate's paths"

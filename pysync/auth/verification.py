@@ -29,7 +29,7 @@ class SignedCertificate(NamedTuple):
     key: _core.PublicKey
     nbf: int
     exp: int
-    cache_key: tuple[str, str]
+    cache_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class VerifiedCertificate(CertificateSummary):
     caller: Caller
     not_in_audience: bool
     is_trusted: bool
-    cache_key: tuple[str, str]
+    cache_key: str
 
     @property
     def size(self) -> int:
         """Estimated size in memory, in bytes."""
-        return BYTES_PER_CERTIFICATE + BYTES_PER_CHAR * len(self.cache_key[0])
+        return BYTES_PER_CERTIFICATE + BYTES_PER_CHAR * len(self.cache_key)
 
 
 class CertificateVerifier:
@@ -169,4 +169,10 @@ def signed_certificate(
         key = _core.PublicKey(subject or presenter)
     except ValueError:
         raise Unauthorized("certificate: not a public key") from None
-    return SignedCertificate(text, key, nbf, exp, (authorization, "" if subject else presenter))
+    return SignedCertificate(text, key, nbf, exp, cache_key_of(authorization, "" if subject else presenter))
+
+
+def cache_key_of(authorization: str, presenter: str) -> str:
+    """Return the key in the certificate cache of the certificate in a header, for one presenter or, if that
+    is `""`, for any."""
+    return f"{authorization}\n{presenter}" if presenter else authorization

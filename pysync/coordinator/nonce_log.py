@@ -25,7 +25,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
@@ -186,7 +186,7 @@ class NonceLog:
         """See `Coordinator.consume_nonce`."""
         if self._database is not None and self._database.moved:
             raise CoordinatorUnavailable()
-        new = Nonce(ReplayWindow.digest(presenter, nonce), signed_ms, standing, is_read)
+        new = ReplayWindow.digest(presenter, nonce), signed_ms, standing, is_read
         loop = asyncio.get_running_loop()
         is_first = not self._in_tick
         if is_first:
@@ -274,23 +274,23 @@ class NonceLog:
         if elapsed_ms >= self._look_from_ms:
             self._look_for_memory(elapsed_ms)
         now_ms = self._now_ms()
-        if self._are_plain(nonces, now_ms):
-            self._append([nonce.digest for nonce in nonces])
+        if plain := self._plain_digests(nonces, now_ms):
+            self._append(plain)
             return [True] * len(nonces)
         new: dict[bytes, int] = {}
         outcomes: list[bool | Exception] = []
-        for nonce in nonces:
-            if nonce.digest in new or self._is_used(nonce.digest):
+        for digest, _, standing, _ in nonces:
+            if digest in new or self._is_used(digest):
                 outcomes.append(False)
-            elif not self._has_room(nonce.standing, len(new)):
+            elif not self._has_room(standing, len(new)):
                 outcomes.append(ReplayMemoryFull())
             else:
-                new[nonce.digest] = len(outcomes)
+                new[digest] = len(outcomes)
                 outcomes.append(True)
         if new:
-            self._append(new)
+            self._append(b"".join(new))
             for digest, at in new.items():
-                ahead_ms = nonces[at].signed_ms - now_ms
+                ahead_ms = nonces[at][1] - now_ms
                 if ahead_ms > AHEAD_MS:
                     try:
                         self._record_for_later(digest, ahead_ms)
@@ -298,20 +298,24 @@ class NonceLog:
                         outcomes[at] = _unavailable(error)
         return outcomes
 
-    def _are_plain(self, nonces: Sequence[Nonce], now_ms: int) -> bool:
-        """Return True if these nonces are all new, there is room for all of them whatever their standing, and
-        none is from the future: that they are nearly always is known without looking at each."""
-        digests = {nonce.digest for nonce in nonces}
-        return (
+    def _plain_digests(self, nonces: Sequence[Nonce], now_ms: int) -> bytes:
+        """Return the digests of these nonces if all are new, there is room for all whatever their standing,
+        and none is from the future: that is nearly always so, and is known without looking at each. Return
+        `b""` otherwise."""
+        digests = [digest for digest, _, _, _ in nonces]
+        records = b"".join(digests)
+        is_plain = (
             self._memory is None
             and self._has_room(Standing.STRANGER, len(nonces))
-            and max(nonce.signed_ms for nonce in nonces) - now_ms <= AHEAD_MS
-            and len(digests) == len(nonces)
-            and not any(map(self._is_used, digests))
+            and max([signed_ms for _, signed_ms, _, _ in nonces]) - now_ms <= AHEAD_MS
+            and len(set(digests)) == len(digests)
+            and not self._current.seen.contains_any(records)
+            and not any(seen.contains_any(records) for seen in self._earlier)
         )
+        return records if is_plain else b""
 
-    def _append(self, digests: Iterable[bytes]) -> None:
-        self._current.append(b"".join(digests))
+    def _append(self, records: bytes) -> None:
+        self._current.append(records)
         if not self._is_writable:
             self._set_writable()
 
@@ -328,7 +332,8 @@ class NonceLog:
     def _record_in_memory(self, nonce: Nonce, cause: OSError) -> bool | Exception:
         """Record the nonce of a read that the disk does not take, for this `cause`. Return True if it is new,
         or an error, also if the disk cannot be read either, or there is no shared memory."""
-        if not nonce.is_read:
+        *_, is_read = nonce
+        if not is_read:
             return _unavailable(cause)
         try:
             outcome = self._find_or_record(nonce)
@@ -338,6 +343,7 @@ class NonceLog:
         return outcome
 
     def _find_or_record(self, nonce: Nonce) -> bool | Exception:
+        digest, *_ = nonce
         stored = self._stored_epochs()
         oldest = max(self._files or stored, default=0) - LIVE_EPOCHS + 1
         for epoch in (epoch for epoch in stored if epoch >= oldest):
@@ -345,9 +351,9 @@ class NonceLog:
             if file is None:  # another process created it, and it cannot be opened for writing
                 file = self._unopened[epoch] = NonceLogFile(self._folder / str(epoch), _READ_FLAGS)
             file.catch_up()
-            if nonce.digest in file.seen:
+            if digest in file.seen:
                 return False
-        if any(nonce.digest in seen for seen in self._earlier):
+        if any(digest in seen for seen in self._earlier):
             return False
         is_first = self._memory is None
         memory = self._open_memory()

@@ -373,7 +373,7 @@ class Authorizer:
         if mount:
             targets.insert(0 if namespace is None else 1, request.raw_path.removeprefix(mount))
         host = canonical_host_of_header(request.headers.get(hdrs.HOST, ""), "http")
-        return SignedRequest(request.method, targets, host)
+        return request.method, targets, host
 
 
 def may_read(policy: AccessPolicy, caller: Caller, identity: str | None) -> bool:

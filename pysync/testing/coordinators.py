@@ -7,7 +7,7 @@ import pytest
 
 from pysync._core import ReplayWindow
 from pysync.changelog import ChangeLog
-from pysync.coordinator import EPOCH_MS, LEASE_MS, Coordinator, Nonce, ReplayMemoryFull, Standing
+from pysync.coordinator import EPOCH_MS, LEASE_MS, Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Usage
 from pysync.testing.change_logs import ChangeLogContract, change
@@ -40,7 +40,7 @@ class CoordinatorContract(ChangeLogContract):
     ) -> None:
         assert await coordinator.consume_nonce("aa", "n", clock())
         texts = ["n", "m", "o", "m"]
-        nonces = [Nonce(ReplayWindow.digest("aa", text), clock()) for text in texts]
+        nonces = [(ReplayWindow.digest("aa", text), clock(), Standing.TRUSTED, False) for text in texts]
         recorded = coordinator.record_nonces(nonces)
         assert recorded in (None, [False, True, True, False])
         for text in "mo":

@@ -11,7 +11,7 @@ from pysync.auth.certificate_cache import (
     PERIOD_MS,
     CertificateCache,
 )
-from pysync.auth.verification import VerifiedCertificate
+from pysync.auth.verification import VerifiedCertificate, cache_key_of
 from pysync.model import Caller
 
 KEY = PublicKey(ISSUER.ed_pub)
@@ -31,7 +31,7 @@ def proof(
         caller=Caller(identity=identity),
         not_in_audience=False,
         is_trusted=is_trusted,
-        cache_key=(header, presenter),
+        cache_key=cache_key_of(header, presenter),
     )
 
 
@@ -53,7 +53,7 @@ def test_a_proof_that_is_used_stays_and_the_memory_is_bounded() -> None:
     for stranger in strangers:
         cache.put(stranger, 0)
         assert cache.get("used", "", 0) is used
-    kept = [stranger for stranger in strangers if cache.get(stranger.cache_key[0], "", 0) is stranger]
+    kept = [stranger for stranger in strangers if cache.get(stranger.cache_key, "", 0) is stranger]
     assert 0 < sum(each.size for each in kept) <= 100_000
     assert kept == strangers[-len(kept) :]
 
@@ -64,7 +64,7 @@ def test_one_identity_holds_no_more_than_its_share() -> None:
     cache.put(proof("other", "other"), 0)
     for each in own:
         cache.put(each, 0)
-    kept = [each for each in own if cache.get(each.cache_key[0], "", 0) is each]
+    kept = [each for each in own if cache.get(each.cache_key, "", 0) is each]
     assert kept == own[-len(kept) :]
     assert 0 < sum(each.size for each in kept) <= MAX_IDENTITY_BYTES
     assert cache.get("other", "", 0) is not None

@@ -11,7 +11,7 @@ from support.clients import ISSUER, SUBJECT
 
 from pysync import _core
 from pysync.auth.signature_batch import MAX_BATCH, Outcome, RecordNonces, RequestParts, SignatureBatch
-from pysync.coordinator import Nonce
+from pysync.coordinator import Nonce, Standing
 from pysync.errors import CoordinatorUnavailable
 
 
@@ -24,7 +24,7 @@ def request(nonce: int, *, is_signed: bool = True) -> RequestParts:
 
 
 def nonce(number: int) -> Nonce:
-    return Nonce(bytes([number]) * 16, 1_700_000_000_000)
+    return bytes([number]) * 16, 1_700_000_000_000, Standing.TRUSTED, False
 
 
 class Turn:

@@ -78,8 +78,10 @@ async def test_they_share_a_lock_and_a_write(
     assert calls == {"flock": 2, "pread": 1, "write": 1}
 
 
-def nonce(text: str, signed_ms: int, **options: Any) -> Nonce:
-    return Nonce(ReplayWindow.digest("aa", text), signed_ms, **options)
+def nonce(
+    text: str, signed_ms: int, standing: Standing = Standing.TRUSTED, *, is_read: bool = False
+) -> Nonce:
+    return ReplayWindow.digest("aa", text), signed_ms, standing, is_read
 
 
 async def test_those_of_verified_requests_are_recorded_without_waiting(

@@ -2,12 +2,13 @@
 
 import base64
 import hashlib
+import re
 from typing import Any
 
 import orjson
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support import reference
 from support.clients import ISSUER, root_device
@@ -39,6 +40,30 @@ def test_a_request_message_is_the_twins(
 ) -> None:
     message = core.request_message(method, target, body, host, ts_ms, nonce)
     assert message == reference.request_message(method, target, body, host, ts_ms, nonce)
+
+
+_is_timestamp = re.compile(r"-?[0-9]{1,16}").fullmatch
+_is_nonce = re.compile(r"[A-Za-z0-9+/]{21}[AQgw]==").fullmatch
+NONCE = "0123456789abcdefghijkA=="
+
+
+@given(st.one_of(st.text("-+0123456789_ ٣\ud800\n", max_size=18), st.integers().map(str)))
+@example("-")
+@example("1" * 16)
+@example("-" + "1" * 17)
+def test_a_timestamp_has_the_twins_form(text: str) -> None:
+    assert core.signed_time(text, NONCE) == (int(text) if _is_timestamp(text) else None)
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=20).map(lambda given: base64.b64encode(given).decode()),
+        st.from_regex(r"[A-Za-z0-9+/]{20,22}[A-Za-z0-9+/]={0,2}\n?", fullmatch=True),
+        st.text("Aw=-\ud800é", min_size=22, max_size=25),
+    )
+)
+def test_a_nonce_has_the_twins_form(text: str) -> None:
+    assert core.signed_time("-1", text) == (-1 if _is_nonce(text) else None)
 
 
 def request_verifies(**changes: Any) -> bool:

@@ -235,7 +235,8 @@ async def test_what_is_acknowledged_on_a_disk_that_is_full_now_and_then_is_there
     async def chunks_of(body: bytes) -> AsyncIterator[bytes]:
         yield body
 
-    with mounted(tmp_path / "disk", 8, "tmpfs") as disk_of_ours:
+    # Large enough for a write-ahead log of 4,000 pages, so that only the test fills it.
+    with mounted(tmp_path / "disk", 48, "tmpfs") as disk_of_ours:
         folder = disk_of_ours.path / "data"
         store = await LocalStore.open_folder(folder)
         possible: dict[str, set[bytes | None]] = {}

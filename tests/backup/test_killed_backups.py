@@ -1,0 +1,142 @@
+"""A process that is killed at any step leaves a backup that is whole, and the next one finishes its work."""
+
+import random
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.backups import back_up, restored, source_of
+from support.cli_runner import Shell
+from support.depth import depth
+from support.killed_process import is_killed_at
+from support.store_samples import contents, document, fill
+
+from pysync.backup.checking import BackupVerifier
+from pysync.backup.repository import PACKS, Repository, path_of
+from pysync.backup.target import FolderTarget
+from pysync.clock import wall_clock_ms
+from pysync.store.local.store import LocalStore
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(depth(300, 1800))]
+
+DAY_MS = 86_400_000
+Contents = dict[str, tuple[str, bytes]]
+
+
+class Killer:
+    """Kills a command at steps that are far apart in a short run, and all of them in a long one."""
+
+    def __init__(self, apart: int) -> None:
+        self.count = 0
+        self._apart = depth(apart, 1)
+        self._step = random.randint(1, self._apart)
+
+    async def kills(self, *arguments: str) -> bool:
+        """Run a command; return False if it ends before the next step."""
+        is_killed = await is_killed_at(self._step, *arguments)
+        self._step += self._apart
+        self.count += is_killed
+        return is_killed
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[LocalStore]:
+    """A store that goes on while its backups are killed."""
+    store = await LocalStore.open_folder(tmp_path / "data")
+    await fill(store, 100)
+    yield store
+    await store.close()
+
+
+async def snapshots_of(target: FolderTarget) -> list[Contents]:
+    """What each snapshot holds, oldest first, of a backup without any damage."""
+    repository = await Repository.open(target)
+    verifier = BackupVerifier(repository, lambda name, why: pytest.fail(f"{name}: {why}"))
+    await verifier.run()
+    found = [await repository.read_snapshot(name) for name in await repository.snapshot_names()]
+    return [await restored(target, snapshot) for snapshot in found if snapshot.is_complete]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_killed_backup_is_finished_by_the_next(
+    is_first: bool, store: LocalStore, tmp_path: Path, shell: Shell
+) -> None:
+    before, folder, held = tmp_path / "before", tmp_path / "backup", list[Contents]()
+    before.mkdir()
+    if not is_first:
+        await back_up(source_of(store, tmp_path / "data"), FolderTarget(before))
+        held.append(await contents(store))
+    for n in range(20):
+        await store.put(f"notes/new/{n}", document(b'{"n":%d}' % n))
+    target, killer = FolderTarget(folder), Killer(25)
+    command = ("backup", "--store", f"file:{tmp_path}/data", "--to", f"file:{folder}")
+    while True:
+        shutil.copytree(before, folder)
+        now = await contents(store)
+        if not await killer.kills(*command):
+            break
+        if (folder / "format.json").exists():
+            assert await snapshots_of(target) in (held, [*held, now])
+        await store.put("notes/new/0", document(b'{"kill":%d}' % killer.count))
+        assert (await shell.ask(*command))[::2] == (0, "")
+        assert (await snapshots_of(target))[-1] == await contents(store)
+        shutil.rmtree(folder)
+    assert killer.count >= 3
+    assert await snapshots_of(target) == [*held, now]
+
+
+async def test_a_killed_prune_loses_nothing_that_is_kept_and_is_finished_by_the_next(
+    store: LocalStore, tmp_path: Path, shell: Shell
+) -> None:
+    before, folder = FolderTarget(tmp_path / "before"), tmp_path / "backup"
+    (tmp_path / "before").mkdir()
+    for n in range(3):
+        for key in range(10):
+            await store.put(f"notes/{key}", document(b'{"n":%d}' % n))
+        await back_up(source_of(store, tmp_path / "data"), before)
+        await _leave(before, b"of a killed backup %d" % n, n % 2 == 0)
+    target, killer, now = FolderTarget(folder), Killer(13), await contents(store)
+    command = ("backup", "prune", "--from", f"file:{folder}", "--keep-last", "1")
+    expected: list[str] | None = None
+    while True:
+        shutil.copytree(tmp_path / "before", folder)
+        is_killed = await killer.kills(*command)
+        assert (await snapshots_of(target))[-1] == now
+        assert (await shell.ask(*command))[::2] == (0, "")
+        assert await snapshots_of(target) == [now]
+        left = [name for name in await target.names("") if not name.startswith("expired/")]
+        expected = expected or left
+        assert left == expected
+        if not is_killed:
+            break
+        shutil.rmtree(folder)
+    assert killer.count >= 3
+
+
+async def _leave(target: FolderTarget, body: bytes, is_noted: bool) -> None:
+    """Leave a pack that nothing refers to, and the note of a `prune` of the day before yesterday."""
+    repository = await Repository.open(target)
+    name = await repository.put_pack(body)
+    if is_noted:
+        await repository.put_note(wall_clock_ms() - 2 * DAY_MS, [path_of(PACKS, name)])
+
+
+async def test_a_killed_restore_is_finished_by_the_next(
+    store: LocalStore, tmp_path: Path, shell: Shell
+) -> None:
+    (tmp_path / "backup").mkdir()
+    await back_up(source_of(store, tmp_path / "data"), FolderTarget(tmp_path / "backup"))
+    folder, killer, expected = tmp_path / "new", Killer(15), await contents(store)
+    command = ("backup", "restore", "--from", f"file:{tmp_path}/backup", "--to", f"file:{folder}")
+    while await killer.kills(*command):
+        status, _, errors = await shell.ask(*command)
+        if status == 0:
+            assert errors == ""
+        else:  # it was killed between its last step and its end
+            assert "is not empty" in errors
+        restored_store = await LocalStore.open_folder(folder)
+        assert await contents(restored_store) == expected
+        await restored_store.close()
+        shutil.rmtree(folder)
+    assert killer.count >= 3

@@ -1,6 +1,6 @@
 """The files of a bucket that were found damaged, shared by all its processes.
 
-    _pysync/damaged    {"files": {key: [etag, sha256]}}: their versions
+    _pysync/damaged    {"files": {key: [etag, sha256, time of the write in ms]}}: their versions
 
 A stored file cannot be marked without writing it again, so one object lists the damaged ones. Every process
 reads the list when it starts, and again when it opens a file and the last read is a minute ago or more.
@@ -28,12 +28,13 @@ log = logging.getLogger(__name__)
 
 
 class DamagedFiles:
-    """The list of damaged files, stored in `objects`. A version is identified by its etag and its sha256."""
+    """The list of damaged files, stored in `objects`. A version is identified by its etag, its sha256 and its
+    time: a small file has its first etag again if the same bytes are written twice more."""
 
     def __init__(self, objects: Store, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._objects = objects
         self._clock_s = clock_s
-        self._files: dict[str, list[str]] = {}
+        self._files: dict[str, list[str | int]] = {}
         self._read_at: float | None = None
 
     async def load(self) -> str | None:
@@ -52,11 +53,11 @@ class DamagedFiles:
         if self._read_at is None or self._clock_s() - self._read_at >= READ_EVERY_S:
             with suppress(StoreUnavailable):
                 await self.load()
-        return self._files.get(key) == [stat.etag, stat.sha256]
+        return self._files.get(key) == _version(stat)
 
     async def record(self, key: str, stat: FileStat, *, is_damaged: bool) -> None:
         """Record for every process whether this version of the file at `key` is damaged."""
-        version = [stat.etag, stat.sha256]
+        version = _version(stat)
         if await self.contains(key, stat) == is_damaged:
             return
         for _ in range(_ATTEMPTS):
@@ -73,3 +74,7 @@ class DamagedFiles:
                 self._files = files
                 return
         log.error("failed to record the state of the file at %r in %s: too many concurrent writes", key, KEY)
+
+
+def _version(stat: FileStat) -> list[str | int]:
+    return [stat.etag, stat.sha256, stat.modified_ms]

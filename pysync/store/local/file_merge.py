@@ -4,7 +4,7 @@
     DIR/merging/lock   locked by the process that merges: one at a time
 
 1. A transaction checks the files to merge and writes a row of `merge`. From now on triggers record in `came`
-   the files of the folder that are created, changed or removed.
+   the files of the folder that are created, changed or removed, until the row is deleted.
 2. The new folder receives the merged file, and hard links to all files that stay.
 3. A transaction, which excludes other writers, links the files that were created since, swaps the folders and
    writes the rows. Its duration does not depend on the size of the folder.
@@ -77,6 +77,18 @@ _PENDING_RENAMES = "SELECT key FROM arriving WHERE key > ? AND key < ?"
 _TOUCHED = """
     SELECT c.name, o.sha256 IS NOT NULL FROM came AS c
     LEFT JOIN object AS o ON o.parent = c.parent AND o.name = c.name WHERE c.parent = ?"""
+# They exist only during a merge, because every write of a document runs them too: with them, the thread that
+# commits takes an eighth more for a push.
+_RECORD_CHANGES: Final = (
+    """CREATE TRIGGER came_new AFTER INSERT ON object WHEN NEW.sha256 IS NOT NULL
+        BEGIN INSERT OR REPLACE INTO came VALUES(NEW.parent, NEW.name); END""",
+    """CREATE TRIGGER came_changed AFTER UPDATE ON object
+        WHEN NEW.sha256 IS NOT NULL OR OLD.sha256 IS NOT NULL
+        BEGIN INSERT OR REPLACE INTO came VALUES(NEW.parent, NEW.name); END""",
+    """CREATE TRIGGER came_gone AFTER DELETE ON object WHEN OLD.sha256 IS NOT NULL
+        BEGIN INSERT OR REPLACE INTO came VALUES(OLD.parent, OLD.name); END""",
+)
+_STOP_RECORDING: Final = tuple(f"DROP TRIGGER IF EXISTS came_{name}" for name in ("new", "changed", "gone"))
 _DELETE_MERGED = """
     DELETE FROM object WHERE parent = ? AND (name, sha256) IN (SELECT key, value FROM json_each(?))"""
 
@@ -231,6 +243,8 @@ def _begin(cursor: sqlite3.Cursor, renames: RenameJournal, plan: MergePlan) -> N
     # A file change that is not recorded from here on is finished now, or still pending when the merge ends.
     renames.recover(cursor)
     cursor.execute("DELETE FROM came")
+    for statement in _RECORD_CHANGES:
+        cursor.execute(statement)
     cursor.execute("INSERT INTO merge VALUES(?, ?, ?, ?, ?)", plan.row)
 
 
@@ -318,6 +332,8 @@ def _write_rows(cursor: sqlite3.Cursor, files: FileTree, plan: MergePlan) -> Non
 
 
 def _delete_plan(cursor: sqlite3.Cursor, plan: MergePlan) -> None:
+    for statement in _STOP_RECORDING:
+        cursor.execute(statement)
     cursor.execute("DELETE FROM merge WHERE id = ?", (plan.id,))
     cursor.execute("DELETE FROM came")
 

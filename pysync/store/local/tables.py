@@ -95,6 +95,8 @@ SCHEMA: Final = Schema(
     """,
         changelog.ADD_ORIGIN_SQL,
         usage.TABLES,
+        # Since then `file_merge.py` creates them.
+        "DROP TRIGGER came_new; DROP TRIGGER came_changed; DROP TRIGGER came_gone",
     )
 )
 

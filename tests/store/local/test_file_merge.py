@@ -333,6 +333,24 @@ async def test_what_is_written_between_a_kill_and_the_end_of_its_merge_stays(
     assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING + Counter(["new"])
 
 
+@pytest.mark.process
+async def test_writes_are_recorded_only_while_a_merge_is_under_way(
+    store: LocalStore, folder: Path, merge_until: Callable[[int], bool]
+) -> None:
+    with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
+
+        def triggers() -> set[str]:
+            return {
+                name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+            }
+
+        assert triggers() == set()
+        kill_between_folders_and_rows(folder, merge_until)
+        assert triggers() == {"came_new", "came_changed", "came_gone"}
+        await store.recover_merges()
+        assert triggers() == set()
+
+
 async def test_a_backup_without_the_folders_beside_is_sound(
     folder: Path, merge_until: Callable[[int], bool]
 ) -> None:

@@ -355,6 +355,11 @@ class QuotaExceeded(PysyncError, status=507, code="quota_exceeded", message="quo
     def __init__(self, kind: str, amount: str, used: int, allowed: int) -> None:
         super().__init__(extras={"quota": f"{kind}.{amount}", "used": used, "allowed": allowed})
 
+    @property
+    def is_of_bytes(self) -> bool:
+        """True if the quota limits bytes."""
+        return str(self.extras.get("quota")).endswith(".bytes")
+
 
 def errors_by_code() -> dict[str, type[PysyncError]]:
     """Return all error classes by code, in the order of this file."""

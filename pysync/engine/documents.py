@@ -173,7 +173,7 @@ class Documents:
     ) -> WriteResult:
         """Write `body` if its base is the stored version. Of two pushes with one base exactly one succeeds,
         in any number of processes. The write is announced as a change of `ref`, or not announced if that is
-        None. With `history` the replaced version is kept.
+        None. With `history` the replaced version is kept, unless a quota leaves room for the new one alone.
 
         Raises:
             Conflict: the base is stale, or null although something is stored.
@@ -297,8 +297,6 @@ class Documents:
         charge = None if ref is None else ref.charge
         expect: Precondition | None = None
         replaced: bytes | InPlace | None = None
-        also: list[AppendedObject] = []
-        is_pruned = False
         if history is not None:
             check_key(key)
         if history is None or self._outbox.is_transactional:
@@ -315,6 +313,7 @@ class Documents:
                     return
                 expect = await self._check_base(key, found, body.base_hash, ttl_ms)
                 replaced = _kept(found, body.base_hash)
+            also: list[AppendedObject] = []
             if history is not None:
                 identity = "" if ref is None else ref.identity
                 also = [new_entry(key, replaced, written.hash, written.timestamp_ms, identity)]
@@ -324,11 +323,11 @@ class Documents:
                 )
             except (EtagMismatch, DocumentCorrupt):
                 expect = None
-            except QuotaExceeded:
-                if history is None or is_pruned:
+            except QuotaExceeded as error:
+                if history is None or not error.is_of_bytes:
                     raise
-                is_pruned = True
-                await self.history.prune(key, history)
+                if not await self.history.make_room(key, history):
+                    history = None
             else:
                 if history is not None:
                     await self.history.after_write(key, history)

@@ -159,6 +159,15 @@ class History:
         except StoreUnavailable as error:
             log.warning("failed to prune a history: %s", error.detail, extra={"repeats": error.detail})
 
+    async def make_room(self, key: str, limits: HistoryConfig) -> bool:
+        """Prune the entries of the document at `key`, unless this process has done so since it wrote the last
+        one. Returns True if any was deleted. Raises StoreUnavailable."""
+        if self._unpruned.get(key) == 0:
+            return False
+        deleted = await self.prune(key, limits)
+        self._unpruned.put(key, 0)
+        return deleted > 0
+
     async def prune(self, key: str, limits: HistoryConfig) -> int:
         """Delete the versions of the document at `key` that `limits` do not keep. Returns the number of
         deleted entries. Raises StoreUnavailable."""

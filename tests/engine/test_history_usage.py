@@ -92,20 +92,25 @@ def body(size: int, base: str | None) -> _core.PushBody:
     return _core.decode_push(json.dumps({"data": {"text": "x" * size}, "baseHash": base}).encode())
 
 
-async def test_what_history_keeps_counts_and_no_quota_is_exceeded(place: Place) -> None:
-    base, pushes, is_rejected = None, 0, False
-    while not is_rejected:
-        pushed = body(500 + pushes, base)
-        try:
-            base = (await place.documents.push("notes/anna/a", pushed, ref=subject("a"), history=KEPT)).hash
-            pushes += 1
-        except QuotaExceeded:
-            is_rejected = True
-    assert 3 <= pushes <= 7
+async def test_what_history_keeps_counts_and_never_stands_in_the_way_of_a_push(place: Place) -> None:
+    """A push that a quota leaves room for is made, at the least without the version that it replaces."""
+    base, key, ref = None, "notes/anna/a", subject("a")
+    for n in range(20):
+        written = await place.documents.push(key, body(500 + n, base), ref=ref, history=KEPT)
+        base = written.hash
+        assert await place.used() == await place.stored()
+        assert (await place.used()).bytes <= ALLOWED
+    assert (await place.used()).bytes > ALLOWED - 2_000
+    entries = await entries_of(place.store, key)
+    assert 3 <= len(entries) <= 7
+    with pytest.raises(QuotaExceeded):
+        await place.documents.push(key, body(ALLOWED, base), ref=ref, history=KEPT)
+    assert await entries_of(place.store, key) == entries, "the rejected push left none"
+    base = (await place.documents.push(key, body(1, base), ref=ref, history=KEPT)).hash
     assert await place.used() == await place.stored()
-    assert ALLOWED - 2_000 < (await place.used()).bytes <= ALLOWED
-    assert len(await entries_of(place.store, "notes/anna/a")) == pushes, "the rejected push left none"
-    assert base is not None
+    # Now there is room again.
+    base = (await place.documents.push(key, body(2, base), ref=ref, history=KEPT)).hash
+    assert len(await entries_of(place.store, key)) == len(entries) + 1
     await place.documents.delete("notes/anna/a", base, ref=subject("a"), history=KEPT)
     assert await place.used() == await place.stored()
     assert (await place.used()).documents == 0
@@ -149,3 +154,22 @@ async def test_the_count_is_exact_whatever_is_written(place: Place, seed: int) -
         recount._totals = place.store._totals  # type: ignore[attr-defined]
         await recount.run()
     assert await place.used() == await place.stored()
+
+
+async def test_pushes_beyond_a_quota_list_a_history_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, ref = "notes/anna/a", subject("a")
+    base = (await place.documents.push(key, body(900, None), ref=ref, history=KEPT)).hash
+    pruned: list[str] = []
+    prune = place.documents.history.prune
+
+    async def counted(key: str, limits: HistoryConfig) -> int:
+        pruned.append(key)
+        return await prune(key, limits)
+
+    monkeypatch.setattr(place.documents.history, "prune", counted)
+    for _ in range(3):
+        with pytest.raises(QuotaExceeded):
+            await place.documents.push(key, body(ALLOWED, base), ref=ref, history=KEPT)
+    assert pruned == [key]

@@ -61,8 +61,7 @@ class Caller:
 ANONYMOUS = Caller()
 
 
-@dataclass(frozen=True, slots=True)
-class WriteResult:
+class WriteResult(NamedTuple):
     """The outcome of a push or append: the new hash of the document or log, and the time of the write."""
 
     hash: str

@@ -163,14 +163,14 @@ class Documents:
         """Cache the version at `key`, whose hash is verified."""
         self._cache.put(key, version)
 
-    async def push(
+    def push(
         self,
         key: str,
         body: _core.PushBody,
         ttl_ms: int | None = None,
         ref: DocumentRef | None = None,
         history: HistoryConfig | None = None,
-    ) -> WriteResult:
+    ) -> Coroutine[None, None, WriteResult]:
         """Write `body` if its base is the stored version. Of two pushes with one base exactly one succeeds,
         in any number of processes. The write is announced as a change of `ref`, or not announced if that is
         None. With `history` the replaced version is kept, unless a quota leaves room for the new one alone.
@@ -180,9 +180,7 @@ class Documents:
             QuotaExceeded: more would be stored than a quota allows.
             StoreUnavailable: the write may or may not have taken effect.
         """
-        written = WriteResult(body.hash, self.now_ms())
-        await self._write(key, body, written, ttl_ms, ref, history)
-        return written
+        return self._write(key, body, WriteResult(body.hash, self.now_ms()), ttl_ms, ref, history)
 
     async def push_idempotent(
         self,
@@ -211,12 +209,11 @@ class Documents:
         if ttl_ms is not None and claim.timestamp_ms + ttl_ms < fresh.timestamp_ms:
             return await self.push(key, body, ttl_ms, ref, history)
         try:
-            await self._write(key, body, claim, ttl_ms, ref, history, write_id)
+            return await self._write(key, body, claim, ttl_ms, ref, history, write_id)
         except (Conflict, DocumentCorrupt, QuotaExceeded):
             if stored_claim == own:  # a claim of an earlier attempt may belong to a completed write
                 await release_claim(self._coordinator, name, own)
             raise
-        return claim
 
     async def delete(
         self,
@@ -289,9 +286,9 @@ class Documents:
         ref: DocumentRef | None,
         history: HistoryConfig | None,
         write_id: str | None = None,
-    ) -> None:
+    ) -> WriteResult:
         """Store `body` if its base is the stored version, unless a write with this `write_id` is stored
-        already. Raises as `push`."""
+        already. Returns `written`. Raises as `push`."""
         stored = body.stored(written.timestamp_ms, b"" if write_id is None else as_whitespace(write_id))
         changes = [] if ref is None else [ref.change(written.hash, written.timestamp_ms)]
         charge = None if ref is None else ref.charge
@@ -310,7 +307,7 @@ class Documents:
                 # Decide with this read: before the next one another push may replace the object.
                 if write_id is not None and self._is_written(key, found, write_id):
                     await self._outbox.reannounce(changes)
-                    return
+                    return written
                 expect = await self._check_base(key, found, body.base_hash, ttl_ms)
                 replaced = _kept(found, body.base_hash)
             also: list[AppendedObject] = []
@@ -332,7 +329,7 @@ class Documents:
                 if history is not None:
                     await self.history.after_write(key, history)
                 self.cache_version(key, CachedVersion(body.hash, etag, written.timestamp_ms))
-                return
+                return written
         raise StoreUnavailable
 
     def _read(self, key: str, found: StoredObject) -> _core.Document:

@@ -133,7 +133,7 @@ class Outbox:
         self._flush_lock = asyncio.Lock()
         self._unreported: deque[tuple[str, list[Change]]] = deque(maxlen=MAX_UNREPORTED)
 
-    async def put(
+    def put(
         self,
         key: str,
         body: bytes,
@@ -143,7 +143,7 @@ class Outbox:
         charge: Charge | None = None,
         also: Sequence[AppendedObject] = (),
         segments: Sequence[Segment] = (),
-    ) -> str:
+    ) -> Awaitable[str]:
         """Write as `Store.put` and announce `changes`, after the pending change of the version with the hash
         `base` that this write replaces (`""` for none). If usage is tracked, the write counts as `charge`, by
         default as its key says. The objects of `also` are appended with it. A store without a change log
@@ -155,14 +155,28 @@ class Outbox:
         then.
         """
         if self._transactional is not None:
-            return await self._transactional.put(
+            return self._transactional.put(
                 key, body, expect=expect, changes=changes, charge=charge, also=also, segments=segments
             )
+        return self._put_announced(key, body, expect, changes, base, charge, also, segments)
+
+    async def _put_announced(
+        self,
+        key: str,
+        body: bytes,
+        expect: Precondition,
+        changes: Sequence[Change],
+        base: str,
+        charge: Charge | None,
+        also: Sequence[AppendedObject] = (),
+        segments: Sequence[Segment] = (),
+    ) -> str:
+        """Put in a store without a change log."""
         for segment in segments:
             await self._put(segment.key, segment.body, ANY, segment.charge)
         if also:
             async with self._written_before(also, charge):
-                return await self.put(key, body, expect, changes, base, charge)
+                return await self._put_announced(key, body, expect, changes, base, charge)
         if not changes:
             return await self._put(key, body, expect, charge)
         await self.flush_outcomes()

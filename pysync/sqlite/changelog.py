@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pysync.changelog import Change, ChangePage, OriginFilter, Retention
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
@@ -80,12 +80,9 @@ _DELETE_BEFORE = "DELETE FROM change WHERE id < ?"
 _is_id = re.compile("[0-9]{17}").fullmatch
 
 
-class ChangeRows(NamedTuple):
-    """The text, identity and origin of each change that is made at `now_ms`, and the limits of the log."""
-
-    now_ms: int
-    rows: Sequence[Change]
-    retention: Retention
+ChangeRows = tuple[int, Sequence[Change], Retention]
+"""When changes are made, in milliseconds, the changes, and the limits of the log. A plain tuple, because each
+write makes one."""
 
 
 class SqliteChangeLog:
@@ -111,7 +108,7 @@ class SqliteChangeLog:
         retention = self._retention
         if not getattr(self._now_ms, "is_stable", True):  # the age at this reading of the clock
             retention = replace(retention, age_ms=now_ms)
-        return ChangeRows(now_ms, changes, retention)
+        return now_ms, changes, retention
 
     def notify(self, last: int) -> None:
         """Wake all waiting readers. `last` is the id of a committed change, or 0 for none."""

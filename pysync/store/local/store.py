@@ -226,10 +226,10 @@ class LocalStore:
     ) -> str:
         """See `TransactionalStore.put`."""
         etag, rows = self._new_etag(), self.change_log.rows_of(changes)
-        columns = (etag, content_type, rows.now_ms, body)
-        put, size = self._put_at(key, columns, expect, rows, charge), len(body)
+        now_ms, _, _ = rows
+        put, size = self._put_at(key, (etag, content_type, now_ms, body), expect, rows, charge), len(body)
         if also:
-            others = self._rows_of(also, rows.now_ms)
+            others = self._rows_of(also, now_ms)
             put = (tables.put_with, others, *put[1:]) if self.ledger is None else (*put, others)
             size += sum(len(each.body) for each in also if isinstance(each.body, bytes))
         if segments:
@@ -265,10 +265,10 @@ class LocalStore:
 
     def _puts_of(self, segments: Sequence[Segment], rows: ChangeRows) -> Iterator[tables.Put]:
         """Yield the writes of segments."""
-        unannounced = rows._replace(rows=())
+        now_ms, _, retention = rows
         for key, body, charge in segments:
-            columns = (self._new_etag(), JSON_TYPE, rows.now_ms, body)
-            yield self._put_at(key, columns, ANY, unannounced, charge)
+            columns = (self._new_etag(), JSON_TYPE, now_ms, body)
+            yield self._put_at(key, columns, ANY, (now_ms, (), retention), charge)
 
     async def delete(
         self,
@@ -283,7 +283,8 @@ class LocalStore:
         rows = self.change_log.rows_of(changes)
         delete: tables.Put = tables.delete, self._renames, parent, name, expect, rows
         if also:
-            delete = (*delete, self._append_objects(key, self._rows_of(also, rows.now_ms), charge))
+            now_ms, _, _ = rows
+            delete = (*delete, self._append_objects(key, self._rows_of(also, now_ms), charge))
         try:
             was_file, last = await self._writer.submit(*delete)
         except EtagMismatch as error:

@@ -2,17 +2,15 @@
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from math import inf
 from typing import Final
 
 from pysync._core import split_key
 from pysync.backup.encoding import BackupEntry, Row
 from pysync.backup.packing import Packer
-from pysync.backup.pruning import expired_files
+from pysync.backup.pruning import GRACE_MS, expired_files
 from pysync.backup.repository import (
     PACKS,
     PAGES,
@@ -20,7 +18,6 @@ from pysync.backup.repository import (
     Repository,
     Snapshot,
     path_of,
-    time_of,
 )
 from pysync.backup.runs import SortedRun, runs_to_merge
 from pysync.backup.source import EXCLUDED, FileParts, PositionLost, SnapshotSource
@@ -36,7 +33,9 @@ _ROUNDS: Final = 4
 """Attempts to read all files of one moment. Nobody can replace files while the last one opens them."""
 _MAX_OPEN: Final = 256
 """Files of one moment that are held open. Those beyond are read before the moment ends."""
-_CHECK_EVERY_S: Final = 600.0
+_CHECK_EVERY_MS: Final = 600_000
+_VOUCHED_MS: Final = GRACE_MS // 2
+"""Time after a snapshot in which no `prune` can note a file as unreferenced and delete it, too."""
 
 
 @dataclass(slots=True)
@@ -49,6 +48,10 @@ class BackupReport:
     bytes_read: int = 0
     bytes_written: int = 0
     files_written: int = 0
+
+
+class _Outdated(Exception):
+    """Something that the next snapshot would refer to is deleted, or may be. List everything."""
 
 
 class BackupMaker:
@@ -74,19 +77,28 @@ class BackupMaker:
         self._store = store
         self._packer = Packer(repository)
         self._runs: list[SortedRun] = []
+        self._base: Snapshot | None = None
+        """The snapshot that this maker read or wrote last, which keeps what `_runs` refer to."""
         self._newest_ms = 0
         self._is_listed = False
         self._again: dict[str, str] = {}
         self._checkpoints: list[str] = []
         self._checkpoint_at = 0
-        self._checked_at_s = -inf
+        self._checked_ms = self._vouched_ms = now_ms()
 
     async def make(self, *, only_changes: bool = False) -> Snapshot | None:
         """Make a backup and return its snapshot. The first call compares everything that is stored with the
         newest backup, later ones read what has changed since. With `only_changes`, return None if nothing
         has. Raises StoreUnavailable."""
+        while True:
+            try:
+                return await self._make(only_changes=only_changes)
+            except _Outdated:
+                self._is_listed = False
+
+    async def _make(self, *, only_changes: bool) -> Snapshot | None:
         is_new = not self._is_listed
-        await self._read_expired()
+        await self._read_expired(at_once=is_new)
         try:
             if is_new:
                 await self._list()
@@ -98,9 +110,8 @@ class BackupMaker:
         except PositionLost:
             raise StoreUnavailable("the store changes faster than it can be listed") from None
         rows = await self._packer.flush()
-        if not await self._check_references(rows, is_new=is_new):
-            self._is_listed = False
-            return await self.make(only_changes=only_changes)
+        if rows or is_new or not only_changes:
+            await self._check_references(rows)
         run = await self._repository.put_run(rows)
         if run is None and only_changes and not is_new:
             self.moment_ms = moment_ms
@@ -154,7 +165,7 @@ class BackupMaker:
 
     async def _load_newest(self) -> Iterator[BackupEntry]:
         """Return the entries of the newest snapshot, which this backup continues."""
-        self._runs = []
+        self._runs, self._base = [], None
         try:
             newest = await self._repository.newest(lambda error: self._on_problem("", str(error)))
             if newest is None:
@@ -163,8 +174,8 @@ class BackupMaker:
         except BackupDamaged as error:
             self._on_problem("", f"the newest snapshot cannot be used, so everything is stored anew: {error}")
             return iter(())
-        self._runs = [*newest.runs]
-        self._newest_ms = time_of(newest.name)
+        self._runs, self._base = [*newest.runs], newest
+        self._newest_ms = max(self._newest_ms, newest.taken_ms)
         return entries
 
     def _remove(self, entry: BackupEntry) -> None:
@@ -249,34 +260,55 @@ class BackupMaker:
         is_due = self.report.bytes_read - self._checkpoint_at >= CHECKPOINT_BYTES
         if is_due or len(self._packer) >= CHECKPOINT_ENTRIES:
             self._checkpoint_at = self.report.bytes_read
-            run = await self._repository.put_run(await self._packer.flush())
+            rows = await self._packer.flush()
+            await self._check_references(rows)
+            run = await self._repository.put_run(rows)
             self._runs += [] if run is None else [run]
             await self._merge()
             checkpoint = await self._put_snapshot(self._now_ms(), is_complete=False)
             self._checkpoints.append(checkpoint.name)
 
-    async def _check_references(self, rows: Sequence[Row], *, is_new: bool) -> bool:
-        """Return False if something that the next snapshot would refer to may be deleted by a `prune`. It is
-        then forgotten. With `is_new` the pages are those of a snapshot that was just read, which a `prune`
-        keeps."""
-        reused = {part[0] for row in rows if len(row) > 1 for part in row[7]} - self._packer.written
-        if reused:
-            self._checked_at_s = -inf
-        await self._read_expired()
-        expired = self._repository.expired
-        lost = any(path_of(PACKS, pack) in expired for pack in reused)
-        pages = (path_of(PAGES, page) for run in self._runs for page in run.pages)
-        return not lost and (is_new or expired.isdisjoint(pages))
+    async def _check_references(self, rows: Sequence[Row]) -> None:
+        """Raise _Outdated if something that the next snapshot would refer to is deleted, or if a `prune` may
+        delete it."""
+        repository, base = self._repository, self._base
+        if base is not None and await repository.target.get(base.name) is None:
+            raise _Outdated
+        packs = {part[0] for row in rows if len(row) > 1 for part in row[7]}
+        reused = packs - self._packer.written
+        now_ms = self._now_ms()
+        is_late = not 0 <= now_ms - self._vouched_ms < _VOUCHED_MS
+        await self._read_expired(at_once=is_late or bool(reused))
+        pages = {path_of(PAGES, page) for run in self._runs for page in run.pages}
+        if is_late:
+            # Notes go with the files that they name, so look which files are there.
+            reused = packs
+            named = pages | {path_of(PACKS, pack) for pack in packs | self._packer.known_packs()}
+            named.difference_update(
+                await repository.target.names(PACKS), await repository.target.names(PAGES)
+            )
+            repository.expired |= named
+            self._forget_expired()
+            self._vouched_ms = now_ms
+        if any(path_of(PACKS, pack) in repository.expired for pack in reused):
+            raise _Outdated
+        if base is not None and not repository.expired.isdisjoint(pages):
+            # They were merged since the last snapshot, and it names those that they were merged from.
+            await self._stop_merging()
+            self._runs = [*base.runs]
 
-    async def _read_expired(self) -> None:
+    async def _read_expired(self, *, at_once: bool) -> None:
         """Read which files a `prune` may delete, and forget them, unless that was done a short time ago."""
-        now_s = time.monotonic()
-        if now_s - self._checked_at_s >= _CHECK_EVERY_S:
+        now_ms = self._now_ms()
+        if at_once or not 0 <= now_ms - self._checked_ms < _CHECK_EVERY_MS:
             notes = await expired_files(self._repository)
             self._repository.expired = {name for note in notes for name in note.files}
-            # A note goes with the files that it names.
-            self._packer.forget({name[-64:] for name in self._repository.expired if name.startswith(PACKS)})
-            self._checked_at_s = now_s
+            self._forget_expired()
+            self._checked_ms = now_ms
+
+    def _forget_expired(self) -> None:
+        expired = self._repository.expired
+        self._packer.forget({name[-64:] for name in expired if name.startswith(PACKS)})
 
     async def _put_snapshot(self, moment_ms: int, *, is_complete: bool = True) -> Snapshot:
         self._newest_ms = max(moment_ms, self._newest_ms + 1)
@@ -288,7 +320,8 @@ class BackupMaker:
             store=self._store,
             unreadable=self.report.unreadable,
         )
-        written = await self._repository.put_snapshot(snapshot)
+        self._base = written = await self._repository.put_snapshot(snapshot)
+        self._vouched_ms = self._now_ms()
         self._packer.written.clear()
         self.report.bytes_written = self._repository.bytes_written
         self.report.files_written = self._repository.files_written

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Iterable
+from itertools import chain
 from typing import Final
 
 from pysync._core import split_key
@@ -72,6 +73,11 @@ class Packer:
                 for key, places in self._files.items()
                 if not any(one[0].name in packs for one in places)
             }
+
+    def known_packs(self) -> set[str]:
+        """Return the names of the packs in which bytes are recognised."""
+        places = chain(self._known.values(), *self._files.values())
+        return {place[0].name for place in places if place[0].name}
 
     def find(self, sha256: str, size: int | None) -> tuple[_Place, ...] | None:
         """Return where a file of this size is stored, None if that is not known."""

@@ -206,7 +206,7 @@ async def test_a_killed_backup_continues_where_it_was(
     target = MemoryTarget()
     whole = await back_up(backed.source, target)
     target = MemoryTarget()
-    target.fails_after = 26
+    target.fails_after = 40
     with pytest.raises(StoreUnavailable):
         await back_up(backed.source, target)
     target.fails_after = 1 << 60

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import os
 import random
 import subprocess
@@ -390,7 +389,6 @@ class TestPruning:
         content = os.urandom(50_000)
         async with maker_of(ListedSnapshotSource(store), target, clock) as maker:
             repository = await self._prune_what_held(content, maker, store, target, clock)
-            maker._checked_at_s = -math.inf
             clock.now_ms += GRACE_MS
             await maker.make()
             await prune(repository, KeepRules(last=1), clock())

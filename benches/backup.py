@@ -1,5 +1,5 @@
-"""What backups cost: making, verifying and restoring one, and the bytes that a change costs. What a follower
-takes from pushes is in `benches/follower.py`.
+"""What backups cost: making, verifying and restoring one, the bytes that a change costs, and those that a
+`prune` leaves. What a follower takes from pushes is in `benches/follower.py`.
 
     python -m benches.backup [--quick]
 
@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import base64
 import os
+import random
 import shutil
 import subprocess
 import time
@@ -21,19 +22,25 @@ from typing import Any, NamedTuple
 from benches.compare import machine, spread
 from pysync._core import decode_push
 from pysync.backup.checking import BackupVerifier
+from pysync.backup.encoding import Part
 from pysync.backup.making import BackupMaker
-from pysync.backup.repository import Repository
+from pysync.backup.pruning import KeepRules, prune
+from pysync.backup.repository import PACKS, Repository
 from pysync.backup.restoring import Restorer
-from pysync.backup.source import open_snapshot_source
+from pysync.backup.source import ListedSnapshotSource, open_snapshot_source
 from pysync.backup.target import FolderTarget
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig
 from pysync.store.local.store import LocalStore
+from pysync.store.memory import MemoryStore
 
 GOAL_RATIO = 1.1
 DOCUMENT_BYTES = 8_192
 FILE_BYTES = 2_000_000
 SMALL_FILE_BYTES = 5_000
+AGED_DOCUMENTS = 2_000
+AGED_BYTES = 4_096
+DAY_MS = 86_400_000
 
 
 def fail(key: str, why: str) -> None:
@@ -138,6 +145,40 @@ async def changed_bytes(folder: Path, root: Path, rounds: int, objects: int) -> 
     return (repository.bytes_written - before) / (rounds * objects * SMALL_FILE_BYTES)
 
 
+class Aged(NamedTuple):
+    """The bytes in the packs of a backup, and in those parts of them that its snapshots refer to, both before
+    compression, and the bytes that were written to it."""
+
+    packed: int
+    live: int
+    written: int
+
+
+async def aged(root: Path, share: float, days: int) -> Aged:
+    """What a backup has after some days with a backup and a `prune` on each, before each of which this share
+    of the documents is replaced."""
+    store, target, now_ms = MemoryStore(), FolderTarget(root), wall_clock_ms()
+    chance, written = random.Random(1), 0
+    keys = [f"notes/{n:06}" for n in range(AGED_DOCUMENTS)]
+    for day in range(days):
+        for key in chance.sample(keys, round(len(keys) * share)) if day else keys:
+            await store.put(key, document(AGED_BYTES))
+        now_ms += DAY_MS
+        repository = await Repository.open(target, create=True)
+        maker = BackupMaker(ListedSnapshotSource(store), repository, lambda: now_ms, fail)  # noqa: B023
+        await maker.make()
+        await maker.close()
+        written += repository.bytes_written
+        repository = await Repository.open(target)
+        await prune(repository, KeepRules(daily=7), now_ms)
+        written += repository.bytes_written
+    sizes = [len(await repository.read_pack(name[-64:], 1 << 30)) for name in await target.names(PACKS)]
+    parts = set[Part]()
+    for snapshot in await repository.find_snapshots(await repository.snapshot_names()):
+        parts.update(part for entry in await repository.entries(snapshot) for part in entry.parts)
+    return Aged(sum(sizes), sum(part.length for part in parts), written)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
@@ -146,6 +187,13 @@ def main() -> None:
     print(f"{machine()}\n")
     with TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as place:
         asyncio.run(snapshots(Path(place), documents, files, rounds))
+        days = 5 if options.quick else 30
+        print(f"{AGED_DOCUMENTS} documents of {AGED_BYTES} bytes, {days} days, `--keep-daily 7`.\n")
+        print("| replaced a day | MB in packs | MB live | dead | MB written |\n|---|---:|---:|---:|---:|")
+        for percent in (1, 5):
+            one = asyncio.run(aged(Path(place) / f"aged-{percent}", percent / 100, days))
+            cells = [f"{one.packed / 1e6:.1f}", f"{one.live / 1e6:.1f}", f"{1 - one.live / one.packed:.1%}"]
+            print(f"| {percent} % | {' | '.join(cells)} | {one.written / 1e6:.1f} |")
 
 
 async def snapshots(root: Path, documents: int, files: int, rounds: int) -> None:

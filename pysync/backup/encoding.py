@@ -32,6 +32,7 @@ _SKIPPED: Final = (0x184D2A50).to_bytes(4, "little") + (16).to_bytes(4, "little"
 _SAMPLE_BYTES: Final = 16_384
 _FACTS: Final = (str, str, str, int, int, bool)
 _match_sha256: Final = re.compile("[0-9a-f]{64}").fullmatch
+_match_pack: Final = re.compile("[0-9]{1,10}-[0-9a-f]{64}").fullmatch
 _COMPRESSED_TYPES: Final = (
     "image/", "video/", "audio/", "font/woff", "application/zip", "application/gzip", "application/zstd",
     "application/x-7z", "application/x-xz", "application/x-bzip", "application/vnd.apache.parquet",
@@ -39,7 +40,8 @@ _COMPRESSED_TYPES: Final = (
 
 
 class Part(NamedTuple):
-    """Some bytes in a pack: `length` from `offset` on, in what the pack holds once it is decompressed."""
+    """Some bytes in a pack: `length` from `offset` on, in what the pack holds once it is decompressed. The
+    name of a pack begins with the number of these bytes: `SIZE-SHA256`."""
 
     pack: str
     offset: int
@@ -103,11 +105,20 @@ def entry_of(row: Row) -> BackupEntry:
     return BackupEntry._make((*facts, named))
 
 
+def row_of(entry: BackupEntry) -> Row:
+    """Return the row that `entry_of` makes this entry of."""
+    if not entry.etag:
+        return [entry.key]
+    *facts, sha256, is_file, parts = entry
+    named = [[pack, offset, length, "" if own == sha256 else own] for pack, offset, length, own in parts]
+    return [*facts, sha256, is_file, named]
+
+
 def decode_page(text: bytes) -> list[BackupEntry]:
     """Return the entries of a page. Raises ValueError unless `encode_page` can have returned this text."""
     members = orjson.loads(text)
     try:
-        packs = [_sha256(pack) for pack in members["packs"]]
+        packs = [_pack_name(pack) for pack in members["packs"]]
         entries = [_decode_entry(row, packs) for row in members["entries"]]
         orders = [entry.order for entry in entries]
     except (LookupError, TypeError, AttributeError):
@@ -145,6 +156,12 @@ def _decode_entry(row: list[Any], packs: list[str]) -> BackupEntry:
 def is_sha256(value: Any) -> bool:
     """Return True for a SHA-256 in hexadecimal digits."""
     return type(value) is str and _match_sha256(value) is not None
+
+
+def _pack_name(value: Any) -> str:
+    if type(value) is not str or _match_pack(value) is None:
+        raise ValueError("the name of a pack is none")
+    return value
 
 
 def _sha256(value: Any) -> str:

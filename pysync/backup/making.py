@@ -9,8 +9,8 @@ from typing import Final
 
 from pysync._core import split_key
 from pysync.backup.encoding import BackupEntry, Row
+from pysync.backup.notes import GRACE_MS, expired_files
 from pysync.backup.packing import Packer
-from pysync.backup.pruning import GRACE_MS, expired_files
 from pysync.backup.repository import (
     PACKS,
     PAGES,
@@ -288,7 +288,7 @@ class BackupMaker:
                 await repository.target.names(PACKS), await repository.target.names(PAGES)
             )
             repository.expired |= named
-            self._forget_expired()
+            self._packer.forget(repository.expired)
             self._vouched_ms = now_ms
         if any(path_of(PACKS, pack) in repository.expired for pack in reused):
             raise _Outdated
@@ -303,12 +303,8 @@ class BackupMaker:
         if at_once or not 0 <= now_ms - self._checked_ms < _CHECK_EVERY_MS:
             notes = await expired_files(self._repository)
             self._repository.expired = {name for note in notes for name in note.files}
-            self._forget_expired()
+            self._packer.forget(self._repository.expired)
             self._checked_ms = now_ms
-
-    def _forget_expired(self) -> None:
-        expired = self._repository.expired
-        self._packer.forget({name[-64:] for name in expired if name.startswith(PACKS)})
 
     async def _put_snapshot(self, moment_ms: int, *, is_complete: bool = True) -> Snapshot:
         self._newest_ms = max(moment_ms, self._newest_ms + 1)

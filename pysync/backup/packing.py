@@ -31,7 +31,7 @@ class _OpenPack:
         return self.size - len(body)
 
 
-_Place = tuple[_OpenPack, int, int, str]
+Place = tuple[_OpenPack, int, int, str]
 """Where some bytes are: their pack, offset, length and SHA-256."""
 
 
@@ -40,8 +40,8 @@ class Packer:
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
-        self._known: dict[bytes, _Place] = {}
-        self._files: dict[str, tuple[_Place, ...]] = {}
+        self._known: dict[bytes, Place] = {}
+        self._files: dict[str, tuple[Place, ...]] = {}
         self._named: dict[str, _OpenPack] = {}
         self._compressible, self._raw = _OpenPack(), _OpenPack(is_raw=True)
         self._rows: dict[str, Row] = {}
@@ -64,8 +64,9 @@ class Packer:
         if len(places) > 1:
             self._files[entry.sha256] = places
 
-    def forget(self, packs: set[str]) -> None:
-        """Do not refer to what is in these packs any more."""
+    def forget(self, paths: set[str]) -> None:
+        """Do not refer to what is in packs with these paths any more."""
+        packs = {pack for pack in self.known_packs() if path_of(PACKS, pack) in paths} if paths else set()
         if packs:
             self._known = {key: one for key, one in self._known.items() if one[0].name not in packs}
             self._files = {
@@ -79,7 +80,7 @@ class Packer:
         places = chain(self._known.values(), *self._files.values())
         return {place[0].name for place in places if place[0].name}
 
-    def find(self, sha256: str, size: int | None) -> tuple[_Place, ...] | None:
+    def find(self, sha256: str, size: int | None) -> tuple[Place, ...] | None:
         """Return where a file of this size is stored, None if that is not known."""
         if not size:
             return ()
@@ -106,7 +107,7 @@ class Packer:
                 self._rows[key] = [key, etag, content_type, modified_ms, length, sha256, False, [part]]
         return files
 
-    def add(self, body: bytes, content_type: str) -> _Place:
+    def add(self, body: bytes, content_type: str) -> Place:
         """Add bytes, unless they are stored already."""
         hash_ = hashlib.sha256(body)
         digest = hash_.digest()
@@ -119,7 +120,7 @@ class Packer:
                 self._end_pack(pack)
         return place
 
-    def add_file(self, row: CapturedRow, places: tuple[_Place, ...]) -> None:
+    def add_file(self, row: CapturedRow, places: tuple[Place, ...]) -> None:
         """Add a file whose bytes are at these places."""
         sha256 = row.sha256
         assert sha256 is not None, "documents are added with their bytes"
@@ -165,7 +166,7 @@ class Packer:
         encode = store_raw if pack.is_raw else compress
         packed = await asyncio.to_thread(lambda: encode(b"".join(pack.bodies)))
         pack.bodies = []
-        pack.name = await self._repository.put_pack(packed)
+        pack.name = await self._repository.put_pack(packed, pack.size)
         self.written.add(pack.name)
 
     def _end_pack(self, pack: _OpenPack) -> None:
@@ -175,14 +176,14 @@ class Packer:
         else:
             self._compressible = _OpenPack()
 
-    def _place(self, part: Part) -> _Place:
+    def _place(self, part: Part) -> Place:
         pack = self._named.get(part.pack)
         if pack is None:
             pack = self._named[part.pack] = _OpenPack()
             pack.name = part.pack
         return pack, part.offset, part.length, part.sha256
 
-    def _remember(self, digest: bytes, place: _Place) -> None:
+    def _remember(self, digest: bytes, place: Place) -> None:
         self._known[digest] = place
         if len(self._known) > MAX_KNOWN:
             del self._known[next(iter(self._known))]

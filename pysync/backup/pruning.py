@@ -3,18 +3,28 @@
 A backup that runs meanwhile may refer to a file that no finished snapshot names. So `prune` first only notes
 which files are unreferenced, below `expired/`. A later one deletes those that still are, a day after the
 note. A backup reads the notes before it writes a snapshot, and does not refer to a file that is named there.
+Packs of which little is needed are stored anew in between: see `repacking`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from pysync.backup.repository import EXPIRED, PACKS, PAGES, BackupDamaged, Repository, Snapshot, path_of
+from pysync.backup.notes import GRACE_MS, expired_files
+from pysync.backup.repacking import Repacker
+from pysync.backup.repository import (
+    MAX_CONCURRENT,
+    PACKS,
+    PAGES,
+    BackupDamaged,
+    Repository,
+    Snapshot,
+    path_of,
+)
 from pysync.concurrency import gather_bounded
 
-GRACE_MS: Final = 86_400_000
-"""Time from the note that a file is unreferenced to its deletion."""
 _CONCURRENT_DELETES: Final = 16
 
 
@@ -32,13 +42,15 @@ class KeepRules(NamedTuple):
 
 @dataclass(slots=True)
 class PruneReport:
-    """The number of snapshots kept and removed, of files deleted, and of files that a later `prune` may
-    delete."""
+    """The number of snapshots kept and removed, of files deleted, of files that a later `prune` may delete,
+    of packs that were repacked, and of those that were not because they cannot be read."""
 
     kept: int = 0
     removed: int = 0
     deleted: int = 0
     expired: int = 0
+    repacked: int = 0
+    not_repacked: int = 0
 
 
 def kept_snapshots(snapshots: Sequence[Snapshot], rules: KeepRules) -> list[Snapshot]:
@@ -77,68 +89,108 @@ async def prune(repository: Repository, rules: KeepRules, now_ms: int) -> PruneR
     damaged; StoreUnavailable."""
     report = PruneReport()
     await repository.target.delete_leftovers()
+    snapshots = await _read_snapshots(repository)
+    references = _References(repository)
+    kept = kept_snapshots(await _one_of_each_time(repository, references, snapshots), rules)
+    # What an interrupted backup has stored is of use until the next one ends, and one may be running.
+    kept += [one for one in snapshots if not one.is_complete and now_ms - one.taken_ms < GRACE_MS]
+    await references.of(kept)
+    names = {one.name for one in kept}
+    removed = [one for one in snapshots if one.name not in names]
+    # A restore may be reading these, so what they refer to stays for another day, whatever a note says.
+    in_use = await references.readable_of(removed)
+    await gather_bounded(_CONCURRENT_DELETES, [one.name for one in removed], repository.target.delete)
+    unused = await _unreferenced(repository, references)
+    noted: set[str] = set()
+    for name, at_ms, expired in await expired_files(repository):
+        if now_ms - at_ms < GRACE_MS:
+            noted |= expired
+            continue
+        gone = sorted(expired & unused - in_use)
+        await gather_bounded(_CONCURRENT_DELETES, gone, repository.target.delete)
+        await repository.target.delete(name)
+        report.deleted += len(gone)
+        unused.difference_update(gone)
+    await _note(repository, now_ms, unused - noted)
+    if all(one.is_complete for one in kept):
+        repository.expired = noted | unused
+        packs = await references.packs_of(kept)
+        report.repacked, report.not_repacked = await Repacker(repository, kept, packs).run()
+        if report.repacked:
+            before, unused = unused, await _unreferenced(repository, references)
+            await _note(repository, now_ms, unused - before)
+    report.kept, report.removed = len(kept), len(removed)
+    report.expired = len(unused)
+    return report
+
+
+async def _read_snapshots(repository: Repository) -> list[Snapshot]:
     snapshots = []
     for name in await repository.snapshot_names():
         try:
             snapshots += await repository.find_snapshots([name])
         except BackupDamaged as error:
             raise DamagedSnapshot(name, error) from None
-    complete = [snapshot for snapshot in snapshots if snapshot.is_complete]
-    kept = kept_snapshots(complete, rules)
-    # What an interrupted backup has stored is of use until the next one ends, and one may be running.
-    kept += [one for one in snapshots if not one.is_complete and now_ms - one.taken_ms < GRACE_MS]
-    used = await referenced(repository, kept)
-    names = {one.name for one in kept}
-    removed = [one.name for one in snapshots if one.name not in names]
-    await gather_bounded(_CONCURRENT_DELETES, removed, repository.target.delete)
-    # Those that were written meanwhile.
-    newer = [
-        name for name in await repository.snapshot_names() if name not in {one.name for one in snapshots}
-    ]
-    used |= await referenced(repository, await repository.find_snapshots(newer))
-    stored = {*await repository.target.names(PACKS), *await repository.target.names(PAGES)}
-    unused = stored - used
-    noted: set[str] = set()
-    for name, at_ms, expired in await expired_files(repository):
-        if now_ms - at_ms < GRACE_MS:
-            noted |= expired & unused
-            continue
-        gone = sorted(expired & unused)
-        await gather_bounded(_CONCURRENT_DELETES, gone, repository.target.delete)
-        await repository.target.delete(name)
-        report.deleted += len(gone)
-        unused -= expired
-    if fresh := sorted(unused - noted):
+    return snapshots
+
+
+async def _one_of_each_time(
+    repository: Repository, references: "_References", snapshots: Iterable[Snapshot]
+) -> list[Snapshot]:
+    """Return the complete snapshots, oldest first. A repack that was interrupted leaves two with the same
+    time: return the latest that is whole."""
+    found: dict[int, Snapshot] = {}
+    generations = sorted(snapshots, key=lambda one: (one.taken_ms, one.generation, one.name))
+    for one in generations:
+        if one.is_complete and (
+            one.taken_ms not in found or await references.readable_of([one]) <= await repository.stored()
+        ):
+            found[one.taken_ms] = one
+    return [*found.values()]
+
+
+async def _unreferenced(repository: Repository, references: "_References") -> set[str]:
+    """Return the paths of all packs and pages that no snapshot refers to. Raises BackupDamaged."""
+    used = await references.of(await repository.find_snapshots(await repository.snapshot_names()))
+    return await repository.stored() - used
+
+
+async def _note(repository: Repository, now_ms: int, files: Iterable[str]) -> None:
+    if fresh := sorted(files):
         await repository.put_note(now_ms, fresh)
-    report.kept, report.removed = len(kept), len(removed)
-    report.expired = len(unused)
-    return report
 
 
-class ExpiredFiles(NamedTuple):
-    """A note below `expired/`: its name, its time, and the files that it names. One that is damaged or gone
-    names none, and has the time 0."""
+class _References:
+    """What snapshots refer to. Pages never change, so each is read once."""
 
-    name: str
-    at_ms: int
-    files: set[str]
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._packs: dict[str, set[str]] = {}
+
+    async def of(self, snapshots: Iterable[Snapshot]) -> set[str]:
+        """Return the paths of all pages and packs that these snapshots refer to. Raises BackupDamaged."""
+        packs = {path_of(PACKS, pack) for pack in await self.packs_of(snapshots)}
+        return packs | {path_of(PAGES, page) for page in _pages_of(snapshots)}
+
+    async def readable_of(self, snapshots: Iterable[Snapshot]) -> set[str]:
+        """Return what `of` does, without the packs to which only damaged pages refer."""
+        files: set[str] = set()
+        for page in _pages_of(snapshots):
+            files.add(path_of(PAGES, page))
+            with suppress(BackupDamaged):
+                files |= {path_of(PACKS, pack) for pack in await self._read(page)}
+        return files
+
+    async def packs_of(self, snapshots: Iterable[Snapshot]) -> set[str]:
+        """Return the names of all packs that these snapshots refer to. Raises BackupDamaged."""
+        found = await gather_bounded(MAX_CONCURRENT, _pages_of(snapshots), self._read)
+        return {pack for packs in found for pack in packs}
+
+    async def _read(self, page: str) -> set[str]:
+        if page not in self._packs:
+            self._packs[page] = await self._repository.packs_of(page)
+        return self._packs[page]
 
 
-async def expired_files(repository: Repository) -> list[ExpiredFiles]:
-    """Return the files that a `prune` may delete."""
-    notes = []
-    for name in await repository.target.names(EXPIRED):
-        try:
-            notes.append(ExpiredFiles(name, *await repository.read_note(name)))
-        except BackupDamaged:
-            notes.append(ExpiredFiles(name, 0, set()))
-    return notes
-
-
-async def referenced(repository: Repository, snapshots: Iterable[Snapshot]) -> set[str]:
-    """Return the paths of all pages and packs that these snapshots refer to. Raises BackupDamaged."""
-    pages = {page for snapshot in snapshots for run in snapshot.runs for page in run.pages}
-    packs: set[str] = set()
-    for page in sorted(pages):
-        packs.update(await repository.packs_of(page))
-    return {path_of(PAGES, page) for page in pages} | {path_of(PACKS, pack) for pack in packs}
+def _pages_of(snapshots: Iterable[Snapshot]) -> list[str]:
+    return sorted({page for snapshot in snapshots for run in snapshot.runs for page in run.pages})

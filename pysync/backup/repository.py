@@ -53,7 +53,7 @@ class BackupDamaged(ValueError):
 class Snapshot:
     """Everything in a store as of the moment `taken_ms`, at which `change` was the newest id of the change
     log (`""` if unknown). One that is not complete only says what an interrupted backup has stored
-    already."""
+    already. Of complete ones with the same time the latest `generation` replaces the others."""
 
     taken_ms: int
     runs: list[SortedRun]
@@ -61,6 +61,7 @@ class Snapshot:
     is_complete: bool = True
     store: str = ""
     unreadable: int = 0
+    generation: int = 0
     name: str = field(default="", compare=False)
 
     def encode(self) -> bytes:
@@ -87,9 +88,9 @@ class Snapshot:
 
     def _is_sound(self) -> bool:
         """Return True if every member has its type."""
-        facts = (self.taken_ms, self.change, self.is_complete, self.store, self.unreadable)
+        facts = (self.taken_ms, self.change, self.is_complete, self.store, self.unreadable, self.generation)
         return (
-            tuple(map(type, facts)) == (int, str, bool, str, int)
+            tuple(map(type, facts)) == (int, str, bool, str, int, int)
             and 0 <= self.taken_ms < MAX_TIME_MS
             and all(run.is_sound() for run in self.runs)
         )
@@ -181,11 +182,11 @@ class Repository:
         if self.key is not None:
             self.key.check_private()
 
-    async def put_pack(self, packed: bytes) -> str:
-        """Store a pack, which is compressed already, and return its name."""
-        sealed, name = await asyncio.to_thread(self._seal, packed, PACKS)
-        await self._put(path_of(PACKS, name), sealed)
-        return name
+    async def put_pack(self, packed: bytes, size: int) -> str:
+        """Store a pack of `size` bytes, which is compressed already, and return its name."""
+        sealed, hash_ = await asyncio.to_thread(self._seal, packed, PACKS)
+        await self._put(path_of(PACKS, hash_), sealed)
+        return f"{size}-{hash_}"
 
     async def read_pack(self, name: str, most: int) -> bytes:
         """Return the content of a pack, but of a longer one only the first `most` bytes."""
@@ -235,7 +236,7 @@ class Repository:
         return await self._read(name, lambda stored: Snapshot.decode(name, self._open_text(stored)))
 
     async def find_snapshot(self, name: str) -> Snapshot | None:
-        """Return the snapshot of this name; None if it is gone: a follower thins its snapshots."""
+        """Return the snapshot of this name; None if it is gone: followers and `prune` remove snapshots."""
         try:
             return await self.read_snapshot(name)
         except BackupDamaged:
@@ -253,11 +254,13 @@ class Repository:
         each damaged one, and return the newest that is not."""
         for name in reversed(await self.snapshot_names()):
             try:
-                return await self.read_snapshot(name)
+                found = await self.find_snapshot(name)
             except BackupDamaged as error:
                 if on_damaged is None:
                     raise
                 on_damaged(error)
+            else:
+                return found or await self.newest(on_damaged)  # a `prune` may have replaced it
         return None
 
     async def entries(self, snapshot: Snapshot) -> Iterator[BackupEntry]:
@@ -282,9 +285,13 @@ class Repository:
 
         return dict(zip(names, await gather_bounded(MAX_CONCURRENT, names, load), strict=True))
 
-    async def packs_of(self, page: str) -> list[str]:
+    async def packs_of(self, page: str) -> set[str]:
         """Return the names of the packs that a page refers to."""
-        return [part.pack for entry in await self.read_page(page) for part in entry.parts]
+        return {part.pack for entry in await self.read_page(page) for part in entry.parts}
+
+    async def stored(self) -> set[str]:
+        """Return the paths of all packs and pages that are there."""
+        return {*await self.target.names(PACKS), *await self.target.names(PAGES)}
 
     async def put_note(self, at_ms: int, files: Sequence[str]) -> None:
         """Store the names of files that may be deleted."""
@@ -389,5 +396,5 @@ def time_in(name: str) -> str:
 
 
 def path_of(folder: str, name: str) -> str:
-    """Return the path of a pack or a page."""
-    return f"{folder}/{name[:2]}/{name}"
+    """Return the path of a pack or a page. It has the hash at the end of the name."""
+    return f"{folder}/{name[-64:-62]}/{name[-64:]}"

@@ -162,7 +162,7 @@ class Restorer:
         noted = found[RESTORE_KEY]
         if noted is None:
             raise ValueError("the store to restore into is not empty: name a new one")
-        if noted.body != note:
+        if not _names_same(noted.body, snapshot):
             raise ValueError(
                 f"another snapshot was being restored into this store: {_advice(noted.body)}name a new store"
             )
@@ -194,6 +194,14 @@ class Restorer:
         self._on_problem(key, why)
 
 
+def _names_same(note: bytes, snapshot: Snapshot) -> bool:
+    """Return True if a note of a restore names this snapshot, or one that a `prune` has replaced by it."""
+    try:
+        return time_of(orjson.loads(note)["snapshot"]) == snapshot.taken_ms
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
 def _advice(note: bytes) -> str:
     """Return how to continue the restore that left a note; `""` if the note is damaged."""
     try:
@@ -209,15 +217,21 @@ async def find_snapshot_at(
     Raises BackupDamaged if one of these is the newest, ValueError if there is none, and StoreUnavailable."""
     limit = time_text(min(max(at_ms, 0), MAX_TIME_MS - 1))
     newest: Snapshot | BackupDamaged | None = None
+    is_gone = False
     for name in await repository.snapshot_names():
         try:
             found: Snapshot | BackupDamaged | None = await repository.find_snapshot(name)
         except BackupDamaged as error:
             on_problem("", str(error))
             found = error
-        is_candidate = isinstance(found, BackupDamaged) or (found is not None and found.is_complete)
-        if is_candidate and time_in(name) <= limit:
-            newest = found
+        if time_in(name) > limit:
+            continue
+        if found is None:
+            is_gone = True
+        elif isinstance(found, BackupDamaged) or found.is_complete:
+            newest, is_gone = found, False
+    if is_gone:
+        return await find_snapshot_at(repository, at_ms, on_problem)  # a `prune` may have replaced it
     if newest is None:
         raise ValueError("the backup has no snapshot of that time or before it")
     if isinstance(newest, BackupDamaged):

@@ -16,7 +16,8 @@ from pysync.backup import encoding
 from pysync.backup.checking import BackupVerification, BackupVerifier
 from pysync.backup.encoding import compress, decompress_text
 from pysync.backup.encryption import BackupKey
-from pysync.backup.pruning import GRACE_MS, KeepRules, prune
+from pysync.backup.notes import GRACE_MS
+from pysync.backup.pruning import KeepRules, prune
 from pysync.backup.repairing import Repairer
 from pysync.backup.repository import (
     FORMAT_FILE,
@@ -52,7 +53,7 @@ async def made(key: BackupKey | None = None) -> tuple[MemoryStore, MemoryTarget]
         async with maker_of(ListedSnapshotSource(store), target, clock, repository=repository) as maker:
             await maker.make()
     repository = await Repository.open(target, key)
-    await repository.put_pack(compress(b"of a killed backup"))
+    await repository.put_pack(compress(b"of a killed backup"), 18)
     await prune(repository, KeepRules(last=2), clock())
     assert {name.partition("/")[0] for name in target.files} == {
         FORMAT_FILE, PACKS, PAGES, SNAPSHOTS, "expired",
@@ -272,7 +273,7 @@ async def test_a_bomb_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) 
             target.files[path_of(kind, name)] = stored
             page = path_of(PAGES, snapshot["runs"][0]["pages"][0])
             members = orjson.loads(decompress_text(target.files[page]))
-            members["packs"] = [name] * len(members["packs"])
+            members["packs"] = [f"8388608-{name}"] * len(members["packs"])
             forged = name if kind == PAGES else forge(target, page, orjson.dumps(members))
             snapshot["runs"][0]["pages"][0] = forged
             forge(target, newest, orjson.dumps(snapshot))

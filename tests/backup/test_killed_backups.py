@@ -117,7 +117,7 @@ async def test_a_killed_prune_loses_nothing_that_is_kept_and_is_finished_by_the_
 async def _leave(target: FolderTarget, body: bytes, is_noted: bool) -> None:
     """Leave a pack that nothing refers to, and the note of a `prune` of the day before yesterday."""
     repository = await Repository.open(target)
-    name = await repository.put_pack(body)
+    name = await repository.put_pack(body, len(body))
     if is_noted:
         await repository.put_note(wall_clock_ms() - 2 * DAY_MS, [path_of(PACKS, name)])
 

@@ -10,7 +10,8 @@ from support.store_samples import contents, document
 from pysync.backup import packing
 from pysync.backup.checking import BackupVerifier
 from pysync.backup.making import BackupMaker
-from pysync.backup.pruning import GRACE_MS, KeepRules, prune
+from pysync.backup.notes import GRACE_MS
+from pysync.backup.pruning import KeepRules, prune
 from pysync.backup.repository import EXPIRED, PACKS, PAGES, Repository
 from pysync.backup.runs import FAN_OUT
 from pysync.backup.source import ListedSnapshotSource

@@ -20,7 +20,8 @@ from pysync.backup import restoring
 from pysync.backup.checking import BackupVerification, BackupVerifier
 from pysync.backup.encryption import BackupKey, WrongKey
 from pysync.backup.making import BackupMaker
-from pysync.backup.pruning import GRACE_MS, KeepRules, prune
+from pysync.backup.notes import GRACE_MS
+from pysync.backup.pruning import KeepRules, prune
 from pysync.backup.repository import PAGES, SNAPSHOTS, BackupDamaged, Repository, path_of
 from pysync.backup.restoring import RestoreClock, Restorer, find_snapshot_at, parse_time
 from pysync.backup.source import ListedSnapshotSource

@@ -51,7 +51,8 @@ def add_backup(parser: Parser) -> None:
         "backup.prune",
         description="Keeps the newest snapshot, and the newest one of each of the last N periods that have "
         "any. Files that no snapshot refers to are deleted by the first prune that runs a day later, because "
-        "a backup that runs now may refer to them.",
+        "a backup that runs now may refer to them. Packs of which more than a fifth is of no use are stored "
+        "anew; if the backup is encrypted, that takes the private key.",
         example="pysync backup prune --from file:./backup --keep-daily 7 --keep-weekly 4",
     )
     for option, noun in zip(

@@ -32,6 +32,7 @@ _ANY_ISSUER = (
 
 _CLIENT_VARIABLES = ("PYSYNC_URL",)
 _OF_COLLECTION = ("pull", "push", "append", "delete", "history", "list")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _PROBES = ("health", "ready", "metrics", "version")
 _SERVICE_ROLES = {
     "batch": "as pulls of what is named",
@@ -167,10 +168,10 @@ def _warnings(config: Config) -> Iterator[Problem]:
     found = list(config.each_collection())
     if not found:
         yield Problem("collections", "nothing is served: there is no collection")
+    is_trial = _is_trial(config)
     for namespace, path, collection in found:
-        yield from _collection(
-            collection, path, _Roles(config, collection, config.trust_of(namespace, collection))
-        )
+        known = _Roles(config, collection, config.trust_of(namespace, collection))
+        yield from _collection(collection, path, known, is_trial=is_trial)
     yield from _limits(config)
     yield from _shared_keys(config)
     yield from overlaps.shared_between_namespaces(config)
@@ -187,7 +188,14 @@ def _warnings(config: Config) -> Iterator[Problem]:
             yield Problem(f"events[{at}].storagePath", message, events.collection)
     if config.auth.spaces is not None and config.auth.spaces.trust_on_first_use:
         yield Problem("auth.spaces.trustOnFirstUse", "the first caller would own a space: only false is safe")
-    yield from _rebinding(config)
+    if not is_trial:
+        yield from _rebinding(config)
+
+
+def _is_trial(config: Config) -> bool:
+    """Return True if the service has example pages and only programs of its machine can reach it. It is open
+    to them on purpose."""
+    return config.server.examples is not None and config.server.host in _LOOPBACK
 
 
 def _variables(environ: Mapping[str, str], text: str) -> Iterator[Problem]:
@@ -199,11 +207,9 @@ def _variables(environ: Mapping[str, str], text: str) -> Iterator[Problem]:
             yield Problem(name, "unknown environment variable" + near.replace("mean ", "mean PYSYNC_"))
 
 
-def _collection(collection: Collection, path: str, known: "_Roles") -> Iterator[Problem]:
-    if "public" in collection.roles_for("push"):
-        yield Problem(f"{path}.writeRoles", f"public: {_anyone(collection)} may write")
-    if collection.deletable and "public" in (collection.delete_roles or collection.write_roles):
-        yield Problem(f"{path}.deletable", f"public: {_anyone(collection)} may delete")
+def _collection(collection: Collection, path: str, known: "_Roles", *, is_trial: bool) -> Iterator[Problem]:
+    if not is_trial:
+        yield from _open(collection, path)
     if not (collection.roles_for("pull") or collection.roles_for("push")):
         yield Problem(path, "no caller may use it: no route has roles")
     for member, roles in _role_lists(collection):
@@ -212,6 +218,18 @@ def _collection(collection: Collection, path: str, known: "_Roles") -> Iterator[
                 yield Problem(f"{path}.{member}[{at}]", message)
     for member, message in (*_log(collection), *_files(collection)):
         yield Problem(f"{path}.{member}", message)
+
+
+def _open(collection: Collection, path: str) -> Iterator[Problem]:
+    """Warn about what strangers may write, and about writers who may claim to be somebody else."""
+    if "public" in collection.roles_for("push"):
+        yield Problem(f"{path}.writeRoles", f"public: {_anyone(collection)} may write")
+    if collection.deletable and "public" in (collection.delete_roles or collection.write_roles):
+        yield Problem(f"{path}.deletable", f"public: {_anyone(collection)} may delete")
+    log = collection.append_only
+    if log is not None and log.persist is not False and log.require_author_signature is False:
+        message = "false: author proofs are stored as they are sent, unchecked"
+        yield Problem(f"{path}.appendOnly.requireAuthorSignature", message)
 
 
 def _anyone(collection: Collection) -> str:
@@ -271,9 +289,6 @@ def _log(collection: Collection) -> Iterator[FieldError]:
     log = collection.append_only
     if log is None or log.persist is False:
         return
-    if log.require_author_signature is False:
-        message = "false: author proofs are stored as they are sent, unchecked"
-        yield "appendOnly.requireAuthorSignature", message
     if log.allow_full is False and log.max_pull_limit is None:
         yield "appendOnly.allowFull", "false, but checkpoint=0 gives the whole log too: set maxPullLimit"
 

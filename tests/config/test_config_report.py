@@ -338,17 +338,20 @@ def test_check_names_a_file_that_cannot_be_read_once(tmp_path: Path) -> None:
     assert check(path, {}) == (False, f"{path}: No such file or directory")
 
 
-def test_the_example_is_accepted_with_warnings_only_where_it_is_open_on_purpose() -> None:
-    accepted, _ = check(str(EXAMPLE), {})
+def test_the_example_is_accepted_without_warnings_as_long_as_it_is_for_its_machine_alone() -> None:
+    accepted, told = check(str(EXAMPLE), {})
     assert accepted
+    assert "warning" not in told
     example = load(EXAMPLE, {})
     assert (example.store.url, example.server.port) == ("file:./data", 8080)
-    warned = {problem.path.split(".")[0] for problem in lint(example)}
-    open_on_purpose = {"notes", "title", "cards", "journal", "scratch", "files", "reports", "events"}
-    assert example.collections[3].field_permissions["verified"].write_roles == ("admin",)  # and no token
-    assert warned == {"server", "namespaces", "collections[3]"} | {
-        f"collections[{at}]" for at, kept in enumerate(example.collections) if kept.name in open_on_purpose
+    reachable = lint(load(EXAMPLE, {}, {"server.host": "0.0.0.0"}))
+    open_to_all = {"notes", "title", "cards", "journal", "scratch", "files", "reports", "events"}
+    assert {problem.path.split(".")[0] for problem in reachable} == {"server"} | {
+        f"collections[{at}]" for at, kept in enumerate(example.collections) if kept.name in open_to_all
     }
+    without_pages = json.loads(EXAMPLE.read_text())
+    del without_pages["server"]["examples"]
+    assert len(lint(parse(without_pages))) == len(reachable)
 
 
 def test_a_problem_reads_as_its_place_and_message() -> None:

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import get_args
 
@@ -173,6 +174,7 @@ def _warnings(config: Config) -> Iterator[Problem]:
         known = _Roles(config, collection, config.trust_of(namespace, collection))
         yield from _collection(collection, path, known, is_trial=is_trial)
     yield from _limits(config)
+    yield from _full_quotas(config)
     yield from _shared_keys(config)
     yield from overlaps.shared_between_namespaces(config)
     yield from overlaps.exposed_fields(config)
@@ -267,6 +269,17 @@ def _limits(config: Config) -> Iterator[Problem]:
     if config.rate_limit is not None and not used:
         message = "meters nothing: no collection has a rateLimit that takes these numbers"
         yield Problem("rateLimit", message)
+
+
+def _full_quotas(config: Config) -> Iterator[Problem]:
+    """Warn about versions that count for users who cannot remove them."""
+    quotas = {} if config.quotas is None else config.quotas.limits()
+    if not any(most < inf for most, *_ in quotas.values()):
+        return
+    for _, path, collection in config.each_collection():
+        if collection.history is not None and collection.history.for_ms is None:
+            message = "absent: what users delete counts for their quotas of bytes for good"
+            yield Problem(f"{path}.history.forMs", message)
 
 
 def _shared_keys(config: Config) -> Iterator[Problem]:

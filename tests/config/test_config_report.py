@@ -354,6 +354,18 @@ def test_the_example_is_accepted_without_warnings_as_long_as_it_is_for_its_machi
     assert len(lint(parse(without_pages))) == len(reachable)
 
 
+def test_the_linter_warns_of_versions_that_count_for_users_who_cannot_remove_them() -> None:
+    told = (
+        "collections[0].history.forMs",
+        "absent: what users delete counts for their quotas of bytes for good",
+    )
+    quotas = {"identity": {"bytes": 1000}}
+    assert told in warnings(collection(history={}), quotas=quotas)
+    assert told not in warnings(collection(history={}))
+    assert told not in warnings(collection(history={"forMs": 1000}), quotas=quotas)
+    assert told not in warnings(collection(history={}), quotas={"identity": {"documents": 5}})
+
+
 def test_a_problem_reads_as_its_place_and_message() -> None:
     assert str(ConfigError([Problem("a.b", "is wrong"), Problem("", "no file")])) == "a.b: is wrong\nno file"
 

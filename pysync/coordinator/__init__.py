@@ -14,13 +14,12 @@ from pysync.coordinator.base import (
     release_claim,
 )
 from pysync.coordinator.open import open_coordinator
-from pysync.coordinator.usage import Added, UsageTotals
+from pysync.coordinator.usage import UsageTotals
 
 __all__ = [
     "EPOCH_MS",
     "IDEMPOTENCY_TTL_MS",
     "LEASE_MS",
-    "Added",
     "Coordinator",
     "Nonce",
     "PreparedWrite",

@@ -10,7 +10,7 @@ from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.coordinator.usage import UsageTotals
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Diagnosis
+from pysync.model import Addition, Diagnosis
 
 EPOCH_MS: Final = 300_000
 LIVE_EPOCHS: Final = 3
@@ -135,8 +135,13 @@ class Coordinator(ChangeLog, Protocol):
         """Remember, beyond the end of this process, that a write with these changes is about to be made.
         Return a name for `append` and `abort`. Stores that keep changes with their writes do not need it."""
 
-    async def abort(self, name: str) -> None:
-        """Delete a prepared write, which was not made."""
+    async def prepare_counted(self, changes: Sequence[Change], addition: Addition) -> tuple[str, bool]:
+        """Do as `prepare` and `usage.add` at once: both or neither. Return the name, and whether a count
+        contains the addition. Raises QuotaExceeded, with nothing prepared and nothing added."""
+
+    async def abort(self, name: str, addition: Addition | None = None) -> None:
+        """Delete a prepared write, which was not made, and add `addition` to the totals: the reverse of what
+        it counts as. Does nothing if there is no such prepared write any more."""
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
         """Return the oldest prepared writes of all processes, at most `limit`."""

@@ -21,11 +21,11 @@ from pysync.changelog import Change, Retention
 from pysync.clock import HybridTimestamp, boot_id, elapsed_of, wall_clock_ms
 from pysync.coordinator.base import MAX_LIVE_NONCES, PreparedWrite, Standing, Window, window_end_ms
 from pysync.coordinator.lease_files import LeaseFiles
-from pysync.coordinator.local_usage import FORGET_SQL, LocalUsage
+from pysync.coordinator.local_usage import FORGET_SQL, LocalUsage, add_usage
 from pysync.coordinator.local_usage import TABLES as USAGE_TABLES
 from pysync.coordinator.nonce_log import NonceLog
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Diagnosis
+from pysync.model import Addition, Diagnosis
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog, change_id, insert_changes
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
@@ -176,12 +176,17 @@ class LocalCoordinator(SqliteChangeLog):
 
     async def prepare(self, changes: Sequence[Change]) -> str:
         """See `Coordinator.prepare`."""
-        texts = orjson.dumps([(change.text.decode(), change.identity) for change in changes])
-        return str(await self._writer.submit(_insert_prepared, texts, self._now_ms()))
+        return str(await self._writer.submit(_insert_prepared, _texts_of(changes), self._now_ms()))
 
-    async def abort(self, name: str) -> None:
+    async def prepare_counted(self, changes: Sequence[Change], addition: Addition) -> tuple[str, bool]:
+        """See `Coordinator.prepare_counted`."""
+        texts, now_ms = _texts_of(changes), self._now_ms()
+        name, in_count = await self._writer.submit(_insert_counted, texts, now_ms, addition)
+        return str(name), in_count
+
+    async def abort(self, name: str, addition: Addition | None = None) -> None:
         """See `Coordinator.abort`."""
-        await self._writer.submit(_delete_prepared, name)
+        await self._writer.submit(_abort, name, addition)
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
         """See `Coordinator.prepared`."""
@@ -316,10 +321,27 @@ def _forget(
     return len(counters), len(keys)
 
 
+def _texts_of(changes: Sequence[Change]) -> bytes:
+    return orjson.dumps([(change.text.decode(), change.identity) for change in changes])
+
+
 def _insert_prepared(cursor: sqlite3.Cursor, changes: bytes, now_ms: int) -> int:
     cursor.execute("INSERT INTO intent(at_ms, changes) VALUES(?, ?)", (now_ms, changes))
     assert cursor.lastrowid is not None
     return cursor.lastrowid
+
+
+def _insert_counted(
+    cursor: sqlite3.Cursor, changes: bytes, now_ms: int, addition: Addition
+) -> tuple[int, bool]:
+    in_count = add_usage(cursor, addition)
+    return _insert_prepared(cursor, changes, now_ms), in_count
+
+
+def _abort(cursor: sqlite3.Cursor, prepared: str, addition: Addition | None) -> None:
+    _delete_prepared(cursor, prepared)
+    if addition is not None and cursor.rowcount:
+        add_usage(cursor, addition)
 
 
 def _append(cursor: sqlite3.Cursor, rows: ChangeRows, prepared: str) -> int:

@@ -4,8 +4,8 @@ import sqlite3
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from pysync.coordinator.usage import NOTHING, Added
-from pysync.model import Usage
+from pysync.coordinator.usage import NOTHING
+from pysync.model import Addition, Usage, check_limit
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 
 TABLES: Final = """
@@ -31,12 +31,14 @@ _ADD = """
     INSERT INTO usage VALUES(?, ?, ?, ?, ?, ?)
     ON CONFLICT(is_count, name) DO UPDATE SET
         bytes = bytes + excluded.bytes, documents = documents + excluded.documents,
-        elements = elements + excluded.elements, files = files + excluded.files
-    RETURNING bytes, documents, elements, files"""
+        elements = elements + excluded.elements, files = files + excluded.files"""
 _FORGET_UNUSED = """
     DELETE FROM usage
     WHERE is_count = ? AND name = ? AND bytes = 0 AND documents = 0 AND elements = 0 AND files = 0"""
-_READ = "SELECT name, bytes, documents, elements, files FROM usage WHERE is_count = 0"
+_READ = """
+    SELECT name, bytes, documents, elements, files FROM usage
+    WHERE is_count = 0 AND bytes | documents | elements | files"""
+_READ_ONE = "SELECT bytes, documents, elements, files FROM usage WHERE is_count = 0 AND name = ?"
 
 
 class LocalUsage:
@@ -46,9 +48,9 @@ class LocalUsage:
         self._reader = reader
         self._writer = writer
 
-    async def add(self, key: str, more: Mapping[str, Usage]) -> Added:
+    async def add(self, addition: Addition) -> bool:
         """See `UsageTotals.add`."""
-        return await self._writer.submit(_add_at, key, more)
+        return await self._writer.submit(add_usage, addition)
 
     async def read(self, names: Collection[str] | None = None) -> dict[str, Usage]:
         """See `UsageTotals.read`."""
@@ -84,12 +86,18 @@ class LocalUsage:
         await self._writer.submit(_clear)
 
 
-def _add_at(cursor: sqlite3.Cursor, key: str, more: Mapping[str, Usage]) -> Added:
+def add_usage(cursor: sqlite3.Cursor, addition: Addition) -> bool:
+    """Do as `UsageTotals.add`, in a transaction of other writes. Decides before it changes anything."""
+    for kind, name, limit in addition.limited():
+        found = cursor.execute(_READ_ONE, (name,)).fetchall()
+        check_limit(kind, limit, found[0] if found else NOTHING, addition.more)
+    more = dict.fromkeys(addition.subjects.values(), addition.more)
     ((passed,),) = cursor.execute("SELECT passed FROM usage_count").fetchall()
-    in_count = passed is not None and "" < key <= passed
+    in_count = passed is not None and "" < addition.key <= passed
     if in_count:
         _add(cursor, 1, more)
-    return Added(_add(cursor, 0, more), in_count)
+    _add(cursor, 0, more)
+    return in_count
 
 
 def _begin(cursor: sqlite3.Cursor, token: str) -> None:
@@ -127,11 +135,8 @@ def _clear(cursor: sqlite3.Cursor) -> None:
         cursor.execute(statement)
 
 
-def _add(cursor: sqlite3.Cursor, is_count: int, more: Mapping[str, Usage]) -> dict[str, Usage]:
-    totals = {}
-    for name, amounts in more.items():
-        (row,) = cursor.execute(_ADD, (is_count, name, *amounts)).fetchall()
-        totals[name] = Usage(*row)
-        if totals[name] == NOTHING:
-            cursor.execute(_FORGET_UNUSED, (is_count, name))
-    return totals
+def _add(cursor: sqlite3.Cursor, is_count: int, more: Mapping[str, Usage]) -> None:
+    cursor.executemany(_ADD, [(is_count, name, *amounts) for name, amounts in more.items()])
+    less = [(is_count, name) for name, amounts in more.items() if min(amounts) < 0]
+    if less:
+        cursor.executemany(_FORGET_UNUSED, less)

@@ -27,7 +27,7 @@ from pysync.coordinator.base import (
 )
 from pysync.coordinator.usage import MemoryUsage
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Diagnosis
+from pysync.model import Addition, Diagnosis
 
 MAX_ENTRIES: Final = 1_000_000
 """Maximum number of counters, and of claims, at one time."""
@@ -210,13 +210,17 @@ class MemoryCoordinator:
 
     async def prepare(self, changes: Sequence[Change]) -> str:
         """See `Coordinator.prepare`."""
-        name = f"{next(self._prepared_ids):x}"
-        self._prepared[name] = (self._now_ms(), list(changes))
-        return name
+        return self._prepare(changes)
 
-    async def abort(self, name: str) -> None:
+    async def prepare_counted(self, changes: Sequence[Change], addition: Addition) -> tuple[str, bool]:
+        """See `Coordinator.prepare_counted`."""
+        in_count = self.usage.add_now(addition)
+        return self._prepare(changes), in_count
+
+    async def abort(self, name: str, addition: Addition | None = None) -> None:
         """See `Coordinator.abort`."""
-        self._prepared.pop(name, None)
+        if self._prepared.pop(name, None) is not None and addition is not None:
+            self.usage.add_now(addition)
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
         """See `Coordinator.prepared`."""
@@ -260,6 +264,11 @@ class MemoryCoordinator:
         self._seen.clear()
         self._counters.clear()
         self._values.clear()
+
+    def _prepare(self, changes: Sequence[Change]) -> str:
+        name = f"{next(self._prepared_ids):x}"
+        self._prepared[name] = (self._now_ms(), list(changes))
+        return name
 
     def _number_of(self, after: str) -> int | None:
         """Return the number of the id `after`, None if changes after it are gone. Ids have no gaps."""

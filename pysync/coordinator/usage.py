@@ -1,18 +1,11 @@
 """What is stored for whom, as a coordinator counts it for a store without counters of its own."""
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from pysync.model import Usage
+from pysync.model import Addition, Usage, check_limit
 
 NOTHING = Usage()
-
-
-class Added(NamedTuple):
-    """The totals of subjects after an addition, by their names. `in_count`: a count contains it, too."""
-
-    totals: dict[str, Usage]
-    in_count: bool
 
 
 class UsageTotals(Protocol):
@@ -22,9 +15,9 @@ class UsageTotals(Protocol):
     A count goes through all keys in the order of their code points. It has totals of its own, which replace
     the others at its end. A coordinator that lost its memory has no totals, and knows of no count."""
 
-    async def add(self, key: str, more: Mapping[str, Usage]) -> Added:
-        """Add the amounts of an object at `key`, also to a count that has passed it. With the key `""` they
-        are added to no count."""
+    async def add(self, addition: Addition) -> bool:
+        """Add the amounts of an object, also to a count that has passed its key: True if there is one. Raises
+        QuotaExceeded, with nothing added."""
 
     async def read(self, names: Collection[str] | None = None) -> dict[str, Usage]:
         """Return the totals of these subjects, by default of all, without those that use nothing."""
@@ -58,13 +51,20 @@ class MemoryUsage:
         self._count: tuple[str, str] | None = None
         self._counted_ms: int | None = None
 
-    async def add(self, key: str, more: Mapping[str, Usage]) -> Added:
+    async def add(self, addition: Addition) -> bool:
         """See `UsageTotals.add`."""
-        in_count = self._count is not None and "" < key <= self._count[1]
+        return self.add_now(addition)
+
+    def add_now(self, addition: Addition) -> bool:
+        """Do as `add`."""
+        for kind, name, limit in addition.limited():
+            check_limit(kind, limit, self._totals.get(name, NOTHING), addition.more)
+        more = dict.fromkeys(addition.subjects.values(), addition.more)
+        in_count = self._count is not None and "" < addition.key <= self._count[1]
         if in_count:
             _add(self._counted, more)
         _add(self._totals, more)
-        return Added({name: self._totals.get(name, NOTHING) for name in more}, in_count)
+        return in_count
 
     async def read(self, names: Collection[str] | None = None) -> dict[str, Usage]:
         """See `UsageTotals.read`."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from pysync.cache import BoundedCache
 from pysync.config import Collection, Config
 from pysync.config.key_templates import RESERVED, KeyTemplate, TemplateIndex
 from pysync.engine import history
@@ -16,7 +17,7 @@ ChargeOfCaller = Callable[[Sequence[str], Caller], Charge]
 """Returns what a document counts as that a caller writes to a route, by the values of its parameters."""
 
 MAX_CACHED: Final = 10_000
-"""Number of charges that a route caches. With more the cache is emptied."""
+"""Number of charges that a route caches, and of keys whose collections are cached."""
 
 
 class _Owned(NamedTuple):
@@ -35,6 +36,13 @@ class _Owned(NamedTuple):
         return Account(self.namespace, self.name, params.get("identity"), space)
 
 
+class _OwnedKey(NamedTuple):
+    """What the object at a key counts as, and the collection that the key counts for."""
+
+    charge: Charge
+    collection: Collection | None
+
+
 class Accounts:
     """The accounts of one configuration. `file_templates` are the key templates and suffixes of collections
     whose files a plugin stores, by their names."""
@@ -44,6 +52,7 @@ class Accounts:
         spaces = config.auth.spaces
         self._space_param = None if spaces is None else spaces.param
         self._by_suffix: dict[str, TemplateIndex[_Owned]] = {}
+        self._keys = BoundedCache[str, _OwnedKey](MAX_CACHED)
         for rank, (namespace, _, collection) in enumerate(config.each_collection()):
             text, suffix = file_templates.get(collection.name, (collection.key_template.text, ""))
             template = KeyTemplate.of(text)
@@ -83,13 +92,11 @@ class Accounts:
             return self.charge_of(history.document_of(key))._replace(elements=0)
         if key.startswith(f"{RESERVED}/"):
             return NOBODY
-        owner = self._owner(key)
-        return Charge(None if owner is None else owner[0].account(owner[1]), checked=False)
+        return self._owned_key(key).charge
 
     def collection_of(self, key: str) -> Collection | None:
         """Return the collection that the key counts for."""
-        owner = self._owner(key)
-        return None if owner is None else owner[0].collection
+        return self._owned_key(key).collection
 
     def log_prefixes(self) -> list[str]:
         """Return the prefixes of the keys of all logs."""
@@ -97,6 +104,15 @@ class Accounts:
             found.key_template for _, _, found in self._config.each_collection() if found.append_only
         ]
         return sorted({KeyTemplate("/".join(template.segments[:-1])).prefix for template in templates})
+
+    def _owned_key(self, key: str) -> _OwnedKey:
+        found = self._keys.get(key)
+        if found is None:
+            owner = self._owner(key)
+            account = None if owner is None else owner[0].account(owner[1])
+            found = _OwnedKey(Charge(account, checked=False), None if owner is None else owner[0].collection)
+            self._keys.put(key, found)
+        return found
 
     def _owner(self, key: str) -> tuple[_Owned, dict[str, str]] | None:
         found = [

@@ -1,8 +1,9 @@
 """A store that counts what it contains in the coordinator, for stores without counters of their own.
 
 An object counts by its key and its content alone, so that a listing of the store can count it again
-(`recount.py`). A write first adds what it changes to the totals, and only then compares them with the limits,
-so that two writers cannot exceed a limit together. What it added is taken back if the write fails.
+(`recount.py`). A write first adds what it changes to the totals, unless they would then exceed a limit, in
+one step of the coordinator: two writers cannot exceed a limit together. What it added is taken back if the
+write fails.
 """
 
 import asyncio
@@ -18,11 +19,12 @@ from pysync.engine.accounts import Accounts
 from pysync.engine.append_log.head import LogSettings
 from pysync.engine.append_log.read import log_prefix
 from pysync.errors import CoordinatorUnavailable, DocumentCorrupt, QuotaExceeded
-from pysync.model import Usage
+from pysync.model import Addition, QuotaLimits, Usage
 from pysync.protocol import JSON_TYPE
 from pysync.store import (
     ABSENT,
     ANY,
+    KINDS,
     NOTHING,
     Account,
     Charge,
@@ -31,12 +33,11 @@ from pysync.store import (
     MergeRecord,
     OnReceived,
     Precondition,
-    QuotaLimits,
+    Prepare,
     Store,
     StoredObject,
     Subject,
     SubjectKind,
-    check_limit,
     check_precondition,
     merge_journal,
 )
@@ -75,10 +76,9 @@ def total_name(kind: str, name: str) -> str:
     return f"{kind}:{name}"
 
 
-def names_of(account: Account | None) -> Iterable[tuple[str, str]]:
-    """Yield the kind of each subject of an account, and its name in the coordinator."""
-    for kind, name in () if account is None else account.subjects():
-        yield kind, total_name(kind, name)
+def names_of(account: Account) -> dict[str, str]:
+    """Return the names of an account's subjects in the coordinator, by their kinds."""
+    return {kind: f"{kind}:{name}" for kind, name in zip(KINDS, account, strict=True) if name is not None}
 
 
 class SharedLedger:
@@ -165,15 +165,23 @@ class CountedStore:
         content_type: str = JSON_TYPE,
         expect: Precondition = ANY,
         charge: Charge | None = None,
+        prepare: Prepare | None = None,
     ) -> str:
         """See `CountingStore.put`."""
         charge = charge or _UNCHECKED
         account = self._account(key, charge)
         if account is None:
+            if prepare is not None:
+                await prepare(None)
             return await self._store.put(key, body, content_type, expect)
         new, old = self._of_document(key, body), await self._before(key, expect)
+        addition = self._addition(key, account, old, new, charge)
         try:
-            async with self._added(key, account, old, new, is_checked=charge.checked):
+            if prepare is None:
+                async with self._added(addition):
+                    etag = await self._store.put(key, body, content_type, expect)
+            else:
+                await prepare(addition)
                 etag = await self._store.put(key, body, content_type, expect)
         except QuotaExceeded:
             await self._check_precondition(key, expect)  # a conflict is told first
@@ -205,8 +213,8 @@ class CountedStore:
             async def reserve(sha256: str) -> None:
                 if account is not None:
                     new, old = Usage(size, 0, 0, 1), await self._before(key, ANY)
-                    change = self._added(key, account, old, new, is_checked=charge.checked)
-                    await added.enter_async_context(change)
+                    addition = self._addition(key, account, old, new, charge)
+                    await added.enter_async_context(self._added(addition))
                 if received is not None:
                     await received(sha256)
 
@@ -217,9 +225,8 @@ class CountedStore:
         account = self._account(key, _UNCHECKED)
         old = NOTHING if account is None else await self._before(key, expect)
         await self._store.delete(key, expect)
-        if old != NOTHING:
-            more = NOTHING.minus(old)
-            await self._totals.add(key, {name: more for _, name in names_of(account)})
+        if account is not None and old != NOTHING:
+            await self._totals.add(Addition(key, names_of(account), NOTHING.minus(old)))
 
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
@@ -276,25 +283,23 @@ class CountedStore:
             stat = await self._store.stat(key)
             check_precondition(expect, None if stat is None else stat.etag)
 
+    def _addition(
+        self, key: str, account: Account, old: Usage, new: Usage, charge: Charge
+    ) -> Addition | None:
+        """Return what a write adds that replaces `old` by `new`; None for nothing."""
+        if new == old:
+            return None
+        more = new if old is NOTHING else new.minus(old)
+        return Addition(key, names_of(account), more, self._limits if charge.checked else {})
+
     @asynccontextmanager
-    async def _added(
-        self, key: str, account: Account, old: Usage, new: Usage, *, is_checked: bool
-    ) -> AsyncIterator[None]:
-        """Enclose a write that replaces `old` by `new`. Raises QuotaExceeded if it is checked and adds
-        too much."""
-        more, names = new.minus(old), dict(names_of(account))
-        if more == NOTHING:
-            yield
-            return
-        totals, in_count = await self._totals.add(key, dict.fromkeys(names.values(), more))
+    async def _added(self, addition: Addition | None) -> AsyncIterator[None]:
+        """Enclose a write that adds to the totals. Raises QuotaExceeded."""
+        in_count = addition is not None and await self._totals.add(addition)
         try:
-            if is_checked:
-                for kind, name in names.items():
-                    if kind in self._limits:
-                        check_limit(kind, self._limits[kind], totals[name].minus(more), more)
             yield
         except BaseException:
-            less = dict.fromkeys(names.values(), NOTHING.minus(more))
-            with suppress(CoordinatorUnavailable):
-                await asyncio.shield(self._totals.add(key if in_count else "", less))
+            if addition is not None:
+                with suppress(CoordinatorUnavailable):
+                    await asyncio.shield(self._totals.add(addition.reverse(in_count=in_count)))
             raise

@@ -25,6 +25,7 @@ from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.coordinator import Coordinator, PreparedWrite
 from pysync.errors import CoordinatorUnavailable, KeyConflict, QuotaExceeded, StoreUnavailable
+from pysync.model import Addition
 from pysync.store import (
     ABSENT,
     ANY,
@@ -131,7 +132,7 @@ class Outbox:
         self._last_announced = BoundedCache[str, Change](ANNOUNCED_CACHE_SIZE)
         self._key_locks = [asyncio.Lock() for _ in range(_KEY_LOCKS)]
         self._flush_lock = asyncio.Lock()
-        self._unreported: deque[tuple[str, list[Change]]] = deque(maxlen=MAX_UNREPORTED)
+        self._unreported: deque[tuple[str, list[Change], Addition | None]] = deque(maxlen=MAX_UNREPORTED)
 
     def put(
         self,
@@ -182,12 +183,7 @@ class Outbox:
         await self.flush_outcomes()
         earlier = await self._pending_predecessor(key, base, changes[-1])
         to_announce = [*earlier.changes, *changes]
-        intent = await self._coordinator.prepare(to_announce)
-        try:
-            etag = await self._put(key, body, expect, charge)
-        except (EtagMismatch, QuotaExceeded):
-            await self._report_outcome(intent, [])
-            raise
+        etag, intent = await self._put_prepared(key, body, expect, charge, to_announce)
         await self._report_outcome(intent, to_announce)
         if earlier.name:
             await self._report_outcome(earlier.name, [])
@@ -373,6 +369,37 @@ class Outbox:
             return await self._store.put(key, body, expect=expect)
         return await self._counting.put(key, body, expect=expect, charge=charge)
 
+    async def _put_prepared(
+        self, key: str, body: bytes, expect: Precondition, charge: Charge | None, changes: list[Change]
+    ) -> tuple[str, str]:
+        """Put an object behind an intent, and return its etag and the name of the intent. If the coordinator
+        counts usage, the intent and the count are one request. Nothing is left if the write is rejected."""
+        intent, counted = "", None
+
+        async def prepare(addition: Addition | None) -> None:
+            nonlocal intent, counted
+            if addition is None:
+                intent = await self._coordinator.prepare(changes)
+            else:
+                intent, in_count = await self._coordinator.prepare_counted(changes, addition)
+                counted = addition.reverse(in_count=in_count)
+
+        try:
+            if self._counting is None:
+                await prepare(None)
+                return await self._store.put(key, body, expect=expect), intent
+            etag = await self._counting.put(key, body, expect=expect, charge=charge, prepare=prepare)
+            return etag, intent
+        except (EtagMismatch, QuotaExceeded):
+            if intent:
+                await self._report_outcome(intent, [], counted)
+            raise
+        except BaseException:
+            if counted is not None:
+                with suppress(CoordinatorUnavailable):
+                    await asyncio.shield(self._coordinator.usage.add(counted))
+            raise
+
     async def _append_with_removals(self, intent: PreparedWrite, *, is_done: bool) -> None:
         """Announce the changes of an intent, and close it if it `is_done`. A document that is stored after
         its removal was announced was never removed, or was created again, perhaps announced too early. Its
@@ -444,11 +471,14 @@ class Outbox:
         pending = (each for intent in await self._coordinator.prepared(_PAGE) for each in intent.changes)
         return [each for each in dict.fromkeys(pending) if parse_change(each).ref.is_same_document(subject)]
 
-    async def _report_outcome(self, intent: str, changes: list[Change]) -> None:
+    async def _report_outcome(
+        self, intent: str, changes: list[Change], counted: Addition | None = None
+    ) -> None:
         """Close an intent whose outcome is known: announce `changes`, which are empty if the write was
-        rejected. If the coordinator is unavailable, the outcome is reported later."""
+        rejected. `counted` then takes back what it added. If the coordinator is unavailable, the outcome is
+        reported later."""
         try:
-            await self._close_intent(intent, changes)
+            await self._close_intent(intent, changes, counted)
         except CoordinatorUnavailable as error:
             if changes:
                 text, extra = error.detail, {"repeats": ("announce", error.detail)}
@@ -456,10 +486,10 @@ class Outbox:
             else:
                 text, extra = error.detail, {"repeats": ("withdraw", error.detail)}
                 log.warning("failed to withdraw a rejected write, will retry: %s", text, extra=extra)
-            self._unreported.append((intent, changes))
+            self._unreported.append((intent, changes, counted))
 
-    async def _close_intent(self, intent: str, changes: list[Change]) -> None:
+    async def _close_intent(self, intent: str, changes: list[Change], counted: Addition | None) -> None:
         if changes:
             await self._coordinator.append(changes, intent)
         else:
-            await self._coordinator.abort(intent)
+            await self._coordinator.abort(intent, counted)

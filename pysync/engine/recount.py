@@ -93,7 +93,7 @@ class Recount:
             account = self._account(listed.key)
             if account is not None:
                 amounts = await self._amounts_of(listed)
-                for _, name in names_of(account):
+                for name in names_of(account).values():
                     more[name] = more.get(name, NOTHING).plus(amounts)
         await asyncio.sleep(0)
         if not await self._totals.count(token, page[-1].key, more):

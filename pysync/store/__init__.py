@@ -45,6 +45,7 @@ from pysync.store.types import (
     no_pace,
 )
 from pysync.store.usage import (
+    KINDS,
     NOTHING,
     Account,
     Charge,
@@ -52,17 +53,17 @@ from pysync.store.usage import (
     CountableLedger,
     CountedRow,
     Ledger,
-    QuotaLimits,
+    Prepare,
     Subject,
     SubjectKind,
     UncountedRow,
-    check_limit,
 )
 
 __all__ = [
     "ABSENT",
     "ANY",
     "DAMAGED_REASON",
+    "KINDS",
     "MAX_CONCURRENT_READS",
     "NOTHING",
     "NOT_MODIFIED",
@@ -93,7 +94,7 @@ __all__ = [
     "OpenFile",
     "Pace",
     "Precondition",
-    "QuotaLimits",
+    "Prepare",
     "ReadableStore",
     "Segment",
     "SendfileStream",
@@ -104,7 +105,6 @@ __all__ = [
     "TimeIndex",
     "TransactionalStore",
     "UncountedRow",
-    "check_limit",
     "check_mergeable",
     "check_precondition",
     "clamp_range",

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.concurrency import gather_bounded
-from pysync.model import Diagnosis
+from pysync.model import Diagnosis, QuotaLimits
 from pysync.protocol import JSON_TYPE
 from pysync.store.types import (
     ANY,
@@ -29,7 +29,7 @@ from pysync.store.types import (
     StoredObject,
     no_pace,
 )
-from pysync.store.usage import Charge, ChargeOf, CountableLedger, Ledger, QuotaLimits
+from pysync.store.usage import Charge, ChargeOf, CountableLedger, Ledger, Prepare
 
 MAX_CONCURRENT_READS: Final = 100
 """Maximum number of concurrent reads for one request. By default it covers all reads of a batch."""
@@ -213,10 +213,12 @@ class CountingStore(Store, Protocol):
         content_type: str = JSON_TYPE,
         expect: Precondition = ANY,
         charge: Charge | None = None,
+        prepare: Prepare | None = None,
     ) -> str:
         """Put an object as `Store.put` does. It counts for the account of its key, or that of the log that
         `charge` names, whatever the account of `charge`. Raises QuotaExceeded if `charge` is checked, and
-        CoordinatorUnavailable. Without a charge it is not checked."""
+        CoordinatorUnavailable. Without a charge it is not checked. `prepare` is awaited before the object is
+        written, and counts it in place of this store."""
 
     async def write(
         self,

@@ -4,11 +4,10 @@ A write counts for an `Account`, which names up to five subjects. A store keeps 
 rejects a write with which a subject would use more than its limit.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, Protocol, get_args
 
-from pysync.errors import QuotaExceeded
-from pysync.model import USAGE_NAMES, Usage
+from pysync.model import Addition, Usage
 
 SubjectKind = Literal["namespace", "collection", "identity", "space", "issuer"]
 KINDS: Final[tuple[SubjectKind, ...]] = get_args(SubjectKind)
@@ -39,11 +38,6 @@ class Account(NamedTuple):
 
 NOTHING: Final = Usage()
 
-QuotaLimit = tuple[float, float, float, float]
-"""The greatest amount of each kind, in the order of `Usage`; `inf` for no limit."""
-QuotaLimits = Mapping[str, QuotaLimit]
-"""The limit of each subject, by its kind."""
-
 
 class Charge(NamedTuple):
     """What a write counts as. If `account` is None, it is that of `key`, and `key` is by default what is
@@ -63,11 +57,8 @@ ChargeOf = Callable[[str], Charge]
 server's own have no account."""
 
 
-def check_limit(kind: str, limit: QuotaLimit, used: Sequence[int], more: Sequence[int]) -> None:
-    """Raise QuotaExceeded if a subject that uses `used` may not use `more`. Less is always allowed."""
-    for name, most, now, added in zip(USAGE_NAMES, limit, used, more, strict=True):
-        if added > 0 and now + added > most:
-            raise QuotaExceeded(kind, name, now, int(most))
+Prepare = Callable[[Addition | None], Awaitable[None]]
+"""Prepares a write, and counts what it adds: None for nothing. Raises QuotaExceeded."""
 
 
 class Ledger(Protocol):

@@ -9,12 +9,12 @@ from pysync._core import ReplayWindow
 from pysync.changelog import ChangeLog
 from pysync.coordinator import EPOCH_MS, LEASE_MS, Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Usage
 from pysync.testing.change_logs import ChangeLogContract, change
 from pysync.testing.faults import Advance, FakeClock, FakeTime
+from pysync.testing.usage import UsageContract
 
 
-class CoordinatorContract(ChangeLogContract):
+class CoordinatorContract(ChangeLogContract, UsageContract):
     """The contract of `Coordinator`, except for `acquire_lease`. The subclass provides the fixture
     `coordinator`, which reads the fixture `clock` and retains changes as `RETENTION` says."""
 
@@ -223,74 +223,6 @@ class CoordinatorContract(ChangeLogContract):
             await coordinator.abort(name)
         names += [await coordinator.prepare([change("a")]) for _ in range(5)]
         assert len(set(names)) == 25
-
-    async def test_usage_is_the_sum_of_what_is_added(self, coordinator: Coordinator) -> None:
-        one = Usage(10, 1, 0, 0)
-        added = await asyncio.gather(*(coordinator.usage.add("a", {"me": one, "all": one}) for _ in range(9)))
-        assert sorted(each.totals["all"].bytes for each in added) == list(range(10, 100, 10))
-        await coordinator.usage.add("b", {"me": Usage(-90, -9, 0, 0), "all": Usage(0, 0, 3, 4)})
-        assert await coordinator.usage.read() == {"all": Usage(90, 9, 3, 4)}
-        assert await coordinator.usage.read(["me", "all"]) == {"all": Usage(90, 9, 3, 4)}
-        assert await coordinator.usage.read([]) == {}
-
-    async def test_a_count_of_usage_replaces_the_totals_and_keeps_what_it_cannot_have_seen(
-        self, coordinator: Coordinator
-    ) -> None:
-        usage, one = coordinator.usage, Usage(1, 1, 0, 0)
-        assert await usage.counted_ms() is None
-        await usage.add("a", {"wrong": one})
-        await usage.begin_count("first")
-        assert not (await usage.add("a", {"me": one})).in_count
-        assert await usage.count("first", "m", {"me": Usage(5, 5, 0, 0)})
-        assert (await usage.add("m", {"me": one})).in_count
-        assert (await usage.add("K\u00e4se", {"me": one})).in_count
-        assert not (await usage.add("m/1", {"me": one})).in_count
-        assert not (await usage.add("", {"me": one})).in_count
-        assert await usage.read() == {"wrong": one, "me": Usage(5, 5, 0, 0)}
-        assert await usage.count("first", "z", {"me": Usage(10, 0, 0, 0)})
-        assert await usage.end_count("first", 1_234)
-        assert await usage.read() == {"me": Usage(17, 7, 0, 0)}
-        assert await usage.counted_ms() == 1_234
-        assert not (await usage.add("a", {"me": one})).in_count
-
-    async def test_of_two_counts_of_usage_the_later_one_holds(self, coordinator: Coordinator) -> None:
-        usage, one = coordinator.usage, Usage(1, 1, 0, 0)
-        for token in ("first", "second"):
-            await usage.begin_count(token)
-            assert await usage.count(token, "a", {token: one})
-        assert not await usage.count("first", "b", {"first": one})
-        assert not await usage.end_count("first", 1)
-        assert await usage.end_count("second", 2)
-        assert not await usage.end_count("second", 3)
-        assert (await usage.read(), await usage.counted_ms()) == ({"second": one}, 2)
-        await usage.begin_count("third")
-        await usage.clear()
-        assert not await usage.end_count("third", 4)
-        assert (await usage.read(), await usage.counted_ms()) == ({}, None)
-
-    async def test_forgotten_subjects_are_in_no_total_and_everything_is_counted_again(
-        self, coordinator: Coordinator
-    ) -> None:
-        usage, one = coordinator.usage, Usage(1, 1, 0, 0)
-        await usage.begin_count("before")
-        assert await usage.count("before", "a", {"gone": one, "me": one})
-        assert await usage.end_count("before", 1)
-        await usage.begin_count("second")
-        assert await usage.count("second", "a", {"gone": one, "me": one})
-        await usage.forget(["gone", "never was"])
-        assert (await usage.read(), await usage.counted_ms()) == ({"me": one}, None)
-        assert not await usage.end_count("second", 2)
-
-    async def test_a_new_epoch_has_no_usage_and_no_count(self, coordinator: Coordinator) -> None:
-        usage, one = coordinator.usage, Usage(1, 1, 0, 0)
-        await usage.begin_count("before")
-        assert await usage.count("before", "a", {"me": one})
-        assert await usage.end_count("before", 1)
-        await usage.begin_count("second")
-        await coordinator.begin_epoch()
-        assert (await usage.read(), await usage.counted_ms()) == ({}, None)
-        assert not await usage.count("second", "b", {"me": one})
-        assert (await usage.add("a", {"me": one})).totals == {"me": one}
 
 
 class LeaseContract(FakeTime):

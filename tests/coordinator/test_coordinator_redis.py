@@ -27,7 +27,7 @@ from pysync.coordinator.redis.connection import MAX_WAITING, Command
 from pysync.coordinator.redis.coordinator import LEEWAY_MS, NONCE_TTL_MS, TICKS, RedisCoordinator
 from pysync.coordinator.redis.epoch import EPOCH_KEY
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Usage
+from pysync.model import Addition, Usage
 from pysync.testing import (
     RETENTION,
     Advance,
@@ -125,7 +125,7 @@ async def test_usage_that_redis_may_have_forgotten_is_counted_anew(
     node = await RedisCoordinator.connect(redis.url)
     await node.usage.begin_count("token")
     assert await node.usage.end_count("token", 1)
-    await node.usage.add("a", {"me": Usage(1)})
+    await node.usage.add(Addition("a", {"identity": "me"}, Usage(1)))
     await take_snapshot(redis)
     await lose(redis)
     await come_back(node)

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
@@ -13,15 +13,15 @@ from support.s3_stores import new_prefix, opened
 from pysync import config
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.coordinator.usage import Added, MemoryUsage, UsageTotals
 from pysync.engine.accounts import Accounts
 from pysync.engine.counted_store import CountedStore
+from pysync.engine.outbox import Outbox
 from pysync.engine.recount import RECOUNT_MS, Recount
 from pysync.errors import CoordinatorUnavailable, QuotaExceeded, StoreUnavailable, Unavailable
 from pysync.model import Usage
 from pysync.store import ABSENT, ANY, Charge, Etag, EtagMismatch, MergeRejected, Precondition, Store, Subject
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore, StoreContract, chunks_of
+from pysync.testing import FakeClock, FaultyStore, StoreContract, change, chunks_of
 
 CHECKED: Final = Charge()
 OWN: Final = {"readRoles": ["self"], "writeRoles": ["self"]}
@@ -46,19 +46,24 @@ MAX_BYTES: Final = 3_000
 ANNA: Final = Subject("identity", "anna")
 
 
-def mortal(totals: MemoryUsage, store: FaultyStore) -> UsageTotals:
-    """Return these totals, for a process that adds nothing any more once `store` has crashed."""
+class Mortal:
+    """What a process sees of a coordinator, or of its totals: nothing, once `store` has crashed."""
 
-    class Mortal(MemoryUsage):
-        def __getattribute__(self, name: str) -> Any:
-            return add if name == "add" else getattr(totals, name)
+    def __init__(self, inner: Any, store: FaultyStore) -> None:
+        self._inner = inner
+        self._store = store
 
-    async def add(key: str, more: Mapping[str, Usage]) -> Added:
-        if store.has_crashed:
-            raise CoordinatorUnavailable
-        return await totals.add(key, more)
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if name == "usage":
+            return Mortal(found, self._store)
 
-    return Mortal()
+        async def call(*args: object) -> Any:
+            if self._store.has_crashed:
+                raise CoordinatorUnavailable
+            return await found(*args)
+
+        return call
 
 
 class Counted:
@@ -72,7 +77,7 @@ class Counted:
         self._limits, self._clock = parsed.quotas.limits(), clock
         self._accounts = Accounts(parsed, {})
         self.recount = self.counter(inner)
-        self.faulty, self.store = self.process()
+        self.faulty, self.store, self.outbox = self.process()
 
     def counter(self, store: Store) -> Recount:
         kinds = {"photos": True, "either": None}
@@ -80,11 +85,12 @@ class Counted:
             store, self.coordinator, self._accounts, self._clock, lambda found: kinds.get(found.name, False)
         )
 
-    def process(self) -> tuple[FaultyStore, CountedStore]:
+    def process(self) -> tuple[FaultyStore, CountedStore, Outbox]:
         faulty = FaultyStore(self.inner)
         faulty.added_bytes = self.inner.added_bytes  # type: ignore[misc]
-        usage = mortal(self.coordinator.usage, faulty)
-        return faulty, CountedStore(faulty, usage, self._limits, self._accounts, self._clock)
+        coordinator: Any = Mortal(self.coordinator, faulty)
+        store = CountedStore(faulty, coordinator.usage, self._limits, self._accounts, self._clock)
+        return faulty, store, Outbox(store, coordinator)
 
     async def used(self, subject: Subject = ANNA) -> Usage:
         return (await self.store.ledger.used([subject]))[subject]
@@ -267,6 +273,8 @@ class Operations:
             ended = await asyncio.gather(*(self._put() for _ in range(8)), return_exceptions=True)
             for error in filter(None, ended):
                 raise error
+            if self._counted.faulty.has_crashed:  # in a write that was rejected
+                raise StoreUnavailable
             self.in_flight = 1
             await self._other()
 
@@ -278,7 +286,11 @@ class Operations:
         body = b"x" * choose.choice((1, 100, MAX_BYTES))
         charge = choose.choice((CHECKED, None))
         try:
-            self._etags[key] = await self._counted.store.put(key, body, expect=expect, charge=charge)
+            if choose.random() < 0.7:
+                outbox, changes = self._counted.outbox, [change(key)]
+                self._etags[key] = await outbox.put(key, body, expect, changes, charge=charge)
+            else:
+                self._etags[key] = await self._counted.store.put(key, body, expect=expect, charge=charge)
         except EtagMismatch:
             self._etags.pop(key, None)
         except QuotaExceeded:
@@ -324,7 +336,7 @@ async def operate(counted: Counted, seed: int, rounds: int) -> None:
             off = totals.get(subject, Usage()).minus(stored.get(subject, Usage()))
             assert abs(off.bytes) <= operations.in_flight * MAX_BYTES
             assert max(map(abs, off[1:])) <= operations.in_flight
-        counted.faulty, counted.store = counted.process()
+        counted.faulty, counted.store, counted.outbox = counted.process()
         await counted.recount.run()
         assert await counted.totals() == await counted.stored(), "after a count it is exact"
 

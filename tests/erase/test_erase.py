@@ -25,7 +25,7 @@ from pysync.changelog import ChangeLog
 from pysync.client.sealed.keyring import Keyring
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.erase import Eraser, EraseRequest
-from pysync.model import Usage
+from pysync.model import Addition, Usage
 from pysync.server.app import App
 from pysync.store import Store
 
@@ -319,7 +319,7 @@ async def test_a_coordinator_holds_nothing_of_an_erased_person(
     key, headers = f"users/{ANNE.user_id}/notes/last", {"Idempotency-Key": "last"}
     assert (await served.anne.push(key, {"title": SECRET}, headers=headers)).status == 200
     # What a crash left of a count, and a push of which the change log knows nothing.
-    await coordinator.usage.add("", {f"identity:{ANNE.user_id}": Usage(7)})
+    await coordinator.usage.add(Addition("", {"identity": f"identity:{ANNE.user_id}"}, Usage(7)))
     await coordinator.usage.begin_count("under way")
     await coordinator.usage.count("under way", "a", {f"identity:{ANNE.user_id}": Usage(7)})
     bert = (await coordinator.usage.read())[f"identity:{BERT.user_id}"]

@@ -43,7 +43,7 @@ from pysync.coordinator.redis.epoch import EpochGuard, time_ms
 from pysync.coordinator.redis.stream_waiter import StreamWaiter
 from pysync.coordinator.redis.usage import RedisUsage
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Diagnosis
+from pysync.model import Addition, Diagnosis
 
 CHANGES: Final = "pysync:changes"
 INTENTS: Final = "pysync:intents"
@@ -235,9 +235,17 @@ class RedisCoordinator:
         added = await self._epoch.execute_checked(("XADD", INTENTS, "*", "at", self._epoch.now_ms, *fields))
         return str(added[0].decode())
 
-    async def abort(self, name: str) -> None:
+    async def prepare_counted(self, changes: Sequence[Change], addition: Addition) -> tuple[str, bool]:
+        """See `Coordinator.prepare_counted`."""
+        fields = (value for change in changes for value in change[:2])
+        return await self.usage.prepare(INTENTS, ("at", self._epoch.now_ms, *fields), addition)
+
+    async def abort(self, name: str, addition: Addition | None = None) -> None:
         """See `Coordinator.abort`."""
-        await self._epoch.execute(("XDEL", INTENTS, name))
+        if addition is None:
+            await self._epoch.execute(("XDEL", INTENTS, name))
+        else:
+            await self.usage.abort(INTENTS, name, addition)
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
         """See `Coordinator.prepared`."""

@@ -7,13 +7,14 @@ pysync:u:<since>:next   those of a count that is under way, and `at`: its token,
 Totals that no count has replaced for a week are forgotten.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Collection, Iterable, Mapping
+from math import inf
+from typing import Any, Final
 
 from pysync.coordinator.redis.connection import Command
 from pysync.coordinator.redis.epoch import EpochGuard
-from pysync.coordinator.usage import Added
-from pysync.model import USAGE_NAMES, Usage
+from pysync.errors import QuotaExceeded
+from pysync.model import USAGE_NAMES, Addition, Usage
 
 PREFIX: Final = "pysync:u:"
 TTL_MS: Final = 7 * 86_400_000
@@ -23,18 +24,33 @@ _ADD_AMOUNTS: Final = """
 local function add(to, at)
     local total = redis.call('HINCRBY', to, ARGV[at], ARGV[at + 1])
     if total == 0 then redis.call('HDEL', to, ARGV[at]) end
-    return total
 end"""
+_FIRST: Final = 4
+"""Number of the first field with a limit among the arguments; it precedes the most that the field may contain
+before the addition. Before these are the key, the number of the first field with its amount, and the number
+of the first argument behind the amounts."""
 _ADD: Final = f"""{_ADD_AMOUNTS}
-local at, totals = redis.call('HGET', KEYS[2], 'at'), {{}}
+for i = {_FIRST}, ARGV[2] - 1, 2 do
+    local used = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or 0)
+    if used > tonumber(ARGV[i + 1]) then return {{-1, i, used}} end
+end
+local at = redis.call('HGET', KEYS[2], 'at')
 local counts = at and ARGV[1] ~= '' and ARGV[1] <= string.match(at, ' (.*)')
-totals[1] = counts and 1 or 0
-for i = 2, #ARGV, 2 do
-    totals[#totals + 1] = add(KEYS[1], i)
+for i = ARGV[2] + 0, ARGV[3] - 1, 2 do
+    add(KEYS[1], i)
     if counts then add(KEYS[2], i) end
 end
 redis.call('PEXPIRE', KEYS[1], {TTL_MS}, 'NX')
-return totals"""
+local in_count = counts and 1 or 0
+"""
+_ONLY_ADD: Final = f"{_ADD} return {{in_count}}"
+_PREPARE: Final = f"{_ADD} return {{in_count, redis.call('XADD', KEYS[3], '*', unpack(ARGV, ARGV[3] + 0))}}"
+# XDEL comes last: in a Redis without memory left it succeeds, and the additions fail.
+_ABORT: Final = f"""
+local name = ARGV[ARGV[3] + 0]
+if #redis.call('XRANGE', KEYS[3], name, name) == 0 then return {{0}} end
+{_ADD} redis.call('XDEL', KEYS[3], name)
+return {{in_count}}"""
 _COUNT: Final = f"""{_ADD_AMOUNTS}
 local at = redis.call('HGET', KEYS[1], 'at')
 if not at or string.match(at, '[^ ]*') ~= ARGV[1] then return 0 end
@@ -57,12 +73,36 @@ class RedisUsage:
     def __init__(self, epoch: EpochGuard) -> None:
         self._epoch = epoch
 
-    async def add(self, key: str, more: Mapping[str, Usage]) -> Added:
+    async def add(self, addition: Addition) -> bool:
         """See `UsageTotals.add`."""
-        script = ("EVAL", _ADD, 2, self._key, self._next, key.encode().hex(), *_fields(more))
-        ((in_count, *amounts),) = await self._epoch.execute_checked(script)
-        each = iter(amounts)
-        return Added({name: Usage(*(next(each) for _ in USAGE_NAMES)) for name in more}, bool(in_count))
+        in_count, *_ = await self._add(_ONLY_ADD, addition)
+        return bool(in_count)
+
+    async def prepare(
+        self, stream: str, fields: Iterable[str | bytes | int], addition: Addition
+    ) -> tuple[str, bool]:
+        """Add an entry to a stream and `addition` to the totals: both or neither. Return the id of the entry,
+        and whether a count contains the addition. Raises QuotaExceeded."""
+        in_count, entry_id = await self._add(_PREPARE, addition, stream, *fields)
+        return str(entry_id.decode()), bool(in_count)
+
+    async def abort(self, stream: str, entry_id: str, addition: Addition) -> None:
+        """Delete an entry of a stream and add to the totals. Does nothing if there is no such entry."""
+        await self._add(_ABORT, addition, stream, entry_id)
+
+    async def _add(
+        self, script: str, addition: Addition, stream: str = "", *rest: str | bytes | int
+    ) -> list[Any]:
+        """Run a script and return its reply. Raises QuotaExceeded."""
+        room, amounts = _arguments(addition)
+        first = _FIRST + len(room)
+        places = (addition.key.encode().hex(), first, first + len(amounts))
+        keys = (self._key, self._next, stream)
+        command = ("EVAL", script, len(keys), *keys, *places, *room, *amounts, *rest)
+        ((in_count, *reply),) = await self._epoch.execute_checked(command)
+        if in_count < 0:
+            raise _quota_error(addition, str(room[reply[0] - _FIRST]), reply[1])
+        return [in_count, *reply]
 
     async def read(self, names: Collection[str] | None = None) -> dict[str, Usage]:
         """See `UsageTotals.read`."""
@@ -136,11 +176,35 @@ class RedisUsage:
         return f"{self._key}:next"
 
 
+def _arguments(addition: Addition) -> tuple[list[str | int], list[str | int]]:
+    """Return the fields with a limit, each followed by the most that it may contain before the addition, and
+    the fields of all amounts, each followed by the amount."""
+    room: list[str | int] = []
+    amounts: list[str | int] = []
+    added = [(amount, more) for amount, more in enumerate(addition.more) if more]
+    for kind, name in addition.subjects.items():
+        limit = addition.limits.get(kind)
+        for amount, more in added:
+            field = f"{amount}{name}"
+            amounts += (field, more)
+            if limit is not None and more > 0 and limit[amount] != inf:
+                room += (field, int(limit[amount]) - more)
+    return room, amounts
+
+
+def _quota_error(addition: Addition, field: str, used: int) -> QuotaExceeded:
+    """Return the error of an addition for which this field has no room."""
+    amount = int(field[0])
+    kind = next(kind for kind, name in addition.subjects.items() if name == field[1:])
+    return QuotaExceeded(kind, USAGE_NAMES[amount], used, int(addition.limits[kind][amount]))
+
+
 def _fields(more: Mapping[str, Usage]) -> list[str | int]:
-    """Return the fields of all amounts, each followed by the amount."""
+    """Return the fields of all amounts that are not 0, each followed by the amount."""
     return [
         value
         for name, amounts in more.items()
         for kind, amount in enumerate(amounts)
+        if amount
         for value in (f"{kind}{name}", amount)
     ]

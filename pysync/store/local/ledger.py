@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pysync.errors import QuotaExceeded
-from pysync.model import Usage
+from pysync.model import QuotaLimits, Usage
 from pysync.sqlite.changelog import ChangeRows
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.store.local import tables, usage
@@ -17,7 +17,6 @@ from pysync.store.usage import (
     Charge,
     ChargeOf,
     CountedRow,
-    QuotaLimits,
     Subject,
     SubjectKind,
     UncountedRow,

@@ -27,7 +27,7 @@ from pysync._core import split_key
 from pysync.changelog import Change, Retention
 from pysync.clock import HybridTimestamp, wall_clock_ms
 from pysync.errors import StoreUnavailable
-from pysync.model import Diagnosis
+from pysync.model import Diagnosis, QuotaLimits
 from pysync.protocol import JSON_TYPE
 from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
@@ -62,7 +62,7 @@ from pysync.store.types import (
     check_mergeable,
     no_pace,
 )
-from pysync.store.usage import Charge, ChargeOf, QuotaLimits
+from pysync.store.usage import Charge, ChargeOf
 
 log = logging.getLogger(__name__)
 

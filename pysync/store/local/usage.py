@@ -22,16 +22,9 @@ from typing import Final
 import orjson
 
 from pysync._core import split_key
+from pysync.model import QuotaLimit, QuotaLimits, check_limit
 from pysync.store.types import ANY, Etag, Precondition
-from pysync.store.usage import (
-    Account,
-    Charge,
-    CountedRow,
-    QuotaLimit,
-    QuotaLimits,
-    Subject,
-    check_limit,
-)
+from pysync.store.usage import Account, Charge, CountedRow, Subject
 
 TABLES: Final = """
     ALTER TABLE object ADD COLUMN owner INTEGER;

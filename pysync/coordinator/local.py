@@ -21,7 +21,7 @@ from pysync.changelog import Change, Retention
 from pysync.clock import HybridTimestamp, boot_id, elapsed_of, wall_clock_ms
 from pysync.coordinator.base import MAX_LIVE_NONCES, PreparedWrite, Standing, Window, window_end_ms
 from pysync.coordinator.lease_files import LeaseFiles
-from pysync.coordinator.local_usage import FORGET_SQL, LocalUsage, add_usage
+from pysync.coordinator.local_usage import FORGET_SQL, LocalUsage
 from pysync.coordinator.local_usage import TABLES as USAGE_TABLES
 from pysync.coordinator.nonce_log import NonceLog
 from pysync.errors import CoordinatorUnavailable
@@ -181,12 +181,12 @@ class LocalCoordinator(SqliteChangeLog):
     async def prepare_counted(self, changes: Sequence[Change], addition: Addition) -> tuple[str, bool]:
         """See `Coordinator.prepare_counted`."""
         texts, now_ms = _texts_of(changes), self._now_ms()
-        name, in_count = await self._writer.submit(_insert_counted, texts, now_ms, addition)
+        name, in_count = await self._writer.submit(self._insert_counted, texts, now_ms, addition)
         return str(name), in_count
 
     async def abort(self, name: str, addition: Addition | None = None) -> None:
         """See `Coordinator.abort`."""
-        await self._writer.submit(_abort, name, addition)
+        await self._writer.submit(self._abort, name, addition)
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
         """See `Coordinator.prepared`."""
@@ -245,6 +245,17 @@ class LocalCoordinator(SqliteChangeLog):
         self._reader.close()
         self._nonces.close()
         self._leases.close()
+
+    def _insert_counted(
+        self, cursor: sqlite3.Cursor, changes: bytes, now_ms: int, addition: Addition
+    ) -> tuple[int, bool]:
+        in_count = self.usage.add_within(cursor, addition)
+        return _insert_prepared(cursor, changes, now_ms), in_count
+
+    def _abort(self, cursor: sqlite3.Cursor, prepared: str, addition: Addition | None) -> None:
+        _delete_prepared(cursor, prepared)
+        if addition is not None and cursor.rowcount:
+            self.usage.add_within(cursor, addition)
 
 
 def _prepare(
@@ -329,19 +340,6 @@ def _insert_prepared(cursor: sqlite3.Cursor, changes: bytes, now_ms: int) -> int
     cursor.execute("INSERT INTO intent(at_ms, changes) VALUES(?, ?)", (now_ms, changes))
     assert cursor.lastrowid is not None
     return cursor.lastrowid
-
-
-def _insert_counted(
-    cursor: sqlite3.Cursor, changes: bytes, now_ms: int, addition: Addition
-) -> tuple[int, bool]:
-    in_count = add_usage(cursor, addition)
-    return _insert_prepared(cursor, changes, now_ms), in_count
-
-
-def _abort(cursor: sqlite3.Cursor, prepared: str, addition: Addition | None) -> None:
-    _delete_prepared(cursor, prepared)
-    if addition is not None and cursor.rowcount:
-        add_usage(cursor, addition)
 
 
 def _append(cursor: sqlite3.Cursor, rows: ChangeRows, prepared: str) -> int:

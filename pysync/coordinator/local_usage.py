@@ -1,12 +1,15 @@
 """The usage totals of all processes on one machine, in the database of a local coordinator."""
 
 import sqlite3
-from collections.abc import Collection, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Mapping
+from operator import add
+from typing import Final, TypeVar
 
 from pysync.coordinator.usage import NOTHING
 from pysync.model import Addition, Usage, check_limit
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
+
+T = TypeVar("T")
 
 TABLES: Final = """
     CREATE TABLE usage(
@@ -41,16 +44,81 @@ _READ = """
 _READ_ONE = "SELECT bytes, documents, elements, files FROM usage WHERE is_count = 0 AND name = ?"
 
 
+Amounts = tuple[int, ...]
+"""Amounts in the order of `Usage`."""
+
+
+class _Group:
+    """What the writes of one transaction add, as commit hooks: it is written once, before the commit. A
+    statement for each write would let go of the interpreter as often."""
+
+    def __init__(self) -> None:
+        self.has_work = False
+        self._passed: str | None = None
+        self._before: dict[str, Amounts] = {}
+        self._totals: dict[str, Amounts] = {}
+        self._counted: dict[str, Amounts] = {}
+
+    def add(self, cursor: sqlite3.Cursor, addition: Addition) -> bool:
+        """Do as `UsageTotals.add`."""
+        if not self.has_work:
+            ((self._passed,),) = cursor.execute("SELECT passed FROM usage_count").fetchall()
+            self.has_work = True
+        for kind, name, limit in addition.limited():
+            check_limit(kind, limit, self._used(cursor, name), addition.more)
+        in_count = self._passed is not None and "" < addition.key <= self._passed
+        for name in addition.subjects.values():
+            _sum(self._totals, name, addition.more)
+            if in_count:
+                _sum(self._counted, name, addition.more)
+        return in_count
+
+    def apart(self, cursor: sqlite3.Cursor, write: Callable[..., T], *args: object) -> T:
+        """Return the result of another write to the totals, for which all before it are written."""
+        self.before_commit(cursor)
+        self.after_commit()
+        return write(cursor, *args)
+
+    def before_commit(self, cursor: sqlite3.Cursor) -> None:
+        """Write what was added."""
+        _add(cursor, 0, self._totals)
+        _add(cursor, 1, self._counted)
+
+    def after_commit(self) -> None:
+        """Forget what is written."""
+        self.has_work = False
+        for amounts in (self._before, self._totals, self._counted):
+            amounts.clear()
+
+    def after_rollback(self) -> None:
+        """Forget what was not written."""
+        self.after_commit()
+
+    def _used(self, cursor: sqlite3.Cursor, name: str) -> Amounts:
+        before = self._before.get(name)
+        if before is None:
+            found = cursor.execute(_READ_ONE, (name,)).fetchall()
+            before = self._before[name] = found[0] if found else NOTHING
+        more = self._totals.get(name)
+        return before if more is None else tuple(map(add, before, more))
+
+
 class LocalUsage:
     """The `UsageTotals` of a local coordinator."""
 
     def __init__(self, reader: SnapshotReader, writer: GroupCommit) -> None:
+        group = _Group()
+        writer.add_hooks(group)
         self._reader = reader
         self._writer = writer
+        self._apart = group.apart
+        self.add_within: Final = group.add
+        """Does as `add`, in a write of the same group commit: `add_within(cursor, addition)`. It decides
+        before it changes anything."""
 
     async def add(self, addition: Addition) -> bool:
         """See `UsageTotals.add`."""
-        return await self._writer.submit(add_usage, addition)
+        return await self._writer.submit(self.add_within, addition)
 
     async def read(self, names: Collection[str] | None = None) -> dict[str, Usage]:
         """See `UsageTotals.read`."""
@@ -67,37 +135,23 @@ class LocalUsage:
 
     async def begin_count(self, token: str) -> None:
         """See `UsageTotals.begin_count`."""
-        await self._writer.submit(_begin, token)
+        await self._writer.submit(self._apart, _begin, token)
 
     async def count(self, token: str, passed: str, more: Mapping[str, Usage]) -> bool:
         """See `UsageTotals.count`."""
-        return await self._writer.submit(_count, token, passed, more)
+        return await self._writer.submit(self._apart, _count, token, passed, more)
 
     async def end_count(self, token: str, now_ms: int) -> bool:
         """See `UsageTotals.end_count`."""
-        return await self._writer.submit(_end, token, now_ms)
+        return await self._writer.submit(self._apart, _end, token, now_ms)
 
     async def forget(self, names: Collection[str]) -> None:
         """See `UsageTotals.forget`."""
-        await self._writer.submit(_forget, names)
+        await self._writer.submit(self._apart, _forget, names)
 
     async def clear(self) -> None:
         """See `UsageTotals.clear`."""
-        await self._writer.submit(_clear)
-
-
-def add_usage(cursor: sqlite3.Cursor, addition: Addition) -> bool:
-    """Do as `UsageTotals.add`, in a transaction of other writes. Decides before it changes anything."""
-    for kind, name, limit in addition.limited():
-        found = cursor.execute(_READ_ONE, (name,)).fetchall()
-        check_limit(kind, limit, found[0] if found else NOTHING, addition.more)
-    more = dict.fromkeys(addition.subjects.values(), addition.more)
-    ((passed,),) = cursor.execute("SELECT passed FROM usage_count").fetchall()
-    in_count = passed is not None and "" < addition.key <= passed
-    if in_count:
-        _add(cursor, 1, more)
-    _add(cursor, 0, more)
-    return in_count
+        await self._writer.submit(self._apart, _clear)
 
 
 def _begin(cursor: sqlite3.Cursor, token: str) -> None:
@@ -135,8 +189,15 @@ def _clear(cursor: sqlite3.Cursor) -> None:
         cursor.execute(statement)
 
 
-def _add(cursor: sqlite3.Cursor, is_count: int, more: Mapping[str, Usage]) -> None:
-    cursor.executemany(_ADD, [(is_count, name, *amounts) for name, amounts in more.items()])
-    less = [(is_count, name) for name, amounts in more.items() if min(amounts) < 0]
+def _add(cursor: sqlite3.Cursor, is_count: int, more: Mapping[str, Amounts]) -> None:
+    added = [(name, amounts) for name, amounts in more.items() if any(amounts)]
+    if added:
+        cursor.executemany(_ADD, [(is_count, name, *amounts) for name, amounts in added])
+    less = [(is_count, name) for name, amounts in added if min(amounts) < 0]
     if less:
         cursor.executemany(_FORGET_UNUSED, less)
+
+
+def _sum(totals: dict[str, Amounts], name: str, more: Amounts) -> None:
+    before = totals.get(name)
+    totals[name] = more if before is None else tuple(map(add, before, more))

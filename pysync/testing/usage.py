@@ -115,6 +115,30 @@ class UsageContract:
         assert await usage.counted_ms() == 1_234
         assert not await add("a")
 
+    async def test_what_comes_at_once_is_counted_in_its_order(self, coordinator: Coordinator) -> None:
+        usage, one = coordinator.usage, Usage(1, 1, 0, 0)
+        addition = Addition("a", {"one": "me"}, one, {"one": (2, inf, inf, inf)})
+        ended = await asyncio.gather(
+            usage.add(addition),
+            usage.add(addition),
+            usage.add(addition),
+            usage.add(addition.reverse(in_count=False)),
+            usage.begin_count("token"),
+            usage.add(addition),
+            usage.count("token", "m", {"me": Usage(7, 7, 0, 0)}),
+            usage.add(addition),
+            usage.add(addition._replace(limits={})),
+            coordinator.prepare_counted([change("a")], addition),
+            return_exceptions=True,
+        )
+        kinds = [found if found is None else type(found) for found in ended]
+        over = QuotaExceeded
+        assert kinds == [bool, bool, over, bool, None, bool, bool, over, bool, over]
+        assert await usage.read() == {"me": Usage(3, 3, 0, 0)}
+        assert await coordinator.prepared(10) == []
+        assert await usage.end_count("token", 1)
+        assert await usage.read() == {"me": Usage(8, 8, 0, 0)}
+
     async def test_of_two_counts_of_usage_the_later_one_holds(self, coordinator: Coordinator) -> None:
         usage, one = coordinator.usage, Usage(1, 1, 0, 0)
         for token in ("first", "second"):

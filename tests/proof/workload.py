@@ -11,6 +11,7 @@ from typing import Any, Final
 from proof.client import Node, ProofClient
 from proof.files import content, sha256_of
 from proof.history import END, History, Kind, Operation
+from proof.service import LIMIT
 from proof.signed import ANSWER_LIMIT_S, Request
 from pysync.clock import wall_clock_ms
 
@@ -23,6 +24,9 @@ LOGS: Final = ("logs/1", "logs/2", "logs/3")
 FILES: Final = ("files/1", "files/2", "files/3")
 EVENTS: Final = ("events/1", "events/2")
 METERED: Final = "metered/door"
+CROWD: Final = 4 * LIMIT["max_requests"]
+CROWDS: Final = 0.02
+"""Of the requests for what is metered."""
 LAST: Final = "counters/last"
 """Pushed when all others have ended: who is told of it has been told of all."""
 
@@ -187,7 +191,9 @@ class Client(ProofClient):
             await self.send(self._any_node(), "replay", kept.key, {"kind": kept.kind}, kept.request)
 
     async def _knock(self) -> None:
-        await self.metered(self._any_node(), METERED)
+        """Once, or now and then so often at once that some exceed the limit on a slow machine, too."""
+        count = CROWD if self._random.random() < CROWDS else 1
+        await asyncio.gather(*(self.metered(self._any_node(), METERED) for _ in range(count)))
 
     async def _pull(self, key: str, known: str = "") -> Operation:
         pulled, request = await self.pull(self._any_node(), key, known)

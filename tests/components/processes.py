@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-START_LIMIT_S: Final = 60.0
+START_LIMIT_S: Final = 600.0
 STOP_LIMIT_S: Final = 5.0
 _ASK_EVERY_S = 0.01
 _PORTS = range(20_000, 32_000)

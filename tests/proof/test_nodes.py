@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Final
 
 import pytest
 from components import RedisServer, S3Server
@@ -27,7 +28,9 @@ RARE_KINDS = (
     "append 401", "append unknown", "download 304", "metered 429", "pull 304", "push 409", "push unknown",
     "replay after a kill",
 )  # fmt: skip
-"""What does not happen in every run of a few seconds."""
+"""What does not happen in every run of a few seconds, nor on a machine that is as slow."""
+MANY: Final = 5_000
+"""Operations of a run in which that happens."""
 
 
 async def keeps_every_promise(nodes: Nodes, seed: int, *faults: str, seconds: float = SECONDS) -> None:
@@ -37,7 +40,8 @@ async def keeps_every_promise(nodes: Nodes, seed: int, *faults: str, seconds: fl
     if verdict.violations:
         pytest.fail(f"seed {seed}, history in {path}\n{verdict}", pytrace=False)
     path.unlink()
-    for what in (*KINDS, *(RARE_KINDS if LONG else ()), *(faults if LONG else ())):
+    has_many = LONG and verdict.counts.total() - verdict.counts["event"] >= MANY
+    for what in (*KINDS, *((*RARE_KINDS, *faults) if has_many else ())):
         assert verdict.counts[what], f"no {what}: {verdict}"
 
 

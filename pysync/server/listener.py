@@ -14,8 +14,6 @@ import struct
 from time import perf_counter
 from typing import Final
 
-from aiohttp import web
-
 from pysync.server.connection import HEALTH_PROBE
 from pysync.server.http_server import HttpServer
 from pysync.server.overload import Address, LoadShedder, kernel_wait_s
@@ -23,6 +21,7 @@ from pysync.server.overload import Address, LoadShedder, kernel_wait_s
 BACKLOG: Final = 4096
 ACCEPT_S: Final = 0.02
 """Seconds for which connections are accepted in one tick of the loop."""
+DRAIN_S: Final = 60.0
 RETRY_S: Final = 0.1
 """Pause before the next attempt when the system has no descriptor or memory for a connection."""
 OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -56,24 +55,16 @@ def bound_sockets(host: str, port: int, *, shared: bool) -> list[socket.socket]:
     return sockets
 
 
-class Listener(web.BaseSite):
-    """Accepts the connections of a `HttpServer`, which `runner` stops. Raises OSError from `start` as
-    `bound_sockets` does."""
+class Listener:
+    """Accepts the connections of a `HttpServer`. Raises OSError from `start` as `bound_sockets` does."""
 
-    def __init__(self, runner: web.BaseRunner, host: str, port: int = 0, *, shared: bool = False) -> None:
-        super().__init__(runner)
-        assert isinstance(runner.server, HttpServer)
-        self._http: Final = runner.server
+    def __init__(self, http: HttpServer, host: str, port: int = 0, *, shared: bool = False) -> None:
+        self._http: Final = http
         self._host, self._port = host, port
         self._shared = shared
         self._sockets: list[socket.socket] = []
         self._retry: asyncio.TimerHandle | None = None
         self._starting = set[asyncio.Task[None]]()
-
-    @property
-    def name(self) -> str:
-        """The address, for logs of aiohttp."""
-        return f"http://{self._host}:{self._port}"
 
     @property
     def address(self) -> tuple[str, int]:
@@ -83,16 +74,14 @@ class Listener(web.BaseSite):
 
     async def start(self) -> None:
         """Listen."""
-        await super().start()
         self._sockets = bound_sockets(self._host, self._port, shared=self._shared)
         for sock in self._sockets:
             sock.setblocking(False)
             sock.listen(BACKLOG)
         self._watch()
 
-    async def stop(self) -> None:
-        """Stop listening. Connections stay open."""
-        await super().stop()
+    async def close(self, drain_s: float = DRAIN_S) -> None:
+        """Stop listening, finish the requests in progress, for at most `drain_s`, and end all connections."""
         self._pause()
         if self._retry is not None:
             self._retry.cancel()
@@ -100,6 +89,9 @@ class Listener(web.BaseSite):
             sock.close()
         if self._starting:
             await asyncio.wait(self._starting)
+        await asyncio.sleep(0)  # what has arrived begins, and is no idle connection
+        self._http.pre_shutdown()
+        await self._http.shutdown(drain_s)
 
     def _watch(self) -> None:
         loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from traceback import clear_frames
 
-from aiohttp import hdrs, web
+from aiohttp import hdrs
 
 from pysync import protocol
 from pysync._core import PanicException
@@ -27,6 +27,7 @@ from pysync.errors import (
     Unauthorized,
     Unavailable,
 )
+from pysync.server import web
 from pysync.server.connection import Connection, Request
 from pysync.server.in_flight import SMALL_BYTES, BytesInFlight
 from pysync.server.logs import RequestLog

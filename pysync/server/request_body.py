@@ -12,7 +12,8 @@ from contextlib import aclosing
 from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 import orjson
-from aiohttp import StreamReader, hdrs, web
+from aiohttp import hdrs
+from aiohttp.streams import StreamReader
 
 from pysync import _core, protocol
 from pysync.auth.certificates import decode_base64
@@ -28,6 +29,7 @@ from pysync.errors import (
 )
 from pysync.model import Caller
 from pysync.protocol import JSON_TYPE
+from pysync.server import web
 from pysync.server.authorization import Access, Authorizer
 from pysync.server.heavy_work import run_heavy
 from pysync.server.in_flight import SMALL_BYTES, STREAMED_BYTES, BytesInFlight, Reservation

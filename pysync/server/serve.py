@@ -18,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import uvloop
-from aiohttp import web
 
 from pysync import __version__
 from pysync.config import Config
@@ -152,10 +151,7 @@ async def serve_on(
 ) -> AsyncIterator[int]:
     """Listen for `app` and yield the port, on which other processes may listen too if `shared`. On exit, stop
     accepting connections and finish requests in progress, for at most `drain_s`."""
-    # A handler has nearly all of that time; the rest is for cancelling it.
-    runner = web.ServerRunner(app.make_http_server(), shutdown_timeout=drain_s * 0.9)
-    await runner.setup()
-    listener = Listener(runner, host, port, shared=shared)
+    listener = Listener(app.make_http_server(), host, port, shared=shared)
     await listener.start()
     try:
         yield listener.address[1]
@@ -163,7 +159,8 @@ async def serve_on(
         app.drain()
         try:
             async with asyncio.timeout(drain_s):
-                await runner.cleanup()
+                # A handler has nearly all of that time; the rest is for cancelling it.
+                await listener.close(drain_s * 0.9)
         except TimeoutError:
             log.warning("aborted unfinished requests after %.1f s", drain_s)
 

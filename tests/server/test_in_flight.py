@@ -531,9 +531,7 @@ async def test_a_connection_does_not_keep_the_response_that_it_has_written() -> 
     async def handle(request: web.BaseRequest) -> Response:
         return response
 
-    runner = web.ServerRunner(HttpServer(handle))
-    await runner.setup()
-    listener = Listener(runner, "127.0.0.1")
+    listener = Listener(HttpServer(handle), "127.0.0.1")
     await listener.start()
     reader, writer = await asyncio.open_connection(*listener.address)
     writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
@@ -543,4 +541,4 @@ async def test_a_connection_does_not_keep_the_response_that_it_has_written() -> 
         while response.content:
             await asyncio.sleep(0)
     writer.close()
-    await runner.cleanup()
+    await listener.close()

@@ -5,8 +5,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from aiohttp import web
-
 from pysync.server.connection import Request
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.http_server import HttpServer
@@ -31,15 +29,13 @@ async def listening(
 ) -> AsyncIterator[tuple[str, int]]:
     """A service that answers every request. Yields its address."""
     server = HttpServer(handler, load, early_rejections=early_rejections, isolates_requests=isolates_requests)
-    runner = web.ServerRunner(server)
-    await runner.setup()
-    listener = Listener(runner, "127.0.0.1")
+    listener = Listener(server, "127.0.0.1")
     await listener.start()
     try:
         yield listener.address
     finally:
         load.close()
-        await runner.cleanup()
+        await listener.close()
 
 
 def connect(address: tuple[str, int], request: bytes = b"") -> socket.socket:

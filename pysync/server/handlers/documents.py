@@ -9,7 +9,6 @@ from collections.abc import Awaitable
 from contextlib import suppress
 
 import orjson
-from aiohttp import web
 
 from pysync import _core
 from pysync.auth import field_permissions
@@ -19,6 +18,7 @@ from pysync.config.key_templates import RESERVED, KeyTemplate
 from pysync.engine.documents import CachedVersion
 from pysync.errors import Conflict, Forbidden, IdempotencyKeyReused, NotFound
 from pysync.model import Caller, WriteResult
+from pysync.server import web
 from pysync.server.authorization import Access
 from pysync.server.handlers import Service, owners_of
 from pysync.server.handlers.plugin_hooks import plugin_response, push_with_plugins

@@ -199,13 +199,15 @@ def _shadowing_templates(
     config: Config, namespace: str | None, collection: Collection
 ) -> tuple[KeyTemplate, ...]:
     siblings = config.collections if namespace is None else config.namespaces[namespace].collections
-    return tuple(
+    own = collection.key_template
+    shadowing = (
         template
         for other in siblings
         if other is not collection and not other.push_only
-        for template in {other.path_template, other.key_template}
-        if template.shadows(collection.key_template)
+        for template in (other.path_template, other.key_template)
+        if template.shadows(own)
     )
+    return tuple(dict.fromkeys(shadowing))
 
 
 def _own_trust(config: Config, namespace: str | None, collection: Collection) -> Trust | None:

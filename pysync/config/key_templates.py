@@ -93,7 +93,7 @@ class KeyTemplate:
     def shadows(self, own: "KeyTemplate") -> bool:
         """Return True if some keys match both templates and belong to this one: at the first difference the
         literal segment wins."""
-        return self.overlaps(own) and self.open_segments < own.open_segments
+        return self.open_segments < own.open_segments and self.overlaps(own)
 
 
 def errors(template: str) -> Iterator[str]:

@@ -3,15 +3,23 @@
 import argparse
 import asyncio
 import errno
+import gc
 import os
 import shlex
 from pathlib import Path
+from typing import Final
 
 from pysync import config
+
+GARBAGE_THRESHOLD: Final = 10_000
+"""New objects after which a server searches the youngest for garbage. The pushes that wait for a flush have
+more than the usual 700, and would be searched in vain, as would the modules that it imports. No cycle holds
+the body of a request."""
 
 
 def serve(options: argparse.Namespace) -> int:
     """Run `pysync serve`."""
+    gc.set_threshold(GARBAGE_THRESHOLD)
     from pysync.plugins import loader
     from pysync.server import serve
     from pysync.server.serve import origin

@@ -51,10 +51,6 @@ def reserve_address(host: str, port: int) -> Iterator[int]:
         yield port
 
 
-GARBAGE_THRESHOLD: Final = 10_000
-"""New objects after which the youngest are searched for garbage. The pushes that wait for a flush have more
-than the usual 700, and would be searched in vain. No cycle holds the body of a request."""
-
 _BACK_ENDS: Final = {"file": "local", "s3": "s3", "redis": "redis", "rediss": "redis"}
 """Kinds of stores and coordinators, with the modules that are imported on first use."""
 
@@ -231,7 +227,6 @@ async def _running(
         ) as listening,
     ):
         gc.freeze()  # exempt from garbage collection, which would pause the loop for 26 ms now and then
-        gc.set_threshold(GARBAGE_THRESHOLD)
         yield listening, admin_listening
 
 

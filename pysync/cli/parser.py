@@ -1,11 +1,9 @@
 """The parser of command lines, and the options that several commands share."""
 
 import argparse
-import difflib
 import os
 import re
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -54,6 +52,8 @@ class Parser(argparse.ArgumentParser):
         """Print `message`, with a suggestion if an argument is misspelled, and exit with status 2."""
         misspelled = re.search(r"invalid choice: '([^']*)'|unrecognized arguments: (--[\w-]+)", message)
         if misspelled:
+            import difflib  # a correct command line needs none
+
             names = [
                 name for action in self._actions for name in (*action.option_strings, *(action.choices or ()))
             ]
@@ -88,6 +88,8 @@ class PrintSchema(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *arguments: object) -> None:
         """Print the schema and exit."""
+        from importlib.resources import files  # no other command line needs it
+
         print((files("pysync.config") / "pysync.schema.json").read_text(), end="")
         parser.exit()
 

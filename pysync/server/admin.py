@@ -28,7 +28,7 @@ from pysync.errors import InternalError, MethodNotAllowed, NotFound, PysyncError
 from pysync.server.erasure import ERASE_PATH, AdminRequest, ErasureEndpoint
 from pysync.server.handlers.service import VERSION
 from pysync.server.listener import bound_sockets
-from pysync.server.metrics import GAUGES, METRICS_TYPE, Counters, Metrics
+from pysync.server.metrics import GAUGES, METRICS_TYPE, Counters
 from pysync.server.readiness import Readiness
 from pysync.server.responses import NO_STORE, Response, error_response
 
@@ -77,7 +77,7 @@ class AdminPages:
     def __init__(
         self,
         readiness: Readiness,
-        metrics: Metrics,
+        render_metrics: Callable[[], bytes],
         snapshot: Callable[[], Counters],
         describe: Callable[[], bytes],
         now_ms: Callable[[], int],
@@ -95,7 +95,7 @@ class AdminPages:
         self._pages: Mapping[str, Callable[[LoopMonitor], Response]] = {
             "/health": self._health,
             "/health/ready": self._ready,
-            "/metrics": lambda monitor: Response(200, metrics.render(), NO_STORE, content_type=METRICS_TYPE),
+            "/metrics": lambda monitor: Response(200, render_metrics(), NO_STORE, content_type=METRICS_TYPE),
             "/openapi.json": lambda monitor: Response(200, describe(), NO_STORE),
             "/version": lambda monitor: _json(200, VERSION),
             "/admin": self._admin,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pysync.auth.admission import CertificateGate
 from pysync.auth.authentication import Authenticator
@@ -23,7 +23,6 @@ from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.revocation import Ownership, RevocationRegistry
 from pysync.auth.signature_batch import SignatureBatch
 from pysync.auth.spaces import Spaces
-from pysync.backup.following import FollowerSettings
 from pysync.changelog import Retention
 from pysync.clock import SteadyClock, boot_id, wall_clock_ms
 from pysync.concurrency import every
@@ -45,7 +44,6 @@ from pysync.plugins.projection import projections_in, projections_of
 from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
 from pysync.server.background import HistorySweeper, OutboxRelay, Scrubber, resume_erasures
-from pysync.server.backup_process import BackupProcess, repair_from
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.erasure import ErasureEndpoint
 from pysync.server.expiry import TtlSweeper
@@ -56,7 +54,7 @@ from pysync.server.handlers.usage import usage_of_all
 from pysync.server.http_server import HttpServer
 from pysync.server.in_flight import BytesInFlight
 from pysync.server.logs import RequestLog
-from pysync.server.metrics import Counters, Metrics, MultiprocessCounters
+from pysync.server.metrics import Counters, MultiprocessCounters
 from pysync.server.middleware import Middleware
 from pysync.server.openapi import OpenApi
 from pysync.server.overload import LoadShedder, connection_limit
@@ -68,6 +66,9 @@ from pysync.server.stream_authorization import KeyIndex, StreamAuthorizer
 from pysync.server.usage_tracking import Tracked, track_usage
 from pysync.server.write_deadline import WriteDeadline
 from pysync.store import Store, ledger_of, open_store
+
+if TYPE_CHECKING:
+    from pysync.server.backup_process import BackupProcess
 
 log = logging.getLogger("pysync.server")
 
@@ -111,7 +112,7 @@ class App(AbstractAsyncContextManager["App"]):
             None if worker is None else MultiprocessCounters(counters, worker.counters_dir, worker.number)
         )
         snapshot = counters.copy if self._shared_counters is None else self._shared_counters.total
-        self.metrics = metrics = Metrics(snapshot)
+        self._snapshot: Final = snapshot
         self.readiness = Readiness([store.probe, coordinator.probe])
         self._hooks = hooks = Hooks(
             plugins,
@@ -203,7 +204,7 @@ class App(AbstractAsyncContextManager["App"]):
             projection_waiter=ProjectionWaiter(config, plugins, outbox, counters),
             stream_authorizer=stream_authorizer,
             sse_hub=self.subscribers,
-            ops=ServiceHandlers(self.readiness, metrics, authorizer, clock.wall_ms),
+            ops=ServiceHandlers(self.readiness, self.render_metrics, authorizer, clock.wall_ms),
             openapi=openapi,
             accounts=None if tracked is None else tracked.accounts,
         ).add_all()
@@ -211,7 +212,7 @@ class App(AbstractAsyncContextManager["App"]):
         ledger = ledger_of(store)
         self.admin_pages = AdminPages(
             self.readiness,
-            metrics,
+            self.render_metrics,
             snapshot,
             openapi.complete,
             clock.wall_ms,
@@ -255,9 +256,15 @@ class App(AbstractAsyncContextManager["App"]):
         def report(damage: Damage) -> None:
             corruption.report(damage.kind, damage.key, damage.why, "scrub")
 
+        repair = None
+        self._backup: BackupProcess | None = None
+        if config.backup is not None and config.store.url != "memory:":
+            from pysync.server import backup_process  # most services do without
+
+            repair = partial(backup_process.repair_from, config.backup, store)
+            self._backup = backup_process.start(config.store, config.backup, coordinator, counters, clock)
         self.scrubber: Scrubber | None = None
         if config.scrub is not False and config.store.url != "memory:":
-            repair = None if config.backup is None else partial(repair_from, config.backup, store)
             self.scrubber = Scrubber(store, coordinator, config.scrub, report, clock, repair=repair)
             self.scrubber.start()
         self.usage_count = None if tracked is None else tracked.counter
@@ -266,13 +273,6 @@ class App(AbstractAsyncContextManager["App"]):
             count = self.usage_count.run_if_needed
             counting = every(COUNT_EVERY_S, count, "failed to count what is stored", log)
             self._counting = loop.create_task(counting)
-        self._backup: BackupProcess | None = None
-        if config.backup is not None and config.store.url != "memory:":
-            place = FollowerSettings(
-                config.store, config.backup.to, config.backup.key_file, config.backup.every_ms
-            )
-            self._backup = BackupProcess(place, coordinator, counters.gauges, counters.count, clock)
-            self._backup.start()
         self._services = PluginContext(
             config=config,
             store=store,
@@ -297,6 +297,12 @@ class App(AbstractAsyncContextManager["App"]):
 
     async def _erase(self, request: EraseRequest, is_dry_run: bool) -> EraseReport:
         return await (self.eraser.dry_run(request) if is_dry_run else self.eraser.run(request))
+
+    def render_metrics(self) -> bytes:
+        """Return the metrics in the Prometheus text format. Any thread may call this."""
+        from pysync.server.exposition import Metrics  # 1 MB that a service without scrapes does not need
+
+        return Metrics(self._snapshot).render()
 
     def drain(self) -> None:
         """Begin a graceful shutdown: fail readiness checks, close change streams, and send `Connection:

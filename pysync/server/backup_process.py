@@ -14,11 +14,12 @@ import orjson
 from pysync.backup.following import FollowerSettings, FollowStatus
 from pysync.backup.opening import open_backup
 from pysync.backup.repairing import Repairer
-from pysync.clock import elapsed_of
-from pysync.config import BackupConfig
+from pysync.clock import SteadyClock, elapsed_of
+from pysync.config import BackupConfig, StoreConfig
 from pysync.coordinator import Coordinator
 from pysync.errors import CoordinatorUnavailable, Unavailable
 from pysync.migrate import Damage
+from pysync.server.metrics import Counters
 from pysync.store import Store
 
 LEASE: Final = "backup"
@@ -49,6 +50,16 @@ async def repair_from(config: BackupConfig, store: Store, damages: Sequence[Dama
     except (Unavailable, ValueError, OSError) as error:
         why = error.detail if isinstance(error, Unavailable) else error
         log.error("cannot repair anything from the backup: %s", why)
+
+
+def start(
+    store: StoreConfig, config: BackupConfig, coordinator: Coordinator, counters: Counters, clock: SteadyClock
+) -> "BackupProcess":
+    """Return the backup process that `config` asks for, started."""
+    settings = FollowerSettings(store, config.to, config.key_file, config.every_ms)
+    backup = BackupProcess(settings, coordinator, counters.gauges, counters.count, clock)
+    backup.start()
+    return backup
 
 
 class BackupProcess:

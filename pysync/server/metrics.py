@@ -1,12 +1,12 @@
-"""The metrics of a process, counted in plain Python and rendered for Prometheus.
+"""The metrics of a process, counted in plain Python. `exposition` renders them for Prometheus.
 
 Metrics are monotonic across workers. Each worker persists its counters in a file, in a folder that the
 workers of a service share, every second and before it answers `/metrics`, which reports the sum over all
 workers. A worker that replaces another continues from its file. A scrape therefore never sees a counter
 decrease.
 
-The counters are handed to prometheus_client only for rendering. A labelled counter and histogram of
-prometheus_client cost a small request about a tenth of its time; a dict costs next to nothing.
+A labelled counter and histogram of prometheus_client cost a small request about a tenth of its time; a dict
+costs next to nothing.
 """
 
 import asyncio
@@ -14,16 +14,12 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 import orjson
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from pysync import __version__
 from pysync.concurrency import every
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -237,50 +233,3 @@ GAUGES: Final[Mapping[str, str]] = {
     "pysync_stream_unread_bytes": "Bytes that wait in change streams whose clients do not read.",
 }
 """The metrics that `Counters.gauge` returns, with their help texts."""
-
-
-class Metrics(Collector):
-    """The counters that `snapshot` returns, as metrics in the Prometheus text format."""
-
-    def __init__(self, snapshot: Callable[[], Counters]) -> None:
-        self._snapshot = snapshot
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics in the form of prometheus_client."""
-        counters = self._snapshot()
-        build = GaugeMetricFamily("pysync_build_info", "Version of pysync.", labels=["version"])
-        build.add_metric([__version__], 1)
-        yield build
-        requests = CounterMetricFamily(
-            "pysync_requests", "Answered requests.", labels=["action", "collection", "status"]
-        )
-        for (action, collection, status), count in list(counters.statuses.items()):
-            requests.add_metric([action, collection, str(status)], count)
-        yield requests
-        durations = HistogramMetricFamily(
-            "pysync_request_seconds", "Time from a request's head to its answer.", labels=["action"]
-        )
-        for action, counts in list(counters.durations.items()):
-            cumulated, buckets = 0, []
-            for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), counts, strict=True):
-                cumulated += count
-                buckets.append((bound, cumulated))
-            durations.add_metric([action], buckets, counters.seconds[action])
-        yield durations
-        families = {
-            metric: CounterMetricFamily(metric, meaning, labels=labels)
-            for metric, (meaning, labels) in COUNTERS.items()
-        }
-        for (metric, *labels), count in list(counters.counts.items()):
-            families[metric].add_metric(labels, count)
-        yield from families.values()
-        for metric, meaning in GAUGES.items():
-            gauge = GaugeMetricFamily(metric, meaning)
-            gauge.add_metric([], counters.gauge(metric))
-            yield gauge
-
-    def render(self) -> bytes:
-        """Return all metrics in the Prometheus text format."""
-        return generate_latest(self._registry)

@@ -78,7 +78,7 @@ class Site:
 
     def gauge(self, name: str) -> float:
         """A gauge, as operators see it."""
-        found = re.search(rf"^{name} (\S+)$", self.app.metrics.render().decode(), re.MULTILINE)
+        found = re.search(rf"^{name} (\S+)$", self.app.render_metrics().decode(), re.MULTILINE)
         assert found is not None
         return float(found[1])
 

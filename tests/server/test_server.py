@@ -474,6 +474,6 @@ async def test_a_client_that_leaves_in_mid_body_is_no_error(
     writer.write(b"{")
     writer.transport.abort()
     (app,) = start.apps  # type: ignore[attr-defined]
-    while b'status="400"' not in app.metrics.render():
+    while b'status="400"' not in app.render_metrics():
         await asyncio.sleep(0)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

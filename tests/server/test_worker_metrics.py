@@ -10,7 +10,8 @@ from support.configurations import collection, config
 from pysync.config import parse
 from pysync.server import metrics
 from pysync.server.app import Worker, create_app
-from pysync.server.metrics import BUCKETS_S, Counters, Metrics, MultiprocessCounters
+from pysync.server.exposition import Metrics
+from pysync.server.metrics import BUCKETS_S, Counters, MultiprocessCounters
 from pysync.server.responses import count_response
 
 

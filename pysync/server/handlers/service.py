@@ -28,7 +28,7 @@ from pysync.model import ANONYMOUS, Caller
 from pysync.protocol import JSON_TYPE
 from pysync.server import web
 from pysync.server.authorization import Authorizer
-from pysync.server.metrics import METRICS_TYPE, Metrics
+from pysync.server.metrics import METRICS_TYPE
 from pysync.server.readiness import Readiness
 from pysync.server.responses import (
     NO_STORE,
@@ -129,10 +129,14 @@ class ServiceHandlers:
     """The routes for operators."""
 
     def __init__(
-        self, readiness: Readiness, metrics: Metrics, authorizer: Authorizer, now_ms: Callable[[], int]
+        self,
+        readiness: Readiness,
+        render_metrics: Callable[[], bytes],
+        authorizer: Authorizer,
+        now_ms: Callable[[], int],
     ) -> None:
         self._readiness = readiness
-        self._metrics = metrics
+        self._render_metrics = render_metrics
         self._authorizer = authorizer
         self._now_ms = now_ms
 
@@ -151,7 +155,7 @@ class ServiceHandlers:
         the admin token. For others it does not exist."""
         if not (is_local(request.headers, request.remote) or await self._is_admin(request)):
             raise NotFound
-        return Response(200, self._metrics.render(), NO_STORE, content_type=METRICS_TYPE)
+        return Response(200, self._render_metrics(), NO_STORE, content_type=METRICS_TYPE)
 
     async def _is_admin(self, request: web.BaseRequest) -> bool:
         if not request.headers.get(protocol.HEADER_AUTHORIZATION, "").startswith(BEARER):

@@ -106,9 +106,9 @@ def s3_stub(core: int | None = None) -> Iterator[Running]:
 
 
 @contextmanager
-def pysync(core: int | None = None) -> Iterator[Running]:
+def pysync(core: int | None = None, checkout: Path = CHECKOUT) -> Iterator[Running]:
     """Our server with `service.json`, its documents in a folder of its own."""
-    with fresh_folder() as folder, serving(folder, core) as server:
+    with fresh_folder() as folder, serving(folder, core, checkout=checkout) as server:
         yield server
 
 

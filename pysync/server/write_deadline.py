@@ -37,7 +37,9 @@ class WriteDeadline:
         *,
         cancels_uploads: bool = False,
     ) -> None:
-        """`respond` sends the error to a request, in its context, and closes its connection."""
+        """`respond` sends the error to a request, in its context, and closes its connection. Needs a running
+        loop."""
+        self._loop = asyncio.get_running_loop()  # to ask for it costs a system call
         self._timeout_s = timeout_s
         self._on_timeout = on_timeout
         self._respond = respond
@@ -73,8 +75,7 @@ class WriteDeadline:
         """Return the result of `write(chunks)`. Raises its errors, and StoreUnavailable once the time is up.
         The time begins when all chunks have arrived: an upload takes as long as its sender needs. Cancelling
         this cancels the write."""
-        loop = asyncio.get_running_loop()
-        is_over = loop.create_future()
+        is_over = self._loop.create_future()
         end = partial(_end, is_over)
 
         async def counted() -> AsyncIterator[bytes]:
@@ -82,7 +83,7 @@ class WriteDeadline:
                 yield chunk
             self._begin(end)
 
-        task = loop.create_task(write(counted()))
+        task = self._loop.create_task(write(counted()))
         task.add_done_callback(end)
         try:
             await is_over
@@ -111,17 +112,16 @@ class WriteDeadline:
 
     def _begin(self, end: Callable[[], None]) -> None:
         """Let the time of a write begin, at whose end `end` is called."""
-        loop = asyncio.get_running_loop()
-        self._ends_at[end] = loop.time() + self._timeout_s
+        self._ends_at[end] = self._loop.time() + self._timeout_s
         if self._timer is None:
-            self._timer = loop.call_later(self._timeout_s, self._end_late, loop)
+            self._timer = self._loop.call_later(self._timeout_s, self._end_late)
 
-    def _end_late(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _end_late(self) -> None:
         """End the waiting for all writes whose time is up."""
         self._timer = None
         for end, ends_at in list(self._ends_at.items()):
-            if ends_at > loop.time():
-                self._timer = loop.call_at(ends_at, self._end_late, loop)
+            if ends_at > self._loop.time():
+                self._timer = self._loop.call_at(ends_at, self._end_late)
                 break
             del self._ends_at[end]
             end()

@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -21,8 +22,12 @@ PART_BYTES: Final = 4_194_304
 """Files are stored in parts of this size."""
 MAX_DOCUMENT_BYTES: Final = 1 << 30
 """SQLite stores no longer document, and nobody pushes one to a bucket."""
+MAX_FILE_BYTES: Final = 5 << 40
+"""A part of a file takes some 130 bytes of a page, so one that lists such a file fits in the next line."""
 MAX_TEXT_BYTES: Final = 1 << 28
-"""A page has as much if it lists one file of 5 TB, which is the longest in a bucket."""
+PAGE_ENTRIES: Final = 20_000
+PAGE_PARTS: Final = 150_000
+"""A page has so many entries at most, and ends with the one that brings it to so many parts of files."""
 MAX_INTEGER: Final = (1 << 53) - 1
 LEVEL: Final = 1
 """Compresses JSON to a tenth more than level 3 does, in a third of the time."""
@@ -73,6 +78,16 @@ class BackupEntry(NamedTuple):
         """What the entries of a page are sorted by."""
         parent, name = split_key(self.key)
         return parent, name
+
+
+def take_page(remaining: Iterator[Row]) -> list[Row]:
+    """Return the next rows for one page; none at the end."""
+    rows: list[Row] = []
+    parts = 0
+    while len(rows) < PAGE_ENTRIES and parts < PAGE_PARTS and (row := next(remaining, None)) is not None:
+        rows.append(row)
+        parts += len(row[7]) if len(row) > 1 else 0
+    return rows
 
 
 def encode_page(rows: list[Row]) -> bytes:
@@ -202,12 +217,22 @@ def decompress(stored: bytes, most: int) -> bytes:
     return body
 
 
+def compress_text(text: bytes) -> bytes:
+    """Return the text of a page or a snapshot compressed. Raises ValueError if nobody could read it again."""
+    _check_length(text)
+    return compress(text)
+
+
 def decompress_text(stored: bytes) -> bytes:
     """Return the text of a page or a snapshot. Raises ValueError."""
     text = decompress(stored, MAX_TEXT_BYTES + 1)
-    if len(text) > MAX_TEXT_BYTES:
-        raise ValueError(f"it is longer than {MAX_TEXT_BYTES} bytes")
+    _check_length(text)
     return text
+
+
+def _check_length(text: bytes) -> None:
+    if len(text) > MAX_TEXT_BYTES:
+        raise ValueError(f"a list of the backup is longer than {MAX_TEXT_BYTES} bytes")
 
 
 def is_compressible(content_type: str, body: bytes) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync._core import split_key
-from pysync.backup.encoding import BackupEntry, Row
+from pysync.backup.encoding import MAX_FILE_BYTES, BackupEntry, Row
 from pysync.backup.notes import GRACE_MS, expired_files
 from pysync.backup.packing import Packer
 from pysync.backup.repository import (
@@ -224,10 +224,16 @@ class BackupMaker:
         return files
 
     async def _open(self, row: CapturedRow) -> FileParts | None:
-        """Open a file. Add it and return None if its bytes are stored; None, too, if it is lost."""
+        """Open a file. Add it and return None if its bytes are stored; None, too, if it is lost or too
+        long."""
         assert row.sha256 is not None, "only files are opened"
         if (places := self._packer.find(row.sha256, row.size)) is not None:
             self._packer.add_file(row, places)
+            return None
+        if (row.size or 0) > MAX_FILE_BYTES:
+            self._again[row.key] = (
+                f"the file has {row.size} bytes, and a backup takes no more than {MAX_FILE_BYTES}"
+            )
             return None
         file = await self._source.open(row)
         if file is None:

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeVar
 
 import orjson
@@ -18,13 +18,14 @@ from pysync._core import split_key
 from pysync.backup.encoding import (
     BackupEntry,
     Row,
-    compress,
+    compress_text,
     decode_page,
     decompress,
     decompress_text,
     encode_page,
     entry_of,
     renamed,
+    take_page,
 )
 from pysync.backup.runs import SortedRun, merged
 from pysync.backup.target import BackupTarget, FileTooLong
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 FORMAT: Final = 1
 FORMAT_FILE: Final = "format.json"
 PACKS, PAGES, SNAPSHOTS, EXPIRED = "packs", "pages", "snapshots", "expired"
-PAGE_ENTRIES: Final = 20_000
 MAX_CONCURRENT: Final = 4
 """Number of packs or pages that are read or written concurrently."""
 MAX_TIME_MS: Final = 253_402_300_800_000
@@ -214,15 +214,15 @@ class Repository:
 
     def _seal_page(self, remaining: Iterator[Row]) -> "_SealedPage | None":
         """Return a page of the next rows; None if there are none."""
-        rows = [*islice(remaining, PAGE_ENTRIES)]
+        rows = take_page(remaining)
         if not rows:
             return None
-        sealed, name = self._seal(compress(encode_page(rows)), PAGES)
+        sealed, name = self._seal(compress_text(encode_page(rows)), PAGES)
         return _SealedPage(sealed, name, len(rows), rows[0][0], rows[-1][0])
 
     async def put_snapshot(self, snapshot: Snapshot) -> Snapshot:
         """Store a snapshot, which makes it visible."""
-        sealed, hash_ = self._seal(compress(snapshot.encode()), SNAPSHOTS)
+        sealed, hash_ = self._seal(compress_text(snapshot.encode()), SNAPSHOTS)
         name = f"{SNAPSHOTS}/{time_text(snapshot.taken_ms)}-{hash_}"
         await self._put(name, sealed)
         return replace(snapshot, name=name)
@@ -296,7 +296,7 @@ class Repository:
     async def put_note(self, at_ms: int, files: Sequence[str]) -> None:
         """Store the names of files that may be deleted."""
         text = orjson.dumps({"atMs": at_ms, "files": files})
-        sealed, hash_ = self._seal(compress(text), EXPIRED)
+        sealed, hash_ = self._seal(compress_text(text), EXPIRED)
         await self._put(f"{EXPIRED}/{time_text(at_ms)}-{hash_}", sealed)
 
     async def read_note(self, name: str) -> tuple[int, set[str]]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.backups import MemoryTarget, maker_of, restored
 from support.store_samples import contents, document, fill
 
-from pysync.backup import packing, repacking, repository
+from pysync.backup import encoding, packing, repacking
 from pysync.backup.checking import BackupVerifier
 from pysync.backup.encryption import BackupKey
 from pysync.backup.making import BackupMaker
@@ -33,7 +33,7 @@ Contents = dict[str, tuple[str, bytes]]
 @pytest.fixture(autouse=True)
 def _small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "PACK_BYTES", 4_000)
-    monkeypatch.setattr(repository, "PAGE_ENTRIES", 10)
+    monkeypatch.setattr(encoding, "PAGE_ENTRIES", 10)
     monkeypatch.setattr(repacking, "_WORTHWHILE", 1000)
 
 

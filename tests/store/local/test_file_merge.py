@@ -351,6 +351,17 @@ async def test_writes_are_recorded_only_while_a_merge_is_under_way(
         assert triggers() == set()
 
 
+async def test_a_server_of_an_earlier_version_cannot_merge(store: LocalStore, folder: Path) -> None:
+    """It relies on triggers that are not there any more, so its merge would lose what is written meanwhile. A
+    command of this version may have upgraded the database beside it."""
+    with (
+        contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database,
+        pytest.raises(sqlite3.IntegrityError, match="an earlier version"),
+    ):
+        database.execute("INSERT INTO merge VALUES('1', 'e', '4-', '[]', '{}')")
+    assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING
+
+
 async def test_a_backup_without_the_folders_beside_is_sound(
     folder: Path, merge_until: Callable[[int], bool]
 ) -> None:

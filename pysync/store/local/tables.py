@@ -95,8 +95,16 @@ SCHEMA: Final = Schema(
     """,
         changelog.ADD_ORIGIN_SQL,
         usage.TABLES,
-        # Since then `file_merge.py` creates them.
-        "DROP TRIGGER came_new; DROP TRIGGER came_changed; DROP TRIGGER came_gone",
+        # Since then `file_merge.py` creates them. A server of an earlier version, which had the database open
+        # when it was upgraded, would lose what is written during its merges.
+        """
+    DROP TRIGGER came_new;
+    DROP TRIGGER came_changed;
+    DROP TRIGGER came_gone;
+    CREATE TRIGGER merge_unrecorded BEFORE INSERT ON merge
+        WHEN NOT EXISTS(SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND name = 'came_new')
+        BEGIN SELECT RAISE(ABORT, 'this server has an earlier version than the database: restart it'); END
+    """,
     )
 )
 

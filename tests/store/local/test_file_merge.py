@@ -341,7 +341,8 @@ async def test_writes_are_recorded_only_while_a_merge_is_under_way(
 
         def triggers() -> set[str]:
             return {
-                name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+                name
+                for (name,) in database.execute("SELECT name FROM sqlite_master WHERE name GLOB 'came_*'")
             }
 
         assert triggers() == set()

@@ -410,9 +410,11 @@ def verify_request(
 
 def verify_requests(
     requests: list[tuple[PublicKey, str, str, list[str], bytes, str, int, str]],
+    proofs: list[tuple[str, str, bytes, PublicKey, str]] = [],
 ) -> bool:
-    """Return True if `verify_request` returns True for the arguments of each, with the first of its targets.
-    Takes about half as long as that."""
+    """Return True if `verify_request` returns True for the arguments of each request, with the first of its
+    targets, and `verify_author` for those of each of `proofs`, whose keys are parsed. Takes about half as
+    long as that."""
 
 def verify_author(
     tag: str, document_key: str, data: bytes, author_pubkey: str, author_signature: str

@@ -5,7 +5,8 @@
 //! each. The factor 8 removes what points outside the prime-order subgroup add; without it the sum could hold
 //! although a claim does not, whatever the coefficients are.
 //!
-//! `PublicKey::verify` computes R and compares its bytes, which is the same without the factor 8. So it accepts a
+//! Requests and author proofs are claims. `PublicKey::verify`, for certificates and revocation lists, computes R
+//! and compares its bytes, which is the same without the factor 8. So it accepts a
 //! little less: not some signatures that only the holder of the key can make, and only on purpose.
 
 use crate::canonical::{hex, sha256};

@@ -329,8 +329,18 @@ pub mod _core {
         verified().unwrap_or(false)
     }
 
+    /// An author proof: its tag, document key, canonical data, key and signature.
+    type AuthorProof<'py> = (
+        Bound<'py, PyString>,
+        Bound<'py, PyString>,
+        Bound<'py, PyBytes>,
+        PyRef<'py, PublicKey>,
+        Bound<'py, PyString>,
+    );
+
     #[pyfunction]
-    fn verify_requests(requests: Vec<SignedRequest<'_>>) -> bool {
+    #[pyo3(signature = (requests, proofs=Vec::new()))]
+    fn verify_requests(requests: Vec<SignedRequest<'_>>, proofs: Vec<AuthorProof<'_>>) -> bool {
         let claims = requests.iter().map(|request| {
             let (key, signature, method, targets, body, host, ts_ms, nonce) = request;
             let request = signing::Request {
@@ -342,7 +352,13 @@ pub mod _core {
             };
             request.claim(&key.0, utf8(signature)?, utf8(targets.first()?)?)
         });
-        let claims: Option<Vec<_>> = claims.collect();
+        let proven = proofs
+            .iter()
+            .map(|(tag, document_key, data, key, signature)| {
+                let (tag, document_key) = (utf8(tag)?, utf8(document_key)?);
+                signing::author_claim(&key.0, tag, document_key, data.as_bytes(), utf8(signature)?)
+            });
+        let claims: Option<Vec<_>> = claims.chain(proven).collect();
         claims.is_some_and(|claims| ed25519::all_hold(&claims))
     }
 

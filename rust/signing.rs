@@ -169,9 +169,19 @@ pub fn verify_author(
     pubkey: &str,
     signature: &str,
 ) -> bool {
-    let Ok(key) = PublicKey::parse(pubkey) else {
-        return false;
-    };
+    PublicKey::parse(pubkey).is_ok_and(|key| {
+        author_claim(&key, tag, document_key, data, signature).is_some_and(|claim| claim.holds())
+    })
+}
+
+/// Returns the claim that `key` is the author of `data`. None if the signature is malformed.
+pub fn author_claim<'k>(
+    key: &'k PublicKey,
+    tag: &str,
+    document_key: &str,
+    data: &[u8],
+    signature: &str,
+) -> Option<Claim<'k>> {
     let mut message = Vec::with_capacity(tag.len() + document_key.len() + data.len() + 32);
     message.extend_from_slice(tag.as_bytes());
     message.extend_from_slice(b"\n{\"d\":");
@@ -179,5 +189,5 @@ pub fn verify_author(
     message.extend_from_slice(b",\"k\":");
     write_string(&mut message, document_key);
     message.push(b'}');
-    key.verify(&message, signature)
+    Claim::new(key, &message, signature)
 }

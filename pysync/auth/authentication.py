@@ -25,7 +25,7 @@ from pysync.auth.admission import CertificateGate
 from pysync.auth.certificate_cache import CertificateCache
 from pysync.auth.certificates import SKEW_S, Certificate, CertificateSummary
 from pysync.auth.revocation import RevocationRegistry
-from pysync.auth.signature_batch import RequestParts, SignatureBatch
+from pysync.auth.signature_batch import AuthorProof, RequestParts, SignatureBatch
 from pysync.auth.verification import (
     CertificateVerifier,
     SignedCertificate,
@@ -173,18 +173,25 @@ class Authenticator:
             proof.caller, proof, credentials.timestamp_ms, credentials.nonce, is_cached, method in _READS
         )
 
-    async def admit(self, credentials: Credentials, request: SignedRequest, body: bytes) -> None:
+    async def admit(
+        self, credentials: Credentials, request: SignedRequest, body: bytes, author: AuthorProof | None = None
+    ) -> None:
         """Do as `authenticate`, and then as `consume_nonce`, for a request with a known certificate that is
-        allowed if its signature is valid. Waits only once for both."""
+        allowed if its signature is valid. Waits only once for both. If `author` is the presenter, that proof
+        is perhaps verified together with the signature."""
         proof = credentials.certificate
         assert isinstance(proof, VerifiedCertificate), "other certificates are verified first"
         _, _, signature, timestamp_ms, nonce_text, _ = credentials
         method, targets, host = request
         is_read = method in _READS
-        digest = _core.ReplayWindow.digest(proof.caller.presenter, nonce_text)
+        presenter = proof.caller.presenter
+        if author is not None and author.pubkey != presenter:
+            author = None
+        digest = _core.ReplayWindow.digest(presenter, nonce_text)
         is_signed, is_new = await self._signatures.verify(
             (proof.key, signature, method, targets, body, host, timestamp_ms, nonce_text),
             (digest, timestamp_ms, _STANDINGS[proof.is_trusted], is_read),
+            author,
         )
         _check(is_signed, request)
         if is_new is None or isinstance(is_new, ReplayMemoryFull):

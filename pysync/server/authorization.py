@@ -27,6 +27,7 @@ from pysync.auth.authentication import (
 )
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.rate_limits import Counter, RateLimiter, counters
+from pysync.auth.signature_batch import AuthorProof
 from pysync.auth.signing import canonical_host_of_header
 from pysync.auth.spaces import Membership, Spaces, add_roles
 from pysync.auth.verification import VerifiedCertificate
@@ -120,9 +121,10 @@ class Authorizer:
         body: bytes = b"",
         *,
         pushes_document: bool = False,
+        author: AuthorProof | None = None,
     ) -> Access:
         """Authorise a request for the key of its path. `credentials` are those of its headers, if they were
-        read before the `body`.
+        read before the `body`. The proof of its `author` is perhaps verified with its signature.
 
         Raises as `credentials_for`, `authenticate` and `Authenticator.consume_nonce`; Forbidden;
         AuthorizationError or RolesUnavailable if the roles cannot be determined; and the error with which a
@@ -141,7 +143,7 @@ class Authorizer:
             known = self._access_if_signed(policy, match, credentials)
             if known is not None and len(body) <= VERIFY_IN_THREAD_ABOVE:
                 signed = self._signed_request(request, policy.namespace)
-                await self._authenticator.admit(credentials, signed, body)
+                await self._authenticator.admit(credentials, signed, body, author)
                 access = known
             else:
                 access = await self._authorize_in_steps(request, match, credentials, body, pushes_document)

@@ -8,7 +8,7 @@ import asyncio
 import re
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 import orjson
@@ -17,12 +17,16 @@ from aiohttp.streams import StreamReader
 
 from pysync import _core, protocol
 from pysync.auth.certificates import decode_base64
+from pysync.auth.signature_batch import AuthorProof
 from pysync.auth.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
+from pysync.auth.verification import VerifiedCertificate
 from pysync.errors import (
+    AppendProofMissing,
     BadRequest,
     DataNotSealed,
     Forbidden,
     PayloadTooLarge,
+    PysyncError,
     RequestTimeout,
     Unavailable,
     UnsupportedMediaType,
@@ -297,6 +301,7 @@ _ENTRY_KEYS: Final = ("subKem", "ephKem", "addedBy")
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Body = TypeVar("Body", _core.PushBody, _core.Append)
 
 _is_idempotency_key = re.compile(r"[\x20-\x7e]{1,128}").fullmatch
 
@@ -306,20 +311,43 @@ async def read_authorized_body(
     match: Match,
     authorizer: Authorizer,
     in_flight: BytesInFlight,
+    kind: Authored,
+    decode: Callable[[bytes], Body],
     *,
-    pushes_document: bool = False,
-) -> tuple[Access, bytes]:
-    """Return the access and the body of an allowed write. Checks that only need the headers come before the
-    body is read.
+    needs_author: bool = True,
+) -> tuple[Access, Body]:
+    """Return the access and the decoded body of an allowed write. Checks that only need the headers come
+    before the body is read. Its author proof is valid if `needs_author`, or it has none.
 
-    Raises UnsupportedMediaType if the body is not JSON, and as `Authorizer.authorize` and `read_body`.
+    If the certificate is known, a small body with a proof is decoded before its signature is verified, so
+    that both are verified together.
+
+    Raises UnsupportedMediaType if the body is not JSON, AppendProofMissing if the author of an append is not
+    named, and as `Authorizer.authorize`, `read_body`, `decode` and `verify_author_proof`.
     """
     credentials = authorizer.credentials_for(request, match.policy)
     if media_type(request) != JSON_TYPE:
         raise UnsupportedMediaType(f"Content-Type must be {JSON_TYPE}")
     text = await read_body(request, match.policy.collection.max_body_bytes, in_flight)
-    access = await authorizer.authorize(request, match, credentials, text, pushes_document=pushes_document)
-    return access, text
+    body: Body | None = None
+    author: AuthorProof | None = None
+    is_known = isinstance(credentials.certificate, VerifiedCertificate)
+    if needs_author and is_known and len(text) <= CHECK_IN_THREAD_ABOVE and b'"authorSignature"' in text:
+        with suppress(PysyncError):  # a caller that is refused is told nothing of the body
+            body = decode(text)
+            author = _author_proof(kind, body, match.key)
+    access = await authorizer.authorize(
+        request, match, credentials, text, pushes_document=kind == "document", author=author
+    )
+    if body is None:
+        body = await in_thread_if_large(len(text), decode, text)
+    if not needs_author or (author is not None and author.is_verified):
+        return access, body
+    if body.author_pubkey is not None:
+        await in_thread_if_large(len(text), verify_author_proof, kind, body, access.caller, match.key)
+    elif kind == "append":
+        raise AppendProofMissing
+    return access, body
 
 
 def media_type(request: web.BaseRequest) -> str:
@@ -341,12 +369,19 @@ def verify_author_proof(
 ) -> None:
     """Raise Forbidden if an author proof is invalid, or if its key is not the presenter's. A body without one
     is accepted (docs/reference/protocol.md#author-proofs)."""
-    if body.author_pubkey is None or body.author_signature is None:
+    author = _author_proof(kind, body, key)
+    if author is None:
         return
-    if caller.presenter and body.author_pubkey != caller.presenter:
+    if caller.presenter and author.pubkey != caller.presenter:
         raise Forbidden(f"{kind} author must be the request presenter")
-    if not _core.verify_author(_TAGS[kind], key, body.canonical, body.author_pubkey, body.author_signature):
+    if not _core.verify_author(author.tag, key, author.data, author.pubkey, author.signature):
         raise Forbidden(f"invalid {kind} author signature")
+
+
+def _author_proof(kind: Authored, body: _core.PushBody | _core.Append, key: str) -> AuthorProof | None:
+    if body.author_pubkey is None or body.author_signature is None:
+        return None
+    return AuthorProof(_TAGS[kind], key, body.canonical, body.author_pubkey, body.author_signature)
 
 
 async def check_sealed(match: Match, data: bytes) -> None:

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from support.clients import ISSUER, SUBJECT
 
 from pysync import _core
-from pysync.auth.signature_batch import MAX_BATCH, Outcome, RecordNonces, RequestParts, SignatureBatch
+from pysync.auth.signature_batch import (
+    MAX_BATCH,
+    AuthorProof,
+    Outcome,
+    ProofParts,
+    RecordNonces,
+    RequestParts,
+    SignatureBatch,
+)
+from pysync.auth.signing import DOCUMENT_AUTHOR, sign_author
 from pysync.coordinator import Nonce, Standing
 from pysync.errors import CoordinatorUnavailable
 
@@ -25,6 +34,13 @@ def request(nonce: int, *, is_signed: bool = True) -> RequestParts:
 
 def nonce(number: int) -> Nonce:
     return bytes([number]) * 16, 1_700_000_000_000, Standing.TRUSTED, False
+
+
+def author_proof(number: int, *, is_signed: bool = True) -> AuthorProof:
+    """A proof by the signer of `request(number)`."""
+    signer = (ISSUER, SUBJECT)[number % 2]
+    signature = sign_author(signer, DOCUMENT_AUTHOR, "notes/a", b"{}" if is_signed else b"[]")
+    return AuthorProof(DOCUMENT_AUTHOR, "notes/a", b"{}", signer.ed_pub, signature["authorSignature"])
 
 
 class Turn:
@@ -47,9 +63,11 @@ class Turn:
     async def handle_one(self, request: RequestParts) -> bool:
         return (await self.verify_one(request))[0]
 
-    async def verify_one(self, request: RequestParts, nonce: Nonce | None = None) -> tuple[bool, Outcome]:
+    async def verify_one(
+        self, request: RequestParts, nonce: Nonce | None = None, proof: AuthorProof | None = None
+    ) -> tuple[bool, Outcome]:
         self.following -= 1
-        return await self.batch.verify(request, nonce)
+        return await self.batch.verify(request, nonce, proof)
 
 
 class Checks:
@@ -64,9 +82,9 @@ class Checks:
             self.singly += 1
             return verify_request(*parts)
 
-        def several(requests: list[RequestParts]) -> bool:
-            self.together.append(len(requests))
-            return verify_requests(requests)
+        def several(requests: list[RequestParts], proofs: list[ProofParts]) -> bool:
+            self.together.append(len(requests) + len(proofs))
+            return verify_requests(requests, proofs)
 
         monkeypatch.setattr(_core, "verify_request", one)
         monkeypatch.setattr(_core, "verify_requests", several)
@@ -185,8 +203,50 @@ async def test_requests_whose_nonces_cannot_be_recorded_at_once_are_still_signed
     assert await asyncio.gather(*each) == [(True, None)] * 3
 
 
+async def test_author_proofs_are_verified_with_the_requests_that_carry_them(checks: Checks) -> None:
+    turn, proofs = Turn(), [author_proof(0), author_proof(2)]
+    turn.following = 3
+    each = [
+        turn.verify_one(request(n), nonce(n), proof)
+        for n, proof in ((0, proofs[0]), (1, None), (2, proofs[1]))
+    ]
+    assert await asyncio.gather(*each) == [(True, True)] * 3
+    assert all(proof.is_verified for proof in proofs)
+    assert (checks.singly, checks.together) == (0, [5])
+
+
+def test_a_lone_request_with_an_author_proof_waits_for_nothing(checks: Checks) -> None:
+    async def lone() -> None:
+        turn, proof = Turn(), author_proof(1)
+        assert await turn.batch.verify(request(1), nonce(1), proof) == (True, True)
+        assert proof.is_verified
+        assert turn.recorded == [[nonce(1)]]
+
+    asyncio.run(lone())
+    assert (checks.singly, checks.together) == (0, [2])
+
+
+async def test_a_wrong_author_proof_is_left_unverified_and_records_no_nonce(checks: Checks) -> None:
+    turn, proofs = Turn(), [author_proof(n, is_signed=n != 1) for n in range(3)]
+    turn.following = 3
+    each = [turn.verify_one(request(n), nonce(n), proof) for n, proof in enumerate(proofs)]
+    assert await asyncio.gather(*each) == [(True, None)] * 3
+    assert not any(proof.is_verified for proof in proofs), "each verifies its own"
+    assert not turn.recorded
+    assert (checks.singly, checks.together) == (3, [6])
+    for n in range(48):
+        assert await turn.verify_one(request(n), nonce(n), author_proof(n)) == (True, None)
+    assert checks.together == [6], "the next 48 are verified one by one"
+
+
+async def test_the_author_proof_of_a_wrong_request_is_left_unverified() -> None:
+    turn, proof = Turn(), author_proof(1)
+    assert await turn.verify_one(request(1, is_signed=False), nonce(1), proof) == (False, None)
+    assert not proof.is_verified
+
+
 async def test_others_go_on_if_a_batch_cannot_be_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(requests: list[RequestParts]) -> bool:
+    def fail(requests: list[RequestParts], proofs: list[ProofParts]) -> bool:
         raise MemoryError
 
     monkeypatch.setattr(_core, "verify_requests", fail)

@@ -1,17 +1,18 @@
-"""Signatures of requests: one by one and several at once, the same are accepted."""
+"""Signatures of requests and author proofs: one by one and several at once, the same are accepted."""
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import edwards
+from support import edwards, reference
 from support.edwards import BASE, IDENTITY, TORSION, Point, add, encode, multiply
 
 import pysync._core as core
-from pysync.auth.signature_batch import RequestParts
+from pysync.auth.signature_batch import ProofParts, RequestParts
 
 MALLEATED_IDENTITIES = [
     (1 | 1 << 255).to_bytes(32, "little"),  # an x of -0
@@ -55,13 +56,17 @@ def honest(count: int) -> list[RequestParts]:
     ]
 
 
+Signed = tuple[bytes, str, bytes, bool]
+"""A key, a text, a signature, and whether it is one of the key for the message of the text."""
+
+
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[RequestParts, bool]:
-    """A request and whether it is signed: honestly, with points of small order, or not quite."""
+def signatures(draw: st.DrawFn, message: Callable[[str], bytes]) -> Signed:
+    """A signature: honest, with points of small order, or not quite one."""
     signer = Signer(draw(st.sampled_from([1, 2, 2**200 + 7])), draw(st.sampled_from(TORSION)))
-    nonce = draw(st.sampled_from("abcdef"))
+    text = draw(st.sampled_from("abcdef"))
     r = draw(st.sampled_from([0, 1, 2**251]) | st.integers(0, edwards.L - 1))
-    signed = draw(st.sampled_from([nonce, nonce, nonce, "other"]))
+    signed = draw(st.sampled_from([text, text, text, "other"]))
     signature = signer.sign(message(signed), r, draw(st.sampled_from(TORSION)))
     match draw(st.sampled_from(["", "", "", "", "s + L", "flip", "malleate"])):
         case "s + L":
@@ -72,10 +77,88 @@ def requests(draw: st.DrawFn) -> tuple[RequestParts, bool]:
             signature = flipped.to_bytes(64, "little")
         case "malleate":
             signature = signer.sign(message(signed), 0, r_bytes=draw(st.sampled_from(MALLEATED_IDENTITIES)))
-    return parts(signer.key, signature, nonce), edwards.is_signature(signer.key, message(nonce), signature)
+    return signer.key, text, signature, edwards.is_signature(signer.key, message(text), signature)
 
 
-@given(st.lists(requests(), min_size=1, max_size=5))
+def signed_request(signed: Signed) -> tuple[RequestParts, bool]:
+    key, nonce, signature, is_signed = signed
+    return parts(key, signature, nonce), is_signed
+
+
+def author_message(text: str) -> bytes:
+    return reference.author_message("tag", f"notes/{text}", {"d": text})
+
+
+def proof_parts(key: bytes, signature: bytes, text: str) -> ProofParts:
+    data = reference.canonical({"d": text}).encode()
+    return "tag", f"notes/{text}", data, core.PublicKey(key.hex()), base64.b64encode(signature).decode()
+
+
+def author_proof(signed: Signed) -> tuple[ProofParts, bool]:
+    key, text, signature, is_signed = signed
+    return proof_parts(key, signature, text), is_signed
+
+
+def verify_author(proof: ProofParts) -> bool:
+    tag, document_key, data, key, signature = proof
+    return core.verify_author(tag, document_key, data, key.hex, signature)
+
+
+requests = signatures(message).map(signed_request)
+proofs = signatures(author_message).map(author_proof)
+
+
+@given(st.lists(proofs, min_size=1, max_size=4), st.lists(requests, max_size=3))
+def test_proofs_are_accepted_with_requests_if_and_only_if_each_is_alone(
+    cases: list[tuple[ProofParts, bool]], beside: list[tuple[RequestParts, bool]]
+) -> None:
+    for proof, is_signed in cases:
+        assert verify_author(proof) == is_signed
+        assert core.verify_requests([], [proof]) == is_signed
+        assert core.verify_requests(honest(2), [proof, proof]) == is_signed
+    given_requests, given_proofs = [request for request, _ in beside], [proof for proof, _ in cases]
+    are_all = all(is_signed for _, is_signed in [*cases, *beside])
+    assert core.verify_requests(given_requests, given_proofs) == are_all
+    assert core.verify_requests(
+        [request for request, is_signed in beside if is_signed],
+        [proof for proof, is_signed in cases if is_signed],
+    )
+
+
+@pytest.mark.parametrize("of_key", range(8))
+@pytest.mark.parametrize("of_r", range(8))
+def test_points_of_small_order_are_ignored_in_a_proof_alone_and_beside_requests(
+    of_key: int, of_r: int
+) -> None:
+    signer = Signer(12345, TORSION[of_key])
+    proof = proof_parts(signer.key, signer.sign(author_message("a"), 67890, TORSION[of_r]), "a")
+    assert verify_author(proof)
+    assert core.verify_requests(honest(3), [proof])
+
+
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_texts_of_a_proof_that_are_not_utf8_are_refused(at: int) -> None:
+    signer = Signer(7)
+    proof: list[Any] = [*proof_parts(signer.key, signer.sign(author_message("a"), 9), "a")]
+    proof[at] = "\udcff"
+    refused: Any = tuple(proof)
+    assert not core.verify_requests(honest(2), [refused])
+
+
+def test_a_request_and_a_proof_whose_errors_cancel_out_are_found() -> None:
+    signer = Signer(5)
+
+    def forged(message: bytes, error: int) -> bytes:
+        signature = signer.sign(message, 9)
+        s = (int.from_bytes(signature[32:], "little") + error) % edwards.L
+        return signature[:32] + s.to_bytes(32, "little")
+
+    request = parts(signer.key, forged(message("a"), 1), "a")
+    proof = proof_parts(signer.key, forged(author_message("a"), -1), "a")
+    assert not core.verify_requests([request], [proof])
+
+
+@given(st.lists(requests, min_size=1, max_size=5))
 def test_requests_are_accepted_together_if_and_only_if_each_is_alone(
     cases: list[tuple[RequestParts, bool]],
 ) -> None:
@@ -95,7 +178,7 @@ def test_points_of_small_order_are_ignored_alone_and_together(of_key: int, of_r:
     request = parts(signer.key, signature, "n")
     assert core.verify_request(*request)
     assert core.verify_requests([request, *honest(3)])
-    # Signatures that others verify as well are compared without the factor 8, as OpenSSL does.
+    # Certificates and revocation lists are compared without the factor 8, as OpenSSL does.
     k = edwards.challenge(signature[:32], signer.key, message("n"))
     residue = (k * of_key + of_r) % 8
     assert request[0].verify(message("n"), request[1]) == (residue == 0)

@@ -7,14 +7,16 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import aiohttp
+import orjson
 import pytest
 import pytest_asyncio
-from support.clients import SUBJECT, Signed, Start, root_device
+from support.clients import ISSUER, SUBJECT, Signed, Start, root_device
 from support.collections import MINE
 from yarl import URL
 
 from pysync import _core
-from pysync.auth.signature_batch import RequestParts
+from pysync.auth.signature_batch import ProofParts, RequestParts
+from pysync.auth.signing import DOCUMENT_AUTHOR, Signer, sign_author
 
 CONNECTIONS = 6
 
@@ -35,6 +37,13 @@ class Client:
         target = f"/pull/u/{SUBJECT.user_id}/n{n}"
         return self._head(target, self._caller.headers("GET", target, signed_body))
 
+    def push(self, n: int, text: bytes, signed_body: bytes | None = None) -> bytes:
+        """A signed push of this body, which is forged if it signs another."""
+        target = f"/push/u/{SUBJECT.user_id}/p{n}"
+        headers = self._caller.headers("POST", target, text if signed_body is None else signed_body)
+        headers |= {"Content-Type": "application/json", "Content-Length": f"{len(text)}"}
+        return self._head(target, headers, "POST") + text
+
     async def send(self, requests: list[bytes]) -> list[int]:
         """The statuses of requests that arrive at once."""
         for request, sock in zip(requests, self._sockets, strict=False):
@@ -48,8 +57,8 @@ class Client:
             sock.sendall(self._head("/health", {}))
             assert await self._status(sock) == 200
 
-    def _head(self, target: str, headers: dict[str, str]) -> bytes:
-        lines = [f"GET {target} HTTP/1.1", f"Host: {URL(self._caller.base).authority}"]
+    def _head(self, target: str, headers: dict[str, str], method: str = "GET") -> bytes:
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {URL(self._caller.base).authority}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return "\r\n".join([*lines, "", ""]).encode()
 
@@ -81,9 +90,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     verify_requests = _core.verify_requests
 
-    def verify(requests: list[RequestParts]) -> bool:
-        sizes.append(len(requests))
-        return verify_requests(requests)
+    def verify(requests: list[RequestParts], proofs: list[ProofParts]) -> bool:
+        sizes.append(len(requests) + len(proofs))
+        return verify_requests(requests, proofs)
 
     monkeypatch.setattr(_core, "verify_requests", verify)
     return sizes
@@ -125,3 +134,35 @@ async def test_requests_that_arrive_at_once_wait_for_one_tick_only(
     )
     assert await client.statuses(CONNECTIONS) == [200] * CONNECTIONS
     assert batches == [CONNECTIONS]
+
+
+def authored(n: int, *, is_proven: bool = True, author: Signer = SUBJECT) -> bytes:
+    """The body of a push with an author proof."""
+    data = b'{"n":%d}' % n
+    proof = sign_author(author, DOCUMENT_AUTHOR, f"u/{SUBJECT.user_id}/p{n}", data if is_proven else b"{}")
+    return orjson.dumps({"data": orjson.Fragment(data), "baseHash": None, **proof})
+
+
+async def test_author_proofs_are_verified_with_the_signatures_of_their_requests(
+    client: Client, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_core, "verify_author", None)
+    pushes = [client.push(n, authored(n)) for n in range(CONNECTIONS)]
+    assert await client.send(pushes) == [200] * CONNECTIONS
+    assert sum(batches) == 2 * CONNECTIONS
+    assert await client.send([client.push(CONNECTIONS, authored(CONNECTIONS))]) == [200]
+    assert sum(batches) == 2 * CONNECTIONS + 2, "both of a lone one as well"
+
+
+async def test_a_wrong_author_proof_refuses_only_its_push(client: Client, batches: list[int]) -> None:
+    pushes = [client.push(n, authored(n, is_proven=n != 2)) for n in range(CONNECTIONS - 1)]
+    pushes.append(client.push(CONNECTIONS, authored(CONNECTIONS, author=ISSUER)))
+    assert await client.send(pushes) == [200, 200, 403, 200, 200, 403]
+    assert batches
+    assert await client.send(pushes) == [401] * CONNECTIONS, "the nonces of all are recorded"
+
+
+async def test_only_who_signed_a_push_is_told_what_is_wrong_with_its_body(client: Client) -> None:
+    for text in (b'{"authorSignature"', b'{"data":1,"authorSignature":"x"}'):
+        assert await client.send([client.push(1, text)]) == [400]
+        assert await client.send([client.push(1, text, b"other")]) == [401]

@@ -11,7 +11,6 @@ from pysync import _core
 from pysync.auth import field_permissions
 from pysync.engine.append_log import LogRange, LogSettings, LogSlice
 from pysync.errors import (
-    AppendProofMissing,
     BadRequest,
     FullNotAllowed,
     FullWithBounds,
@@ -29,10 +28,8 @@ from pysync.server.heavy_work import run_heavy
 from pysync.server.request_body import (
     check_sealed,
     idempotency_key,
-    in_thread_if_large,
     read_authorized_body,
     validate,
-    verify_author_proof,
 )
 from pysync.server.responses import Response, bodiless_response, write_response
 from pysync.server.router import Match
@@ -82,14 +79,15 @@ class LogHandlers:
     async def _authorize_append(self, request: web.BaseRequest, match: Match) -> tuple[Access, _core.Append]:
         """Return the access of an append, and its validated element."""
         permissions = match.policy.collection.field_permissions
-        access, text = await read_authorized_body(request, match, self._authorizer, self._service.in_flight)
-        element = await in_thread_if_large(len(text), _core.decode_append, text)
-        if self._settings.require_author_signature:
-            if element.author_pubkey is None:
-                raise AppendProofMissing
-            await in_thread_if_large(
-                len(text), verify_author_proof, "append", element, access.caller, match.key
-            )
+        access, element = await read_authorized_body(
+            request,
+            match,
+            self._authorizer,
+            self._service.in_flight,
+            "append",
+            _core.decode_append,
+            needs_author=self._settings.require_author_signature,
+        )
         if permissions:
             field_permissions.check_append(permissions, access.roles, element.data)
         if match.route.keyrings is not None:

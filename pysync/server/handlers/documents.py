@@ -25,11 +25,9 @@ from pysync.server.handlers.plugin_hooks import plugin_response, push_with_plugi
 from pysync.server.request_body import (
     check_sealed,
     idempotency_key,
-    in_thread_if_large,
     read_authorized_body,
     read_body,
     validate,
-    verify_author_proof,
 )
 from pysync.server.responses import (
     NO_STORE,
@@ -173,14 +171,9 @@ class DocumentHandlers:
 
     async def _authorize_push(self, request: web.BaseRequest, match: Match) -> tuple[Access, _core.PushBody]:
         """Return the access of a push, and its validated body."""
-        access, text = await read_authorized_body(
-            request, match, self._authorizer, self._service.in_flight, pushes_document=True
+        access, body = await read_authorized_body(
+            request, match, self._authorizer, self._service.in_flight, "document", _core.decode_push
         )
-        body = await in_thread_if_large(len(text), _core.decode_push, text)
-        if body.author_pubkey is not None:
-            await in_thread_if_large(
-                len(text), verify_author_proof, "document", body, access.caller, match.key
-            )
         if match.route.keyrings is not None:
             await check_sealed(match, body.data)
         if match.policy.collection.field_permissions:

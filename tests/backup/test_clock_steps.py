@@ -22,6 +22,8 @@ from pysync.backup.target import FolderTarget
 from pysync.store.local.store import LocalStore
 from pysync.testing import FakeClock
 
+pytestmark = pytest.mark.timeout(depth(300, 1800))
+
 HOUR_MS = 3_600_000
 
 STEPPED = """
@@ -50,7 +52,7 @@ async def put(store: LocalStore, n: int) -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.timeout(depth(60, 600))
+@pytest.mark.long
 async def test_each_time_that_a_follower_prints_restores_what_was_stored_then(
     store: LocalStore, tmp_path: Path
 ) -> None:

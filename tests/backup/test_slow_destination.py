@@ -24,6 +24,7 @@ HOUR_MS = 3_600_000
 
 @pytest.mark.process
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 async def test_a_slow_destination_delays_nothing_but_the_backup_and_its_lag_is_reported(
     start: Start,
     session: aiohttp.ClientSession,

@@ -410,7 +410,7 @@ def verify_request(
 
 def verify_requests(
     requests: list[tuple[PublicKey, str, str, list[str], bytes, str, int, str]],
-    proofs: list[tuple[str, str, bytes, PublicKey, str]] = [],
+    proofs: list[tuple[str, str, bytes, PublicKey, str]] = ...,
 ) -> bool:
     """Return True if `verify_request` returns True for the arguments of each request, with the first of its
     targets, and `verify_author` for those of each of `proofs`, whose keys are parsed. Takes about half as

@@ -2,73 +2,22 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 import pytest
 from support.clients import Browser, Signed, Start
-from support.erasure import (
-    ANNE,
-    BERT,
-    SECRET,
-    keys_with,
-    members,
-    person,
-    stored_keys,
-    write_all,
-)
+from support.erasure import ANNE, ANNES, BERT, SECRET, Served, keys_with, serve, stored_keys
 from support.folder_search import files_with
 from support.sse_client import Listen
 
 from pysync.auth.identity_keys import IdentityKeys
-from pysync.changelog import ChangeLog
 from pysync.client.sealed.keyring import Keyring
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.erase import Eraser, EraseRequest
+from pysync.erase import EraseRequest
 from pysync.model import Addition, Usage
-from pysync.server.app import App
-from pysync.store import Store
 
-ANNES = EraseRequest("identity", ANNE.user_id)
-
-
-async def no_wait(seconds: float) -> None:
-    await asyncio.sleep(0)
-
-
-class Served(NamedTuple):
-    """A service to which two people have written."""
-
-    app: App
-    anne: Signed
-    bert: Signed
-
-    @property
-    def store(self) -> Store:
-        return self.app.store
-
-    @property
-    def log(self) -> ChangeLog:
-        return self.app.eraser._outbox.log
-
-    @property
-    def eraser(self) -> Eraser:
-        """The eraser of the service, which gives followers no time."""
-        eraser = self.app.eraser
-        eraser._sleep = no_wait
-        return eraser
-
-
-async def serve(start: Start, session: aiohttp.ClientSession, **more: Any) -> Served:
-    base = await start(members(**more))
-    served = Served(
-        start.apps[-1],  # type: ignore[attr-defined]
-        person(ANNE, base, session),
-        person(BERT, base, session),
-    )
-    await write_all(served.anne, SECRET)
-    await write_all(served.bert, "public-of-bert")
-    return served
+pytestmark = pytest.mark.usefixtures("hasty_erasures")
 
 
 @pytest.fixture
@@ -311,11 +260,7 @@ async def test_a_coordinator_holds_nothing_of_an_erased_person(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     coordinator = _Names()
-    base = await start(members(quotas={}), coordinator=coordinator)
-    app = start.apps[-1]  # type: ignore[attr-defined]
-    served = Served(app, person(ANNE, base, session), person(BERT, base, session))
-    await write_all(served.anne, SECRET)
-    await write_all(served.bert, "public-of-bert")
+    served = await serve(start, session, coordinator=coordinator, quotas={})
     key, headers = f"users/{ANNE.user_id}/notes/last", {"Idempotency-Key": "last"}
     assert (await served.anne.push(key, {"title": SECRET}, headers=headers)).status == 200
     # What a crash left of a count, and a push of which the change log knows nothing.

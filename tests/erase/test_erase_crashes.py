@@ -9,16 +9,7 @@ import orjson
 import pytest
 from support.clients import Start
 from support.depth import depth
-from support.erasure import (
-    ANNE,
-    BERT,
-    SECRET,
-    keys_with,
-    members,
-    person,
-    stored_keys,
-    write_all,
-)
+from support.erasure import ANNE, ANNES, SECRET, keys_with, members, person, serve, stored_keys, write_all
 from support.folder_search import files_with
 from support.python_process import run_python
 
@@ -29,7 +20,7 @@ from pysync.engine.append_log import AppendLogs
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
-from pysync.erase import Eraser, EraseRequest, eraser
+from pysync.erase import Eraser, EraseRequest
 from pysync.errors import Unavailable
 from pysync.plugins import PluginContext
 from pysync.plugins.projection import projections_in, projections_of
@@ -37,12 +28,9 @@ from pysync.store import Store, StoredObject
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
-ANNES = EraseRequest("identity", ANNE.user_id)
+pytestmark = pytest.mark.usefixtures("hasty_erasures")
+
 BOARD = EraseRequest("key", "board/lobby")
-
-
-async def no_wait(seconds: float) -> None:
-    await asyncio.sleep(0)
 
 
 def eraser_on(store: Store, coordinator: MemoryCoordinator) -> Eraser:
@@ -61,7 +49,7 @@ def eraser_on(store: Store, coordinator: MemoryCoordinator) -> Eraser:
         sweeps=False,
         count=lambda metric, *labels, by=1: None,
     )
-    return Eraser(services, projections_in(projections_of(settings)), {}, sleep=no_wait)
+    return Eraser(services, projections_in(projections_of(settings)), {})
 
 
 async def copied(store: Store) -> MemoryStore:
@@ -81,10 +69,7 @@ async def copied(store: Store) -> MemoryStore:
 async def test_killed_at_any_write_and_run_again_it_ends_the_same(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    base = await start(members())
-    for keys, text in ((ANNE, SECRET), (BERT, "public-of-bert")):
-        await write_all(person(keys, base, session), text)
-    filled = start.apps[0].store  # type: ignore[attr-defined]
+    filled = (await serve(start, session)).store
     whole = FaultyStore(await copied(filled))
     report = await eraser_on(whole, MemoryCoordinator()).run(ANNES)
     expected = await stored_keys(whole)
@@ -144,14 +129,9 @@ sys.exit(main.main(sys.argv[2:]))
 @pytest.mark.process
 @pytest.mark.slow
 async def test_a_process_killed_at_any_step_leaves_what_the_next_service_finishes(
-    start: Start,
-    session: aiohttp.ClientSession,
-    folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    start: Start, session: aiohttp.ClientSession, folder: Path, tmp_path: Path
 ) -> None:
     """Every so many steps of the command, which runs beside a service."""
-    monkeypatch.setattr(eraser, "SETTLE_S", 0)
     store = f"file:{folder}"
     (tmp_path / "pysync.json").write_bytes(orjson.dumps({"version": 1, "store": store, **members()}))
     base = await start(members(store=store))
@@ -170,6 +150,5 @@ async def test_a_process_killed_at_any_step_leaves_what_the_next_service_finishe
         assert files_with(folder, ANNE.user_id) == set(), step
         step += depth(17, 1)
     assert killed >= 3
-    start.apps[-1].eraser._sleep = no_wait  # type: ignore[attr-defined]
     await start.apps[-1].eraser.run(BOARD)  # type: ignore[attr-defined]
     assert files_with(folder, SECRET, ANNE.user_id) == set()

@@ -1,18 +1,24 @@
 """A service that knows two people, one of whom is erased."""
 
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
+import pytest
 
 from pysync.auth.identity_keys import IdentityKeys
+from pysync.changelog import ChangeLog
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.erase import Eraser, EraseRequest, eraser
+from pysync.server.app import App
 from pysync.store import Store
 from pysync.store.types import StoredObject
-from support.clients import Browser, Signed, root_device
+from support.clients import Browser, Signed, Start, root_device
 from support.collections import OWN, UNSIGNED, collection, limit_of
 
 ANNE = IdentityKeys.from_private(b"\x51" * 32, b"\x61" * 32)
 BERT = IdentityKeys.from_private(b"\x52" * 32, b"\x62" * 32)
+ANNES = EraseRequest("identity", ANNE.user_id)
 SECRET = "5ecret-of-anne"
 """A text in everything that Anne writes."""
 
@@ -81,6 +87,48 @@ async def write_all(client: Signed, text: str) -> None:
         assert photo.status == 200, photo.body
     assert (await client.push(f"users/{me}/sealed/a", {"_encrypted": text})).status == 200
     assert (await client.push(f"users/{me}/sealed/a/_keyring", {"text": text})).status == 200
+
+
+@pytest.fixture
+def hasty_erasures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give followers no time."""
+    monkeypatch.setattr(eraser, "SETTLE_S", 0)
+
+
+class Served(NamedTuple):
+    """A service to which two people have written."""
+
+    app: App
+    anne: Signed
+    bert: Signed
+
+    @property
+    def store(self) -> Store:
+        return self.app.store
+
+    @property
+    def log(self) -> ChangeLog:
+        return self.app.eraser._outbox.log
+
+    @property
+    def eraser(self) -> Eraser:
+        return self.app.eraser
+
+
+async def serve(
+    start: Start,
+    session: aiohttp.ClientSession,
+    kept: Store | None = None,
+    coordinator: MemoryCoordinator | None = None,
+    **more: Any,
+) -> Served:
+    """Start a service with these further members, and have Anne and Bert write to it."""
+    base = await start(members(**more), kept, coordinator=coordinator)
+    app = start.apps[-1]  # type: ignore[attr-defined]
+    served = Served(app, person(ANNE, base, session), person(BERT, base, session))
+    await write_all(served.anne, SECRET)
+    await write_all(served.bert, "public-of-bert")
+    return served
 
 
 async def stored_keys(store: Store) -> set[str]:

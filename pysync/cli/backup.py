@@ -119,6 +119,10 @@ async def restore(options: argparse.Namespace) -> int:
     at_ms = parse_time(options.at)
     to = config.parse({"version": 1, "store": options.to}).store
     check_restore_target(to.url)
+    if to.url.startswith("s3:") and options.coordinator is None:
+        options.parser.error(
+            "name the coordinator of the servers of the bucket with --coordinator: its change log begins anew"
+        )
     async with AsyncExitStack() as opened:
         repository = await opened.enter_async_context(open_backup(options.source, options.key))
         repository.check_readable()

@@ -670,6 +670,7 @@ class TestCommands:
             ((*restore, "--to", "memory:"), 1, "a memory: store ends with this command"),
             ((*restore, "--to", "file:new", "--at", "2020-01-01"), 1, "no snapshot of that time"),
             ((*restore, "--to", "file:new", "--coordinator", "no"), 1, "coordinator"),
+            ((*restore, "--to", "s3://bucket/data"), 2, "name the coordinator of the servers of the bucket"),
         ):
             got, output, errors = await shell.ask("backup", *arguments)
             assert (got, output) == (status, ""), arguments

@@ -77,7 +77,9 @@ def add_backup(parser: Parser) -> None:
     )
     restore.add_value("--to", "URL", "the empty store: file:DIR or s3://BUCKET/PREFIX", required=True)
     restore.add_value(
-        "--coordinator", "URL", "of a bucket: the coordinator of its servers, whose change log begins anew"
+        "--coordinator",
+        "URL",
+        "of a bucket, which needs it: that of its servers, whose change log begins anew",
     )
     keygen = backup.add_command(
         "keygen",

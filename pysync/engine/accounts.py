@@ -45,41 +45,49 @@ class _OwnedKey(NamedTuple):
 
 class Accounts:
     """The accounts of one configuration. `file_templates` are the key templates and suffixes of collections
-    whose files a plugin stores, by their names."""
+    whose files a plugin stores, by their names. With `by_key` a write counts for the account of its key,
+    whoever writes."""
 
-    def __init__(self, config: Config, file_templates: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(
+        self, config: Config, file_templates: Mapping[str, tuple[str, str]], *, by_key: bool = False
+    ) -> None:
         self._config = config
+        self._by_key = by_key
         spaces = config.auth.spaces
         self._space_param = None if spaces is None else spaces.param
         self._by_suffix: dict[str, TemplateIndex[_Owned]] = {}
+        self._templates: list[KeyTemplate] = []
         self._keys = BoundedCache[str, _OwnedKey](MAX_CACHED)
         for rank, (namespace, _, collection) in enumerate(config.each_collection()):
             text, suffix = file_templates.get(collection.name, (collection.key_template.text, ""))
             template = KeyTemplate.of(text)
             name = qualified_name(namespace, collection.name)
             owned = _Owned(rank, template, namespace, name, self._space_param, collection)
+            self._templates.append(template)
             self._by_suffix.setdefault(suffix, TemplateIndex()).add(template, owned)
 
     def of_route(self, namespace: str | None, collection: Collection) -> ChargeOfCaller:
         """Return the function that gives the charges of writes to the routes of a collection."""
         name, prefix = qualified_name(namespace or "", collection.name), namespace or ""
         params = collection.key_template.params
+        by_key = self._by_key and self._is_sole(collection)
         identity_at = params.index("identity") if "identity" in params else None
         space_at = params.index(self._space_param) if self._space_param in params else None
         cache: dict[tuple[str | None, ...], Charge] = {}
 
         def charge(values: Sequence[str], caller: Caller) -> Charge:
             claims = caller.claims
+            writer = None if by_key else caller.identity or None
             who = (
-                (caller.identity or None) if identity_at is None else values[identity_at],
+                writer if identity_at is None else values[identity_at],
                 None if space_at is None else values[space_at],
-                None if claims is None else claims.issuer,
+                None if claims is None or by_key else claims.issuer,
             )
             found = cache.get(who)
             if found is None:
                 if len(cache) >= MAX_CACHED:
                     cache.clear()
-                found = cache[who] = Charge(Account(prefix, name, *who))
+                found = cache[who] = Charge(Account(prefix, name, *who), by_key=by_key)
             return found
 
         return charge
@@ -104,6 +112,12 @@ class Accounts:
             found.key_template for _, _, found in self._config.each_collection() if found.append_only
         ]
         return sorted({KeyTemplate("/".join(template.segments[:-1])).prefix for template in templates})
+
+    def _is_sole(self, collection: Collection) -> bool:
+        """Return True if the keys of this collection are documents that count for no other one."""
+        template = collection.key_template
+        sharing = sum(other.overlaps(template) for other in self._templates)
+        return sharing == 1 and self._by_suffix.keys() == {""} and collection.append_only is None
 
     def _owned_key(self, key: str) -> _OwnedKey:
         found = self._keys.get(key)

@@ -56,11 +56,16 @@ class Amounts:
         self.accounts: Final = accounts
         self._added_bytes = added_bytes
 
-    def of_document(self, key: str, body: bytes) -> tuple[Usage, _core.LogHead | None]:
-        """Return what a document, or an object of a log, counts as, and its head if it is that of a log."""
+    def of_document(
+        self, key: str, body: bytes, *, is_document: bool = False
+    ) -> tuple[Usage, _core.LogHead | None]:
+        """Return what a document, or an object of a log or a history, counts as, and its head if it is that
+        of a log. `is_document`: it is none."""
         size = len(body) + self._added_bytes
         if key.startswith((_LOGS, _HISTORY)):
             return Usage(size), None
+        if is_document:
+            return Usage(size, 1), None
         collection = self.accounts.collection_of(key)
         if collection is None or collection.append_only is None:
             return Usage(size, 1), None
@@ -169,12 +174,13 @@ class CountedStore:
     ) -> str:
         """See `CountingStore.put`."""
         charge = charge or _UNCHECKED
-        account = self._account(key, charge)
+        account = charge.account if charge.by_key else self._account(key, charge)
         if account is None:
             if prepare is not None:
                 await prepare(None)
             return await self._store.put(key, body, content_type, expect)
-        new, old = self._of_document(key, body), await self._before(key, expect)
+        new = self._of_document(key, body, is_document=charge.by_key)
+        old = NOTHING if expect == ABSENT else await self._before(key, expect)
         addition = self._addition(key, account, old, new, charge)
         try:
             if prepare is None:
@@ -253,8 +259,8 @@ class CountedStore:
             return None if log_key is None else self._amounts.accounts.charge_of(log_key).account
         return self._amounts.accounts.charge_of(key).account
 
-    def _of_document(self, key: str, body: bytes) -> Usage:
-        amounts, head = self._amounts.of_document(key, body)
+    def _of_document(self, key: str, body: bytes, *, is_document: bool = False) -> Usage:
+        amounts, head = self._amounts.of_document(key, body, is_document=is_document)
         if head is not None:
             for id_ in filter(None, (head.id, head.previous)):
                 self._keys_of_logs.put(id_, key)

@@ -39,7 +39,8 @@ async def track_usage(
             await coordinator.usage.clear()
         return Tracked(store)
     stored = Hooks(plugins).stored_files
-    accounts = Accounts(config, {name: (files.template, files.suffix) for name, files in stored.items()})
+    files = {name: (each.template, each.suffix) for name, each in stored.items()}
+    accounts = Accounts(config, files, by_key=transactional is None)
     limits = config.quotas.limits()
     if transactional is not None:
         await transactional.track_usage(limits, accounts.charge_of)

@@ -9,10 +9,11 @@ from support.faulty_coordinator import FaultyCoordinator
 from pysync import config
 from pysync.engine.accounts import Accounts
 from pysync.engine.counted_store import CountedStore
+from pysync.engine.history import new_entry
 from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
 from pysync.errors import CoordinatorUnavailable, QuotaExceeded, StoreUnavailable
 from pysync.model import Usage
-from pysync.store import ABSENT, Charge, Etag, EtagMismatch, StoredObject
+from pysync.store import ABSENT, Account, Charge, Etag, EtagMismatch, StoredObject
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore, change
 
@@ -158,3 +159,12 @@ async def test_a_push_whose_process_ends_is_counted_and_announced(scene: Scene) 
     assert isinstance(await scene.kept.get("notes/anna/1"), StoredObject)
     assert await scene.used() == Usage(50, 1)
     assert await scene.told() == 1
+
+
+async def test_a_version_that_is_kept_counts_as_bytes_alone(scene: Scene) -> None:
+    charge = Charge(Account("", "notes", "anna"), checked=False, by_key=True)
+    entry = new_entry("notes/anna/1", None, "", 1, "anna")
+    await scene.outbox.put("notes/anna/1", b"x" * 10, ABSENT, [change("1")], charge=charge, also=[entry])
+    stored = [listed.size or 0 async for listed in scene.kept.walk("")]
+    assert len(stored) == 2
+    assert await scene.used() == Usage(sum(stored), 1)

@@ -37,7 +37,8 @@ from pysync.errors import StoreUnavailable
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import fsync_dir, make_private_dir
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, in_thread, translate_os_errors
-from pysync.store.local.tables import GET_FILE, PUT_FILE, FileRow, RenameJournal, file_row
+from pysync.store.local.rename_journal import RenameJournal
+from pysync.store.local.tables import GET_FILE, PUT_FILE, FileRow, file_row
 from pysync.store.types import EtagMismatch, Leftover, MergeRejected
 
 _AT_FDCWD: Final = -100

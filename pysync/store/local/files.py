@@ -26,7 +26,8 @@ from pysync.store.local.disk import (
     in_thread,
     translate_os_errors,
 )
-from pysync.store.local.tables import GET_FILE, FileRow, RenameJournal, file_row
+from pysync.store.local.rename_journal import RenameJournal
+from pysync.store.local.tables import GET_FILE, FileRow, file_row
 from pysync.store.types import DAMAGED_REASON, DamagedFile, FileStat, Leftover, OpenFile, Pace, clamp_range
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from pysync.sqlite.changelog import ChangeRows
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.store.local import tables, usage
 from pysync.store.local.put_statements import APPEND_COUNTED, PUT_COUNTED
-from pysync.store.local.tables import RenameJournal
+from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.local.usage import NO_RECEIPT, UsageCounters, amounts_of
 from pysync.store.types import ABSENT, Precondition
 from pysync.store.usage import (

@@ -39,7 +39,8 @@ from pysync.store.local.file_merge import FolderSwapMerger, MergePlan
 from pysync.store.local.files import LocalFiles
 from pysync.store.local.ledger import LocalLedger, append_objects, put_counted
 from pysync.store.local.read_cache import ReadCache
-from pysync.store.local.tables import SCHEMA, RenameJournal
+from pysync.store.local.rename_journal import RenameJournal
+from pysync.store.local.tables import SCHEMA
 from pysync.store.local.time_index import LocalTimeIndex
 from pysync.store.types import (
     ANY,

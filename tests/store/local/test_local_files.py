@@ -23,8 +23,9 @@ from pysync.sqlite.database_file import Schema, create_database
 from pysync.store import NOT_MODIFIED, DamagedFile, StoredObject
 from pysync.store.local.disk import FileFingerprint
 from pysync.store.local.files import CACHED_ROWS
+from pysync.store.local.rename_journal import FLUSH_EVERY
 from pysync.store.local.store import LocalStore
-from pysync.store.local.tables import FLUSH_EVERY, SCHEMA
+from pysync.store.local.tables import SCHEMA
 from pysync.testing import FakeClock, chunks_of, read_file
 
 
@@ -442,7 +443,7 @@ def states() -> list[dict[str, tuple[str, bytes]]]:
 KILL_AT_EACH_STEP = """
 import asyncio, json, os, signal, sys
 from pathlib import Path
-from pysync.store.local import tables
+from pysync.store.local import rename_journal
 from pysync.store.local import LocalStore
 from pysync.testing import FakeClock, chunks_of
 
@@ -467,7 +468,7 @@ def die_at(count, place):
                 os.kill(os.getpid(), signal.SIGKILL)
     sys.addaudithook(hook)
 
-folder, steps, tables.FLUSH_EVERY = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+folder, steps, rename_journal.FLUSH_EVERY = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
 status, count = 1, 0
 while status:
     count += 1

@@ -26,13 +26,13 @@ from pysync.server.handlers import Service
 from pysync.server.handlers.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.heavy_work import run_heavy
 from pysync.server.request_body import (
-    check_sealed,
     idempotency_key,
     read_authorized_body,
     validate,
 )
 from pysync.server.responses import Response, bodiless_response, write_response
 from pysync.server.router import Match
+from pysync.server.sealed_data import check_sealed
 from pysync.server.streaming import streaming_response
 
 REDACT_IN_THREAD_ABOVE = 64 * 1024

@@ -23,7 +23,6 @@ from pysync.server.authorization import Access
 from pysync.server.handlers import Service, owners_of
 from pysync.server.handlers.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.request_body import (
-    check_sealed,
     idempotency_key,
     read_authorized_body,
     read_body,
@@ -38,6 +37,7 @@ from pysync.server.responses import (
     write_response,
 )
 from pysync.server.router import Match
+from pysync.server.sealed_data import check_sealed
 
 MAX_REVOCATION_BYTES = 262_144
 _STALE_BASE = "stale"

@@ -24,8 +24,8 @@ from pysync import _core
 from pysync.config import HistoryConfig
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.changes import DocumentRef
 from pysync.engine.documents import Documents
-from pysync.engine.outbox import DocumentRef
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore

@@ -16,8 +16,8 @@ from pathlib import Path
 from pysync._core import decode_append, decode_push
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.append_log import AppendLogs, LogSettings
+from pysync.engine.changes import DocumentRef
 from pysync.engine.documents import Documents
-from pysync.engine.outbox import DocumentRef
 from pysync.store import ListEntry
 from pysync.store.local.store import LocalStore
 

@@ -38,7 +38,7 @@ from benches.servers import Running
 from benches.workloads import DOCUMENT_BYTES, Author, note, push_body
 from pysync.changelog import MAX_RESUMED
 from pysync.cli.load_generator import cpu_s
-from pysync.engine.outbox import DocumentRef
+from pysync.engine.changes import DocumentRef
 from pysync.sqlite.changelog import change_id
 from pysync.store.local.store import LocalStore
 

@@ -15,8 +15,9 @@ from pysync.config import HistoryConfig
 from pysync.config.key_templates import RESERVED
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
 from pysync.corruption import CorruptionReporter
+from pysync.engine.changes import DocumentRef
 from pysync.engine.history import IN_PLACE, History, InPlace, check_key, new_entry
-from pysync.engine.outbox import DocumentRef, Outbox
+from pysync.engine.outbox import Outbox
 from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, QuotaExceeded, StoreUnavailable
 from pysync.model import WriteResult
 from pysync.store import (

@@ -7,7 +7,8 @@ from typing import Self
 from pysync.config import Collection
 from pysync.config.key_templates import KeyTemplate
 from pysync.corruption import CorruptionReporter
-from pysync.engine.outbox import DocumentRef, Outbox
+from pysync.engine.changes import DocumentRef
+from pysync.engine.outbox import Outbox
 from pysync.model import WriteResult
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import FileStat, OpenFile, Store

@@ -14,16 +14,15 @@ See docs/reference/protocol.md#delivery.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Final, NamedTuple
-
-import orjson
+from typing import Final
 
 from pysync.cache import BoundedCache
 from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.coordinator import Coordinator, PreparedWrite
+from pysync.engine.changes import parse_change
 from pysync.errors import CoordinatorUnavailable, KeyConflict, QuotaExceeded, StoreUnavailable
 from pysync.model import Addition
 from pysync.store import (
@@ -55,69 +54,6 @@ more than a node has."""
 _KEY_LOCKS: Final = 256
 """The number of locks that the keys of files share."""
 _NO_INTENT: Final = PreparedWrite("", 0, [])
-
-
-class DocumentRef(NamedTuple):
-    """A reference to the document that a write concerns: its collection, namespace (None: the root), path
-    parameters, the identity of the writer, its key in the store (`""`: the key that the collection's path
-    gives), and what it counts as (None: as its key says). Other collections may share the key; `KeyMatcher`
-    finds them when the change is delivered."""
-
-    collection: str
-    params: Mapping[str, str]
-    namespace: str | None = None
-    identity: str = ""
-    key: str = ""
-    charge: Charge | None = None
-
-    def change(self, hash_: str, timestamp_ms: int, *, removed: bool = False) -> Change:
-        """Return the change that announces a write with this hash and time. With `removed` it announces that
-        the version with this hash was removed."""
-        members = {
-            "collection": self.collection,
-            "params": self.params,
-            "hash": hash_,
-            "timestamp": timestamp_ms,
-        }
-        if self.namespace is not None:
-            members["namespace"] = self.namespace
-        if self.key:
-            members["key"] = self.key
-        if removed:
-            members["removed"] = True
-        return Change(orjson.dumps(members), self.identity, origin(self.namespace, self.collection))
-
-    def is_same_document(self, other: "DocumentRef") -> bool:
-        """Return True if both refer to the same document, regardless of the writer and the collection."""
-        return self.key == other.key if self.key and other.key else self[:3] == other[:3]
-
-
-def origin(namespace: str | None, collection: str) -> str:
-    """Return the `origin` of changes that a collection writes."""
-    return f"{namespace or ''}/{collection}"
-
-
-class ParsedChange(NamedTuple):
-    """The fields of a change. The hash of a removal is that of the removed version."""
-
-    ref: DocumentRef
-    hash: str
-    timestamp_ms: int
-    removed: bool = False
-
-
-def parse_change(change: Change) -> ParsedChange:
-    """Return the document, hash, time and kind that a change was made from. It is the inverse of
-    `DocumentRef.change`."""
-    members = orjson.loads(change.text)
-    ref = DocumentRef(
-        members["collection"],
-        members["params"],
-        members.get("namespace"),
-        change.identity,
-        members.get("key", ""),
-    )
-    return ParsedChange(ref, members["hash"], members["timestamp"], change.removed)
 
 
 class Outbox:

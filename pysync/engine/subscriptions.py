@@ -18,7 +18,7 @@ import orjson
 
 from pysync._core import PanicException
 from pysync.changelog import Change, ChangeLog, OriginFilter
-from pysync.engine.outbox import DocumentRef, ParsedChange, parse_change
+from pysync.engine.changes import DocumentRef, ParsedChange, parse_change
 from pysync.errors import Unavailable
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ import orjson
 
 from pysync.changelog import Change
 from pysync.concurrency import gather_bounded
+from pysync.engine.changes import DocumentRef, parse_change
 from pysync.engine.counted_store import total_name
-from pysync.engine.outbox import DocumentRef, parse_change
 from pysync.erase.journal import JournalEntry, unfinished
 from pysync.erase.keyrings import KeyringEntries, remove_entries
 from pysync.erase.plan import PAGE, ErasePlan, EraseReport, Planner, delete_log_objects

@@ -9,7 +9,7 @@ import orjson
 
 from pysync import _core
 from pysync.auth.certificates import user_id
-from pysync.engine.outbox import DocumentRef
+from pysync.engine.changes import DocumentRef
 from pysync.erase.request import EraseRequest, is_public_key
 from pysync.erase.scope import Scope, keyring_templates
 from pysync.errors import Conflict, DocumentCorrupt

@@ -12,8 +12,8 @@ from pysync import _core
 from pysync.changelog import Change
 from pysync.concurrency import gather_bounded
 from pysync.engine.append_log import chunk_keys, log_prefix
+from pysync.engine.changes import DocumentRef
 from pysync.engine.history import entries_of
-from pysync.engine.outbox import DocumentRef
 from pysync.erase.keyrings import KeyringEntries
 from pysync.erase.request import EraseRequest
 from pysync.errors import DocumentCorrupt

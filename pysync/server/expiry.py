@@ -15,8 +15,8 @@ from pysync.concurrency import every
 from pysync.config import Collection
 from pysync.config.key_templates import KeyTemplate
 from pysync.engine.append_log import AppendLogs, LogSettings
+from pysync.engine.changes import DocumentRef
 from pysync.engine.documents import Documents
-from pysync.engine.outbox import DocumentRef
 from pysync.errors import DocumentCorrupt, PysyncError
 from pysync.server.router import Route, Router
 from pysync.store import KeyShape, ListEntry, Store

@@ -12,8 +12,8 @@ from urllib.parse import unquote_to_bytes
 from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import MAX_KEY_BYTES, RESERVED, KeyTemplate, is_parameter
 from pysync.engine.accounts import ChargeOfCaller
+from pysync.engine.changes import DocumentRef
 from pysync.engine.files import FileSettings
-from pysync.engine.outbox import DocumentRef
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
 from pysync.model import Caller
 from pysync.server import web

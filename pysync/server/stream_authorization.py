@@ -18,7 +18,7 @@ from pysync.auth.spaces import MEMBER, OWNER, ROLE_TIMEOUT_S, add_roles
 from pysync.auth.verification import VerifiedCertificate
 from pysync.concurrency import gather_bounded
 from pysync.config.key_templates import KeyTemplate, TemplateIndex
-from pysync.engine.outbox import DocumentRef, origin
+from pysync.engine.changes import DocumentRef, origin
 from pysync.engine.subscriptions import (
     Authorize,
     Deliveries,

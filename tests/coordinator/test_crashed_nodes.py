@@ -18,7 +18,7 @@ from support.s3_stores import new_prefix
 from support.server_process import serving
 
 from pysync.coordinator.redis.coordinator import RedisCoordinator
-from pysync.engine.outbox import parse_change
+from pysync.engine.changes import parse_change
 
 pytestmark = pytest.mark.process
 

@@ -18,7 +18,8 @@ from support.redis_losses import WITH_AOF, client
 
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.redis.coordinator import INTENTS, LEEWAY_MS, RedisCoordinator
-from pysync.engine.outbox import INTENT_TIMEOUT_MS, DocumentRef, parse_change
+from pysync.engine.changes import DocumentRef, parse_change
+from pysync.engine.outbox import INTENT_TIMEOUT_MS
 from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 

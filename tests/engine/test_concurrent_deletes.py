@@ -21,9 +21,9 @@ from pysync import _core
 from pysync.config import HistoryConfig, StoreConfig
 from pysync.coordinator import Coordinator
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.changes import DocumentRef
 from pysync.engine.documents import Documents
 from pysync.engine.history import entries_of
-from pysync.engine.outbox import DocumentRef
 from pysync.errors import Conflict, StoreUnavailable
 from pysync.model import WriteResult
 from pysync.protocol import JSON_TYPE

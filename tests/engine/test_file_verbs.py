@@ -7,8 +7,9 @@ from hashlib import sha256
 import pytest
 from support.faulty_coordinator import Scene, made_scene
 
+from pysync.engine.changes import DocumentRef, parse_change
 from pysync.engine.files import Files
-from pysync.engine.outbox import DocumentRef, Outbox, parse_change
+from pysync.engine.outbox import Outbox
 from pysync.errors import StoreUnavailable
 from pysync.model import WriteResult
 from pysync.testing import FaultyStore, chunks_of, read_file

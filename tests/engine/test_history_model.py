@@ -21,9 +21,9 @@ from support.s3_stores import new_prefix
 from pysync import _core
 from pysync.config import HistoryConfig, StoreConfig
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.changes import DocumentRef
 from pysync.engine.documents import Documents
 from pysync.engine.history import entries_of, new_entry
-from pysync.engine.outbox import DocumentRef
 from pysync.errors import Conflict, StoreUnavailable
 from pysync.store import ANY, Precondition, Store, open_store
 from pysync.store.local.store import LocalStore
@@ -198,7 +198,7 @@ from pysync import _core
 from pysync.config import HistoryConfig, StoreConfig
 from pysync.coordinator.local import LocalCoordinator
 from pysync.engine.documents import Documents
-from pysync.engine.outbox import DocumentRef
+from pysync.engine.changes import DocumentRef
 from pysync.clock import wall_clock_ms
 from pysync.errors import Conflict, PysyncError
 from pysync.store import open_store

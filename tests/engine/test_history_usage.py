@@ -14,10 +14,10 @@ from pysync.clock import wall_clock_ms
 from pysync.config import HistoryConfig
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.accounts import Accounts
+from pysync.engine.changes import DocumentRef
 from pysync.engine.counted_store import CountedStore
 from pysync.engine.documents import Documents
 from pysync.engine.history import entries_of
-from pysync.engine.outbox import DocumentRef
 from pysync.engine.recount import Recount
 from pysync.engine.usage_count import UsageCount
 from pysync.errors import QuotaExceeded

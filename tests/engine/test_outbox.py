@@ -15,8 +15,9 @@ from support.faulty_coordinator import Scene, announced_despite_faults, made_sce
 
 from pysync import _core
 from pysync.engine.append_log import AppendLogs, LogSettings
+from pysync.engine.changes import DocumentRef, parse_change
 from pysync.engine.documents import Documents
-from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, DocumentRef, Outbox, parse_change
+from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, Outbox
 from pysync.errors import Conflict, CoordinatorUnavailable, StoreUnavailable
 from pysync.server.background import OutboxRelay
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject

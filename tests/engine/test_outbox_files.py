@@ -16,7 +16,8 @@ from support.faulty_coordinator import Scene, announced_despite_faults, made_sce
 
 from pysync.changelog import Change
 from pysync.clock import HybridTimestamp
-from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, DocumentRef, Outbox
+from pysync.engine.changes import DocumentRef
+from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, Outbox
 from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
 from pysync.store import OnReceived
 from pysync.store.local.store import LocalStore

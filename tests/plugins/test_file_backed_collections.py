@@ -12,7 +12,7 @@ from support.plugin_samples import CARDS, Told, batch
 
 from pysync import config
 from pysync.config import ConfigError
-from pysync.engine.outbox import DocumentRef, parse_change
+from pysync.engine.changes import DocumentRef, parse_change
 from pysync.model import WriteResult
 from pysync.plugins import FileBackedCollection, PluginContext, PluginPush, PushResponse
 from pysync.plugins.loader import load_plugins

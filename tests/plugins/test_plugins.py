@@ -24,7 +24,7 @@ from support.plugin_samples import (
 )
 
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.outbox import parse_change
+from pysync.engine.changes import parse_change
 from pysync.errors import Forbidden
 from pysync.model import WriteEvent, WriteResult
 from pysync.plugins import PluginRequest, PullResponse, PushResponse

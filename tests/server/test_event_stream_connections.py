@@ -20,7 +20,7 @@ from yarl import URL
 from pysync.auth import issuing
 from pysync.changelog import Change
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.outbox import DocumentRef
+from pysync.engine.changes import DocumentRef
 from pysync.engine.subscriptions import Event, StartPosition
 from pysync.model import ANONYMOUS
 from pysync.server.sse import HEARTBEAT_S, RenderedPage, SSEConnection, SSEHub

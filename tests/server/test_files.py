@@ -19,8 +19,8 @@ from yarl import URL
 from pysync import plugins
 from pysync.clock import wall_clock_ms
 from pysync.config.key_templates import KeyTemplate
+from pysync.engine.changes import parse_change
 from pysync.engine.files import FileSettings
-from pysync.engine.outbox import parse_change
 from pysync.errors import StoreUnavailable
 from pysync.protocol import PARQUET_MIME_TYPES
 from pysync.server.handlers.files import ByteRange, parse_range, sanitize

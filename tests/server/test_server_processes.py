@@ -14,7 +14,7 @@ from support.clients import SUBJECT, Browser, Signed, root_device
 from support.server_process import serving
 
 from pysync import _core
-from pysync.engine.outbox import parse_change
+from pysync.engine.changes import parse_change
 from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pysync.changelog import Change, ChangePage, OriginFilter, Retention
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.catch_up import CatchUp
-from pysync.engine.outbox import DocumentRef, origin
+from pysync.engine.changes import DocumentRef, origin
 from pysync.engine.subscriptions import (
     Authorize,
     AuthorizeDeliveries,

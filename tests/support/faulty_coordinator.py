@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from pysync.changelog import Change
 from pysync.coordinator import PreparedWrite
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox, parse_change
+from pysync.engine.changes import parse_change
+from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Addition
 from pysync.store.memory import MemoryStore

@@ -11,9 +11,10 @@ from pysync.clock import wall_clock_ms
 from pysync.coordinator import Coordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.append_log import AppendLogs, LogSettings
+from pysync.engine.changes import DocumentRef
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
-from pysync.engine.outbox import DocumentRef, Outbox
+from pysync.engine.outbox import Outbox
 from pysync.model import WriteEvent
 from pysync.plugins import PluginContext
 from pysync.plugins.projection import Projection, projections_of

@@ -24,7 +24,8 @@ from pysync.engine.append_log.head import (
 )
 from pysync.engine.append_log.read import LogRange, SegmentReader, log_prefix, object_key
 from pysync.engine.append_log.retention import delete_objects, without_oldest
-from pysync.engine.outbox import DocumentRef, Outbox
+from pysync.engine.changes import DocumentRef
+from pysync.engine.outbox import Outbox
 from pysync.errors import (
     AppendLimitExceeded,
     DocumentCorrupt,

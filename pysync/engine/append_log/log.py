@@ -21,7 +21,8 @@ from pysync.engine.append_log.append import (
 from pysync.engine.append_log.head import HeadCache, LogSettings, chunk_keys, load_chunks
 from pysync.engine.append_log.read import LogRange, LogSlice, SegmentReader
 from pysync.engine.append_log.retention import delete_objects, without_oldest
-from pysync.engine.outbox import DocumentRef, Outbox
+from pysync.engine.changes import DocumentRef
+from pysync.engine.outbox import Outbox
 from pysync.errors import (
     AppendLimitExceeded,
     Conflict,

@@ -7,7 +7,8 @@ from typing import Final, NamedTuple
 
 from pysync.changelog import Change
 from pysync.clock import FIRST_TIMESTAMP, HybridTimestamp
-from pysync.engine.outbox import INTENT_TIMEOUT_MS, DocumentRef
+from pysync.engine.changes import DocumentRef
+from pysync.engine.outbox import INTENT_TIMEOUT_MS
 from pysync.plugins import PluginContext
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import Charge, ExistingFileFilter, FileAlreadyExists

@@ -19,7 +19,7 @@ from pysync.config import Config, EventsConfig
 from pysync.config.key_templates import MAX_KEY_BYTES, KeyTemplate
 from pysync.config.plugin_validation import events_errors, path_errors
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, release_claim
-from pysync.engine.outbox import DocumentRef
+from pysync.engine.changes import DocumentRef
 from pysync.errors import (
     IdempotencyKeyReused,
     InvalidEvents,

@@ -13,7 +13,7 @@ import orjson
 
 from pysync._core import PanicException
 from pysync.config import Config, ConfigError, Problem
-from pysync.engine.outbox import parse_change
+from pysync.engine.changes import parse_change
 from pysync.errors import Unavailable
 from pysync.plugins import PluginContext
 from pysync.plugins.projection.lists import ListWriter

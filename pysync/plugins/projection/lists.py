@@ -16,7 +16,7 @@ import orjson
 from pysync import _core
 from pysync.concurrency import gather_bounded
 from pysync.config.key_templates import RESERVED, KeyTemplate
-from pysync.engine.outbox import ParsedChange
+from pysync.engine.changes import ParsedChange
 from pysync.errors import DocumentCorrupt
 from pysync.model import WriteEvent
 from pysync.plugins import PluginContext

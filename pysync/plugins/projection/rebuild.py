@@ -8,7 +8,7 @@ from typing import Final
 
 from pysync.changelog import ChangeLog
 from pysync.concurrency import gather_bounded
-from pysync.engine.outbox import parse_change
+from pysync.engine.changes import parse_change
 from pysync.errors import DocumentCorrupt
 from pysync.plugins.projection.lists import (
     MAX_CONCURRENT_LISTS,

@@ -18,7 +18,7 @@ from pysync.config.key_templates import (
     errors,
 )
 from pysync.engine.append_log import LogRange, LogSettings
-from pysync.engine.outbox import DocumentRef, ParsedChange
+from pysync.engine.changes import DocumentRef, ParsedChange
 from pysync.errors import CheckpointTooOld, DocumentCorrupt
 from pysync.model import WriteEvent
 from pysync.plugins import PluginContext

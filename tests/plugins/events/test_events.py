@@ -19,7 +19,7 @@ from pysync.auth import issuing
 from pysync.clock import HybridTimestamp
 from pysync.config import ConfigError
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.outbox import parse_change
+from pysync.engine.changes import parse_change
 from pysync.plugins.events import create_events_plugin
 from pysync.plugins.events.batch_ids import order_prefix
 from pysync.store import Store

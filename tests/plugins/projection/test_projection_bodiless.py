@@ -11,7 +11,7 @@ from support.configurations import config, faults
 from support.projection_site import JOURNAL, LISTS, NOTES, TITLES, Site, entry, members
 
 from pysync.config import parse
-from pysync.engine.outbox import DocumentRef
+from pysync.engine.changes import DocumentRef
 from pysync.model import WriteEvent
 from pysync.plugins.projection import Projection
 from pysync.plugins.projection.rebuild import rebuild

@@ -20,7 +20,7 @@ from support.projection_site import NOTES, TITLES, Site, entry, members, titled
 from pysync.changelog import Retention
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.outbox import parse_change
+from pysync.engine.changes import parse_change
 from pysync.errors import CoordinatorUnavailable
 from pysync.plugins.projection import Projection
 from pysync.server.metrics import Counters

@@ -492,3 +492,14 @@ async def test_a_password_is_quoted_as_in_any_url(start_redis: StartRedis) -> No
     await coordinator.close()
     with pytest.raises(CoordinatorUnavailable, match="Authentication required"):
         await open_coordinator(f"redis://127.0.0.1:{port}")
+
+
+async def test_a_user_that_may_use_only_the_keys_of_pysync_is_enough(start_redis: StartRedis) -> None:
+    user = ("--user", "pysync", "on", ">secret", "~pysync:*", "+@all")
+    coordinator = await RedisCoordinator.connect(f"redis://pysync:secret@127.0.0.1:{start_redis(*user).port}")
+    addition = Addition("a", {"identity": "me"}, Usage(1))
+    name, _ = await coordinator.prepare_counted([Change(b"{}")], addition)
+    await coordinator.abort(name, addition.reverse(in_count=False))
+    await coordinator.usage.add(addition)
+    assert await coordinator.usage.read() == {"me": Usage(1)}
+    await coordinator.close()

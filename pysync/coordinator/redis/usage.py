@@ -97,7 +97,7 @@ class RedisUsage:
         room, amounts = _arguments(addition)
         first = _FIRST + len(room)
         places = (addition.key.encode().hex(), first, first + len(amounts))
-        keys = (self._key, self._next, stream)
+        keys = (self._key, self._next, stream) if stream else (self._key, self._next)
         command = ("EVAL", script, len(keys), *keys, *places, *room, *amounts, *rest)
         ((in_count, *reply),) = await self._epoch.execute_checked(command)
         if in_count < 0:

@@ -83,8 +83,10 @@ SCHEMA: Final = Schema(
         changelog.ADD_ORIGIN_SQL,
         usage.TABLES,
         # Since then `file_merge.py` creates them. A server of an earlier version, which had the database open
-        # when it was upgraded, would lose what is written during its merges.
+        # when it was upgraded, would lose what is written during its merges. One that is under way ends: its
+        # file counts as written meanwhile.
         """
+    INSERT OR REPLACE INTO came SELECT parent, name FROM merge;
     DROP TRIGGER came_new;
     DROP TRIGGER came_changed;
     DROP TRIGGER came_gone;

@@ -15,8 +15,12 @@ from support.collections import MINE
 from yarl import URL
 
 from pysync import _core
+from pysync.auth import issuing, revocation
 from pysync.auth.signature_batch import ProofParts, RequestParts
 from pysync.auth.signing import DOCUMENT_AUTHOR, Signer, sign_author
+from pysync.clock import wall_clock_ms
+from pysync.store import ABSENT, Store
+from pysync.testing import FakeClock
 
 CONNECTIONS = 6
 
@@ -25,7 +29,7 @@ class Client:
     """Keeps connections to a service, and sends a request on each before the service reads any."""
 
     def __init__(self, caller: Signed, sockets: list[socket.socket]) -> None:
-        self._caller = caller
+        self.caller = caller
         self._sockets = sockets
 
     async def statuses(self, count: int, forged: int = -1) -> list[int]:
@@ -35,12 +39,12 @@ class Client:
     def pull(self, n: int, signed_body: bytes = b"") -> bytes:
         """A signed pull, which is forged if it signs a body."""
         target = f"/pull/u/{SUBJECT.user_id}/n{n}"
-        return self._head(target, self._caller.headers("GET", target, signed_body))
+        return self._head(target, self.caller.headers("GET", target, signed_body))
 
     def push(self, n: int, text: bytes, signed_body: bytes | None = None) -> bytes:
         """A signed push of this body, which is forged if it signs another."""
         target = f"/push/u/{SUBJECT.user_id}/p{n}"
-        headers = self._caller.headers("POST", target, text if signed_body is None else signed_body)
+        headers = self.caller.headers("POST", target, text if signed_body is None else signed_body)
         headers |= {"Content-Type": "application/json", "Content-Length": f"{len(text)}"}
         return self._head(target, headers, "POST") + text
 
@@ -52,13 +56,13 @@ class Client:
 
     async def get_ready(self) -> None:
         """Use each connection once, and let the service keep the certificate."""
-        assert (await self._caller.pull(f"u/{SUBJECT.user_id}/n0")).status == 200
+        assert (await self.caller.pull(f"u/{SUBJECT.user_id}/n0")).status == 200
         for sock in self._sockets:
             sock.sendall(self._head("/health", {}))
             assert await self._status(sock) == 200
 
     def _head(self, target: str, headers: dict[str, str], method: str = "GET") -> bytes:
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {URL(self._caller.base).authority}"]
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {URL(self.caller.base).authority}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         return "\r\n".join([*lines, "", ""]).encode()
 
@@ -69,9 +73,17 @@ class Client:
         return int(received.split()[1])
 
 
+@pytest.fixture
+def clock() -> FakeClock:
+    """The clock of the service."""
+    return FakeClock(wall_clock_ms())
+
+
 @pytest_asyncio.fixture
-async def client(start: Start, session: aiohttp.ClientSession, tmp_path: Path) -> AsyncIterator[Client]:
-    base = await start({"store": f"file:{tmp_path / 'data'}", "collections": [MINE]})
+async def client(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path, clock: FakeClock
+) -> AsyncIterator[Client]:
+    base = await start({"store": f"file:{tmp_path / 'data'}", "collections": [MINE]}, now_ms=clock)
     url = URL(base)
     with ExitStack() as stack:
         sockets = []
@@ -134,6 +146,32 @@ async def test_requests_that_arrive_at_once_wait_for_one_tick_only(
     )
     assert await client.statuses(CONNECTIONS) == [200] * CONNECTIONS
     assert batches == [CONNECTIONS]
+
+
+async def test_requests_that_wait_for_too_long_are_refused(
+    client: Client, clock: FakeClock, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify_requests = _core.verify_requests
+
+    def verify(requests: list[RequestParts], proofs: list[ProofParts]) -> bool:
+        clock.now_ms += 301_000
+        return verify_requests(requests, proofs)
+
+    monkeypatch.setattr(_core, "verify_requests", verify)
+    assert await client.statuses(CONNECTIONS) == [401] * CONNECTIONS
+    assert batches == [CONNECTIONS]
+
+
+async def test_a_certificate_that_another_node_revoked_is_refused_within_5_seconds(
+    client: Client, clock: FakeClock, start: Start, batches: list[int]
+) -> None:
+    assert await client.statuses(CONNECTIONS) == [200] * CONNECTIONS
+    listed = issuing.issue_revocation_list(SUBJECT, 1, certificates=[client.caller.certificate])
+    store: Store = start.apps[0].store  # type: ignore[attr-defined]
+    await store.put(f"{revocation.PREFIX}/{SUBJECT.user_id}", listed.text, expect=ABSENT)
+    clock.now_ms += 5000
+    assert await client.statuses(CONNECTIONS) == [401] * CONNECTIONS
+    assert batches == [CONNECTIONS, CONNECTIONS]
 
 
 def authored(n: int, *, is_proven: bool = True, author: Signer = SUBJECT) -> bytes:

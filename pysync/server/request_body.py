@@ -60,7 +60,7 @@ async def read_body(request: web.BaseRequest, max_bytes: int, in_flight: BytesIn
     BadRequest if it is not valid gzip or the client disconnects early. See
     docs/reference/protocol.md#requests-and-responses.
     """
-    is_gzip = _is_gzip(request)
+    is_gzip = check_body_headers(request, max_bytes)
     content = request.content
     if content.is_eof() and content.total_bytes <= SMALL_BYTES:
         body = content.read_nowait(-1)
@@ -70,7 +70,6 @@ async def read_body(request: web.BaseRequest, max_bytes: int, in_flight: BytesIn
             return body
         reservation = None
     else:
-        _check_length(request, max_bytes)
         reservation = in_flight.reservation(request)
         body = await _read_all(request, max_bytes, reservation)
     if is_gzip:
@@ -108,30 +107,17 @@ async def stream_body(request: web.BaseRequest, max_bytes: int) -> AsyncGenerato
 def check_body_headers(request: web.BaseRequest, max_bytes: int) -> bool:
     """Return True if the body is sent with gzip. Raises UnsupportedMediaType, PayloadTooLarge or BadRequest
     if the headers alone are a reason to reject it."""
-    is_gzip = _is_gzip(request)
-    _check_length(request, max_bytes)
-    return is_gzip
-
-
-def _is_gzip(request: web.BaseRequest) -> bool:
-    """Return True if the body is sent with gzip. Raises UnsupportedMediaType."""
     sent = request.headers.get(hdrs.CONTENT_ENCODING)
-    if sent is None:
-        return False
-    encoding = sent.strip().lower()
+    encoding = "" if sent is None else sent.strip().lower()
     if encoding not in ("", "identity", "gzip"):
         raise UnsupportedMediaType("Content-Encoding must be gzip or identity")
-    return encoding == "gzip"
-
-
-def _check_length(request: web.BaseRequest, max_bytes: int) -> None:
-    """Raise PayloadTooLarge if the declared length is above `max_bytes`, BadRequest if it is no number."""
     try:
         declared = request.content_length or 0
     except ValueError:  # more digits than Python converts
         raise BadRequest("Malformed request") from None
     if declared > max_bytes:
         raise PayloadTooLarge
+    return encoding == "gzip"
 
 
 async def _read_all(request: web.BaseRequest, max_bytes: int, reservation: Reservation) -> bytes:

@@ -14,6 +14,11 @@ from pysync.testing.change_logs import change
 class UsageContract:
     """The part of the contract of `Coordinator` that concerns `usage`."""
 
+    @pytest.fixture
+    def one(self, coordinator: Coordinator) -> Coordinator:
+        """The coordinator of one process."""
+        return coordinator
+
     async def test_usage_is_the_sum_of_what_is_added(self, coordinator: Coordinator) -> None:
         usage, both = coordinator.usage, {"one": "me", "other": "all"}
         await asyncio.gather(*(usage.add(Addition("a", both, Usage(10, 1, 0, 0))) for _ in range(9)))
@@ -115,9 +120,9 @@ class UsageContract:
         assert await usage.counted_ms() == 1_234
         assert not await add("a")
 
-    async def test_what_comes_at_once_is_counted_in_its_order(self, coordinator: Coordinator) -> None:
-        usage, one = coordinator.usage, Usage(1, 1, 0, 0)
-        addition = Addition("a", {"one": "me"}, one, {"one": (2, inf, inf, inf)})
+    async def test_what_comes_at_once_is_counted_in_its_order(self, one: Coordinator) -> None:
+        usage, once = one.usage, Usage(1, 1, 0, 0)
+        addition = Addition("a", {"one": "me"}, once, {"one": (2, inf, inf, inf)})
         ended = await asyncio.gather(
             usage.add(addition),
             usage.add(addition),
@@ -128,14 +133,14 @@ class UsageContract:
             usage.count("token", "m", {"me": Usage(7, 7, 0, 0)}),
             usage.add(addition),
             usage.add(addition._replace(limits={})),
-            coordinator.prepare_counted([change("a")], addition),
+            one.prepare_counted([change("a")], addition),
             return_exceptions=True,
         )
         kinds = [found if found is None else type(found) for found in ended]
         over = QuotaExceeded
         assert kinds == [bool, bool, over, bool, None, bool, bool, over, bool, over]
         assert await usage.read() == {"me": Usage(3, 3, 0, 0)}
-        assert await coordinator.prepared(10) == []
+        assert await one.prepared(10) == []
         assert await usage.end_count("token", 1)
         assert await usage.read() == {"me": Usage(8, 8, 0, 0)}
 

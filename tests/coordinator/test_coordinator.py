@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from support.round_robin import taking_turns
+from support.round_robin import first_of, taking_turns
 
 from pysync.clock import MAX_COUNTER, HybridTimestamp, boot_clock_ms, wall_clock_ms
 from pysync.coordinator import (
@@ -68,6 +68,10 @@ class TestTwoLocalCoordinatorsOnOneFolder(CoordinatorContract, BoundedNoncesCont
         yield taking_turns(*pair)
         for coordinator in pair:
             await coordinator.close()
+
+    @pytest.fixture
+    def one(self, coordinator: Coordinator) -> Coordinator:
+        return first_of(coordinator)
 
 
 class TestLocalLeaders(LeaseContract):

@@ -18,3 +18,8 @@ class _Turns:
 def taking_turns(*those: T) -> T:
     """One of which each call goes to the next of `those`."""
     return cast(T, _Turns(those))
+
+
+def first_of(turns: T) -> T:
+    """The first of those that take turns."""
+    return cast(T, cast(_Turns, turns)._those[0])

@@ -1,9 +1,11 @@
 """The server does without the client of aiohttp, and whoever uses the client gets it."""
 
 import json
+import py_compile
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,3 +63,15 @@ def test_aiohttp_that_is_loaded_already_stays_as_it_is() -> None:
         "print(json.dumps([aiohttp.ClientSession is session]))"
     )
     assert found == [True]
+
+
+def test_aiohttp_without_its_source_is_loaded_as_ever(tmp_path: Path) -> None:
+    (tmp_path / "aiohttp").mkdir()
+    (tmp_path / "module.py").write_text('__version__ = "4"\n')
+    py_compile.compile(f"{tmp_path}/module.py", cfile=f"{tmp_path}/aiohttp/__init__.pyc")
+    found = run(
+        f"import json, sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import pysync.server, aiohttp\n"
+        "print(json.dumps([aiohttp.__version__]))"
+    )
+    assert found == ["4"]

@@ -7,8 +7,8 @@ a server that sends no requests this is a fifth of the time to start, and a twel
 import re
 import sys
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec, module_from_spec
-from pathlib import Path
 
 _VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 
@@ -16,11 +16,12 @@ _VERSION = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
 def defer_aiohttp() -> None:
     """Let `import aiohttp.x` load that module, and not the whole package before it. The package is loaded
     when one of its own names is first used, such as `aiohttp.ClientSession`. Does nothing if it is loaded
-    already, or if a new version of it is not as expected."""
+    already, has no source, or is a new version that is not as expected."""
     spec = None if "aiohttp" in sys.modules else find_spec("aiohttp")
-    if spec is None or spec.loader is None or spec.origin is None:
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
         return
-    version = _VERSION.search(Path(spec.origin).read_text())  # its modules import this from the package
+    # Its modules import the version from the package.
+    version = _VERSION.search(spec.loader.get_source("aiohttp") or "")
     if version is None:
         return
     loader, package = spec.loader, module_from_spec(spec)

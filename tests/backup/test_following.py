@@ -6,6 +6,8 @@ import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
+from threading import Event
+from typing import cast
 
 import aiohttp
 import pytest
@@ -17,6 +19,7 @@ from support.store_samples import contents, document, fill
 from pysync.backup import following
 from pysync.backup.following import FollowerSettings, thinned
 from pysync.backup.repository import Repository
+from pysync.backup.source import FolderSnapshotSource
 from pysync.backup.target import FolderTarget
 from pysync.cli.commands import build_parser
 from pysync.clock import wall_clock_ms
@@ -118,6 +121,42 @@ async def test_snapshots_become_fewer_while_the_store_is_written_all_the_time(
         await follower.round()
     assert len(await follower.target.names("snapshots")) <= 4, "one an hour, and those that were just made"
     await follower.close()
+
+
+class SlowCapture:
+    """A capture whose `begin` takes a while, and ends at once if anything else is called meanwhile."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.begun = Event()
+        self._disturbed = Event()
+
+    def begin(self, *, exclusive: bool) -> bool:
+        self.begun.set()
+        self._disturbed.wait(0.2)
+        self.calls.append("began")
+        return False
+
+    def end(self, *, done: bool) -> None:
+        self._call("end")
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        self._disturbed.set()
+
+
+async def test_a_store_is_not_closed_while_a_thread_reads_it() -> None:
+    capture = SlowCapture()
+    source = FolderSnapshotSource(cast(FolderCapture, capture))
+    reading = asyncio.ensure_future(anext(source.changes(exclusive=False)))
+    await asyncio.to_thread(capture.begun.wait)
+    reading.cancel()
+    await asyncio.wait({reading})
+    await source.close()
+    assert capture.calls == ["began", "end", "close"]
 
 
 def test_snapshots_of_a_follower_become_fewer_with_their_age() -> None:

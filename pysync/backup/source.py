@@ -7,9 +7,11 @@ listed. `FolderSnapshotSource` and `ListedSnapshotSource` give both the same for
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, ParamSpec, Protocol, TypeVar
 
 from pysync import _core
 from pysync.backup.encoding import PART_BYTES
@@ -27,6 +29,8 @@ EXCLUDED: Final = ("_pysync/probe/", "_pysync/damaged", RESTORE_KEY, SCRUB_KEY)
 _CONCURRENT_READS: Final = 16
 _PAGE: Final = 256
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Rows = AsyncGenerator[list[CapturedRow], None]
 
 
@@ -98,43 +102,48 @@ async def open_snapshot_source(config: StoreConfig, now_ms: Callable[[], int]) -
 
 
 class FolderSnapshotSource:
-    """A store in a folder. Between `changes` and its end the files that it names are held open."""
+    """A store in a folder. Between `changes` and its end the files that it names are held open.
+
+    One thread reads it, so what a cancelled call has begun ends before the next one: to close a connection to
+    SQLite while another thread uses it ends the process.
+    """
 
     def __init__(self, capture: FolderCapture) -> None:
         self._capture = capture
+        self._thread = ThreadPoolExecutor(1, "capture")
         self.change = ""
 
     async def follow(self) -> None:
         """See `SnapshotSource.follow`."""
-        await asyncio.to_thread(self._capture.follow)
+        await self._run(self._capture.follow)
 
     async def list_pages(self) -> AsyncIterator[list[tuple[str, str]]]:
         """See `SnapshotSource.list_pages`."""
         after = ""
-        while page := await asyncio.to_thread(self._capture.list_page, after):
+        while page := await self._run(self._capture.list_page, after):
             yield page
             after = page[-1][0]
 
     async def load(self, keys: Sequence[str]) -> Rows:
         """See `SnapshotSource.load`."""
-        await asyncio.to_thread(self._capture.load, keys)
-        while batch := await asyncio.to_thread(self._capture.next_batch):
+        await self._run(self._capture.load, keys)
+        while batch := await self._run(self._capture.next_batch):
             yield batch
 
     async def changes(self, *, exclusive: bool, also: Sequence[str] = ()) -> Rows:
         """See `SnapshotSource.changes`."""
         is_done = False
         try:
-            if not await asyncio.to_thread(self._begin, exclusive):
+            if not await self._run(self._begin, exclusive):
                 raise PositionLost
-            while batch := await asyncio.to_thread(self._capture.next_batch):
+            while batch := await self._run(self._capture.next_batch):
                 yield batch
             if also:
                 async for batch in self.load(also):
                     yield batch
             is_done = True
         finally:
-            await asyncio.to_thread(lambda: self._capture.end(done=is_done))
+            await self._run(self._capture.end, done=is_done)
 
     def _begin(self, exclusive: bool) -> bool:
         if not self._capture.begin(exclusive=exclusive):
@@ -144,16 +153,22 @@ class FolderSnapshotSource:
 
     async def trim(self) -> bool:
         """See `SnapshotSource.trim`."""
-        return await asyncio.to_thread(self._capture.trim)
+        return await self._run(self._capture.trim)
 
     async def open(self, row: CapturedRow) -> "FileParts | None":
         """See `SnapshotSource.open`."""
-        fd = await asyncio.to_thread(self._capture.open_file, row.key)
+        fd = await self._run(self._capture.open_file, row.key)
         return None if fd is None else _LocalFile(fd)
 
     async def close(self) -> None:
         """See `SnapshotSource.close`."""
-        await asyncio.to_thread(self._capture.close)
+        try:
+            await self._run(self._capture.close)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def _run(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args, **options))
 
 
 class _LocalFile:

@@ -18,7 +18,7 @@ from pysync.backup.encryption import BackupKey
 from pysync.backup.making import BackupMaker
 from pysync.backup.notes import GRACE_MS, expired_files
 from pysync.backup.pruning import KeepRules, PruneReport, prune
-from pysync.backup.repository import PACKS, SNAPSHOTS, Repository, Snapshot, time_in
+from pysync.backup.repository import PACKS, PAGES, SNAPSHOTS, Repository, Snapshot, time_in
 from pysync.backup.restoring import Restorer, find_snapshot_at
 from pysync.backup.source import ListedSnapshotSource
 from pysync.errors import StoreUnavailable
@@ -112,6 +112,18 @@ async def test_dead_bytes_go_and_every_snapshot_stays_what_it_is(key: BackupKey 
     assert before[times[-1]] == await contents(store)
     live = sum(len(body) for _, body in before[times[-1]].values())
     assert pack_bytes(target) < min(0.6 * size, 2 * live)
+
+
+async def test_repacking_makes_no_file_that_another_prune_may_be_deleting() -> None:
+    """Such as one that a killed prune has made, and that was noted a day ago."""
+    _, target, clock = await aged()
+    twin = copy_of(target)
+    await pruned(twin, clock())
+    made = {name for name in twin.files.keys() - target.files.keys() if name.startswith((PACKS, PAGES))}
+    assert made
+    await (await Repository.open(target)).put_note(clock() - GRACE_MS, sorted(made))
+    assert (await pruned(target, clock())).repacked > 3
+    assert made.isdisjoint(target.files)
 
 
 async def test_without_the_private_key_packs_are_left_and_counted() -> None:

@@ -102,7 +102,9 @@ async def prune(repository: Repository, rules: KeepRules, now_ms: int) -> PruneR
     await gather_bounded(_CONCURRENT_DELETES, [one.name for one in removed], repository.target.delete)
     unused = await _unreferenced(repository, references)
     noted: set[str] = set()
+    repository.expired = unused.copy()
     for name, at_ms, expired in await expired_files(repository):
+        repository.expired |= expired  # another prune may be deleting them, too
         if now_ms - at_ms < GRACE_MS:
             noted |= expired
             continue
@@ -113,7 +115,6 @@ async def prune(repository: Repository, rules: KeepRules, now_ms: int) -> PruneR
         unused.difference_update(gone)
     await _note(repository, now_ms, unused - noted)
     if all(one.is_complete for one in kept):
-        repository.expired = noted | unused
         packs = await references.packs_of(kept)
         report.repacked, report.not_repacked = await Repacker(repository, kept, packs).run()
         if report.repacked:

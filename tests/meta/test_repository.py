@@ -30,8 +30,16 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 def test_cargo_toml_is_the_one_source_of_the_version() -> None:
-    assert pysync.__version__ == CARGO["version"] == importlib.metadata.version("pysync")
+    installed = importlib.metadata.version("pysync")
+    assert pysync.__version__ == installed == CARGO["version"].replace("-dev", ".dev")
     assert PROJECT["dynamic"] == ["version"]
+
+
+def test_version_of_unreleased_changes_is_later_than_the_last_release() -> None:
+    _, unreleased, last, *_ = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
+    released, (number, *suffix) = re.findall(r"\d+", last)[:3], CARGO["version"].split("-")
+    is_later = [int(part) for part in number.split(".")] > [int(part) for part in released]
+    assert is_later == bool(suffix) == ("###" in unreleased)
 
 
 def test_no_source_file_repeats_the_version() -> None:
@@ -150,7 +158,6 @@ def test_the_changelog_keeps_its_format() -> None:
         assert re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d{2}-\d{2}", version), version
     numbers = [tuple(map(int, re.findall(r"\d+", version)[:3])) for version in versions[1:]]
     assert numbers == sorted(numbers, reverse=True)
-    assert numbers[0] == tuple(map(int, CARGO["version"].split(".")))
     for section in re.split(r"^## ", "\n".join(lines), flags=re.M)[1:]:
         kinds = re.findall(r"^### (.*)", section, re.M)
         assert set(kinds) <= set(KINDS)

@@ -1,0 +1,45 @@
+"""What a person at a terminal is told while a command waits."""
+
+import asyncio
+import os
+import pty
+import sys
+from asyncio.subprocess import DEVNULL
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from support.fake_server import PULLED
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+def read_until(terminal: int, word: str) -> str:
+    """What is shown on the terminal up to `word`."""
+    shown = ""
+    while word not in shown:
+        shown += os.read(terminal, 1024).decode()
+    return shown
+
+
+async def test_a_server_that_hangs_is_noticed_on_a_terminal() -> None:
+    noticed = asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        await noticed.wait()
+        return web.json_response(PULLED)
+
+    application = web.Application()
+    application.router.add_get("/pull/notes/a", answer)
+    terminal, its_end = pty.openpty()
+    async with TestServer(application) as server:
+        command = ("pull", "notes/a", "--server", str(server.make_url("/")))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pysync", *command, stdout=DEVNULL, stderr=its_end
+        )
+        os.close(its_end)
+        shown = await asyncio.to_thread(read_until, terminal, "\n")
+        noticed.set()
+        assert await process.wait() == 0
+    os.close(terminal)
+    assert shown == "pysync: no answer for 2 s; waiting, and trying again if none comes\r\n"

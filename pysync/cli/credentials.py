@@ -16,7 +16,7 @@ from pysync.auth import certificates, issuing
 from pysync.auth.certificates import Certificate, RevocationList
 from pysync.auth.identity_keys import IdentityKeys
 from pysync.auth.issuing import Grant
-from pysync.cli.io import print_json, read_certificate, read_keys, read_public_keys, warn_retry
+from pysync.cli.io import print_json, read_certificate, read_keys, read_public_keys, warn_retry, warn_silence
 from pysync.errors import Conflict, StaleGeneration
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ async def _publish(options: argparse.Namespace, issuer: IdentityKeys, make: Make
 
 def make_client(options: argparse.Namespace) -> "Client":
     """Return a client that signs with the key, or sends the admin token, or is anonymous without either. On a
-    terminal it reports each repeated request."""
+    terminal it reports each request that is repeated, or waits for its answer."""
     from pysync.client import Client  # heavy, and not needed to create keys and certificates
 
     keys, certificate, token = load_credentials(options)
@@ -257,6 +257,7 @@ def make_client(options: argparse.Namespace) -> "Client":
         admin_token=token,
         namespace=options.namespace,
         on_retry=warn_retry,
+        on_silence=warn_silence,
     )
 
 

@@ -130,7 +130,14 @@ def warn_disconnected(error: Exception) -> None:
 def warn_retry(error: Exception, wait_s: float) -> None:
     """Report on a terminal that a request failed and is repeated."""
     if sys.stderr.isatty():
-        print(f"pysync: {error}; retrying in {wait_s:.1f} s", file=sys.stderr)
+        print(f"pysync: {error}; trying again in {wait_s:.1f} s", file=sys.stderr)
+
+
+def warn_silence(seconds: float) -> None:
+    """Report on a terminal that the server has not answered yet."""
+    if sys.stderr.isatty():
+        text = f"no answer for {seconds:g} s; waiting, and trying again if none comes"
+        print(f"pysync: {text}", file=sys.stderr)
 
 
 def show_progress(done: int, size: int | None) -> None:

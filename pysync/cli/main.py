@@ -19,7 +19,6 @@ _HINTS = {
     "checkpoint_too_old": "older than this log allows; use -n N to read the newest elements",
     "non_monotonic_timestamp": "--ts must be greater than the timestamp of the log's last element",
     "not_found": "`pysync check` prints the paths that a configuration gives a server",
-    "payload_too_large": "the server limits the size of what it stores here (maxBodyBytes)",
     "version_not_found": "the history of the document does not have this version, or no longer",
     "pull_bound_required": "this is a log; read it with `pysync tail`",
 }
@@ -77,7 +76,7 @@ def _status(error: Exception) -> int:
 
 def _error_message(error: Exception) -> str:
     from pysync.auth.certificates import CertificateError
-    from pysync.errors import Conflict, PysyncError, RateLimited
+    from pysync.errors import Conflict, PysyncError
 
     if isinstance(error, CertificateError):
         from pysync.cli.credentials import REASONS
@@ -85,8 +84,6 @@ def _error_message(error: Exception) -> str:
         return REASONS.get(error.reason, error.reason)
     if isinstance(error, PysyncError) and error.code in _HINTS:
         return f"{error}: {_HINTS[error.code]}"
-    if isinstance(error, RateLimited) and (wait_s := error.headers.get("Retry-After")):
-        return f"{error}; try again in {wait_s} s"
     if isinstance(error, Conflict):
         at = error.current_hash or "nothing yet"
         return f"{error}: the document is at {at}; use --base HASH or --force"

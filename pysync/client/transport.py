@@ -1,8 +1,10 @@
 """HTTP requests of the client: signed, and retried if that is safe."""
 
 import asyncio
+import errno
 import os
 import random as random_module
+import ssl
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -19,13 +21,27 @@ from pysync.auth import issuing, signing
 from pysync.auth.certificates import Certificate
 from pysync.auth.signing import Signer
 from pysync.client.models import as_object
-from pysync.errors import PysyncError, RateLimited, Unavailable, from_response
+from pysync.errors import (
+    CoordinatorUnavailable,
+    Forbidden,
+    PayloadTooLarge,
+    PysyncError,
+    RateLimited,
+    StoreUnavailable,
+    Unauthorized,
+    Unavailable,
+    from_response,
+)
 from pysync.protocol import JSON_TYPE
 
 T = TypeVar("T")
 
 RENEW_BEFORE_S: Final = 24 * 3600
 """Seconds before the expiry of its own certificate at which a client replaces it, since clocks differ."""
+
+
+SILENCE_S: Final = 2.0
+"""Seconds without an answer after which `on_silence` is called."""
 
 
 class Unreachable(ConnectionError):
@@ -79,13 +95,16 @@ class Transport:
         jitter: Callable[[], float] = random_module.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         on_retry: Callable[[Exception, float], None] = lambda error, wait_s: None,
+        on_silence: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         """`base_url` is the URL before `/pull` and `/push`; with a `namespace`, whose paths begin with
         `/v1/`, it is the origin alone. For `keys` without a `certificate` the client issues a device
         certificate, and renews it before it expires. A given `session` stays open when the client closes.
-        `on_retry` is called with the error and the seconds to wait before each repeated request. Raises
+        `on_retry` is called with the error and the seconds to wait before each repeated request, and
+        `on_silence` with `SILENCE_S` for each that has no answer by then, except transfers of files. Raises
         ValueError for combinations that can never work."""
         self._on_retry = on_retry
+        self._on_silence = on_silence
         if keys is None and certificate is not None:
             raise ValueError("a certificate needs keys")
         own_kem = getattr(keys, "kem_pub", "")
@@ -144,10 +163,14 @@ class Transport:
         retryable: tuple[type[Exception], ...] = RETRYABLE,
     ) -> T:
         async def attempt() -> T:
-            async with self._send(
-                self._session, method, target, body, headers, self._timeout, anonymous=anonymous
-            ) as response:
-                return await self._read(response, decode)
+            silence = asyncio.get_running_loop().call_later(SILENCE_S, self._on_silence, SILENCE_S)
+            try:
+                async with self._send(
+                    self._session, method, target, body, headers, self._timeout, anonymous=anonymous
+                ) as response:
+                    return await self._read(response, decode)
+            finally:
+                silence.cancel()
 
         return await self._retry(attempt, retryable)
 
@@ -238,6 +261,8 @@ class Transport:
                 yield response
         except Unreachable:
             raise
+        except aiohttp.ClientConnectorError as error:
+            raise Unreachable(_connection_problem(error)) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unreachable(f"{self._base}: {_describe(error)}") from error
 
@@ -289,9 +314,28 @@ def _parse_base_url(base_url: str) -> tuple[str, str]:
     return f"{url.scheme}://{host}{url.path.rstrip('/')}", host
 
 
+def _connection_problem(error: aiohttp.ClientConnectorError) -> str:
+    """Return why there is no connection, and what to do about it."""
+    cause, advice = error.os_error, ""
+    reason = cause.strerror or str(cause)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        reason = f"its certificate is not trusted ({cause.verify_message})"
+        advice = "; renew it, or name the file of its authority in SSL_CERT_FILE"
+    elif isinstance(cause, ssl.SSLError):
+        reason = f"TLS failed ({cause.reason or cause})"
+        advice = "; check that the server speaks https there"
+    elif isinstance(error, aiohttp.ClientConnectorDNSError):
+        reason = f"the host is not known ({reason})"
+        advice = "; check its name, and the network"
+    elif cause.errno == errno.ECONNREFUSED:
+        reason = "the connection was refused"
+        advice = "; check the address, and that the server runs there"
+    elif cause.errno:
+        reason = os.strerror(cause.errno)
+    return f"cannot connect to {error.host} port {error.port}: {reason}{advice}"
+
+
 def _describe(error: Exception) -> str:
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return "cannot connect"
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return str(error) or type(error).__name__
@@ -304,9 +348,33 @@ def retry_after_s(error: Exception) -> float:
 
 
 def response_error(response: aiohttp.ClientResponse, body: bytes) -> PysyncError:
-    """Return the error that a response without success stands for."""
+    """Return the error that a response without success stands for. Its text says what to do, too; its
+    `message` is that of the server."""
     try:
         members = as_object(orjson.loads(body))
     except (ValueError, TypeError):
         members = {}  # of a proxy, in another format
-    return from_response(response.status, members, response.headers)
+    error = from_response(response.status, members, response.headers)
+    if advice := _advice(error, response.request_info.headers):
+        error.args = (f"{error.message}: {advice}",)
+    return error
+
+
+def _advice(error: PysyncError, sent: Mapping[str, str]) -> str:
+    """Return what the client knows about the `error` of a request with the headers `sent`."""
+    match error:
+        case RateLimited() if wait_s := retry_after_s(error):
+            return f"try again in {wait_s:g} s"
+        case PayloadTooLarge() if size := sent.get("Content-Length"):
+            return f"{int(size):,} bytes are more than the collection accepts (its maxBodyBytes)"
+        case PayloadTooLarge():
+            return "the body has more bytes than the collection accepts (its maxBodyBytes)"
+        case Unauthorized() if "Authorization" not in sent:
+            return "the request has no credentials; add keys (--key FILE on the command line)"
+        case Unauthorized() | Forbidden():
+            return "the server's log has the reason if `server.logRefusals` is on"
+        case StoreUnavailable():
+            return "the server's store does not answer; its log has the cause"
+        case CoordinatorUnavailable():
+            return "the server's coordinator does not answer; its log has the cause"
+    return ""

@@ -165,7 +165,11 @@ async def test_a_server_that_goes_and_comes_back_is_told_of_once() -> None:
         assert [await next_time(process), await next_time(process)] == [1, 2]
         _, errors = await process.communicate()
     assert process.returncode == 4
-    assert errors == b"pysync: store_unavailable; reconnecting\npysync: Forbidden\n"
+    assert errors == (
+        b"pysync: store_unavailable: the server's store does not answer; its log has the cause"
+        b"; reconnecting\n"
+        b"pysync: Forbidden: the server's log has the reason if `server.logRefusals` is on\n"
+    )
 
 
 @pytest.mark.slow
@@ -174,5 +178,6 @@ async def test_a_server_that_is_not_there_at_first_ends_following(
 ) -> None:
     monkeypatch.setattr(cli_io, "READER_CHECK_S", 0)  # the output is no file here, so nobody closes it
     url = f"http://127.0.0.1:{unused_tcp_port}"
-    asked = await shell.ask("tail", "-f", "log/a", "--server", url)
-    assert asked == (5, "", f"pysync: {url}: cannot connect\n")
+    status, output, errors = await shell.ask("tail", "-f", "log/a", "--server", url)
+    said = f"pysync: cannot connect to 127.0.0.1 port {unused_tcp_port}: the connection was refused; "
+    assert (status, output, errors.startswith(said)) == (5, "", True)

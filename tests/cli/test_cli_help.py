@@ -110,7 +110,7 @@ async def test_a_rejected_request_says_when_to_try_again(shell: Shell, start: St
     assert (await shell.ask(*pushed, stdin='{"n": 1}'))[0] == 0
     status, _, errors = await shell.ask(*pushed, "--force", stdin='{"n": 1}')
     assert status == 5
-    assert errors.startswith("pysync: Rate limit exceeded; try again in ")
+    assert errors.startswith("pysync: Rate limit exceeded: try again in ")
 
 
 def test_a_person_at_a_terminal_sees_progress_and_waits_and_a_script_does_not(
@@ -126,6 +126,6 @@ def test_a_person_at_a_terminal_sees_progress_and_waits_and_a_script_does_not(
     assert report() == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     assert report() == (
-        "pysync: busy; retrying in 1.2 s\npysync: Rate limit exceeded; retrying in 2.0 s\n"
+        "pysync: busy; trying again in 1.2 s\npysync: Rate limit exceeded; trying again in 2.0 s\n"
         "\r1.0 of 2.0 MB\r2.0 of 2.0 MB\n"
     )

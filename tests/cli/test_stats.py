@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.cli_runner import Shell
+from support.cli_service import SEE_LOG
 from support.clients import SUBJECT, Start
 
 from pysync import config
@@ -118,4 +119,4 @@ async def test_usage_prints_what_the_caller_uses(shell: Shell, start: Start) -> 
     assert told["used"]["documents"] == 1
     assert told["allowed"] == {"documents": 3}
     status, _, errors = await shell.ask("usage", "--space", "club", *signed)
-    assert (status, errors) == (4, "pysync: Forbidden\n")
+    assert (status, errors) == (4, f"pysync: Forbidden{SEE_LOG}\n")

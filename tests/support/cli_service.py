@@ -4,6 +4,8 @@ from typing import Any
 
 from support.collections import OWN, collection
 
+SEE_LOG = ": the server's log has the reason if `server.logRefusals` is on"
+"""How the client explains 403."""
 ADMIN_TOKEN = "token-of-the-tests"
 SERVICE: dict[str, Any] = {
     "collections": [

@@ -395,10 +395,3 @@ def test_who_may_delete_is_warned_about(members: dict[str, Any], said: str | Non
     ]
     assert (said is None) == (not any("may delete" in message for message in found))
     assert said is None or any(said in message for message in found)
-
-
-def test_access_documents_that_can_be_deleted_are_warned_about() -> None:
-    owners = {"readRoles": ["space:member"], "writeRoles": ["space:owner"], "deletable": True}
-    access = collection(**owners) | {"storagePath": "spaces/{spaceId}/_access"}
-    found = [message for _, message in warnings(access, auth={"spaces": {}})]
-    assert any("a deleted one leaves it to anybody" in message for message in found)

@@ -114,6 +114,57 @@ def test_a_keyring_path_is_guarded_where_it_is() -> None:
     parse(config(named, {**RING, "storagePath": "rings/{identity}"}, other))
 
 
+@pytest.mark.parametrize("member", [{"ttlMs": 60_000}, {"deletable": True}])
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        (lambda more: config({**ACCESS, **more}, **SPACES), "collections[0]"),
+        (
+            lambda more: config(ACCESS, **SPACES, **elsewhere({**ACCESS, "name": "also", **more})),
+            "namespaces.app.collections[0]",
+        ),
+        (
+            lambda more: config(ACCESS, **SPACES, **elsewhere({**ANY_DOC, "writeRoles": ["admin"], **more})),
+            "namespaces.app.collections[0]",
+        ),
+        (
+            lambda more: config(
+                {**ACCESS, "name": "_access", "storagePath": "spaces/{spaceId}", "bundle": "space", **more},
+                **SPACES,
+            ),
+            "collections[0]",
+        ),
+        # Pulls go to another collection, which can only be pulled.
+        (
+            lambda more: config(
+                {**ACCESS, "pullOnly": True}, {**ANY_DOC, "writeRoles": ["admin"], **more}, **SPACES
+            ),
+            "collections[1]",
+        ),
+    ],
+    ids=["its own", "a twin", "a wider template", "a member of a bundle", "its pushes alone"],
+)
+def test_access_documents_neither_expire_nor_are_deleted(value: Any, path: str, member: Any) -> None:
+    token = {"auth": {**SPACES["auth"], "adminToken": "a-token-of-the-operator"}}
+    (found,) = faults({**value(member), **token})
+    assert found[0] == f"{path}.{next(iter(member))}"
+    assert "auth.spaces.accessPath" in found[1]
+    assert "pysync erase --prefix" in found[1]
+
+
+def test_other_documents_of_spaces_expire_and_are_deleted() -> None:
+    docs = {**ANY_DOC, "writeRoles": ["space:owner"], "deletable": True, "ttlMs": 60_000}
+    parse(config(ACCESS, docs, **SPACES))  # the literal segments of access win
+    parse(config(ACCESS, **SPACES, **elsewhere({**docs, "storagePath": "others/{spaceId}/{doc}"})))
+
+
+def test_access_documents_that_can_only_be_pulled_do_not_expire_either() -> None:
+    (found,) = faults(
+        config({**ACCESS, "pullOnly": True, "ttlMs": 1}, **SPACES, **elsewhere({**ACCESS, "name": "also"}))
+    )
+    assert found[0] == "collections[0].ttlMs"
+
+
 def test_trust_and_restrictions_make_other_writers() -> None:
     access = {**ACCESS, "writeRoles": ["cap:write:access"]}
     docs = {**ANY_DOC, "writeRoles": ["cap:write:access"]}

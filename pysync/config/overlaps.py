@@ -141,6 +141,32 @@ def takeovers(config: Config, path_of: Callable[[object], str]) -> Iterator[Prob
             yield from _server_writes(config, keyrings, what)
 
 
+def vanishing_access_documents(config: Config, path_of: Callable[[object], str]) -> Iterator[Problem]:
+    """Find collections that would delete access documents of spaces. The next caller who creates one owns the
+    space, with all that is stored in it. `path_of` returns where a collection was written."""
+    if config.auth.spaces is None:
+        return
+    keys = KeyTemplate.of(config.auth.spaces.access_path)
+    sites = [site for site in _sites(config) if site.keys.overlaps(keys)]
+    for site in sites:
+        reached = [
+            action
+            for action in ("pull", "push")
+            if action in site.collection.actions
+            and not any(_shadows(other, site, keys) for other in sites if action in other.collection.actions)
+        ]
+        for member, is_set in (
+            ("ttlMs", bool(reached) and site.collection.ttl_ms is not None),
+            ("deletable", "push" in reached and site.collection.deletable),
+        ):
+            if is_set:
+                message = (
+                    f"cannot be used where access documents lie ({_ACCESS_PATH}): without its access document "
+                    "a space belongs to the next caller who makes one; `pysync erase --prefix` removes a space"
+                )
+                yield Problem(f"{path_of(site.collection)}.{member}", message)
+
+
 def replaceable_access_documents(config: Config) -> Iterator[Problem]:
     """Find a collection of access documents that callers other than the owners of spaces may replace."""
     if config.auth.spaces is not None:
@@ -149,9 +175,6 @@ def replaceable_access_documents(config: Config) -> Iterator[Problem]:
             if roles:
                 message = f"{', '.join(roles)} may replace the access documents of spaces ({_ACCESS_PATH})"
                 yield Problem(f"{site.path}.writeRoles", message)
-            if site.collection.deletable:
-                message = "who creates an access document owns the space: a deleted one leaves it to anybody"
-                yield Problem(f"{site.path}.deletable", f"{message} ({_ACCESS_PATH})")
 
 
 def shared_between_namespaces(config: Config) -> Iterator[Problem]:

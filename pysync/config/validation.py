@@ -10,7 +10,7 @@ from pysync.config import key_templates
 from pysync.config.collection import Action, Collection, RateLimit, resolve_limit, wire_name
 from pysync.config.convert import join
 from pysync.config.key_templates import KeyTemplate
-from pysync.config.overlaps import takeovers
+from pysync.config.overlaps import takeovers, vanishing_access_documents
 from pysync.config.plugin_validation import (
     OBJECT_REFERENCE,
     cycles,
@@ -85,6 +85,7 @@ def validate(config: Config, path_of: PathOf) -> Iterator[Problem]:
     for events, _ in repeated(config.events, lambda one: one.collection):
         yield Problem(f"{path_of(events)}.collection", f"{events.collection!r} is also another one's")
     yield from takeovers(config, path_of)
+    yield from vanishing_access_documents(config, path_of)
 
 
 def _at(path: str, faults: Iterable[FieldError]) -> Iterator[Problem]:

@@ -2,12 +2,15 @@
 
 import asyncio
 import signal
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import orjson
 import pytest
 from support.clients import Start
+from support.collections import collection
 from support.depth import depth
 from support.erasure import ANNE, ANNES, SECRET, keys_with, members, person, serve, stored_keys, write_all
 from support.folder_search import files_with
@@ -21,7 +24,7 @@ from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
 from pysync.erase import Eraser, EraseRequest
-from pysync.errors import Unavailable
+from pysync.errors import BadRequest, Unavailable
 from pysync.plugins import PluginContext
 from pysync.plugins.projection import projections_in, projections_of
 from pysync.store import Store, StoredObject
@@ -33,9 +36,9 @@ pytestmark = pytest.mark.usefixtures("hasty_erasures")
 BOARD = EraseRequest("key", "board/lobby")
 
 
-def eraser_on(store: Store, coordinator: MemoryCoordinator) -> Eraser:
+def eraser_on(store: Store, coordinator: MemoryCoordinator, served: dict[str, Any] | None = None) -> Eraser:
     """The eraser of a process of its own."""
-    settings = config.parse({"version": 1, "store": "memory:", **members()})
+    settings = config.parse({"version": 1, "store": "memory:", **(served or members())})
     outbox = Outbox(store, coordinator)
     services = PluginContext(
         config=settings,
@@ -152,3 +155,122 @@ async def test_a_process_killed_at_any_step_leaves_what_the_next_service_finishe
     assert killed >= 3
     await start.apps[-1].eraser.run(BOARD)  # type: ignore[attr-defined]
     assert files_with(folder, SECRET, ANNE.user_id) == set()
+
+
+MEMBERS = {"readRoles": ["space:member"], "writeRoles": ["space:member"]}
+OWNER = {"readRoles": ["space:member"], "writeRoles": ["space:owner"]}
+SPACES: dict[str, Any] = {
+    "auth": {"spaces": {"accessPath": "rooms/{spaceId}/_access"}},
+    "collections": [
+        collection("access", "rooms/{spaceId}/_access", **OWNER, history={"versions": 9}),
+        collection("docs", "rooms/{spaceId}/{doc}", **MEMBERS, history={"versions": 9}),
+        collection("logs", "logs/{spaceId}/{doc}", **MEMBERS, history={"versions": 9}),
+        collection("open", "open/{spaceId}/{doc}"),
+    ],
+}
+ROOM = EraseRequest("prefix", "rooms/r1")
+ACCESS = "rooms/r1/_access"
+
+
+async def write_room(base: str, session: aiohttp.ClientSession, *others: str) -> None:
+    """Have Anne make the space r1, and write each document twice: in keys before and behind the access
+    document's, and at `others`."""
+    anne = person(ANNE, base, session)
+    for key in (ACCESS, "rooms/r1/Agenda", "rooms/r1/minutes", *others):
+        data = {"owner": ANNE.user_id, "members": []}
+        first = await anne.push(key, data)
+        assert first.status == 200, first.body
+        assert (await anne.push(key, data | {"members": ["somebody"]}, first.json["hash"])).status == 200
+
+
+def is_left_to_strangers(keys: set[str]) -> bool:
+    """Return True if something of the space is stored, and its access document is not."""
+    return ACCESS not in keys and any("rooms/r1/" in key for key in keys)
+
+
+async def test_killed_at_any_write_no_space_is_left_without_its_access_document(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    await write_room(await start(SPACES), session)
+    filled = start.apps[-1].store  # type: ignore[attr-defined]
+    whole = FaultyStore(await copied(filled))
+    await eraser_on(whole, MemoryCoordinator(), SPACES).run(ROOM)
+    assert {key for key in await stored_keys(whole) if "r1" in key} == set()
+    for at in range(whole.calls["put"] + whole.calls["delete"]):
+        for done in (False, True):
+            stored = await copied(filled)
+            faulty = FaultyStore(stored)
+            faulty.crash(at, done=done)
+            with pytest.raises(Unavailable):
+                await eraser_on(faulty, MemoryCoordinator(), SPACES).run(ROOM)
+            assert not is_left_to_strangers(await stored_keys(stored)), at
+            # A member writes before the next process continues, which is killed too.
+            if ACCESS in await stored_keys(stored):
+                await stored.put("rooms/r1/late", b"{}")
+            again = FaultyStore(stored)
+            again.crash(at, done=done)
+            with suppress(Unavailable):
+                await eraser_on(again, MemoryCoordinator(), SPACES).run(ROOM)
+            assert not is_left_to_strangers(await stored_keys(stored)), at
+            await eraser_on(FaultyStore(stored), MemoryCoordinator(), SPACES).run(ROOM)
+            assert {key for key in await stored_keys(stored) if "r1" in key} == set()
+
+
+@pytest.mark.process
+@pytest.mark.slow
+async def test_a_killed_process_leaves_no_space_without_its_access_document(
+    start: Start, session: aiohttp.ClientSession, folder: Path, tmp_path: Path
+) -> None:
+    """Every so many steps of the command, on a folder, whose deletes are exact."""
+    store = f"file:{folder}"
+    (tmp_path / "pysync.json").write_bytes(orjson.dumps({"version": 1, "store": store, **SPACES}))
+    arguments = ["erase", "--prefix", "rooms/r1", "--config", str(tmp_path / "pysync.json")]
+    step, killed = 2, 0
+    while True:
+        await write_room(await start({"store": store, **SPACES}), session)
+        process = run_python(KILLED, str(step), *arguments)
+        await asyncio.to_thread(process.communicate)
+        app = start.apps[-1]  # type: ignore[attr-defined]
+        assert not is_left_to_strangers(await stored_keys(app.store)), step
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL
+        killed += 1
+        await app.eraser.run(ROOM)
+        step += depth(11, 1)
+    assert killed >= 3
+
+
+@pytest.mark.parametrize(
+    ("request_", "left"),
+    [
+        (ROOM, "logs/r1/plan"),
+        (EraseRequest("key", ACCESS), "rooms/r1/Agenda"),
+        (EraseRequest("prefix", ACCESS), "rooms/r1/Agenda"),
+    ],
+)
+async def test_an_access_document_is_not_erased_while_its_space_has_more(
+    start: Start, session: aiohttp.ClientSession, request_: EraseRequest, left: str
+) -> None:
+    others = ("logs/r1/plan", "open/r1/plan")
+    await write_room(await start(SPACES), session, *others)
+    app = start.apps[-1]  # type: ignore[attr-defined]
+    before = await stored_keys(app.store)
+    for erase in (app.eraser.run, app.eraser.dry_run):
+        with pytest.raises(BadRequest, match=f"{left}.*{ACCESS}"):
+            await erase(request_)
+    assert await stored_keys(app.store) == before
+    await app.eraser.run(EraseRequest("prefix", "logs/r1"))
+    await app.eraser.run(ROOM)
+    after = await stored_keys(app.store)
+    assert {key for key in after if "r1" in key} == {"open/r1/plan"}  # everybody may read it anyway
+
+
+async def test_earlier_versions_keep_an_access_document_too(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    await write_room(await start(SPACES), session, "logs/r1/plan")
+    app = start.apps[-1]  # type: ignore[attr-defined]
+    await app.store.delete("logs/r1/plan")
+    with pytest.raises(BadRequest, match="logs/r1/plan"):
+        await app.eraser.run(ROOM)

@@ -293,6 +293,12 @@ class Collection:
         return roles
 
     @property
+    def uses_space_roles(self) -> bool:
+        """True if a role in a space may read, or change, what it stores."""
+        roles = self.every_role_for("pull") + self.every_role_for("push")
+        return any(role.startswith("space:") for role in roles)
+
+    @property
     def path_template(self) -> KeyTemplate:
         """The template of its routes' paths: `storagePath`."""
         return KeyTemplate.of(self.storage_path)

@@ -161,8 +161,8 @@ def vanishing_access_documents(config: Config, path_of: Callable[[object], str])
         ):
             if is_set:
                 message = (
-                    f"cannot be used where access documents lie ({_ACCESS_PATH}): without its access document "
-                    "a space belongs to the next caller who makes one; `pysync erase --prefix` removes a space"
+                    f"cannot be used for access documents ({_ACCESS_PATH}): without its access document a "
+                    "space belongs to the next caller who makes one; `pysync erase --prefix` removes a space"
                 )
                 yield Problem(f"{path_of(site.collection)}.{member}", message)
 

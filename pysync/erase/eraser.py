@@ -2,7 +2,8 @@
 carrying out all of them again.
 
 1. The journal names the request.
-2. Pages of keys: a plan is stored, then carried out. Repeated until no key is left.
+2. Pages of keys: a plan is stored, then carried out. Repeated until no key is left. Access documents of
+   spaces go once all else has gone: the next caller who makes one owns what is left of the space.
 3. Entries of keyrings, counters, idempotency records, and names of damaged files.
 4. The change log is cleared, once followers have had time to read the removals.
 5. The journal forgets all names; deleted bytes are removed from the files; the journal entry goes.
@@ -27,7 +28,7 @@ from pysync.erase.keyrings import KeyringEntries, remove_entries
 from pysync.erase.plan import PAGE, ErasePlan, EraseReport, Planner, delete_log_objects
 from pysync.erase.request import EraseRequest
 from pysync.erase.scope import Scope
-from pysync.errors import StoreUnavailable, Unavailable
+from pysync.errors import BadRequest, StoreUnavailable, Unavailable
 from pysync.plugins import FileBackedCollection, PluginContext
 from pysync.plugins.projection.lists import ListTransform, ListWriter, PendingEntry, apply_entries
 from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
@@ -77,17 +78,20 @@ class Eraser:
         self._is_running = False
 
     async def dry_run(self, request: EraseRequest) -> EraseReport:
-        """Return the report of an erasure now, without changing anything. Raises Unavailable."""
-        report = EraseReport()
-        async for keys in self._pages(self._scope(request)):
+        """Return the report of an erasure now, without changing anything. Raises BadRequest if the erasure
+        would leave data of a space without the space's access document, and Unavailable."""
+        report, scope = EraseReport(), self._scope(request)
+        await self._check_spaces(scope)
+        async for keys in self._pages(scope):
             report.add((await self._planner.plan(keys)).report)
         report.add_keyrings(await self._remove_keyring_entries(request, dry_run=True))
         return report
 
     async def run(self, request: EraseRequest) -> EraseReport:
         """Finish the erasures that were interrupted, erase what belongs to the request, and return what
-        went. Raises Unavailable if another process erases, or something could not be erased; the next run, or
-        the start of a service, continues then."""
+        went. Raises BadRequest, without erasing anything of the request, if data of a space would be left
+        without the space's access document. Raises Unavailable if another process erases, or something could
+        not be erased; the next run, or the start of a service, continues then."""
         async with self._exclusive():
             report = EraseReport()
             for entry in await unfinished(self._store):
@@ -95,6 +99,7 @@ class Eraser:
                 finished = await self._finish(entry)
                 if is_this:
                     report.add(finished)
+            await self._check_spaces(self._scope(request))
             report.add(await self._finish(await JournalEntry.begin(self._store, request)))
         return report
 
@@ -123,25 +128,42 @@ class Eraser:
         scope, report = self._scope(request), EraseReport()
         await self._store.recover_merges()
         logs, hashes = list[str](), set[str]()
-        async for plan in entry.plans():
-            await self._carry_out(plan, is_exact=True)
+
+        async def carry_out(plan: ErasePlan, *, is_exact: bool) -> None:
+            await self._carry_out(plan, is_exact=is_exact)
             report.add(plan.report)
-            logs += plan.logs
+            logs.extend(plan.logs)
             hashes.update(plan.hashes)
+
+        of_access_documents = []
+        async for plan in entry.plans():
+            if any(map(scope.is_access_document, plan.keys)):
+                of_access_documents.append(plan)
+            else:
+                await carry_out(plan, is_exact=True)
         for number in range(MAX_PASSES):
             found = 0
-            async for keys in self._pages(scope):
+            async for keys in self._pages(scope, access_documents=False):
                 plan = await self._planner.plan(keys)
                 await entry.add_plan(plan)
-                await self._carry_out(plan, is_exact=number < _EXACT_PASSES)
-                report.add(plan.report)
-                logs += plan.logs
-                hashes.update(plan.hashes)
+                await carry_out(plan, is_exact=number < _EXACT_PASSES)
                 found += len(plan.keys) + len(plan.objects)
-            if not found:
-                if not await self._is_merged(scope):
-                    break
+            if found:
+                continue
+            if await self._is_merged(scope):
                 await self._sleep(LEASE_RENEW_S)
+                continue
+            async for keys in self._pages(scope, access_documents=True):
+                plan = await self._planner.plan(keys)
+                await entry.add_plan(plan)
+                of_access_documents.append(plan)
+            if not of_access_documents:
+                break
+            while of_access_documents:
+                plan = of_access_documents.pop()
+                # Earlier versions first: whoever made the next access document could read them.
+                await gather_bounded(_CONCURRENT, plan.objects, self._store.delete)
+                await carry_out(plan, is_exact=number < _EXACT_PASSES)
         else:
             raise StoreUnavailable("others write it all the time: revoke their keys first")
         report.add_keyrings(await self._remove_keyring_entries(request))
@@ -267,15 +289,26 @@ class Eraser:
                 return
             await self._sleep(LEASE_RENEW_S)
 
-    async def _pages(self, scope: Scope) -> AsyncIterator[list[str]]:
+    async def _pages(self, scope: Scope, *, access_documents: bool | None = None) -> AsyncIterator[list[str]]:
+        """Yield the keys of the scope in pages: all, only those of access documents, or only the others."""
         page = dict[str, None]()
         async for key in scope.keys(self._store):
+            if access_documents is not None and scope.is_access_document(key) is not access_documents:
+                continue
             page[key] = None
             if len(page) == PAGE:
                 yield list(page)
                 page.clear()
         if page:
             yield list(page)
+
+    async def _check_spaces(self, scope: Scope) -> None:
+        """Raise BadRequest if an access document would go and something of its space would stay."""
+        async for access, key in scope.left_in_spaces(self._store):
+            raise BadRequest(
+                f"{key} would be left without its access document {access}, and the next caller who made one "
+                "would own it: erase everything else of the space first"
+            )
 
     def _scope(self, request: EraseRequest) -> Scope:
         return Scope(request, self._services.config, self._stored_files)

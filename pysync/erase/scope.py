@@ -1,7 +1,7 @@
 """The keys that belong to a request: for an identity those that the templates of the configuration make with
 it."""
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 
 from pysync.config import Collection, Config
 from pysync.config.collection import collection_for_key
@@ -23,6 +23,9 @@ class Scope:
     ) -> None:
         self._request = request
         self._namespaces = [collections for _, _, collections in config.each_namespace()]
+        spaces = config.auth.spaces
+        self._access = None if spaces is None else KeyTemplate.of(spaces.access_path)
+        self._stored_files = stored_files
         self._others = list(_other_templates(config, stored_files))
         """Templates of what lies at other keys than those of the collections, each with a suffix."""
 
@@ -47,24 +50,47 @@ class Scope:
             for template, suffix in self._others
         )
 
+    def is_access_document(self, key: str) -> bool:
+        """Return True if an access document of a space belongs at `key`."""
+        return self._access is not None and self._access.matches(key)
+
     async def keys(self, store: Store) -> AsyncIterator[str]:
         """Yield the keys of the request at which something or an earlier version of it is stored, each once.
         Keys that are written meanwhile may be missing."""
         for prefix in self._prefixes():
-            is_one = bool(prefix) and self.includes(prefix)
-            if is_one and (await is_stored(store, prefix) or await entries_of(store, prefix)):
-                yield prefix
-            if self._request.kind == "key":
+            async for key in _keys_at(store, prefix, self.includes, below=self._request.kind != "key"):
+                yield key
+
+    async def left_in_spaces(self, store: Store) -> AsyncIterator[tuple[str, str]]:
+        """Yield access documents of the request, each with a key that does not belong to the request and that
+        only roles in its space protect."""
+        if self._access is None:
+            return
+        async for access in self.keys(store):
+            if not self.is_access_document(access):
                 continue
-            async for listed in store.walk(prefix):
-                if self.includes(listed.key):
-                    yield listed.key
-            last = prefix
-            async for listed in store.walk(folder_of(prefix).removesuffix("/")):
-                key = document_of(listed.key)
-                if key != last and self.includes(key) and not await is_stored(store, key):
-                    yield key
-                last = key
+            for template, suffix in self._protected(self._access.params_of(access)):
+                prefix = template.prefix
+                if self._request.kind == "prefix" and self.includes(prefix):
+                    continue
+
+                def is_left(key: str, template: KeyTemplate = template, suffix: str = suffix) -> bool:
+                    is_of_space = key.endswith(suffix) and template.matches(key.removesuffix(suffix))
+                    return is_of_space and not self.includes(key) and not self.is_access_document(key)
+
+                async for key in _keys_at(store, prefix, is_left):
+                    yield access, key
+
+    def _protected(self, space: Mapping[str, str]) -> Iterator[tuple[KeyTemplate, str]]:
+        """Yield the templates of the keys in this space whose collections have its roles, with the suffixes
+        of these keys."""
+        for collection in (one for collections in self._namespaces for one in collections):
+            if space.keys() <= set(collection.path_template.params) and collection.uses_space_roles:
+                stored = self._stored_files.get(collection.name)
+                text = collection.key_template.text if stored is None else stored.template
+                for name, value in space.items():
+                    text = text.replace(f"{{{name}}}", value)
+                yield KeyTemplate(text), "" if stored is None else stored.suffix
 
     def _prefixes(self) -> list[str]:
         """Return the prefixes that all these keys are at or below, none below another."""
@@ -98,6 +124,27 @@ def _other_templates(
         found = [] if stored is None else [(KeyTemplate.of(stored.template), stored.suffix)]
         found += [(template, "") for template in keyring_templates([collection])]
         yield from ((template, suffix) for template, suffix in found if IDENTITY in template.params)
+
+
+async def _keys_at(
+    store: Store, prefix: str, includes: Callable[[str], bool], *, below: bool = True
+) -> AsyncIterator[str]:
+    """Yield the included keys at `prefix`, and `below` it, at which something or an earlier version of it is
+    stored, each once."""
+    is_one = bool(prefix) and includes(prefix)
+    if is_one and (await is_stored(store, prefix) or await entries_of(store, prefix)):
+        yield prefix
+    if not below:
+        return
+    async for listed in store.walk(prefix):
+        if includes(listed.key):
+            yield listed.key
+    last = prefix
+    async for listed in store.walk(folder_of(prefix).removesuffix("/")):
+        key = document_of(listed.key)
+        if key != last and includes(key) and not await is_stored(store, key):
+            yield key
+        last = key
 
 
 def _is_below(key: str, prefix: str) -> bool:

@@ -2,8 +2,7 @@
 
 import logging
 import os
-import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import aiohttp
@@ -21,7 +20,8 @@ from pysync.testing import chunks_of, read_file
 
 CONTENT = bytes(range(97, 123)) * 3
 KEY = "photos/a"
-NAMES_BOTH = r"'photos/a' was replaced on disk: its sha256 was [0-9a-f]{64} and is [0-9a-f]{64} now"
+CHECKED_BYTES = 1_048_576
+"""Length up to which a file is checked whenever it is read."""
 
 
 @pytest.fixture
@@ -104,25 +104,128 @@ async def test_a_damaged_file_that_is_restored_from_a_backup_is_served_again(
     assert "replaced" not in caplog.text
 
 
-async def test_a_file_that_was_replaced_is_adopted_with_a_warning_that_names_both_hashes(
-    store: LocalStore, path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path.write_bytes(b"other")
-    os.utime(path, (1, 1))
-    with caplog.at_level(logging.WARNING):
-        assert (await read_file(store, KEY))[1] == b"other"
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert re.search(NAMES_BOTH, record.getMessage())
-    assert await damages(store) == []
-
-
-BOTH = collection("photos", allowedMimeTypes=["application/json", "image/png"])
+BOTH = collection("photos", allowedMimeTypes=["application/json", "image/png"], maxBodyBytes=9_000_000)
 
 
 @pytest.fixture
 async def browser(start: Start, session: aiohttp.ClientSession, store: LocalStore) -> Browser:
     return Browser(await start({"collections": [BOTH]}, store), session)
+
+
+Harm = Callable[[Path], None]
+
+
+def cut_short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 7)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def lengthen(path: Path) -> None:
+    with open(path, "ab") as file:
+        file.write(b"more")
+
+
+def flip(path: Path) -> None:
+    rot(path, 5)
+    os.utime(path)
+
+
+def swap(path: Path) -> None:
+    """Give the file the place of another one that is as long and as old."""
+    other = path.with_name("other")
+    other.write_bytes(bytes(byte ^ 1 for byte in path.read_bytes()))
+    os.replace(other, path)
+
+
+def replace_by_hand(path: Path) -> None:
+    path.unlink()
+    path.write_bytes(b"another picture")
+
+
+HARMS = [cut_short, empty, lengthen, flip, swap, replace_by_hand, Path.unlink]
+SIZES = pytest.mark.parametrize("size", [70_000, 3_000_000], ids=["small", "large"])
+
+
+def harm_and_keep_time(path: Path, harm: Harm) -> None:
+    """Harm a file, and give it the time that it had."""
+    found = path.stat()
+    harm(path)
+    if path.exists():
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+@SIZES
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("keep_time", [False, True], ids=["", "same time"])
+async def test_a_file_that_is_not_what_was_written_is_never_served(
+    browser: Browser, store: LocalStore, path: Path, harm: Harm, size: int, keep_time: bool
+) -> None:
+    body = os.urandom(size)
+    sha256 = await store.write(KEY, chunks_of(body), "image/png")
+    if keep_time and harm is flip and size > CHECKED_BYTES:
+        pytest.skip("only reading all of it can tell")
+    harm_and_keep_time(path, harm) if keep_time else harm(path)
+    for _ in range(2):
+        assert (await browser.pull(KEY)).error == (500, "document_corrupt")
+        assert (await browser.pull(KEY, {"Range": "bytes=3-5"})).error == (500, "document_corrupt")
+        assert (await browser.pull(KEY, {"If-None-Match": f'"{sha256}"'})).status == 500
+        assert (await browser.request("HEAD", f"/pull/{KEY}")).status == 500
+        ((key, kind, why),) = await damages(store)
+        assert (key, kind) == (KEY, "file")
+        assert sha256 in why or why == LOST_REASON
+    pushed = await browser.request("POST", f"/push/{KEY}", body, {"Content-Type": "image/png"})
+    assert pushed.status == 200
+    assert (await browser.pull(KEY)).body == body
+    assert await damages(store) == []
+
+
+@SIZES
+async def test_head_and_304_do_not_confirm_a_file_that_was_changed_on_disk(
+    browser: Browser, store: LocalStore, path: Path, size: int
+) -> None:
+    sha256 = await store.write(KEY, chunks_of(os.urandom(size)), "image/png")
+    flip(path)
+    assert (await browser.pull(KEY, {"If-None-Match": f'"{sha256}"'})).status == 500
+    assert (await browser.request("HEAD", f"/pull/{KEY}")).status == 500
+
+
+async def test_a_flipped_bit_of_a_small_file_is_found_by_its_first_pull(browser: Browser, path: Path) -> None:
+    rot(path, 9)
+    assert (await browser.pull(KEY, {"Range": "bytes=3-5"})).error == (500, "document_corrupt")
+    assert (await browser.request("HEAD", f"/pull/{KEY}")).status == 500
+    rot(path, 9)
+    assert (await browser.pull(KEY)).body == CONTENT
+    assert (await browser.request("HEAD", f"/pull/{KEY}")).status == 200
+
+
+async def test_a_flipped_bit_of_a_large_file_is_found_by_the_scrub(
+    browser: Browser, store: LocalStore, path: Path
+) -> None:
+    sha256 = await store.write(KEY, chunks_of(os.urandom(3_000_000)), "image/png")
+    rot(path, 9)
+    assert len(await damages(store)) == 1
+    for headers in ({}, {"Range": "bytes=2000000-2000009"}, {"If-None-Match": f'"{sha256}"'}):
+        assert (await browser.pull(KEY, headers)).status == 500
+    assert (await browser.request("HEAD", f"/pull/{KEY}")).status == 500
+
+
+@SIZES
+async def test_a_file_that_is_put_back_is_served_as_the_same_version(
+    store: LocalStore, path: Path, size: int
+) -> None:
+    body = os.urandom(size)
+    await store.write(KEY, chunks_of(body), "image/png")
+    before = await store.stat(KEY)
+    path.unlink()
+    with pytest.raises(DamagedFile):
+        await store.open(KEY)
+    path.write_bytes(body)
+    assert (await read_file(store, KEY))[1] == body
+    assert await store.stat(KEY) == before
+    assert await damages(store) == []
 
 
 async def test_a_damaged_file_that_is_asked_for_is_named_and_counted(

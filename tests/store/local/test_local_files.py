@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.bit_rot import rot
 from support.python_process import run_python
 
 from pysync.changelog import Change
@@ -27,6 +28,11 @@ from pysync.store.local.rename_journal import FLUSH_EVERY
 from pysync.store.local.store import LocalStore
 from pysync.store.local.tables import SCHEMA
 from pysync.testing import FakeClock, chunks_of, read_file
+
+VERSION_0_1_0 = 4
+"""Steps of the schema that it had."""
+CHECKED_BYTES = 1_048_576
+"""Length up to which a file is checked whenever it is read."""
 
 
 @pytest.fixture
@@ -125,16 +131,15 @@ async def test_a_document_in_its_place_removes_the_file(store: LocalStore, folde
     assert not (folder / "files/a").exists()
 
 
-async def test_a_file_that_was_replaced_from_outside_is_what_it_is(store: LocalStore, folder: Path) -> None:
+async def test_a_file_that_was_replaced_from_outside_is_damaged(store: LocalStore, folder: Path) -> None:
     await store.write("a", chunks_of(b"old"), "text/plain")
     beside = folder / "files" / "~incoming" / "x"
     beside.write_bytes(b"newer")
     os.replace(beside, folder / "files" / "a")
-    for _ in range(2):
-        file, content = await read_file(store, "a")
-        assert content == b"newer"
-        assert file.size == 5
-        assert file.sha256 == hashlib.sha256(b"newer").hexdigest()
+    for look in (store.open, store.stat, store.verify) * 2:
+        with pytest.raises(DamagedFile):
+            await look("a")
+    assert [listed.size async for listed in store.walk("")] == [3]
 
 
 async def test_a_crash_before_the_unlink_is_made_good_on_opening(store: LocalStore, folder: Path) -> None:
@@ -408,6 +413,47 @@ async def test_a_folder_of_the_schema_before_is_taken_over(folder: Path) -> None
     )
     await store.close()
     assert await reopened(folder) == {"f/a": b"file", f"f/{tick.ms}-{tick.counter}": b"next"}
+
+
+@pytest.mark.parametrize("size", [9, 2_000_000])
+@pytest.mark.parametrize("harm", ["none", "flipped", "touched", "replaced"])
+async def test_a_file_of_version_0_1_0_is_checked_without_a_checksum(
+    folder: Path, size: int, harm: str
+) -> None:
+    body, path = os.urandom(size), folder / "files/f/a"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(body)
+    create_database(folder / "pysync.db", Schema(SCHEMA.steps[:VERSION_0_1_0]))
+    row = ("f", "a", "e1", "text/plain", 1, hashlib.sha256(body).hexdigest())
+    with contextlib.closing(sqlite3.connect(folder / "pysync.db", isolation_level=None)) as database:
+        database.execute(
+            "INSERT INTO object(parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode)"
+            "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*row, *FileFingerprint.of(str(path))),
+        )
+    if harm == "flipped":
+        rot(path)
+    elif harm == "touched":
+        os.utime(path)
+    elif harm == "replaced":
+        path.write_bytes(bytes(size))
+    store = await LocalStore.open_folder(folder)
+    if harm == "replaced" or (harm == "flipped" and size < CHECKED_BYTES):
+        for _ in range(2):
+            with pytest.raises(DamagedFile):
+                await store.open("f/a")
+    elif harm != "flipped":
+        for _ in range(2):
+            file, content = await read_file(store, "f/a")
+            assert (content, file.etag) == (body, "e1")
+            assert await store.verify("f/a") == await store.stat("f/a")
+    rot(path)
+    if size < CHECKED_BYTES and harm == "flipped":
+        assert (await read_file(store, "f/a"))[1] == body
+    elif size < CHECKED_BYTES or harm == "replaced":
+        with pytest.raises(DamagedFile):
+            await store.open("f/a")
+    await store.close()
 
 
 def changed(tick: HybridTimestamp, sha256: str) -> list[Change]:

@@ -21,7 +21,7 @@ from pysync.errors import StoreUnavailable
 from pysync.protocol import JSON_TYPE, OCTET_STREAM
 from pysync.store import ReadableStore, Store, open_store
 from pysync.store.local.disk import in_thread, translate_os_errors
-from pysync.store.local.files import FileReader
+from pysync.store.local.file_reader import FileReader
 from pysync.store.types import ListEntry, OpenFile, StoredObject, clamp_range
 
 Location = StoreConfig | Path
@@ -93,7 +93,7 @@ class FolderSource:
             stamp = await in_thread(outgoing.open)
             if stamp is None:
                 return None
-            sha256 = await in_thread(outgoing.sha256)
+            sha256 = (await in_thread(outgoing.digest)).sha256
         except BaseException:
             await outgoing.aclose()
             raise

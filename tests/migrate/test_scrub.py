@@ -219,7 +219,7 @@ async def test_the_service_names_counts_and_refuses_what_its_scrub_finds(
     start: Start, tmp_path: Path, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = await LocalStore.open_folder(tmp_path / "data")
-    await store.write("photos/a", chunks_of(b"bytes"), "image/png")
+    await store.write("photos/a", chunks_of(bytes(2_000_000)), "image/png")
     rot(tmp_path / "data/files/photos/a")
     members = {
         "store": f"file:{tmp_path}/data",

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import AsyncIterator, Callable
+from io import BytesIO
 from pathlib import Path
 
 import aiohttp
@@ -176,8 +177,9 @@ async def test_a_file_that_is_not_what_was_written_is_never_served(
         ((key, kind, why),) = await damages(store)
         assert (key, kind) == (KEY, "file")
         assert sha256 in why or why == LOST_REASON
-    pushed = await browser.request("POST", f"/push/{KEY}", body, {"Content-Type": "image/png"})
-    assert pushed.status == 200
+    headers, url = {"Content-Type": "image/png"}, f"{browser.base}/push/{KEY}"
+    async with browser.session.post(url, data=BytesIO(body), headers=headers) as pushed:
+        assert pushed.status == 200
     assert (await browser.pull(KEY)).body == body
     assert await damages(store) == []
 

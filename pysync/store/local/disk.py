@@ -5,7 +5,7 @@ These functions block; the store calls slow ones through `in_thread`. The databa
 this module only knows their layout on disk.
 
 Symbolic links below the folder are never followed. The folders of a path are checked before anything is
-written or removed, and before a file is adopted that does not match its row.
+written or removed, and before a file is read that does not match its row.
 """
 
 import asyncio
@@ -19,6 +19,8 @@ from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Final, NamedTuple, ParamSpec, Self, TypeVar, cast
+
+import xxhash
 
 from pysync.errors import KeyConflict, StoreUnavailable
 from pysync.sqlite.database_file import fsync_dir, make_private_dir
@@ -59,6 +61,40 @@ def translate_os_errors() -> Iterator[None]:
         if error.errno == errno.ENAMETOOLONG:
             raise ValueError("key too long for the file system") from error
         raise StoreUnavailable() from error
+
+
+class FileDigest:
+    """Both hashes of the content of a file: `sha256` is its identity, `xxh3` finds damage at the speed of
+    memory."""
+
+    def __init__(self) -> None:
+        self._sha256 = hashlib.sha256()
+        self._xxh3 = xxhash.xxh3_64()
+
+    def update(self, chunk: bytes) -> None:
+        """Add the next bytes."""
+        self._sha256.update(chunk)
+        self._xxh3.update(chunk)
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 in hex."""
+        return self._sha256.hexdigest()
+
+    @property
+    def xxh3(self) -> str:
+        """The 64 bits of XXH3 in hex."""
+        return self._xxh3.hexdigest()
+
+
+def sha256_of(content: bytes) -> str:
+    """Return the SHA-256 of a whole content in hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def xxh3_of(content: bytes) -> str:
+    """Return the XXH3 of a whole content in hex, as `FileDigest` does."""
+    return xxhash.xxh3_64_hexdigest(content)
 
 
 class FileFingerprint(NamedTuple):
@@ -281,7 +317,7 @@ class TempFile:
         """True once nobody waits for the write. It is not made then unless it has begun."""
         self._path = f"{folder}/{self.name}"
         self._fd: int | None = None
-        self._hash = hashlib.sha256()
+        self._digest = FileDigest()
 
     def append(self, chunks: list[bytes]) -> None:
         """Write the chunks, joined. If they are long, the disk starts writing them while they are hashed."""
@@ -296,7 +332,7 @@ class TempFile:
             rest = rest[os.write(self._fd, rest) :]
         if len(data) >= _LONG_TO_HASH:
             start_flush(self._fd)
-        self._hash.update(data)
+        self._digest.update(data)
 
     def allocate(self, size: int) -> None:
         """Take up `size` bytes of the disk, without writing them. Call `append` first."""
@@ -307,13 +343,12 @@ class TempFile:
             if error.errno != errno.EOPNOTSUPP:
                 raise
 
-    def finish(self, last: list[bytes]) -> tuple[str, FileFingerprint]:
-        """Append the last chunks and flush the file to disk. Returns its sha256 (hex) and fingerprint."""
+    def finish(self, last: list[bytes]) -> tuple[FileDigest, FileFingerprint]:
+        """Append the last chunks and flush the file to disk. Returns its hashes and fingerprint."""
         self.append(last)
         assert self._fd is not None
         os.fsync(self._fd)
-        stamp = FileFingerprint.of(self._fd)
-        return self._hash.hexdigest(), stamp
+        return self._digest, FileFingerprint.of(self._fd)
 
     def discard(self) -> None:
         """Remove the file. Has no effect after the file was moved."""

@@ -328,7 +328,7 @@ def _write_rows(cursor: sqlite3.Cursor, files: FileTree, plan: MergePlan) -> Non
     """Update the rows to the content of the new folder."""
     stamp = FileFingerprint.of(files.path(plan.key))
     cursor.execute(_DELETE_MERGED, (plan.parent, plan.row[-1]))
-    cursor.execute(PUT_FILE, (plan.parent, plan.name, *plan.values, *stamp, None))
+    cursor.execute(PUT_FILE, (plan.parent, plan.name, *plan.values, *stamp, None, None))
     _delete_plan(cursor, plan)
 
 

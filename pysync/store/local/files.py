@@ -2,16 +2,13 @@
 
 import asyncio
 import errno
-import hashlib
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from io import FileIO
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from math import inf
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Self, TypeVar, TypeVarTuple
+from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from pysync._core import split_key
 from pysync.errors import StoreUnavailable
@@ -20,12 +17,16 @@ from pysync.sqlite.database_file import DATABASE_ERRORS
 from pysync.store.local import file_merge, tables
 from pysync.store.local.disk import (
     TEMP_FOLDER,
+    FileDigest,
     FileFingerprint,
     FileTree,
     TempFile,
     in_thread,
+    sha256_of,
     translate_os_errors,
+    xxh3_of,
 )
+from pysync.store.local.file_reader import FileReader
 from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.local.tables import GET_FILE, FileRow, file_row
 from pysync.store.types import DAMAGED_REASON, DamagedFile, FileStat, Leftover, OpenFile, Pace, clamp_range
@@ -35,9 +36,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-CHUNK_BYTES: Final = 262_144
-SEND_BYTES: Final = 1_048_576
-"""Number of bytes per `sendfile` call."""
+CHECKED_BYTES: Final = 1_048_576
+"""Length up to which a file is checked whenever it is read. A longer one is checked when its size, time or
+inode is another, and by `verify`."""
 WRITE_CHUNK_BYTES: Final = 1_048_576
 """Bytes of an upload that are collected before a thread writes them to disk. Most files fit at once."""
 LOST_REASON: Final = "the file is lost: push it again, or copy it from a backup"
@@ -47,8 +48,6 @@ FULL_BELOW_BYTES: Final = 1_048_576
 """Free space below which a disk counts as full: the server does not wait until nothing can be written."""
 FREE_FROM_BYTES: Final = 4 * FULL_BELOW_BYTES
 """Free space that a disk needs after that, so that readiness does not come and go with every write."""
-_CACHE_SAMPLE_STRIDE: Final = 65_536
-"""Distance of the samples. The kernel caches and evicts files in ranges of about this length."""
 
 
 class StagedFile(NamedTuple):
@@ -57,6 +56,7 @@ class StagedFile(NamedTuple):
     temp_file: TempFile
     sha256: str
     fingerprint: FileFingerprint
+    xxh3: str
 
 
 def _commit(
@@ -93,114 +93,6 @@ def _log_symlinks(key: str) -> Iterator[None]:
                 "refused to follow a symbolic link on the way to the file at %r: %s", key, error.filename
             )
         raise
-
-
-class FileReader:
-    """An open file: an asynchronous iterator over the bytes of a range.
-
-    It keeps reading the file that it opened, even if the key is overwritten. Iterate to the end, or call
-    `aclose`.
-    """
-
-    def __init__(self, path: str | Path, *, follows_links: bool = False) -> None:
-        self._path = path
-        self._flags = 0 if follows_links else os.O_NOFOLLOW
-        self._file: FileIO | None = None
-        self._at = self._end = 0
-
-    def open(self) -> FileFingerprint | None:
-        """Open the file at the path and return its fingerprint, or None if there is no file. Raises
-        OSError."""
-        self.close()
-        try:
-            self._file = open(self._path, "rb", buffering=0, opener=self._open)  # noqa: SIM115 - closed by close
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        return FileFingerprint.of(self._file.fileno())
-
-    def _open(self, path: str, flags: int) -> int:
-        return os.open(path, flags | self._flags)
-
-    def sha256(self) -> str:
-        """Return the hex digest of the whole file, read anew."""
-        assert self._file is not None
-        return hashlib.file_digest(self._file, "sha256").hexdigest()
-
-    def hash_into(self, digest: "hashlib._Hash", at: int) -> int:
-        """Add the next bytes from `at` on to `digest`, and return their number, 0 at the end."""
-        assert self._file is not None
-        chunk = os.pread(self._file.fileno(), CHUNK_BYTES, at)
-        digest.update(chunk)
-        return len(chunk)
-
-    def select(self, start: int, end: int) -> None:
-        """Set the range of bytes to yield, [start, end)."""
-        self._at, self._end = start, end
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if self._file is None or self._at >= self._end:
-            self.close()
-            raise StopAsyncIteration
-        fd, at, wanted = self._next(CHUNK_BYTES)
-        if _is_cached(fd, at, wanted):
-            with translate_os_errors():
-                chunk = os.pread(fd, wanted, at)
-        else:
-            chunk = await in_thread(os.pread, fd, wanted, at)
-        if not chunk:
-            raise StoreUnavailable()  # truncated by someone else: abort the response, never shorten it
-        self._at += len(chunk)
-        return chunk
-
-    async def ensure_cached(self) -> None:
-        """Read the bytes that `send` sends next into memory, so that it does not wait for the disk. Raises
-        StoreUnavailable."""
-        fd, at, wanted = self._next(SEND_BYTES)
-        if not _is_cached(fd, at, wanted):
-            await in_thread(os.pread, fd, wanted, at)
-
-    def send(self, connection: int) -> int:
-        """Have the kernel send the next bytes to a socket, without copying them here. Returns the number of
-        bytes sent, 0 once all are. Raises BlockingIOError if the socket accepts no bytes now, OSError if it
-        fails, and StoreUnavailable if the file has become shorter."""
-        fd, at, wanted = self._next(SEND_BYTES)
-        if not wanted:
-            return 0
-        sent = os.sendfile(connection, fd, at, wanted)
-        if not sent:
-            raise StoreUnavailable()
-        self._at += sent
-        return sent
-
-    def _next(self, max_bytes: int) -> tuple[int, int, int]:
-        """Return the descriptor, and the position and number of the next bytes, at most `max_bytes`."""
-        assert self._file is not None
-        return self._file.fileno(), self._at, min(max_bytes, self._end - self._at)
-
-    async def aclose(self) -> None:
-        """Close the file. Harmless if it is closed."""
-        self.close()
-
-    def close(self) -> None:
-        """Close the file. Harmless if it is closed."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-
-def _is_cached(fd: int, start: int, size: int) -> bool:
-    """Return True if these bytes of a file can probably be read without waiting for the disk. Only samples
-    are checked: a non-blocking read of them all would be exact, but cost as much as the read itself."""
-    byte = bytearray(1)
-    try:
-        for at in (*range(start, start + size - 1, _CACHE_SAMPLE_STRIDE), start + size - 1):
-            os.preadv(fd, [byte], at, os.RWF_NOWAIT)
-    except OSError:
-        return False  # it would block, or the file system does not support the flag
-    return True
 
 
 class LocalFiles:
@@ -285,21 +177,36 @@ class LocalFiles:
         if (row := self._row(key)) is None:
             return None
         reader = FileReader(self._tree.path(key))
+        body: bytes | None = None
         try:
-            found = await self._reconcile(key, row, reader)
-            if found is not None and found.is_damaged:
-                raise DamagedFile(DAMAGED_REASON, found.etag)
+            found = await self._locate(key, row, reader)
+            if found is None:
+                reader.close()
+                return None
+            row, stamp = found
+            if stamp.size <= CHECKED_BYTES:
+                body = await reader.read(stamp.size)
+                reader.close()
+                await self._check_body(key, row, stamp, body)
+            else:
+                await self._check_file(key, row, stamp, reader)
         except BaseException:
             reader.close()
             raise
-        if found is None:
-            reader.close()
-            return None
-        size = found.fingerprint.size
-        begin, finish = clamp_range(size, start, end)
+        begin, finish = clamp_range(stamp.size, start, end)
         reader.select(begin, finish)
-        etag, content_type, modified_ms, sha256, *_ = found
-        return OpenFile(size, sha256, content_type, modified_ms, begin, finish, reader, reader, etag=etag)
+        chunks, sendfile = (reader, reader) if body is None else (_single_chunk(body[begin:finish]), None)
+        return OpenFile(
+            stamp.size,
+            row.sha256,
+            row.content_type,
+            row.modified_ms,
+            begin,
+            finish,
+            chunks,
+            sendfile,
+            etag=row.etag,
+        )
 
     async def verify(self, key: str, pace: Pace) -> FileStat | None:
         """See `Store.verify`."""
@@ -307,22 +214,18 @@ class LocalFiles:
             return None
         reader = FileReader(self._tree.path(key))
         try:
-            found = await self._reconcile(key, row, reader)
+            found = await self._locate(key, row, reader)
             if found is None:
                 return None
-            digest, at = hashlib.sha256(), 0
+            digest, at = FileDigest(), 0
             while size := await in_thread(reader.hash_into, digest, at):
                 at += size
                 await pace(size)
         finally:
             reader.close()
-        is_damaged = digest.hexdigest() != found.sha256
-        if is_damaged != found.is_damaged:
-            await self._writer.submit(tables.set_file_damaged, key, found.etag, is_damaged)
-        if is_damaged:
-            why = f"its sha256 is {digest.hexdigest()} and should be {found.sha256}"
-            raise DamagedFile(why, found.etag)
-        return FileStat(at, found.sha256, found.content_type, found.modified_ms, etag=found.etag)
+        row, stamp = found
+        await self._record(key, row, stamp, digest.sha256, digest.xxh3)
+        return FileStat(at, row.sha256, row.content_type, row.modified_ms, etag=row.etag)
 
     @asynccontextmanager
     async def stage(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[StagedFile]:
@@ -337,8 +240,8 @@ class LocalFiles:
                     pieces, size = [], 0
                 pieces.append(chunk)
                 size += len(chunk)
-            sha256, stamp = await in_thread(temp_file.finish, pieces)
-            yield StagedFile(temp_file, sha256, stamp)
+            digest, stamp = await in_thread(temp_file.finish, pieces)
+            yield StagedFile(temp_file, digest.sha256, stamp, digest.xxh3)
         finally:
             if not temp_file.is_committed:
                 await in_thread(temp_file.discard)
@@ -352,7 +255,8 @@ class LocalFiles:
     ) -> T:
         """Return the result of `tables.insert_file` or its like, which writes the row of a staged file. If it
         is cancelled before the transaction begins, nothing is written."""
-        row = (staged.temp_file.name, content_type, self._now_ms(), staged.sha256, *staged.fingerprint)
+        _, sha256, stamp, xxh3 = staged
+        row = (staged.temp_file.name, content_type, self._now_ms(), sha256, *stamp, xxh3)
         try:
             return await self._writer.submit(_commit, write, self._renames, staged.temp_file, row, *args)
         except asyncio.CancelledError:
@@ -376,14 +280,15 @@ class LocalFiles:
             row = self._row_cache[key] = file_row(self._reader.rows(GET_FILE, *split_key(key)))
             return row
 
-    async def _reconcile(self, key: str, row: FileRow | None, reader: FileReader) -> FileRow | None:
-        """Open the file at `key` in `reader`, and return its row, beginning with `row`; None if the file is
-        gone. A row that does not match the file is corrected, because restoring files from a backup changes
-        their fingerprints."""
+    async def _locate(
+        self, key: str, row: FileRow | None, reader: FileReader
+    ) -> tuple[FileRow, FileFingerprint] | None:
+        """Open the file at `key` in `reader`, and return its row, beginning with `row`, and its fingerprint;
+        None if the file is gone. Raises DamagedFile if it is lost."""
         while row is not None:
             with translate_os_errors(), _log_symlinks(key):
-                if reader.open() == row.fingerprint:
-                    return row
+                if (stamp := reader.open()) is not None and stamp == row.fingerprint:
+                    return row, stamp
                 self._tree.check_folders(key)
             # It is being written or deleted right now, or the process that did so was killed, or is slow.
             unfitting = await self._writer.submit(file_merge.find_stale_row, self._renames, self._tree, key)
@@ -395,18 +300,42 @@ class LocalFiles:
                 with translate_os_errors(), _log_symlinks(key):
                     is_same = reader.open() == stamp
                 if is_same:
-                    return await self._rehash(key, row, stamp, reader)
+                    return row, stamp
             row = self._row(key)
         return None
 
-    async def _rehash(
-        self, key: str, row: FileRow, fingerprint: FileFingerprint, reader: FileReader
-    ) -> FileRow:
-        sha256 = await in_thread(reader.sha256)
-        if sha256 != row.sha256:
-            was, is_ = row.sha256, sha256
-            log.warning("the file of %r was replaced on disk: its sha256 was %s and is %s now", key, was, is_)
-        etag = self._new_etag()
-        fitting = row._replace(etag=etag, sha256=sha256, fingerprint=fingerprint, is_damaged=False)
-        await self._writer.submit(tables.update_file, key, fitting, row.etag)
-        return fitting
+    async def _check_body(self, key: str, row: FileRow, stamp: FileFingerprint, body: bytes) -> None:
+        """Raise DamagedFile unless `body` is the content that was written."""
+        xxh3 = xxh3_of(body)
+        if xxh3 != row.xxh3:
+            await self._record(key, row, stamp, await in_thread(sha256_of, body), xxh3)
+        elif row.is_damaged or stamp != row.fingerprint:
+            await self._record(key, row, stamp, row.sha256, xxh3)
+
+    async def _check_file(self, key: str, row: FileRow, stamp: FileFingerprint, reader: FileReader) -> None:
+        """Raise DamagedFile unless the file in `reader` is what was written, or has not been touched since it
+        was found right."""
+        if row.is_damaged and stamp[1:] == row.fingerprint[1:]:
+            raise DamagedFile(DAMAGED_REASON, row.etag)
+        if stamp != row.fingerprint:
+            digest = await in_thread(reader.digest)
+            await self._record(key, row, stamp, digest.sha256, digest.xxh3)
+
+    async def _record(self, key: str, row: FileRow, stamp: FileFingerprint, sha256: str, xxh3: str) -> None:
+        """Record the hashes of the file that has this fingerprint. Raises DamagedFile if it is not what was
+        written."""
+        if is_damaged := sha256 != row.sha256:
+            kept = stamp._replace(size=row.fingerprint.size)
+            checked = row._replace(fingerprint=kept, is_damaged=True)
+        else:
+            checked = row._replace(fingerprint=stamp, xxh3=xxh3, is_damaged=False)
+        if checked != row:
+            with suppress(StoreUnavailable):  # a full disk is still readable
+                await self._writer.submit(tables.set_file_checked, key, checked)
+        if is_damaged:
+            raise DamagedFile(f"its sha256 is {sha256} and should be {row.sha256}", row.etag)
+
+
+async def _single_chunk(content: bytes) -> AsyncGenerator[bytes, None]:
+    if content:
+        yield content

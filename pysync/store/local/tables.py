@@ -94,21 +94,20 @@ SCHEMA: Final = Schema(
         WHEN NOT EXISTS(SELECT 1 FROM sqlite_master WHERE type = 'trigger' AND name = 'came_new')
         BEGIN SELECT RAISE(ABORT, 'this server has an earlier version than the database: restart it'); END
     """,
+        # The checksum of a file, NULL until a file of an earlier version was found right.
+        "ALTER TABLE object ADD COLUMN xxh3 TEXT",
     )
 )
 
 GET_FILE: Final = """
-    SELECT etag, content_type, modified_ms, sha256, size, mtime_ns, inode
+    SELECT etag, content_type, modified_ms, sha256, size, mtime_ns, inode, xxh3
     FROM object WHERE parent = ? AND name = ? AND sha256 IS NOT NULL"""
 PUT_FILE: Final = """
     INSERT OR REPLACE INTO object(
-        parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode, owner)
-    VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-_UPDATE_FILE = """
-    UPDATE object SET etag = ?, sha256 = ?, size = ?, mtime_ns = ?, inode = ?
-    WHERE parent = ? AND name = ? AND etag = ?"""
-_SET_FILE_DAMAGED = """
-    UPDATE object SET inode = CASE WHEN ? THEN -abs(inode) ELSE abs(inode) END
+        parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode, xxh3, owner)
+    VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_SET_CHECKED = """
+    UPDATE object SET size = ?, mtime_ns = ?, inode = ?, xxh3 = ?
     WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NOT NULL"""
 _CURRENT = "SELECT etag, sha256 IS NOT NULL FROM object WHERE parent = ? AND name = ?"
 _GET_BODY = "SELECT body FROM object WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NULL"
@@ -123,8 +122,10 @@ OwnerOf = Callable[[sqlite3.Cursor, str, int], int | None]
 
 
 class FileRow(NamedTuple):
-    """The metadata of a file. `fingerprint` identifies the file on disk that it describes. `is_damaged` is
-    True if the file was read and its hash was not `sha256`; the table marks such a row by a negative inode.
+    """The metadata of a file. `fingerprint` is that of the file on disk when its content was last checked,
+    but always with the size of what was written. `is_damaged` is True if that content was not what was
+    written; the table marks such a row by a negative inode. `xxh3` is the checksum of what was written, None
+    if it is not known yet.
     """
 
     etag: str
@@ -132,14 +133,15 @@ class FileRow(NamedTuple):
     modified_ms: int
     sha256: str
     fingerprint: FileFingerprint
+    xxh3: str | None
     is_damaged: bool = False
 
 
 def file_row(rows: Sequence[Any]) -> FileRow | None:
     """Return the row that `GET_FILE` found, None without one."""
-    for etag, content_type, modified_ms, sha256, size, mtime_ns, inode in rows:
+    for etag, content_type, modified_ms, sha256, size, mtime_ns, inode, xxh3 in rows:
         stamp = FileFingerprint(size, mtime_ns, abs(inode))
-        return FileRow(etag, content_type, modified_ms, sha256, stamp, is_damaged=inode < 0)
+        return FileRow(etag, content_type, modified_ms, sha256, stamp, xxh3, is_damaged=inode < 0)
     return None
 
 
@@ -282,7 +284,7 @@ def insert_file(
     owner_of: OwnerOf | None = None,
 ) -> int:
     """Stage the rename of a file to `key`, and write its row and its changes. `row` is etag, content type,
-    time, sha256 and fingerprint. Returns the id of the last change."""
+    time, sha256, fingerprint and xxh3. Returns the id of the last change."""
     parent, name = split_key(key)
     owner = None if owner_of is None else owner_of(cursor, key, row[4])
     renames.stage_rename(cursor, temp_file, key)
@@ -314,15 +316,11 @@ def insert_next_file(
     return tick, last
 
 
-def update_file(cursor: sqlite3.Cursor, key: str, row: FileRow, before: str) -> None:
-    """Update the row of a file to match the file on disk, unless another write came first (`before` is the
-    expected etag)."""
-    cursor.execute(_UPDATE_FILE, (row.etag, row.sha256, *row.fingerprint, *split_key(key), before))
-
-
-def set_file_damaged(cursor: sqlite3.Cursor, key: str, etag: str, is_damaged: bool) -> None:
-    """Record whether the file at `key` is damaged, if it is still that version."""
-    cursor.execute(_SET_FILE_DAMAGED, (is_damaged, *split_key(key), etag))
+def set_file_checked(cursor: sqlite3.Cursor, key: str, row: FileRow) -> None:
+    """Record what a check of the file at `key` has found, if it is still that version."""
+    size, mtime_ns, inode = row.fingerprint
+    values = (size, mtime_ns, -inode if row.is_damaged else inode, row.xxh3)
+    cursor.execute(_SET_CHECKED, (*values, *split_key(key), row.etag))
 
 
 def probe(cursor: sqlite3.Cursor, etag: str) -> None:

@@ -174,11 +174,11 @@ async def test_files_are_not_merged_through_a_link(store: LocalStore, folder: Pa
     assert [path.name for path in (outside / "a").iterdir()] == ["1"]
 
 
-async def test_a_file_that_somebody_put_back_is_still_adopted(store: LocalStore, folder: Path) -> None:
-    await store.write("a/b", chunks(b"old"), "text/plain")
+async def test_a_file_that_somebody_put_back_is_served(store: LocalStore, folder: Path) -> None:
+    await store.write("a/b", chunks(b"bytes"), "text/plain")
     (folder / "files/a/b").unlink()
-    (folder / "files/a/b").write_bytes(b"restored")
-    assert await content(store, "a/b") == b"restored"
+    (folder / "files/a/b").write_bytes(b"bytes")
+    assert await content(store, "a/b") == b"bytes"
 
 
 async def test_a_link_in_the_place_of_the_stores_lock_is_not_followed(folder: Path, outside: Path) -> None:

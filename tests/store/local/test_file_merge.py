@@ -10,18 +10,14 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pysync.errors import StoreUnavailable
-from pysync.sqlite.database_file import Schema
-from pysync.store import EtagMismatch, MergeRejected
+from pysync.store import MergeRejected
 from pysync.store.local import file_merge
-from pysync.store.local import store as local_store
 from pysync.store.local.file_merge import swap_folders
 from pysync.store.local.store import LocalStore
-from pysync.store.local.tables import SCHEMA
 from pysync.testing import chunks_of, read_file
 
 SOURCES = 5
@@ -365,36 +361,6 @@ async def test_a_server_of_an_earlier_version_cannot_merge(store: LocalStore, fo
     ):
         database.execute("INSERT INTO merge VALUES('1', 'e', '4-', '[]', '{}')")
     assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING
-
-
-async def test_an_upgrade_during_a_merge_of_an_earlier_version_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The upgrade removes the triggers that the merge relies on."""
-    folder, build = tmp_path / "data", file_merge._build
-    with monkeypatch.context() as earlier:
-        earlier.setattr(local_store, "SCHEMA", Schema(SCHEMA.steps[:-1]))
-        old = await LocalStore.open_folder(folder)
-    for name in "0123456":
-        await old.write(f"e/{name}", chunks_of(f"{name}\n".encode()), "text/plain")
-
-    async def upgrade_and_write() -> None:
-        new = await LocalStore.open_folder(folder)
-        await new.write("e/7", chunks_of(b"7\n"), "text/plain")
-        await new.close()
-
-    def build_beside_upgrade(*args: Any) -> None:
-        build(*args)
-        asyncio.run(upgrade_and_write())
-
-    monkeypatch.setattr(file_merge, "_build", build_beside_upgrade)
-    monkeypatch.setattr(file_merge, "_RECORD_CHANGES", ())
-    monkeypatch.setattr(file_merge, "_STOP_RECORDING", ())
-    merged = await sha256s(old, *"12345")
-    with pytest.raises(EtagMismatch):
-        await old.merge("e/4-", chunks_of(b"1\n2\n3\n4\n5\n"), "text/plain", merged)
-    await old.close()
-    assert lines_on_disk(folder) == Counter("01234567")
 
 
 async def test_a_backup_without_the_folders_beside_is_sound(

@@ -176,7 +176,7 @@ async def test_where_the_folder_of_all_files_is_gone_the_store_is_unavailable(
 
 
 async def test_a_file_cut_short_while_read_is_an_error(store: LocalStore, folder: Path) -> None:
-    await store.write("a", chunks_of(bytes(600_000)), "text/plain")
+    await store.write("a", chunks_of(bytes(3_000_000)), "text/plain")
     file = await store.open("a")
     assert file is not None
     os.truncate(folder / "files" / "a", 300_000)

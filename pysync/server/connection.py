@@ -141,6 +141,8 @@ class Connection(web.RequestHandler):
                         await self._waiter
                     finally:
                         self._waiter = None
+                if self._force_close:  # the connection was lost before the turn of its request came
+                    break
                 message, payload = self._messages.popleft()
                 if self._parser is not None:
                     self._parser.message_consumed()

@@ -38,7 +38,7 @@ def configure(*, human: bool | None = None, worker: int | None = None, level: st
 
 
 def flush() -> None:
-    """Log the counts of repeated records that still wait for their second to end. Call it before the process
+    """Log the counts of repeated records that still wait for their minute to end. Call it before the process
     ends."""
     for handler in logging.getLogger().handlers:
         for each in handler.filters:
@@ -51,6 +51,10 @@ MAX_REPEATING: Final = 1_000
 
 MAX_REPEATED_IDS: Final = 100
 """Number of request ids in a record that counts others."""
+
+
+REPEAT_PERIOD_S: Final = 60.0
+"""Seconds for which repeated records are counted before the last of them is logged."""
 
 
 def _start_timer(seconds: float, work: Callable[[], None]) -> None:
@@ -93,8 +97,8 @@ class RepeatFilter(logging.Filter):
     """Thins out failures that repeat, of which a broken disk causes one for each request. Such records have
     the attribute `repeats`, which is equal for records that say the same.
 
-    The first is logged at once. Those that follow are counted, and each second the last of them is logged
-    with their number, until a second passes without any. All other records pass. It is thread-safe.
+    The first is logged at once. Those that follow are counted, and each minute the last of them is logged
+    with their number, until a minute passes without any. All other records pass. It is thread-safe.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class RepeatFilter(logging.Filter):
                 return True
             is_first, self._repeated[key] = not self._repeated, _Repeated()
         if is_first:
-            self._begin_second()
+            self._begin_period()
         return True
 
     def flush(self) -> None:
@@ -133,21 +137,21 @@ class RepeatFilter(logging.Filter):
         for each in counted:
             self._handler.handle(each.summary())
 
-    def _begin_second(self) -> None:
-        """Call `_end_second` in a second. If there is no memory for a timer, nothing is counted."""
+    def _begin_period(self) -> None:
+        """Call `_end_period` in a minute. If there is no memory for a timer, nothing is counted."""
         try:
-            self._start_timer(1.0, self._end_second)
+            self._start_timer(REPEAT_PERIOD_S, self._end_period)
         except (RuntimeError, MemoryError):
             self.flush()
             with self._lock:
                 self._repeated.clear()
 
-    def _end_second(self) -> None:
+    def _end_period(self) -> None:
         try:
             self.flush()
         finally:
             if self._repeated:
-                self._begin_second()
+                self._begin_period()
 
 
 class HumanFormatter(logging.Formatter):

@@ -229,8 +229,12 @@ class Middleware:
         self._log.log_rejection(request, error, request_id)
         if error.status >= 500:
             values = error.status, error.code, _describe(request, match), _cause(error)
-            extra = {"request_id": request_id, "repeats": (error.status, error.code, values[-1])}
-            log.warning("%s %s: %s: %s", *values, extra=extra, exc_info=error.__cause__)
+            # Of what does not answer, each request may tell another story, and no traceback says more.
+            is_away = isinstance(error, Unavailable) and type(error) is not Unavailable
+            repeats = (error.status, error.code, "" if is_away else values[-1])
+            extra = {"request_id": request_id, "repeats": repeats}
+            cause = None if is_away else error.__cause__
+            log.warning("%s %s: %s: %s", *values, extra=extra, exc_info=cause)
         return error_response(error, close=not request.content.is_eof())
 
     def _unexpected_error_response(

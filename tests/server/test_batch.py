@@ -220,9 +220,22 @@ async def test_a_collection_with_no_param_sets_asks_for_nothing(anyone: Browser,
 @pytest.mark.parametrize("id_", ["team_members", "x_keyring", "_keyring.x", "_members2"])
 async def test_deny_suffixes_are_whole_last_segments(anyone: Browser, store: FaultyStore, id_: str) -> None:
     await store.put(f"notes/{id_}", stored({"n": 1}))
-    answer = await batch(anyone, "notes", "x_keyring", params={"notes": [{"id": id_}]})
+    answer = await batch(anyone, "notes", "_keyring.x", params={"notes": [{"id": id_}]})
     assert entries(answer, "notes")[0]["data"] == {"n": 1}
-    assert entries(answer, "x_keyring") == [{"error": "Collection not found"}]
+    assert entries(answer, "_keyring.x") == [{"error": "Collection not found"}]
+
+
+async def test_names_of_collections_are_denied_by_their_end(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    served = ["org_members", "members", "_members2", "Org_Members"]
+    base = await start({"collections": [collection(name) for name in served]})
+    for name in served:
+        answer = await batch(Browser(base, session), name, params={name: [{"id": "a"}]})
+        if name == "org_members":
+            assert answer.error == (400, "batch_key_denied")
+        else:
+            assert answer.status == 200
 
 
 async def test_denied_keys_may_have_any_depth_and_suffixes_several_segments(
@@ -353,6 +366,9 @@ async def test_parameters_may_be_numbers_and_others_are_ignored(anyone: Browser,
         ('collections=notes&params={"notes":[{}' + ",{}" * 100 + "]}", "Too many collections"),
         ("collections=notes,_keyring", "batch_key_denied"),
         ("collections=%5Fmembers", "batch_key_denied"),
+        ("collections=notes,org_members", "batch_key_denied"),
+        ('collections=org_members&params={"org_members":[]}', "batch_key_denied"),
+        ("collections=x_keyring,notes", "batch_key_denied"),
         ('collections=notes&params={"notes":[{"id":"_keyring"}]}', "batch_key_denied"),
         ('collections=notes&params={"notes":[{"id":"%5Fkeyring"}]}', "batch_key_denied"),
         ('collections=notes&params={"notes":[{"id":"\\u005fkeyring"}]}', "batch_key_denied"),

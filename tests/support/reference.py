@@ -298,7 +298,7 @@ def batch_entries(
     names = list(dict.fromkeys(filter(None, given.get("collections", "").split(","))))
     if not names:
         raise MissingCollections
-    if any(name in suffixes for name in names):
+    if any(name.endswith(tuple(suffixes)) for name in names):
         raise BatchKeyDenied
     params = _listed(given.get("params"), (dict,), InvalidParams)
     append = _listed(given.get("appendParams"), (dict, type(None)), InvalidAppendParams)

@@ -461,8 +461,8 @@ class BatchPlanner:
         determine who may read; and None for a collection without logs, else the maximum number of elements
         that a read returns (0: no limit).
 
-        `max_reads` limits the names in a batch as well as its reads. A batch must not request a name, or a
-        last segment of a key, that is one of `deny_suffixes`.
+        `max_reads` limits the names in a batch as well as its reads. A batch must not request a name that
+        ends in one of `deny_suffixes`, nor a key whose last segment is one.
         """
     def plan(self, query: bytes, identity: str, scope: Scope | None = None) -> BatchPlan:
         """Return the plan of a batch pull with this query, as received. `identity` replaces an `{identity}`
@@ -471,7 +471,7 @@ class BatchPlanner:
         Raises:
             MissingCollections, InvalidParams, InvalidAppendParams: parameters that are missing or have
                 another shape.
-            BatchKeyDenied: a name that is a denied suffix, or a key that ends in one.
+            BatchKeyDenied: a name that ends in a denied suffix, or a key whose last segment is one.
             TooManyCollections, BatchAppendBudgetExceeded
         """
 

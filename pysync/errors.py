@@ -128,7 +128,8 @@ class BatchTooLarge(BadRequest, code="batch_too_large", message="Batch answer to
 
 
 class BatchKeyDenied(BadRequest, code="batch_key_denied", message="batch_key_denied"):
-    """A batch names a collection, or a key, that ends in one of `batchKeyDenySuffixes`."""
+    """A batch names a collection that ends in one of `batchKeyDenySuffixes`, or a key whose last segment is
+    one."""
 
 
 class DataNotSealed(BadRequest, code="not_sealed", message="Data is not sealed"):

@@ -162,7 +162,8 @@ impl Planner {
     pub fn plan(&self, query: &[u8], caller: &Caller<'_>) -> Result<Plan, CoreError> {
         let names = names(query)?;
         let suffixes = &self.limits.deny_suffixes;
-        if names.iter().any(|name| suffixes.contains(name)) {
+        let is_denied = |name: &String| suffixes.iter().any(|suffix| name.ends_with(suffix));
+        if names.iter().any(is_denied) {
             return Err(CoreError::BatchKeyDenied);
         }
         let params = parameter(query, "params").unwrap_or_default();

@@ -340,7 +340,8 @@ class Config:
         "Largest number of bytes of documents and logs in the response to a batch.", 33_554_432
     )
     batch_key_deny_suffixes: tuple[str, ...] = option(
-        "Last segments of keys, and names of collections, that batches reject.", ("_keyring", "_members")
+        "Ends of the names of collections, and whole last segments of keys, that batches reject.",
+        ("_keyring", "_members"),
     )
     rate_limit: RateLimit | None = option(
         "The numbers for members that collections leave out of their `rateLimit`. By itself it meters "

@@ -229,7 +229,7 @@ async def test_names_of_collections_are_denied_by_their_end(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     served = ["org_members", "members", "_members2", "Org_Members"]
-    base = await start({"collections": [collection(name) for name in served]})
+    base = await start({"collections": [collection(name, f"{name}/{{id}}") for name in served]})
     for name in served:
         answer = await batch(Browser(base, session), name, params={name: [{"id": "a"}]})
         if name == "org_members":

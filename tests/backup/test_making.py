@@ -20,7 +20,7 @@ from pysync.backup.repository import Repository, time_of
 from pysync.backup.source import FolderSnapshotSource, SnapshotSource
 from pysync.errors import StoreUnavailable
 from pysync.migrate.reading import SCRUB_KEY
-from pysync.store import Store
+from pysync.store import DAMAGED_REASON, DamagedFile, FileStat, OpenFile, Store
 from pysync.store.local import capture
 from pysync.store.local.capture import FolderCapture
 from pysync.store.local.store import LocalStore
@@ -244,6 +244,31 @@ async def test_snapshots_are_in_the_order_in_which_they_were_made_though_the_clo
     names = await repository.snapshot_names()
     assert [await restored(target, await repository.read_snapshot(name)) for name in names] == held
     assert len({time_of(name) for name in names}) == 4
+
+
+class Rotten(MemoryStore):
+    """A store with one file that is known to be damaged."""
+
+    async def stat(self, key: str) -> FileStat | None:
+        if key == "files/a.parquet":
+            raise DamagedFile(DAMAGED_REASON, "e")
+        return await super().stat(key)
+
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
+        await self.stat(key)
+        return await super().open(key, start, end)
+
+
+async def test_a_file_that_the_store_calls_damaged_is_named_and_the_rest_is_stored() -> None:
+    store, told, target = Rotten(), list[tuple[str, str]](), MemoryTarget()
+    await fill(store, 100)
+    async with maker_of(source_of(store), target, told=told) as maker:
+        await maker.make()
+        assert maker.report.unreadable == 1
+    assert told == [("files/a.parquet", DAMAGED_REASON)]
+    found = await restored(target)
+    assert "files/a.parquet" not in found
+    assert "files/b/c" in found
 
 
 class TestFolders:

@@ -10,6 +10,7 @@ from dataclasses import replace as replace_members
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 from components import S3Server
@@ -17,6 +18,8 @@ from support import reference_append_log as twin
 from support.append_log_nodes import keys_below
 from support.bit_rot import damages, rot
 from support.cli_runner import Shell
+from support.clients import Browser, Start
+from support.collections import collection
 from support.s3_stores import another_program, new_prefix, opened
 from support.starfish_samples import LOG as STARFISH_LOG
 from support.starfish_samples import stored as starfish_document
@@ -222,6 +225,23 @@ class TestBuckets:
             await store.write("files/b/c", chunks_of(b"C"), "text/plain")
             assert (await read_file(store, "files/b/c"))[1] == b"C", "it is what was pushed now"
             assert {damage.key for damage in await damages(store)} == {"top"}
+
+    async def test_no_read_serves_a_file_of_a_bucket_that_is_known_to_be_damaged(
+        self, server: S3Server, start: Start, session: aiohttp.ClientSession
+    ) -> None:
+        prefix, key = new_prefix(), "photos/a"
+        members = {"collections": [collection("photos", allowedMimeTypes=["image/png"])]}
+        async with opened(server, prefix) as store, another_program(server) as client:
+            sha256 = await store.write(key, chunks_of(bytes(100_000)), "image/png")
+            at = {"Bucket": server.bucket, "Key": f"{prefix}/{key}"}
+            found = await client.head_object(**at)
+            kept = {name: found[name] for name in ("Metadata", "ContentType")}
+            await client.put_object(**at, Body=bytes(99_999), **kept)
+            assert len(await damages(store)) == 1
+            browser = Browser(await start(members, store), session)
+            for headers in ({}, {"Range": "bytes=3-5"}, {"If-None-Match": f'"{sha256}"'}):
+                assert (await browser.pull(key, headers)).error == (500, "document_corrupt")
+            assert (await browser.request("HEAD", f"/pull/{key}")).status == 500
 
     async def test_a_file_in_a_bucket_that_is_right_again_is_served_again(self, server: S3Server) -> None:
         prefix = new_prefix()

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from components import S3Server
 from support import duckdb_connection as duck
+from support.bit_rot import rot
 from support.cli_runner import Shell
 from support.clients import Browser, Start
 from support.event_batches import EVENTS, SECTION, listed, pushed
@@ -29,7 +30,7 @@ from pysync.parquet import event_files, event_merger
 from pysync.parquet.event_files import COLUMNS, encode
 from pysync.plugins.events.compaction import Compaction, CompactionResult, compact_periodically, current_keys
 from pysync.protocol import PARQUET_TYPE
-from pysync.store import Store
+from pysync.store import DamagedFile, Store
 from pysync.store.local import file_merge
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
@@ -242,6 +243,20 @@ async def test_a_lost_file_is_left_and_keeps_no_other_from_being_merged(
     await store.close()
 
 
+async def test_a_large_batch_with_a_flipped_bit_is_not_merged(tmp_path: Path, clock: FakeClock) -> None:
+    store = await LocalStore.open_folder(tmp_path)
+    keys = [await push(store, at, body=batch(at, padding=600_000)) for at in range(3)]
+    rotten = tmp_path / "files" / keys[1]
+    assert rotten.stat().st_size > 1_048_576, "no read checks it"
+    rot(rotten, 700_000)
+    (done,) = await compact(store, clock)
+    assert "its sha256 is" in done.left[rotten.name]
+    assert (done.before, done.after) == (3, 2)
+    with pytest.raises(DamagedFile):
+        await store.open(keys[1])
+    await store.close()
+
+
 async def test_a_batch_whose_id_has_none_below_it_is_counted_and_left(store: Store, clock: FakeClock) -> None:
     keys = [f"events/web/{FIRST_MS:013d}-{at:06d}-{0:012x}.parquet" for at in range(2)]
     for at, key in enumerate(keys):
@@ -448,6 +463,15 @@ def test_the_command_fails_where_something_is_left(tmp_path: Path, config: str, 
     assert json.loads(output)["after"] == 2
     status, _, errors = shell.run("events", "sql", "--config", config, "SELECT * FROM events")
     assert (status, "DuckDB cannot read the files" in errors) == (1, True)
+
+
+def test_damaged_files_are_not_queried(tmp_path: Path, config: str, shell: Shell) -> None:
+    asyncio.run(fill(tmp_path / "data", 3))
+    path = tmp_path / f"data/files/events/web/{batch_id(1)}.parquet"
+    rot(path, 100)
+    status, output, errors = shell.run("events", "sql", "--config", config, "SELECT event FROM events")
+    assert (status, output) == (1, "")
+    assert f"events/web/{path.name} is damaged: its sha256 is" in errors
 
 
 def test_the_queries_of_the_documentation_take_whatever_was_pushed(

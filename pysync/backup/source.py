@@ -21,7 +21,7 @@ from pysync.engine.append_log import object_key
 from pysync.errors import DocumentCorrupt
 from pysync.migrate.locations import check_exists
 from pysync.migrate.reading import SCRUB_KEY, Reader, Unreadable
-from pysync.store import RESTORE_KEY, Store, open_store, unfinished_restore
+from pysync.store import RESTORE_KEY, DamagedFile, Store, open_store, unfinished_restore
 from pysync.store.local.capture import CapturedRow, FolderCapture
 
 EXCLUDED: Final = ("_pysync/probe/", "_pysync/damaged", RESTORE_KEY, SCRUB_KEY)
@@ -255,7 +255,11 @@ class ListedSnapshotSource:
             return CapturedRow(
                 key, found.etag, found.content_type, found.modified_ms, None, found.size, found.body
             )
-        stat = await self._store.stat(key)
+        try:
+            stat = await self._store.stat(key)
+        except DamagedFile as error:
+            # No bytes have this hash and size, so it is opened, which says why it cannot be read.
+            return CapturedRow(key, error.etag, "", 0, "", -1, None)
         if stat is None:
             return None
         return CapturedRow(key, stat.etag, stat.content_type, stat.modified_ms, stat.sha256, stat.size, None)

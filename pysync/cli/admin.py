@@ -23,7 +23,7 @@ from pysync.backup.repairing import Repairer, RepairReport
 from pysync.changelog import Retention
 from pysync.cli.io import print_json, print_lines
 from pysync.clock import wall_clock_ms
-from pysync.concurrency import closing
+from pysync.concurrency import closing, gather_bounded
 from pysync.config import Config
 from pysync.config.collection import wire_name
 from pysync.coordinator import open_coordinator
@@ -52,7 +52,7 @@ from pysync.plugins.projection import projections_in, projections_of
 from pysync.plugins.projection.lists import ListWriter
 from pysync.plugins.projection.rebuild import catch_up, rebuild
 from pysync.sqlite.database_file import quick_check
-from pysync.store import open_store
+from pysync.store import MAX_CONCURRENT_READS, DamagedFile, open_store
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -292,8 +292,20 @@ def _load_plugins(options: argparse.Namespace) -> tuple[Config, list[Events]]:
 
 
 async def _keys(settings: Config, plugin: Events) -> list[str]:
+    """Return the keys of all files of events. Raises ValueError if one is known to be damaged."""
     async with closing(open_store(settings.store, shared=True)) as store:
-        return await current_keys(store, plugin.storage_path)
+        keys = await current_keys(store, plugin.storage_path)
+
+        async def check(key: str) -> None:
+            try:
+                file = await store.open(key, 0, 0)
+            except DamagedFile as error:
+                raise ValueError(f"{key} is damaged: {error.detail}") from None
+            if file is not None:
+                await file.chunks.aclose()
+
+        await gather_bounded(MAX_CONCURRENT_READS, keys, check)
+    return keys
 
 
 def _open_duckdb(settings: Config, keys: list[str]) -> "DuckDBPyConnection":

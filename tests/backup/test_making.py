@@ -20,7 +20,7 @@ from pysync.backup.repository import Repository, time_of
 from pysync.backup.source import FolderSnapshotSource, SnapshotSource
 from pysync.errors import StoreUnavailable
 from pysync.migrate.reading import SCRUB_KEY
-from pysync.store import DAMAGED_REASON, DamagedFile, FileStat, OpenFile, Store
+from pysync.store import DAMAGED_REASON, DamagedFile, OpenFile, Store
 from pysync.store.local import capture
 from pysync.store.local.capture import FolderCapture
 from pysync.store.local.store import LocalStore
@@ -249,13 +249,9 @@ async def test_snapshots_are_in_the_order_in_which_they_were_made_though_the_clo
 class Rotten(MemoryStore):
     """A store with one file that is known to be damaged."""
 
-    async def stat(self, key: str) -> FileStat | None:
+    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
         if key == "files/a.parquet":
             raise DamagedFile(DAMAGED_REASON, "e")
-        return await super().stat(key)
-
-    async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
-        await self.stat(key)
         return await super().open(key, start, end)
 
 

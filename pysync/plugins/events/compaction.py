@@ -7,6 +7,7 @@ everything after one of these receives the merged file.
 """
 
 import asyncio
+import hashlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -252,7 +253,13 @@ class _Folder:
     async def _read(self, name: str) -> tuple[str, bytes] | None:
         """Return the sha256 and the bytes of a file; None as in `_find`."""
         file = await self._find(self._store.open, name)
-        return None if file is None else (file.sha256, b"".join([chunk async for chunk in file.chunks]))
+        if file is None:
+            return None
+        body = b"".join([chunk async for chunk in file.chunks])
+        if (await self._in_thread(hashlib.sha256, body)).hexdigest() != file.sha256:
+            await self._find(self._store.verify, name)
+            return None
+        return file.sha256, body
 
     async def _chunks(self, merged: "ParquetMerger") -> AsyncIterator[bytes]:
         at = 0

@@ -249,7 +249,7 @@ async def test_a_large_batch_with_a_flipped_bit_is_not_merged(tmp_path: Path, cl
     rotten = tmp_path / "files" / keys[1]
     assert rotten.stat().st_size > 1_048_576, "no read checks it"
     rot(rotten, 700_000)
-    (done,) = await compact(store, clock)
+    (done,) = await compact(store, clock, to_bytes=100_000_000)
     assert "its sha256 is" in done.left[rotten.name]
     assert (done.before, done.after) == (3, 2)
     with pytest.raises(DamagedFile):

@@ -1,0 +1,156 @@
+"""The commands of the how-to pages that install, upgrade and roll back the service of systemd.
+
+They run word for word, with `/opt`, `/etc` and `/var` below a temporary folder. A `systemctl` of this test
+starts and stops what the installed unit names.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+from zipfile import ZipFile
+
+import pytest
+from support.deployment import DEPLOY, ROOT
+from support.page_runner import PageRunner, blocks_of
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+UPGRADE = ROOT / "docs/how-to/upgrade.md"
+INSTALL = ROOT / "docs/how-to/run-on-one-machine.md"
+
+# Starts the program of the unit as `Type=exec` does, which fails if there is no such program, and stops it.
+SYSTEMCTL = """#!{python}
+import os, re, select, shlex, signal, subprocess, sys
+from pathlib import Path
+
+root = Path("{root}")
+pid, unit = root / "pid", (root / "etc/systemd/system/pysync.service").read_text()
+state = root / "var/lib/pysync"
+if "stop" in sys.argv:
+    running = int(pid.read_text())
+    ended = os.pidfd_open(running)
+    os.kill(running, signal.SIGTERM)
+    select.select([ended], [], [])
+    pid.unlink()
+elif "start" in sys.argv or "--now" in sys.argv:
+    command = shlex.split(re.search("^ExecStart=(.*)", unit, re.M)[1].replace(" /", " {root}/"))
+    state.mkdir(parents=True, exist_ok=True)
+    with open(root / "journal", "a") as journal:
+        command[0] = "{root}" + command[0]
+        started = subprocess.Popen(command, cwd=state, stdout=journal, stderr=journal, start_new_session=True)
+    pid.write_text(str(started.pid))
+"""
+
+
+class Machine:
+    """A machine below `root`, with the wheel of a version in `dist/`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        programs = root / "programs"
+        programs.mkdir(parents=True)
+        self._program("systemctl", SYSTEMCTL.format(python=sys.executable, root=root))
+        self._program("journalctl", f"#!/bin/sh\ncat {root}/journal\n")
+        self._program("make", "#!/bin/sh\n")  # `make dist` takes longer than a test may
+        path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.runner = PageRunner(root / "checkout", PATH=path)
+        (self.runner.folder / "deploy").symlink_to(DEPLOY)
+        members: dict[str, Any] = {
+            "version": 1,
+            "store": "file:./data",
+            "server": {"admin": {"host": "127.0.0.1", "port": int(self.runner.port("8081"))}},
+            "collections": [
+                {
+                    "name": "n",
+                    "storagePath": "u/{identity}/{id}",
+                    "readRoles": ["self"],
+                    "writeRoles": ["self"],
+                }
+            ],
+        }
+        (self.runner.folder / "pysync.json").write_text(json.dumps(members))
+
+    def close(self) -> None:
+        if (self._root / "pid").exists():
+            subprocess.run([self._root / "programs/systemctl", "stop", "pysync"], check=True)
+        self.runner.__exit__()
+
+    def _program(self, name: str, text: str) -> None:
+        path = self._root / "programs" / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def build(self, version: str) -> None:
+        """Put a wheel of this checkout into `dist/` that calls itself `version`, and finds its dependencies
+        in the environment of the tests."""
+        shutil.rmtree(self.runner.folder / "dist", ignore_errors=True)
+        (self.runner.folder / "dist").mkdir()
+        about, package = f"pysync-{version}.dist-info", ROOT / "pysync"
+        own_version = re.compile(r"^__version__ = .*", re.M)
+        with ZipFile(self.runner.folder / f"dist/pysync-{version}-py3-none-any.whl", "w") as wheel:
+            for path in package.rglob("*"):
+                if path.is_file() and "__pycache__" not in path.parts and path.name != "__init__.py":
+                    wheel.write(path, path.relative_to(ROOT))
+            for path in package.rglob("__init__.py"):
+                text = own_version.sub(f'__version__ = "{version}"', path.read_text())
+                wheel.writestr(str(path.relative_to(ROOT)), text)
+            wheel.writestr("dependencies.pth", sysconfig.get_path("purelib"))
+            wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: pysync\nVersion: {version}\n")
+            wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            wheel.writestr(f"{about}/entry_points.txt", "[console_scripts]\npysync = pysync.cli.main:main\n")
+            wheel.writestr(f"{about}/RECORD", "")
+
+    def run(self, commands: str) -> None:
+        self.runner.run(re.sub(r"(?<![\w.])/(?=(opt|etc|var)/)", f"{self._root}/", commands))
+
+    @property
+    def version(self) -> str:
+        """The version that serves."""
+        with urlopen(self.runner.here("http://127.0.0.1:8081/version")) as answer:
+            return str(json.load(answer)["version"])
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    machine.close()
+
+
+def commands(page: Path, heading: str) -> list[str]:
+    """The blocks below `heading` of `page` that need root and systemd."""
+    section = re.split(r"^##+ ", page.read_text().partition(f"# {heading}\n")[2], flags=re.M)[0]
+    found = [block.text for block in blocks_of(section) if "systemd" in block.value("not run")]
+    assert found, heading
+    return found
+
+
+ME = """ME=$(pysync keys new --out me.json | grep -o '"userId": *"[^"]*"' | cut -d'"' -f4)"""
+READY = "curl -sf --retry 20 --retry-delay 1 --retry-connrefused http://127.0.0.1:8081/health/ready"
+
+
+def install(machine: Machine) -> None:
+    machine.build("0.2.0")
+    for block in commands(INSTALL, "Start it with the machine"):
+        machine.run(block)
+    machine.run(READY)
+    assert machine.version == "0.2.0"
+    machine.run(ME)
+    machine.run("""echo '{"text":"old"}' | pysync push u/$ME/a --key me.json""")
+
+
+def test_upgrade_recipe_ends_with_the_new_version_serving(machine: Machine) -> None:
+    install(machine)
+    machine.build("0.3.0")
+    upgrade, *_ = commands(UPGRADE, "One machine")
+    machine.run(upgrade)
+    assert machine.version == "0.3.0"
+    machine.run("pysync pull u/$ME/a --key me.json | grep old")

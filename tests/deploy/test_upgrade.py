@@ -21,7 +21,7 @@ import pytest
 from support.deployment import DEPLOY, ROOT
 from support.page_runner import PageRunner, blocks_of
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 
 UPGRADE = ROOT / "docs/how-to/upgrade.md"
 INSTALL = ROOT / "docs/how-to/run-on-one-machine.md"
@@ -147,10 +147,35 @@ def install(machine: Machine) -> None:
     machine.run("""echo '{"text":"old"}' | pysync push u/$ME/a --key me.json""")
 
 
-def test_upgrade_recipe_ends_with_the_new_version_serving(machine: Machine) -> None:
+def test_upgrade_serves_the_new_version_and_going_back_the_old_one(machine: Machine) -> None:
     install(machine)
     machine.build("0.3.0")
-    upgrade, *_ = commands(UPGRADE, "One machine")
+    upgrade, go_back, _ = commands(UPGRADE, "One machine")
     machine.run(upgrade)
     assert machine.version == "0.3.0"
     machine.run("pysync pull u/$ME/a --key me.json | grep old")
+    machine.run("""echo '{"text":"new"}' | pysync push u/$ME/b --key me.json""")
+
+    machine.run(go_back)
+    machine.run(READY)
+    assert machine.version == "0.2.0"
+    machine.run("pysync pull u/$ME/a --key me.json | grep old")
+    machine.run("! pysync pull u/$ME/b --key me.json | grep new")
+
+
+def test_upgrade_of_an_installation_in_a_folder(machine: Machine) -> None:
+    install(machine)
+    machine.run("""
+systemctl stop pysync
+rm -r /opt/pysync /opt/pysync-0.2.0
+python3 -m venv /opt/pysync && /opt/pysync/bin/pip install dist/pysync-*.whl
+systemctl start pysync
+""")
+    machine.run(READY)
+    upgrade, _, make_a_link = commands(UPGRADE, "One machine")
+    machine.run(make_a_link)
+    machine.run(READY)
+    assert machine.version == "0.2.0"
+    machine.build("0.3.0")
+    machine.run(upgrade)
+    assert machine.version == "0.3.0"

@@ -1,6 +1,7 @@
 """A store is backed up again and again, by a process of its own."""
 
 import asyncio
+import json
 import os
 import sys
 from asyncio.subprocess import PIPE
@@ -14,6 +15,7 @@ import pytest
 from support.backup_follower import Follower, eventually, gauges
 from support.backups import restored
 from support.clients import Browser, Start
+from support.server_process import serving
 from support.store_samples import contents, document, fill
 
 from pysync.backup import following
@@ -252,3 +254,18 @@ async def test_readiness_does_not_depend_on_the_backup(
         return (await gauges(session, base))["pysync_backup_last_success_timestamp_seconds"] > 0
 
     await eventually(has_succeeded)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+async def test_failures_of_a_services_backup_are_lines_of_its_log(tmp_path: Path) -> None:
+    (tmp_path / "backup").write_text("a file is in the place of the folder")
+    async with serving(tmp_path, backup={"to": f"file:{tmp_path}/backup", "everyMs": 50}) as server:
+
+        async def has_failed() -> bool:
+            return "the backup failed; will retry" in server.log.read_text()
+
+        await eventually(has_failed)
+        lines = [json.loads(line) for line in server.log.read_text().splitlines()]
+    failures = [line for line in lines if line["message"].startswith("the backup failed; will retry: ")]
+    assert {(line["level"], line["logger"]) for line in failures} == {("warning", "pysync.backup")}

@@ -175,19 +175,28 @@ def _log_problem(key: str, why: str) -> None:
     log.error("cannot back up %r: %s", key, why, extra={"repeats": ("backup", key)})
 
 
+def _print(value: object) -> None:
+    with suppress(BrokenPipeError):
+        sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+class _PrintRecords(logging.Handler):
+    """Prints what is logged, so that the service logs it in its own format."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the record."""
+        _print({"logger": record.name, "level": record.levelno, "message": self.format(record)})
+
+
 async def _serve() -> None:
     """Read settings from the first line of standard input, and follow the store until the input ends. Print
-    the status of each round."""
+    the status of each round, and what is logged, as lines of JSON: an array and an object."""
     loop = asyncio.get_running_loop()
     adjust_process()
     settings = FollowerSettings.decode(await asyncio.to_thread(sys.stdin.buffer.readline))
 
-    def report(status: FollowStatus) -> None:
-        with suppress(BrokenPipeError):
-            sys.stdout.buffer.write(orjson.dumps([*status]) + b"\n")
-            sys.stdout.buffer.flush()
-
-    following = asyncio.ensure_future(BackupFollower(settings, report).run())
+    following = asyncio.ensure_future(BackupFollower(settings, lambda status: _print([*status])).run())
     ended = loop.run_in_executor(None, sys.stdin.buffer.read)
     await asyncio.wait({following, ended}, return_when=asyncio.FIRST_COMPLETED)
     if following.done():
@@ -198,5 +207,5 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(format="pysync: %(message)s", level=logging.WARNING)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING, handlers=[_PrintRecords()])
     asyncio.run(_serve())

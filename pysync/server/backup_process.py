@@ -144,10 +144,16 @@ class BackupProcess:
             reading.cancel()
 
     async def _read(self, process: Process) -> None:
-        """Read the status of each round."""
+        """Read the status of each round, and log what the process logs."""
         assert process.stdout is not None
         async for line in process.stdout:
-            status = FollowStatus(*orjson.loads(line))
+            read = orjson.loads(line)
+            if isinstance(read, dict):
+                message = read["message"]
+                extra = {"repeats": message}
+                logging.getLogger(read["logger"]).log(read["level"], "%s", message, extra=extra)
+                continue
+            status = FollowStatus(*read)
             self._count(BACKUP_BYTES, by=status.bytes_written)
             if status.error:
                 self._count(BACKUP_FAILURES)

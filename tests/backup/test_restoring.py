@@ -22,7 +22,7 @@ from pysync.backup.encryption import BackupKey, WrongKey
 from pysync.backup.making import BackupMaker
 from pysync.backup.notes import GRACE_MS
 from pysync.backup.pruning import KeepRules, prune
-from pysync.backup.repository import PAGES, SNAPSHOTS, BackupDamaged, Repository, path_of
+from pysync.backup.repository import PAGES, SNAPSHOTS, BackupDamaged, Repository, Snapshot, path_of
 from pysync.backup.restoring import RestoreClock, Restorer, find_snapshot_at, parse_time
 from pysync.backup.source import ListedSnapshotSource
 from pysync.backup.target import BackupTarget, BucketTarget, FolderTarget
@@ -676,3 +676,25 @@ class TestCommands:
             assert (got, output) == (status, ""), arguments
             assert error in errors
             assert sorted(tmp_path.rglob("*")) == kept
+
+    async def test_a_restore_says_which_snapshots_there_are_instead(
+        self, shell: Shell, tmp_path: Path
+    ) -> None:
+        restore = ("backup", "restore", "--from", "file:b", "--to", "file:new")
+        repository = await Repository.open(FolderTarget(tmp_path / "b"), create=True)
+        none = "the backup has no snapshot yet: make one with `pysync backup`"
+        assert await shell.ask(*restore) == (1, "", f"pysync: {none}\n")
+        unfinished = Snapshot(1_700_000_000_000, [], is_complete=False)
+        await repository.put_snapshot(unfinished)
+        said = (
+            "the backup has no finished snapshot yet: one was begun on 2023-11-14T22:13:20.000Z; run "
+            "`pysync backup` again, which continues it"
+        )
+        assert await shell.ask(*restore) == (1, "", f"pysync: {said}\n")
+        await repository.put_snapshot(Snapshot(1_700_000_001_000, []))
+        await repository.put_snapshot(Snapshot(1_700_000_002_000, []))
+        said = (
+            "the backup has no snapshot of that time or before it: the first is of 2023-11-14T22:13:21.000Z; "
+            "see `pysync backup list`"
+        )
+        assert await shell.ask(*restore, "--at", "2020-01-01") == (1, "", f"pysync: {said}\n")

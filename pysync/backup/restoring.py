@@ -217,6 +217,7 @@ async def find_snapshot_at(
     Raises BackupDamaged if one of these is the newest, ValueError if there is none, and StoreUnavailable."""
     limit = time_text(min(max(at_ms, 0), MAX_TIME_MS - 1))
     newest: Snapshot | BackupDamaged | None = None
+    begun = first = ""
     is_gone = False
     for name in await repository.snapshot_names():
         try:
@@ -224,6 +225,10 @@ async def find_snapshot_at(
         except BackupDamaged as error:
             on_problem("", str(error))
             found = error
+        if isinstance(found, Snapshot) and not found.is_complete:
+            begun = begun or iso_time(time_of(name))
+        elif found is not None:
+            first = first or iso_time(time_of(name))
         if time_in(name) > limit:
             continue
         if found is None:
@@ -233,10 +238,20 @@ async def find_snapshot_at(
     if is_gone:
         return await find_snapshot_at(repository, at_ms, on_problem)  # a `prune` may have replaced it
     if newest is None:
-        raise ValueError("the backup has no snapshot of that time or before it")
+        raise ValueError(f"the backup has no {_missing_snapshot(begun, first)}")
     if isinstance(newest, BackupDamaged):
         raise BackupDamaged(f"{newest}: choose an earlier snapshot with --at, see `pysync backup list`")
     return newest
+
+
+def _missing_snapshot(begun: str, first: str) -> str:
+    """Return what a backup lacks whose first unfinished snapshot is of the time `begun`, and whose first
+    other one is of the time `first`, each empty if there is none."""
+    if first:
+        return f"snapshot of that time or before it: the first is of {first}; see `pysync backup list`"
+    if begun:
+        return f"finished snapshot yet, only an unfinished one of {begun}: `pysync backup` continues it"
+    return "snapshot yet: make one with `pysync backup`"
 
 
 def check_restore_target(url: str) -> None:

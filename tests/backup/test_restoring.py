@@ -687,8 +687,8 @@ class TestCommands:
         unfinished = Snapshot(1_700_000_000_000, [], is_complete=False)
         await repository.put_snapshot(unfinished)
         said = (
-            "the backup has no finished snapshot yet: one was begun on 2023-11-14T22:13:20.000Z; run "
-            "`pysync backup` again, which continues it"
+            "the backup has no finished snapshot yet, only an unfinished one of 2023-11-14T22:13:20.000Z: "
+            "`pysync backup` continues it"
         )
         assert await shell.ask(*restore) == (1, "", f"pysync: {said}\n")
         await repository.put_snapshot(Snapshot(1_700_000_001_000, []))

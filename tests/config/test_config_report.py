@@ -381,6 +381,29 @@ def test_a_problem_of_a_collection_names_it() -> None:
     ]
 
 
+def test_history_of_spaces_says_who_reads_what_was_there_before_they_came() -> None:
+    members = {"readRoles": ["space:member"], "writeRoles": ["space:owner"], "history": {}}
+    docs = collection(name="docs", storagePath="spaces/{spaceId}/docs/{id}", **members)
+    access = collection(name="access", storagePath="spaces/{spaceId}/_access", **members)
+
+    def found(*collections: dict[str, Any]) -> list[tuple[str, str]]:
+        value = {"version": 1, "collections": list(collections), "auth": {"spaces": {}}}
+        return [(each.path, each.message) for each in lint(parse(value))]
+
+    message = (
+        "absent: everybody who may read also reads what was replaced or deleted before they came; "
+        'name who may, for example ["space:owner"]'
+    )
+    assert found(access, docs) == [("collections[1].historyRoles", message)]
+    assert found(access, {**docs, "historyRoles": ["space:member"]}) == []
+    rows = {
+        row.path: row.roles
+        for row in routes_table(parse({"version": 1, "collections": [access, docs], "auth": {"spaces": {}}}))
+    }
+    assert rows["/history/spaces/{spaceId}/_access"] == ("space:owner",)
+    assert rows["/history/spaces/{spaceId}/docs/{id}"] == ("space:member",)
+
+
 @pytest.mark.parametrize(
     ("members", "said"),
     [

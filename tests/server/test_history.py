@@ -242,6 +242,55 @@ async def test_who_may_read_history(
     assert (await other.pull("guarded/a")).json["hash"] == second
 
 
+SPACES = {"auth": {"spaces": {"accessPath": "spaces/{spaceId}/_access"}}}
+ACCESS = {"readRoles": ["space:member"], "writeRoles": ["space:owner"], "history": {}}
+
+
+@pytest.mark.parametrize(
+    ("collections", "may_member", "may_member_with"),
+    [
+        ([collection("access", "spaces/{spaceId}/_access", **ACCESS)], False, None),
+        ([collection("docs", "spaces/{spaceId}/{doc}", **ACCESS)], False, None),
+        (
+            [collection("access", "spaces/{spaceId}/_access", **ACCESS, historyRoles=["space:member"])],
+            True,
+            None,
+        ),
+        (
+            [
+                collection("access", "spaces/{spaceId}/_access", **ACCESS),
+                collection("docs", "spaces/{spaceId}/{doc}", **ACCESS),
+            ],
+            False,
+            True,
+        ),
+    ],
+    ids=["at the path", "a wider template", "named roles", "beside other documents"],
+)
+async def test_earlier_lists_of_members_are_for_the_owner_of_a_space(
+    start: Start,
+    session: aiohttp.ClientSession,
+    kept: Store,
+    collections: list[dict[str, Any]],
+    may_member: bool,
+    may_member_with: bool | None,
+) -> None:
+    base = await start({"collections": collections, **SPACES}, kept)
+    owner, member = signed(base, session, ISSUER), signed(base, session, SUBJECT)
+    data = {"owner": ISSUER.user_id, "members": ["former"]}
+    for key, allowed in (("spaces/s/_access", may_member), ("spaces/s/plan", may_member_with)):
+        if allowed is not None:
+            first = (await owner.push(key, data)).json["hash"]
+            second = await owner.push(key, {**data, "members": [SUBJECT.user_id]}, first)
+            assert second.status == 200
+    for key, allowed in (("spaces/s/_access", may_member), ("spaces/s/plan", may_member_with)):
+        if allowed is not None:
+            assert (await member.pull(key)).status == 200
+            for browser, status in ((owner, 200), (member, 200 if allowed else 403)):
+                assert (await browser.request("GET", f"/history/{key}")).status == status
+                assert (await browser.pull(f"{key}?version={first}")).status == status
+
+
 async def test_a_response_that_depends_on_the_caller_is_not_public(
     start: Start, session: aiohttp.ClientSession, kept: Store
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from pysync.config import Action, Collection, Config, Limit, RateRule, Restriction, Trust
 from pysync.config.key_templates import KeyTemplate
+from pysync.config.routes import history_roles
 from pysync.model import ANONYMOUS, Caller
 
 _OPS: dict[Action, frozenset[str]] = {
@@ -78,8 +79,8 @@ class AccessPolicy:
         roles = frozenset(collection.write_roles if action == "push" else collection.read_roles)
         if use == "delete" and collection.delete_roles is not None:
             roles = frozenset(collection.delete_roles)
-        if use == "history" and collection.history_roles is not None:
-            roles = frozenset(collection.history_roles)
+        if use == "history":
+            roles = frozenset(history_roles(config, namespace, collection))
         levels = [config.restrictions, collection.restrictions]
         if namespace is not None:
             levels.insert(1, config.namespaces[namespace].restrictions)

@@ -16,7 +16,7 @@ from pysync.config.key_templates import KeyTemplate
 from pysync.config.loader import EMPTY, env_overrides, parse, read_file, with_collections
 from pysync.config.plugin_validation import has_unowned_target, overlapping_collections, repeated
 from pysync.config.problem import ConfigError, FieldError, Problem
-from pysync.config.routes import Method, RouteSpec, routes_of
+from pysync.config.routes import Method, RouteSpec, history_roles, routes_of
 from pysync.config.schema import Config, Trust
 
 _CAP_ROLE = re.compile(r"cap:(?:read|write|list):(.+)", re.DOTALL)
@@ -130,8 +130,8 @@ def _row(spec: RouteSpec, config: Config) -> Row:
         )
         if spec.action == "delete" and collection.delete_roles is not None:
             roles = collection.delete_roles
-        if spec.action == "history" and collection.history_roles is not None:
-            roles = collection.history_roles
+        if spec.action == "history":
+            roles = history_roles(config, spec.namespace, collection)
         if collection.require_auth is True:
             roles = tuple("public (signed)" if role == "public" else role for role in roles)
         if collection.root_only:
@@ -173,6 +173,7 @@ def _warnings(config: Config) -> Iterator[Problem]:
     for namespace, path, collection in found:
         known = _Roles(config, collection, config.trust_of(namespace, collection))
         yield from _collection(collection, path, known, is_trial=is_trial)
+        yield from _history(config, namespace, path, collection)
     yield from _limits(config)
     yield from _full_quotas(config)
     yield from _shared_keys(config)
@@ -220,6 +221,16 @@ def _collection(collection: Collection, path: str, known: "_Roles", *, is_trial:
                 yield Problem(f"{path}.{member}[{at}]", message)
     for member, message in (*_log(collection), *_files(collection)):
         yield Problem(f"{path}.{member}", message)
+
+
+def _history(config: Config, namespace: str, path: str, collection: Collection) -> Iterator[Problem]:
+    """Warn about members of spaces who read what was there before they came."""
+    if collection.history is None or collection.history_roles is not None:
+        return
+    roles = history_roles(config, namespace, collection)
+    if roles == collection.read_roles and "space:member" in roles:
+        message = "absent: everybody who may read also reads what was replaced or deleted before they came"
+        yield Problem(f"{path}.historyRoles", f'{message}; name who may, for example ["space:owner"]')
 
 
 def _open(collection: Collection, path: str) -> Iterator[Problem]:

@@ -213,7 +213,9 @@ class Collection:
         "Keeps earlier versions of documents, and serves the history route.", None
     )
     history_roles: tuple[str, ...] | None = option(
-        "With `history`: roles that may read earlier versions; absent: `readRoles`.", None
+        "With `history`: roles that may read earlier versions; absent: `readRoles`, and `space:owner` where "
+        "access documents of spaces (`auth.spaces.accessPath`) are pulled.",
+        None,
     )
     require_auth: bool | None = option(
         "`true`: anonymous callers get 401; `false`: they reach the role check as `public`; absent: open to "

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from pysync.config.collection import Collection
+from pysync.config.collection import Collection, collection_for_key
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.schema import Config
 
@@ -93,3 +93,24 @@ def _namespace_routes(
         yield route("GET", "usage", "usage", *collections)
     if config.config_endpoint is not None:
         yield route("GET", "config", "config")
+
+
+def history_roles(config: Config, namespace: str | None, collection: Collection) -> tuple[str, ...]:
+    """Return the roles that may read earlier versions of the collection's documents. Those of access
+    documents name former members, and are for the owner of the space by default."""
+    if collection.history_roles is not None:
+        return collection.history_roles
+    if _has_access_documents(config, namespace, collection):
+        return ("space:owner",)
+    return collection.read_roles
+
+
+def _has_access_documents(config: Config, namespace: str | None, collection: Collection) -> bool:
+    """Return True if access documents of spaces can be pulled from the collection."""
+    if config.auth.spaces is None:
+        return False
+    keys, own = KeyTemplate.of(config.auth.spaces.access_path), collection.key_template
+    collections = config.namespaces[namespace].collections if namespace else config.collections
+    owner = collection_for_key([one for one in collections if not one.push_only], keys.text)
+    is_reached = owner is None or own.open_segments <= owner.key_template.open_segments
+    return is_reached and own.overlaps(keys)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from components import free_port
+from support.cli_service import ADMIN_TOKEN
 from support.clients import Browser
 from support.collections import NOTES
 from support.worker_processes import workers
@@ -36,11 +37,11 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def ask(port: int, path: str, method: str = "GET") -> Answer:
+def ask(port: int, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> Answer:
     """Send a request and wait for the response, without an event loop."""
     connection = HTTPConnection("127.0.0.1", port, timeout=30)
     try:
-        connection.request(method, path)
+        connection.request(method, path, headers=headers or {})
         response = connection.getresponse()
         return Answer(response.status, response.headers, response.read())
     finally:
@@ -54,8 +55,8 @@ class Service(NamedTuple):
     base: str
     port: int
 
-    async def ask(self, path: str, method: str = "GET") -> Answer:
-        return await asyncio.to_thread(ask, self.port, path, method)
+    async def ask(self, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> Answer:
+        return await asyncio.to_thread(ask, self.port, path, method, headers)
 
     def ask_while_blocked(self, *paths: str) -> list[Answer]:
         """Send requests from a thread, and block the event loop until all are answered."""
@@ -73,8 +74,9 @@ StartAdmin = Callable[..., Awaitable[Service]]
 async def start_admin() -> AsyncIterator[StartAdmin]:
     async with AsyncExitStack() as stack:
 
-        async def start(store: MemoryStore | None = None) -> Service:
-            members = {"server": {"admin": {"port": 0}}, "store": "memory:", "collections": [NOTES]}
+        async def start(store: MemoryStore | None = None, hosts: Sequence[str] = (), **more: Any) -> Service:
+            server = {"admin": {"port": 0, "hosts": list(hosts)} if hosts else {"port": 0}}
+            members = {"server": server, "store": "memory:", "collections": [NOTES], **more}
             app = await stack.enter_async_context(await create_app(config.parse(members), store))
             listener = AdminListener(app.admin_pages, "127.0.0.1", 0)
             stack.push_async_callback(listener.close)
@@ -180,6 +182,71 @@ async def test_requests_that_are_no_reads_of_a_page_are_refused(start_admin: Sta
     assert (head.status, head.body) == (200, b"")
     assert head.headers["Content-Length"] == str(len(whole.body))
     assert head.headers["X-Request-Id"] != whole.headers["X-Request-Id"]
+
+
+@pytest.mark.parametrize(
+    ("host", "is_served"),
+    [
+        ("127.0.0.1", True),
+        ("10.1.2.3:8081", True),
+        ("[::1]:8081", True),
+        ("localhost:8081", True),
+        ("LOCALHOST", True),
+        ("ops.internal:8081", True),
+        ("Ops.Internal", True),
+        ("rebound.example", False),
+        ("rebound.example:8081", False),
+        ("127.0.0.1.rebound.example", False),
+        ("127.0.0.1@rebound.example", False),
+        ("[::1].rebound.example", False),
+        ("", False),
+    ],
+)
+async def test_pages_below_admin_are_served_only_under_hosts_of_operators(
+    start_admin: StartAdmin, host: str, is_served: bool
+) -> None:
+    token = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    auth = {"adminToken": ADMIN_TOKEN}
+    service = await start_admin(hosts=["ops.internal"], auth=auth, quotas={})
+    for page in ("/admin", "/admin/usage", "/admin/unknown"):
+        answer = await service.ask(page, headers={"Host": host} | token)
+        served = 404 if page == "/admin/unknown" else 200
+        assert answer.status == (served if is_served else 421)
+        assert is_served or json.loads(answer.body)["code"] == "misdirected_request"
+    for page in ("/metrics", "/health", "/health/ready"):
+        assert (await service.ask(page, headers={"Host": host})).status == 200
+
+
+@pytest.mark.parametrize("page", ["/admin/usage", "/admin/erase"])
+async def test_pages_that_name_or_erase_something_need_the_admin_token(
+    start_admin: StartAdmin, page: str
+) -> None:
+    service = await start_admin(auth={"adminToken": ADMIN_TOKEN}, quotas={})
+    method = "POST" if page == "/admin/erase" else "GET"
+    for authorization in ("", "Bearer wrong", ADMIN_TOKEN):
+        answer = await service.ask(page, method, {"Authorization": authorization})
+        assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+    answer = await service.ask(page, method, {"Authorization": f"Bearer {ADMIN_TOKEN}"})
+    assert answer.status == (200 if method == "GET" else 415)
+    assert (await service.ask("/admin")).status == 200
+
+
+@pytest.mark.parametrize("page", ["/admin/usage", "/admin/erase"])
+async def test_pages_that_need_the_admin_token_say_so_if_none_is_configured(
+    start_admin: StartAdmin, page: str
+) -> None:
+    service = await start_admin(quotas={})
+    for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {ADMIN_TOKEN}"}):
+        answer = await service.ask(page, "POST" if page == "/admin/erase" else "GET", headers)
+        assert (answer.status, json.loads(answer.body)["code"]) == (403, "forbidden")
+        assert b"set auth.adminToken" in answer.body
+
+
+async def test_readiness_is_unknown_before_the_first_probe(start_admin: StartAdmin) -> None:
+    service = await start_admin()
+    assert json.loads((await service.ask("/admin")).body)["ready"] is None
+    assert (await service.ask("/health/ready")).status == 200
+    assert json.loads((await service.ask("/admin")).body)["ready"] is True
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"\r\n\r\n", b"\xff\xfe\r\n\r\n", b"A" * 20_000])
@@ -303,14 +370,18 @@ async def test_each_worker_answers_operators_for_all(tmp_path: Path) -> None:
 async def test_usage_is_shown_by_collection_if_there_are_quotas(
     session: aiohttp.ClientSession, folder: Path
 ) -> None:
-    members = {"server": {"admin": {"port": 0}}, "store": f"file:{folder}", "collections": [NOTES]}
+    members = {
+        "server": {"admin": {"port": 0}}, "store": f"file:{folder}", "collections": [NOTES],
+        "auth": {"adminToken": ADMIN_TOKEN},
+    }  # fmt: skip
     choices: list[dict[str, Any]] = [{"quotas": {}}, {}]
     for quotas in choices:
         async with await create_app(config.parse({**members, **quotas})) as app, serve_on(app) as port:
             listener = AdminListener(app.admin_pages, "127.0.0.1", 0)
             key = "n2" if quotas else "n3"
             await Browser(f"http://127.0.0.1:{port}", session).push(f"notes/{key}", {})
-            answer = await asyncio.to_thread(ask, listener.port, "/admin/usage")
+            token = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+            answer = await asyncio.to_thread(ask, listener.port, "/admin/usage", "GET", token)
             await listener.close()
         assert answer.status == (200 if quotas else 404)
         if quotas:

@@ -286,7 +286,8 @@ class RangeNotSatisfiable(
 
 
 class MisdirectedRequest(PysyncError, status=421, code="misdirected_request", message="Misdirected request"):
-    """The request names a host that is not in `server.publicHosts`."""
+    """The request names a host that is not in `server.publicHosts`; at the operators' address, one that is
+    not in `server.admin.hosts`."""
 
 
 class IdempotencyKeyReused(

@@ -52,6 +52,11 @@ class AdminAddress:
 
     host: str = option("Address to listen on; only operators and their tools should reach it.", "127.0.0.1")
     port: int = option("Port to listen on; 0 takes a free one.", 8081, at_least=0, at_most=65535)
+    hosts: tuple[str, ...] = option(
+        "Host names, without a port, under which `/admin` and the pages below it are served; addresses and "
+        "`localhost` always are.",
+        (),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ _ISSUER = re.compile(r"[0-9a-f]{64}")
 _ADMIN_TOKEN = re.compile(r"[!-~]{16,}")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s?#]+")
 _HOST = re.compile(r"[^/\s?#@]+")
+_HOST_NAME = re.compile(r"[^/\s?#@:]+")
 _MOUNT = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._:@-]+)*")
 _PLUGIN = re.compile(rf"{OBJECT_REFERENCE.pattern}|\w[\w.-]*")
 _COORDINATOR = re.compile(r"memory:|file:[^\0]*|rediss?://[^\s/]+(/[^\s]*)?")
@@ -280,6 +281,8 @@ def _server(server: Server) -> Iterator[FieldError]:
         yield "mountPath", "must be empty or of the form /v1, without a slash at its end"
     message = "must be a host, with :port where it is not the default one"
     yield from _each("publicHosts", server.public_hosts, _HOST, message)
+    if server.admin is not None:
+        yield from _each("admin.hosts", server.admin.hosts, _HOST_NAME, "must be a host name without a port")
     message = 'must be "*" or scheme://host, without a path'
     yield from _each("cors.origins", server.cors.origins, _ORIGIN, message)
 

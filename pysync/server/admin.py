@@ -8,23 +8,36 @@ needs few such calls: the threads use blocking sockets, and the system enforces 
 
 import asyncio
 import errno
+import hmac
 import logging
 import os
+import re
 import resource
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
+from ipaddress import IPv4Address, IPv6Address
 from itertools import count
 from typing import Any, Final
 
 import orjson
 
 from pysync import __version__, protocol
-from pysync.errors import InternalError, MethodNotAllowed, NotFound, PysyncError, Unavailable
+from pysync.auth.authentication import BEARER
+from pysync.errors import (
+    Forbidden,
+    InternalError,
+    MethodNotAllowed,
+    MisdirectedRequest,
+    NotFound,
+    PysyncError,
+    Unauthorized,
+    Unavailable,
+)
 from pysync.server.erasure import ERASE_PATH, AdminRequest, ErasureEndpoint
 from pysync.server.handlers.service import VERSION
 from pysync.server.listener import bound_sockets
@@ -42,6 +55,9 @@ MAX_HEAD_BYTES: Final = 16 * 1024
 TIMEOUT_S: Final = 2.0
 """Seconds that a client has to send its request, and then to read the response."""
 _BACKLOG: Final = 64
+_ADMIN_PATH: Final = "/admin"
+_USAGE_PATH: Final = "/admin/usage"
+_PORT: Final = re.compile(r":[0-9]+\Z")
 
 log = logging.getLogger("pysync.server")
 
@@ -84,9 +100,14 @@ class AdminPages:
         worker: int | None = None,
         usage: Callable[[], Coroutine[None, None, dict[str, Any]]] | None = None,
         erasure: ErasureEndpoint | None = None,
+        admin_token: str | None = None,
+        hosts: Collection[str] = (),
     ) -> None:
-        """`usage` returns what `/admin/usage` shows, on the event loop; None: there is no such page."""
+        """`usage` returns what `/admin/usage` shows, on the event loop; None: there is no such page. `hosts`
+        are names under which `/admin` is served, besides `localhost` and addresses."""
         self.erasure = erasure
+        self._authorization = None if admin_token is None else (BEARER + admin_token).encode()
+        self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._readiness = readiness
         self._snapshot = snapshot
         self._now_ms = now_ms
@@ -98,28 +119,53 @@ class AdminPages:
             "/metrics": lambda monitor: Response(200, render_metrics(), NO_STORE, content_type=METRICS_TYPE),
             "/openapi.json": lambda monitor: Response(200, describe(), NO_STORE),
             "/version": lambda monitor: _json(200, VERSION),
-            "/admin": self._admin,
+            _ADMIN_PATH: self._admin,
         }
         if usage is not None:
-            self._pages = {**self._pages, "/admin/usage": partial(_on_event_loop, usage)}
+            self._pages = {**self._pages, _USAGE_PATH: partial(_on_event_loop, usage)}
 
     def respond(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
         """Return the response to a request, without an error."""
         method, path = request.method, request.path
         page = self._pages.get(path)
         try:
+            if path == _ADMIN_PATH or path.startswith(f"{_ADMIN_PATH}/"):
+                self._check_host(request)
             if path == ERASE_PATH and self.erasure is not None:
+                self._check_token(request)
                 return self.erasure.respond(request, monitor.loop)
             if page is None:
                 raise NotFound
             if method not in ("GET", "HEAD"):
                 raise MethodNotAllowed(headers={"Allow": "GET, HEAD"})
+            if path == _USAGE_PATH:
+                self._check_token(request)
             return page(monitor)
         except PysyncError as error:
             return error_response(error, close=True)
         except Exception:
             log.exception("unhandled error: %s", path)
             return error_response(InternalError(), close=True)
+
+    def _check_host(self, request: AdminRequest) -> None:
+        """Raise MisdirectedRequest for a host that may be of another site: a page that a browser loaded from
+        there reaches this address once the site names it as its own (DNS rebinding)."""
+        host = request.headers.get("host", "").lower()
+        name = _PORT.sub("", host)
+        if name not in self._hosts and not _is_address(name):
+            raise MisdirectedRequest(f"Add the host {host[:255]!a} to server.admin.hosts, or use an address")
+
+    def _check_token(self, request: AdminRequest) -> None:
+        """Raise Unauthorized without the admin token, Forbidden if none is configured."""
+        if self._authorization is None:
+            raise Forbidden(
+                "This needs the admin token: set auth.adminToken (PYSYNC_ADMIN_TOKEN) and send it"
+            )
+        sent = request.headers.get("authorization", "").encode(errors="surrogateescape")
+        if not hmac.compare_digest(sent, self._authorization):
+            error = Unauthorized("admin token")
+            error.headers = {"WWW-Authenticate": BEARER.strip()}
+            raise error
 
     def _health(self, monitor: LoopMonitor) -> Response:
         blocked_s = monitor.blocked_s
@@ -140,7 +186,7 @@ class AdminPages:
             "worker": self._worker,
             "uptimeMs": round((time.monotonic() - self._started_at) * 1000),
             "loopBlockedMs": round(monitor.blocked_s * 1000),
-            "ready": error is None,
+            "ready": error is None if self._readiness.is_known else None,
             "reason": None if error is None else error.detail,
             "requests": counters.statuses.total(),
             "gauges": {metric: counters.gauge(metric) for metric in GAUGES},
@@ -148,7 +194,9 @@ class AdminPages:
             "descriptors": len(os.listdir("/proc/self/fd")),
             "maxDescriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         }
-        return _json(200, {name: value for name, value in page.items() if value is not None})
+        return _json(
+            200, {name: value for name, value in page.items() if name == "ready" or value is not None}
+        )
 
 
 def _on_event_loop(
@@ -265,8 +313,16 @@ def _receive(connection: socket.socket) -> AdminRequest | None:
     end = begin + int(length)
     if method == "POST" and not read_until(lambda: len(data) >= end):
         return None
-    path, peer = protocol.path_of(rest.partition(" ")[0]), connection.getpeername()[0]
-    return AdminRequest(method, path, headers, data[begin:end], peer)
+    return AdminRequest(method, protocol.path_of(rest.partition(" ")[0]), headers, data[begin:end])
+
+
+def _is_address(host: str) -> bool:
+    """Return True for an IPv4 address, and for an IPv6 address in brackets."""
+    try:
+        IPv6Address(host[1:-1]) if host[:1] + host[-1:] == "[]" else IPv4Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _json(status: int, value: Any) -> Response:

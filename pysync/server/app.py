@@ -218,7 +218,9 @@ class App(AbstractAsyncContextManager["App"]):
             clock.wall_ms,
             None if worker is None else worker.number,
             None if ledger is None else partial(usage_of_all, ledger),
-            ErasureEndpoint(self._erase, config.auth.admin_token),
+            ErasureEndpoint(self._erase),
+            config.auth.admin_token,
+            () if server.admin is None else server.admin.hosts,
         )
         hops = server.trusted_proxy_hops
         self._middleware = Middleware(

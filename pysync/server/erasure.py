@@ -4,7 +4,6 @@ See docs/reference/protocol.md#erase.
 """
 
 import asyncio
-import hmac
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
@@ -13,12 +12,10 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from pysync.auth.authentication import BEARER
 from pysync.erase import EraseReport, EraseRequest
 from pysync.errors import (
     BadRequest,
     BodyNotObject,
-    Forbidden,
     ForeignOrigin,
     InvalidJson,
     MethodNotAllowed,
@@ -26,23 +23,20 @@ from pysync.errors import (
     UnsupportedMediaType,
 )
 from pysync.protocol import JSON_TYPE
-from pysync.server.handlers.service import is_local
 from pysync.server.responses import NO_STORE, Response
 
 ERASE_PATH: Final = "/admin/erase"
 RETRY_S: Final = 5
 """Seconds after which a request may try again that came during an erasure."""
-_FORWARDED: Final = ("x-forwarded-for", "forwarded")
 
 
 class AdminRequest(NamedTuple):
-    """A request of an operator, from the address `peer`. The names of `headers` are in lower case."""
+    """A request of an operator. The names of `headers` are in lower case."""
 
     method: str
     path: str
     headers: Mapping[str, str] = MappingProxyType({})
     body: bytes = b""
-    peer: str = ""
 
 
 Erase = Callable[[EraseRequest, bool], Coroutine[Any, Any, EraseReport]]
@@ -50,11 +44,10 @@ Erase = Callable[[EraseRequest, bool], Coroutine[Any, Any, EraseReport]]
 
 
 class ErasureEndpoint:
-    """Responds to requests to erase, for programs on this machine and for holders of `admin_token`."""
+    """Responds to requests to erase, once the listener has checked their admin token."""
 
-    def __init__(self, erase: Erase, admin_token: str | None) -> None:
+    def __init__(self, erase: Erase) -> None:
         self._erase = erase
-        self._authorization = None if admin_token is None else (BEARER + admin_token).encode()
         self._lock = threading.Lock()
         self._running: Future[EraseReport] | None = None
 
@@ -65,8 +58,6 @@ class ErasureEndpoint:
             raise MethodNotAllowed(headers={"Allow": "POST"})
         if "origin" in request.headers:  # browsers send it with each POST, also of their own origin
             raise ForeignOrigin("Pages of browsers may not erase")
-        if not (_is_local(request) or self._has_token(request)):
-            raise Forbidden("Erase from the machine of the server, or with the admin token")
         what, is_dry_run = _parse(request)
         if not self._lock.acquire(blocking=False):
             raise Unavailable(
@@ -86,15 +77,6 @@ class ErasureEndpoint:
         """Cancel what is being erased. The next start of a service finishes it."""
         if (running := self._running) is not None:
             running.cancel()
-
-    def _has_token(self, request: AdminRequest) -> bool:
-        sent = request.headers.get("authorization", "").encode(errors="surrogateescape")
-        return self._authorization is not None and hmac.compare_digest(sent, self._authorization)
-
-
-def _is_local(request: AdminRequest) -> bool:
-    """Return True if the request comes from this machine, and was not forwarded by a proxy on it."""
-    return request.headers.keys().isdisjoint(_FORWARDED) and is_local({}, request.peer)
 
 
 def _parse(request: AdminRequest) -> tuple[EraseRequest, bool]:

@@ -42,6 +42,11 @@ class Readiness:
         """The reason why the service is not ready, as of the last probe; None if it is ready."""
         return Unavailable("Draining") if self.draining else self._error
 
+    @property
+    def is_known(self) -> bool:
+        """False before the end of the first probe."""
+        return self.draining or self._was_ready is not None
+
     async def check(self) -> Unavailable | None:
         """Return the reason why the service is not ready; None if it is. Takes at most `READY_S`."""
         loop = asyncio.get_running_loop()

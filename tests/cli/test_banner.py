@@ -42,6 +42,37 @@ def test_the_line_to_try_asks_for_the_health_where_nobody_may_push() -> None:
     assert tried(collection(readRoles=["public"])) == "/health"
 
 
+@pytest.mark.parametrize(
+    "server",
+    [
+        {"host": "0.0.0.0"},
+        {"trustedProxyHops": 1},
+        {"publicHosts": ["sync.example.org"]},
+        {"admin": {"host": "127.0.0.1", "port": 8081}},
+    ],
+)
+def test_the_line_to_try_writes_nothing_into_a_service_for_others(server: dict[str, Any]) -> None:
+    assert tried(collection(**PUBLIC), server=server) == "/health"
+
+
+def test_the_line_to_try_never_replaces_a_keyring_or_an_access_document() -> None:
+    told = tried(
+        collection(name="keyrings", storagePath="teams/{team}/_keyring", **PUBLIC),
+        collection(name="access", storagePath="rooms/{room}/_access", **PUBLIC),
+    )
+    assert told == "/health"
+
+
+def test_a_server_without_collections_says_so_and_shows_a_configuration_that_has_one() -> None:
+    told = lines()
+    assert "No collection is configured, so nothing can be stored. Save this as pysync.json," in told
+    (example,) = [line for line in told if line.startswith("  {")]
+    assert "curl" not in "\n".join(told)
+    assert tried(*json.loads(example)["collections"]).startswith("/push/notes/hello-")
+    namespaces = {"acme": {"collections": [collection(**PUBLIC)]}}
+    assert "No collection" not in "\n".join(lines(namespaces=namespaces))
+
+
 async def test_the_line_to_try_of_the_example_works(start: Start, session: aiohttp.ClientSession) -> None:
     members = json.loads(EXAMPLE.read_text()) | {"store": "memory:"}
     members["server"]["examples"] = str(EXAMPLE.parent / members["server"]["examples"])

@@ -282,6 +282,10 @@ def _listen_for_signals(stop: asyncio.Event) -> None:
 
 
 _DOCUMENT: Final = '{"data":{"text":"hello"},"baseHash":null}'
+_COLLECTION: Final = (
+    '{"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}'
+)
+_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 def banner(config: Config, port: int, admin_port: int = 0) -> str:
@@ -305,8 +309,7 @@ def banner(config: Config, port: int, admin_port: int = 0) -> str:
         f"pysync {__version__} at {base}",
         *(f"  {name:<11}  {value}" for name, value in facts.items() if value),
         "",
-        "`pysync check FILE` prints the routes of a configuration. Try it from another terminal:",
-        f"  curl -s {_request(config, base)}",
+        *_next_steps(config, base),
     ]
     pages = _pages(config)
     if pages:
@@ -324,14 +327,33 @@ def origin(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def _next_steps(config: Config, base: str) -> list[str]:
+    """Return a request to try, or without a collection a configuration that has one."""
+    if config.collections or config.namespaces:
+        return [
+            "`pysync check FILE` prints the routes of a configuration. Try it from another terminal:",
+            f"  curl -s {_request(config, base)}",
+        ]
+    return [
+        "No collection is configured, so nothing can be stored. Save this as pysync.json,",
+        "a collection that anybody may read and write, and start `pysync serve` again there",
+        "(--config names another file):",
+        f'  {{"version": 1, "collections": [{_COLLECTION}]}}',
+    ]
+
+
 def _request(config: Config, base: str) -> str:
-    """Return the curl arguments that push a new document to the first collection that is open to anyone, or
-    that query the health of the service if there is none."""
+    """Return the curl arguments that push a new document to the first collection that is open to anyone. If
+    there is none, or if the server seems to be for others than those at this machine, they query its health.
+    """
+    server = config.server
+    is_for_others = server.trusted_proxy_hops or server.public_hosts or server.admin is not None
     batched = {events.collection for events in config.events}
-    for one in config.collections:
+    for one in () if is_for_others or server.host not in _LOOPBACK else config.collections:
         is_open = "public" in one.write_roles and not (one.require_auth or one.pull_only or one.root_only)
         takes_any = one.object_schema is None and not one.enforce_sealed and one.name not in batched
-        if is_open and takes_any and one.accepts_json and one.append_only is None:
+        is_plain = one.append_only is None and not one.key_template.segments[-1].startswith("_")
+        if is_open and takes_any and one.accepts_json and is_plain:
             key = one.key_template.fill(dict.fromkeys(one.path_template.params, f"hello-{int(time.time())}"))
             return f"{base}/push/{key} -H 'Content-Type: application/json' -d '{_DOCUMENT}'"
     return f"{base}/health"

@@ -52,7 +52,7 @@ def test_the_line_to_try_asks_for_the_health_where_nobody_may_push() -> None:
     ],
 )
 def test_the_line_to_try_writes_nothing_into_a_service_for_others(server: dict[str, Any]) -> None:
-    assert tried(collection(**PUBLIC), server=server) == "/health"
+    assert tried(collection(**PUBLIC), server=server).endswith("/health")
 
 
 def test_the_line_to_try_never_replaces_a_keyring_or_an_access_document() -> None:

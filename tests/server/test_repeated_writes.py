@@ -1,0 +1,231 @@
+"""Repeated writes: a request with a known Idempotency-Key is answered as the first time, and acts no more."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from support.clients import Browser, Reply, Start
+from support.collections import LOG, NOTES, collection
+
+from pysync.store import Store
+from pysync.store.local.store import LocalStore
+from pysync.testing import FakeClock
+
+PICS = collection("pics", allowedMimeTypes=["image/png"], deletable=True)
+SHORT = collection("short", maxBodyBytes=64, allowedMimeTypes=["image/png"])
+MEMBERS: dict[str, Any] = {
+    "collections": [
+        {**NOTES, "deletable": True},
+        PICS,
+        SHORT,
+        {**LOG, "deletable": True},
+        collection("hiding", deletable=True, fieldPermissions={"secret": {"writeRoles": ["admin"]}}),
+    ]
+}
+TEN_MINUTES_MS = 600_000
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture(params=["local"])
+async def kept(tmp_path: Path, clock: FakeClock) -> AsyncIterator[Store]:
+    store = await LocalStore.open_folder(tmp_path / "data", clock)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def anybody(start: Start, session: aiohttp.ClientSession, kept: Store, clock: FakeClock) -> Browser:
+    return Browser(await start(MEMBERS, kept, now_ms=clock), session)
+
+
+async def push(browser: Browser, key: str, data: object, base: str | None, once: str) -> Reply:
+    return await browser.push(key, data, base, {"Idempotency-Key": once})
+
+
+async def append(browser: Browser, key: str, data: object, once: str) -> Reply:
+    return await browser.request("POST", f"/push/{key}", {"data": data}, {"Idempotency-Key": once})
+
+
+async def upload(browser: Browser, key: str, body: bytes, once: str) -> Reply:
+    headers = {"Content-Type": "image/png", "Idempotency-Key": once}
+    return await browser.request("POST", f"/push/{key}", body, headers)
+
+
+async def delete(browser: Browser, key: str, base: str, once: str | None = None) -> Reply:
+    headers = {} if once is None else {"Idempotency-Key": once}
+    return await browser.request("DELETE", f"/push/{key}?baseHash={base}", headers=headers)
+
+
+async def hash_of(browser: Browser, key: str) -> Any:
+    return (await browser.pull(key)).json["hash"]
+
+
+async def test_repeated_push_does_not_make_a_deleted_document_again(
+    anybody: Browser, clock: FakeClock
+) -> None:
+    first = await push(anybody, "notes/a", {"n": 1}, None, "k")
+    assert (await delete(anybody, "notes/a", first.json["hash"])).status == 200
+    clock.now_ms += 5
+    assert (await push(anybody, "notes/a", {"n": 1}, None, "k")).body == first.body
+    assert await hash_of(anybody, "notes/a") == ""
+
+
+async def test_repeated_push_is_answered_although_others_replaced_it(anybody: Browser) -> None:
+    base = (await anybody.push("notes/a", {"n": 0})).json["hash"]
+    first = await push(anybody, "notes/a", {"n": 1}, base, "k")
+    latest = (await anybody.push("notes/a", {"n": 2}, first.json["hash"])).json["hash"]
+    assert (await push(anybody, "notes/a", {"n": 1}, base, "k")).body == first.body
+    assert await hash_of(anybody, "notes/a") == latest
+
+
+async def test_repeated_push_does_not_write_where_its_base_is_stored_again(anybody: Browser) -> None:
+    base = (await anybody.push("notes/a", {"n": 0})).json["hash"]
+    first = await push(anybody, "notes/a", {"n": 1}, base, "k")
+    assert (await anybody.push("notes/a", {"n": 0}, first.json["hash"])).json["hash"] == base
+    assert (await push(anybody, "notes/a", {"n": 1}, base, "k")).body == first.body
+    assert await hash_of(anybody, "notes/a") == base
+
+
+async def test_repeated_delete_does_not_remove_what_was_stored_after_it(
+    anybody: Browser, clock: FakeClock
+) -> None:
+    hash_ = (await anybody.push("notes/a", {"n": 1})).json["hash"]
+    first = await delete(anybody, "notes/a", hash_, "k")
+    clock.now_ms += 5
+    assert (await anybody.push("notes/a", {"n": 1})).json["hash"] == hash_
+    again = await delete(anybody, "notes/a", hash_, "k")
+    assert (again.status, again.body) == (200, first.body)
+    assert await hash_of(anybody, "notes/a") == hash_
+
+
+async def test_repeated_delete_of_a_file_or_log_does_not_remove_a_later_one(anybody: Browser) -> None:
+    png = hashlib.sha256(b"png").hexdigest()
+    await upload(anybody, "pics/a", b"png", "1")
+    first = await delete(anybody, "pics/a", png, "k")
+    await upload(anybody, "pics/a", b"png", "2")
+    assert (await delete(anybody, "pics/a", png, "k")).body == first.body
+    assert (await anybody.pull("pics/a")).body == b"png"
+    await append(anybody, "log/a", {"n": 1}, "3")
+    log = (await anybody.pull("log/a?last=1")).json["hash"]
+    first = await delete(anybody, "log/a", log, "k")
+    await append(anybody, "log/a", {"n": 1}, "4")
+    assert (await delete(anybody, "log/a", log, "k")).body == first.body
+    assert (await anybody.pull("log/a?last=1")).json["hash"] == log
+
+
+async def test_repeated_upload_does_not_replace_a_later_one(anybody: Browser, clock: FakeClock) -> None:
+    first = await upload(anybody, "pics/b", b"one", "k3")
+    clock.now_ms += 5
+    await upload(anybody, "pics/b", b"two", "k4")
+    assert (await upload(anybody, "pics/b", b"one", "k3")).body == first.body
+    assert (await anybody.pull("pics/b")).body == b"two"
+
+
+async def test_repeated_upload_does_not_undo_a_delete(anybody: Browser) -> None:
+    first = await upload(anybody, "pics/a", b"one", "k")
+    assert (await delete(anybody, "pics/a", first.json["hash"])).status == 200
+    assert (await upload(anybody, "pics/a", b"one", "k")).body == first.body
+    assert await hash_of(anybody, "pics/a") == ""
+
+
+async def test_repeated_append_does_not_begin_a_deleted_log_anew(anybody: Browser) -> None:
+    first = await append(anybody, "log/a", {"n": 1}, "k")
+    assert (await delete(anybody, "log/a", first.json["hash"])).status == 200
+    assert (await append(anybody, "log/a", {"n": 1}, "k")).body == first.body
+    assert await hash_of(anybody, "log/a?last=1") == ""
+
+
+async def test_repeated_append_is_answered_as_the_first(anybody: Browser) -> None:
+    firsts = [await append(anybody, "log/a", {"n": n}, f"{n}") for n in range(3)]
+    agains = await asyncio.gather(*(append(anybody, "log/a", {"n": n}, f"{n}") for n in range(4)))
+    assert [again.body for again in agains[:3]] == [first.body for first in firsts]
+    assert [each["data"]["n"] for each in (await anybody.pull("log/a?last=9")).json["data"]["items"]] == [
+        0, 1, 2, 3,
+    ]  # fmt: skip
+
+
+async def test_other_data_under_a_known_key_is_rejected(anybody: Browser) -> None:
+    reused = (422, "Idempotency-Key was used for other data")
+    await push(anybody, "notes/a", {"n": 1}, None, "k")
+    assert (await push(anybody, "notes/a", {"n": 2}, None, "k")).error == reused
+    await upload(anybody, "pics/a", b"one", "k")
+    assert (await upload(anybody, "pics/a", b"two", "k")).error == reused
+    assert (await anybody.pull("pics/a")).body == b"one"
+    await append(anybody, "log/a", {"n": 1}, "k")
+    assert (await append(anybody, "log/a", {"n": 2}, "k")).error == reused
+    assert len((await anybody.pull("log/a?last=9")).json["data"]["items"]) == 1
+    hash_ = await hash_of(anybody, "notes/a")
+    assert (await delete(anybody, "notes/a", hash_, "d")).status == 200
+    assert (await delete(anybody, "notes/a", "0" * 64, "d")).error == reused
+
+
+async def test_rejected_write_leaves_its_key_free(anybody: Browser) -> None:
+    base = (await anybody.push("notes/a", {"n": 0})).json["hash"]
+    assert (await push(anybody, "notes/a", {"n": 1}, None, "k")).status == 409
+    assert (await push(anybody, "notes/a", {"n": 2}, base, "k")).status == 200
+    assert (await delete(anybody, "notes/a", base, "d")).status == 409
+    assert (await delete(anybody, "notes/a", await hash_of(anybody, "notes/a"), "d")).status == 200
+    assert (await upload(anybody, "short/a", b"x" * 65, "k")).status == 413
+    assert (await upload(anybody, "short/a", b"x", "k")).status == 200
+
+
+async def test_key_belongs_to_one_document(anybody: Browser) -> None:
+    assert (await upload(anybody, "pics/a", b"one", "k")).status == 200
+    assert (await upload(anybody, "pics/b", b"two", "k")).status == 200
+    assert [(await anybody.pull(f"pics/{id_}")).body for id_ in "ab"] == [b"one", b"two"]
+
+
+async def test_key_is_free_again_after_ten_minutes(anybody: Browser, clock: FakeClock) -> None:
+    await upload(anybody, "pics/a", b"one", "k")
+    clock.now_ms += TEN_MINUTES_MS - 1
+    assert (await upload(anybody, "pics/a", b"two", "k")).status == 422
+    clock.now_ms += 1
+    assert (await upload(anybody, "pics/a", b"two", "k")).status == 200
+    assert (await anybody.pull("pics/a")).body == b"two"
+
+
+async def test_of_concurrent_repetitions_one_acts_and_all_get_its_answer(anybody: Browser) -> None:
+    for n in range(5):
+        for one in (
+            partial(push, anybody, f"notes/{n}", {"n": 1}, None, "p"),
+            partial(upload, anybody, f"pics/{n}", b"one", "u"),
+            partial(append, anybody, f"log/{n}", {"n": 1}, "a"),
+            partial(delete, anybody, f"pics/{n}", hashlib.sha256(b"one").hexdigest(), "d"),
+        ):
+            replies = await asyncio.gather(*(one() for _ in range(4)))
+            assert {(reply.status, reply.body) for reply in replies} == {(200, replies[0].body)}
+        assert len((await anybody.pull(f"log/{n}?last=9")).json["data"]["items"]) == 1
+
+
+async def test_repetition_reaches_another_process(
+    anybody: Browser, start: Start, session: aiohttp.ClientSession, tmp_path: Path, clock: FakeClock
+) -> None:
+    store = await LocalStore.open_folder(tmp_path / "data", clock)
+    other = Browser(await start(MEMBERS, store, now_ms=clock), session)
+    first = await upload(anybody, "pics/a", b"one", "k")
+    await upload(anybody, "pics/a", b"two", "l")
+    assert (await upload(other, "pics/a", b"one", "k")).body == first.body
+    assert (await other.pull("pics/a")).body == b"two"
+    for n in range(5):
+        replies = await asyncio.gather(
+            *(push(each, f"notes/{n}", {"n": 1}, None, "p") for each in (anybody, other) * 3)
+        )
+        assert {(reply.status, reply.body) for reply in replies} == {(200, replies[0].body)}
+    await store.close()
+
+
+async def test_repetition_is_answered_where_the_caller_may_not_write_all_members(anybody: Browser) -> None:
+    base = (await anybody.push("hiding/a", {"n": 0})).json["hash"]
+    first = await push(anybody, "hiding/a", {"n": 1}, base, "k")
+    assert (await push(anybody, "hiding/a", {"n": 1}, base, "k")).body == first.body
+    assert (await delete(anybody, "hiding/a", first.json["hash"])).status == 403
+    assert (await push(anybody, "hiding/a", {"n": 2}, base, "k")).status == 422

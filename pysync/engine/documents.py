@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -17,12 +17,14 @@ from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
 from pysync.corruption import CorruptionReporter
 from pysync.engine.changes import DocumentRef
 from pysync.engine.history import IN_PLACE, History, InPlace, check_key, new_entry
+from pysync.engine.idempotency import IdempotentRequest, carry_out_once
 from pysync.engine.outbox import Outbox
 from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, QuotaExceeded, StoreUnavailable
 from pysync.model import WriteResult
 from pysync.store import (
     ABSENT,
     AppendedObject,
+    Claim,
     DamagedFile,
     Etag,
     EtagMismatch,
@@ -40,6 +42,8 @@ SECRET_DOCUMENT_KEY: Final = f"{RESERVED}/secrets/versions"
 ETAG_CACHE_SIZE = 4096
 """The number of cached versions: of documents that were written, requested by version or, in a remote store,
 read."""
+STALE_BASE: Final = "stale"
+"""A base that no document has."""
 _MAX_ATTEMPTS = 8
 
 
@@ -191,26 +195,33 @@ class Documents:
         ttl_ms: int | None = None,
         ref: DocumentRef | None = None,
         history: HistoryConfig | None = None,
+        content: str | None = None,
     ) -> WriteResult:
-        """Push, or return the result of the earlier push that stored the document with this `request_key`.
+        """Push, or return the result of the earlier push with this `request_key`. `content` is the hash of
+        the data that was sent, by default that of `body`.
 
+        A transactional store commits a claim with the write. Otherwise the coordinator keeps it:
         The hash and time of the write are claimed before it, together with a write id that every attempt adds
         to the object it stores. If a response is lost, a repetition therefore finds the earlier write by that
         id. A push that is rejected leaves no claim. Raises IdempotencyKeyReused if the key was claimed for
         other data, and as `push` does.
         """
         fresh = WriteResult(body.hash, self.now_ms())
+        if (store := self._store.transactional) is not None:
+            claim = IdempotentRequest(request_key, content or body.hash).claim(fresh)
+            write = self._write(key, body, fresh, ttl_ms, ref, history, claims=(claim,))
+            return await carry_out_once(store.claims, claim, write)
         name = hashlib.sha256(request_key.encode()).hexdigest()
-        own = orjson.dumps([new_write_id(), fresh.hash, fresh.timestamp_ms])
+        own = orjson.dumps([new_write_id(), *fresh, content or body.hash])
         stored_claim = await self._coordinator.put_if_absent(name, own, IDEMPOTENCY_TTL_MS)
-        write_id, *claimed = orjson.loads(stored_claim)
-        claim = WriteResult(*claimed)
-        if claim.hash != body.hash:
+        write_id, hash_, timestamp_ms, *claimed = orjson.loads(stored_claim)
+        claimed_result = WriteResult(hash_, timestamp_ms)
+        if (content or body.hash) not in (claimed or (hash_,)):
             raise IdempotencyKeyReused
-        if ttl_ms is not None and claim.timestamp_ms + ttl_ms < fresh.timestamp_ms:
+        if ttl_ms is not None and claimed_result.timestamp_ms + ttl_ms < fresh.timestamp_ms:
             return await self.push(key, body, ttl_ms, ref, history)
         try:
-            return await self._write(key, body, claim, ttl_ms, ref, history, write_id)
+            return await self._write(key, body, claimed_result, ttl_ms, ref, history, write_id)
         except (Conflict, DocumentCorrupt, QuotaExceeded):
             if stored_claim == own:  # a claim of an earlier attempt may belong to a completed write
                 await release_claim(self._coordinator, name, own)
@@ -223,17 +234,37 @@ class Documents:
         ttl_ms: int | None = None,
         ref: DocumentRef | None = None,
         history: HistoryConfig | None = None,
+        request: IdempotentRequest | None = None,
     ) -> WriteResult:
         """Remove the document or file at `key` if `base_hash` is its version, and announce the removal as a
         change of `ref`, which names the key. With `history` the version is kept. Of several deletes and
         pushes of one version exactly one succeeds. `base_hash=""` removes a damaged document or file; it is
-        also the version of nothing. Raises as `push`."""
-        removed = WriteResult("", self.now_ms())
+        also the version of nothing. Returns the removed version and the time, also to a repetition of
+        `request`. Raises as `push`."""
+        removed = WriteResult(base_hash, self.now_ms())
+        store = self._store.transactional
+        if request is None or store is None:
+            return await self._remove(key, base_hash, removed, ttl_ms, ref, history, ())
+        claim = request.claim(removed)
+        removal = self._remove(key, base_hash, removed, ttl_ms, ref, history, (claim,))
+        return await carry_out_once(store.claims, claim, removal)
+
+    async def _remove(
+        self,
+        key: str,
+        base_hash: str,
+        removed: WriteResult,
+        ttl_ms: int | None,
+        ref: DocumentRef | None,
+        history: HistoryConfig | None,
+        claims: Sequence[Claim],
+    ) -> WriteResult:
+        """Delete as `delete`, and return `removed`."""
         changes = [] if ref is None else [ref.change(base_hash, removed.timestamp_ms, removed=True)]
         for _ in range(_MAX_ATTEMPTS):
             found = await self._store.get(key)
             expect = await self._check_base(key, found, base_hash, ttl_ms)
-            if expect == ABSENT:
+            if expect == ABSENT and not claims:
                 return removed
             also: list[AppendedObject] = []
             if history is not None:
@@ -241,7 +272,7 @@ class Documents:
                 also = [new_entry(key, _kept(found, base_hash), "", removed.timestamp_ms, identity)]
             try:
                 charge = None if ref is None else ref.charge
-                await self._outbox.delete(key, expect, changes, base_hash, also, charge)
+                await self._outbox.delete(key, expect, changes, base_hash, also, charge, claims)
             except EtagMismatch:
                 continue
             if history is not None:
@@ -287,6 +318,7 @@ class Documents:
         ref: DocumentRef | None,
         history: HistoryConfig | None,
         write_id: str | None = None,
+        claims: Sequence[Claim] = (),
     ) -> WriteResult:
         """Store `body` if its base is the stored version, unless a write with this `write_id` is stored
         already. Returns `written`. Raises as `push`."""
@@ -317,7 +349,7 @@ class Documents:
                 also = [new_entry(key, replaced, written.hash, written.timestamp_ms, identity)]
             try:
                 etag = await self._outbox.put(
-                    key, stored, expect, changes, body.base_hash or "", charge, also
+                    key, stored, expect, changes, body.base_hash or "", charge, also, claims=claims
                 )
             except (EtagMismatch, DocumentCorrupt):
                 expect = None

@@ -8,10 +8,11 @@ from pysync.config import Collection
 from pysync.config.key_templates import KeyTemplate
 from pysync.corruption import CorruptionReporter
 from pysync.engine.changes import DocumentRef
+from pysync.engine.idempotency import IdempotentRequest, result_of
 from pysync.engine.outbox import Outbox
 from pysync.model import WriteResult
 from pysync.protocol import PARQUET_TYPE
-from pysync.store import FileStat, OpenFile, Store
+from pysync.store import CarriedOut, Claim, FileStat, OpenFile, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +97,33 @@ class Files:
         return file
 
     async def push(
-        self, key: str, chunks: AsyncIterable[bytes], content_type: str, ref: DocumentRef
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        ref: DocumentRef,
+        request_key: str | None = None,
     ) -> WriteResult:
         """Store the chunks as one file, durably, and announce it as a change of `ref`. An error of `chunks`
-        is passed on, and nothing is stored then. Raises KeyConflict, QuotaExceeded and Unavailable."""
+        is passed on, and nothing is stored then. If a push with this `request_key` was carried out before,
+        returns its result once all chunks have come, and stores nothing. Raises KeyConflict, QuotaExceeded
+        and Unavailable, and IdempotencyKeyReused if that push was of other bytes."""
         timestamp_ms = self.now_ms()
-        sha256 = await self._outbox.write(
-            key,
-            chunks,
-            content_type,
-            lambda sha256: [ref.change(sha256, timestamp_ms)],
-            ref.charge,
-        )
+
+        def claim(sha256: str) -> Claim:
+            assert request_key is not None
+            return IdempotentRequest(request_key, sha256).claim(WriteResult(sha256, timestamp_ms))
+
+        try:
+            sha256 = await self._outbox.write(
+                key,
+                chunks,
+                content_type,
+                lambda sha256: [ref.change(sha256, timestamp_ms)],
+                ref.charge,
+                None if request_key is None else claim,
+            )
+        except CarriedOut as earlier:
+            (outcome,) = earlier.outcomes.values()
+            return result_of(outcome)
         return WriteResult(sha256, timestamp_ms)

@@ -30,6 +30,7 @@ from pysync.store import (
     ANY,
     AppendedObject,
     Charge,
+    Claim,
     DamagedFile,
     EtagMismatch,
     ExistingFileFilter,
@@ -80,12 +81,13 @@ class Outbox:
         charge: Charge | None = None,
         also: Sequence[AppendedObject] = (),
         segments: Sequence[Segment] = (),
+        claims: Sequence[Claim] = (),
     ) -> Awaitable[str]:
         """Write as `Store.put` and announce `changes`, after the pending change of the version with the hash
         `base` that this write replaces (`""` for none). If usage is tracked, the write counts as `charge`, by
         default as its key says. The objects of `also` are appended with it. A store without a change log
         appends them before: they may stay although the write was not made. The segments are stored
-        with it as well, or before it, and stay.
+        with it as well, or before it, and stay. Only a transactional store takes claims.
 
         Raises the errors of `Store.put`; after StoreUnavailable the changes may be announced although the
         write was not made. Raises CoordinatorUnavailable if the intent cannot be prepared; nothing is written
@@ -93,7 +95,14 @@ class Outbox:
         """
         if self._transactional is not None:
             return self._transactional.put(
-                key, body, expect=expect, changes=changes, charge=charge, also=also, segments=segments
+                key,
+                body,
+                expect=expect,
+                changes=changes,
+                charge=charge,
+                also=also,
+                segments=segments,
+                claims=claims,
             )
         return self._put_announced(key, body, expect, changes, base, charge, also, segments)
 
@@ -134,17 +143,20 @@ class Outbox:
         base: str = "",
         also: Sequence[AppendedObject] = (),
         charge: Charge | None = None,
+        claims: Sequence[Claim] = (),
     ) -> None:
         """Delete as `Store.delete` and announce `changes`, which are removals of documents named with their
         keys, after the pending change of the version with the hash `base`. A store with a change log
         announces nothing if there was nothing to delete. Otherwise a removal may be announced although
         another writer has created the document again; a change without `removed` then follows it. `also` is
-        as for `put`; the objects count as `charge` and are never rejected.
+        as for `put`; the objects count as `charge` and are never rejected. Claims are as for `put`.
 
         Raises the errors of `Store.delete` and of `put`.
         """
         if self._transactional is not None:
-            await self._transactional.delete(key, expect=expect, changes=changes, also=also, charge=charge)
+            await self._transactional.delete(
+                key, expect=expect, changes=changes, also=also, charge=charge, claims=claims
+            )
             return
         if also:
             async with self._written_before(also, None):
@@ -179,16 +191,17 @@ class Outbox:
         content_type: str,
         changes_of: Callable[[str], Sequence[Change]],
         charge: Charge | None = None,
+        claim_of: Callable[[str], Claim] | None = None,
     ) -> str:
         """Write as `Store.write` and announce `changes_of(sha256)`, which is at least one change. `charge` is
-        that of `put`. Raises as `Store.write` and `put`.
+        that of `put`; only a transactional store takes a claim. Raises as `Store.write` and `put`.
 
         If the store has no change log, the changes of two writes of one key are announced in the order of the
         writes, unless these overlap on two nodes: the last write is not known then.
         """
         if self._transactional is not None:
             return await self._transactional.write(
-                key, chunks, content_type, changes_of=changes_of, charge=charge
+                key, chunks, content_type, changes_of=changes_of, charge=charge, claim_of=claim_of
             )
         async with AsyncExitStack() as turn:
 

@@ -246,7 +246,7 @@ class Eraser:
         def is_counter(name: str) -> bool:
             return bucket is not None and bucket in name.replace(":", ",").replace(" ", ",").split(",")
 
-        def is_claim(value: bytes) -> bool:
+        def is_claim(value: bytes | str) -> bool:
             try:
                 parts = orjson.loads(value)
             except ValueError:
@@ -254,6 +254,8 @@ class Eraser:
             return isinstance(parts, list) and any(isinstance(part, str) and part in known for part in parts)
 
         counters, claims = await self._coordinator.forget(is_counter, is_claim)
+        if self._store.transactional is not None:
+            claims += await self._store.transactional.claims.forget(is_claim)
         if self._store.transactional is None and (bucket is not None or self._store.counting is None):
             # What a crash left of a count names the identity, and what a command erases is not counted.
             names = [] if bucket is None else [total_name("identity", request.value)]

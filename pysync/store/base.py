@@ -13,6 +13,7 @@ from pysync.protocol import JSON_TYPE
 from pysync.store.types import (
     ANY,
     AppendedObject,
+    Claim,
     ExistingFileFilter,
     FileStat,
     KeyShape,
@@ -237,13 +238,28 @@ def ledger_of(store: Store) -> Ledger | None:
     return None if counting is None else counting.ledger
 
 
+class ClaimTable(Protocol):
+    """The claims that were committed with writes. Raises the errors of the store."""
+
+    def find(self, claim: Claim) -> str | None:
+        """Return the outcome of a request that was carried out, None if it was not. Raises
+        IdempotencyKeyReused if another request has its name."""
+
+    async def forget(self, selects: Callable[[str], bool]) -> int:
+        """Delete the claims whose outcome this function selects, and return their number."""
+
+
 class TransactionalStore(Store, Protocol):
-    """A `Store` that keeps a change log beside its objects. A write and its changes are committed
+    """A `Store` that keeps a change log beside its objects. A write, its changes and its claims are committed
     atomically."""
 
     @property
     def change_log(self) -> ChangeLog:
         """The change log of this store."""
+
+    @property
+    def claims(self) -> ClaimTable:
+        """The claims of this store."""
 
     @property
     def ledger(self) -> CountableLedger | None:
@@ -266,12 +282,17 @@ class TransactionalStore(Store, Protocol):
         charge: Charge | None = None,
         also: Sequence[AppendedObject] = (),
         segments: Sequence[Segment] = (),
+        claims: Sequence[Claim] = (),
     ) -> str:
         """Put an object as `Store.put` does, and commit these changes, and the objects of `also`, with it. If
         usage is tracked, it counts as `charge`, by default as its key says, and the objects of `also` count
         as bytes for the same account; raises QuotaExceeded. The segments count; after QuotaExceeded they may
         be stored, after EtagMismatch none is. If the body of an object of `also` is a function, `expect` is
-        the etag of a document."""
+        the etag of a document.
+
+        The claims are committed with it. Raises CarriedOut if a request of theirs was carried out before,
+        IdempotencyKeyReused if another request has the name of one, and ClaimsFull. Nothing is written then,
+        and these errors come before all others."""
 
     async def write(
         self,
@@ -281,9 +302,10 @@ class TransactionalStore(Store, Protocol):
         received: OnReceived | None = None,
         changes_of: Callable[[str], Sequence[Change]] | None = None,
         charge: Charge | None = None,
+        claim_of: Callable[[str], Claim] | None = None,
     ) -> str:
         """Write a file as `Store.write` does, and commit the changes that `changes_of` returns for its
-        sha256. `charge` is that of `put`."""
+        sha256, and the claim that `claim_of` returns for it. `charge` and the claim are those of `put`."""
 
     async def delete(
         self,
@@ -292,11 +314,12 @@ class TransactionalStore(Store, Protocol):
         changes: Sequence[Change] = (),
         also: Sequence[AppendedObject] = (),
         charge: Charge | None = None,
+        claims: Sequence[Claim] = (),
     ) -> None:
         """Remove an object or file as `Store.delete` does, and commit these changes, and the objects of
         `also`, whose bodies are bytes, with the removal. Commits none of them if there is nothing at `key`.
         The objects of `also` count as bytes for the account of `charge`, by default as the key says, and are
-        never rejected."""
+        never rejected. The claims are those of `put`; they are committed also if there is nothing."""
 
     async def delete_all(self, keys: Sequence[str]) -> None:
         """Remove the objects and files at these keys, as far as there are any, in one transaction."""

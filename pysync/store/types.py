@@ -6,7 +6,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 
 from pysync._core import split_key
 from pysync.clock import HybridTimestamp
-from pysync.errors import DocumentCorrupt
+from pysync.errors import DocumentCorrupt, StoreUnavailable
 from pysync.store.usage import Charge
 
 
@@ -155,6 +155,32 @@ class FileAlreadyExists(Exception):
         super().__init__(name)
         self.name = name
         self.sha256 = sha256
+
+
+class Claim(NamedTuple):
+    """What is committed with a write so that a repetition of its request writes nothing for `ttl_ms`. `name`
+    is that of the request's Idempotency-Key, `request` tells other requests with that name apart, and
+    `outcome` is what a repetition gets. The claim is rejected once this `share` of the claims that a store
+    keeps are taken."""
+
+    name: bytes
+    request: str
+    outcome: str
+    ttl_ms: int
+    share: float = 1.0
+
+
+class CarriedOut(Exception):
+    """Some requests were carried out before, so nothing is written. `outcomes` are theirs, by the names of
+    the claims."""
+
+    def __init__(self, outcomes: Mapping[bytes, str]) -> None:
+        super().__init__()
+        self.outcomes = outcomes
+
+
+class ClaimsFull(StoreUnavailable):
+    """There is no room for a claim, and nothing is written."""
 
 
 DAMAGED_REASON: Final = "its bytes are not those that were stored: push it again, or copy it from a backup"

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import signal
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import aiohttp
 import pytest
 from support.clients import Browser, Reply, Start
 from support.collections import LOG, NOTES, collection
+from support.server_process import serving
 
 from pysync.store import Store
 from pysync.store.local.store import LocalStore
@@ -229,3 +231,58 @@ async def test_repetition_is_answered_where_the_caller_may_not_write_all_members
     assert (await push(anybody, "hiding/a", {"n": 1}, base, "k")).body == first.body
     assert (await delete(anybody, "hiding/a", first.json["hash"])).status == 403
     assert (await push(anybody, "hiding/a", {"n": 2}, base, "k")).status == 422
+
+
+async def test_full_claims_reject_only_writes_that_need_one(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path, clock: FakeClock
+) -> None:
+    store = await LocalStore.open_folder(tmp_path / "few", clock, max_claims=8)
+    anybody = Browser(await start(MEMBERS, store, now_ms=clock), session)
+    first = await push(anybody, "notes/0", {"n": 1}, None, "k")
+    for n in range(1, 6):  # callers without credentials leave two
+        assert (await push(anybody, f"notes/{n}", {"n": 1}, None, "k")).status == 200
+    for reply in (
+        await push(anybody, "notes/7", {"n": 1}, None, "k"),
+        await upload(anybody, "pics/7", b"one", "k"),
+        await append(anybody, "log/7", {"n": 1}, "k"),
+    ):
+        assert (reply.status, "Retry-After" in reply.headers) == (503, True)
+    assert (await anybody.push("notes/7", {"n": 1})).status == 200
+    without = anybody.request("POST", "/push/log/8", {"data": {"n": 1}})
+    together = await asyncio.gather(append(anybody, "log/8", {"n": 2}, "k"), without)
+    assert [reply.status for reply in together] == [503, 200]
+    assert (await push(anybody, "notes/0", {"n": 1}, None, "k")).body == first.body
+    clock.now_ms += TEN_MINUTES_MS
+    assert (await upload(anybody, "pics/7", b"one", "k")).status == 200
+    await store.close()
+
+
+@pytest.mark.process
+async def test_acknowledged_write_is_not_repeated_after_the_server_was_killed(
+    session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, **MEMBERS) as process:
+        anybody = Browser(process.base, session)
+        firsts = [
+            await push(anybody, "notes/a", {"n": 1}, None, "k"),
+            await upload(anybody, "pics/a", b"one", "k"),
+            await append(anybody, "log/a", {"n": 1}, "k"),
+        ]
+        hash_ = firsts[0].json["hash"]
+        firsts.append(await delete(anybody, "notes/a", hash_, "d"))
+        process.signal(signal.SIGKILL)
+        await process.ended()
+    async with serving(tmp_path, server={"workers": 2}, **MEMBERS) as process:
+        anybody = Browser(process.base, session)
+        await upload(anybody, "pics/a", b"two", "l")
+        for _ in range(2):
+            agains = [
+                await push(anybody, "notes/a", {"n": 1}, None, "k"),
+                await upload(anybody, "pics/a", b"one", "k"),
+                await append(anybody, "log/a", {"n": 1}, "k"),
+                await delete(anybody, "notes/a", hash_, "d"),
+            ]
+            assert [again.body for again in agains] == [first.body for first in firsts]
+        assert await hash_of(anybody, "notes/a") == ""
+        assert (await anybody.pull("pics/a")).body == b"two"
+        assert len((await anybody.pull("log/a?last=9")).json["data"]["items"]) == 1

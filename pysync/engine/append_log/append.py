@@ -25,17 +25,29 @@ from pysync.engine.append_log.head import (
 from pysync.engine.append_log.read import LogRange, SegmentReader, log_prefix, object_key
 from pysync.engine.append_log.retention import delete_objects, without_oldest
 from pysync.engine.changes import DocumentRef
+from pysync.engine.idempotency import IdempotentRequest, result_of
 from pysync.engine.outbox import Outbox
 from pysync.errors import (
     AppendLimitExceeded,
     DocumentCorrupt,
+    IdempotencyKeyReused,
     NonMonotonicTimestamp,
     PysyncError,
     StoreUnavailable,
     TsTooFarAhead,
 )
 from pysync.model import WriteResult
-from pysync.store import ABSENT, Charge, Etag, EtagMismatch, Precondition, Segment, Store
+from pysync.store import (
+    ABSENT,
+    CarriedOut,
+    Charge,
+    ClaimsFull,
+    Etag,
+    EtagMismatch,
+    Precondition,
+    Segment,
+    Store,
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +79,10 @@ SEGMENT_BYTES: Final = 64 * 1024
 
 @dataclass(eq=False, slots=True)
 class PendingAppend:
-    """A pending append, announced as a change of `ref`. With a `write_id` it recognises its element, which
-    another attempt may have written since the log had the id and count `search_from`. `search_from` advances
-    when a long search found nothing."""
+    """A pending append, announced as a change of `ref`. If the store is transactional, the claim of `request`
+    is committed with it. Otherwise it recognises its element by a `write_id`, which another attempt may have
+    written since the log had the id and count `search_from`. `search_from` advances when a long search found
+    nothing."""
 
     element: _core.Append
     settings: LogSettings
@@ -77,6 +90,7 @@ class PendingAppend:
     ref: DocumentRef | None = None
     write_id: str = ""
     search_from: tuple[str, int] = ("", 0)
+    request: IdempotentRequest | None = None
 
 
 class ElementsDropped(StoreUnavailable):
@@ -168,6 +182,10 @@ class AppendBatcher:
             try:
                 if await self._try_commit(key, group, refresh=attempt > 0):
                     return
+            except (CarriedOut, IdempotencyKeyReused):
+                self._resolve_repetitions(group)
+            except ClaimsFull as error:
+                _reject([waiting for waiting in group if waiting.request is not None], error)
             except EtagMismatch:
                 self._head_cache.invalidate(key, group[0].settings.field)
                 longest_s: float = min(INITIAL_BACKOFF_S * 2**attempt, MAX_BACKOFF_S)
@@ -223,7 +241,14 @@ class AppendBatcher:
                 if waiting.ref is not None and not isinstance(outcome, str)
             ]
             charge = Charge(account, after.count - after.start)
-            etag = await self._outbox.put(key, stored, expect, changes, head.hash, charge, segments=segments)
+            claims = [
+                waiting.request.claim(WriteResult(*outcome))
+                for waiting, outcome in zip(open_, outcomes, strict=True)
+                if waiting.request is not None and not isinstance(outcome, str)
+            ]
+            etag = await self._outbox.put(
+                key, stored, expect, changes, head.hash, charge, segments=segments, claims=claims
+            )
             self._head_cache.put(key, settings.field, self._drop_previous(after), etag)
             if dropped:
                 self._spawn(self._delete_dropped(dropped))
@@ -280,13 +305,19 @@ class AppendBatcher:
     ) -> list[PendingAppend]:
         """Return the appends of the group that are still to be written. Others get the result of the attempt
         that wrote them."""
-        if not any(waiting.write_id for waiting in group):
+        if not any(waiting.write_id or waiting.request for waiting in group):
             return group
         open_ = []
         marked: dict[str, PendingAppend] = {}
+        requests: dict[str, PendingAppend] = {}
         for waiting in group:
             if waiting.done.done():
                 continue
+            if waiting.request is not None:
+                first = requests.setdefault(waiting.request.key, waiting)
+                if first is not waiting:
+                    _repeat(first, waiting)
+                    continue
             if waiting.write_id in marked:
                 _chain(marked[waiting.write_id], waiting)
                 continue
@@ -305,6 +336,21 @@ class AppendBatcher:
                 marked[waiting.write_id] = waiting
             open_.append(waiting)
         return open_
+
+    def _resolve_repetitions(self, group: list[PendingAppend]) -> None:
+        """Resolve the appends of a group that were carried out before."""
+        store = self._store.transactional
+        assert store is not None, "only such a store has claims"
+        for waiting in group:
+            if waiting.request is None or waiting.done.done():
+                continue
+            try:
+                outcome = store.claims.find(waiting.request.claim(WriteResult("", 0)))
+            except PysyncError as error:
+                _reject([waiting], error)
+            else:
+                if outcome is not None:
+                    waiting.done.set_result(result_of(outcome))
 
     async def _find_written(
         self, key: str, head: _core.LogHead, pending: PendingAppend
@@ -400,6 +446,15 @@ def _resolve(pending: PendingAppend, outcome: tuple[str, int] | str) -> None:
         _reject([pending], _error_for(outcome, pending.settings))
     elif not pending.done.done():
         pending.done.set_result(WriteResult(*outcome))
+
+
+def _repeat(first: PendingAppend, other: PendingAppend) -> None:
+    """Give `other`, which has the Idempotency-Key of `first`, the result of `first` if it is the same append,
+    and reject it otherwise."""
+    if first.request == other.request:
+        _chain(first, other)
+    else:
+        _reject([other], IdempotencyKeyReused())
 
 
 def _chain(first: PendingAppend, other: PendingAppend) -> None:

@@ -22,6 +22,7 @@ from pysync.engine.append_log.head import HeadCache, LogSettings, chunk_keys, lo
 from pysync.engine.append_log.read import LogRange, LogSlice, SegmentReader
 from pysync.engine.append_log.retention import delete_objects, without_oldest
 from pysync.engine.changes import DocumentRef
+from pysync.engine.idempotency import IdempotentRequest, carry_out_once
 from pysync.engine.outbox import Outbox
 from pysync.errors import (
     AppendLimitExceeded,
@@ -34,13 +35,23 @@ from pysync.errors import (
     TsTooFarAhead,
 )
 from pysync.model import WriteResult
-from pysync.store import Charge, Etag, EtagMismatch, ListEntry, Store, StoredObject
+from pysync.store import (
+    ABSENT,
+    Charge,
+    Claim,
+    Etag,
+    EtagMismatch,
+    ListEntry,
+    Precondition,
+    Store,
+    StoredObject,
+)
 
 EMPTY_LOG: Final = _core.LogHead("")
 """What is read where nothing is stored."""
 
 
-class Claim(NamedTuple):
+class AppendClaim(NamedTuple):
     """The claim of the first append under an Idempotency-Key: its write id, the log and the position in it
     from which that id may be found, and the hash of its data (`""` if an earlier version made the claim)."""
 
@@ -133,24 +144,31 @@ class AppendLogs:
             if first.hash != fresh.hash:
                 raise IdempotencyKeyReused
             return await self._announce(first, ref)
+        content = hashlib.sha256(element.canonical).hexdigest()
+        if (store := self._store.transactional) is not None:
+            request = IdempotentRequest(request_key, content)
+            claim = request.claim(WriteResult("", 0))
+            pending = PendingAppend(element, settings, _future(), ref, request=request)
+            return await carry_out_once(store.claims, claim, self._batcher.submit(key, pending))
         # Repetitions search all elements since this head. An older head would be correct but expensive.
         cached = await self._head_cache.get_fresh(key, settings.field)
         id_, count = ("", 0) if cached is None else (cached.head.id, cached.head.count)
-        own = Claim(os.urandom(8).hex(), id_, count, hashlib.sha256(element.canonical).hexdigest())
+        own = AppendClaim(os.urandom(8).hex(), id_, count, content)
         text = await self._claim(name, own.encode())
-        claim = Claim.decode(text)
-        if claim.hash not in ("", own.hash):
+        first_claim = AppendClaim.decode(text)
+        if first_claim.hash not in ("", own.hash):
             raise IdempotencyKeyReused
-        waiting = PendingAppend(element, settings, _future(), ref, claim.write_id, (claim.id, claim.position))
+        search_from = first_claim.id, first_claim.position
+        waiting = PendingAppend(element, settings, _future(), ref, first_claim.write_id, search_from)
         try:
             return await self._batcher.submit(key, waiting)
         except (AppendLimitExceeded, NonMonotonicTimestamp, TsTooFarAhead, ElementsDropped, QuotaExceeded):
-            if claim == own:  # a claim of an earlier attempt may belong to a completed append
+            if first_claim == own:  # a claim of an earlier attempt may belong to a completed append
                 await release_claim(self._coordinator, name, text)
             raise
         finally:
-            if waiting.search_from != (claim.id, claim.position):
-                now = claim._replace(id=waiting.search_from[0], position=waiting.search_from[1])
+            if waiting.search_from != search_from:
+                now = first_claim._replace(id=waiting.search_from[0], position=waiting.search_from[1])
                 with suppress(CoordinatorUnavailable):
                     await self._coordinator.compare_and_set(name, text, now.encode())
 
@@ -185,12 +203,34 @@ class AppendLogs:
         return tails
 
     async def delete(
-        self, key: str, base_hash: str, settings: LogSettings, ref: DocumentRef | None = None
+        self,
+        key: str,
+        base_hash: str,
+        settings: LogSettings,
+        ref: DocumentRef | None = None,
+        request: IdempotentRequest | None = None,
     ) -> WriteResult:
         """Remove the log at `key` if its hash is `base_hash` (`""`: of nothing), and announce the removal as
         a change of `ref`. The head goes first, and its segments in the background: after a crash those that
-        are left belong to no log. Raises Conflict, DocumentCorrupt and StoreUnavailable."""
-        removed = WriteResult("", self.now_ms())
+        are left belong to no log. Returns the removed hash and the time, also to a repetition of `request`.
+        Raises Conflict, DocumentCorrupt and StoreUnavailable."""
+        removed = WriteResult(base_hash, self.now_ms())
+        store = self._store.transactional
+        if request is None or store is None:
+            return await self._remove(key, removed, settings, ref, ())
+        claim = request.claim(removed)
+        return await carry_out_once(store.claims, claim, self._remove(key, removed, settings, ref, (claim,)))
+
+    async def _remove(
+        self,
+        key: str,
+        removed: WriteResult,
+        settings: LogSettings,
+        ref: DocumentRef | None,
+        claims: Sequence[Claim],
+    ) -> WriteResult:
+        """Delete as `delete`, and return `removed`."""
+        base_hash = removed.hash
         changes = [] if ref is None else [ref.change(base_hash, removed.timestamp_ms, removed=True)]
         while True:
             cached = await self._head_cache.read(key, settings.field)
@@ -200,14 +240,16 @@ class AppendLogs:
                 current_hash, written_ms = cached.head.hash, cached.head.ts_ms or 0
             if current_hash != base_hash:
                 raise Conflict(current_hash, written_ms)
-            if cached is None:
+            if cached is None and not claims:
                 return removed
             try:
-                await self._outbox.delete(key, Etag(cached.etag), changes, base_hash)
+                expect: Precondition = ABSENT if cached is None else Etag(cached.etag)
+                await self._outbox.delete(key, expect, changes, base_hash, claims=claims)
             except EtagMismatch:
                 continue
             self._head_cache.invalidate(key, settings.field)
-            self._batcher.delete_log(key, cached.head)
+            if cached is not None:
+                self._batcher.delete_log(key, cached.head)
             return removed
 
     async def drop_oldest(self, key: str, settings: LogSettings) -> int:

@@ -2,7 +2,8 @@
 
 from pysync.auth import field_permissions
 from pysync.engine.append_log import LogRange, LogSettings
-from pysync.engine.documents import remove_once
+from pysync.engine.documents import STALE_BASE, remove_once
+from pysync.engine.idempotency import IdempotentRequest
 from pysync.errors import Conflict, InvalidBaseHash
 from pysync.model import WriteResult
 from pysync.server import web
@@ -34,32 +35,31 @@ class DeleteHandler:
         about = plugin_request(match.policy, access.caller, match.params, match.key)
         await service.hooks.run_delete_hooks(about)
         once = idempotency_key(request, access.caller, match.key)
-        removal = self._remove(match, access, base_hash)
-        if once is not None:
+        asked = None if once is None else IdempotentRequest(once, f"delete {base_hash}")
+        removal = self._remove(match, access, base_hash, asked)
+        if asked is not None and service.outbox.needs_recovery:
             removal = remove_once(service.coordinator, f"{once} {base_hash}", base_hash, removal)
         removed = await service.write_deadline.run(request, match, removal)
         await run_after_write(service, match, access.caller, removed, match.params, None, removed=True)
         return write_response("", removed.timestamp_ms)
 
-    async def _remove(self, match: Match, access: Access, base_hash: str) -> WriteResult:
+    async def _remove(
+        self, match: Match, access: Access, base_hash: str, asked: IdempotentRequest | None
+    ) -> WriteResult:
         """Remove the version `base_hash`, and return its stored hash and the time. Raises Conflict with the
         version that the caller sees."""
         if access.hidden and base_hash:
             current = await self._current(match)
             version = await self._visible_version(match, access, current)
-            if version != base_hash:
-                raise Conflict(version)
-            base_hash = current.hash
+            base_hash = current.hash if version == base_hash else STALE_BASE
         ref, collection = match.document_ref(access.caller), match.policy.collection
         try:
             if self._log is not None:
-                removed = await self._service.logs.delete(match.key, base_hash, self._log, ref)
-            else:
-                key = match.key if match.route.files is None else file_key(match, match.route.files)
-                removed = await self._service.documents.delete(
-                    key, base_hash, collection.ttl_ms, ref._replace(key=key), collection.history
-                )
-            return WriteResult(base_hash, removed.timestamp_ms)
+                return await self._service.logs.delete(match.key, base_hash, self._log, ref, asked)
+            key = match.key if match.route.files is None else file_key(match, match.route.files)
+            return await self._service.documents.delete(
+                key, base_hash, collection.ttl_ms, ref._replace(key=key), collection.history, asked
+            )
         except Conflict as error:
             stored = WriteResult(error.current_hash, error.written_ms)
             raise Conflict(await self._visible_version(match, access, stored)) from None

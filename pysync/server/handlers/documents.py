@@ -6,7 +6,6 @@ docs/reference/protocol.md#revocation-lists.
 """
 
 from collections.abc import Awaitable
-from contextlib import suppress
 
 import orjson
 
@@ -15,8 +14,8 @@ from pysync.auth import field_permissions
 from pysync.auth.rate_limits import Counter
 from pysync.config import Limit
 from pysync.config.key_templates import RESERVED, KeyTemplate
-from pysync.engine.documents import CachedVersion
-from pysync.errors import Conflict, Forbidden, IdempotencyKeyReused, NotFound
+from pysync.engine.documents import STALE_BASE, CachedVersion
+from pysync.errors import Conflict, NotFound
 from pysync.model import Caller, WriteResult
 from pysync.server import web
 from pysync.server.authorization import Access
@@ -40,8 +39,6 @@ from pysync.server.router import Match
 from pysync.server.sealed_data import check_sealed
 
 MAX_REVOCATION_BYTES = 262_144
-_STALE_BASE = "stale"
-"""A base that no document has."""
 REVOCATION_LIMIT = Limit(window_ms=60_000, max_requests=60)
 
 
@@ -63,13 +60,13 @@ class DocumentHandlers:
 
     async def push(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `POST {ns}/push/<key>` (docs/reference/protocol.md#push-a-document)."""
-        access, body = await self._authorize_push(request, match)
+        access, body, content = await self._authorize_push(request, match)
         if self._hooks.has_push_hooks:
             return await push_with_plugins(
                 self._service, request, match, access, body,
-                lambda: self._store(request, match, access, body),
+                lambda: self._store(request, match, access, body, content),
             )  # fmt: skip
-        written = await self._store(request, match, access, body)
+        written = await self._store(request, match, access, body, content)
         version = written.hash
         if access.hidden:
             version = await self.visible_version(match, access, written)
@@ -169,23 +166,26 @@ class DocumentHandlers:
         entry = {"data": orjson.Fragment(data), "hash": version, "timestamp": now_ms}
         return orjson.dumps(entry), version
 
-    async def _authorize_push(self, request: web.BaseRequest, match: Match) -> tuple[Access, _core.PushBody]:
-        """Return the access of a push, and its validated body."""
+    async def _authorize_push(
+        self, request: web.BaseRequest, match: Match
+    ) -> tuple[Access, _core.PushBody, str]:
+        """Return the access of a push, its validated body, and the hash of the data that was sent."""
         access, body = await read_authorized_body(
             request, match, self._authorizer, self._service.in_flight, "document", _core.decode_push
         )
+        content = body.hash
         if match.route.keyrings is not None:
             await check_sealed(match, body.data)
         if match.policy.collection.field_permissions:
             body = await self._apply_field_permissions(request, match, access, body)
         if match.route.validator is not None:
             await validate(match.route.validator, body.data)
-        return access, body
+        return access, body, content
 
     async def _store(
-        self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody
+        self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody, content: str
     ) -> WriteResult:
-        """Store a push that is authorised and validated."""
+        """Store a push that is authorised and validated. `content` is the hash of the data that was sent."""
         ttl_ms, history = match.policy.collection.ttl_ms, match.policy.collection.history
         subject = match.document_ref(access.caller)
         once = idempotency_key(request, access.caller, match.key)
@@ -195,14 +195,10 @@ class DocumentHandlers:
                 match,
                 self._documents.push(match.key, body, ttl_ms, subject, history)
                 if once is None
-                else self._documents.push_idempotent(match.key, body, once, ttl_ms, subject, history),
+                else self._documents.push_idempotent(
+                    match.key, body, once, ttl_ms, subject, history, content
+                ),
             )
-        except IdempotencyKeyReused:
-            if body.base_hash != _STALE_BASE:
-                raise
-            # The stored members that the caller may not change differ now, and so does the merged data.
-            found = await self._documents.pull(match.key, ttl_ms)
-            current = WriteResult("", 0) if found is None else WriteResult(found.hash, found.ts_ms)
         except Conflict as error:
             current = WriteResult(error.current_hash, error.written_ms)
         raise Conflict(await self.visible_version(match, access, current))
@@ -217,26 +213,21 @@ class DocumentHandlers:
         self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody
     ) -> _core.PushBody:
         """Return the push with the members that the caller may not change as they are stored. If the base
-        differs and the push has an Idempotency-Key, it may be a repetition, so this does not decide on the
-        base."""
+        differs and the push has an Idempotency-Key, it may be a repetition: it is then returned with a base
+        that no document has."""
         permissions, roles = match.policy.collection.field_permissions, access.roles
         if not body.base_hash:
             return field_permissions.preserve_read_only_fields(permissions, roles, body, None)
         current = await self._documents.pull(match.key, match.policy.collection.ttl_ms)
-        if current is None:
-            raise Conflict("")
-        version = await self.visible_version(match, access, WriteResult(current.hash, current.ts_ms))
-        if version == body.base_hash:
-            body = body if version == current.hash else body.rebased(current.hash)
-            return field_permissions.preserve_read_only_fields(permissions, roles, body, current.data)
+        version = ""
+        if current is not None:
+            version = await self.visible_version(match, access, WriteResult(current.hash, current.ts_ms))
+            if version == body.base_hash:
+                body = body if version == current.hash else body.rebased(current.hash)
+                return field_permissions.preserve_read_only_fields(permissions, roles, body, current.data)
         if idempotency_key(request, access.caller, match.key) is None:
             raise Conflict(version)
-        with suppress(Forbidden):
-            # The named base is not used: it may be a guess of the hash.
-            return field_permissions.preserve_read_only_fields(
-                permissions, roles, body.rebased(_STALE_BASE), current.data
-            )
-        raise Conflict(version)
+        return body.rebased(STALE_BASE)
 
 
 def _empty(now_ms: int, keyring: tuple[bytes, str] | None) -> bytes:

@@ -19,7 +19,14 @@ from pysync.server.authorization import Access
 from pysync.server.handlers import Service
 from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.plugin_hooks import run_after_write
-from pysync.server.request_body import check_body_headers, media_type, read_body, reserve_stream, stream_body
+from pysync.server.request_body import (
+    check_body_headers,
+    idempotency_key,
+    media_type,
+    read_body,
+    reserve_stream,
+    stream_body,
+)
 from pysync.server.responses import Response, etag_matches, wants_body, write_response
 from pysync.server.router import Match
 from pysync.server.streaming import SendfileResponse, StreamingResponse
@@ -68,9 +75,12 @@ class FileHandlers(DocumentHandlers):
         caller, chunks = await self._authorize_upload(request, match, rules)
         content_type = rules.content_type or sanitize(request.headers["Content-Type"])
         async with aclosing(chunks):
+            once = idempotency_key(request, caller, match.key)
             written = await self._service.write_deadline.run_upload(
                 chunks,
-                lambda chunks: self._files.push(match.key, chunks, content_type, match.document_ref(caller)),
+                lambda chunks: self._files.push(
+                    match.key, chunks, content_type, match.document_ref(caller), once
+                ),
             )
         if self._hooks.has_push_hooks:
             await run_after_write(self._service, match, caller, written, match.params, None)

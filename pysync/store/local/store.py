@@ -34,6 +34,7 @@ from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import Database, make_private_dir, open_database, reason_of
 from pysync.sqlite.purge import purge_database
 from pysync.store.local import capture, tables, usage
+from pysync.store.local.claims import MAX_LIVE, LocalClaims
 from pysync.store.local.disk import FileTree
 from pysync.store.local.file_merge import FolderSwapMerger, MergePlan
 from pysync.store.local.files import LocalFiles
@@ -46,6 +47,7 @@ from pysync.store.types import (
     ANY,
     NOT_MODIFIED,
     AppendedObject,
+    Claim,
     EtagMismatch,
     ExistingFileFilter,
     FileStat,
@@ -102,7 +104,12 @@ class LocalStore:
     added_bytes: ClassVar[int] = 0
 
     def __init__(
-        self, database: Database, tree: FileTree, now_ms: Callable[[], int], retention: Retention
+        self,
+        database: Database,
+        tree: FileTree,
+        now_ms: Callable[[], int],
+        retention: Retention,
+        max_claims: int,
     ) -> None:
         self._name = os.urandom(8).hex()
         self._numbers = itertools.count()
@@ -117,6 +124,7 @@ class LocalStore:
         self._merger = FolderSwapMerger(tree, self._renames, self._writer, self._reader)
         self.change_log = SqliteChangeLog(self._reader, self._writer, now_ms, retention)
         self.time_index = LocalTimeIndex(self._reader, self._writer)
+        self.claims = LocalClaims(self._reader, self._writer, now_ms, max_claims)
         self.ledger: LocalLedger | None = None
 
     @property
@@ -130,6 +138,7 @@ class LocalStore:
         folder: str | Path,
         now_ms: Callable[[], int] = wall_clock_ms,
         retention: Retention = Retention(),  # noqa: B008 (frozen)
+        max_claims: int = MAX_LIVE,
     ) -> Self:
         """Open the store in `folder`, and create it if it is missing. Raises ValueError if a newer version
         wrote it or its database is missing, StoreUnavailable if it cannot be used."""
@@ -139,7 +148,7 @@ class LocalStore:
             raise StoreUnavailable(
                 f"cannot open the store in {folder}: {reason_of(error, folder)}"
             ) from error
-        store = cls(database, tree, now_ms, retention)
+        store = cls(database, tree, now_ms, retention, max_claims)
         if database.is_read_only:
             log.warning("the file system of %s is read-only: writes fail until a restart", folder)
             return store
@@ -224,6 +233,7 @@ class LocalStore:
         charge: Charge | None = None,
         also: Sequence[AppendedObject] = (),
         segments: Sequence[Segment] = (),
+        claims: Sequence[Claim] = (),
     ) -> str:
         """See `TransactionalStore.put`."""
         etag, rows = self._new_etag(), self.change_log.rows_of(changes)
@@ -237,8 +247,10 @@ class LocalStore:
             puts = [*self._puts_of(segments, rows), put]
             put = (tables.put_together, split_key(key), expect, puts)
             size += sum(len(segment.body) for segment in segments)
+        write, *args = put
+        write = self.claims.bind(write, claims) if claims else write
         try:
-            replaces_file, last = await self._writer.submit(*put, size=size)
+            replaces_file, last = await self._writer.submit(write, *args, size=size)
         except EtagMismatch as error:
             error.__traceback__ = None  # frames of the writer, which have the body and lead to the error
             raise
@@ -278,6 +290,7 @@ class LocalStore:
         changes: Sequence[Change] = (),
         also: Sequence[AppendedObject] = (),
         charge: Charge | None = None,
+        claims: Sequence[Claim] = (),
     ) -> None:
         """See `TransactionalStore.delete`."""
         parent, name = split_key(key)
@@ -286,8 +299,10 @@ class LocalStore:
         if also:
             now_ms, _, _ = rows
             delete = (*delete, self._append_objects(key, self._rows_of(also, now_ms), charge))
+        write, *args = delete
+        write = self.claims.bind(write, claims) if claims else write
         try:
-            was_file, last = await self._writer.submit(*delete)
+            was_file, last = await self._writer.submit(write, *args)
         except EtagMismatch as error:
             error.__traceback__ = None  # as above
             raise
@@ -322,6 +337,7 @@ class LocalStore:
         received: OnReceived | None = None,
         changes_of: Callable[[str], Sequence[Change]] | None = None,
         charge: Charge | None = None,
+        claim_of: Callable[[str], Claim] | None = None,
     ) -> str:
         """See `Store.write`."""
         self._files.check_key(key)
@@ -330,7 +346,9 @@ class LocalStore:
                 await received(staged.sha256)
             rows = self.change_log.rows_of(() if changes_of is None else changes_of(staged.sha256))
             owner_of = None if self.ledger is None else self.ledger.owner_of_file(charge)
-            last = await self._files.commit(staged, tables.insert_file, content_type, key, rows, owner_of)
+            claims = () if claim_of is None else (claim_of(staged.sha256),)
+            insert = self.claims.bind(tables.insert_file, claims) if claims else tables.insert_file
+            last = await self._files.commit(staged, insert, content_type, key, rows, owner_of)
         self.change_log.notify(last)
         return staged.sha256
 

@@ -11,7 +11,7 @@ from pysync.clock import HybridTimestamp
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, insert_changes
 from pysync.sqlite.database_file import Schema
-from pysync.store.local import usage
+from pysync.store.local import claims, usage
 from pysync.store.local.disk import FileFingerprint, TempFile
 from pysync.store.local.put_statements import APPEND, PUT, PutStatements
 from pysync.store.local.rename_journal import RenameJournal
@@ -96,6 +96,7 @@ SCHEMA: Final = Schema(
     """,
         # The checksum of a file, NULL until a file of an earlier version was found right.
         "ALTER TABLE object ADD COLUMN xxh3 TEXT",
+        claims.TABLE,
     )
 )
 

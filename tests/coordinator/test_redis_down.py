@@ -149,6 +149,32 @@ async def test_push_is_stored_and_announced_once_redis_is_back(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("go_down", [end_and_forget, end_and_remember, hang])
+async def test_ready_service_names_a_redis_that_is_away(
+    redis: RedisServer,
+    start: Start,
+    session: aiohttp.ClientSession,
+    go_down: Callable[[RedisServer], Callable[[], None]],
+) -> None:
+    anyone = Browser(await start({**SERVED, "coordinator": redis.url}, store=MemoryStore()), session)
+
+    async def reports() -> tuple[bool, str | None, str]:
+        ready = await anyone.request("GET", "/health/ready")
+        assert ready.status == 200
+        metrics = (await anyone.request("GET", "/metrics")).body.decode()
+        gauge = [line for line in metrics.splitlines() if line.startswith("pysync_coordinator_up ")]
+        return ready.json["ok"], ready.json.get("coordinator"), "".join(gauge)
+
+    assert await reports() == (True, None, "pysync_coordinator_up 1.0")
+    come_up = go_down(redis)
+    while await reports() != (True, "unreachable", "pysync_coordinator_up 0.0"):
+        pass
+    come_up()
+    while await reports() != (True, None, "pysync_coordinator_up 1.0"):
+        pass
+
+
+@pytest.mark.slow
 async def test_node_announces_pending_writes_of_another(
     redis: RedisServer, start: Start, session: aiohttp.ClientSession
 ) -> None:

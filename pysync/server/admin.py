@@ -176,7 +176,7 @@ class AdminPages:
     def _ready(self, monitor: LoopMonitor) -> Response:
         if (error := self._readiness.check_from_thread(monitor.loop)) is not None:
             return error_response(error, close=True)
-        return _json(200, {"ok": True, "ts": self._now_ms()})
+        return _json(200, self._readiness.body(self._now_ms()))
 
     def _admin(self, monitor: LoopMonitor) -> Response:
         counters, error = self._snapshot(), self._readiness.error

@@ -58,7 +58,7 @@ from pysync.server.metrics import Counters, MultiprocessCounters
 from pysync.server.middleware import Middleware
 from pysync.server.openapi import OpenApi
 from pysync.server.overload import LoadShedder, connection_limit
-from pysync.server.readiness import Readiness
+from pysync.server.readiness import PROBE_EVERY_S, CoordinatorMonitor, Readiness
 from pysync.server.router import Router
 from pysync.server.routes import RouteBuilder, key_owner_tables, owning_collections
 from pysync.server.sse import SSEHub, StreamLimits
@@ -269,6 +269,9 @@ class App(AbstractAsyncContextManager["App"]):
         if config.scrub is not False and config.store.url != "memory:":
             self.scrubber = Scrubber(store, coordinator, config.scrub, report, clock, repair=repair)
             self.scrubber.start()
+        monitor = CoordinatorMonitor(coordinator.diagnose, self.readiness, counters.gauges)
+        monitoring = every(PROBE_EVERY_S, monitor.check, "cannot query the coordinator", log)
+        self._monitoring = loop.create_task(monitoring)
         self.usage_count = None if tracked is None else tracked.counter
         self._counting: asyncio.Task[None] | None = None
         if sweeps and self.usage_count is not None:
@@ -326,6 +329,8 @@ class App(AbstractAsyncContextManager["App"]):
             self._counting.cancel()
             await asyncio.wait({self._counting})
         self._outbox_relay.close()
+        self._monitoring.cancel()
+        await asyncio.wait({self._monitoring})
         if self.erasure is not None:
             self.erasure.cancel()
             await asyncio.wait({self.erasure})

@@ -67,6 +67,8 @@ class Counters:
 
     def gauge(self, metric: str) -> int:
         """Return the value of a metric of `GAUGES`."""
+        if metric == COORDINATOR_UP:
+            return int(not self.gauges[COORDINATOR_DOWN])
         return max(self.lags_s.values(), default=0) if metric == PROJECTION_LAG else self.gauges[metric]
 
     def add(self, other: "Counters") -> None:
@@ -222,10 +224,14 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
 """The metrics that `Counters.count` counts, by name without `_total`: the help text and the label names."""
 
 PROJECTION_LAG: Final = "pysync_projection_lag_seconds"
+COORDINATOR_UP: Final = "pysync_coordinator_up"
+COORDINATOR_DOWN: Final = "coordinator_down"
+"""A gauge that is added up over workers: the number of those that do not reach the coordinator."""
 GAUGES: Final[Mapping[str, str]] = {
     "pysync_backup_lag_seconds": "Age of the newest moment that the backup of the service has; 0: none.",
     "pysync_backup_last_success_timestamp_seconds": "Time of that moment; 0 if there is none.",
     "pysync_connections": "Open connections.",
+    COORDINATOR_UP: "1 if the coordinator can be reached, 0 if not.",
     "pysync_unread_connections": "Connections that are not read, because the server is overloaded.",
     "pysync_bytes_in_flight": "Bytes of request bodies and responses that are held.",
     "pysync_streams": "Open change streams.",

@@ -1,12 +1,15 @@
-"""Readiness: whether requests that need the store and the coordinator would succeed."""
+"""Readiness: whether requests would succeed, and if a coordinator that nodes share can be reached."""
 
 import asyncio
 import concurrent.futures
 import logging
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
-from pysync.errors import Unavailable
+from pysync.errors import CoordinatorUnavailable, Unavailable
+from pysync.server.metrics import COORDINATOR_DOWN
 
 READY_S = 2.0
 """Seconds after which an unfinished probe counts as a failure."""
@@ -25,6 +28,8 @@ class Readiness:
     that of a store includes a group commit. The outcome is cached, and only its changes are logged.
 
     Until the first success a single failure counts. `draining` is set when the service is about to stop.
+    `reaches_coordinator` is what `CoordinatorMonitor` found. It does not change readiness, because public
+    reads go on without a coordinator that nodes share.
     """
 
     def __init__(self, probes: Sequence[Callable[[], Awaitable[None]]]) -> None:
@@ -36,6 +41,7 @@ class Readiness:
         self._probing: asyncio.Task[None] | None = None
         self._probed_at = 0.0
         self.draining = False
+        self.reaches_coordinator = True
 
     @property
     def error(self) -> Unavailable | None:
@@ -46,6 +52,11 @@ class Readiness:
     def is_known(self) -> bool:
         """False before the end of the first probe."""
         return self.draining or self._was_ready is not None
+
+    def body(self, ts_ms: int) -> dict[str, Any]:
+        """Return the body of the response of a service that is ready."""
+        unreachable = {} if self.reaches_coordinator else {"coordinator": "unreachable"}
+        return {"ok": True, "ts": ts_ms, **unreachable}
 
     async def check(self) -> Unavailable | None:
         """Return the reason why the service is not ready; None if it is. Takes at most `READY_S`."""
@@ -109,6 +120,27 @@ class Readiness:
             log.warning("not ready: %s", error.detail, exc_info=_unforeseen(error))
         elif changed and not is_first:
             log.info("ready again")
+
+
+class CoordinatorMonitor:
+    """Tells `readiness` and the metrics if the server of the coordinator can be reached."""
+
+    def __init__(
+        self, diagnose: Callable[[], Awaitable[object]], readiness: Readiness, gauges: Counter[str]
+    ) -> None:
+        self._diagnose = diagnose
+        self._readiness = readiness
+        self._gauges = gauges
+
+    async def check(self) -> None:
+        """Query the server once."""
+        try:
+            await self._diagnose()
+        except CoordinatorUnavailable:
+            self._readiness.reaches_coordinator = False
+        else:
+            self._readiness.reaches_coordinator = True
+        self._gauges[COORDINATOR_DOWN] = int(not self._readiness.reaches_coordinator)
 
 
 def _unforeseen(error: Unavailable) -> BaseException | None:

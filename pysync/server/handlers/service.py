@@ -148,7 +148,7 @@ class ServiceHandlers:
         """Serve `GET /health/ready`: the store and the coordinator work, and the service is not stopping."""
         if (error := await self._readiness.check()) is not None:
             return error_response(error)  # not raised: the change is logged, not each request
-        return json_response({"ok": True, "ts": self._now_ms()}, NO_STORE)
+        return json_response(self._readiness.body(self._now_ms()), NO_STORE)
 
     async def metrics(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `GET /metrics`, in Prometheus' text format, to processes of this machine and to the holder of

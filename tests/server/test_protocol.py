@@ -366,6 +366,43 @@ async def test_a_request_with_two_lengths_is_refused_and_closed(base: str) -> No
     assert json.loads(body)["code"] == "bad_request"
 
 
+CHUNKED_PUSH = b'13\r\n{"data":{"by":"x"}}\r\n0\r\n\r\n'
+
+
+@pytest.mark.parametrize(
+    ("version", "lines", "status"),
+    [
+        (b"1.1", b"Transfer-Encoding: chunked\r\n", 200),
+        (b"1.1", b"Transfer-Encoding: Chunked\r\n", 200),
+        (b"1.1", b"Transfer-Encoding: identity, chunked\r\n", 400),
+        (b"1.1", b"Transfer-Encoding: gzip, chunked\r\n", 400),
+        (b"1.1", b"Transfer-Encoding: chunked, chunked\r\n", 400),
+        (b"1.1", b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", 400),
+        (b"1.1", b"Transfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n", 400),
+        (b"1.1", b"Transfer-Encoding: identity\r\n", 400),
+        (b"1.1", b"Transfer-Encoding: gzip\r\n", 400),
+        (b"1.1", b"Transfer-Encoding:\r\n", 400),
+        (b"1.1", b"Transfer-Encoding: xchunked\r\n", 400),
+        (b"1.0", b"Transfer-Encoding: chunked\r\n", 400),
+        (b"1.0", b"Transfer-Encoding: chunked\r\nConnection: keep-alive\r\n", 400),
+        (b"1.0", b"Transfer-Encoding: identity\r\nConnection: keep-alive\r\n", 400),
+    ],
+)
+async def test_a_body_that_is_not_exactly_chunked_is_400_and_closes(
+    base: str, anyone: Browser, unique: Callable[[str], str], version: bytes, lines: bytes, status: int
+) -> None:
+    key = unique("notes")
+    head = b"POST /push/%s HTTP/%s\r\nHost: h\r\nContent-Type: application/json\r\n" % (key.encode(), version)
+    last = b"GET /health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
+    heard = await asyncio.to_thread(talk, base, head + lines + b"\r\n" + CHUNKED_PUSH + last)
+    first, _, rest = heard.partition(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 %d " % status)
+    assert rest.count(b"HTTP/1.1 200 ") == (status == 200)
+    assert ((await anyone.pull(key)).json["hash"] != "") == (status == 200)
+    if status == 400:
+        assert json.loads(rest)["code"] == "bad_request"
+
+
 @pytest.mark.parametrize(
     "sent",
     [

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from traceback import clear_frames
 
 from aiohttp import hdrs
+from aiohttp.http import HttpVersion11
 
 from pysync import protocol
 from pysync._core import PanicException
@@ -17,6 +18,7 @@ from pysync.auth.authentication import BEARER
 from pysync.auth.certificates import SCHEME
 from pysync.auth.signing import canonical_host_of_header
 from pysync.errors import (
+    BadRequest,
     DocumentCorrupt,
     ForeignOrigin,
     InternalError,
@@ -118,6 +120,8 @@ class Middleware:
         try:
             if self._refuses(request):
                 raise Overloaded
+            if hdrs.TRANSFER_ENCODING in request.headers:
+                _check_framing(request)
             if self._hosts:
                 self._check_host(request)
             method, target = request.method, request.raw_path
@@ -272,6 +276,15 @@ class Middleware:
             f"Access-Control-Allow-Origin: {allowed}\r\nVary: Origin\r\n"
             f"Access-Control-Expose-Headers: {CORS_EXPOSED}\r\n"
         )
+
+
+def _check_framing(request: Request) -> None:
+    """Raise BadRequest, and let the connection close, unless the body is chunked and nothing else: a proxy in
+    front may see another end of it, and so another request behind it."""
+    codings = request.headers.getall(hdrs.TRANSFER_ENCODING)
+    if request.version < HttpVersion11 or [coding.lower() for coding in codings] != ["chunked"]:
+        request.keep_alive = False
+        raise BadRequest("Transfer-Encoding must be chunked, in HTTP/1.1")
 
 
 def _forget_frames(error: BaseException | None) -> None:

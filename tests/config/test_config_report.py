@@ -104,6 +104,27 @@ def test_the_linter_knows_the_trust_of_namespaces_and_collections() -> None:
     ]
 
 
+def test_the_linter_warns_of_issuers_that_several_namespaces_trust() -> None:
+    told = (
+        "auth.trustedIssuers",
+        "are trusted in acme, beta alike: give each namespace its own trustedIssuers",
+    )
+    guarded = collection(readRoles=["cap:read:notes"], writeRoles=["delegated:u:notes"])
+    owned = collection(storagePath="own/{identity}/{id}", readRoles=["self"], writeRoles=["self"])
+
+    def names(**namespaces: dict[str, Any]) -> list[tuple[str, str]]:
+        return [each for each in warnings(namespaces=namespaces, auth=TRUSTED) if each[0] == told[0]]
+
+    assert names(acme={"collections": [guarded]}, beta={"collections": [guarded]}) == [told]
+    assert names(acme={"collections": [guarded]}) == []
+    assert names(acme={"collections": [guarded]}, beta={"collections": [guarded], **TRUSTED}) == []
+    own = {**guarded, **TRUSTED}
+    assert names(acme={"collections": [guarded]}, beta={"collections": [own]}) == []
+    assert names(acme={"collections": [guarded]}, beta={"collections": [owned]}) == []
+    root = warnings(guarded, namespaces={"acme": {"collections": [guarded]}}, auth=TRUSTED)
+    assert (told[0], told[1].replace("acme, beta", "the root, acme")) in root
+
+
 def test_the_linter_asks_for_the_public_hosts_where_everybody_may_write() -> None:
     """A page whose own name comes to lead to this server is told apart by its Host alone."""
     open_to_all = collection(writeRoles=["public"])

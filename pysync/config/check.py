@@ -189,6 +189,7 @@ def _warnings(config: Config) -> Iterator[Problem]:
         for name in overlapping_collections(events, config):
             message = f"its files have keys of {name}, where they could be read, and replaced"
             yield Problem(f"events[{at}].storagePath", message, events.collection)
+    yield from _shared_issuers(config)
     if config.auth.spaces is not None and config.auth.spaces.trust_on_first_use:
         yield Problem("auth.spaces.trustOnFirstUse", "the first caller would own a space: only false is safe")
     if not is_trial:
@@ -243,6 +244,24 @@ def _open(collection: Collection, path: str) -> Iterator[Problem]:
     if log is not None and log.persist is not False and log.require_author_signature is False:
         message = "false: author proofs are stored as they are sent, unchecked"
         yield Problem(f"{path}.appendOnly.requireAuthorSignature", message)
+
+
+def _shared_issuers(config: Config) -> Iterator[Problem]:
+    """Warn about the server's issuers if their certificates yield roles in several namespaces."""
+    if not config.auth.trusted_issuers:
+        return
+    trusting: dict[str, None] = {}
+    for name, _, collection in config.each_collection():
+        namespace = config.namespaces[name] if name else None
+        is_own = collection.trusted_issuers is not None or (
+            namespace is not None and namespace.trusted_issuers is not None
+        )
+        roles = collection.every_role_for("pull") + collection.every_role_for("push")
+        if not is_own and any(role.startswith(("cap:", "delegated:")) for role in roles):
+            trusting[name or "the root"] = None
+    if len(trusting) > 1:
+        message = f"are trusted in {', '.join(trusting)} alike: give each namespace its own trustedIssuers"
+        yield Problem("auth.trustedIssuers", message)
 
 
 def _anyone(collection: Collection) -> str:

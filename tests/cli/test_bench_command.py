@@ -1,6 +1,9 @@
 """`pysync bench`: loads any service with a manifest, in the collections that it is told."""
 
+import asyncio
 import json
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +11,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.cli_runner import Shell
+from support.cli_runner import Shell, running
 from support.clients import STRANGER, Browser, Start
 from support.collections import OWN, UNSIGNED, collection
+
+from pysync.store.memory import MemoryStore
 
 COLLECTIONS: list[dict[str, Any]] = [
     collection("notes", listable=True),
@@ -22,6 +27,7 @@ COLLECTIONS: list[dict[str, Any]] = [
     collection("news", "news/today", pullOnly=True),
     collection("small", maxBodyBytes=100),
     collection("staff", readRoles=["admin"], writeRoles=["admin"]),
+    collection("slow", rateLimit={"push": {"windowMs": 3_600_000, "maxRequests": 5}}),
 ]
 SERVICE: dict[str, Any] = {
     "auth": {"adminToken": "token-of-the-tests"},
@@ -94,8 +100,8 @@ async def test_requests_are_signed_where_there_is_a_key(start: Start, shell: She
 
 async def test_answers_that_are_refused_are_counted(start: Start, shell: Shell, key: str) -> None:
     base = await start(SERVICE)
-    assert await benched(shell, base, "staff", "--key", key, "--action", "push") == [
-        ("staff push", 0, {"403": 20})
+    assert await benched(shell, base, "slow", "--key", key, "--action", "push") == [
+        ("slow push", 5, {"429": 15})
     ]
     status, printed, _ = await shell.ask("bench", "--server", base, *FEW, "notes", "--action", "push")
     assert status == 0
@@ -114,7 +120,7 @@ async def test_answers_that_are_refused_are_counted(start: Start, shell: Shell, 
         (("news",), "news cannot be pushed to: name an existing document, as news=KEY"),
         (("inbox", "--action", "pull"), "nothing to do: inbox is not pulled"),
         (("notes=notes/x/{id",), "is not a key template"),
-        (("staff", "--action", "pull"), "staff pull cannot be prepared"),
+        (("slow", "--action", "pull"), "slow pull cannot be prepared: {'429': 15}"),
     ],
 )
 async def test_what_cannot_be_loaded_is_told(
@@ -123,6 +129,51 @@ async def test_what_cannot_be_loaded_is_told(
     status, _, errors = await shell.ask("bench", "--server", await start(SERVICE), *FEW, *arguments)
     assert status == 1
     assert told in errors
+
+
+@pytest.mark.parametrize("action", ["push", "pull"])
+async def test_it_ends_at_the_first_request_that_lacks_the_right_key(
+    start: Start, session: aiohttp.ClientSession, shell: Shell, key: str, action: str
+) -> None:
+    base = await start(SERVICE)
+    bench = ("bench", "staff", "--server", base, *FEW, "--json", "--action", action)
+    own = STRANGER.user_id
+    for credentials, said in (
+        ((), "401: the requests have no credentials; add --key FILE"),
+        (("--admin-token", "x" * 20), "401: the server does not accept this admin token"),
+        (("--key", key), f"403: the key of the user {own} may not use staff; give another one with --key"),
+    ):
+        assert await shell.ask(*bench, *credentials) == (4, "", f"pysync: staff {action}: {said}\n")
+    async with session.get(f"{base}/metrics") as response:
+        counts = re.findall(r'requests_total\{.*status="40[13]".*\} (\d+)', await response.text())
+    assert 3 <= sum(map(int, counts)) <= 3 * 4, "one for each connection at most"
+
+
+class Hanging(MemoryStore):
+    """A store that takes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    async def put(self, *arguments: Any, **options: Any) -> str:
+        if "bench" in arguments[0]:
+            self.asked.set()
+            await self.goes_on.wait()
+        return await super().put(*arguments, **options)
+
+
+@pytest.mark.process
+async def test_an_interrupted_run_ends_quietly(start: Start) -> None:
+    store = Hanging()
+    base = await start(SERVICE, store=store)
+    async with running("bench", "notes", "--server", base, *FEW, "--json", "--action", "push") as process:
+        await store.asked.wait()
+        process.send_signal(signal.SIGINT)
+        output, errors = await process.communicate()
+    store.goes_on.set()
+    assert (process.returncode, output, errors) == (130, b"", b"")
 
 
 async def test_a_service_without_a_manifest_is_told_of(start: Start, shell: Shell) -> None:

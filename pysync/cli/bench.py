@@ -12,10 +12,10 @@ import uvloop
 
 from pysync.cli import load_generator
 from pysync.cli.credentials import load_credentials, make_client
-from pysync.cli.load_generator import RequestBuilder
+from pysync.cli.load_generator import Rejected, RequestBuilder
 from pysync.client import CollectionInfo
 from pysync.config import key_templates
-from pysync.errors import NotFound
+from pysync.errors import Forbidden, NotFound
 from pysync.protocol import JSON_TYPE
 
 READ: Final = 1_000
@@ -28,10 +28,13 @@ class _Workload(NamedTuple):
     name: str
     requests: Callable[[], Iterable[bytes]]
     prepare: list[bytes]
+    explain: Callable[[int], str]
+    """Returns why the requests are answered 401 or 403."""
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Run the load test. The exit status is 1 if any response was not 200."""
+    """Run the load test. The exit status is 1 if any response was not 200, and 4 if the credentials are
+    rejected, which ends it."""
     gc.disable()  # nothing here makes cycles, and a pause would be taken for the server's
     try:
         return uvloop.run(_bench(options))
@@ -59,9 +62,17 @@ async def _bench(options: argparse.Namespace) -> int:
         print(load_generator.HEADER)
     failed = False
     for workload in workloads:
-        run = await load_generator.measure(
-            options.server, *workload, seconds=options.seconds, connections=options.connections
-        )
+        try:
+            run = await load_generator.measure(
+                options.server,
+                workload.name,
+                workload.requests,
+                workload.prepare,
+                seconds=options.seconds,
+                connections=options.connections,
+            )
+        except Rejected as rejected:
+            raise Forbidden(f"{workload.name}: {workload.explain(rejected.status)}") from None
         print(json.dumps(dataclasses.asdict(run)) if options.json else load_generator.row(run), flush=True)
         failed = failed or bool(run.errors)
     return int(failed)
@@ -124,9 +135,17 @@ class _Load:
     def _workload(self, verb: str, request: Callable[[int], bytes], prepare: list[bytes]) -> _Workload:
         """Return the run whose n-th request is `request(n)`."""
         count = self._options.count
-        return _Workload(
-            f"{self._collection.name} {verb}", lambda: [request(n) for n in range(count)], prepare
-        )
+        name = f"{self._collection.name} {verb}"
+        return _Workload(name, lambda: [request(n) for n in range(count)], prepare, self._explain)
+
+    def _explain(self, status: int) -> str:
+        """Return why requests are answered 401 or 403, and which credentials they have."""
+        if not self._signs and not self._token:
+            return f"{status}: the requests have no credentials; add --key FILE"
+        given = f"the key of the user {self._author.identity}" if self._signs else "the admin token"
+        if status == 401:
+            return f"{status}: the server does not accept {given}; give another one"
+        return f"{status}: {given} may not use {self._collection.name}; give another one"
 
     def _append_request(self, n: int) -> bytes:
         needs_proof = (self._collection.append_only or {}).get("requireAuthorSignature") is not False

@@ -28,6 +28,14 @@ _BODYLESS = (204, 304)
 _WORDS: Final = "Sow the peas, turn the compost, mend the gate before the frost comes back. "
 
 
+class Rejected(Exception):
+    """The server answered `status`, 401 or 403, where another one was expected. No request was sent after."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the server answered {status}")
+        self.status = status
+
+
 class RequestBuilder:
     """Makes the bytes of requests to the server at `base_url`, in the name of `keys` under `certificate`; by
     default of a device of its own.
@@ -124,6 +132,8 @@ class Run:
         self.ends = time.perf_counter() + seconds
         self.latencies = array("d")
         self.errors: Counter[str] = Counter()
+        self.rejected = 0
+        """The status of the first answer that rejects the credentials."""
         self.sent_bytes = 0
         self.polling = True
         self.idle_s = 0.0
@@ -188,6 +198,9 @@ class LoadConnection(asyncio.Protocol):
         run = self.run
         if self.status != run.expect:
             run.errors[str(self.status)] += 1
+            if self.status in (401, 403):  # as it would be for all others
+                run.rejected = run.rejected or self.status
+                run.requests = iter(())
         elif self.length < run.at_least:
             run.errors["too short"] += 1
         else:
@@ -232,7 +245,8 @@ async def drive(
     seconds: float,
     at_least: int = 0,
 ) -> tuple[Run, float]:
-    """Send all requests, or as many as go into `seconds`; the run and how long it took."""
+    """Send all requests, or as many as go into `seconds`; the run and how long it took. Raises Rejected, and
+    TimeoutError 30 s after `seconds`."""
     url = urlsplit(base_url)
     loop = asyncio.get_running_loop()
     tls = ssl.create_default_context() if url.scheme == "https" else None
@@ -246,8 +260,12 @@ async def drive(
     for connection in opened:
         connection.start(run)
     run.poll()
-    await asyncio.wait_for(asyncio.gather(*(connection.closed for connection in opened)), seconds + 30)
+    _, unfinished = await asyncio.wait([one.closed for one in opened], timeout=seconds + 30)
     run.polling = False
+    if unfinished:
+        raise TimeoutError(f"{len(unfinished)} connections have no answer after {seconds + 30:g} s")
+    if run.rejected:
+        raise Rejected(run.rejected)
     return run, time.perf_counter() - started
 
 
@@ -264,7 +282,7 @@ async def measure(
     server_pid: int | None = None,
 ) -> Measurement:
     """Send `prepare`, which is not measured and which all is answered 200, then what `requests` makes. Raises
-    RuntimeError when what it needs cannot be made."""
+    RuntimeError when what it needs cannot be made, and as `drive`."""
     prepared, _ = await drive(base_url, prepare, 200, connections=connections, seconds=60)
     if prepared.errors:
         raise RuntimeError(f"{name} cannot be prepared: {dict(prepared.errors)}")

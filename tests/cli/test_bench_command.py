@@ -140,8 +140,8 @@ async def test_it_ends_at_the_first_request_that_lacks_the_right_key(
     own = STRANGER.user_id
     for credentials, said in (
         ((), "401: the requests have no credentials; add --key FILE"),
-        (("--admin-token", "x" * 20), "401: the server does not accept this admin token"),
-        (("--key", key), f"403: the key of the user {own} may not use staff; give another one with --key"),
+        (("--admin-token", "x" * 20), "401: the server does not accept the admin token; give another one"),
+        (("--key", key), f"403: the key of the user {own} may not use staff; give another one"),
     ):
         assert await shell.ask(*bench, *credentials) == (4, "", f"pysync: staff {action}: {said}\n")
     async with session.get(f"{base}/metrics") as response:

@@ -5,7 +5,7 @@ import errno
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from math import inf
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
@@ -177,7 +177,6 @@ class LocalFiles:
         if (row := self._row(key)) is None:
             return None
         reader = FileReader(self._tree.path(key))
-        body: bytes | None = None
         try:
             found = await self._locate(key, row, reader)
             if found is None:
@@ -185,9 +184,7 @@ class LocalFiles:
                 return None
             row, stamp = found
             if stamp.size <= CHECKED_BYTES:
-                body = await reader.read(stamp.size)
-                reader.close()
-                await self._check_body(key, row, stamp, body)
+                await self._check_body(key, row, stamp, await reader.read(stamp.size))
             else:
                 await self._check_file(key, row, stamp, reader)
         except BaseException:
@@ -195,18 +192,9 @@ class LocalFiles:
             raise
         begin, finish = clamp_range(stamp.size, start, end)
         reader.select(begin, finish)
-        chunks, sendfile = (reader, reader) if body is None else (_single_chunk(body[begin:finish]), None)
-        return OpenFile(
-            stamp.size,
-            row.sha256,
-            row.content_type,
-            row.modified_ms,
-            begin,
-            finish,
-            chunks,
-            sendfile,
-            etag=row.etag,
-        )
+        etag, content_type, modified_ms, sha256, *_ = row
+        size = stamp.size
+        return OpenFile(size, sha256, content_type, modified_ms, begin, finish, reader, reader, etag=etag)
 
     async def verify(self, key: str, pace: Pace) -> FileStat | None:
         """See `Store.verify`."""
@@ -334,8 +322,3 @@ class LocalFiles:
                 await self._writer.submit(tables.set_file_checked, key, checked)
         if is_damaged:
             raise DamagedFile(f"its sha256 is {sha256} and should be {row.sha256}", row.etag)
-
-
-async def _single_chunk(content: bytes) -> AsyncGenerator[bytes, None]:
-    if content:
-        yield content

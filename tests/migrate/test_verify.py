@@ -1,6 +1,7 @@
 """`pysync verify`: everything that a store holds is read, and what is damaged is named."""
 
 import asyncio
+import hashlib
 import json
 import os
 import sqlite3
@@ -148,6 +149,59 @@ async def test_the_command_lists_what_is_damaged_and_exits_1(shell: Shell, tmp_p
 
 
 @pytest.mark.slow
+async def adopted(shell: Shell, status: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The outcomes of `verify --adopt` by key, and the counts."""
+    found, output, errors = await shell.ask("verify", "--store", "file:data", "--adopt")
+    assert (found, errors) == (status, "")
+    *lines, counts = map(json.loads, output.splitlines())
+    return {line["key"]: line for line in lines if "adopted" in line}, counts
+
+
+async def test_the_command_adopts_what_somebody_wrote_in_place_of_files(shell: Shell, tmp_path: Path) -> None:
+    root = tmp_path / "data/files/f"
+    store = await LocalStore.open_folder(tmp_path / "data")
+    for key in ("f/edited", "f/rotten", "f/large", "f/lost", "f/sound"):
+        size = 3_000_000 if key == "f/large" else 10
+        await store.write(key, chunks_of(bytes(size)), "text/x-test")
+    await store.put("f/document", document(b"{}"))
+    before = {key: await store.stat(f"f/{key}") for key in ("edited", "rotten", "large", "sound")}
+    (root / "edited").write_bytes(b"new bytes")
+    rot(root / "rotten")
+    rot(root / "large")
+    (root / "lost").unlink()
+    outcomes, counts = await adopted(shell, status=1)
+    assert {key: each["adopted"] for key, each in outcomes.items()} == {
+        "f/edited": True,
+        "f/rotten": True,
+        "f/large": True,
+        "f/lost": False,
+    }
+    assert (counts["damaged"], counts["adopted"]) == (4, 3)
+    assert [damage.key for damage in await damages(store)] == ["f/lost"]
+    for key in ("edited", "rotten", "large"):
+        file, content = await read_file(store, f"f/{key}")
+        assert content == (root / key).read_bytes()
+        assert file.sha256 == outcomes[f"f/{key}"]["sha256"] == hashlib.sha256(content).hexdigest()
+        known = before[key]
+        assert known is not None
+        assert file.etag != known.etag
+        assert file.content_type == "text/x-test"
+    assert await store.stat("f/sound") == before["sound"]
+    sizes = {listed.key: listed.size async for listed in store.walk("f")}
+    assert sizes["f/edited"] == 9
+    await store.delete("f/lost")
+    outcomes, counts = await adopted(shell)
+    assert (outcomes, counts["damaged"], counts["adopted"]) == ({}, 0, 0)
+    await store.close()
+
+
+async def test_adopting_is_for_a_folder_and_not_for_repairs(shell: Shell) -> None:
+    status, _, errors = await shell.ask("verify", "--store", "s3://bucket", "--adopt")
+    assert (status, "--adopt is for a store in a folder" in errors) == (1, True)
+    status, _, errors = await shell.ask("verify", "--adopt", "--repair-from", "file:backup")
+    assert (status, "--repair-from" in errors) == (2, True)
+
+
 @pytest.mark.parametrize("part", ["object", "sqlite_autoindex_object_1"])
 async def test_the_command_finds_a_damaged_database(shell: Shell, tmp_path: Path, part: str) -> None:
     store = await LocalStore.open_folder(tmp_path / "data")

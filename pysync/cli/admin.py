@@ -52,7 +52,7 @@ from pysync.plugins.projection import projections_in, projections_of
 from pysync.plugins.projection.lists import ListWriter
 from pysync.plugins.projection.rebuild import catch_up, rebuild
 from pysync.sqlite.database_file import quick_check
-from pysync.store import MAX_CONCURRENT_READS, DamagedFile, open_store
+from pysync.store import MAX_CONCURRENT_READS, DamagedFile, EtagMismatch, Store, open_store
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -140,7 +140,11 @@ async def verify(options: argparse.Namespace) -> int:
     """Run `pysync verify`: print each damaged object, then the counts. Return 1 if any is damaged."""
     if options.key is not None and options.repair_from is None:
         options.parser.error("--key is for --repair-from")
+    if options.adopt and options.repair_from is not None:
+        options.parser.error("--adopt keeps what --repair-from replaces: choose one of them")
     settings = load_config(options, "store")
+    if options.adopt and not settings.store.url.startswith("file:"):
+        raise ValueError("--adopt is for a store in a folder")
     check_store(settings, "there is nothing to verify")
     verified = VerificationReport()
     kind, _, folder = settings.store.url.partition(":")
@@ -153,21 +157,45 @@ async def verify(options: argparse.Namespace) -> int:
         damages.append(damage)
         print_lines(damage._asdict())
 
-    repaired = RepairReport()
+    repaired, adopted = RepairReport(), set[str]()
     backup = nullcontext() if options.repair_from is None else open_backup(options.repair_from, options.key)
     try:
         async with backup as repository, closing(open_store(settings.store)) as store:
             await Verifier(store, report, report=verified).run()
             if repository is not None:
                 await Repairer(repository, store, _print_outcome, repaired).repair(damages)
+            if options.adopt:
+                await _adopt(store, damages, adopted)
     except StoreUnavailable as error:
         if not verified.damaged:
             raise
         print(f"pysync: {error}", file=sys.stderr)
     finally:
         counts = {} if options.repair_from is None else {"repaired": repaired.repaired}
+        if options.adopt:
+            counts["adopted"] = len(adopted)
         print_lines({**dataclasses.asdict(verified), **counts})
-    return 1 if verified.damaged > repaired.repaired else 0
+    healed = repaired.repaired + sum(damage.key in adopted for damage in damages)
+    return 1 if verified.damaged > healed else 0
+
+
+async def _adopt(store: Store, damages: list[Damage], adopted: set[str]) -> None:
+    """Take the files that are damaged, and those without a row, as they are on disk. Add their keys to
+    `adopted`."""
+    assert store.transactional is not None, "a store in a folder"
+    keys = [damage.key for damage in damages if damage.kind == "file"]
+    leftovers = await store.remove_leftovers(wall_clock_ms(), dry_run=True)
+    keys += [leftover.name for leftover in leftovers if leftover.kind == "files"]
+    for key in keys:
+        try:
+            sha256 = await store.transactional.adopt(key)
+        except EtagMismatch:
+            print_lines({"key": key, "adopted": False, "why": "it was written meanwhile"})
+        except ValueError as error:
+            print_lines({"key": key, "adopted": False, "why": str(error)})
+        else:
+            adopted.add(key)
+            print_lines({"key": key, "adopted": True, "sha256": sha256})
 
 
 def _print_outcome(key: str, why: str | None) -> None:

@@ -57,8 +57,9 @@ class ReadableStore(Protocol):
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
         """Open the file at `key`, or return None if there is no file. Its chunks are limited to the bytes
-        [start, end) that the file has; a negative `start` counts from the end. Raises DamagedFile, as `stat`
-        does, if the file is lost or `verify` found it damaged."""
+        [start, end) that the file has; a negative `start` counts from the end. Raises DamagedFile if the file
+        is lost, or is known not to be what was written: a folder finds all damage of short files here, and of
+        long ones what changes size, time or inode; a bucket what `verify` found."""
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         """Return the names of objects and files directly under `prefix` (no trailing slash; `""`: the top),
@@ -137,15 +138,15 @@ class Store(ReadableStore, Protocol):
         `prefix`, the walk begins behind that key, whether or not it still exists."""
 
     async def stat(self, key: str) -> FileStat | None:
-        """Return the metadata of the file at `key`, or None if there is no file. Does not read its
-        content."""
+        """Return the metadata of the file at `key`, or None if there is no file. Does not read its content,
+        unless something may have changed it. Raises DamagedFile if it is lost, or known to be damaged."""
 
     async def verify(self, key: str, pace: Pace = no_pace) -> FileStat | None:
         """Read the whole file at `key` and compare its bytes with its sha256. Returns None if there is no
         file.
 
         Raises DamagedFile if they differ or the file is lost. `stat` and `open` then raise it too, until the
-        file is written again or a later `verify` finds it intact.
+        file is written again or is found intact. `walk` and the etag of the error still say what was written.
         """
 
     async def write(
@@ -320,6 +321,11 @@ class TransactionalStore(Store, Protocol):
         `also`, whose bodies are bytes, with the removal. Commits none of them if there is nothing at `key`.
         The objects of `also` count as bytes for the account of `charge`, by default as the key says, and are
         never rejected. The claims are those of `put`; they are committed also if there is nothing."""
+
+    async def adopt(self, key: str) -> str:
+        """Take what another program has written in place of the file at `key`, or where there was none, as a
+        new version of it. No change announces it. Returns the sha256. Raises ValueError if nothing is there,
+        or a document is stored at `key`, and EtagMismatch if it is a file that was written here."""
 
     async def delete_all(self, keys: Sequence[str]) -> None:
         """Remove the objects and files at these keys, as far as there are any, in one transaction."""

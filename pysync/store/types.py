@@ -104,10 +104,10 @@ visible."""
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """Something of `size` bytes that an interrupted write left outside of all keys. `name` says which to the
-    operator."""
+    """Something of `size` bytes that an interrupted write left outside of all keys, or a file that no row
+    names. `name` says which to the operator."""
 
-    kind: Literal["temporary_files", "uploads", "merges"]
+    kind: Literal["files", "temporary_files", "uploads", "merges"]
     name: str
     size: int
 

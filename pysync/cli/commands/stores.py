@@ -67,6 +67,10 @@ def add_maintenance(parser: Parser) -> None:
         "--repair-from", "URL", "a backup of this store: replace what is damaged by the same version from it"
     )
     verify.add_value("--key", "FILE", "with --repair-from: the key of an encrypted backup")
+    verify.add_flag(
+        "--adopt",
+        "take files below DIR/files that somebody replaced, edited or added as new versions, as they are now",
+    )
 
     gc = parser.add_command(
         "gc",

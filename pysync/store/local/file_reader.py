@@ -57,6 +57,11 @@ class FileReader:
             at += size
         return digest
 
+    def flush(self) -> None:
+        """Flush the file to disk, so that what is there survives a power failure."""
+        assert self._file is not None
+        os.fsync(self._file.fileno())
+
     def hash_into(self, digest: FileDigest, at: int) -> int:
         """Add the next bytes from `at` on to `digest`, and return their number, 0 at the end."""
         assert self._file is not None

@@ -8,10 +8,12 @@ import sqlite3
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from math import inf
+from mimetypes import MimeTypes
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from pysync._core import split_key
 from pysync.errors import StoreUnavailable
+from pysync.protocol import OCTET_STREAM
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import DATABASE_ERRORS
 from pysync.store.local import file_merge, tables
@@ -214,6 +216,26 @@ class LocalFiles:
         row, stamp = found
         await self._record(key, row, stamp, digest.sha256, digest.xxh3)
         return FileStat(at, row.sha256, row.content_type, row.modified_ms, etag=row.etag)
+
+    async def adopt(self, key: str) -> str:
+        """See `TransactionalStore.adopt`."""
+        self.check_key(key)
+        reader = FileReader(self._tree.path(key))
+        try:
+            with translate_os_errors(), _log_symlinks(key):
+                self._tree.check_folders(key)
+                stamp = reader.open()
+            if stamp is None:
+                raise ValueError("there is no file")
+            digest = await in_thread(reader.digest)
+            await in_thread(reader.flush)
+        finally:
+            reader.close()
+        await in_thread(self._tree.flush, [key])
+        content_type = MimeTypes().guess_type(key)[0] or OCTET_STREAM
+        row = FileRow(self._new_etag(), content_type, self._now_ms(), digest.sha256, stamp, digest.xxh3)
+        await self._writer.submit(tables.adopt_file, self._tree, row, key)
+        return digest.sha256
 
     @asynccontextmanager
     async def stage(self, chunks: AsyncIterable[bytes]) -> AsyncIterator[StagedFile]:

@@ -329,6 +329,10 @@ class LocalStore:
         """See `Store.verify`."""
         return await self._files.verify(key, pace)
 
+    async def adopt(self, key: str) -> str:
+        """See `TransactionalStore.adopt`."""
+        return await self._files.adopt(key)
+
     async def write(
         self,
         key: str,

@@ -12,7 +12,7 @@ from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, insert_changes
 from pysync.sqlite.database_file import Schema
 from pysync.store.local import claims, usage
-from pysync.store.local.disk import FileFingerprint, TempFile
+from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
 from pysync.store.local.put_statements import APPEND, PUT, PutStatements
 from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.types import (
@@ -110,6 +110,10 @@ PUT_FILE: Final = """
 _SET_CHECKED = """
     UPDATE object SET size = ?, mtime_ns = ?, inode = ?, xxh3 = ?
     WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NOT NULL"""
+_ADOPT = """
+    UPDATE object SET etag = ?, modified_ms = ?, sha256 = ?, size = ?, mtime_ns = ?, inode = ?, xxh3 = ?
+    WHERE parent = ? AND name = ?"""
+_PENDING = "SELECT 1 FROM arriving WHERE key = ?1 UNION ALL SELECT 1 FROM doomed WHERE key = ?1"
 _CURRENT = "SELECT etag, sha256 IS NOT NULL FROM object WHERE parent = ? AND name = ?"
 _GET_BODY = "SELECT body FROM object WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NULL"
 _FIND_EXISTING = """
@@ -315,6 +319,26 @@ def insert_next_file(
     last = insert_file(cursor, renames, temp_file, row, key_of(tick), rows_of(tick), owner_of)
     cursor.execute("UPDATE tick SET ms = ?, number = ?", tick)
     return tick, last
+
+
+def adopt_file(cursor: sqlite3.Cursor, files: FileTree, row: FileRow, key: str) -> None:
+    """Give the file at `key` this row, or change the row that it has, but for the content type and the owner.
+    Raises ValueError if a document is stored there, and EtagMismatch if the file was written meanwhile."""
+    place = split_key(key)
+    with translate_os_errors():
+        is_same = files.fingerprint(key) == row.fingerprint
+    if not is_same or cursor.execute(_PENDING, (key,)).fetchone() is not None:
+        raise EtagMismatch
+    found = file_row(cursor.execute(GET_FILE, place).fetchall())
+    etag, content_type, modified_ms, sha256, stamp, xxh3, _ = row
+    if found is not None:
+        if found.fingerprint == stamp and not found.is_damaged:
+            raise EtagMismatch
+        cursor.execute(_ADOPT, (etag, modified_ms, sha256, *stamp, xxh3, *place))
+    elif cursor.execute(_CURRENT, place).fetchone() is not None:
+        raise ValueError("a document is stored at this key")
+    else:
+        cursor.execute(PUT_FILE, (*place, etag, content_type, modified_ms, sha256, *stamp, xxh3, None))
 
 
 def set_file_checked(cursor: sqlite3.Cursor, key: str, row: FileRow) -> None:

@@ -17,7 +17,8 @@ from urllib.parse import quote
 log = logging.getLogger("pysync.sqlite")
 
 _REMEDY: Final = (
-    "Restore it from a backup, or save what can be read of it with the command .recover of sqlite3"
+    "Restore it from a backup, or save what can be read of it with the command .dump of sqlite3: "
+    "docs/how-to/repair-damage.md has the commands"
 )
 _REMEDIES: Final = {
     "coordinator.db": "Stop all servers, then delete it with coordinator.db-wal and -shm. That loses rate "

@@ -236,6 +236,7 @@ async def test_a_server_does_not_start_on_a_damaged_database(
     assert (status, output) == (1, "")
     assert f"{folder / database} is damaged: " in errors
     assert ("Restore it from a backup" if database == "pysync.db" else "delete it") in errors
+    assert ("command .dump of sqlite3" in errors) == (database == "pysync.db")
 
 
 async def test_a_database_without_a_write_ahead_log_gets_one_when_it_is_opened(

@@ -86,7 +86,7 @@ define install
 @python=$$(tools/toolchain $(PYTHON)) || exit 1; $(BIN)/python -c '' 2>/dev/null || $$python -m venv --clear .venv
 @rm -f .venv/.built* .venv/.servable* pysync/_core*.so
 @$(BIN)/pip install maturin
-@echo "building the extension and installing pysync[$(1)]: about a minute"
+@echo "building the extension and installing pysync[$(1)]: one to three minutes"
 @PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install --no-build-isolation --editable '.[$(1)]'
 @touch $@
 endef

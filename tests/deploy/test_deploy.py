@@ -93,6 +93,13 @@ def test_both_configurations_serve_the_same_collections() -> None:
             assert settings.effective_limit(collection, action) is not None, collection.name
 
 
+def test_notes_of_the_example_page_cannot_be_deleted_by_clients() -> None:
+    """The page takes a note that is gone for one that the server has lost."""
+    settings = config.load(DEPLOY / "example.json", {})
+    (notes,) = (one for one in settings.collections if one.name == "notes")
+    assert not notes.deletable
+
+
 # --- systemd ---------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 
 UPGRADE = ROOT / "docs/how-to/upgrade.md"
 INSTALL = ROOT / "docs/how-to/run-on-one-machine.md"
+BACK_UP = ROOT / "docs/how-to/back-up-and-restore.md"
 
 # Starts the program of the unit as `Type=exec` does, which fails if there is no such program, and stops it.
 SYSTEMCTL = """#!{python}
@@ -145,6 +146,15 @@ def install(machine: Machine) -> None:
     assert machine.version == "0.2.0"
     machine.run(ME)
     machine.run("""echo '{"text":"old"}' | pysync push u/$ME/a --key me.json""")
+
+
+def test_cron_backs_up_the_installed_service(machine: Machine) -> None:
+    install(machine)
+    (line,) = re.findall(r"^\d+ \* \* \* \* root (.+)$", BACK_UP.read_text(), re.M)
+    machine.run(line)
+    machine.run(
+        "/opt/pysync/bin/pysync backup verify --from file:/var/backups/pysync | grep '\"objects\": 1,'"
+    )
 
 
 def test_upgrade_serves_the_new_version_and_going_back_the_old_one(machine: Machine) -> None:

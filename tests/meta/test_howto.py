@@ -53,6 +53,22 @@ def test_index_leads_to_every_page() -> None:
     assert linked >= PAGES
 
 
+def test_no_page_installs_pysync_from_an_index_that_lacks_it() -> None:
+    pages = [*DOCS.rglob("*.md"), *(ROOT / "deploy").glob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md"]
+    for page in pages:
+        assert not re.search(r"pip install ['\"]?pysync\b", page.read_text()), page
+
+
+def test_quotations_have_no_stray_marks() -> None:
+    for page in DOCS.rglob("*.md"):
+        assert not re.search(r"[.,:] > ", page.read_text()), page
+
+
+def test_browser_tutorial_says_that_the_example_page_stores_nothing() -> None:
+    text, page = (DOCS / BROWSER).read_text(), (ROOT / "deploy/examples/notes.html").read_text()
+    assert ("stores nothing in the browser" in text) == (re.search("indexedDB|localStorage", page) is None)
+
+
 def test_metrics_of_the_pages_exist() -> None:
     known = set(re.findall(r"pysync_\w+", (DOCS / "reference/metrics.md").read_text()))
     for page in PAGES:

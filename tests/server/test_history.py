@@ -1,7 +1,8 @@
 """Earlier versions of documents: what is listed, pulled and restored, and what is kept how long."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -412,3 +413,37 @@ async def test_versions_count_for_no_quota_and_leave_the_counts_exact(
     assert (await delete(anybody, "notes/a", hashes[-1])).status == 200
     assert (await store.ledger.used([subject]))[subject].documents == 0
     assert (await anybody.push("notes/b", {"n": 1})).status == 200
+
+
+class CountingStore(LocalStore):
+    """Notes at which tick of the event loop entries of histories are read."""
+
+    ticks = 0
+
+    async def get_many(self, keys: Sequence[str], max_bytes: float = inf) -> dict[str, StoredObject | None]:
+        self.read_at.append(self.ticks)
+        return await super().get_many(keys, max_bytes)
+
+    async def count(self) -> None:
+        self.read_at: list[int] = []
+        while True:
+            self.ticks += 1
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("path", ["/history/notes/a", f"/pull/notes/a?version={'0' * 64}"])
+async def test_others_are_served_between_the_versions_of_a_long_history(
+    start: Start, session: aiohttp.ClientSession, folder: Path, path: str
+) -> None:
+    store = await CountingStore.open_folder(folder)
+    settings = {**NOTES, "history": {"versions": 100}}
+    browser = Browser(await start({"collections": [settings]}, store), session)
+    hash_ = None
+    for n in range(10):
+        hash_ = (await browser.push("notes/a", {"n": n, "text": "x" * 800_000}, hash_)).json["hash"]
+    counting = asyncio.create_task(store.count())
+    assert (await browser.request("GET", path)).status == (404 if "version" in path else 200)
+    counting.cancel()
+    assert len(store.read_at) >= 4
+    assert len(set(store.read_at)) == len(store.read_at)
+    await store.close()

@@ -12,6 +12,7 @@ version, `r` if it was replaced, and `d` if it was deleted. Entries are stored a
 them is found.
 """
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
@@ -125,7 +126,7 @@ class History:
     async def entries(self, key: str, limits: HistoryConfig) -> AsyncIterator[Entry]:
         """Yield the entries of the document at `key`, the newest first: those with a version that `limits`
         keep, and the entries of the writes that made these versions. Damaged ones are reported and left out.
-        Raises StoreUnavailable."""
+        Others have their turn between any two. Raises StoreUnavailable."""
         folder, now_ms = folder_of(key), self._now_ms()
         seen: set[tuple[str, int]] = set()
         names = (await _names(self._store, folder))[::-1]
@@ -135,6 +136,7 @@ class History:
             page = [at for at in page if at in found]
             names = names[len(page) :]
             for at in page:
+                await asyncio.sleep(0)  # a store may read without a pause, and a version may be large
                 entry = self._read(at, found[at])
                 if entry is None:
                     continue

@@ -13,7 +13,8 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import StoreUnavailable
 from pysync.model import WriteEvent
 from pysync.plugins.projection import Projection
-from pysync.store import EtagMismatch
+from pysync.protocol import JSON_TYPE
+from pysync.store import ANY, EtagMismatch, NotModified, Precondition, StoredObject
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore
 
@@ -441,3 +442,45 @@ async def test_a_write_of_a_collection_that_is_no_more_is_passed_over() -> None:
     site = Site(members(flat, collections=moved), store=store, coordinator=coordinator)
     await site.fold()
     assert await site.items("lists/all") is None
+
+
+class CountingStore(MemoryStore):
+    """Counts the ticks of the event loop, and notes when the list is read and written."""
+
+    ticks = 0
+    used_at: tuple[int, ...] = ()
+
+    async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
+        if key == "lists/s":
+            self.used_at = (self.ticks,)
+        return await super().get(key, if_none_match)
+
+    async def put(
+        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
+    ) -> str:
+        if key == "lists/s":
+            self.used_at += (self.ticks,)
+        return await super().put(key, body, content_type, expect)
+
+    async def count(self) -> None:
+        while True:
+            self.ticks += 1
+            await asyncio.sleep(0)
+
+
+async def test_others_are_served_while_a_long_list_without_a_limit_is_written() -> None:
+    ticks = []
+    for length in (1, 5_000):
+        store = CountingStore()
+        site = Site(members(TITLES), store=store)
+        items = [entry(f"n{n}", title=f"Title {n}") for n in range(length)]
+        await site.documents.push("lists/s", decode_push(json.dumps({"data": {"items": items}}).encode()))
+        await site.note("n0", title="new")
+        counting = asyncio.create_task(store.count())
+        await site.fold()
+        counting.cancel()
+        read_at, written_at = store.used_at
+        ticks.append(written_at - read_at)
+        assert (await site.items())[0] == entry("n0", title="new")
+    short, long = ticks
+    assert long > short

@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 from support.backup_follower import Follower, eventually, gauges
 from support.backups import restored
+from support.cli_runner import running
 from support.clients import Browser, Start
 from support.server_process import serving
 from support.store_samples import contents, document, fill
@@ -269,3 +270,12 @@ async def test_failures_of_a_services_backup_are_lines_of_its_log(tmp_path: Path
         lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     failures = [line for line in lines if line["message"].startswith("the backup failed; will retry: ")]
     assert {(line["level"], line["logger"]) for line in failures} == {("warning", "pysync.backup")}
+
+
+@pytest.mark.process
+async def test_a_follower_that_cannot_go_on_ends_with_an_error(store: LocalStore, tmp_path: Path) -> None:
+    places = ("--store", f"file:{tmp_path}/data", "--to", f"file:{tmp_path}/backup")
+    async with running("backup", *places, "--follow", "--key", f"{tmp_path}/away.pub") as process:
+        output, errors = await process.communicate()
+    said = f"pysync: {tmp_path}/away.pub: No such file or directory\n".encode()
+    assert (process.returncode, output, errors) == (1, b"", said)

@@ -48,6 +48,8 @@ async def make(options: argparse.Namespace) -> int:
         following = asyncio.ensure_future(BackupFollower(place, _print_status).run())
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, following.cancel)
         await asyncio.wait({following})
+        if not following.cancelled():
+            following.result()  # raises
         return 0
     async with (
         open_backup(options.to, options.key, create=True) as repository,

@@ -698,3 +698,21 @@ class TestCommands:
             "see `pysync backup list`"
         )
         assert await shell.ask(*restore, "--at", "2020-01-01") == (1, "", f"pysync: {said}\n")
+
+    async def test_neither_a_restore_nor_a_backup_goes_into_the_other(
+        self, shell: Shell, tmp_path: Path
+    ) -> None:
+        store = await LocalStore.open_folder(tmp_path / "data")
+        await fill(store, 3)
+        await store.close()
+        assert (await shell.ask("backup", "--store", "file:data", "--to", "file:b"))[0] == 0
+        (tmp_path / "link").symlink_to(tmp_path / "b")
+        for folder in ("b/packs/new", "link/new", "link"):
+            restore = ("backup", "restore", "--from", "file:b", "--to", f"file:{folder}")
+            said = f"pysync: file:{folder}: the backup lies there: name another folder\n"
+            assert await shell.ask(*restore) == (1, "", said)
+        (tmp_path / "files").symlink_to(tmp_path / "data/files")
+        make = ("backup", "--store", "file:data", "--to", "file:files/b")
+        status, output, errors = await shell.ask(*make)
+        assert (status, output) == (1, "")
+        assert "file:files/b lies in a store, and would be lost with it: name another folder" in errors

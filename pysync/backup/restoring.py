@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -255,15 +256,17 @@ def _missing_snapshot(begun: str, first: str) -> str:
 
 
 def check_restore_target(url: str) -> None:
-    """Raise ValueError if no snapshot can be restored into the store at `url`: one in memory, or the folder
-    of a backup, which would become a store."""
+    """Raise ValueError if no snapshot can be restored into the store at `url`: one in memory, or in the
+    folder of a backup."""
     kind, _, folder = url.partition(":")
     if kind == "memory":
         raise ValueError(
             "a memory: store ends with this command: restore into file:DIR or s3://BUCKET/PREFIX"
         )
-    if kind == "file" and (Path(folder) / FORMAT_FILE).exists():
-        raise ValueError(f"{url}: the backup lies there: name another folder")
+    root = Path(os.path.realpath(folder))
+    for place in (root, *root.parents) if kind == "file" else ():
+        if (place / FORMAT_FILE).exists():
+            raise ValueError(f"{url}: a backup lies in {place}: name another folder")
 
 
 def parse_time(text: str) -> int:

@@ -70,7 +70,7 @@ async def open_backup_target(config: StoreConfig, *, create: bool = False) -> Ba
         return BucketTarget(await open_store(config))
     if kind != "file" or not rest:
         raise ValueError(f"{config.url}: a backup lies in file:DIR or s3://BUCKET/PREFIX")
-    root = Path(os.path.abspath(rest))  # noqa: ASYNC240 (reads no disk)
+    root = Path(os.path.realpath(rest))  # noqa: ASYNC240
     if (root / "pysync.db").exists():
         advice = ": name another folder for the backup" if create else ", not a backup"
         raise ValueError(f"{config.url} is a store{advice}")

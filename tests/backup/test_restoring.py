@@ -666,7 +666,7 @@ class TestCommands:
         restore = ("restore", "--from", "file:b")
         for arguments, status, error in (
             (("prune", "--from", "file:b", "--keep-daily", "-7"), 2, "--keep-daily must not be negative"),
-            ((*restore, "--to", "file:b"), 1, "file:b: the backup lies there: name another folder"),
+            ((*restore, "--to", "file:b"), 1, f"file:b: a backup lies in {tmp_path}/b: name another folder"),
             ((*restore, "--to", "memory:"), 1, "a memory: store ends with this command"),
             ((*restore, "--to", "file:new", "--at", "2020-01-01"), 1, "no snapshot of that time"),
             ((*restore, "--to", "file:new", "--coordinator", "no"), 1, "coordinator"),
@@ -709,7 +709,7 @@ class TestCommands:
         (tmp_path / "link").symlink_to(tmp_path / "b")
         for folder in ("b/packs/new", "link/new", "link"):
             restore = ("backup", "restore", "--from", "file:b", "--to", f"file:{folder}")
-            said = f"pysync: file:{folder}: the backup lies there: name another folder\n"
+            said = f"pysync: file:{folder}: a backup lies in {tmp_path}/b: name another folder\n"
             assert await shell.ask(*restore) == (1, "", said)
         (tmp_path / "files").symlink_to(tmp_path / "data/files")
         make = ("backup", "--store", "file:data", "--to", "file:files/b")

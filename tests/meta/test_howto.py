@@ -69,6 +69,11 @@ def test_browser_tutorial_says_that_the_example_page_stores_nothing() -> None:
     assert ("stores nothing in the browser" in text) == (re.search("indexedDB|localStorage", page) is None)
 
 
+def test_pages_on_the_javascript_client_warn_of_its_default_on_conflicts() -> None:
+    for page in (BROWSER, MIGRATION):
+        assert "`onConflict`" in (DOCS / page).read_text(), page
+
+
 def test_metrics_of_the_pages_exist() -> None:
     known = set(re.findall(r"pysync_\w+", (DOCS / "reference/metrics.md").read_text()))
     for page in PAGES:

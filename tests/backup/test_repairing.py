@@ -1,6 +1,7 @@
 """What is damaged in a store is replaced by the same version from a backup."""
 
 import json
+import os
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.append_log_nodes import keys_below
-from support.backups import MemoryTarget, back_up, source_of
+from support.backups import MemoryTarget, back_up, maker_of, source_of
 from support.bit_rot import damages, rot
 from support.cli_runner import Shell
 from support.store_samples import REVOCATIONS, contents, document, fill, flipped
@@ -24,7 +25,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.migrate import SCRUB_KEY, Damage
 from pysync.server.background import Scrubber
 from pysync.server.backup_process import repair_from
-from pysync.store import Store
+from pysync.store import DamagedFile, Store
 from pysync.store.local.store import LocalStore
 from pysync.testing import FakeClock, chunks_of
 
@@ -88,6 +89,23 @@ async def test_all_kinds_of_damage_are_repaired(
     while told := await repair(store, target):  # what a damaged head names is found once it is right
         assert {*told.values()} == {None}
     expected[PROJECTION] = "application/json", b"{}"
+    assert await contents(store) == expected
+    assert await damages(store) == []
+
+
+async def test_a_file_that_was_asked_for_after_the_disk_cut_it_short_is_repaired(
+    store: LocalStore, target: MemoryTarget, tmp_path: Path
+) -> None:
+    expected, path = await contents(store), tmp_path / "data/files/files/a.parquet"
+    os.truncate(path, 500)
+    with pytest.raises(DamagedFile):
+        await store.open("files/a.parquet")
+    unread, source = list[tuple[str, str]](), source_of(store, tmp_path / "data")
+    async with maker_of(source, MemoryTarget(), told=unread) as maker:
+        await maker.make()
+    await source.close()
+    assert [key for key, _ in unread] == ["files/a.parquet"]
+    assert await repair(store, target) == {"files/a.parquet": None}
     assert await contents(store) == expected
     assert await damages(store) == []
 

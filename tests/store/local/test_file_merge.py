@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.folder_search import files_with
 
 from pysync.errors import StoreUnavailable
 from pysync.store import MergeRejected
@@ -21,6 +22,7 @@ from pysync.store.local.store import LocalStore
 from pysync.testing import chunks_of, read_file
 
 SOURCES = 5
+MERGED = b"1\n2\n3\n4\n5\n"
 
 DIES_AT_STEP = """
 import asyncio, os, signal, sys
@@ -59,7 +61,7 @@ for line in sys.stdin:
 
 @pytest.fixture(autouse=True)
 def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_merge, "GRACE_S", 0.0)
+    monkeypatch.setattr(file_merge, "GRACE_S", 0.01)
 
 
 @pytest.fixture
@@ -257,6 +259,49 @@ async def test_what_comes_and_goes_during_a_merge_is_as_it_would_be_without(
     )
     expected = Counter(["1", "2", "3", "4", "5", "six", "8"])
     assert await lines_in(store) == lines_on_disk(folder) == expected
+
+
+async def delete_in_the_commit_of_a_merge(store: LocalStore, folder: Path, key: str) -> None:
+    """Merge five files, and delete another in the transaction that the merge begins with. Nobody waits for
+    the deletion to end."""
+    merged = await sha256s(store, *"12345")
+    with contextlib.closing(sqlite3.connect(folder / "pysync.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")  # the writes of the store wait, and are committed together then
+        first = asyncio.ensure_future(store.put("first", b"{}"))
+        await queued(store, 1)
+        deleting = asyncio.ensure_future(store.delete(key))
+        await queued(store, 2)
+        merging = asyncio.ensure_future(store.merge("e/4-", chunks_of(MERGED), "text/plain", merged))
+        await queued(store, 3)
+        deleting.cancel()
+        other.execute("COMMIT")
+    await asyncio.gather(first, merging)
+
+
+async def queued(store: LocalStore, count: int) -> None:
+    """Wait until one write is being committed, and with it so many wait."""
+    writer = store._writer
+    while writer._waiting < count or writer._submitted or writer._committing_since is None:
+        await asyncio.sleep(0)
+
+
+async def test_a_file_deleted_in_the_commit_of_a_merge_leaves_the_folder(
+    store: LocalStore, folder: Path
+) -> None:
+    await delete_in_the_commit_of_a_merge(store, folder, "e/7")
+    await store.close()
+    reopened = await LocalStore.open_folder(folder)
+    assert await lines_in(reopened) == lines_on_disk(folder) == Counter("123456")
+    await reopened.close()
+
+
+async def test_an_erasure_leaves_nothing_of_a_file_deleted_in_the_commit_of_a_merge(
+    store: LocalStore, folder: Path
+) -> None:
+    await store.write("e/7", chunks_of(b"5ecret"), "text/plain")
+    await delete_in_the_commit_of_a_merge(store, folder, "e/7")
+    await store.purge_deleted()
+    assert files_with(folder, "5ecret") == set()
 
 
 async def test_a_reader_keeps_the_file_that_it_has_open(store: LocalStore) -> None:

@@ -165,20 +165,21 @@ class Store(ReadableStore, Protocol):
     ) -> str:
         """Write a file at `key`, where nothing may exist, and remove the files that it replaces: those in
         `merged`, which maps keys to the expected sha256. They must lie in the folder of `key`, which is not
-        the top level. If the store supports it, the change is atomic, and a listing shows either the old
-        files or the new one; otherwise it may show both during the removal. `recover_merges` finishes a merge
-        that a crash interrupted.
+        the top level. In a transactional store the change is atomic: `list` and `open` show either the old
+        files or the new one. In others they may show both during the removal. `recover_merges` finishes a
+        merge that a crash interrupted.
 
-        Raises EtagMismatch if `key` exists, or if a file of `merged` is missing or has another sha256, and
-        MergeRejected if the folder or the store does not allow the merge. Nothing is changed in either case.
-        """
+        Raises EtagMismatch if `key` exists, or if a file of `merged` is missing, has another sha256 or is
+        just being written, MergeRejected if another merge includes one of them, and KeyConflict as `write`
+        does. Nothing is changed then."""
 
     async def pending_merges(self) -> "builtins.list[MergeRecord]":
         """Return the pending merges as of one moment during the call. A listing may show both the old files
         and the new file of each."""
 
     async def recover_merges(self) -> None:
-        """Finish or undo the merges that a crash of this or another process interrupted."""
+        """Finish or undo the merges that a crash of this or another process interrupted. A merge that was
+        cancelled may need it too."""
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
         """Remove the object or file at `key`, if there is one. Raises `EtagMismatch` as `put` does: of
@@ -186,8 +187,8 @@ class Store(ReadableStore, Protocol):
 
     async def remove_leftovers(self, before_ms: int, *, dry_run: bool = False) -> "builtins.list[Leftover]":
         """Remove what interrupted writes left outside of all keys and nobody has written to since
-        `before_ms`: temporary files, parts of uploads, journals of merges. Returns what was removed or, with
-        `dry_run`, what would be. Raises StoreUnavailable."""
+        `before_ms`: temporary files, parts of uploads, journals of merges.
+        Returns what was removed or, with `dry_run`, what would be. Raises StoreUnavailable."""
 
     async def purge_deleted(self) -> None:
         """Remove what deleted data left in the files of the store: free space of a database, logs, uploads

@@ -187,7 +187,6 @@ def test_the_time_of_day_is_read_only_where_it_is_meant() -> None:
         "clock.py": "`wall_clock_ms`",
         "server/responses.py": "the header Date",
         "server/serve.py": "the name of a document in the banner",
-        "store/local/file_merge.py": "compared with times of files",
         "store/s3/probe.py": "compared with the clock of the bucket",
     }
     reads = {

@@ -25,7 +25,7 @@ from pysync.store import (
     MergeRejected,
     Precondition,
 )
-from pysync.store.local import LocalStore, file_merge
+from pysync.store.local import LocalStore
 from pysync.testing import chunks_of
 
 TYPE: Final = "application/json"
@@ -137,7 +137,6 @@ class Operations:
 
 async def operate(folder: Path, seed: int, operations: int) -> None:
     """Run operations in this process. Half of the time it is killed among them."""
-    file_merge.GRACE_S = 0.0  # type: ignore[misc]
     counting, other = await open_store(folder, 30_000), await LocalStore.open_folder(folder)
     running = asyncio.create_task(Operations(counting, other, seed).run(operations))
     if seed % 2:

@@ -251,10 +251,6 @@ class FileTree:
                     raise
                 self._create_folders(path)  # another process removed them while they were empty
 
-    def move_out(self, name: str, path: Path) -> None:
-        """Rename the finished temporary file to a path outside the tree. Raises OSError."""
-        os.rename(self._temp_folder / name, path)
-
     def remove(self, key: str) -> None:
         """Unlink the file of a key, if it exists, and the folders that this leaves empty, without flushing.
         The caller must exclude other writers."""

@@ -16,7 +16,7 @@ from pysync.errors import StoreUnavailable
 from pysync.protocol import OCTET_STREAM
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import DATABASE_ERRORS
-from pysync.store.local import file_merge, tables
+from pysync.store.local import tables
 from pysync.store.local.disk import (
     TEMP_FOLDER,
     FileDigest,
@@ -301,7 +301,7 @@ class LocalFiles:
                     return row, stamp
                 self._tree.check_folders(key)
             # It is being written or deleted right now, or the process that did so was killed, or is slow.
-            unfitting = await self._writer.submit(file_merge.find_stale_row, self._renames, self._tree, key)
+            unfitting = await self._writer.submit(tables.find_stale_row, self._renames, self._tree, key)
             if unfitting is not None:
                 row, stamp = unfitting
                 if stamp is None:

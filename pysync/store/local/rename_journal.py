@@ -79,8 +79,9 @@ class RenameJournal:
         """Return True if this very transaction writes a file to `key`."""
         return key in self._staged_renames
 
-    def is_stuck(self, cursor: sqlite3.Cursor, key: str) -> bool:
-        """Return True if `recover` could not rename the file of `key`."""
+    def is_pending(self, cursor: sqlite3.Cursor, key: str) -> bool:
+        """Return True if the file of `key` is still to be renamed: after `recover`, by this very transaction
+        or because it failed."""
         return cursor.execute(_GET_RENAME, (key,)).fetchone() is not None
 
     def recover(self, cursor: sqlite3.Cursor) -> None:

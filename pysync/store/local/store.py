@@ -2,7 +2,6 @@
 
     DIR/pysync.db     documents, a row for each file, and the change log; the rows decide what exists
     DIR/files/<key>   the files, at their own key path, so that `files/**/*.parquet` can be queried
-    DIR/merging/      folders that merges build and swap (`file_merge.py`)
 
 Any number of processes may share DIR. Reads run on the event loop's thread: a lookup takes some microseconds,
 and handing it to a thread takes ten times as long. Writes go through `GroupCommit`.
@@ -36,9 +35,9 @@ from pysync.sqlite.purge import purge_database
 from pysync.store.local import capture, tables, usage
 from pysync.store.local.claims import MAX_LIVE, LocalClaims
 from pysync.store.local.disk import FileTree
-from pysync.store.local.file_merge import FolderSwapMerger, MergePlan
 from pysync.store.local.files import LocalFiles
 from pysync.store.local.ledger import LocalLedger, append_objects, put_counted
+from pysync.store.local.old_merges import end_old_merges
 from pysync.store.local.read_cache import ReadCache
 from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.local.tables import SCHEMA
@@ -121,7 +120,6 @@ class LocalStore:
         self._renames = RenameJournal(tree)
         self._writer = GroupCommit(database, StoreUnavailable, self._renames)
         self._files = LocalFiles(tree, self._renames, self._writer, self._reader, self._new_etag, now_ms)
-        self._merger = FolderSwapMerger(tree, self._renames, self._writer, self._reader)
         self.change_log = SqliteChangeLog(self._reader, self._writer, now_ms, retention)
         self.time_index = LocalTimeIndex(self._reader, self._writer)
         self.claims = LocalClaims(self._reader, self._writer, now_ms, max_claims)
@@ -153,7 +151,7 @@ class LocalStore:
             log.warning("the file system of %s is read-only: writes fail until a restart", folder)
             return store
         try:
-            await store._merger.recover()
+            await end_old_merges(tree, store._writer, store._reader)
             await store._files.recover()
         except BaseException:
             await store.close()
@@ -384,22 +382,20 @@ class LocalStore:
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
     ) -> str:
         """See `Store.merge`."""
-        parent = check_mergeable(key, merged)
+        check_mergeable(key, merged)
         self._files.check_key(key)
-        async with self._files.stage(chunks) as flushed:
-            values = (self._new_etag(), content_type, self._now_ms(), flushed.sha256)
-            names = {split_key(other)[1]: sha256 for other, sha256 in merged.items()}
-            plan = MergePlan(os.urandom(16).hex(), parent, split_key(key)[1], values, names)
-            await self._merger.merge(flushed.temp_file, plan)
-        return flushed.sha256
+        async with self._files.stage(chunks) as staged:
+            await self._files.commit(staged, tables.merge_files, content_type, key, merged)
+        await self.recover_merges()
+        return staged.sha256
 
     async def pending_merges(self) -> builtins.list[MergeRecord]:
         """See `Store.pending_merges`."""
         return []
 
     async def recover_merges(self) -> None:
-        """See `Store.recover_merges`."""
-        await self._merger.recover()
+        """See `Store.recover_merges`: removes the files that were merged."""
+        await self._writer.submit(self._renames.recover)
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
         """See `Store.list`."""
@@ -427,8 +423,7 @@ class LocalStore:
 
     async def remove_leftovers(self, before_ms: int, *, dry_run: bool = False) -> builtins.list[Leftover]:
         """See `Store.remove_leftovers`."""
-        merges = await self._merger.remove_leftovers(before_ms, dry_run=dry_run)
-        return [*merges, *await self._files.remove_leftovers(before_ms, dry_run=dry_run)]
+        return await self._files.remove_leftovers(before_ms, dry_run=dry_run)
 
     async def purge_deleted(self) -> None:
         """See `Store.purge_deleted`."""
@@ -436,7 +431,6 @@ class LocalStore:
             await self._writer.submit(usage.prune)
         else:
             await self.ledger.prune()
-        await self._merger.purge_deleted()
         await self._files.purge_deleted()
         await self._writer.submit(capture.forget_writes)
         if self.ledger is None:
@@ -465,7 +459,6 @@ class LocalStore:
 
     async def close(self) -> None:
         """See `Store.close`."""
-        await self._merger.close()
         await self._writer.close()
         self._reader.close()
 
@@ -506,7 +499,7 @@ def _prepare(folder: Path) -> tuple[Database, FileTree]:
     make_private_dir(folder, may_be_link=True)
     files = FileTree(folder / "files")
     # The database is created before any of these. Its lock exists earlier, but is empty until then.
-    traces = [*files.entries(), folder / "pysync.db-wal", folder / "merging"]
+    traces = [*files.entries(), folder / "pysync.db-wal"]
     lock = folder / "pysync.lock"
     is_marked = lock.exists() and lock.stat().st_size > 0
     if is_marked:

@@ -2,12 +2,15 @@
 
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
+import orjson
+
 from pysync._core import split_key
 from pysync.clock import HybridTimestamp
+from pysync.errors import StoreUnavailable
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, insert_changes
 from pysync.sqlite.database_file import Schema
@@ -34,7 +37,7 @@ LARGE_BYTES: Final = 256 * 1024
 
 # A document's row has a body; a file's has sha256 and the fingerprint. The body comes last, so that the
 # columns before it are read without its overflow pages. `arriving` and `doomed` are the journal of
-# `RenameJournal`; `merge` and `came` belong to `file_merge.py`.
+# `RenameJournal`. Nothing is written to `merge` and `came` any more: `old_merges.py` reads what 0.1.0 left.
 SCHEMA: Final = Schema(
     (
         """
@@ -82,9 +85,9 @@ SCHEMA: Final = Schema(
     """,
         changelog.ADD_ORIGIN_SQL,
         usage.TABLES,
-        # Since then `file_merge.py` creates them. A server of an earlier version, which had the database open
-        # when it was upgraded, would lose what is written during its merges. One that is under way ends: its
-        # file counts as written meanwhile.
+        # A server of 0.1.0, which had the database open when it was upgraded, would lose what is written
+        # during its merges without the triggers. One that is under way ends: its file counts as written
+        # meanwhile. No other one can begin.
         """
     INSERT OR REPLACE INTO came SELECT parent, name FROM merge;
     DROP TRIGGER came_new;
@@ -120,6 +123,9 @@ _FIND_EXISTING = """
     SELECT name, sha256 FROM object
     WHERE parent = ? AND name > ? AND substr(name, ?) = ? AND sha256 IS NOT NULL LIMIT 1"""
 _DELETE = "DELETE FROM object WHERE parent = ? AND name = ?"
+_COUNT_UNCHANGED = """
+    SELECT count(*) FROM json_each(?) AS said
+    JOIN object AS o ON o.parent = ? AND o.name = said.key AND o.sha256 = said.value"""
 
 
 OwnerOf = Callable[[sqlite3.Cursor, str, int], int | None]
@@ -339,6 +345,50 @@ def adopt_file(cursor: sqlite3.Cursor, files: FileTree, row: FileRow, key: str) 
         raise ValueError("a document is stored at this key")
     else:
         cursor.execute(PUT_FILE, (*place, etag, content_type, modified_ms, sha256, *stamp, xxh3, None))
+
+
+def merge_files(
+    cursor: sqlite3.Cursor,
+    renames: RenameJournal,
+    temp_file: TempFile,
+    row: tuple[Any, ...],
+    key: str,
+    merged: Mapping[str, str],
+) -> None:
+    """Stage the rename of a file to `key` and the deletion of the files in `merged`, which maps keys in the
+    same folder to the expected sha256, and write the rows. `RenameJournal.recover` deletes the files, once
+    the new one has its name. Raises EtagMismatch."""
+    parent, name = split_key(key)
+    expected = orjson.dumps({split_key(other)[1]: sha256 for other, sha256 in merged.items()}).decode()
+    (unchanged,) = cursor.execute(_COUNT_UNCHANGED, (expected, parent)).fetchone()
+    if unchanged != len(merged) or cursor.execute(_CURRENT, (parent, name)).fetchone() is not None:
+        raise EtagMismatch
+    # A pending rename would have to be made before its deletion is staged, and might fail halfway.
+    renames.recover(cursor)
+    if any(renames.is_pending(cursor, other) for other in merged):
+        raise EtagMismatch
+    renames.stage_rename(cursor, temp_file, key)
+    cursor.execute(PUT_FILE, (parent, name, *row, None))
+    for other in merged:
+        renames.stage_delete(cursor, other)
+        cursor.execute(_DELETE, split_key(other))
+
+
+def find_stale_row(
+    cursor: sqlite3.Cursor, renames: RenameJournal, files: FileTree, key: str
+) -> tuple[FileRow, FileFingerprint | None] | None:
+    """Return the row of a file that does not match the file on disk, although no rename is pending, and the
+    actual fingerprint (None if the file is missing). Returns None if they match. Raises StoreUnavailable if a
+    pending rename fails."""
+    renames.recover(cursor)
+    row = file_row(cursor.execute(GET_FILE, split_key(key)).fetchall())
+    if row is None or renames.is_staged(key):
+        return None
+    if renames.is_pending(cursor, key):
+        raise StoreUnavailable()
+    with translate_os_errors():
+        stamp = files.fingerprint(key)
+    return None if stamp == row.fingerprint else (row, stamp)
 
 
 def set_file_checked(cursor: sqlite3.Cursor, key: str, row: FileRow) -> None:

@@ -31,18 +31,12 @@ from pysync.parquet.event_files import COLUMNS, encode
 from pysync.plugins.events.compaction import Compaction, CompactionResult, compact_periodically, current_keys
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import DamagedFile, Store
-from pysync.store.local import file_merge
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore, chunks_of, read_file
 
 TEMPLATE = "events/{app}/{batchId}"
 FIRST_MS = 1_700_000_000_000
-
-
-@pytest.fixture(autouse=True)
-def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_merge, "GRACE_S", 0.0)
 
 
 @pytest.fixture

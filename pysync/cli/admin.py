@@ -136,6 +136,9 @@ class ProgressLine:
             print(_ERASE, end="", file=sys.stderr, flush=True)
 
 
+_NO_ROW: Final = "no row names this file: `pysync gc` deletes it, `pysync verify --adopt` keeps it"
+
+
 async def verify(options: argparse.Namespace) -> int:
     """Run `pysync verify`: print each damaged object, then the counts. Return 1 if any is damaged."""
     if options.key is not None and options.repair_from is None:
@@ -162,6 +165,10 @@ async def verify(options: argparse.Namespace) -> int:
     try:
         async with backup as repository, closing(open_store(settings.store)) as store:
             await Verifier(store, report, report=verified).run()
+            if kind == "file" and not options.adopt:
+                for leftover in await store.remove_leftovers(wall_clock_ms(), dry_run=True):
+                    if leftover.kind == "files":
+                        print_lines({"key": leftover.name, "kind": "leftover", "why": _NO_ROW})
             if repository is not None:
                 await Repairer(repository, store, _print_outcome, repaired).repair(damages)
             if options.adopt:

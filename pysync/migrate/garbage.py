@@ -41,6 +41,7 @@ class GarbageReport:
     segments: int = 0
     chunks: int = 0
     versions: int = 0
+    files: int = 0
     temporary_files: int = 0
     uploads: int = 0
     merges: int = 0

@@ -187,7 +187,7 @@ class Store(ReadableStore, Protocol):
 
     async def remove_leftovers(self, before_ms: int, *, dry_run: bool = False) -> "builtins.list[Leftover]":
         """Remove what interrupted writes left outside of all keys and nobody has written to since
-        `before_ms`: temporary files, parts of uploads, journals of merges.
+        `before_ms`: temporary files, parts of uploads, journals of merges; and files that no row names.
         Returns what was removed or, with `dry_run`, what would be. Raises StoreUnavailable."""
 
     async def purge_deleted(self) -> None:

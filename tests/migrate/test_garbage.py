@@ -30,11 +30,12 @@ from pysync.protocol import JSON_TYPE
 from pysync.store import ANY, NotModified, Precondition, Store, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore, chunks_of
+from pysync.testing import FakeClock, FaultyStore, chunks_of, read_file
 
 RULES = LogSettings()
 SHORT = LogSettings(keep_elements=20)
 LOGS = log_prefix("").rstrip("/")
+COUNTS = ("segments", "chunks", "versions", "files", "temporaryFiles", "uploads", "merges", "bytes")
 
 
 def later() -> int:
@@ -280,6 +281,59 @@ async def test_temporary_files_of_dead_processes_are_deleted(tmp_path: Path) -> 
     await store.close()
 
 
+async def test_files_that_no_row_names_are_deleted(tmp_path: Path) -> None:
+    """An earlier version could leave one."""
+    store = await LocalStore.open_folder(tmp_path)
+    await fill(store)
+    for path in ("left", "files/left", "deep/down/left"):
+        (tmp_path / "files" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "files" / path).write_bytes(b"x" * 100)
+    (tmp_path / "files/link").symlink_to("left")
+    assert (await collect(store, wall_clock_ms))[1] == set(), "they are too young"
+    report, found = await collect(store, later, dry_run=True)
+    assert (found, report.files, report.bytes) == ({"left", "files/left", "deep/down/left"}, 3, 300)
+    assert await collect(store, later) == (report, found)
+    assert await collect(store, later) == (GarbageReport(), set())
+    assert not (tmp_path / "files/deep").exists()
+    assert (tmp_path / "files/link").is_symlink()
+    for key in FILES:
+        assert (await store.verify(key)) is not None
+    await store.close()
+
+
+@pytest.mark.slow
+async def test_no_file_is_deleted_that_is_written_meanwhile(tmp_path: Path) -> None:
+    store, other = await LocalStore.open_folder(tmp_path), await LocalStore.open_folder(tmp_path)
+    collecting = asyncio.create_task(_collect_until_cancelled(other))
+    stored = dict[str, bytes]()
+    for n in range(80):
+        key, body = f"f/{n % 7}/{n % 3}", b"%d" % n
+        try:
+            await store.write(key, chunks_of(body), "text/plain")
+        except StoreUnavailable:
+            continue  # by this clock its temporary file was abandoned at once
+        stored[key] = body
+        if n % 4 == 0:
+            gone = f"f/{n % 5}/{n % 2}"
+            await store.delete(gone)
+            stored.pop(gone, None)
+        for each, expected in stored.items():
+            assert (await read_file(store, each))[1] == expected
+    assert stored
+    collecting.cancel()
+    assert await collecting == set()
+    await other.close()
+    await store.close()
+
+
+async def _collect_until_cancelled(store: Store) -> set[str]:
+    found = set[str]()
+    with suppress(asyncio.CancelledError):
+        while True:
+            found |= (await collect(store, later))[1]
+    return {key for key in found if not key.startswith("~incoming/")}
+
+
 async def test_journals_of_interrupted_merges_are_finished(clock: FakeClock) -> None:
     store = FaultyStore(MemoryStore(clock), clock)
     for name in "ab":
@@ -346,7 +400,7 @@ async def test_the_command_reports_what_it_deletes(tmp_path: Path, shell: Shell)
     assert (status, errors) == (0, "")
     assert sorted(line["key"] for line in lines) == orphans
     assert {line["kind"] for line in lines} == {"segments"}
-    assert counts.keys() == {"segments", "chunks", "versions", "temporaryFiles", "uploads", "merges", "bytes"}
+    assert counts.keys() == {*COUNTS}
     assert counts["segments"] == len(orphans)
     assert await shell.ask("gc", "--store", url, "--older-than", "14400") == (0, _counts(), "")
     assert (await shell.ask("gc", "--store", url, "--older-than", "60"))[0] == 1
@@ -387,5 +441,4 @@ async def test_the_command_says_which_damage_keeps_garbage(tmp_path: Path, shell
 
 
 def _counts(**counts: int) -> str:
-    names = ("segments", "chunks", "versions", "temporaryFiles", "uploads", "merges", "bytes")
-    return json.dumps({name: counts.get(name, 0) for name in names}) + "\n"
+    return json.dumps({name: counts.get(name, 0) for name in COUNTS}) + "\n"

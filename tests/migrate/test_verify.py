@@ -118,6 +118,19 @@ async def test_what_cannot_be_read_is_named_and_a_store_out_of_reach_ends_it() -
         await damages(failing)
 
 
+async def test_the_command_lists_files_that_no_row_names(shell: Shell, tmp_path: Path) -> None:
+    store = await LocalStore.open_folder(tmp_path / "data")
+    await fill(store)
+    await store.close()
+    (tmp_path / "data/files/left").write_bytes(b"left")
+    status, output, errors = await shell.ask("verify", "--store", "file:data")
+    assert (status, errors) == (0, "")
+    leftover, counts = map(json.loads, output.splitlines())
+    assert (leftover["key"], leftover["kind"]) == ("left", "leftover")
+    assert counts["damaged"] == 0
+    assert (tmp_path / "data/files/left").exists()
+
+
 async def test_the_command_lists_what_is_damaged_and_exits_1(shell: Shell, tmp_path: Path) -> None:
     store = await LocalStore.open_folder(tmp_path / "data")
     await fill(store)

@@ -55,9 +55,9 @@ def add_maintenance(parser: Parser) -> None:
         "read everything in a store and list what is damaged; servers may run meanwhile",
         "admin.verify",
         description="Compares every document, log, file and revocation list with its hash or checksum. "
-        "Prints a line of JSON for each damaged object, then the number of objects and bytes read. From then "
-        "on the server refuses to serve a damaged file until it is pushed or copied again. The exit status "
-        "is 1 if anything is damaged.",
+        "Prints a line of JSON for each damaged object, and for each file in the folder that the store does "
+        "not know, then the number of objects and bytes read. From then on the server refuses to serve a "
+        "damaged file until it is pushed or copied again. The exit status is 1 if anything is damaged.",
         example="pysync verify --store file:./data\n"
         "pysync verify --store file:./data --repair-from file:./backup",
     )
@@ -77,8 +77,9 @@ def add_maintenance(parser: Parser) -> None:
         "delete what crashes and interrupted requests left in a store; servers may run meanwhile",
         "gc.collect",
         description="Deletes segments that no log leads to, chunks of logs that pysync took over from "
-        "Starfish, temporary files, interrupted uploads and merges; without --store, also earlier versions "
-        "of documents whose collection keeps none any more. Prints a line of JSON for each, then the "
+        "Starfish, files in the folder that the store does not know, temporary files, interrupted uploads "
+        "and merges; without --store, also earlier versions of documents whose collection keeps none any "
+        "more. Prints a line of JSON for each, then the "
         "number of each kind, and the bytes as far as they are known. Do not run it while a copy or a "
         "restore writes to the store. The exit status is 1 if a damaged object, which may lead to segments, "
         "kept it from deleting any.",

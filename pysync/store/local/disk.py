@@ -189,6 +189,15 @@ class FileTree:
             if stat.S_ISLNK(found.st_mode):
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
+    def walk(self) -> Iterator[tuple[str, list[str]]]:
+        """Yield the key of each folder (`""`: the top) with the names in it that are not folders, without the
+        temporary files."""
+        for path, folders, names in os.walk(self.root):
+            parent = path[len(str(self.root)) + 1 :]
+            if not parent:
+                folders[:] = [name for name in folders if name not in (TEMP_FOLDER, "lost+found")]
+            yield parent, names
+
     def fingerprint(self, key: str) -> FileFingerprint | None:
         """Return the fingerprint of the file of a key, or None if there is no file. Raises OSError."""
         try:

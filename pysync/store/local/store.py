@@ -42,6 +42,7 @@ from pysync.store.local.read_cache import ReadCache
 from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.local.tables import SCHEMA
 from pysync.store.local.time_index import LocalTimeIndex
+from pysync.store.local.unnamed_files import remove_unnamed_files
 from pysync.store.types import (
     ANY,
     NOT_MODIFIED,
@@ -117,6 +118,7 @@ class LocalStore:
         self._reader = SnapshotReader(database, StoreUnavailable)
         self._read, self._version = self._reader.rows, self._reader.version
         self._cache = ReadCache()
+        self._tree = tree
         self._renames = RenameJournal(tree)
         self._writer = GroupCommit(database, StoreUnavailable, self._renames)
         self._files = LocalFiles(tree, self._renames, self._writer, self._reader, self._new_etag, now_ms)
@@ -423,7 +425,10 @@ class LocalStore:
 
     async def remove_leftovers(self, before_ms: int, *, dry_run: bool = False) -> builtins.list[Leftover]:
         """See `Store.remove_leftovers`."""
-        return await self._files.remove_leftovers(before_ms, dry_run=dry_run)
+        unnamed = await remove_unnamed_files(
+            self._tree, self._writer, self._reader, before_ms, dry_run=dry_run
+        )
+        return [*unnamed, *await self._files.remove_leftovers(before_ms, dry_run=dry_run)]
 
     async def purge_deleted(self) -> None:
         """See `Store.purge_deleted`."""

@@ -116,7 +116,7 @@ _SET_CHECKED = """
 _ADOPT = """
     UPDATE object SET etag = ?, modified_ms = ?, sha256 = ?, size = ?, mtime_ns = ?, inode = ?, xxh3 = ?
     WHERE parent = ? AND name = ?"""
-_PENDING = "SELECT 1 FROM arriving WHERE key = ?1 UNION ALL SELECT 1 FROM doomed WHERE key = ?1"
+PENDING: Final = "SELECT 1 FROM arriving WHERE key = ?1 UNION ALL SELECT 1 FROM doomed WHERE key = ?1"
 _CURRENT = "SELECT etag, sha256 IS NOT NULL FROM object WHERE parent = ? AND name = ?"
 _GET_BODY = "SELECT body FROM object WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NULL"
 _FIND_EXISTING = """
@@ -333,7 +333,7 @@ def adopt_file(cursor: sqlite3.Cursor, files: FileTree, row: FileRow, key: str) 
     place = split_key(key)
     with translate_os_errors():
         is_same = files.fingerprint(key) == row.fingerprint
-    if not is_same or cursor.execute(_PENDING, (key,)).fetchone() is not None:
+    if not is_same or cursor.execute(PENDING, (key,)).fetchone() is not None:
         raise EtagMismatch
     found = file_row(cursor.execute(GET_FILE, place).fetchall())
     etag, content_type, modified_ms, sha256, stamp, xxh3, _ = row

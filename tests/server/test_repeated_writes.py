@@ -6,17 +6,19 @@ import signal
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
 from support.clients import Browser, Reply, Start
 from support.collections import LOG, NOTES, collection
+from support.s3_stores import new_prefix, opened
 from support.server_process import serving
 
 from pysync.store import Store
 from pysync.store.local.store import LocalStore
-from pysync.testing import FakeClock
+from pysync.store.memory import MemoryStore
+from pysync.testing import FakeClock, FaultyStore
 
 PICS = collection("pics", allowedMimeTypes=["image/png"], deletable=True)
 SHORT = collection("short", maxBodyBytes=64, allowedMimeTypes=["image/png"])
@@ -37,9 +39,17 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
-@pytest.fixture(params=["local"])
-async def kept(tmp_path: Path, clock: FakeClock) -> AsyncIterator[Store]:
-    store = await LocalStore.open_folder(tmp_path / "data", clock)
+@pytest.fixture(params=["local", "memory", "moto"])
+async def kept(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Store]:
+    store: Store
+    if request.param == "local":
+        store = await LocalStore.open_folder(tmp_path / "data", clock)
+    elif request.param == "memory":
+        store = MemoryStore(clock)
+    else:
+        async with opened(request.getfixturevalue("moto"), new_prefix()) as store:
+            yield store
+        return
     yield store
     await store.close()
 
@@ -208,9 +218,11 @@ async def test_of_concurrent_repetitions_one_acts_and_all_get_its_answer(anybody
         assert len((await anybody.pull(f"log/{n}?last=9")).json["data"]["items"]) == 1
 
 
-async def test_repetition_reaches_another_process(
-    anybody: Browser, start: Start, session: aiohttp.ClientSession, tmp_path: Path, clock: FakeClock
+async def test_repetition_reaches_another_process_on_a_folder(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path, clock: FakeClock
 ) -> None:
+    kept = await LocalStore.open_folder(tmp_path / "data", clock)
+    anybody = Browser(await start(MEMBERS, kept, now_ms=clock), session)
     store = await LocalStore.open_folder(tmp_path / "data", clock)
     other = Browser(await start(MEMBERS, store, now_ms=clock), session)
     first = await upload(anybody, "pics/a", b"one", "k")
@@ -223,6 +235,7 @@ async def test_repetition_reaches_another_process(
         )
         assert {(reply.status, reply.body) for reply in replies} == {(200, replies[0].body)}
     await store.close()
+    await kept.close()
 
 
 async def test_repetition_is_answered_where_the_caller_may_not_write_all_members(anybody: Browser) -> None:
@@ -231,6 +244,99 @@ async def test_repetition_is_answered_where_the_caller_may_not_write_all_members
     assert (await push(anybody, "hiding/a", {"n": 1}, base, "k")).body == first.body
     assert (await delete(anybody, "hiding/a", first.json["hash"])).status == 403
     assert (await push(anybody, "hiding/a", {"n": 2}, base, "k")).status == 422
+
+
+class Lossy(NamedTuple):
+    """A service on a bucket that loses requests and answers on demand."""
+
+    anybody: Browser
+    store: FaultyStore
+
+
+@pytest.fixture
+async def lossy(start: Start, session: aiohttp.ClientSession, clock: FakeClock) -> Lossy:
+    store = FaultyStore(MemoryStore(clock), clock)
+    return Lossy(Browser(await start(MEMBERS, store, now_ms=clock), session), store)
+
+
+UNKNOWN = (409, "outcome_unknown")
+
+
+def code_of(reply: Reply) -> tuple[int, str]:
+    return reply.status, reply.json["code"]
+
+
+async def test_lost_answer_of_a_push_to_a_bucket_is_found(lossy: Lossy, clock: FakeClock) -> None:
+    anybody, store = lossy
+    store.lose_reply("put")
+    assert (await push(anybody, "notes/a", {"n": 1}, None, "k")).status == 503
+    clock.now_ms += 5
+    first = await push(anybody, "notes/a", {"n": 1}, None, "k")
+    assert (first.status, first.json["timestamp"]) == (200, clock.now_ms - 5)
+    latest = (await anybody.push("notes/a", {"n": 2}, first.json["hash"])).json["hash"]
+    assert (await push(anybody, "notes/a", {"n": 1}, None, "k")).body == first.body
+    assert await hash_of(anybody, "notes/a") == latest
+
+
+async def test_lost_push_over_a_version_that_is_still_there_is_made(lossy: Lossy) -> None:
+    anybody, store = lossy
+    base = (await anybody.push("notes/a", {"n": 0})).json["hash"]
+    store.fail("put")
+    assert (await push(anybody, "notes/a", {"n": 1}, base, "k")).status == 503
+    assert (await push(anybody, "notes/a", {"n": 1}, base, "k")).status == 200
+    assert (await anybody.pull("notes/a")).json["data"] == {"n": 1}
+
+
+async def test_push_whose_object_is_gone_or_another_has_an_unknown_outcome(
+    lossy: Lossy, clock: FakeClock
+) -> None:
+    anybody, store = lossy
+    base = (await anybody.push("notes/b", {"n": 0})).json["hash"]
+    store.lose_reply("put", times=2)
+    assert (await push(anybody, "notes/a", {"n": 1}, None, "k")).status == 503
+    assert (await push(anybody, "notes/b", {"n": 1}, base, "k")).status == 503
+    assert (await delete(anybody, "notes/a", await hash_of(anybody, "notes/a"))).status == 200
+    latest = await anybody.push("notes/b", {"n": 2}, await hash_of(anybody, "notes/b"))
+    assert (await push(anybody, "notes/a", {"n": 1}, None, "k")).status == 503, "it may still be under way"
+    clock.now_ms += 30_000
+    assert code_of(await push(anybody, "notes/a", {"n": 1}, None, "k")) == UNKNOWN
+    assert code_of(await push(anybody, "notes/b", {"n": 1}, base, "k")) == UNKNOWN
+    assert await hash_of(anybody, "notes/a") == ""
+    assert await hash_of(anybody, "notes/b") == latest.json["hash"]
+    clock.now_ms += TEN_MINUTES_MS
+    assert (await push(anybody, "notes/a", {"n": 1}, None, "k")).status == 200
+
+
+async def test_lost_answer_of_an_upload_to_a_bucket_is_found(lossy: Lossy, clock: FakeClock) -> None:
+    anybody, store = lossy
+    store.lose_reply("write", times=2)
+    assert (await upload(anybody, "pics/a", b"one", "k")).status == 503
+    assert (await upload(anybody, "pics/b", b"one", "k")).status == 503
+    clock.now_ms += 5
+    first = await upload(anybody, "pics/a", b"one", "k")
+    assert (first.status, first.json["timestamp"]) == (200, clock.now_ms - 5)
+    await upload(anybody, "pics/a", b"two", "l")
+    assert (await upload(anybody, "pics/a", b"one", "k")).body == first.body
+    await upload(anybody, "pics/b", b"two", "l")
+    clock.now_ms += 30_000
+    assert code_of(await upload(anybody, "pics/b", b"one", "k")) == UNKNOWN
+    assert [(await anybody.pull(f"pics/{id_}")).body for id_ in "ab"] == [b"two", b"two"]
+
+
+async def test_lost_delete_in_a_bucket_is_made_only_over_its_version(lossy: Lossy, clock: FakeClock) -> None:
+    anybody, store = lossy
+    hash_ = (await anybody.push("notes/a", {"n": 1})).json["hash"]
+    await anybody.push("notes/b", {"n": 1})
+    store.fail("delete")
+    assert (await delete(anybody, "notes/a", hash_, "k")).status == 503
+    assert (await delete(anybody, "notes/a", hash_, "k")).status == 200
+    assert await hash_of(anybody, "notes/a") == ""
+    store.lose_reply("delete")
+    assert (await delete(anybody, "notes/b", hash_, "k")).status == 503
+    await anybody.push("notes/b", {"n": 1})
+    clock.now_ms += 30_000
+    assert code_of(await delete(anybody, "notes/b", hash_, "k")) == UNKNOWN
+    assert await hash_of(anybody, "notes/b") == hash_
 
 
 async def test_full_claims_reject_only_writes_that_need_one(

@@ -290,6 +290,13 @@ class MisdirectedRequest(PysyncError, status=421, code="misdirected_request", me
     not in `server.admin.hosts`."""
 
 
+class OutcomeUnknown(
+    PysyncError, status=409, code="outcome_unknown", message="The outcome of an earlier attempt is unknown"
+):
+    """An earlier attempt with this `Idempotency-Key` ended without an outcome, and what is stored does not
+    say whether it took effect. Nothing is written. Pull, decide, and use a new key."""
+
+
 class IdempotencyKeyReused(
     PysyncError, status=422, code="idempotency_key_reused", message="Idempotency-Key was used for other data"
 ):

@@ -1,6 +1,5 @@
 """Documents: pull, push with optimistic concurrency, and expiry (docs/reference/protocol.md#documents)."""
 
-import hashlib
 import hmac
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -13,13 +12,13 @@ from pysync import _core
 from pysync.cache import BoundedCache
 from pysync.config import HistoryConfig
 from pysync.config.key_templates import RESERVED
-from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
+from pysync.coordinator import Coordinator
 from pysync.corruption import CorruptionReporter
 from pysync.engine.changes import DocumentRef
 from pysync.engine.history import IN_PLACE, History, InPlace, check_key, new_entry
-from pysync.engine.idempotency import IdempotentRequest, carry_out_once
+from pysync.engine.idempotency import Attempt, IdempotentRequest, carry_out_once
 from pysync.engine.outbox import Outbox
-from pysync.errors import Conflict, DocumentCorrupt, IdempotencyKeyReused, QuotaExceeded, StoreUnavailable
+from pysync.errors import Conflict, DocumentCorrupt, QuotaExceeded, StoreUnavailable
 from pysync.model import WriteResult
 from pysync.store import (
     ABSENT,
@@ -35,7 +34,7 @@ from pysync.store import (
     Store,
     StoredObject,
 )
-from pysync.write_ids import as_whitespace, has_write_id, new_write_id
+from pysync.write_ids import as_whitespace, has_write_id
 
 SECRET_DOCUMENT_KEY: Final = f"{RESERVED}/secrets/versions"
 """The key of the secret. It is stored as a document, so that damage to it is found."""
@@ -118,6 +117,7 @@ class Documents:
         self._store = store
         self._coordinator = coordinator
         self._outbox = outbox or Outbox(store, coordinator)
+        self._requests = self._outbox.coordinated_requests(now_ms)
         self._corruption = corruption or CorruptionReporter()
         self.versions = KeyedVersions(store, now_ms, self._corruption)
         self.history = History(store, now_ms, self._corruption)
@@ -200,32 +200,42 @@ class Documents:
         """Push, or return the result of the earlier push with this `request_key`. `content` is the hash of
         the data that was sent, by default that of `body`.
 
-        A transactional store commits a claim with the write. Otherwise the coordinator keeps it:
-        The hash and time of the write are claimed before it, together with a write id that every attempt adds
-        to the object it stores. If a response is lost, a repetition therefore finds the earlier write by that
-        id. A push that is rejected leaves no claim. Raises IdempotencyKeyReused if the key was claimed for
-        other data, and as `push` does.
+        A push that is rejected leaves no claim. Raises IdempotencyKeyReused if the key was claimed for other
+        data, OutcomeUnknown (never if the store is transactional), and as `push` does.
         """
         fresh = WriteResult(body.hash, self.now_ms())
+        request = IdempotentRequest(request_key, content or body.hash)
         if (store := self._store.transactional) is not None:
-            claim = IdempotentRequest(request_key, content or body.hash).claim(fresh)
+            claim = request.claim(fresh)
             write = self._write(key, body, fresh, ttl_ms, ref, history, claims=(claim,))
             return await carry_out_once(store.claims, claim, write)
-        name = hashlib.sha256(request_key.encode()).hexdigest()
-        own = orjson.dumps([new_write_id(), *fresh, content or body.hash])
-        stored_claim = await self._coordinator.put_if_absent(name, own, IDEMPOTENCY_TTL_MS)
-        write_id, hash_, timestamp_ms, *claimed = orjson.loads(stored_claim)
-        claimed_result = WriteResult(hash_, timestamp_ms)
-        if (content or body.hash) not in (claimed or (hash_,)):
-            raise IdempotencyKeyReused
-        if ttl_ms is not None and claimed_result.timestamp_ms + ttl_ms < fresh.timestamp_ms:
-            return await self.push(key, body, ttl_ms, ref, history)
-        try:
-            return await self._write(key, body, claimed_result, ttl_ms, ref, history, write_id)
-        except (Conflict, DocumentCorrupt, QuotaExceeded):
-            if stored_claim == own:  # a claim of an earlier attempt may belong to a completed write
-                await release_claim(self._coordinator, name, own)
-            raise
+        own = Attempt.begin(request, fresh, await self._etag_of(key, body.base_hash))
+
+        async def decide(first: Attempt) -> bool:
+            found = await self._store.get(key)
+            if self._is_written(key, found, first.write_id):
+                await self._outbox.reannounce([] if ref is None else [ref.change(*first.result)])
+                return True
+            if not isinstance(found, StoredObject) or found.etag != first.base or body.hash != first.hash:
+                return False
+            return await _succeeds(
+                self._write(key, body, first.result, ttl_ms, ref, history, first.write_id, only=first.base)
+            )
+
+        return await self._requests.carry_out(
+            request, own, decide, lambda: self._write(key, body, fresh, ttl_ms, ref, history, own.write_id)
+        )
+
+    async def _etag_of(self, key: str, base_hash: str | None) -> str:
+        """Return the etag of the document with this hash, `""` if it is not stored."""
+        if not base_hash:
+            return ""
+        version = self._cache.get(key)
+        if version is None or version.hash != base_hash:
+            with suppress(DocumentCorrupt):
+                await self.get_version(key)
+            version = self._cache.get(key)
+        return "" if version is None or version.hash != base_hash else version.etag
 
     async def delete(
         self,
@@ -242,28 +252,54 @@ class Documents:
         also the version of nothing. Returns the removed version and the time, also to a repetition of
         `request`. Raises as `push`."""
         removed = WriteResult(base_hash, self.now_ms())
-        store = self._store.transactional
-        if request is None or store is None:
-            return await self._remove(key, base_hash, removed, ttl_ms, ref, history, ())
-        claim = request.claim(removed)
-        removal = self._remove(key, base_hash, removed, ttl_ms, ref, history, (claim,))
-        return await carry_out_once(store.claims, claim, removal)
+        if request is None:
+            return await self._remove(key, removed, ttl_ms, ref, history)
+        if (store := self._store.transactional) is not None:
+            claim = request.claim(removed)
+            removal = self._remove(key, removed, ttl_ms, ref, history, (claim,))
+            return await carry_out_once(store.claims, claim, removal)
+        own = Attempt.begin(request, removed, await self._stored_etag(key))
+
+        async def decide(first: Attempt) -> bool:
+            return (
+                first.base != ""
+                and first.base == await self._stored_etag(key)
+                and await _succeeds(self._remove(key, first.result, ttl_ms, ref, history, only=first.base))
+            )
+
+        return await self._requests.carry_out(
+            request, own, decide, lambda: self._remove(key, removed, ttl_ms, ref, history)
+        )
+
+    async def _stored_etag(self, key: str) -> str:
+        """Return the etag of the document or file at `key`, `""` if there is none."""
+        found = await self._store.get(key)
+        if isinstance(found, StoredObject):
+            return found.etag
+        try:
+            file = await self._store.stat(key)
+        except DamagedFile as error:
+            return error.etag
+        return "" if file is None else file.etag
 
     async def _remove(
         self,
         key: str,
-        base_hash: str,
         removed: WriteResult,
         ttl_ms: int | None,
         ref: DocumentRef | None,
         history: HistoryConfig | None,
-        claims: Sequence[Claim],
+        claims: Sequence[Claim] = (),
+        only: str = "",
     ) -> WriteResult:
-        """Delete as `delete`, and return `removed`."""
+        """Delete as `delete`, and return `removed`. With `only` no other etag is removed."""
+        base_hash = removed.hash
         changes = [] if ref is None else [ref.change(base_hash, removed.timestamp_ms, removed=True)]
         for _ in range(_MAX_ATTEMPTS):
             found = await self._store.get(key)
             expect = await self._check_base(key, found, base_hash, ttl_ms)
+            if only and expect != Etag(only):
+                raise Conflict("")
             if expect == ABSENT and not claims:
                 return removed
             also: list[AppendedObject] = []
@@ -319,9 +355,11 @@ class Documents:
         history: HistoryConfig | None,
         write_id: str | None = None,
         claims: Sequence[Claim] = (),
+        only: str = "",
     ) -> WriteResult:
         """Store `body` if its base is the stored version, unless a write with this `write_id` is stored
-        already. Returns `written`. Raises as `push`."""
+        already. With `only` no other version than that etag is replaced. Returns `written`. Raises as
+        `push`."""
         stored = body.stored(written.timestamp_ms, b"" if write_id is None else as_whitespace(write_id))
         changes = [] if ref is None else [ref.change(written.hash, written.timestamp_ms)]
         charge = None if ref is None else ref.charge
@@ -343,6 +381,8 @@ class Documents:
                     return written
                 expect = await self._check_base(key, found, body.base_hash, ttl_ms)
                 replaced = _kept(found, body.base_hash)
+            if only and expect != Etag(only):
+                raise Conflict("")
             also: list[AppendedObject] = []
             if history is not None:
                 identity = "" if ref is None else ref.identity
@@ -429,24 +469,10 @@ def _kept(found: StoredObject | NotModified | None, base_hash: str | None) -> by
     return found.body if base_hash and isinstance(found, StoredObject) else None
 
 
-async def remove_once(
-    coordinator: Coordinator, request_key: str, base_hash: str, removal: Coroutine[None, None, WriteResult]
-) -> WriteResult:
-    """Await the removal of the version `base_hash`, or return that version again if an earlier attempt with
-    this `request_key` has removed it: an attempt that finds nothing stored, although it is not the first, has
-    succeeded."""
-    name = hashlib.sha256(f"delete {request_key}".encode()).hexdigest()
-    own = orjson.dumps([new_write_id()])
+async def _succeeds(write: Coroutine[None, None, WriteResult]) -> bool:
+    """Await a write, and return False if another one came first."""
     try:
-        claim = await coordinator.put_if_absent(name, own, IDEMPOTENCY_TTL_MS)
-    except BaseException:
-        removal.close()
-        raise
-    try:
-        return await removal
-    except Conflict as error:
-        if claim == own:
-            await release_claim(coordinator, name, own)
-        elif not error.current_hash:
-            return WriteResult(base_hash, error.written_ms)
-        raise
+        await write
+    except Conflict:
+        return False
+    return True

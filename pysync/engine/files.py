@@ -8,8 +8,9 @@ from pysync.config import Collection
 from pysync.config.key_templates import KeyTemplate
 from pysync.corruption import CorruptionReporter
 from pysync.engine.changes import DocumentRef
-from pysync.engine.idempotency import IdempotentRequest, result_of
+from pysync.engine.idempotency import Attempt, IdempotentRequest, result_of
 from pysync.engine.outbox import Outbox
+from pysync.errors import DocumentCorrupt, PysyncError
 from pysync.model import WriteResult
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import CarriedOut, Claim, FileStat, OpenFile, Store
@@ -74,6 +75,7 @@ class Files:
     ) -> None:
         self._store = store
         self._outbox = outbox
+        self._requests = outbox.coordinated_requests(now_ms)
         self._corruption = corruption or CorruptionReporter()
         self.now_ms = now_ms
 
@@ -109,10 +111,18 @@ class Files:
         returns its result once all chunks have come, and stores nothing. Raises KeyConflict, QuotaExceeded
         and Unavailable, and IdempotencyKeyReused if that push was of other bytes."""
         timestamp_ms = self.now_ms()
+        begun: list[tuple[IdempotentRequest, Attempt]] = []
 
         def claim(sha256: str) -> Claim:
             assert request_key is not None
             return IdempotentRequest(request_key, sha256).claim(WriteResult(sha256, timestamp_ms))
+
+        async def begin(sha256: str) -> None:
+            assert request_key is not None
+            request = IdempotentRequest(request_key, sha256)
+            own = Attempt.begin(request, WriteResult(sha256, timestamp_ms))
+            await self._requests.begin(request, own, lambda first: self._is_stored(key, first))
+            begun.append((request, own))
 
         try:
             sha256 = await self._outbox.write(
@@ -122,8 +132,24 @@ class Files:
                 lambda sha256: [ref.change(sha256, timestamp_ms)],
                 ref.charge,
                 None if request_key is None else claim,
+                None if request_key is None else begin,
             )
         except CarriedOut as earlier:
             (outcome,) = earlier.outcomes.values()
             return result_of(outcome)
+        except PysyncError as error:
+            for request, own in begun:
+                await self._requests.release(request, own, error)
+            raise
+        for request, own in begun:
+            await self._requests.complete(request, own)
         return WriteResult(sha256, timestamp_ms)
+
+    async def _is_stored(self, key: str, attempt: Attempt) -> bool:
+        """Return True if the file has the bytes of an attempt. Files have no base, so nobody can tell whether
+        that attempt or another one stored them."""
+        try:
+            found = await self._store.stat(key)
+        except DocumentCorrupt:
+            return False
+        return found is not None and found.sha256 == attempt.hash

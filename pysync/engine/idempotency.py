@@ -1,15 +1,35 @@
-"""Requests with an Idempotency-Key. Each acts once (docs/reference/protocol.md#idempotency-keys)."""
+"""Requests with an Idempotency-Key. Each acts once (docs/reference/protocol.md#idempotency-keys).
 
+A transactional store commits a claim with the write. For any other store the coordinator has it: the first
+attempt puts it there before the write, and adds after it that the write was carried out. If an attempt ends
+in between, the next one decides by what is stored.
+"""
+
+import asyncio
 import hashlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import orjson
 
-from pysync.coordinator import IDEMPOTENCY_TTL_MS
-from pysync.errors import PysyncError, Unavailable
+from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
+from pysync.errors import (
+    CoordinatorUnavailable,
+    IdempotencyKeyReused,
+    OutcomeUnknown,
+    PysyncError,
+    StoreUnavailable,
+    Unavailable,
+)
 from pysync.model import WriteResult
-from pysync.store import CarriedOut, Claim, ClaimTable
+from pysync.store import CarriedOut, Claim, ClaimTable, NotWritten
+from pysync.write_ids import new_write_id
+
+SETTLED_MS: Final = 30_000
+"""Age at which a write has been made or never will be: longer than any put may take."""
+_POLLS_S: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
+"""Times for which a repetition waits for the first attempt before it is sent away."""
 
 ANONYMOUS_SHARE: Final = 0.75
 """The share of all claims that callers without credentials can take."""
@@ -54,3 +74,108 @@ async def carry_out_once(table: ClaimTable, claim: Claim, write: Awaitable[Write
         if outcome is None:
             raise
         return result_of(outcome)
+
+
+class Attempt(NamedTuple):
+    """The first attempt at a request, as the coordinator has it. `write_id` and `base`, the etag of what the
+    write replaces (`""` if that is nothing, or not known), tell the next attempt what has become of it."""
+
+    write_id: str
+    hash: str
+    timestamp_ms: int
+    content: str
+    base: str = ""
+    is_done: bool = False
+
+    @classmethod
+    def begin(cls, request: IdempotentRequest, result: WriteResult, base: str = "") -> "Attempt":
+        """Return a new attempt, whose result will be `result`."""
+        return cls(new_write_id(), *result, request.content, base)
+
+    @classmethod
+    def decode(cls, text: bytes) -> "Attempt":
+        """Parse a stored attempt. One of an earlier version has only the first members."""
+        write_id, hash_, timestamp_ms, *more = orjson.loads(text)
+        return cls(write_id, hash_, timestamp_ms, *(more or (hash_,)))
+
+    def encode(self) -> bytes:
+        """Return the attempt as the coordinator stores it."""
+        return orjson.dumps(list(self))
+
+    @property
+    def result(self) -> WriteResult:
+        """The result of the request, if the attempt was carried out."""
+        return WriteResult(self.hash, self.timestamp_ms)
+
+
+Decide = Callable[[Attempt], Awaitable[bool]]
+"""Returns True if the earlier attempt was carried out. If what it replaces is still there, it is made now."""
+
+
+class CoordinatedRequests:
+    """The requests to a store that is not transactional."""
+
+    def __init__(self, coordinator: Coordinator, now_ms: Callable[[], int]) -> None:
+        self._coordinator = coordinator
+        self._now_ms = now_ms
+
+    async def begin(self, request: IdempotentRequest, own: Attempt, decide: Decide) -> None:
+        """Claim the request for the attempt `own`. Raises CarriedOut if an earlier one was carried out,
+        IdempotencyKeyReused, OutcomeUnknown, and StoreUnavailable while the earlier one may be under way."""
+        name = _name(request)
+        for pause_s in (*_POLLS_S, None):
+            held = await self._coordinator.put_if_absent(name, own.encode(), IDEMPOTENCY_TTL_MS)
+            first = Attempt.decode(held)
+            if first == own:
+                return
+            if first.content != own.content:
+                raise IdempotencyKeyReused
+            if not first.is_done and await decide(first):
+                await self._complete(name, held)
+            elif not first.is_done:
+                if first.timestamp_ms + SETTLED_MS <= self._now_ms():
+                    raise OutcomeUnknown
+                if pause_s is None:
+                    raise StoreUnavailable("an earlier attempt at this request may be under way")
+                await asyncio.sleep(pause_s)
+                continue
+            raise CarriedOut({name.encode(): orjson.dumps([*first.result]).decode()})
+
+    async def complete(self, request: IdempotentRequest, own: Attempt) -> None:
+        """Add that the attempt was carried out. Without the coordinator only what is stored says it."""
+        await self._complete(_name(request), own.encode())
+
+    async def release(self, request: IdempotentRequest, own: Attempt, error: PysyncError) -> None:
+        """Withdraw the attempt if `error` says that it has written nothing."""
+        if not isinstance(error, Unavailable) or isinstance(error, (NotWritten, CoordinatorUnavailable)):
+            await release_claim(self._coordinator, _name(request), own.encode())
+
+    async def carry_out(
+        self,
+        request: IdempotentRequest,
+        own: Attempt,
+        decide: Decide,
+        write: Callable[[], Awaitable[WriteResult]],
+    ) -> WriteResult:
+        """Return the result of `write`, or that of an earlier attempt. Raises as `begin` and `write`."""
+        try:
+            await self.begin(request, own, decide)
+        except CarriedOut as earlier:
+            (outcome,) = earlier.outcomes.values()
+            return result_of(outcome)
+        try:
+            written = await write()
+        except PysyncError as error:
+            await self.release(request, own, error)
+            raise
+        await self.complete(request, own)
+        return written
+
+    async def _complete(self, name: str, held: bytes) -> None:
+        with suppress(CoordinatorUnavailable):
+            done = Attempt.decode(held)._replace(is_done=True).encode()
+            await self._coordinator.compare_and_set(name, held, done)
+
+
+def _name(request: IdempotentRequest) -> str:
+    return hashlib.sha256(request.key.encode()).hexdigest()

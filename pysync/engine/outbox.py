@@ -23,6 +23,7 @@ from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.coordinator import Coordinator, PreparedWrite
 from pysync.engine.changes import parse_change
+from pysync.engine.idempotency import SETTLED_MS, CoordinatedRequests
 from pysync.errors import CoordinatorUnavailable, KeyConflict, QuotaExceeded, StoreUnavailable
 from pysync.model import Addition
 from pysync.store import (
@@ -34,6 +35,7 @@ from pysync.store import (
     DamagedFile,
     EtagMismatch,
     ExistingFileFilter,
+    OnReceived,
     Precondition,
     Segment,
     Store,
@@ -41,8 +43,8 @@ from pysync.store import (
 
 log = logging.getLogger(__name__)
 
-INTENT_TIMEOUT_MS: Final = 30_000
-"""Age at which the write of an intent has been made or never will be: longer than any put may take."""
+INTENT_TIMEOUT_MS: Final = SETTLED_MS
+"""Age at which the write of an intent has been made or never will be."""
 EARLY_RECOVERY_MS: Final = 5_000
 """Age at which nearly every write has been made, or rejected and its intent withdrawn."""
 MAX_UNREPORTED: Final = 10_000
@@ -192,9 +194,11 @@ class Outbox:
         changes_of: Callable[[str], Sequence[Change]],
         charge: Charge | None = None,
         claim_of: Callable[[str], Claim] | None = None,
+        received: OnReceived | None = None,
     ) -> str:
         """Write as `Store.write` and announce `changes_of(sha256)`, which is at least one change. `charge` is
-        that of `put`; only a transactional store takes a claim. Raises as `Store.write` and `put`.
+        that of `put`. Only a transactional store takes a claim; any other calls `received`. Raises as
+        `Store.write` and `put`.
 
         If the store has no change log, the changes of two writes of one key are announced in the order of the
         writes, unless these overlap on two nodes: the last write is not known then.
@@ -206,6 +210,8 @@ class Outbox:
         async with AsyncExitStack() as turn:
 
             async def changes_in_turn(sha256: str) -> list[Change]:
+                if received is not None:
+                    await received(sha256)
                 await turn.enter_async_context(self._key_locks[hash(key) % _KEY_LOCKS])
                 changes = changes_of(sha256)
                 return [*await self._pending_for(changes[-1]), *changes]
@@ -249,6 +255,10 @@ class Outbox:
         CoordinatorUnavailable."""
         if changes and self._transactional is None:
             await self._coordinator.append(changes)
+
+    def coordinated_requests(self, now_ms: Callable[[], int]) -> CoordinatedRequests:
+        """Return the claims of requests, for a store that is not transactional."""
+        return CoordinatedRequests(self._coordinator, now_ms)
 
     @property
     def is_transactional(self) -> bool:

@@ -183,6 +183,10 @@ class ClaimsFull(StoreUnavailable):
     """There is no room for a claim, and nothing is written."""
 
 
+class NotWritten(StoreUnavailable):
+    """The store cannot be reached, and nothing of the write has reached it."""
+
+
 DAMAGED_REASON: Final = "its bytes are not those that were stored: push it again, or copy it from a backup"
 """The reason in the error for a file that an earlier `verify` found damaged."""
 

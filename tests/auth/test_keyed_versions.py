@@ -311,6 +311,7 @@ async def test_a_repeated_push_of_who_misses_members_is_answered_again(browser: 
     await browser.push(
         "staff/a", {"name": "ann", "pay": 7}, (await browser.pull("staff/a", ADMIN)).json["hash"], ADMIN
     )
+    assert (await browser.push("staff/a", {"name": "rob"}, base, once)).json == first.json
     late = await browser.push("staff/a", {"name": "eve"}, base, once)
     assert late.json["code"] == "idempotency_key_reused"
     assert (await browser.pull("staff/a", ADMIN)).json["data"] == {"name": "ann", "pay": 7}

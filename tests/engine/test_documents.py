@@ -11,7 +11,7 @@ from pysync._core import decode_push
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.documents import Documents
-from pysync.errors import Conflict, StoreUnavailable
+from pysync.errors import Conflict, OutcomeUnknown, StoreUnavailable
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock, FaultyStore
 
@@ -29,7 +29,7 @@ async def test_equal_data_of_a_later_write_is_not_taken_for_the_repeated_one(
     second = await browser.push("notes/a", {"n": 2}, first.json["hash"])
     third = await browser.push("notes/a", {"n": 1}, second.json["hash"])
     assert third.json["hash"] == first.json["hash"]
-    assert (await browser.push("notes/a", {"n": 1}, None, once)).status == 409
+    assert (await browser.push("notes/a", {"n": 1}, None, once)).json == first.json
 
 
 async def test_a_folded_keyring_expires_as_its_own_collection_says(
@@ -83,14 +83,15 @@ async def test_what_another_process_wrote_is_noticed() -> None:
 
 
 async def test_a_write_of_the_same_bytes_in_the_same_millisecond_is_not_taken_for_ours() -> None:
-    store = FaultyStore(MemoryStore())
-    documents = Documents(store, MemoryCoordinator(), lambda: 1)
+    store, clock = FaultyStore(MemoryStore()), FakeClock()
+    documents = Documents(store, MemoryCoordinator(clock), clock)
     body = decode_push(b'{"data":{"n":1}}')
     store.fail("put")
     with pytest.raises(StoreUnavailable):
         await documents.push_idempotent("a", body, "k")
     await documents.push("a", body)
-    with pytest.raises(Conflict):
+    clock.now_ms += 30_000
+    with pytest.raises(OutcomeUnknown):
         await documents.push_idempotent("a", body, "k")
 
 
@@ -99,7 +100,11 @@ async def test_what_is_found_stored_is_told_although_another_replaces_it() -> No
     store = FaultyStore(shared)
     documents, other = [Documents(way, MemoryCoordinator(), lambda: 1) for way in (store, shared)]
     body = decode_push(b'{"data":{"n":1}}')
-    written = await documents.push_idempotent("a", body, "k")
+    store.lose_reply("put")
+    with pytest.raises(StoreUnavailable):
+        await documents.push_idempotent("a", body, "k")
+    written = await other.pull("a")
+    assert written is not None
     release = asyncio.Event()
     store.delay("get", release, after=1)
     again = asyncio.ensure_future(documents.push_idempotent("a", body, "k"))
@@ -107,7 +112,7 @@ async def test_what_is_found_stored_is_told_although_another_replaces_it() -> No
         await asyncio.sleep(0)
     await other.push("a", decode_push(b'{"data":{"n":2},"baseHash":"%s"}' % written.hash.encode()))
     release.set()
-    assert await again == written
+    assert await again == (written.hash, 1)
 
 
 async def test_of_attempts_under_one_key_at_once_all_are_told_the_same() -> None:

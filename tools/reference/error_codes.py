@@ -75,6 +75,7 @@ REMEDIES = {
     "range_not_satisfiable": "Use the size in `Content-Range`.",
     "misdirected_request": "Use a configured host name, or add this one.",
     "idempotency_key_reused": "Use a new key for every write.",
+    "outcome_unknown": "Pull, and send the write with a new key if it is still wanted.",
     "rate_limited": "Wait for `Retry-After`, and send the same request again.",
     "authorization_error": "Repair the document; the server's log names it.",
     "internal_error": "Report it with `requestId`; the server's log has the cause.",

@@ -22,7 +22,7 @@ from pysync.engine.append_log.head import HeadCache, LogSettings, chunk_keys, lo
 from pysync.engine.append_log.read import LogRange, LogSlice, SegmentReader
 from pysync.engine.append_log.retention import delete_objects, without_oldest
 from pysync.engine.changes import DocumentRef
-from pysync.engine.idempotency import IdempotentRequest, carry_out_once
+from pysync.engine.idempotency import Attempt, IdempotentRequest, carry_out_once
 from pysync.engine.outbox import Outbox
 from pysync.errors import (
     AppendLimitExceeded,
@@ -53,16 +53,18 @@ EMPTY_LOG: Final = _core.LogHead("")
 
 class AppendClaim(NamedTuple):
     """The claim of the first append under an Idempotency-Key: its write id, the log and the position in it
-    from which that id may be found, and the hash of its data (`""` if an earlier version made the claim)."""
+    from which that id may be found, the hash of its data (`""` if an earlier version made the claim), and the
+    result once the element is written."""
 
     write_id: str
     id: str
     position: int
     hash: str = ""
+    result: WriteResult | None = None
 
     def encode(self) -> bytes:
         """Return the claim as the coordinator stores it."""
-        return orjson.dumps(list(self))
+        return orjson.dumps([*self[:4], self.result and [*self.result]])
 
     @classmethod
     def decode(cls, text: bytes) -> Self:
@@ -91,6 +93,7 @@ class AppendLogs:
         self._corruption = corruption or CorruptionReporter()
         self._head_cache = HeadCache(store, now_ms, self._corruption)
         self._outbox = outbox or Outbox(store, coordinator)
+        self._requests = self._outbox.coordinated_requests(now_ms)
         self._batcher = AppendBatcher(
             store,
             self._outbox,
@@ -158,16 +161,20 @@ class AppendLogs:
         first_claim = AppendClaim.decode(text)
         if first_claim.hash not in ("", own.hash):
             raise IdempotencyKeyReused
+        if first_claim.result is not None:
+            return WriteResult(*first_claim.result)
         search_from = first_claim.id, first_claim.position
         waiting = PendingAppend(element, settings, _future(), ref, first_claim.write_id, search_from)
         try:
-            return await self._batcher.submit(key, waiting)
+            written = await self._batcher.submit(key, waiting)
+            first_claim = first_claim._replace(result=written)
+            return written
         except (AppendLimitExceeded, NonMonotonicTimestamp, TsTooFarAhead, ElementsDropped, QuotaExceeded):
             if first_claim == own:  # a claim of an earlier attempt may belong to a completed append
                 await release_claim(self._coordinator, name, text)
             raise
         finally:
-            if waiting.search_from != search_from:
+            if first_claim.result is not None or waiting.search_from != search_from:
                 now = first_claim._replace(id=waiting.search_from[0], position=waiting.search_from[1])
                 with suppress(CoordinatorUnavailable):
                     await self._coordinator.compare_and_set(name, text, now.encode())
@@ -215,9 +222,26 @@ class AppendLogs:
         are left belong to no log. Returns the removed hash and the time, also to a repetition of `request`.
         Raises Conflict, DocumentCorrupt and StoreUnavailable."""
         removed = WriteResult(base_hash, self.now_ms())
-        store = self._store.transactional
-        if request is None or store is None:
-            return await self._remove(key, removed, settings, ref, ())
+        if request is None:
+            return await self._remove(key, removed, settings, ref)
+        if (store := self._store.transactional) is None:
+
+            async def etag() -> str:
+                cached = await self._head_cache.read(key, settings.field)
+                return "" if cached is None else cached.etag
+
+            async def decide(first: Attempt) -> bool:
+                if not first.base or first.base != await etag():
+                    return False
+                with suppress(Conflict):
+                    await self._remove(key, first.result, settings, ref, only=first.base)
+                    return True
+                return False
+
+            own = Attempt.begin(request, removed, await etag())
+            return await self._requests.carry_out(
+                request, own, decide, lambda: self._remove(key, removed, settings, ref)
+            )
         claim = request.claim(removed)
         return await carry_out_once(store.claims, claim, self._remove(key, removed, settings, ref, (claim,)))
 
@@ -227,9 +251,10 @@ class AppendLogs:
         removed: WriteResult,
         settings: LogSettings,
         ref: DocumentRef | None,
-        claims: Sequence[Claim],
+        claims: Sequence[Claim] = (),
+        only: str = "",
     ) -> WriteResult:
-        """Delete as `delete`, and return `removed`."""
+        """Delete as `delete`, and return `removed`. With `only` no other etag is removed."""
         base_hash = removed.hash
         changes = [] if ref is None else [ref.change(base_hash, removed.timestamp_ms, removed=True)]
         while True:
@@ -240,6 +265,8 @@ class AppendLogs:
                 current_hash, written_ms = cached.head.hash, cached.head.ts_ms or 0
             if current_hash != base_hash:
                 raise Conflict(current_hash, written_ms)
+            if only and (cached is None or cached.etag != only):
+                raise Conflict("")
             if cached is None and not claims:
                 return removed
             try:

@@ -2,7 +2,7 @@
 
 from pysync.auth import field_permissions
 from pysync.engine.append_log import LogRange, LogSettings
-from pysync.engine.documents import STALE_BASE, remove_once
+from pysync.engine.documents import STALE_BASE
 from pysync.engine.idempotency import IdempotentRequest
 from pysync.errors import Conflict, InvalidBaseHash
 from pysync.model import WriteResult
@@ -37,8 +37,6 @@ class DeleteHandler:
         once = idempotency_key(request, access.caller, match.key)
         asked = None if once is None else IdempotentRequest(once, f"delete {base_hash}")
         removal = self._remove(match, access, base_hash, asked)
-        if asked is not None and service.outbox.needs_recovery:
-            removal = remove_once(service.coordinator, f"{once} {base_hash}", base_hash, removal)
         removed = await service.write_deadline.run(request, match, removal)
         await run_after_write(service, match, access.caller, removed, match.params, None, removed=True)
         return write_response("", removed.timestamp_ms)

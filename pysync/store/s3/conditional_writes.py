@@ -24,7 +24,15 @@ from pysync.store.s3.versions import (
     resolve_outcome,
     unquote_etag,
 )
-from pysync.store.types import ANY, Etag, EtagMismatch, Precondition, StoredObject, check_precondition
+from pysync.store.types import (
+    ANY,
+    Etag,
+    EtagMismatch,
+    NotWritten,
+    Precondition,
+    StoredObject,
+    check_precondition,
+)
 from pysync.write_ids import new_write_id, with_write_id
 
 _LOCKS: Final = 256
@@ -156,9 +164,9 @@ class ConditionalWriter:
                 if etag is not None:
                     return etag
             elif not (trouble.is_transient or trouble.is_precondition_failed):
-                raise StoreUnavailable from trouble
+                raise (StoreUnavailable if maybe_stored else NotWritten) from trouble
             if not await attempts.next_attempt():
-                raise StoreUnavailable from trouble
+                raise (StoreUnavailable if maybe_stored else NotWritten) from trouble
 
     async def _tombstone_in_place_of(self, key: str, base: ExpectedVersion) -> ExpectedVersion | None:
         """Return the tombstone that made a write of a new object fail; None if the write should be retried.

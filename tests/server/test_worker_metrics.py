@@ -8,10 +8,12 @@ import pytest
 from support.configurations import collection, config
 
 from pysync.config import parse
+from pysync.errors import CoordinatorUnavailable
 from pysync.server import metrics
 from pysync.server.app import Worker, create_app
 from pysync.server.exposition import Metrics
-from pysync.server.metrics import BUCKETS_S, Counters, MultiprocessCounters
+from pysync.server.metrics import BUCKETS_S, COORDINATOR_UP, Counters, MultiprocessCounters
+from pysync.server.readiness import CoordinatorMonitor, Readiness
 from pysync.server.responses import count_response
 
 
@@ -84,6 +86,24 @@ async def test_the_lag_of_projections_is_the_largest_and_no_sum(tmp_path: Path) 
     again = MultiprocessCounters(Counters(), tmp_path, 1)  # it has not found out yet how far it is behind
     assert again.total().gauge("pysync_projection_lag_seconds") == 60
     again.close()
+
+
+async def test_coordinator_is_up_if_every_worker_reaches_it(tmp_path: Path) -> None:
+    async def lost() -> None:
+        raise CoordinatorUnavailable
+
+    async def reached() -> None:
+        return
+
+    one, other = Counters(), Counters()
+    asked, beside = MultiprocessCounters(one, tmp_path, 1), MultiprocessCounters(other, tmp_path, 2)
+    for diagnose, up in ((reached, 1), (lost, 0), (reached, 1)):
+        await CoordinatorMonitor(reached, Readiness([]), one.gauges).check()
+        await CoordinatorMonitor(diagnose, Readiness([]), other.gauges).check()
+        beside.publish()
+        assert asked.total().gauge(COORDINATOR_UP) == up
+    asked.close()
+    beside.close()
 
 
 async def test_counts_that_cannot_be_written_are_told_to_nobody(tmp_path: Path) -> None:

@@ -208,6 +208,33 @@ async def test_the_command_adopts_what_somebody_wrote_in_place_of_files(shell: S
     await store.close()
 
 
+async def test_the_command_adopts_files_that_somebody_copied_into_the_folder(
+    shell: Shell, tmp_path: Path
+) -> None:
+    root = tmp_path / "data/files"
+    store = await LocalStore.open_folder(tmp_path / "data")
+    await store.put("f/document", document(b"{}"))
+    (root / "f/g").mkdir(parents=True)
+    (root / "f/g/a.png").write_bytes(b"a picture")
+    (root / "f/b").write_bytes(bytes(2_000_000))
+    (root / "f/document").write_bytes(b"in its place")
+    (root / "f/link").symlink_to(root / "f/b")
+    outcomes, counts = await adopted(shell)
+    assert {key: each["adopted"] for key, each in outcomes.items()} == {
+        "f/g/a.png": True,
+        "f/b": True,
+        "f/document": False,
+    }
+    assert (counts["damaged"], counts["adopted"]) == (0, 2)
+    file, content = await read_file(store, "f/g/a.png")
+    assert (content, file.content_type) == (b"a picture", "image/png")
+    file, content = await read_file(store, "f/b")
+    assert (len(content), file.content_type) == (2_000_000, "application/octet-stream")
+    assert isinstance(await store.get("f/document"), StoredObject)
+    assert await damages(store) == []
+    await store.close()
+
+
 async def test_adopting_is_for_a_folder_and_not_for_repairs(shell: Shell) -> None:
     status, _, errors = await shell.ask("verify", "--store", "s3://bucket", "--adopt")
     assert (status, "--adopt is for a store in a folder" in errors) == (1, True)

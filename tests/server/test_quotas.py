@@ -19,6 +19,7 @@ from pysync.store import Subject, ledger_of
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}
 OWN = {"readRoles": ["self"], "writeRoles": ["self"]}
+ROOM = {"readRoles": ["space:member"], "writeRoles": ["space:owner"]}
 WALL = {"readRoles": ["public"], "writeRoles": ["cap:write:wall"]}
 UNPROVEN = {"requireAuthorSignature": False}
 ELEMENT = {"data": {"text": "x" * 500}}
@@ -44,7 +45,7 @@ def service(start: Start, session: aiohttp.ClientSession, url: str) -> Service:
             {"name": "wall", "storagePath": "wall/{id}", **WALL},
             {"name": "log", "storagePath": "logs/{identity}/{id}", **OWN, "appendOnly": UNPROVEN},
             {"name": "photos", "storagePath": "photos/{id}", "allowedMimeTypes": ["image/*"], **PUBLIC},
-            {"name": "rooms", "storagePath": "spaces/{spaceId}/{id}", **PUBLIC},
+            {"name": "rooms", "storagePath": "spaces/{spaceId}/{id}", **ROOM},
         ]
         served = {"store": url, "collections": collections, "auth": {"spaces": {}}, **members}
         if quotas is not None:
@@ -68,7 +69,7 @@ async def used(app: App, kind: str, name: str) -> Usage:
 
 
 def signed(browser: Browser, keys: Any = SUBJECT) -> Signed:
-    names = ("notes", "wall", "log")
+    names = ("notes", "wall", "log", "mail", "mixed", "thread")
     return Signed(browser.base, browser.session, keys, root_device(keys, collections=names))
 
 
@@ -169,12 +170,175 @@ async def test_what_was_pushed_before_quotas_is_counted(service: Service, start:
     assert (await signed(anyone).push(f"users/{ME}/notes/2", {})).status == 507
 
 
+INBOX = {"name": "inbox", "storagePath": "inbox/{identity}/{id}", **PUBLIC, "deletable": True}
+NOTES = {"name": "notes", "storagePath": "users/{identity}/notes/{id}", **OWN, "deletable": True}
+MAIL = {"name": "mail", "storagePath": "mail/{identity}/{id}", **PUBLIC, "writeRoles": ["cap:write:mail"]}
+ACCESS = {
+    "name": "access",
+    "storagePath": "spaces/{spaceId}/_access",
+    "readRoles": ["space:member"],
+    "writeRoles": ["space:owner"],
+}
+MIXED = {
+    "name": "mixed",
+    "storagePath": "mixed/{spaceId}/{id}",
+    "readRoles": ["public"],
+    "writeRoles": ["space:member", "cap:write:mixed"],
+}
+THREAD = {**MIXED, "name": "thread", "storagePath": "threads/{spaceId}/{id}", "appendOnly": UNPROVEN}
+ISSUERS = {"auth": {"spaces": {}, "trustedIssuers": [SUBJECT.ed_pub, STRANGER.ed_pub]}}
+
+
+async def test_anonymous_writes_fill_no_quota_of_an_identity(service: Service, start: Start) -> None:
+    photos = {**INBOX, "name": "photos", "storagePath": "photos/{identity}/{id}"} | {
+        "allowedMimeTypes": ["image/*"]
+    }
+    threads = {**INBOX, "name": "threads", "storagePath": "threads/{identity}/{id}"} | {
+        "appendOnly": UNPROVEN,
+        "deletable": False,
+    }
+    anyone = await service({"identity": {"bytes": 10_000}}, collections=[INBOX, NOTES, photos, threads])
+    for n in range(9):
+        assert (await anyone.push(f"inbox/{ME}/{n}", {"text": "x" * 1_900})).status == 200
+        image = {"Content-Type": "image/png"}
+        stored = await anyone.request("POST", f"/push/photos/{ME}/{n}", b"x" * 1_900, image)
+        assert stored.status == 200
+        assert (await anyone.request("POST", f"/push/threads/{ME}/1", ELEMENT)).status == 200
+    assert await used(app_of(start), "identity", ME) == Usage()
+    assert (await used(app_of(start), "namespace", "")).documents == 9
+    me = signed(anyone)
+    assert (await me.push(f"users/{ME}/notes/1", {"text": "x" * 6_000})).status == 200
+    # Nobody examines credentials where the public may write, so these count for nobody either.
+    assert (await me.push(f"inbox/{ME}/mine", {})).status == 200
+    assert (await used(app_of(start), "identity", ME)).documents == 1
+
+
+async def test_writes_of_strangers_fill_no_quota_of_a_space(service: Service, start: Start) -> None:
+    anyone = await service(
+        {"space": {"bytes": 10_000}},
+        collections=[ACCESS, {**MIXED, "storagePath": "spaces/{spaceId}/mixed/{id}"}, THREAD],
+        **ISSUERS,
+    )
+    me, other = signed(anyone), signed(anyone, STRANGER)
+    assert (await me.push("spaces/club/_access", {"owner": ME, "members": []})).status == 200
+    before = await used(app_of(start), "space", "club")
+    assert before.documents == 1
+    for n in range(9):
+        assert (await other.push(f"spaces/club/mixed/{n}", {"text": "x" * 1_900})).status == 200
+        assert (await other.request("POST", "/push/threads/club/1", ELEMENT)).status == 200
+    assert await used(app_of(start), "space", "club") == before
+    assert (await me.push("spaces/club/mixed/mine", {"text": "x" * 6_000})).status == 200
+
+
+@pytest.mark.parametrize("url", ["folder"], indirect=True)
+async def test_in_a_folder_a_write_counts_for_its_writer_and_the_space_of_members(
+    service: Service, start: Start
+) -> None:
+    anyone = await service({}, collections=[ACCESS, MIXED, MAIL, NOTES], **ISSUERS)
+    me, other = signed(anyone), signed(anyone, STRANGER)
+    assert (await me.push("spaces/club/_access", {"owner": ME, "members": []})).status == 200
+    app = app_of(start)
+    # The first writer of a document is given back what the second one replaces.
+    first = await other.push("mixed/club/1", {"text": "x" * 1_900})
+    assert (await used(app, "space", "club")).documents == 1
+    assert (await used(app, "identity", OTHER)).documents == 1
+    await me.push("mixed/club/1", {}, first.json["hash"])
+    assert (await used(app, "space", "club")).documents == 2
+    assert await used(app, "identity", OTHER) == Usage()
+    # So is it below the identity of somebody.
+    mail = await other.push(f"mail/{ME}/1", {})
+    assert mail.status == 200
+    assert (await used(app, "identity", OTHER)).documents == 1
+    await me.push(f"mail/{ME}/1", {"answered": True}, mail.json["hash"])
+    assert await used(app, "identity", OTHER) == Usage()
+    assert (await used(app, "identity", ME)).documents == 3
+
+
+async def test_versions_that_others_made_fill_no_quota(service: Service, start: Start) -> None:
+    inbox = {**INBOX, "history": {}}
+    anyone = await service({"identity": {"bytes": 10_000}}, collections=[inbox, NOTES])
+    me, base = signed(anyone), None
+    for n in range(6):
+        base = (await anyone.push(f"inbox/{ME}/1", {"n": n, "text": "x" * 1_700}, base)).json["hash"]
+    assert (await me.request("DELETE", f"/push/inbox/{ME}/1?baseHash={base}")).status == 200
+    assert await used(app_of(start), "identity", ME) == Usage()
+    assert (await me.push(f"users/{ME}/notes/1", {"text": "x" * 6_000})).status == 200
+
+
+@pytest.mark.parametrize("url", ["folder"], indirect=True)
+async def test_an_earlier_version_counts_for_who_wrote_it(service: Service, start: Start) -> None:
+    wall = {"name": "wall", "storagePath": "wall/{id}", **WALL, "history": {}, "deletable": True}
+    anyone = await service({}, collections=[wall], **ISSUERS)
+    me, other = signed(anyone), signed(anyone, STRANGER)
+    base = (await me.push("wall/1", {"text": "x" * 3_000})).json["hash"]
+    mine = await used(app_of(start), "identity", ME)
+    base = (await other.push("wall/1", {"text": "x" * 2_000}, base)).json["hash"]
+    kept = await used(app_of(start), "identity", ME)
+    assert kept.documents == 0
+    assert abs(kept.bytes - mine.bytes) < 400
+    assert (await me.request("DELETE", f"/push/wall/1?baseHash={base}")).status == 200
+    assert await used(app_of(start), "identity", ME) == kept
+    assert (await used(app_of(start), "identity", OTHER)).bytes > 2_000
+
+
+@pytest.mark.parametrize("url", ["folder"], indirect=True)
+async def test_earlier_versions_give_way_to_new_data_the_oldest_first(service: Service, start: Start) -> None:
+    notes = {**NOTES, "history": {"versions": 1000}}
+    log = {"name": "log", "storagePath": "logs/{identity}/{id}", **OWN, "appendOnly": UNPROVEN}
+    anyone = await service({"identity": {"bytes": 30_000}}, collections=[notes, log])
+    me, base = signed(anyone), dict[str, str]()
+    for n in range(10):
+        for id_ in "ab":
+            pushed = await me.push(f"users/{ME}/notes/{id_}", {"n": n, "text": "x" * 700}, base.get(id_))
+            assert pushed.status == 200
+            base[id_] = pushed.json["hash"]
+    app = app_of(start)
+
+    async def versions() -> list[int]:
+        found = [await me.request("GET", f"/history/users/{ME}/notes/{id_}") for id_ in "ab"]
+        return [len(reply.json["versions"]) for reply in found]
+
+    assert await versions() == [10, 10]
+    deleted = await me.request("DELETE", f"/push/users/{ME}/notes/a?baseHash={base['a']}")
+    assert deleted.status == 200
+    full = await versions()
+    assert (await me.push(f"users/{ME}/notes/c", {"text": "x" * 12_000})).status == 200
+    left = await versions()
+    assert 0 < min(left) <= max(left) < min(full), "both have lost their oldest ones"
+    assert abs(left[0] - left[1]) <= 1
+    assert 28_000 < (await used(app, "identity", ME)).bytes <= 30_000
+    assert (await me.request("POST", f"/push/logs/{ME}/1", {"data": {"text": "x" * 5_000}})).status == 200
+    assert sum(await versions()) < sum(left)
+    kept = await versions()
+    over = await me.push(f"users/{ME}/notes/d", {"text": "x" * 29_000})
+    assert (over.status, over.json["quota"]) == (507, "identity.bytes")
+    assert await versions() == kept, "a rejected write deletes nothing"
+
+
+@pytest.mark.parametrize("url", ["folder"], indirect=True)
+async def test_a_write_displaces_at_most_100_versions(service: Service) -> None:
+    notes = {**NOTES, "history": {"versions": 1000}}
+    anyone = await service({"identity": {"bytes": 100_000}}, collections=[notes])
+    me, base = signed(anyone), None
+    for n in range(150):
+        base = (await me.push(f"users/{ME}/notes/a", {"n": n, "text": "x" * 50}, base)).json["hash"]
+    assert len((await me.request("GET", f"/history/users/{ME}/notes/a")).json["versions"]) == 150
+    large = await me.push(f"users/{ME}/notes/b", {"text": "x" * 95_000})
+    assert large.status == 507
+    assert len((await me.request("GET", f"/history/users/{ME}/notes/a")).json["versions"]) == 150
+    small = await me.push(f"users/{ME}/notes/b", {"text": "x" * 50_000})
+    assert small.status == 200
+    left = len((await me.request("GET", f"/history/users/{ME}/notes/a")).json["versions"])
+    assert 50 <= left < 150
+
+
 async def test_the_caller_is_told_what_it_and_its_spaces_use(service: Service) -> None:
     anyone = await service({"identity": {"documents": 5, "bytes": 9000}, "space": {"documents": 3}})
     me = signed(anyone)
     await me.push(f"users/{ME}/notes/1", {})
-    await anyone.push("spaces/club/_access", {"owner": OTHER, "members": [ME]})
-    await anyone.push("spaces/club/1", {})
+    other = signed(anyone, STRANGER)
+    await other.push("spaces/club/_access", {"owner": OTHER, "members": [ME]})
+    await other.push("spaces/club/1", {})
     reply = await me.request("GET", "/usage?spaces=club")
     assert reply.status == 200
     told = reply.json

@@ -381,10 +381,27 @@ def test_the_linter_warns_of_versions_that_count_for_users_who_cannot_remove_the
         "absent: what users delete counts for their quotas of bytes for good",
     )
     quotas = {"identity": {"bytes": 1000}}
-    assert told in warnings(collection(history={}), quotas=quotas)
-    assert told not in warnings(collection(history={}))
-    assert told not in warnings(collection(history={"forMs": 1000}), quotas=quotas)
-    assert told not in warnings(collection(history={}), quotas={"identity": {"documents": 5}})
+    assert told in warnings(collection(history={}), quotas=quotas, store="memory:")
+    assert told not in warnings(collection(history={}), store="memory:")
+    assert told not in warnings(collection(history={"forMs": 1000}), quotas=quotas, store="memory:")
+    documents = {"identity": {"documents": 5}}
+    assert told not in warnings(collection(history={}), quotas=documents, store="memory:")
+    assert told not in warnings(collection(history={}), quotas=quotas, store="file:./data")
+
+
+def test_the_linter_warns_of_anonymous_writes_that_no_quota_limits() -> None:
+    told = (
+        "collections[0].writeRoles",
+        "public: anonymous writes count for no identity and no space: limit quotas.namespace too",
+    )
+    inbox = collection(readRoles=["self"], writeRoles=["public"])
+    quotas = {"identity": {"bytes": 1000}}
+    assert told in warnings(inbox, quotas=quotas)
+    assert told not in warnings(inbox)
+    assert told not in warnings(inbox, quotas={})
+    assert told not in warnings(inbox, quotas={**quotas, "namespace": {"bytes": 10_000}})
+    assert told not in warnings({**inbox, "requireAuth": True}, quotas=quotas)
+    assert told not in warnings({**inbox, "writeRoles": ["self"]}, quotas=quotas)
 
 
 def test_a_problem_reads_as_its_place_and_message() -> None:

@@ -18,9 +18,12 @@ def accounts(
 ) -> tuple[Accounts, config.Config]:
     """The accounts of collections with these key templates; those of `inner_...` are in a namespace."""
 
+    roles = {"own": ["self"], "deep": ["self", "admin:anna"], "rooms": ["space:member"]}
+
     def collections(is_inner: bool) -> list[dict[str, Any]]:
         return [
             {"name": name.removeprefix("inner_"), "storagePath": template, **OPEN}
+            | {"writeRoles": roles.get(name.removeprefix("inner_"), ["public"])}
             | ({"appendOnly": {"requireAuthorSignature": False}} if name == "log" else {})
             for name, template in templates.items()
             if name.startswith("inner_") == is_inner
@@ -61,6 +64,35 @@ def test_a_route_with_keys_of_its_own_knows_the_account_of_a_key() -> None:
     assert found["own"][0].account == Account("", "own", "v-identity")
     assert found["rooms"][0].account == Account("", "rooms", None, "v-spaceId")
     assert found["deep"][0].account == Account("inner", "inner/deep", "v-identity")
+
+
+@pytest.mark.parametrize(
+    ("roles", "identity", "space"),
+    [
+        (["self"], "anna", None),
+        (["admin"], "anna", "s"),
+        (["admin:anna", "self"], "anna", None),
+        (["space:member", "space:owner", "admin"], None, "s"),
+        (["self", "space:member"], None, None),
+        (["self", "cap:write:notes"], None, None),
+        (["selfless"], None, None),
+        (["public"], None, None),
+        ([], None, None),
+    ],
+)
+def test_a_key_counts_only_for_those_who_alone_may_write_it(
+    roles: list[str], identity: str | None, space: str | None
+) -> None:
+    notes = {"name": "notes", "storagePath": "{spaceId}/{identity}/{id}", "writeRoles": roles}
+    parsed = config.parse(
+        {
+            "version": 1,
+            "store": "memory:",
+            "auth": {"spaces": {}},
+            "collections": [{**notes, "readRoles": ["self"]}],
+        }
+    )
+    assert Accounts(parsed, {}).charge_of("s/anna/1").account == Account("", "notes", identity, space)
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ async def test_what_was_pushed_before_quotas_is_counted(service: Service, start:
 
 INBOX = {"name": "inbox", "storagePath": "inbox/{identity}/{id}", **PUBLIC, "deletable": True}
 NOTES = {"name": "notes", "storagePath": "users/{identity}/notes/{id}", **OWN, "deletable": True}
-MAIL = {"name": "mail", "storagePath": "mail/{identity}/{id}", **PUBLIC, "writeRoles": ["cap:write:mail"]}
+MAIL = {"name": "mail", "storagePath": "mail/{identity}/{id}", **PUBLIC, "requireAuth": True}
 ACCESS = {
     "name": "access",
     "storagePath": "spaces/{spaceId}/_access",

@@ -176,6 +176,7 @@ def _warnings(config: Config) -> Iterator[Problem]:
         yield from _history(config, namespace, path, collection)
     yield from _limits(config)
     yield from _full_quotas(config)
+    yield from _uncounted(config)
     yield from _shared_keys(config)
     yield from overlaps.shared_between_namespaces(config)
     yield from overlaps.exposed_fields(config)
@@ -304,12 +305,27 @@ def _limits(config: Config) -> Iterator[Problem]:
 def _full_quotas(config: Config) -> Iterator[Problem]:
     """Warn about versions that count for users who cannot remove them."""
     quotas = {} if config.quotas is None else config.quotas.limits()
+    if config.store.url.startswith("file:"):
+        return  # there they give way to new data
     if not any(most < inf for most, *_ in quotas.values()):
         return
     for _, path, collection in config.each_collection():
         if collection.history is not None and collection.history.for_ms is None:
             message = "absent: what users delete counts for their quotas of bytes for good"
             yield Problem(f"{path}.history.forMs", message)
+
+
+def _uncounted(config: Config) -> Iterator[Problem]:
+    """Warn about writes that no quota limits, because they count for no identity and no space."""
+    quotas = config.quotas
+    if quotas is None or quotas.namespace is not None or (quotas.identity is None and quotas.space is None):
+        return
+    for _, path, collection in config.each_collection():
+        if "public" in collection.roles_for("push") and collection.require_auth is not True:
+            message = (
+                "public: anonymous writes count for no identity and no space: limit quotas.namespace too"
+            )
+            yield Problem(f"{path}.writeRoles", message)
 
 
 def _shared_keys(config: Config) -> Iterator[Problem]:

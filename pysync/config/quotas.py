@@ -25,11 +25,16 @@ class QuotasConfig:
     limit."""
 
     identity: Quota | None = option(
-        "The most for each identity: the one that `{identity}` in the key names, else, in a folder, the one "
-        "that wrote last.",
+        "The most for each identity. In a folder: what it wrote last. Otherwise: what has it as `{identity}` "
+        "in the key, in collections whose `writeRoles` are `self` or `admin` alone.",
         None,
     )
-    space: Quota | None = option("The most for each space, by the path parameter of `auth.spaces`.", None)
+    space: Quota | None = option(
+        "The most for each space, by the path parameter of `auth.spaces`. In a folder: what its members "
+        "wrote last. Otherwise: what lies in collections whose `writeRoles` are `space:` roles or `admin` "
+        "alone.",
+        None,
+    )
     namespace: Quota | None = option("The most for each namespace, and for the root.", None)
     issuer: Quota | None = option(
         "The most for each issuer: the one of the certificate with which was written last. Needs a store in "

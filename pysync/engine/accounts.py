@@ -16,6 +16,11 @@ NOBODY: Final = Charge(elements=0, checked=False)
 ChargeOfCaller = Callable[[Sequence[str], Caller], Charge]
 """Returns what a document counts as that a caller writes to a route, by the values of its parameters."""
 
+_OWN_ROLES: Final = frozenset({"self", "admin"})
+_SPACE_ROLES: Final = frozenset({"space", "admin"})
+"""The roles, up to a colon, with which nobody but an identity itself, or members of a space, write."""
+_MEMBERS: Final = frozenset({"space:owner", "space:member"})
+
 MAX_CACHED: Final = 10_000
 """Number of charges that a route caches, and of keys whose collections are cached."""
 
@@ -31,9 +36,18 @@ class _Owned(NamedTuple):
     collection: Collection
 
     def account(self, params: Mapping[str, str]) -> Account:
-        """Return the account of a document whose writer is not known."""
-        space = None if self.space_param is None else params.get(self.space_param)
-        return Account(self.namespace, self.name, params.get("identity"), space)
+        """Return the account of a document whose writer is not known: the identity or the space of its key if
+        nobody else may write there."""
+        identity, space = None, None
+        if _are_all(self.collection.write_roles, _OWN_ROLES):
+            identity = params.get("identity")
+        if self.space_param is not None and _are_all(self.collection.write_roles, _SPACE_ROLES):
+            space = params.get(self.space_param)
+        return Account(self.namespace, self.name, identity, space)
+
+
+def _are_all(roles: Sequence[str], kinds: frozenset[str]) -> bool:
+    return bool(roles) and all(role.partition(":")[0] in kinds for role in roles)
 
 
 class _OwnedKey(NamedTuple):
@@ -46,7 +60,8 @@ class _OwnedKey(NamedTuple):
 class Accounts:
     """The accounts of one configuration. `file_templates` are the key templates and suffixes of collections
     whose files a plugin stores, by their names. With `by_key` a write counts for the account of its key,
-    whoever writes."""
+    whoever writes; otherwise for its writer, and for the space of its key if the writer is a member. Appends,
+    which change the object of all writers of a log, always count for the account of the key."""
 
     def __init__(
         self, config: Config, file_templates: Mapping[str, tuple[str, str]], *, by_key: bool = False
@@ -69,25 +84,27 @@ class Accounts:
     def of_route(self, namespace: str | None, collection: Collection) -> ChargeOfCaller:
         """Return the function that gives the charges of writes to the routes of a collection."""
         name, prefix = qualified_name(namespace or "", collection.name), namespace or ""
-        params = collection.key_template.params
-        by_key = self._by_key and self._is_sole(collection)
-        identity_at = params.index("identity") if "identity" in params else None
+        template = collection.key_template
+        owned = _Owned(0, template, prefix, name, self._space_param, collection)
+        is_sole = self._by_key and self._is_sole(collection)
+        by_key = self._by_key or collection.append_only is not None
+        params = template.params
         space_at = params.index(self._space_param) if self._space_param in params else None
-        cache: dict[tuple[str | None, ...], Charge] = {}
+        cache: dict[Account, Charge] = {}
 
         def charge(values: Sequence[str], caller: Caller) -> Charge:
-            claims = caller.claims
-            writer = None if by_key else caller.identity or None
-            who = (
-                writer if identity_at is None else values[identity_at],
-                None if space_at is None else values[space_at],
-                None if claims is None or by_key else claims.issuer,
-            )
-            found = cache.get(who)
+            issuer = None if caller.claims is None or self._by_key else caller.claims.issuer
+            if by_key:
+                account = owned.account(dict(zip(params, values, strict=True)))._replace(issuer=issuer)
+            else:
+                is_member = space_at is not None and not _MEMBERS.isdisjoint(caller.roles)
+                space = values[space_at] if is_member and space_at is not None else None
+                account = Account(prefix, name, caller.identity or None, space, issuer)
+            found = cache.get(account)
             if found is None:
                 if len(cache) >= MAX_CACHED:
                     cache.clear()
-                found = cache[who] = Charge(Account(prefix, name, *who), by_key=by_key)
+                found = cache[account] = Charge(account, by_key=is_sole)
             return found
 
         return charge

@@ -12,7 +12,7 @@ from pysync.store.local import tables, usage
 from pysync.store.local.put_statements import APPEND_COUNTED, PUT_COUNTED
 from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.local.usage import NO_RECEIPT, UsageCounters, amounts_of
-from pysync.store.types import ABSENT, Precondition
+from pysync.store.types import ABSENT, ANY, Precondition
 from pysync.store.usage import (
     Charge,
     ChargeOf,
@@ -136,7 +136,12 @@ def put_counted(
     size, elements = len(body), charge.elements
     amounts = amounts_of(size, elements)
     old = NO_RECEIPT if expect is ABSENT else counters.replaced(cursor, parent, name, expect)
-    wanted = (size + sum(len(each[3]) for each in also), *amounts[1:]) if also else amounts
+    wanted = amounts
+    if (
+        also
+        and counters.owner_of_kept(cursor, old, charge).id == counters.owner_of(cursor, charge.account).id
+    ):
+        wanted = (size + sum(len(each[3]) for each in also), *amounts[1:])
     try:
         owner = counters.charge(cursor, old, charge, wanted)
     except QuotaExceeded:
@@ -146,18 +151,29 @@ def put_counted(
     result = tables.put(cursor, renames, counted, expect, changes, PUT_COUNTED)
     counters.replace(cursor, old, owner, amounts, etag)
     if also:
-        append_objects(cursor, counters, charge, also)
+        _append_counted(cursor, counters, counters.owner_of_kept(cursor, old, charge), also)
     return result
 
 
 def append_objects(
-    cursor: sqlite3.Cursor, counters: UsageCounters, charge: Charge, also: tables.Rows
+    cursor: sqlite3.Cursor,
+    counters: UsageCounters,
+    charge: Charge,
+    also: tables.Rows,
+    parent: str,
+    name: str,
 ) -> None:
-    """Call `tables.append_objects`, and count the objects as bytes."""
+    """Call `tables.append_objects` before an object is deleted, and count the appended ones as bytes."""
     if not counters.is_on(cursor):
         tables.append_objects(cursor, also)
         return
-    owner = counters.owner_of(cursor, charge.account)
+    old = counters.replaced(cursor, parent, name, ANY)
+    _append_counted(cursor, counters, counters.owner_of_kept(cursor, old, charge), also)
+
+
+def _append_counted(
+    cursor: sqlite3.Cursor, counters: UsageCounters, owner: usage.Owner, also: tables.Rows
+) -> None:
     for row in also:
         cursor.execute(APPEND_COUNTED, (*row[:4], len(row[3]), -owner.id, 0, *row[4:]))
     counters.add_bytes(owner, sum(len(each[3]) for each in also))

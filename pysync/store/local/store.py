@@ -477,10 +477,13 @@ class LocalStore:
     def _append_objects(
         self, key: str, rows: tables.Rows, charge: Charge | None
     ) -> Callable[[sqlite3.Cursor], None]:
-        """Return the function that appends objects beside a write of `key`."""
+        """Return the function that appends objects before `key` is deleted."""
         if (ledger := self.ledger) is None:
             return partial(tables.append_objects, also=rows)
-        return partial(append_objects, counters=ledger.counters, charge=ledger.charge(key, charge), also=rows)
+        counted, (parent, name) = ledger.charge(key, charge), split_key(key)
+        return partial(
+            append_objects, counters=ledger.counters, charge=counted, also=rows, parent=parent, name=name
+        )
 
     def _new_etag(self) -> str:
         """Return a unique etag: a random name of this store, and a number. The name belongs to

@@ -100,6 +100,7 @@ SCHEMA: Final = Schema(
         # The checksum of a file, NULL until a file of an earlier version was found right.
         "ALTER TABLE object ADD COLUMN xxh3 TEXT",
         claims.TABLE,
+        usage.INDEXES,
     )
 )
 
@@ -260,7 +261,7 @@ def delete(
     changes: ChangeRows,
     put_also: Callable[[sqlite3.Cursor], None] = lambda cursor: None,
 ) -> tuple[bool, int]:
-    """Remove the row of a key, add the changes and call `put_also` if there is one. Returns True if it was a
+    """Call `put_also` if there is one, remove the row of a key and add the changes. Returns True if it was a
     file, which is then staged for deletion, and the id of the last change."""
     found = cursor.execute(_CURRENT, (parent, name)).fetchone()
     check_precondition(expect, found and found[0])
@@ -269,8 +270,8 @@ def delete(
     is_file = found[1]
     if is_file:
         renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
-    cursor.execute(_DELETE, (parent, name))
     put_also(cursor)
+    cursor.execute(_DELETE, (parent, name))
     return bool(is_file), insert_changes(cursor, changes)
 
 

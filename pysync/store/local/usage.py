@@ -45,6 +45,15 @@ TABLES: Final = """
 """
 """`elements` is NULL for documents and files, and 0 for objects of a log that are not its head."""
 
+_IS_VERSION: Final = "parent > '_pysync/history/' AND parent < '_pysync/history0' AND owner IS NOT NULL"
+INDEXES: Final = f"""
+    CREATE INDEX object_version ON object(abs(owner), name) WHERE {_IS_VERSION};
+    CREATE INDEX charge_usage ON charge(usage)
+"""
+"""Find the earlier versions of documents that count for somebody, the oldest first by their names."""
+MAX_DISPLACED: Final = 100
+"""Number of earlier versions that one write displaces."""
+
 OFF: Final = 0
 INCOMPLETE: Final = 1
 COUNTING: Final = 2
@@ -95,6 +104,11 @@ _ADD_AMOUNTS = """
     WHERE id = ?"""
 # An object that is counted twice changes nothing: the trigger takes its earlier amounts back.
 _COUNT_ROW = "UPDATE object SET owner = ?, size = ?, elements = ? WHERE id = ? AND etag = ?"
+_OWNERS = "SELECT owner FROM charge WHERE usage = ? LIMIT 1000"
+_OLDEST_VERSIONS = f"""
+    SELECT name, id, size FROM object WHERE abs(owner) = ? AND {_IS_VERSION}
+    ORDER BY name LIMIT {MAX_DISPLACED}"""  # noqa: S608
+_DISPLACE = "DELETE FROM object WHERE id = ?"
 _PRUNE = (
     f"""
     DELETE FROM usage
@@ -110,18 +124,19 @@ MAX_CACHED: Final = 10_000
 
 
 class _Subject:
-    """A subject with a limit. `used` is what it uses, with what is not written yet; it may be too much after
-    a deletion. `limits` has the greatest amounts, with their indexes in `Usage`."""
+    """A subject with a limit, by its id in `usage`. `used` is what it uses, with what is not written yet; it
+    may be too much after a deletion. `limits` has the greatest amounts, with their indexes in `Usage`."""
 
-    __slots__ = ("kind", "limits", "used")
+    __slots__ = ("id", "kind", "limits", "used")
 
-    def __init__(self, kind: str, limit: QuotaLimit, used: list[int]) -> None:
+    def __init__(self, id_: int, kind: str, limit: QuotaLimit, used: list[int]) -> None:
+        self.id = id_
         self.kind = kind
         self.limits = [(at, most) for at, most in enumerate(limit) if most != inf]
         self.used = used
 
 
-class _Owner:
+class Owner:
     """An owner. `charged` are the ids of its subjects in `usage`, `subjects` are those that have a limit, and
     `pending` are the amounts that are to be added to all of them, None for nothing. `used` is that of each of
     `subjects`."""
@@ -151,10 +166,10 @@ class UsageCounters:
 
     def __init__(self, limits: QuotaLimits) -> None:
         self._limits = limits
-        self._by_account: dict[Account | None, _Owner] = {}
-        self._by_id: dict[int, _Owner] = {}
+        self._by_account: dict[Account | None, Owner] = {}
+        self._by_id: dict[int, Owner] = {}
         self._subjects: dict[int, _Subject] = {}
-        self._changed: list[_Owner] = []
+        self._changed: list[Owner] = []
         self._receipts: dict[str, Receipt] = {}
         self._version = -1
         self._is_on = False
@@ -182,7 +197,7 @@ class UsageCounters:
             return abs(owner), amounts
         return NO_RECEIPT
 
-    def charge(self, cursor: sqlite3.Cursor, old: Receipt, charge: Charge, new: Amounts) -> _Owner:
+    def charge(self, cursor: sqlite3.Cursor, old: Receipt, charge: Charge, new: Amounts) -> Owner:
         """Return the owner of an object that replaces `old`. Raises QuotaExceeded if the charge is checked,
         unless the object is smaller than the one before, and of its kind."""
         owner = self.owner_of(cursor, charge.account)
@@ -198,15 +213,21 @@ class UsageCounters:
                         return self._check_again(cursor, old, charge, new)
         return owner
 
-    def owner_of(self, cursor: sqlite3.Cursor, account: Account | None) -> _Owner:
+    def owner_of(self, cursor: sqlite3.Cursor, account: Account | None) -> Owner:
         """Return the owner of what counts for this account."""
         return self._by_account.get(account) or self._open_account(cursor, account)
 
-    def add_bytes(self, owner: _Owner, size: int) -> None:
+    def owner_of_kept(self, cursor: sqlite3.Cursor, old: Receipt, charge: Charge) -> Owner:
+        """Return the owner of the earlier version that a write with this charge makes of `old`: that of
+        `old`, if it was counted. An account is not filled by what others wrote and it replaced or deleted."""
+        before = self._owner_with(cursor, old[0])
+        return before if before.charged else self.owner_of(cursor, charge.account)
+
+    def add_bytes(self, owner: Owner, size: int) -> None:
         """Count objects of `owner` that replace nothing, and are neither documents nor files."""
         self._add(owner, (size, 0, 0, 0))
 
-    def replace(self, cursor: sqlite3.Cursor, old: Receipt, owner: _Owner, new: Amounts, etag: str) -> None:
+    def replace(self, cursor: sqlite3.Cursor, old: Receipt, owner: Owner, new: Amounts, etag: str) -> None:
         """Count a document of `owner` that replaced `old` and was written under `etag`."""
         before, amounts = old
         if before != owner.id:
@@ -281,7 +302,7 @@ class UsageCounters:
         self._by_id.clear()
         self._subjects.clear()
 
-    def _check_again(self, cursor: sqlite3.Cursor, old: Receipt, charge: Charge, new: Amounts) -> _Owner:
+    def _check_again(self, cursor: sqlite3.Cursor, old: Receipt, charge: Charge, new: Amounts) -> Owner:
         """Return the owner as `charge` does, by the amounts in the database: something may have been
         deleted."""
         self.flush(cursor)
@@ -289,11 +310,41 @@ class UsageCounters:
         owner = self._open_account(cursor, charge.account)
         more = _minus(new, old[1]) if old[0] == owner.id else new
         if new[0] >= old[1][0] or any(map(gt, new[1:], old[1][1:])):
+            if self._displace_versions(cursor, owner, more):
+                owner = self._open_account(cursor, charge.account)
             for subject in owner.subjects:
                 check_limit(subject.kind, self._limits[subject.kind], subject.used, more)
         return owner
 
-    def _open_account(self, cursor: sqlite3.Cursor, account: Account | None) -> _Owner:
+    def _displace_versions(self, cursor: sqlite3.Cursor, owner: Owner, more: Amounts) -> bool:
+        """Delete the oldest earlier versions of what has too little room for the bytes of `more`: of all
+        collections for an identity or a space, else of the owner. Deletes none, and returns False, if that
+        makes not enough room."""
+        chosen: dict[int, int] = {}
+        for subject in owner.subjects:
+            room = [most - subject.used[at] - more[at] for at, most in enumerate(self._limits[subject.kind])]
+            if any(left < 0 < added for left, added in zip(room[1:], more[1:], strict=True)):
+                return False
+            lacking = -room[0]
+            if more[0] <= 0 or lacking <= 0:
+                continue
+            owners = [(owner.id,)]
+            if subject.kind in ("identity", "space"):
+                owners = cursor.execute(_OWNERS, (subject.id,)).fetchall()
+            versions = [row for one in owners for row in cursor.execute(_OLDEST_VERSIONS, one)]
+            for _, id_, size in sorted(versions)[:MAX_DISPLACED]:
+                if lacking > 0:
+                    chosen[id_] = size
+                    lacking -= size
+            if lacking > 0:
+                return False
+        if not chosen or len(chosen) > MAX_DISPLACED:
+            return False
+        cursor.executemany(_DISPLACE, [(id_,) for id_ in chosen])
+        self._forget()
+        return True
+
+    def _open_account(self, cursor: sqlite3.Cursor, account: Account | None) -> Owner:
         """Return the owner of what counts for this account, which is made if there is none."""
         id_ = 0
         if account is not None:
@@ -304,7 +355,7 @@ class UsageCounters:
         self._by_account[account] = owner
         return owner
 
-    def _owner_with(self, cursor: sqlite3.Cursor, id_: int) -> _Owner:
+    def _owner_with(self, cursor: sqlite3.Cursor, id_: int) -> Owner:
         """Return the owner with this id. One of an earlier time has no subjects."""
         owner = self._by_id.get(id_)
         if owner is None:
@@ -313,17 +364,17 @@ class UsageCounters:
                 self._forget()
             rows = cursor.execute(_CHARGED, (id_,)).fetchall() if id_ else ()
             subjects = [self._subject(*row) for row in rows if row[1] in self._limits]
-            owner = self._by_id[id_] = _Owner(id_, [row[0] for row in rows], subjects)
+            owner = self._by_id[id_] = Owner(id_, [row[0] for row in rows], subjects)
         return owner
 
     def _subject(self, id_: int, kind: str, *used: int) -> _Subject:
         """Return a subject, which its owners share."""
         found = self._subjects.get(id_)
         if found is None:
-            found = self._subjects[id_] = _Subject(kind, self._limits[kind], list(used))
+            found = self._subjects[id_] = _Subject(id_, kind, self._limits[kind], list(used))
         return found
 
-    def _add(self, owner: _Owner, more: Amounts) -> None:
+    def _add(self, owner: Owner, more: Amounts) -> None:
         if not owner.charged:
             return
         if owner.pending is None:

@@ -109,6 +109,7 @@ def test_a_follower_makes_two_snapshots_a_second_unless_told_otherwise() -> None
     assert build_parser().parse_args(["backup", "--to", "file:./backup", "--follow"]).every == 0.5
 
 
+@pytest.mark.slow
 async def test_snapshots_become_fewer_while_the_store_is_written_all_the_time(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,6 +172,7 @@ async def test_packs_are_left_if_little_would_be_saved(monkeypatch: pytest.Monke
     assert (await pruned(target, clock())).repacked == 0
 
 
+@pytest.mark.slow
 async def test_a_prune_that_is_killed_at_any_step_ends_the_same_when_run_again() -> None:
     _, made, clock = await aged(days=4)
     newest = sorted(await snapshots_of(made))[-2:]

@@ -69,6 +69,7 @@ async def copied(store: Store) -> MemoryStore:
     return copy
 
 
+@pytest.mark.slow
 async def test_killed_at_any_write_and_run_again_it_ends_the_same(
     start: Start, session: aiohttp.ClientSession
 ) -> None:

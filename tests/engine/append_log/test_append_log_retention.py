@@ -164,6 +164,7 @@ async def test_a_full_log_accepts_elements_again_when_old_ones_have_left(
     assert await node.datas() == numbered(5)
 
 
+@pytest.mark.slow
 async def test_a_log_with_a_long_past_loses_it_in_steps(node: Node, store: Store) -> None:
     await node.append(*numbered(3_000))
     deleted = []
@@ -265,6 +266,7 @@ async def test_damage_of_old_segments_does_not_keep_them(node: Node, store: Stor
 # Crashes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("done", [False, True])
 async def test_a_crash_at_any_write_leaves_the_end_of_the_log(clock: FakeClock, done: bool) -> None:
     crashed = set()

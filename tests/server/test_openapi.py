@@ -376,7 +376,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "cd268da1e6db1cecf039aa487459a1fe773af591db09fd4d45dd13dbe15403be"
+DIGEST = "912fe2d817f0d0124dde394bbbc83d3d325392e822516658a11dc3c0cc368e57"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

@@ -22,6 +22,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.changes import parse_change
 from pysync.plugins.events import create_events_plugin
 from pysync.plugins.events.batch_ids import order_prefix
+from pysync.plugins.events.compaction import Compaction
 from pysync.store import Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
@@ -267,9 +268,25 @@ async def test_a_repeated_push_is_stored_once(browser: Browser, clock: FakeClock
     assert await listed(browser) == ids
     clock.now_ms += 200_000  # remembered for ten minutes
     assert await pushed(browser, {"event": "a"}, **again) != first
-    marks = [pq.ParquetFile(io.BytesIO((await browser.pull(f"events/web/{id_}")).body)) for id_ in ids]
-    keys = [(file.metadata.metadata or {}).get(b"pysync.repeatable_until_ms") for file in marks]
-    assert keys == [b"1700000660000", b"1700001160000", None]
+
+
+async def test_a_repeated_push_is_answered_although_its_file_was_deleted_or_merged(
+    start: Start, session: aiohttp.ClientSession, store: Store, clock: FakeClock
+) -> None:
+    service = {**SERVICE, "collections": [{**EVENTS, "deletable": True}]}
+    browser = Browser(await start(service, store, now_ms=clock), session)
+    firsts = {name: await pushed(browser, {"event": name}, **{"Idempotency-Key": name}) for name in "abc"}
+    path = f"/push/events/web/{firsts['a']['batchId']}?baseHash={firsts['a']['hash']}"
+    assert (await browser.request("DELETE", path)).status == 200
+    [done] = [each async for each in Compaction(store, "lake/{app}/{batchId}", 0, 1_000_000, clock).run()]
+    assert (done.before, done.after, done.left) == (2, 1, {})
+    left = await listed(browser)
+    clock.now_ms += 5
+    for name, first in firsts.items():
+        assert await pushed(browser, {"event": name}, **{"Idempotency-Key": name}) == first
+        other = await browser.push("events/web/new", {"events": [{}]}, headers={"Idempotency-Key": name})
+        assert other.json["code"] == "idempotency_key_reused"
+    assert await listed(browser) == left
 
 
 async def test_a_push_that_is_refused_leaves_its_idempotency_key_free(browser: Browser) -> None:
@@ -279,7 +296,7 @@ async def test_a_push_that_is_refused_leaves_its_idempotency_key_free(browser: B
         assert (await browser.push("events/web/new", bad, None, once)).error == REFUSED
     stored = await pushed(browser, {"event": "e"}, **once)
     assert await pushed(browser, {"event": "e"}, **once) == stored
-    assert (await browser.push("events/web/new", {"events": [1]}, None, once)).status == 422
+    assert (await browser.push("events/web/new", {"events": [1]}, None, once)).error == REFUSED
     assert await listed(browser) == [stored["batchId"]]
 
 

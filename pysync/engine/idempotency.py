@@ -7,8 +7,8 @@ in between, the next one decides by what is stored.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Final, NamedTuple
 
 import orjson
@@ -120,8 +120,9 @@ class CoordinatedRequests:
         self._now_ms = now_ms
 
     async def begin(self, request: IdempotentRequest, own: Attempt, decide: Decide) -> None:
-        """Claim the request for the attempt `own`. Raises CarriedOut if an earlier one was carried out,
-        IdempotencyKeyReused, OutcomeUnknown, and StoreUnavailable while the earlier one may be under way."""
+        """Claim the request for the attempt `own`. Raises CarriedOut with the hash, time and write id of an
+        earlier one that was carried out, StoreUnavailable while that may be under way, OutcomeUnknown, and
+        IdempotencyKeyReused."""
         name = _name(request)
         for pause_s in (*_POLLS_S, None):
             held = await self._coordinator.put_if_absent(name, own.encode(), IDEMPOTENCY_TTL_MS)
@@ -139,7 +140,7 @@ class CoordinatedRequests:
                     raise StoreUnavailable("an earlier attempt at this request may be under way")
                 await asyncio.sleep(pause_s)
                 continue
-            raise CarriedOut({name.encode(): orjson.dumps([*first.result]).decode()})
+            raise CarriedOut({name.encode(): orjson.dumps([*first.result, first.write_id]).decode()})
 
     async def complete(self, request: IdempotentRequest, own: Attempt) -> None:
         """Add that the attempt was carried out. Without the coordinator only what is stored says it."""
@@ -159,17 +160,22 @@ class CoordinatedRequests:
     ) -> WriteResult:
         """Return the result of `write`, or that of an earlier attempt. Raises as `begin` and `write`."""
         try:
-            await self.begin(request, own, decide)
+            async with self.claimed(request, own, decide):
+                return await write()
         except CarriedOut as earlier:
             (outcome,) = earlier.outcomes.values()
             return result_of(outcome)
+
+    @asynccontextmanager
+    async def claimed(self, request: IdempotentRequest, own: Attempt, decide: Decide) -> AsyncIterator[None]:
+        """Claim the request for a write that is made meanwhile. Raises as `begin`."""
+        await self.begin(request, own, decide)
         try:
-            written = await write()
+            yield
         except PysyncError as error:
             await self.release(request, own, error)
             raise
         await self.complete(request, own)
-        return written
 
     async def _complete(self, name: str, held: bytes) -> None:
         with suppress(CoordinatorUnavailable):

@@ -34,7 +34,6 @@ from pysync.store import (
     Claim,
     DamagedFile,
     EtagMismatch,
-    ExistingFileFilter,
     OnReceived,
     Precondition,
     Segment,
@@ -224,19 +223,18 @@ class Outbox:
         chunks: AsyncIterable[bytes],
         content_type: str,
         changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
-        unless: ExistingFileFilter | None = None,
         charge: Charge | None = None,
+        claim_of: Callable[[HybridTimestamp, str], Claim] | None = None,
     ) -> tuple[HybridTimestamp, str]:
         """Write as `write`, at a key made of a timestamp that is later than all before.
 
-        If the store has a change log, files become visible in the order of their timestamps, and
-        FileAlreadyExists is raised if `unless` finds an existing file. Otherwise the timestamp is
-        `Coordinator.next_timestamp`, a file may become visible after a later one, and `unless` is not used.
-        Both functions may be called in another thread.
+        If the store has a change log, files become visible in the order of their timestamps. Otherwise the
+        timestamp is `Coordinator.next_timestamp`, and a file may become visible after a later one. The
+        functions may be called in another thread. Only a transactional store takes a claim.
         """
         if self._transactional is not None:
             return await self._transactional.write_ordered(
-                key_of, chunks, content_type, changes_of, unless, charge
+                key_of, chunks, content_type, changes_of, charge, claim_of
             )
         tick = await self._coordinator.next_timestamp()
 

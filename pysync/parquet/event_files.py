@@ -17,14 +17,11 @@ COLUMNS: Final = (
     "received_at",
     "extra",
 )
-REPEATABLE_UNTIL_MS: Final = "pysync.repeatable_until_ms"
-"""A member of a file's metadata: the time until which a repeated push may look for the file."""
 
 
-def encode(data: bytes, received_at: str, repeatable_until_ms: int | None = None) -> bytes:
+def encode(data: bytes, received_at: str) -> bytes:
     """Return a Parquet file with a row for each event of `data`, the text of a push, in their order.
 
     Other threads can run meanwhile if the batch is long. Raises InvalidEvents.
     """
-    metadata = {} if repeatable_until_ms is None else {REPEATABLE_UNTIL_MS: str(repeatable_until_ms)}
-    return _core.encode_events(data, received_at, metadata)
+    return _core.encode_events(data, received_at, {})

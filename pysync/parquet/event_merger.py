@@ -11,23 +11,13 @@ from typing import IO, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pysync.parquet.event_files import COLUMNS, REPEATABLE_UNTIL_MS
+from pysync.parquet.event_files import COLUMNS
 
 SCHEMA: Final = pa.schema([pa.field(name, pa.string(), nullable=False) for name in COLUMNS])
 
 ROW_GROUP_BYTES: Final = 33_554_432
 ROW_GROUP_ROWS: Final = 122_880
 """A row group is written when it has this many bytes (in memory) or rows. One thread of DuckDB reads it."""
-
-_UNTIL: Final = REPEATABLE_UNTIL_MS.encode()
-
-
-class NotMergeable(Exception):
-    """A file that is left as it is; the text has the reason."""
-
-
-class StillRetryable(NotMergeable):
-    """The push of the file may still be repeated, and the repetition would look for the file."""
 
 
 class ParquetMerger:
@@ -42,10 +32,10 @@ class ParquetMerger:
         self._pending_rows = self._pending_bytes = 0
         self.rows = 0
 
-    def append_files(self, bodies: Sequence[bytes], now_ms: int) -> list[NotMergeable | None]:
+    def append_files(self, bodies: Sequence[bytes]) -> list[str | None]:
         """Append the rows of each file, all or none. Returns the reason for each file that is not appended,
         None for the others."""
-        return [self._append(body, now_ms) for body in bodies]
+        return [self._append(body) for body in bodies]
 
     def finish(self) -> None:
         """Write the remaining rows. Afterwards `read` returns the complete file."""
@@ -62,10 +52,11 @@ class ParquetMerger:
         self._writer.close()
         self._file.close()
 
-    def _append(self, body: bytes, now_ms: int) -> NotMergeable | None:
+    def _append(self, body: bytes) -> str | None:
         try:
             file = pq.ParquetFile(pa.BufferReader(body), pre_buffer=False)
-            _check(file, now_ms)
+            if not file.schema_arrow.equals(SCHEMA):
+                return "it has other columns"
             groups = range(file.metadata.num_row_groups)
             if len(groups) == 1:
                 self._add(file.read_row_group(0, use_threads=False))
@@ -74,10 +65,8 @@ class ParquetMerger:
                 file.read_row_group(at)
             for at in groups:
                 self._add(file.read_row_group(at))
-        except NotMergeable as error:
-            return error
         except (pa.ArrowException, OSError, ValueError) as error:
-            return NotMergeable(f"it cannot be read: {error}")
+            return f"it cannot be read: {error}"
         return None
 
     def _add(self, table: pa.Table) -> None:
@@ -94,11 +83,3 @@ class ParquetMerger:
             self.rows += table.num_rows
         self._pending.clear()
         self._pending_rows = self._pending_bytes = 0
-
-
-def _check(file: pq.ParquetFile, now_ms: int) -> None:
-    if not file.schema_arrow.equals(SCHEMA):
-        raise NotMergeable("it has other columns")
-    until = (file.metadata.metadata or {}).get(_UNTIL)
-    if until is not None and int(until) > now_ms:
-        raise StillRetryable("its push may still be repeated")

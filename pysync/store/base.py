@@ -14,7 +14,6 @@ from pysync.store.types import (
     ANY,
     AppendedObject,
     Claim,
-    ExistingFileFilter,
     FileStat,
     KeyShape,
     Leftover,
@@ -337,17 +336,13 @@ class TransactionalStore(Store, Protocol):
         chunks: AsyncIterable[bytes],
         content_type: str,
         changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
-        unless: ExistingFileFilter | None = None,
         charge: Charge | None = None,
+        claim_of: Callable[[HybridTimestamp, str], Claim] | None = None,
     ) -> tuple[HybridTimestamp, str]:
         """Write a file at a key made from a timestamp. The timestamp is later than that of every earlier
         `write_ordered` in any process, even if the clock steps back, so a listing shows files in the order of
-        their timestamps and none ever appears before an existing one. Both functions are called in another
-        thread. Returns the timestamp and the sha256.
-
-        Raises FileAlreadyExists if a file that `unless` matches exists: of several writes with the same
-        filter, in any processes, one succeeds.
-        """
+        their timestamps and none ever appears before an existing one. The functions are called in another
+        thread. Returns the timestamp and the sha256. The claim is as those of `put`."""
 
 
 async def get_many_concurrently(

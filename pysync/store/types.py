@@ -140,23 +140,6 @@ class EtagMismatch(Exception):
     """A conditional write found another version than the expected one."""
 
 
-class ExistingFileFilter(NamedTuple):
-    """The files directly under `folder` whose names are greater than `after` and end with `suffix`."""
-
-    folder: str
-    after: str
-    suffix: str
-
-
-class FileAlreadyExists(Exception):
-    """A write found an existing file that its filter matches. `name` and `sha256` are those of that file."""
-
-    def __init__(self, name: str, sha256: str) -> None:
-        super().__init__(name)
-        self.name = name
-        self.sha256 = sha256
-
-
 class Claim(NamedTuple):
     """What is committed with a write so that a repetition of its request writes nothing for `ttl_ms`. `name`
     is that of the request's Idempotency-Key, `request` tells other requests with that name apart, and

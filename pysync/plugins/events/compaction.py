@@ -226,20 +226,15 @@ class _Folder:
 
     async def _append(self, into: "ParquetMerger", some: Sequence[SourceFile]) -> dict[str, str]:
         """Append the files that can be merged, and return their keys and sha256."""
-        from pysync.parquet.event_merger import StillRetryable
-
-        now_ms = self._options.now_ms()
         read = await asyncio.gather(*(self._read(source.name) for source in some))
         found = [(source.name, *file) for source, file in zip(some, read, strict=True) if file is not None]
-        refusals = await self._in_thread(into.append_files, [body for _, _, body in found], now_ms)
+        refusals = await self._in_thread(into.append_files, [body for _, _, body in found])
         appended: dict[str, str] = {}
         for (name, sha256, _), refused in zip(found, refusals, strict=True):
             if refused is None:
                 appended[self._key(name)] = sha256
-            elif isinstance(refused, StillRetryable):
-                self._done.young += 1
             else:
-                self._done.left[name] = str(refused)
+                self._done.left[name] = refused
         return appended
 
     async def _find(self, get: Callable[[str], Awaitable[T | None]], name: str) -> T | None:

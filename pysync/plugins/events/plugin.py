@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, Self
+from typing import Final
 
 import orjson
 
@@ -18,17 +18,14 @@ from pysync.clock import HybridTimestamp
 from pysync.config import Config, EventsConfig
 from pysync.config.key_templates import MAX_KEY_BYTES, KeyTemplate
 from pysync.config.plugin_validation import events_errors, path_errors
-from pysync.coordinator import IDEMPOTENCY_TTL_MS, release_claim
 from pysync.engine.changes import DocumentRef
+from pysync.engine.idempotency import IdempotentRequest, result_of
 from pysync.errors import (
-    IdempotencyKeyReused,
-    InvalidEvents,
     InvalidPathParameter,
     StoreUnavailable,
     Unavailable,
 )
 from pysync.extras import require
-from pysync.model import WriteResult
 from pysync.parquet.event_files import encode
 from pysync.plugins import (
     HOOK_TIMEOUT_S,
@@ -40,7 +37,6 @@ from pysync.plugins import (
 )
 from pysync.plugins.events.batch_ids import (
     BATCH_ID,
-    LEEWAY_MS,
     SUFFIX,
     BatchSequencer,
     CommitTimeSequencer,
@@ -50,7 +46,7 @@ from pysync.plugins.events.batch_ids import (
     received_at,
 )
 from pysync.plugins.events.compaction import Compaction, compact_periodically
-from pysync.store import Store
+from pysync.store import CarriedOut, Store
 
 IN_THREAD_ABOVE: Final = 65_536
 """Bytes of JSON above which a batch is encoded in a thread. For a shorter one, which takes up to 0.2 ms, to
@@ -74,18 +70,16 @@ class Encoder:
         self._waiting_bytes = 0
         self._thread = ThreadPoolExecutor(1, "event-encoder", _lower_priority)
 
-    async def encode(self, data: bytes, received_at: str, repeatable_until_ms: int | None) -> bytes:
+    async def encode(self, data: bytes, received_at: str) -> bytes:
         """Encode a batch as `pysync.parquet.event_files.encode`. Raises its errors, and Unavailable if too
         much waits."""
         if len(data) <= self._in_thread_above:
-            return encode(data, received_at, repeatable_until_ms)
+            return encode(data, received_at)
         if self._waiting_bytes and self._waiting_bytes + len(data) > self._max_waiting_bytes:
             raise Unavailable
         self._waiting_bytes += len(data)
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._thread, encode, data, received_at, repeatable_until_ms
-            )
+            return await asyncio.get_running_loop().run_in_executor(self._thread, encode, data, received_at)
         finally:
             self._waiting_bytes -= len(data)
 
@@ -100,28 +94,7 @@ def _lower_priority() -> None:
 
 
 INGEST_TIMEOUT_S: Final = 25.0
-"""Time limit of a push. What it stores exists once `INTENT_TIMEOUT_MS` have passed, or never will; a
-repetition after that starts anew."""
-
-
-class IdempotencyRecord(NamedTuple):
-    """The record that the first attempt at a push leaves for all of them: the hash of the data, and the parts
-    of the batch."""
-
-    hash: str
-    token: str
-    received_ms: int
-    tick: HybridTimestamp
-
-    def encode(self) -> bytes:
-        """Return the record as bytes."""
-        return orjson.dumps([self.hash, self.token, self.received_ms, list(self.tick)])
-
-    @classmethod
-    def decode(cls, text: bytes) -> Self:
-        """Return the record in `text`."""
-        hash_, token, received_ms, tick = orjson.loads(text)
-        return cls(hash_, token, received_ms, HybridTimestamp(*tick))
+"""Time limit of a push. What it stores exists once `SETTLED_MS` have passed, or never will."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +109,7 @@ class EventIngestor:
 
     async def ingest(self, push: PluginPush) -> PushResponse:
         """Store the events of a push, or return the stored batch of a repeated one. Raises InvalidEvents,
-        InvalidPathParameter if the batch could not be pulled, IdempotencyKeyReused and Unavailable."""
+        InvalidPathParameter if the batch could not be pulled, and as `CommitTimeSequencer.store`."""
         try:
             async with asyncio.timeout(INGEST_TIMEOUT_S):
                 return await self._ingest(push)
@@ -144,60 +117,32 @@ class EventIngestor:
             raise StoreUnavailable from None
 
     async def _ingest(self, push: PluginPush) -> PushResponse:
-        received_ms = self.services.now_ms()
-        async with self.sequencer.reserve(received_ms) as tick:
-            claim = own = IdempotencyRecord(push.hash, self.tokens.next(), received_ms, tick)
-            _check_keys(push, self._batch(push, own))
-            claimed = ""
-            if push.request_key is not None:
-                claimed, claim = await self._first_attempt(push, push.request_key, own)
-            if claim.hash != own.hash:
-                raise IdempotencyKeyReused
-            once = push.request_key is not None
-            batch = self._batch(push, claim)
-            until_ms = batch.received_ms + IDEMPOTENCY_TTL_MS + LEEWAY_MS if once else None
-            try:
-                id_, sha256 = await self.sequencer.store(
-                    batch,
-                    lambda: self.encoder.encode(push.data, received_at(batch.received_ms), until_ms),
-                    once=once,
-                )
-            except InvalidEvents:
-                if once:  # whoever claimed it, nobody can have stored these events
-                    await release_claim(self.services.coordinator, claimed, claim.encode())
-                raise
-        written = WriteResult(sha256, batch.received_ms)
+        batch = self._batch(push)
+        _check_keys(push, batch)
+        body = await self.encoder.encode(push.data, received_at(batch.received_ms))
+        request = None if push.request_key is None else IdempotentRequest(push.request_key, push.hash)
+        try:
+            written, id_ = await self.sequencer.store(batch, body, request)
+        except CarriedOut as earlier:
+            (outcome,) = earlier.outcomes.values()
+            written, id_ = result_of(outcome), orjson.loads(outcome)[2]
         return PushResponse(written, {BATCH_ID: id_}, batch.params(id_), announced=True)
 
-    async def _first_attempt(
-        self, push: PluginPush, request_key: str, own: IdempotencyRecord
-    ) -> tuple[str, IdempotencyRecord]:
-        """Return the record of the first attempt at a push, `own` if this is the first, and its name."""
-        name = hashlib.sha256(f"events {request_key}".encode()).hexdigest()
-        attempt = 0
-        while True:
-            key = f"{name}{attempt}"
-            first = IdempotencyRecord.decode(
-                await self.services.coordinator.put_if_absent(key, own.encode(), IDEMPOTENCY_TTL_MS)
-            )
-            if not await self.sequencer.is_abandoned(self._batch(push, first), own.received_ms):
-                return key, first
-            attempt += 1
-
-    def _batch(self, push: PluginPush, claim: IdempotencyRecord) -> PendingBatch:
+    def _batch(self, push: PluginPush) -> PendingBatch:
         request = push.request
         subject = DocumentRef(request.collection, request.params, request.namespace, request.caller.identity)
         folder, _, last = self.storage_path.rpartition("/")
         filled = KeyTemplate.of(folder).fill(request.params)
-        return PendingBatch(filled, subject, claim.token, claim.received_ms, claim.tick, last[1:-1])
+        return PendingBatch(filled, subject, self.tokens.next(), self.services.now_ms(), last[1:-1])
 
 
 def _check_keys(push: PluginPush, batch: PendingBatch) -> None:
     """Raise InvalidPathParameter for a batch whose key may be too long for a store, or that could not be
     pulled: the assigned id is longer than the one that the client wrote there."""
     request = push.request
-    pulled_at = len(request.key) - len(request.params[batch.id_name]) + len(batch.id(batch.tick))
-    if max(pulled_at, len(batch.key(batch.tick))) > MAX_KEY_BYTES:
+    id_ = batch.id(HybridTimestamp(batch.received_ms, 0))
+    pulled_at = len(request.key) - len(request.params[batch.id_name]) + len(id_)
+    if max(pulled_at, len(batch.key(id_))) > MAX_KEY_BYTES:
         raise InvalidPathParameter
 
 

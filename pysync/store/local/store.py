@@ -49,7 +49,6 @@ from pysync.store.types import (
     AppendedObject,
     Claim,
     EtagMismatch,
-    ExistingFileFilter,
     FileStat,
     Leftover,
     ListEntry,
@@ -350,8 +349,7 @@ class LocalStore:
                 await received(staged.sha256)
             rows = self.change_log.rows_of(() if changes_of is None else changes_of(staged.sha256))
             owner_of = None if self.ledger is None else self.ledger.owner_of_file(charge)
-            claims = () if claim_of is None else (claim_of(staged.sha256),)
-            insert = self.claims.bind(tables.insert_file, claims) if claims else tables.insert_file
+            insert = self._insert(None if claim_of is None else claim_of(staged.sha256))
             last = await self._files.commit(staged, insert, content_type, key, rows, owner_of)
         self.change_log.notify(last)
         return staged.sha256
@@ -362,8 +360,8 @@ class LocalStore:
         chunks: AsyncIterable[bytes],
         content_type: str,
         changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
-        unless: ExistingFileFilter | None = None,
         charge: Charge | None = None,
+        claim_of: Callable[[HybridTimestamp, str], Claim] | None = None,
     ) -> tuple[HybridTimestamp, str]:
         """See `TransactionalStore.write_ordered`."""
         async with self._files.stage(chunks) as staged:
@@ -374,11 +372,16 @@ class LocalStore:
                 key_of,
                 self._now_ms,
                 lambda timestamp: self.change_log.rows_of(changes_of(timestamp, staged.sha256)),
-                unless,
+                lambda timestamp: self._insert(
+                    None if claim_of is None else claim_of(timestamp, staged.sha256)
+                ),
                 None if self.ledger is None else self.ledger.owner_of_file(charge),
             )
         self.change_log.notify(last)
         return timestamp, staged.sha256
+
+    def _insert(self, claim: Claim | None) -> Callable[..., int]:
+        return tables.insert_file if claim is None else self.claims.bind(tables.insert_file, (claim,))
 
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]

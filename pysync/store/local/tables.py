@@ -22,8 +22,6 @@ from pysync.store.types import (
     ANY,
     Etag,
     EtagMismatch,
-    ExistingFileFilter,
-    FileAlreadyExists,
     Precondition,
     check_precondition,
 )
@@ -120,9 +118,6 @@ _ADOPT = """
 PENDING: Final = "SELECT 1 FROM arriving WHERE key = ?1 UNION ALL SELECT 1 FROM doomed WHERE key = ?1"
 _CURRENT = "SELECT etag, sha256 IS NOT NULL FROM object WHERE parent = ? AND name = ?"
 _GET_BODY = "SELECT body FROM object WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NULL"
-_FIND_EXISTING = """
-    SELECT name, sha256 FROM object
-    WHERE parent = ? AND name > ? AND substr(name, ?) = ? AND sha256 IS NOT NULL LIMIT 1"""
 _DELETE = "DELETE FROM object WHERE parent = ? AND name = ?"
 _COUNT_UNCHANGED = """
     SELECT count(*) FROM json_each(?) AS said
@@ -312,18 +307,14 @@ def insert_next_file(
     key_of: Callable[[HybridTimestamp], str],
     clock: Callable[[], int],
     rows_of: Callable[[HybridTimestamp], ChangeRows],
-    unless: ExistingFileFilter | None = None,
+    insert_of: Callable[[HybridTimestamp], Callable[..., int]],
     owner_of: OwnerOf | None = None,
 ) -> tuple[HybridTimestamp, int]:
-    """Call `insert_file` with the next timestamp, and return both results. Raises FileAlreadyExists."""
-    if unless is not None:
-        found = cursor.execute(
-            _FIND_EXISTING, (unless.folder, unless.after, -len(unless.suffix), unless.suffix)
-        ).fetchone()
-        if found is not None:
-            raise FileAlreadyExists(*found)
+    """Call `insert_file`, or what else `insert_of` returns, with the next timestamp, and return both
+    results."""
     tick = HybridTimestamp(*cursor.execute("SELECT ms, number FROM tick").fetchone()).next(clock())
-    last = insert_file(cursor, renames, temp_file, row, key_of(tick), rows_of(tick), owner_of)
+    insert = insert_of(tick)
+    last = insert(cursor, renames, temp_file, row, key_of(tick), rows_of(tick), owner_of)
     cursor.execute("UPDATE tick SET ms = ?, number = ?", tick)
     return tick, last
 

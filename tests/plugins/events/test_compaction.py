@@ -26,7 +26,7 @@ from support.s3_stores import new_prefix, opened
 
 from pysync.config.collection import wire_name
 from pysync.errors import StoreUnavailable
-from pysync.parquet import event_files, event_merger
+from pysync.parquet import event_merger
 from pysync.parquet.event_files import COLUMNS, encode
 from pysync.plugins.events.compaction import Compaction, CompactionResult, compact_periodically, current_keys
 from pysync.protocol import PARQUET_TYPE
@@ -57,12 +57,12 @@ def batch_id(at: int) -> str:
     return f"{FIRST_MS + at:013d}-{0:06d}-{at + 0xABC000000000:012x}"
 
 
-def batch(at: int, until_ms: int | None = None, events: int = 3, padding: int = 0) -> bytes:
+def batch(at: int, events: int = 3, padding: int = 0) -> bytes:
     told = [
         {"event": "seen", "message_id": f"{at}.{n}", "properties": os.urandom(padding).hex()}
         for n in range(events)
     ]
-    return encode(json.dumps({"events": told}).encode(), "2026-01-02T03:04:05.678Z", until_ms)
+    return encode(json.dumps({"events": told}).encode(), "2026-01-02T03:04:05.678Z")
 
 
 async def push(store: Store, at: int, app: str = "web", body: bytes | None = None) -> str:
@@ -128,7 +128,7 @@ async def test_files_of_earlier_versions_are_merged_with_those_of_this_one(
         store_schema=False,
     ) as writer:  # fmt: skip
         writer.write_table(now)
-        writer.add_key_value_metadata({event_files.REPEATABLE_UNTIL_MS: "1"})
+        writer.add_key_value_metadata({"pysync.repeatable_until_ms": f"{clock.now_ms + 1}"})
     await push(store, 0)
     await push(store, 1, body=bytes(earlier.getvalue()))
     await push(store, 2)
@@ -193,17 +193,15 @@ async def test_a_poller_beside_pushes_and_compactions_misses_nothing(tmp_path: P
     await store.close()
 
 
-async def test_the_young_are_left_and_the_repeatable(store: Store, clock: FakeClock) -> None:
+async def test_the_young_are_left(store: Store, clock: FakeClock) -> None:
     for at in range(0, 100_000, 10_000):
         await push(store, at)
-    await push(store, 5, body=batch(5, clock.now_ms + 1))
     [done] = await compact(store, clock, older_than_ms=3_600_000 - 50_000)
-    assert (done.before, done.after, done.young, done.left) == (11, 6, 5, {})
-    assert f"{batch_id(5)}.parquet" in await store.list("events/web", None, 100)
+    assert (done.before, done.after, done.young, done.left) == (10, 5, 4, {})
     clock.now_ms += 1_000_000
     [done] = await compact(store, clock)
-    assert (done.before, done.after, done.young) == (6, 1, 0)
-    assert Counter(await all_rows(store)) == Counter(wanted(5, *range(0, 100_000, 10_000)))
+    assert (done.before, done.after, done.young) == (5, 1, 0)
+    assert Counter(await all_rows(store)) == Counter(wanted(*range(0, 100_000, 10_000)))
 
 
 async def test_what_has_outlived_its_time_is_not_brought_back(clock: FakeClock) -> None:
@@ -477,7 +475,7 @@ def test_the_queries_of_the_documentation_take_whatever_was_pushed(
     events = json.dumps({"events": [{"properties": each} for each in properties]}).encode()
     folder = tmp_path / "data/files/events/shop"
     folder.mkdir(parents=True)
-    (folder / "1.parquet").write_bytes(encode(events, datetime.now(UTC).isoformat(), None))
+    (folder / "1.parquet").write_bytes(encode(events, datetime.now(UTC).isoformat()))
     monkeypatch.chdir(tmp_path)
     exec(program, {})
     assert capsys.readouterr().out.splitlines() == ["[('', 5)]", "[('b', 1), (None, 4)]"]

@@ -227,7 +227,7 @@ async def test_pushes_to_other_collections_are_stored_as_documents(
 async def test_the_event_loop_goes_on_while_a_long_batch_is_encoded() -> None:
     encoder, turns = Encoder(), 0
     events = b",".join(b'{"event":"e%d","properties":{"n":%d}}' % (n, n) for n in range(100_000))
-    encoding = asyncio.ensure_future(encoder.encode(b'{"events":[%b]}' % events, "now", None))
+    encoding = asyncio.ensure_future(encoder.encode(b'{"events":[%b]}' % events, "now"))
     while not encoding.done():
         await asyncio.sleep(0)
         turns += 1
@@ -239,16 +239,16 @@ async def test_the_event_loop_goes_on_while_a_long_batch_is_encoded() -> None:
 async def test_what_is_too_much_to_wait_is_refused_until_there_is_room() -> None:
     encoder = Encoder(max_waiting_bytes=100, in_thread_above=0)
     batch = b'{"events":[{"event":"%b"}]}' % (b"x" * 60)
-    first = asyncio.ensure_future(encoder.encode(batch, "now", None))
+    first = asyncio.ensure_future(encoder.encode(batch, "now"))
     await asyncio.sleep(0)
     with pytest.raises(Unavailable) as refused:
-        await encoder.encode(batch, "now", None)
+        await encoder.encode(batch, "now")
     assert refused.value.headers == {"Retry-After": "1"}
-    assert await first == await encoder.encode(batch, "now", None)
+    assert await first == await encoder.encode(batch, "now")
     with pytest.raises(InvalidEvents):
-        await encoder.encode(b'{"events":[]}', "now", None)
+        await encoder.encode(b'{"events":[]}', "now")
     long = b'{"events":[{"event":"%b"}]}' % (b"x" * 200)
-    assert await encoder.encode(long, "now", None)
+    assert await encoder.encode(long, "now")
     await encoder.close()
 
 
@@ -258,7 +258,7 @@ async def test_a_batch_that_nobody_waits_for_any_more_makes_room_and_no_noise() 
     encoder = Encoder(max_waiting_bytes=100, in_thread_above=0)
     batch = b'{"events":[{"event":"%b"}]}' % (b"x" * 60)
     for _ in range(2):
-        waiting = asyncio.ensure_future(encoder.encode(batch, "now", None))
+        waiting = asyncio.ensure_future(encoder.encode(batch, "now"))
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):

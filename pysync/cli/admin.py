@@ -182,8 +182,8 @@ async def verify(options: argparse.Namespace) -> int:
         if options.adopt:
             counts["adopted"] = len(adopted)
         print_lines({**dataclasses.asdict(verified), **counts})
-    healed = repaired.repaired + sum(damage.key in adopted for damage in damages)
-    return 1 if verified.damaged > healed else 0
+    resolved = repaired.repaired + sum(damage.key in adopted for damage in damages)
+    return 1 if verified.damaged > resolved else 0
 
 
 async def _adopt(store: Store, damages: list[Damage], adopted: set[str]) -> None:

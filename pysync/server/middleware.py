@@ -233,7 +233,7 @@ class Middleware:
         self._log.log_rejection(request, error, request_id)
         if error.status >= 500:
             values = error.status, error.code, _describe(request, match), _cause(error)
-            # Of what does not answer, each request may tell another story, and no traceback says more.
+            # Requests to a store that does not answer fail with many texts, and no traceback says more.
             is_away = isinstance(error, Unavailable) and type(error) is not Unavailable
             repeats = (error.status, error.code, "" if is_away else values[-1])
             extra = {"request_id": request_id, "repeats": repeats}

@@ -123,7 +123,7 @@ class Readiness:
 
 
 class CoordinatorMonitor:
-    """Tells `readiness` and the metrics if the server of the coordinator can be reached."""
+    """Keeps `readiness` and the metrics informed of whether the server of the coordinator can be reached."""
 
     def __init__(
         self, diagnose: Callable[[], Awaitable[object]], readiness: Readiness, gauges: Counter[str]

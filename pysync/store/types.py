@@ -141,10 +141,10 @@ class EtagMismatch(Exception):
 
 
 class Claim(NamedTuple):
-    """What is committed with a write so that a repetition of its request writes nothing for `ttl_ms`. `name`
-    is that of the request's Idempotency-Key, `request` tells other requests with that name apart, and
-    `outcome` is what a repetition gets. The claim is rejected once this `share` of the claims that a store
-    keeps are taken."""
+    """A record that is committed with a write, so that a repetition of its request writes nothing for
+    `ttl_ms`. `name` is that of the request's Idempotency-Key, `request` distinguishes other requests with
+    that name, and `outcome` is what a repetition gets. The claim is rejected once this `share` of the claims
+    that a store keeps are taken."""
 
     name: bytes
     request: str

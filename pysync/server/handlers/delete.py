@@ -35,14 +35,14 @@ class DeleteHandler:
         about = plugin_request(match.policy, access.caller, match.params, match.key)
         await service.hooks.run_delete_hooks(about)
         once = idempotency_key(request, access.caller, match.key)
-        asked = None if once is None else IdempotentRequest(once, f"delete {base_hash}")
-        removal = self._remove(match, access, base_hash, asked)
+        idempotent = None if once is None else IdempotentRequest(once, f"delete {base_hash}")
+        removal = self._remove(match, access, base_hash, idempotent)
         removed = await service.write_deadline.run(request, match, removal)
         await run_after_write(service, match, access.caller, removed, match.params, None, removed=True)
         return write_response("", removed.timestamp_ms)
 
     async def _remove(
-        self, match: Match, access: Access, base_hash: str, asked: IdempotentRequest | None
+        self, match: Match, access: Access, base_hash: str, idempotent: IdempotentRequest | None
     ) -> WriteResult:
         """Remove the version `base_hash`, and return its stored hash and the time. Raises Conflict with the
         version that the caller sees."""
@@ -53,10 +53,10 @@ class DeleteHandler:
         ref, collection = match.document_ref(access.caller), match.policy.collection
         try:
             if self._log is not None:
-                return await self._service.logs.delete(match.key, base_hash, self._log, ref, asked)
+                return await self._service.logs.delete(match.key, base_hash, self._log, ref, idempotent)
             key = match.key if match.route.files is None else file_key(match, match.route.files)
             return await self._service.documents.delete(
-                key, base_hash, collection.ttl_ms, ref._replace(key=key), collection.history, asked
+                key, base_hash, collection.ttl_ms, ref._replace(key=key), collection.history, idempotent
             )
         except Conflict as error:
             stored = WriteResult(error.current_hash, error.written_ms)

@@ -7,9 +7,7 @@ import sys
 from asyncio.subprocess import DEVNULL
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
-from support.fake_server import PULLED
+from support.fake_server import silent_until
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -24,16 +22,9 @@ def read_until(terminal: int, word: str) -> str:
 
 async def test_a_server_that_hangs_is_noticed_on_a_terminal() -> None:
     noticed = asyncio.Event()
-
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        await noticed.wait()
-        return web.json_response(PULLED)
-
-    application = web.Application()
-    application.router.add_get("/pull/notes/a", answer)
     terminal, its_end = pty.openpty()
-    async with TestServer(application) as server:
-        command = ("pull", "notes/a", "--server", str(server.make_url("/")))
+    async with silent_until(noticed) as url:
+        command = ("pull", "notes/a", "--server", url)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "pysync", *command, stdout=DEVNULL, stderr=its_end
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from support.fake_server import DEVICE, KEYS, PULLED, Answer, client, serving
+from support.fake_server import DEVICE, KEYS, Answer, client, serving, silent_until
 from support.nginx_fixture import certify
 
 from pysync.client import Client, RetryPolicy, Unreachable
@@ -115,15 +115,8 @@ async def test_a_body_that_is_too_large_is_told_with_its_size(tmp_path: Path) ->
 
 async def test_a_silent_server_is_noticed_while_the_request_goes_on() -> None:
     noticed = asyncio.Event()
-
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
-        await noticed.wait()
-        return web.json_response(PULLED)
-
-    application = web.Application()
-    application.router.add_get("/pull/notes/a", answer)
     async with (
-        TestServer(application) as server,
-        Client(str(server.make_url("/")), on_silence=lambda _: noticed.set()) as anonymous,
+        silent_until(noticed) as url,
+        Client(url, on_silence=lambda _: noticed.set()) as anonymous,
     ):
         assert (await anonymous.pull("notes/a")).hash == "h1"

@@ -1,5 +1,6 @@
 """A server with scripted responses, and a client of it whose clock, jitter and waits the test controls."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,6 +50,20 @@ class Server:
 
     def headers(self, name: str) -> list[str | None]:
         return [request.headers.get(name) for request, _ in self.requests]
+
+
+@asynccontextmanager
+async def silent_until(noticed: asyncio.Event) -> AsyncIterator[str]:
+    """The URL of a server that answers no pull before `noticed` is set."""
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        await noticed.wait()
+        return web.json_response(PULLED)
+
+    application = web.Application()
+    application.router.add_get("/pull/{path:.*}", answer)
+    async with TestServer(application) as server:
+        yield str(server.make_url("/"))
 
 
 @asynccontextmanager

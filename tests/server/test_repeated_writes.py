@@ -31,6 +31,7 @@ MEMBERS: dict[str, Any] = {
         collection("hiding", deletable=True, fieldPermissions={"secret": {"writeRoles": ["admin"]}}),
     ]
 }
+MONTH_MS = 30 * 86_400_000
 TEN_MINUTES_MS = 600_000
 
 
@@ -360,6 +361,21 @@ async def test_full_claims_reject_only_writes_that_need_one(
     assert (await push(anybody, "notes/0", {"n": 1}, None, "k")).body == first.body
     clock.now_ms += TEN_MINUTES_MS
     assert (await upload(anybody, "pics/7", b"one", "k")).status == 200
+    await store.close()
+
+
+async def test_claims_of_a_clock_that_was_ahead_do_not_fill_the_table(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path, clock: FakeClock
+) -> None:
+    store = await LocalStore.open_folder(tmp_path / "few", clock, max_claims=8)
+    anybody = Browser(await start(MEMBERS, store, now_ms=clock), session)
+    clock.now_ms += MONTH_MS
+    first = await push(anybody, "notes/0", {"n": 1}, None, "k")
+    clock.now_ms -= MONTH_MS
+    assert (await push(anybody, "notes/0", {"n": 1}, None, "k")).body == first.body
+    for n in range(1, 20):
+        clock.now_ms += TEN_MINUTES_MS // 2
+        assert (await push(anybody, f"notes/{n}", {"n": 1}, None, "k")).status == 200
     await store.close()
 
 

@@ -32,6 +32,10 @@ _LIVE = "SELECT coalesce((SELECT max(id) FROM claim) - (SELECT min(id) FROM clai
 # although fewer come.
 _SWEEP = """
     DELETE FROM claim WHERE id IN (SELECT id FROM claim ORDER BY id LIMIT ?) AND expires_ms <= ?"""
+# A clock that was ahead has left rows that expire later than any new one.
+_SWEEP_IF_FULL = """
+    DELETE FROM claim WHERE id IN (SELECT id FROM claim ORDER BY id LIMIT ?)
+        AND (expires_ms <= ? OR expires_ms > ?)"""
 _INSERT = """
     INSERT OR REPLACE INTO claim(name, request, outcome, expires_ms) VALUES(?, ?, ?, ?)"""
 _SWEPT: Final = 2
@@ -95,7 +99,8 @@ def check(cursor: sqlite3.Cursor, claims: Sequence[Claim], max_live: int, now_ms
         raise CarriedOut(earlier)
     room = min((int(max_live * claim.share) for claim in claims), default=max_live)
     if _live(cursor) + len(claims) > room:
-        cursor.execute(_SWEEP, (_SWEPT_IF_FULL, now_ms))
+        latest_ms = now_ms + max((claim.ttl_ms for claim in claims), default=0)
+        cursor.execute(_SWEEP_IF_FULL, (_SWEPT_IF_FULL, now_ms, latest_ms))
         if _live(cursor) + len(claims) > room:
             raise ClaimsFull
 

@@ -18,7 +18,7 @@ from support.bit_rot import rot
 from support.python_process import run_python
 
 from pysync.changelog import Change
-from pysync.clock import HybridTimestamp
+from pysync.clock import HybridTimestamp, wall_clock_ms
 from pysync.errors import KeyConflict, StoreUnavailable
 from pysync.sqlite.database_file import Schema, create_database
 from pysync.store import NOT_MODIFIED, DamagedFile, StoredObject
@@ -205,6 +205,27 @@ async def test_a_clock_that_is_set_ahead_makes_no_leftover_of_a_file_that_is_bei
     clock = FakeClock(int((then + 80_000) * 1000))
     await (await LocalStore.open_folder(folder, clock)).close()
     assert incoming.exists()
+
+
+async def test_a_process_whose_clock_is_ahead_leaves_a_file_that_another_one_writes(
+    store: LocalStore, folder: Path
+) -> None:
+    came, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"1" * CHECKED_BYTES
+        yield b"2"  # the first chunk is on disk once this one has come
+        came.set()
+        await go_on.wait()
+        yield b"3"
+
+    writing = asyncio.ensure_future(store.write("f/a", slow(), "text/plain"))
+    await came.wait()
+    ahead = FakeClock(wall_clock_ms() + 2 * 86_400_000)
+    await (await LocalStore.open_folder(folder, ahead)).close()
+    go_on.set()
+    await writing
+    assert (await read_file(store, "f/a"))[1] == b"1" * CHECKED_BYTES + b"23"
 
 
 REPLACE_FILE = """

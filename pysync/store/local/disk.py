@@ -14,7 +14,7 @@ import fcntl
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -31,9 +31,6 @@ T = TypeVar("T")
 TEMP_FOLDER: Final = "~incoming"
 """Folder of files that are not at their keys yet. It lies in the tree, so a rename never crosses file
 systems."""
-
-TEMP_MAX_AGE_S: Final = 86_400
-"""Age in seconds from which an incomplete file is considered left by a dead process."""
 
 _LONG_TO_HASH: Final = 131_072
 """Bytes from which flushing starts while the chunk is hashed. Both take about as long per megabyte."""
@@ -138,15 +135,6 @@ class FileTree:
         if not self._temp_folder.is_dir():
             raise StoreUnavailable(f"{self.root} is not there: is its disk mounted?")
 
-    def clear(self, named: Container[str], now_ms: int) -> None:
-        """Remove incomplete files of dead processes, except those whose names are in `named`. At `now_ms`
-        files that are a day old are considered incomplete."""
-        oldest = now_ms / 1000 - TEMP_MAX_AGE_S
-        for path in self._temp_folder.iterdir():
-            with suppress(FileNotFoundError):
-                if path.name not in named and path.lstat().st_mtime < oldest:
-                    path.unlink()
-
     def lock_abandoned(self) -> dict[str, int]:
         """Return the names of temporary files whose process is dead, each with a descriptor that holds its
         lock. Their writes may be committed all the same: `RenameJournal` knows. The caller closes the
@@ -155,7 +143,7 @@ class FileTree:
         try:
             for path in self._temp_folder.iterdir():
                 with suppress(FileNotFoundError):
-                    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
                     locked[path.name] = fd
                     try:
                         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

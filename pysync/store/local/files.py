@@ -44,6 +44,8 @@ inode is another, and by `verify`."""
 WRITE_CHUNK_BYTES: Final = 1_048_576
 """Bytes of an upload that are collected before a thread writes them to disk. Most files fit at once."""
 LOST_REASON: Final = "the file is lost: push it again, or copy it from a backup"
+TEMP_MAX_AGE_MS: Final = 86_400_000
+"""Age from which a temporary file that no process writes is removed when the folder is opened."""
 CACHED_ROWS: Final = 1_024
 """Maximum number of cached rows. Any write clears the cache."""
 FULL_BELOW_BYTES: Final = 1_048_576
@@ -122,8 +124,10 @@ class LocalFiles:
     async def recover(self) -> None:
         """Finish the operations that killed processes left unfinished. Raises StoreUnavailable."""
         await self._writer.submit(self._renames.recover)
-        named = {name for (name,) in self._reader.rows("SELECT name FROM arriving")}
-        await in_thread(self._tree.clear, named, self._now_ms())
+        try:
+            await self.remove_leftovers(self._now_ms() - TEMP_MAX_AGE_MS)
+        except StoreUnavailable as error:  # such as a file of another user
+            log.warning("failed to remove incomplete files: %s", error.__cause__)
 
     async def purge_deleted(self) -> None:
         """Finish all deletions, and remove the temporary files of dead processes. Raises StoreUnavailable."""

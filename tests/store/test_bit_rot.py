@@ -13,6 +13,7 @@ from support.clients import Browser, Start
 from support.collections import collection
 from support.store_samples import contents, copy, document
 
+from pysync.errors import StoreUnavailable
 from pysync.store import DamagedFile
 from pysync.store.local.files import LOST_REASON
 from pysync.store.local.store import LocalStore
@@ -46,6 +47,15 @@ async def test_every_flipped_byte_of_a_file_is_found(store: LocalStore, path: Pa
         assert "its sha256 is" in why
         await store.write(KEY, chunks_of(CONTENT), "image/png")
         assert await damages(store) == []
+
+
+async def test_a_pipe_in_place_of_a_file_holds_nobody_up(store: LocalStore, path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(StoreUnavailable):
+        await read_file(store, KEY)
+    await store.write(KEY, chunks_of(CONTENT), "image/png")
+    assert (await read_file(store, KEY))[1] == CONTENT
 
 
 @pytest.mark.slow

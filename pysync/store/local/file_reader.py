@@ -39,7 +39,7 @@ class FileReader:
         return FileFingerprint.of(self._file.fileno())
 
     def _open(self, path: str, flags: int) -> int:
-        return os.open(path, flags | self._flags)
+        return os.open(path, flags | self._flags | os.O_NONBLOCK)  # a pipe would wait for a writer
 
     async def read(self, size: int) -> bytes:
         """Return the first `size` bytes, fewer if the file has become shorter. Raises StoreUnavailable."""

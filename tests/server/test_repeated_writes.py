@@ -340,6 +340,35 @@ async def test_lost_delete_in_a_bucket_is_made_only_over_its_version(lossy: Loss
     assert await hash_of(anybody, "notes/b") == hash_
 
 
+async def test_lost_append_to_a_log_that_is_gone_has_an_unknown_outcome(lossy: Lossy) -> None:
+    anybody, store = lossy
+    await append(anybody, "log/a", {"n": 0}, "0")
+    store.lose_reply("put")
+    assert (await append(anybody, "log/a", {"n": 1}, "k")).status == 503
+    assert (await delete(anybody, "log/a", await hash_of(anybody, "log/a?last=1"))).status == 200
+    assert code_of(await append(anybody, "log/a", {"n": 1}, "k")) == UNKNOWN
+    assert await hash_of(anybody, "log/a?last=1") == ""
+    await append(anybody, "log/a", {"n": 2}, "2")
+    assert code_of(await append(anybody, "log/a", {"n": 1}, "k")) == UNKNOWN
+    assert [each["data"]["n"] for each in (await anybody.pull("log/a?last=9")).json["data"]["items"]] == [2]
+
+
+async def test_slow_delete_in_a_bucket_that_its_repetition_made_is_answered(lossy: Lossy) -> None:
+    anybody, store = lossy
+    hash_ = (await anybody.push("notes/a", {"n": 1})).json["hash"]
+    release = asyncio.Event()
+    arrived = store.delay("delete", release)
+    slow = asyncio.ensure_future(delete(anybody, "notes/a", hash_, "k"))
+    await arrived.wait()
+    made = await delete(anybody, "notes/a", hash_, "k")
+    assert made.status == 200
+    await anybody.push("notes/a", {"n": 1})
+    await anybody.push("notes/a", {"n": 2}, hash_)
+    release.set()
+    assert (await slow).body == made.body
+    assert (await anybody.pull("notes/a")).json["data"] == {"n": 2}
+
+
 async def test_full_claims_reject_only_writes_that_need_one(
     start: Start, session: aiohttp.ClientSession, tmp_path: Path, clock: FakeClock
 ) -> None:

@@ -300,13 +300,16 @@ async def test_a_crash_at_any_write_leaves_the_end_of_the_log(clock: FakeClock, 
 async def test_a_repetition_whose_element_may_have_left_is_not_appended_again(
     node: Node, make_node: MakeNode
 ) -> None:
-    told = await node.once({"n": -1}, "k", NEWEST)
-    assert await make_node().once({"n": -1}, "k", NEWEST) == told
+    told = await node.once({"n": -2}, "told", NEWEST)
+    node.lose_reply("put")
+    with pytest.raises(StoreUnavailable):
+        await node.once({"n": -1}, "k", NEWEST)
     await node.append(*numbered(400), rules=NEWEST)
     count = (await node.logs.read(KEY, LogRange(newest=0), NEWEST)).hash
     for each in (node, make_node()):
         with pytest.raises(StoreUnavailable):
             await each.once({"n": -1}, "k", NEWEST)
+        assert await each.once({"n": -2}, "told", NEWEST) == told
     assert (await node.logs.read(KEY, LogRange(newest=0), NEWEST)).hash == count
 
 

@@ -133,6 +133,10 @@ class CoordinatedRequests:
                 raise IdempotencyKeyReused
             if not first.is_done and await decide(first):
                 await self._complete(name, held)
+                # The first attempt has withdrawn its claim if it was rejected because this one wrote.
+                with suppress(CoordinatorUnavailable):
+                    done = first._replace(is_done=True).encode()
+                    await self._coordinator.put_if_absent(name, done, IDEMPOTENCY_TTL_MS)
             elif not first.is_done:
                 if first.timestamp_ms + SETTLED_MS <= self._now_ms():
                     raise OutcomeUnknown
@@ -173,9 +177,21 @@ class CoordinatedRequests:
         try:
             yield
         except PysyncError as error:
+            if not isinstance(error, Unavailable):
+                await self._check_not_made(request, own)
             await self.release(request, own, error)
             raise
         await self.complete(request, own)
+
+    async def _check_not_made(self, request: IdempotentRequest, own: Attempt) -> None:
+        """Raise CarriedOut if a repetition has made the write of the attempt meanwhile."""
+        name = _name(request)
+        with suppress(CoordinatorUnavailable):
+            first = Attempt.decode(
+                await self._coordinator.put_if_absent(name, own.encode(), IDEMPOTENCY_TTL_MS)
+            )
+            if first.is_done and first.content == own.content:
+                raise CarriedOut({name.encode(): orjson.dumps([*first.result]).decode()})
 
     async def _complete(self, name: str, held: bytes) -> None:
         with suppress(CoordinatorUnavailable):

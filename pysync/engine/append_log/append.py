@@ -32,6 +32,7 @@ from pysync.errors import (
     DocumentCorrupt,
     IdempotencyKeyReused,
     NonMonotonicTimestamp,
+    OutcomeUnknown,
     PysyncError,
     StoreUnavailable,
     TsTooFarAhead,
@@ -82,7 +83,7 @@ class PendingAppend:
     """A pending append, announced as a change of `ref`. If the store is transactional, the claim of `request`
     is committed with it. Otherwise it recognises its element by a `write_id`, which another attempt may have
     written since the log had the id and count `search_from`. `search_from` advances when a long search found
-    nothing."""
+    nothing. With `only_in` it is appended to no other log than the one with this id."""
 
     element: _core.Append
     settings: LogSettings
@@ -91,6 +92,7 @@ class PendingAppend:
     write_id: str = ""
     search_from: tuple[str, int] = ("", 0)
     request: IdempotentRequest | None = None
+    only_in: str = ""
 
 
 class ElementsDropped(StoreUnavailable):
@@ -356,8 +358,9 @@ class AppendBatcher:
         self, key: str, head: _core.LogHead, pending: PendingAppend
     ) -> tuple[str, int] | None:
         """Return the result of another attempt, if that attempt has written the element. Raises
-        StoreUnavailable if there is more to search than one attempt may; the next attempt continues from
-        `pending.search_from`. Raises ElementsDropped if the element may have left the log."""
+        OutcomeUnknown if it may have been in a log that is gone, and StoreUnavailable if there is more to
+        search than one attempt may; the next attempt continues from `pending.search_from`. Raises
+        ElementsDropped if the element may have left the log."""
         found = head.written(pending.write_id, [])
         if found is not None:
             return found
@@ -379,6 +382,8 @@ class AppendBatcher:
             if size > MAX_SEARCH_BYTES:
                 at, is_cut = segments[-1][0].end, True
                 break
+        if found is None and pending.only_in not in ("", head.id):
+            raise OutcomeUnknown
         if reads > 1 or is_cut:  # otherwise searching again is cheaper than recording the position
             pending.search_from = head.id, at
         if is_cut:

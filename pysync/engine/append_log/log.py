@@ -135,9 +135,9 @@ class AppendLogs:
         that the other has written. A rejected append leaves no claim. The claim records how far a repetition
         has searched for the write id, so that no other searches there again.
 
-        Raises IdempotencyKeyReused if the key was claimed for other data, StoreUnavailable if the search for
-        the write id is not finished (repeat the append) or its element may have left the log, and the errors
-        of `append`.
+        Raises IdempotencyKeyReused if the key was claimed for other data, OutcomeUnknown if the log that the
+        first attempt appended to is gone, StoreUnavailable if the search for the write id is not finished
+        (repeat the append) or its element may have left the log, and the errors of `append`.
         """
         name = hashlib.sha256(f"append {request_key}".encode()).hexdigest()
         if not settings.persist:
@@ -155,7 +155,8 @@ class AppendLogs:
             return await carry_out_once(store.claims, claim, self._batcher.submit(key, pending))
         # Repetitions search all elements since this head. An older head would be correct but expensive.
         cached = await self._head_cache.get_fresh(key, settings.field)
-        id_, count = ("", 0) if cached is None else (cached.head.id, cached.head.count)
+        is_new = cached is None or settings.is_expired(cached.head, self.now_ms())
+        id_, count = ("", 0) if cached is None or is_new else (cached.head.id, cached.head.count)
         own = AppendClaim(os.urandom(8).hex(), id_, count, content)
         text = await self._claim(name, own.encode())
         first_claim = AppendClaim.decode(text)
@@ -164,7 +165,10 @@ class AppendLogs:
         if first_claim.result is not None:
             return WriteResult(*first_claim.result)
         search_from = first_claim.id, first_claim.position
-        waiting = PendingAppend(element, settings, _future(), ref, first_claim.write_id, search_from)
+        only_in = "" if first_claim == own else first_claim.id
+        waiting = PendingAppend(
+            element, settings, _future(), ref, first_claim.write_id, search_from, only_in=only_in
+        )
         try:
             written = await self._batcher.submit(key, waiting)
             first_claim = first_claim._replace(result=written)

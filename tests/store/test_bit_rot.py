@@ -49,6 +49,21 @@ async def test_every_flipped_byte_of_a_file_is_found(store: LocalStore, path: Pa
         assert await damages(store) == []
 
 
+@pytest.mark.parametrize("put", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("b")])
+async def test_what_is_no_file_is_damage_of_that_file_alone(
+    store: LocalStore, path: Path, put: Callable[[Path], None]
+) -> None:
+    await store.write("photos/b", chunks_of(CONTENT), "image/png")
+    rot(path.with_name("b"), 0)
+    path.unlink()
+    put(path)
+    found = {key: why for key, _, why in await damages(store)}
+    assert found.keys() == {KEY, "photos/b"}
+    assert "it cannot be read" in found[KEY]
+    await store.write(KEY, chunks_of(CONTENT), "image/png")
+    assert [key for key, _, _ in await damages(store)] == ["photos/b"]
+
+
 async def test_a_pipe_in_place_of_a_file_holds_nobody_up(store: LocalStore, path: Path) -> None:
     path.unlink()
     os.mkfifo(path)

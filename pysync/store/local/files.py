@@ -44,6 +44,8 @@ inode is another, and by `verify`."""
 WRITE_CHUNK_BYTES: Final = 1_048_576
 """Bytes of an upload that are collected before a thread writes them to disk. Most files fit at once."""
 LOST_REASON: Final = "the file is lost: push it again, or copy it from a backup"
+_OF_ONE_FILE: Final = (errno.EIO, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE)
+"""Errors of reading what lies at the path of one file: a broken block, or something that is no file."""
 TEMP_MAX_AGE_MS: Final = 86_400_000
 """Age from which a temporary file that no process writes is removed when the folder is opened."""
 CACHED_ROWS: Final = 1_024
@@ -215,6 +217,11 @@ class LocalFiles:
             while size := await in_thread(reader.hash_into, digest, at):
                 at += size
                 await pace(size)
+        except StoreUnavailable as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in _OF_ONE_FILE:
+                raise DamagedFile(f"it cannot be read: {cause.strerror}", row.etag) from error
+            raise
         finally:
             reader.close()
         row, stamp = found

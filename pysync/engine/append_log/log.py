@@ -130,10 +130,11 @@ class AppendLogs:
     ) -> WriteResult:
         """Append, or return the result of the first append with this `request_key` within ten minutes.
 
-        The first attempt claims the key for its data and a write id of its own. Every attempt appends under
-        that write id, to a log that does not contain it yet. Of two concurrent attempts one finds the element
-        that the other has written. A rejected append leaves no claim. The claim records how far a repetition
-        has searched for the write id, so that no other searches there again.
+        A transactional store commits the claim with the append. For any other, the first attempt claims the
+        key in the coordinator, for its data and a write id of its own. Every attempt appends under that write
+        id, to a log that does not contain it yet. Of two concurrent attempts one finds the element that the
+        other has written. The claim records how far a repetition has searched for the write id, so that no
+        other searches there again, and then the result. A rejected append leaves no claim.
 
         Raises IdempotencyKeyReused if the key was claimed for other data, OutcomeUnknown if the log that the
         first attempt appended to is gone, StoreUnavailable if the search for the write id is not finished

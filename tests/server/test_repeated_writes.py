@@ -28,6 +28,12 @@ MEMBERS: dict[str, Any] = {
         PICS,
         SHORT,
         {**LOG, "deletable": True},
+        {
+            **LOG,
+            "name": "live",
+            "storagePath": "live/{id}",
+            "appendOnly": {**LOG["appendOnly"], "persist": False},
+        },
         collection("hiding", deletable=True, fieldPermissions={"secret": {"writeRoles": ["admin"]}}),
     ]
 }
@@ -367,6 +373,30 @@ async def test_slow_delete_in_a_bucket_that_its_repetition_made_is_answered(loss
     release.set()
     assert (await slow).body == made.body
     assert (await anybody.pull("notes/a")).json["data"] == {"n": 2}
+
+
+async def test_lost_append_is_found_or_made_in_the_log_that_it_was_for(lossy: Lossy) -> None:
+    anybody, store = lossy
+    await append(anybody, "log/a", {"n": 0}, "j")
+    store.lose_reply("put")
+    assert (await append(anybody, "log/a", {"n": 1}, "k")).status == 503
+    store.fail("put")
+    assert (await append(anybody, "log/a", {"n": 2}, "l")).status == 503
+    for n, once in ((1, "k"), (2, "l"), (2, "l")):
+        assert (await append(anybody, "log/a", {"n": n}, once)).status == 200
+    items = (await anybody.pull("log/a?last=9")).json["data"]["items"]
+    assert [each["data"]["n"] for each in items] == [0, 1, 2]
+
+
+async def test_repeated_append_to_a_log_that_is_not_stored_is_announced_once(
+    anybody: Browser, start: Start, clock: FakeClock
+) -> None:
+    (app,) = start.apps  # type: ignore[attr-defined]
+    first = await append(anybody, "live/a", {"n": 1}, "k")
+    clock.now_ms += 5
+    assert (await append(anybody, "live/a", {"n": 1}, "k")).body == first.body
+    assert (await append(anybody, "live/a", {"n": 2}, "k")).status == 422
+    assert len(await app._services.outbox.log.read("", 10)) == 1
 
 
 async def test_full_claims_reject_only_writes_that_need_one(

@@ -140,14 +140,8 @@ class AppendLogs:
         first attempt appended to is gone, StoreUnavailable if the search for the write id is not finished
         (repeat the append) or its element may have left the log, and the errors of `append`.
         """
-        name = hashlib.sha256(f"append {request_key}".encode()).hexdigest()
         if not settings.persist:
-            fresh = self._ephemeral_write(element)
-            value = orjson.dumps([fresh.hash, fresh.timestamp_ms])
-            first = WriteResult(*orjson.loads(await self._claim(name, value)))
-            if first.hash != fresh.hash:
-                raise IdempotencyKeyReused
-            return await self._announce(first, ref)
+            return await self._announce_once(self._ephemeral_write(element), request_key, ref)
         content = hashlib.sha256(element.canonical).hexdigest()
         if (store := self._store.transactional) is not None:
             request = IdempotentRequest(request_key, content)
@@ -159,7 +153,8 @@ class AppendLogs:
         is_new = cached is None or settings.is_expired(cached.head, self.now_ms())
         id_, count = ("", 0) if cached is None or is_new else (cached.head.id, cached.head.count)
         own = AppendClaim(os.urandom(8).hex(), id_, count, content)
-        text = await self._claim(name, own.encode())
+        name = hashlib.sha256(f"append {request_key}".encode()).hexdigest()
+        text = await self._coordinator.put_if_absent(name, own.encode(), IDEMPOTENCY_TTL_MS)
         first_claim = AppendClaim.decode(text)
         if first_claim.hash not in ("", own.hash):
             raise IdempotencyKeyReused
@@ -325,8 +320,19 @@ class AppendLogs:
             await self._outbox.announce([ref.change(written.hash, written.timestamp_ms)])
         return written
 
-    async def _claim(self, name: str, value: bytes) -> bytes:
-        return await self._coordinator.put_if_absent(name, value, IDEMPOTENCY_TTL_MS)
+    async def _announce_once(
+        self, fresh: WriteResult, request_key: str, ref: DocumentRef | None
+    ) -> WriteResult:
+        """Announce an element that is not stored, or return the result of the earlier attempt that did."""
+
+        async def announce_again(first: Attempt) -> bool:
+            await self._announce(first.result, ref)
+            return True
+
+        request = IdempotentRequest(request_key, fresh.hash)
+        return await self._requests.carry_out(
+            request, Attempt.begin(request, fresh), announce_again, lambda: self._announce(fresh, ref)
+        )
 
     async def delete_expired(
         self, listed: ListEntry, settings: LogSettings, ref: DocumentRef | None = None

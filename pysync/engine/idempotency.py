@@ -144,7 +144,7 @@ class CoordinatedRequests:
                     raise StoreUnavailable("an earlier attempt at this request may be under way")
                 await asyncio.sleep(pause_s)
                 continue
-            raise CarriedOut({name.encode(): orjson.dumps([*first.result, first.write_id]).decode()})
+            raise _carried_out(name, first)
 
     async def complete(self, request: IdempotentRequest, own: Attempt) -> None:
         """Add that the attempt was carried out. Without the coordinator only what is stored says it."""
@@ -191,12 +191,16 @@ class CoordinatedRequests:
                 await self._coordinator.put_if_absent(name, own.encode(), IDEMPOTENCY_TTL_MS)
             )
             if first.is_done and first.content == own.content:
-                raise CarriedOut({name.encode(): orjson.dumps([*first.result]).decode()})
+                raise _carried_out(name, first)
 
     async def _complete(self, name: str, held: bytes) -> None:
         with suppress(CoordinatorUnavailable):
             done = Attempt.decode(held)._replace(is_done=True).encode()
             await self._coordinator.compare_and_set(name, held, done)
+
+
+def _carried_out(name: str, attempt: Attempt) -> CarriedOut:
+    return CarriedOut({name.encode(): orjson.dumps([*attempt.result, attempt.write_id]).decode()})
 
 
 def _name(request: IdempotentRequest) -> str:

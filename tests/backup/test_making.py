@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -290,6 +290,23 @@ class TestFolders:
         await source.close()
         assert {key for key, _ in told} == {"files/b/c", "files/a.parquet"}
         del everything["files/b/c"], everything["files/a.parquet"]
+        assert await restored(target) == everything
+
+    @pytest.mark.parametrize("put", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("elsewhere")])
+    async def test_what_is_no_file_is_named_and_the_rest_is_stored(
+        self, store: LocalStore, tmp_path: Path, put: Callable[[Path], None]
+    ) -> None:
+        await fill(store, 100)
+        everything = await contents(store)
+        path = tmp_path / "data/files/files/b/c"
+        path.unlink()
+        put(path)
+        source, told, target = source_of(store, tmp_path / "data"), list[tuple[str, str]](), MemoryTarget()
+        async with maker_of(source, target, told=told) as maker:
+            await maker.make()
+        await source.close()
+        assert [key for key, _ in told] == ["files/b/c"]
+        del everything["files/b/c"]
         assert await restored(target) == everything
 
     async def test_few_files_are_open_at_once(

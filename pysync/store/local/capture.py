@@ -29,6 +29,8 @@ STALE_MS: Final = 3_600_000
 BATCH_BYTES: Final = 8_388_608
 TRIM_ROWS: Final = 10_000
 """Nobody else writes while these are removed: some milliseconds."""
+_NO_FILE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+"""Errors of opening where nothing lies, or a link or a socket. Others fail when they are read."""
 _PAGE: Final = 1_000
 _FETCH: Final = 64
 """Rows that are read at once: a batch is larger than `BATCH_BYTES` by as many documents at most."""
@@ -172,14 +174,17 @@ class FolderCapture:
         return batch
 
     def open_file(self, key: str) -> int | None:
-        """Return a descriptor of the file at `key`, which the caller closes; None if it is not there. Between
+        """Return a descriptor of the file at `key`, which the caller closes; None if none is there. Between
         `begin` and `end` it is the file of that moment, unless another one has been written since."""
         with _translated():
             rows = self._connection.execute("SELECT name FROM arriving WHERE key = ?", (key,)).fetchall()
             for path in (*(f"{self._tree.root}/~incoming/{name}" for (name,) in rows), self._tree.path(key)):
-                with suppress(FileNotFoundError, NotADirectoryError):
+                try:
                     self._tree.check_folders(key)
-                    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                except OSError as error:
+                    if error.errno not in _NO_FILE:
+                        raise
         return None
 
     def end(self, *, done: bool) -> None:

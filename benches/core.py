@@ -132,7 +132,7 @@ def event_batch() -> bytes:
 
 
 def encode_events(data: bytes) -> bytes:
-    return core.encode_events(data, RECEIVED_AT, {})
+    return core.encode_events(data, RECEIVED_AT)
 
 
 def encode_events_twin(data: bytes) -> bytes:

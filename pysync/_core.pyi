@@ -557,9 +557,9 @@ class ReplayWindow:
     def __contains__(self, digest: bytes, /) -> bool: ...
     def __len__(self) -> int: ...
 
-def encode_events(data: bytes, received_at: str, metadata: dict[str, str]) -> bytes:
+def encode_events(data: bytes, received_at: str) -> bytes:
     """Return a Parquet file with a row for each event in the array `events` of `data`, a text as in
-    `PushBody.data`; other members are ignored. `metadata` is that of the file.
+    `PushBody.data`; other members are ignored.
 
     All columns are text: event_type, event, distinct_id, anonymous_id, ts, message_id, properties, context,
     dt, `received_at` as given, and `extra`, the other members of each event as one object, empty without any.

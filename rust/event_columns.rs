@@ -26,11 +26,7 @@ const EXTRA: usize = 10;
 /// Returns a file with a row for each of the events in `data`, canonical text except for large integers.
 /// Strings become their characters, null an empty text, and any other value its JSON text. `received_at` is
 /// the value of that column, which only the server sets.
-pub fn encode(
-    data: &[u8],
-    received_at: &str,
-    metadata: &[(&str, &str)],
-) -> Result<Vec<u8>, CoreError> {
+pub fn encode(data: &[u8], received_at: &str) -> Result<Vec<u8>, CoreError> {
     let mut rows = Rows {
         columns: Default::default(),
         count: 0,
@@ -44,7 +40,7 @@ pub fn encode(
     if rows.count == 0 {
         return Err(CoreError::InvalidEvents);
     }
-    parquet::encode(NAMES, rows.columns, rows.count, metadata).ok_or(CoreError::InvalidEvents)
+    parquet::encode(NAMES, rows.columns, rows.count).ok_or(CoreError::InvalidEvents)
 }
 
 struct Rows<'r> {

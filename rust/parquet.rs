@@ -71,13 +71,11 @@ struct Chunk {
     stored: usize,
 }
 
-/// Returns a file with these columns of `rows` values each, and this metadata. Returns None if a page exceeds
-/// 2 GiB.
+/// Returns a file with these columns of `rows` values each. Returns None if a page exceeds 2 GiB.
 pub fn encode<const N: usize>(
     names: [&'static str; N],
     columns: [Column; N],
     rows: usize,
-    metadata: &[(&str, &str)],
 ) -> Option<Vec<u8>> {
     let mut file = MAGIC.to_vec();
     let mut snappy = snap::raw::Encoder::new();
@@ -101,7 +99,7 @@ pub fn encode<const N: usize>(
             stored,
         });
     }
-    let footer = footer(&chunks, rows, metadata);
+    let footer = footer(&chunks, rows);
     file.extend_from_slice(&footer);
     file.extend_from_slice(&u32::try_from(footer.len()).ok()?.to_le_bytes());
     file.extend_from_slice(MAGIC);
@@ -132,7 +130,7 @@ fn page_header(rows: usize, size: usize, stored: usize) -> Option<Vec<u8>> {
     }))
 }
 
-fn footer(chunks: &[Chunk], rows: usize, metadata: &[(&str, &str)]) -> Vec<u8> {
+fn footer(chunks: &[Chunk], rows: usize) -> Vec<u8> {
     structure(|file| {
         file.i32(1, 1); // version
         file.list(2, STRUCTURE, 1 + chunks.len());
@@ -174,15 +172,6 @@ fn footer(chunks: &[Chunk], rows: usize, metadata: &[(&str, &str)]) -> Vec<u8> {
             group.i64(2, chunks.iter().map(|chunk| chunk.size).sum());
             group.i64(3, rows);
         });
-        if !metadata.is_empty() {
-            file.list(5, STRUCTURE, metadata.len());
-            for (key, value) in metadata {
-                file.element(|pair| {
-                    pair.text(1, key);
-                    pair.text(2, value);
-                });
-            }
-        }
         file.text(6, CREATED_BY);
     })
 }

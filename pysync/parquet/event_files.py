@@ -24,4 +24,4 @@ def encode(data: bytes, received_at: str) -> bytes:
 
     Other threads can run meanwhile if the batch is long. Raises InvalidEvents.
     """
-    return _core.encode_events(data, received_at, {})
+    return _core.encode_events(data, received_at)

@@ -34,9 +34,9 @@ bodies = st.one_of(batches, json_texts, objects(json_texts)).map(
 )
 
 
-def table(data: bytes, metadata: dict[str, str] | None = None) -> pa.Table:
+def table(data: bytes) -> pa.Table:
     """What pyarrow reads from the file of a batch."""
-    file = core.encode_events(data, RECEIVED_AT, metadata or {})
+    file = core.encode_events(data, RECEIVED_AT)
     return pq.read_table(pa.BufferReader(file))
 
 
@@ -74,20 +74,19 @@ def test_columns_hold_what_their_twin_makes_of_a_batch(body: bytes) -> None:
 )  # fmt: skip
 def test_what_is_no_batch_is_refused(data: str) -> None:
     with pytest.raises(InvalidEvents):
-        core.encode_events(data.encode(), RECEIVED_AT, {})
+        core.encode_events(data.encode(), RECEIVED_AT)
 
 
-def test_the_file_has_the_columns_of_all_files_and_the_given_metadata() -> None:
-    read = table(b'{"events":[{},{"received_at":"then"}]}', {"a": "b", "c": "é"})
+def test_the_file_has_the_columns_of_all_files() -> None:
+    read = table(b'{"events":[{},{"received_at":"then"}]}')
     assert read.schema.equals(SCHEMA)
-    assert read.schema.metadata == {b"a": b"b", b"c": "é".encode()}
     assert read["received_at"].to_pylist() == [RECEIVED_AT] * 2
 
 
 def test_long_columns_have_many_pages_that_pyarrow_and_duckdb_read(tmp_path: Path) -> None:
     events = [{"event": str(n), "context": "x" * (n % 7 * 200_000)} for n in range(40)]
     path = tmp_path / "events.parquet"
-    path.write_bytes(core.encode_events(json.dumps({"events": events}).encode(), RECEIVED_AT, {}))
+    path.write_bytes(core.encode_events(json.dumps({"events": events}).encode(), RECEIVED_AT))
     wanted = [(event["event"], event["context"], RECEIVED_AT, "") for event in events]
     names = ["event", "context", "received_at", "extra"]
     read = pq.read_table(path, columns=names)
@@ -100,4 +99,4 @@ def test_long_columns_have_many_pages_that_pyarrow_and_duckdb_read(tmp_path: Pat
 
 def test_a_batch_has_the_same_file_each_time() -> None:
     data = b'{"events":[{"event":"a","z":1}]}'
-    assert core.encode_events(data, RECEIVED_AT, {}) == core.encode_events(data, RECEIVED_AT, {})
+    assert core.encode_events(data, RECEIVED_AT) == core.encode_events(data, RECEIVED_AT)

@@ -60,7 +60,7 @@ except MemoryError:
         ("full.seal(1)", 8),
         ("full.stored()", 8),
         ("core.LogHead.read(head, 'elements')", 8),
-        ("core.encode_events(EVENTS, '', {})", 8),
+        ("core.encode_events(EVENTS, '')", 8),
     ],
 )
 def test_a_call_without_memory_is_a_memory_error(call: str, megabytes: int) -> None:

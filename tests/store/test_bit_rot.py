@@ -60,6 +60,8 @@ async def test_what_is_no_file_is_damage_of_that_file_alone(
     found = {key: why for key, _, why in await damages(store)}
     assert found.keys() == {KEY, "photos/b"}
     assert "it cannot be read" in found[KEY]
+    with pytest.raises(ValueError, match="it cannot be read"):
+        await store.adopt(KEY)
     await store.write(KEY, chunks_of(CONTENT), "image/png")
     assert [key for key, _, _ in await damages(store)] == ["photos/b"]
 

@@ -101,6 +101,14 @@ def _log_symlinks(key: str) -> Iterator[None]:
         raise
 
 
+def _unreadable(error: StoreUnavailable) -> str | None:
+    """Return why the file at one path cannot be read; None if other files cannot be read either."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno in _OF_ONE_FILE:
+        return f"it cannot be read: {cause.strerror}"
+    return None
+
+
 class LocalFiles:
     """The files below a folder, of a store whose rows `reader` reads and `writer` writes."""
 
@@ -218,9 +226,8 @@ class LocalFiles:
                 at += size
                 await pace(size)
         except StoreUnavailable as error:
-            cause = error.__cause__
-            if isinstance(cause, OSError) and cause.errno in _OF_ONE_FILE:
-                raise DamagedFile(f"it cannot be read: {cause.strerror}", row.etag) from error
+            if (why := _unreadable(error)) is not None:
+                raise DamagedFile(why, row.etag) from error
             raise
         finally:
             reader.close()
@@ -240,6 +247,10 @@ class LocalFiles:
                 raise ValueError("there is no file")
             digest = await in_thread(reader.digest)
             await in_thread(reader.flush)
+        except StoreUnavailable as error:
+            if (why := _unreadable(error)) is not None:
+                raise ValueError(why) from error
+            raise
         finally:
             reader.close()
         await in_thread(self._tree.flush, [key])

@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
+from components import S3Server
 from support.clients import Browser, Reply, Start
 from support.collections import LOG, NOTES, collection
-from support.s3_stores import new_prefix, opened
+from support.s3_stores import new_prefix, opened, proxied
 from support.server_process import serving
 
 from pysync.store import Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
+from pysync.store.s3.transfers import SINGLE_PUT_BYTES
 from pysync.testing import FakeClock, FaultyStore
 
 PICS = collection("pics", allowedMimeTypes=["image/png"], deletable=True)
@@ -27,6 +29,7 @@ MEMBERS: dict[str, Any] = {
         {**NOTES, "deletable": True},
         PICS,
         SHORT,
+        collection("long", maxBodyBytes=2 * SINGLE_PUT_BYTES, allowedMimeTypes=["image/png"]),
         {**LOG, "deletable": True},
         {
             **LOG,
@@ -474,3 +477,18 @@ async def test_acknowledged_write_is_not_repeated_after_the_server_was_killed(
         assert await hash_of(anybody, "notes/a") == ""
         assert (await anybody.pull("pics/a")).body == b"two"
         assert len((await anybody.pull("log/a?last=9")).json["data"]["items"]) == 1
+
+
+@pytest.mark.parametrize("kind", ["HEAD", "PUT", "POST uploads", "PUT partNumber"])
+async def test_upload_that_did_not_reach_the_bucket_is_free_to_repeat(
+    kind: str, start: Start, session: aiohttp.ClientSession, moto: S3Server, clock: FakeClock
+) -> None:
+    body = b"one" if kind in ("HEAD", "PUT") else bytes(SINGLE_PUT_BYTES + 1)
+    async with proxied(moto) as bucket:
+        anybody = Browser(await start(MEMBERS, bucket.store, now_ms=clock), session)
+        bucket.proxy.throttle(kind, times=None)
+        assert (await upload(anybody, "long/a", body, "k")).status == 503
+        assert bucket.proxy.met
+        bucket.proxy.reset()
+        assert (await upload(anybody, "long/a", body, "k")).status == 200
+        assert (await anybody.pull("long/a")).body == body

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,11 @@ class Browser:
     async def request(
         self, method: str, target: str, body: object = None, headers: dict[str, str] | None = None
     ) -> Reply:
-        """`target` goes on the wire as it is; a `body` that is not bytes goes as JSON."""
+        """`target` goes on the wire as it is, and so do bytes; any other `body` goes as JSON."""
         sent = dict(headers or {})
         if body is not None and "Content-Type" not in sent:
             sent["Content-Type"] = "application/json"
-        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        data = body if isinstance(body, bytes | BytesIO | None) else json.dumps(body).encode()
         url = URL(self.base + target, encoded=True)
         async with self.session.request(method, url, data=data, headers=sent) as answer:
             return Reply(answer.status, answer.headers, await answer.read())

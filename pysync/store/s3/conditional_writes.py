@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,6 +67,15 @@ class PendingWrite:
         return S3Request("PUT", self.key, headers, self.sent)
 
 
+@contextmanager
+def before_writing() -> Iterator[None]:
+    """Raise NotWritten in place of StoreUnavailable: no request was sent yet that stores the object."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise NotWritten from error.__cause__
+
+
 class ConditionalWriter:
     """The writes of whole objects to one bucket. If the bucket does not honour conditions, this object
     enforces them, and the writers to one key wait for each other."""
@@ -101,7 +110,8 @@ class ConditionalWriter:
         are stored as a whole: the file would have their ETag, and a delete of them would delete it."""
         write = PendingWrite(new_write_id(), key, b"", body, content_type, self._now_ms(), sha256)
         while True:
-            found = await self.find(key)
+            with before_writing():
+                found = await self.find(key)
             if found is not None and found.sha256 == sha256 and not found.parts:
                 return False
             if not self._bucket.is_conditional:

@@ -22,7 +22,7 @@ from pysync.cache import BoundedCache
 from pysync.concurrency import gather_bounded
 from pysync.errors import StoreUnavailable
 from pysync.store.local.disk import in_thread
-from pysync.store.s3.conditional_writes import ConditionalWriter
+from pysync.store.s3.conditional_writes import ConditionalWriter, before_writing
 from pysync.store.s3.credentials import S3Client, translate_errors
 from pysync.store.s3.http import (
     READ_BYTES,
@@ -150,7 +150,8 @@ class Uploads:
         they get another ETag, which follows from the parts: a delete of the earlier version deletes no later
         one."""
         least = -(-size // _MAX_PARTS)
-        found = await self._writes.find(key)
+        with before_writing():
+            found = await self._writes.find(key)
         if found is None or found.sha256 != sha256:
             return max(PART_BYTES, least)
         if size > PART_BYTES:
@@ -188,7 +189,7 @@ class Uploads:
         id_, sha256 = new_write_id(), spool.sha256()
         at: dict[str, Any] = {"Bucket": self._bucket, "Key": self._requests.root + key}
         metadata = {LINEAGE: Lineage(self._now_ms(), (id_,)).header(), SHA256: sha256}
-        with translate_errors():
+        with before_writing(), translate_errors():
             begun = await self._account.client.create_multipart_upload(
                 **at,
                 ContentType=content_type,
@@ -196,7 +197,8 @@ class Uploads:
             )
         upload_id = begun["UploadId"]
         try:
-            etags = await self._upload_parts(key, spool, upload_id, part_bytes)
+            with before_writing():
+                etags = await self._upload_parts(key, spool, upload_id, part_bytes)
             if received is not None:
                 await received(sha256)
             async with self._writes.exclusive(key):

@@ -28,6 +28,8 @@ WORKLOADS = (
     "batch-100-304",
     "append",
     "log-last",
+    "file-pull",
+    "file-pull-304",
 )
 LOGGED = 20_000
 """Elements of the log that `log-last` reads."""

@@ -120,6 +120,7 @@ async def test_a_follower_keeps_snapshots_by_the_time_that_has_passed(
     async def made(count: int) -> int:
         for n in range(count):
             clock.now_ms += 1000
+            await follower.round()  # a round that began before has the time of the last snapshot
             await put(store, n)
             await follower.round()
         return len(await follower.target.names("snapshots"))

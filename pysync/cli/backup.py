@@ -25,8 +25,8 @@ from pysync.backup.pruning import prune as run_prune
 from pysync.backup.repository import BackupDamaged, iso_time
 from pysync.backup.restoring import RestoreClock, Restorer, check_restore_target, find_snapshot_at, parse_time
 from pysync.backup.source import open_snapshot_source
-from pysync.cli.admin import check_store, load_config
 from pysync.cli.io import print_lines
+from pysync.cli.stores import check_store, load_config
 from pysync.clock import wall_clock_ms
 from pysync.concurrency import closing
 from pysync.config.collection import wire_name

@@ -4,8 +4,8 @@ import argparse
 import sys
 from typing import Final
 
-from pysync.cli.admin import check_store, load_config, open_services
 from pysync.cli.io import print_json
+from pysync.cli.stores import check_store, load_config, open_services
 from pysync.erase import Eraser, EraseRequest
 from pysync.plugins import loader
 from pysync.plugins.hooks import Hooks

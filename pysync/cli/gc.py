@@ -5,8 +5,8 @@ import dataclasses
 import sys
 from functools import partial
 
-from pysync.cli.admin import check_store, load_config
 from pysync.cli.io import print_lines
+from pysync.cli.stores import check_store, load_config
 from pysync.clock import SteadyClock, boot_id, is_stable
 from pysync.concurrency import closing
 from pysync.config import Config

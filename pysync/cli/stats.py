@@ -10,8 +10,8 @@ from typing import Final
 import orjson
 
 from pysync import _core
-from pysync.cli.admin import check_store, load_config
 from pysync.cli.io import MissingDocument, print_json, print_lines
+from pysync.cli.stores import check_store, load_config
 from pysync.concurrency import closing
 from pysync.config import Collection, Config
 from pysync.config.key_templates import RESERVED

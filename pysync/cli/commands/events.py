@@ -8,7 +8,7 @@ def add_events(events: Parser) -> None:
     compact = events.add_command(
         "compact",
         "merge small files into larger ones; servers may run meanwhile",
-        "admin.compact",
+        "events.compact",
         description="Prints a line for each folder: the number of files before and after, the number of "
         "merged rows, of files that are too recent, and of files that were skipped, with the reason.",
         example="pysync events compact --older-than 3600",
@@ -23,7 +23,7 @@ def add_events(events: Parser) -> None:
     sql = events.add_command(
         "sql",
         "query the events with DuckDB, in the view `events`; rows are JSON, one a line",
-        "admin.sql",
+        "events.sql",
         description="Opens DuckDB, which must be installed, on the files of the store.",
         example="pysync events sql 'SELECT count(*) AS n FROM events'",
     )

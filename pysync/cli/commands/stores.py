@@ -37,7 +37,7 @@ def add_maintenance(parser: Parser) -> None:
     copy = parser.add_command(
         "copy",
         "copy everything in a store to another one; run it again to continue or to catch up",
-        "admin.copy",
+        "stores.copy",
         description="FROM and TO are file:DIR, s3://BUCKET/PREFIX (credentials from the environment) or a "
         "configuration file, whose store is used. FROM may be folder:DIR, the folder of a Starfish server.",
         example="pysync copy file:./data s3://my-bucket/pysync",
@@ -53,7 +53,7 @@ def add_maintenance(parser: Parser) -> None:
     verify = parser.add_command(
         "verify",
         "read everything in a store and list what is damaged; servers may run meanwhile",
-        "admin.verify",
+        "stores.verify",
         description="Compares every document, log, file and revocation list with its hash or checksum. "
         "Prints a line of JSON for each damaged object, and for each file in the folder that the store does "
         "not know, then the number of objects and bytes read. From then on the server refuses to serve a "
@@ -126,7 +126,7 @@ def add_maintenance(parser: Parser) -> None:
     rebuild = project.add_command(
         "rebuild",
         "rebuild the lists of a projection from their sources; servers may run meanwhile",
-        "admin.rebuild_lists",
+        "stores.rebuild_lists",
         description="Prints each list: its entries, and how many were missing, different or superfluous.",
         example="pysync project rebuild titles --config pysync.json",
     )

@@ -56,13 +56,17 @@ def test_links_and_anchors_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(target), f"{target} has no heading #{anchor}"
 
 
-def test_every_decision_is_numbered_and_in_the_index() -> None:
+def test_every_decision_is_dated_and_in_the_index() -> None:
     folder = ROOT / "docs/explanation/decisions"
     records = sorted(path.name for path in folder.glob("0*.md"))
-    assert [int(name[:4]) for name in records] == list(range(1, len(records) + 1))
+    assert len({name[:4] for name in records}) == len(records)
     assert [target.name for target, _ in links(folder / "index.md") if target.name[0] == "0"] == records
     for name in records:
-        headings = re.findall(r"^## (.+)$", (folder / name).read_text(), re.M)
+        text = (folder / name).read_text()
+        assert re.match(
+            rf"# {name[:4]}: .+\n\nDate: \d{{4}}-\d\d-\d\d\. Status: (accepted|superseded)\b", text
+        ), name
+        headings = re.findall(r"^## (.+)$", text, re.M)
         assert headings == ["Context", "Decision", "Alternatives", "Consequences"], name
 
 

@@ -34,7 +34,7 @@ def labelled(length: int) -> Certificate:
     return certificate
 
 
-async def test_a_certificate_met_before_is_refused_once_it_has_expired(
+async def test_a_certificate_met_before_is_rejected_once_it_has_expired(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     clock = FakeClock(wall_clock_ms())

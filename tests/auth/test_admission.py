@@ -123,7 +123,7 @@ def test_without_a_limit_nothing_is_counted(clock: FakeClock) -> None:
     assert len(log) == 0
 
 
-def test_beyond_its_failures_an_address_is_refused_without_an_examination(
+def test_beyond_its_failures_an_address_is_rejected_without_an_examination(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate(clock)
@@ -143,7 +143,7 @@ def test_another_address_is_admitted_meanwhile(clock: FakeClock) -> None:
     assert gate.outcome(root_device(STRANGER).authorization, "b") == 200
 
 
-def test_a_forgery_that_comes_again_is_refused_without_an_examination(
+def test_a_forgery_that_comes_again_is_rejected_without_an_examination(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, forgery = Gate(clock), forged()

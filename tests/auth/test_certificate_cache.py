@@ -35,7 +35,7 @@ def proof(
     )
 
 
-def test_strangers_put_out_nobody_whom_the_configuration_trusts() -> None:
+def test_certificates_of_unknown_issuers_evict_none_that_the_configuration_trusts() -> None:
     cache = CertificateCache(max_bytes=100_000)
     friend = proof("friend", "header", is_trusted=True)
     cache.put(friend, 0)
@@ -79,7 +79,7 @@ def test_a_certificate_for_anybody_is_remembered_by_presenter() -> None:
     assert cache.get("header", "", 0) is None
 
 
-def test_what_is_put_twice_counts_once() -> None:
+def test_certificate_put_twice_counts_once() -> None:
     cache = CertificateCache(max_bytes=10_000)
     one = proof("one", "header")
     for _ in range(100):

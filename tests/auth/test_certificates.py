@@ -64,7 +64,7 @@ def test_a_certificate_is_judged_as_the_protocol_judges_it(case: dict[str, Any])
 
 
 @pytest.mark.parametrize("case", SHARED, ids=lambda case: case["id"])
-def test_what_may_be_shared_is_judged_as_the_protocol_judges_it(case: dict[str, Any]) -> None:
+def test_sharing_is_judged_as_the_protocol_judges_it(case: dict[str, Any]) -> None:
     try:
         certificates.check_delegation(certificates.parse(orjson.dumps(case["cert"])))
         reason = "ok"
@@ -99,7 +99,7 @@ def test_the_signed_text_is_the_one_that_every_implementation_signs() -> None:
         (b"{}", "malformed-shape"),
     ],
 )
-def test_what_is_no_certificate_is_refused_and_nothing_else_is_raised(text: bytes, reason: str) -> None:
+def test_malformed_certificate_is_rejected_and_raises_nothing_else(text: bytes, reason: str) -> None:
     assert reason_of(text) == reason
 
 
@@ -173,7 +173,7 @@ MEMBERS = st.sampled_from([*orjson.loads(device().text), "subUserId", "aud"])
 
 @pytest.mark.slow
 @given(st.dictionaries(MEMBERS, JSON_VALUES), st.dictionaries(st.sampled_from(["ops", "paths"]), JSON_VALUES))
-def test_whatever_is_changed_in_a_certificate_is_refused_with_a_reason(members: Any, scope: Any) -> None:
+def test_whatever_is_changed_in_a_certificate_is_rejected_with_a_reason(members: Any, scope: Any) -> None:
     own = orjson.loads(device().text)
     changed = orjson.dumps({**own, "scope": {**own["scope"], **scope}, **members})
     try:
@@ -270,7 +270,7 @@ def test_a_certificate_lasts_thirty_days_by_default_and_never_backwards() -> Non
         issuing.issue_audience_certificate(ISSUER, "notes", now_s=NOW_S, nonce=NONCE, expires_at_s=NOW_S)
 
 
-def test_nothing_is_minted_that_a_server_would_refuse() -> None:
+def test_nothing_is_minted_that_a_server_would_reject() -> None:
     with pytest.raises(CertificateError, match="audience-empty"):
         issuing.issue_audience_certificate(ISSUER, "notes", now_s=NOW_S, nonce=NONCE, aud=())
     with pytest.raises(CertificateError, match="member-self"):
@@ -320,7 +320,7 @@ def test_a_revoked_subject_loses_all_its_certificates_from_that_issuer_alone() -
     assert not listed.revokes(foreign)
 
 
-def test_a_list_that_its_issuer_did_not_sign_is_refused() -> None:
+def test_a_list_that_its_issuer_did_not_sign_is_rejected() -> None:
     members = orjson.loads(issuing.issue_revocation_list(ISSUER, 1).text)
     for forged in ({**members, "generation": 2}, {**members, "sig": None}, {**members, "sig": ""}):
         with pytest.raises(BadSignature):
@@ -343,7 +343,7 @@ def test_a_list_that_its_issuer_did_not_sign_is_refused() -> None:
         {"revokedSubjects": [{"exp": 1}]},
     ],
 )
-def test_what_is_no_revocation_list_is_refused(members: Any) -> None:
+def test_malformed_revocation_list_is_rejected(members: Any) -> None:
     own = orjson.loads(issuing.issue_revocation_list(ISSUER, 1).text)
     with pytest.raises(InvalidRevocation):
         certificates.parse_revocation_list(orjson.dumps({**own, **members}))

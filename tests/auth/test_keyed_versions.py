@@ -85,7 +85,7 @@ async def version(browser: Browser, key: str) -> str:
     return told
 
 
-async def test_the_version_is_the_same_wherever_it_is_told(browser: Browser, hear: Listen) -> None:
+async def test_the_version_is_the_same_wherever_it_is_reported(browser: Browser, hear: Listen) -> None:
     stream = await hear(browser, collections="staff,cards,logs")
     await browser.push("staff/a", BOB, None, ADMIN)
     await browser.push("boards/a/cards", BOB, None, ADMIN)
@@ -101,7 +101,7 @@ async def test_the_version_is_the_same_wherever_it_is_told(browser: Browser, hea
     assert [found["staff"][0]["hash"], found["logs"][0]["hash"]] == [heard[0], log]
 
 
-async def test_who_sees_all_hears_of_the_hash(browser: Browser, hear: Listen) -> None:
+async def test_reader_of_all_members_receives_the_true_hash(browser: Browser, hear: Listen) -> None:
     class Admin(Browser):
         def headers(self, method: str, target: str, body: bytes) -> dict[str, str]:
             return ADMIN
@@ -125,7 +125,7 @@ async def test_a_push_names_the_version_as_its_base_and_is_answered_the_next(bro
     assert (await browser.push("staff/a", {"name": "ann"}, pushed.json["hash"])).status == 200
 
 
-async def test_a_push_that_plugins_are_told_of_is_answered_with_the_version_too(
+async def test_push_with_plugin_hooks_is_answered_with_the_version_too(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     browser = Browser(await start(SERVICE, plugins=[Told()]), session)
@@ -133,7 +133,7 @@ async def test_a_push_that_plugins_are_told_of_is_answered_with_the_version_too(
     assert pushed.json["hash"] == await version(browser, "staff/a")
 
 
-async def test_an_append_is_answered_with_the_version_that_pulls_tell(browser: Browser) -> None:
+async def test_append_is_answered_with_the_version_that_pulls_report(browser: Browser) -> None:
     appended = await browser.request("POST", "/push/logs/a", {"data": {"name": "ann"}})
     assert appended.status == 200
     assert appended.json["hash"] == (await browser.pull("logs/a?last=1")).json["hash"]
@@ -165,7 +165,9 @@ async def test_a_guess_of_the_hash_is_no_base(browser: Browser) -> None:
     assert (await browser.pull("staff/a", {"If-None-Match": f'"{true_hash(BOB)}"'})).status == 200
 
 
-async def test_the_version_tells_documents_apart_and_changes_with_what_is_hidden(browser: Browser) -> None:
+async def test_the_version_differs_between_documents_and_changes_with_hidden_members(
+    browser: Browser,
+) -> None:
     """A caller who may write a hidden member could try values there and compare."""
     for key in ("staff/a", "staff/b"):
         await browser.push(key, BOB, None, ADMIN)
@@ -175,7 +177,7 @@ async def test_the_version_tells_documents_apart_and_changes_with_what_is_hidden
     assert await version(browser, "staff/a") != first
 
 
-async def test_nodes_and_restarts_tell_the_same_version_and_stores_another(
+async def test_nodes_and_restarts_report_the_same_version_and_stores_another(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     store, coordinator = MemoryStore(), MemoryCoordinator()
@@ -287,7 +289,7 @@ async def test_no_proof_of_an_author_betrays_what_is_hidden(
     assert whole.body.count(b"authorSignature") in (1, 2)
 
 
-async def test_who_may_write_what_it_cannot_read_tries_no_values(
+async def test_writer_without_read_access_cannot_guess_values(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     """The answer to a push of the right guess must not be the version of before."""
@@ -301,7 +303,7 @@ async def test_who_may_write_what_it_cannot_read_tries_no_values(
     assert len({first, wrong, right}) == 3
 
 
-async def test_a_repeated_push_of_who_misses_members_is_answered_again(browser: Browser) -> None:
+async def test_repeated_push_by_a_reader_with_hidden_members_is_answered_again(browser: Browser) -> None:
     await browser.push("staff/a", BOB, None, ADMIN)
     base, once = await version(browser, "staff/a"), {"Idempotency-Key": "once"}
     first = await browser.push("staff/a", {"name": "rob"}, base, once)

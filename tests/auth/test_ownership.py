@@ -119,7 +119,7 @@ async def test_a_batch_filled_in_with_the_caller_is_not_cached_for_all(
     assert answer.headers["Cache-Control"] == "private, max-age=60"
 
 
-async def test_what_cannot_be_read_without_its_hidden_members_is_corrupt(
+async def test_document_unreadable_without_its_hidden_members_is_corrupt(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     store = MemoryStore()
@@ -135,7 +135,7 @@ async def test_what_cannot_be_read_without_its_hidden_members_is_corrupt(
     assert entries[1]["hash"] == ""
 
 
-async def test_a_certificate_of_many_denies_is_refused(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_a_certificate_of_many_denies_is_rejected(start: Start, session: aiohttp.ClientSession) -> None:
     from pysync.auth import issuing
 
     mine = {"name": "mine", "storagePath": "u/{identity}", "readRoles": ["self"]}

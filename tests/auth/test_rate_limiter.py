@@ -104,7 +104,7 @@ async def test_requests_at_one_time_are_no_more_than_the_limit(connect: Connect,
     assert sum(rest) <= limit
 
 
-async def test_the_coordinator_is_asked_for_few_of_many_requests(
+async def test_the_coordinator_is_queried_for_few_of_many_requests(
     connect: Connect, coordinator: Counting
 ) -> None:
     limiter = connect()
@@ -123,7 +123,7 @@ async def test_a_slow_caller_reserves_nothing(
     assert coordinator.asked == [1] * 50
 
 
-async def test_a_caller_that_asks_every_second_is_counted_several_times_at_once(
+async def test_caller_with_a_request_every_second_is_counted_several_times_at_once(
     connect: Connect, coordinator: Counting, clock: FakeClock
 ) -> None:
     limiter = connect()
@@ -133,7 +133,7 @@ async def test_a_caller_that_asks_every_second_is_counted_several_times_at_once(
     assert len(coordinator.asked) < 20
 
 
-async def test_above_the_limit_nobody_is_asked_until_the_window_ends(
+async def test_above_the_limit_the_coordinator_is_not_queried_until_the_window_ends(
     connect: Connect, coordinator: Counting, clock: FakeClock
 ) -> None:
     limiter = connect()
@@ -157,7 +157,7 @@ async def test_above_the_limit_nobody_is_asked_until_the_window_ends(
     await limiter.count(counter(1))
 
 
-async def test_a_clock_that_is_set_back_refuses_nobody_for_longer(connect: Connect, clock: FakeClock) -> None:
+async def test_a_clock_that_is_set_back_rejects_nobody_for_longer(connect: Connect, clock: FakeClock) -> None:
     limiter = connect()
     await limiter.count(counter(1))
     with pytest.raises(RateLimited):
@@ -166,7 +166,7 @@ async def test_a_clock_that_is_set_back_refuses_nobody_for_longer(connect: Conne
     await limiter.count(counter(1))
 
 
-async def test_what_is_reserved_and_not_needed_is_given_back(connect: Connect, coordinator: Counting) -> None:
+async def test_unused_reservation_is_given_back(connect: Connect, coordinator: Counting) -> None:
     first, second = connect(), connect()
     for _ in range(50):
         await first.count(counter(100))
@@ -175,7 +175,7 @@ async def test_what_is_reserved_and_not_needed_is_given_back(connect: Connect, c
     assert counted == [True] * 50 + [False] * 10
 
 
-async def test_what_is_reserved_is_given_back_after_some_time(
+async def test_reservation_expires_after_some_time(
     connect: Connect, coordinator: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pysync.auth.rate_limits.RESERVED_S", 0.01)
@@ -191,9 +191,7 @@ async def test_what_is_reserved_is_given_back_after_some_time(
     await given_back.wait()
 
 
-async def test_a_coordinator_that_is_out_of_reach_is_asked_again(
-    connect: Connect, coordinator: Counting
-) -> None:
+async def test_unreachable_coordinator_is_queried_again(connect: Connect, coordinator: Counting) -> None:
     limiter = connect()
     await limiter.count(counter(2))
     coordinator.is_away = True

@@ -43,7 +43,7 @@ async def owner(base: str, session: aiohttp.ClientSession, keys: IdentityKeys) -
     assert (await caller.push(f"u/{keys.user_id}/a", {"n": 1})).status == 200
 
 
-async def test_strangers_keep_neither_owners_nor_trusted_issuers_from_revoking(
+async def test_unknown_identities_keep_neither_owners_nor_trusted_issuers_from_revoking(
     start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(revocation, "MAX_ISSUERS", 3)
@@ -57,7 +57,7 @@ async def test_strangers_keep_neither_owners_nor_trusted_issuers_from_revoking(
 
 
 @pytest.mark.parametrize("role", ["mod", "admin:{}", "delegated:{}:team"])
-async def test_strangers_keep_nobody_from_revoking_whom_the_configuration_names(
+async def test_unknown_identities_keep_no_configured_issuer_from_revoking(
     start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, role: str
 ) -> None:
     """A moderator whose laptop is stolen owns nothing here, and is no issuer for others."""
@@ -71,7 +71,7 @@ async def test_strangers_keep_nobody_from_revoking_whom_the_configuration_names(
     assert (await publish(base, session, listed(SUBJECT, 1, entries=300))).status == 200
 
 
-async def test_a_list_of_a_stranger_takes_something_back_and_is_short(
+async def test_list_of_an_unknown_identity_revokes_and_is_short(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     base = await start(TRUSTED)
@@ -89,7 +89,7 @@ async def test_a_list_of_a_stranger_takes_something_back_and_is_short(
     assert (await publish(base, session, longest)).status == 200
 
 
-async def test_lists_of_strangers_are_dropped_when_every_entry_has_expired() -> None:
+async def test_lists_of_unknown_identities_are_dropped_once_every_entry_has_expired() -> None:
     clock, store = FakeClock(wall_clock_ms()), MemoryStore()
 
     async def owns(identity: str) -> bool:
@@ -108,7 +108,7 @@ async def test_lists_of_strangers_are_dropped_when_every_entry_has_expired() -> 
     assert set(await store.list(PREFIX, None, 100)) == kept
 
 
-async def test_a_list_that_is_replaced_while_it_is_looked_at_is_not_dropped() -> None:
+async def test_list_that_is_replaced_while_it_is_checked_is_not_dropped() -> None:
     clock = FakeClock(wall_clock_ms())
     until_s = clock.now_ms // 1000 + 60
 
@@ -155,7 +155,7 @@ async def test_a_sweep_that_fails_is_followed_by_others(
         sweeping.cancel()
 
 
-async def test_what_strangers_dropped_is_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_dropped_lists_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(revocation, "MAX_ISSUERS", 1)
     clock = FakeClock(wall_clock_ms())
     revocations = RevocationRegistry(MemoryStore(), clock)
@@ -167,7 +167,7 @@ async def test_what_strangers_dropped_is_room_for_others(monkeypatch: pytest.Mon
     await revocations.publish(listed(SUBJECT, 1, until_s=clock.now_ms // 1000 + 60))
 
 
-async def test_who_is_refused_by_roles_is_looked_up_in_no_list_and_takes_no_nonce(
+async def test_caller_without_the_role_causes_no_list_lookup_and_takes_no_nonce(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     asked: list[str] = []
@@ -228,7 +228,7 @@ async def test_stale_or_forged_revocation_lists_are_rejected_before_their_entrie
     assert Counted.steps == ["is_signed"]
 
 
-async def test_long_lists_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_lists_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     beside: list[str] = []
     to_thread = asyncio.to_thread
 
@@ -247,7 +247,7 @@ async def test_long_lists_are_read_beside_the_event_loop(monkeypatch: pytest.Mon
     assert len(beside) >= 3
 
 
-async def test_lists_of_strangers_put_no_trusted_issuers_list_out_of_the_memory(
+async def test_lists_of_unknown_identities_evict_no_trusted_issuers_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(revocation, "CACHE_BYTES", 10_000)

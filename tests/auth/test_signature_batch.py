@@ -117,12 +117,12 @@ def test_a_lone_request_waits_for_nothing(checks: Checks, is_signed: bool) -> No
     assert (checks.singly, checks.together) == (1, [])
 
 
-async def test_requests_of_one_turn_are_verified_together(checks: Checks) -> None:
+async def test_requests_of_one_tick_are_verified_together(checks: Checks) -> None:
     assert await Turn().handle([request(n) for n in range(5)]) == [True] * 5
     assert (checks.singly, checks.together) == (0, [5])
 
 
-async def test_the_last_request_of_a_turn_waits_for_nothing(checks: Checks) -> None:
+async def test_the_last_request_of_a_tick_waits_for_nothing(checks: Checks) -> None:
     turn = Turn()
     turn.following = 2
     first = asyncio.create_task(turn.handle_one(request(1)))
@@ -133,7 +133,7 @@ async def test_the_last_request_of_a_turn_waits_for_nothing(checks: Checks) -> N
     assert await first
 
 
-async def test_a_request_waits_for_one_turn_if_those_that_follow_have_no_signature(checks: Checks) -> None:
+async def test_request_waits_one_tick_if_those_that_follow_have_no_signature(checks: Checks) -> None:
     turn = Turn()
     turn.following = 3
     task = asyncio.create_task(turn.batch.verify(request(1)))
@@ -153,7 +153,7 @@ async def test_no_more_than_a_batch_is_verified_at_once(checks: Checks) -> None:
     assert checks.together == [MAX_BATCH, MAX_BATCH, 3]
 
 
-async def test_a_wrong_signature_refuses_only_itself(checks: Checks) -> None:
+async def test_a_wrong_signature_rejects_only_itself(checks: Checks) -> None:
     requests = [request(n, is_signed=n != 3) for n in range(8)]
     assert await Turn().handle(requests) == [n != 3 for n in range(8)]
     assert (checks.singly, checks.together) == (8, [8])
@@ -177,7 +177,7 @@ async def test_nonces_of_a_batch_are_recorded_together() -> None:
     assert await asyncio.gather(*each) == [(True, True), (True, None), (True, False), (True, outcomes[2])]
 
 
-async def test_no_nonce_is_recorded_beside_a_wrong_signature() -> None:
+async def test_no_nonce_is_recorded_together_with_a_wrong_signature() -> None:
     turn = Turn()
     turn.following = 4
     each = [turn.verify_one(request(n, is_signed=n != 2), nonce(n)) for n in range(4)]

@@ -155,7 +155,7 @@ def test_private_keys_show_up_in_no_repr_and_no_error() -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"[]", b"{}", b'{"edPriv":1,"kemPriv":2}', b'{"edPriv":"00","kemPriv":"00"}']
 )
-def test_what_is_no_key_file_is_refused(text: bytes) -> None:
+def test_malformed_key_file_is_rejected(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         IdentityKeys.from_json(text)
 

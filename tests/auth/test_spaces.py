@@ -134,7 +134,7 @@ async def test_bundles_know_spaces(scene: Scene) -> None:
     assert (await scene.stranger.pull("boards/one")).json["collections"] == {}
 
 
-async def test_whoever_makes_a_space_owns_it(scene: Scene) -> None:
+async def test_creator_of_a_space_owns_it(scene: Scene) -> None:
     key = "spaces/new/_access"
     for data in (access(OTHER), access(None), {}, {"members": [OWNER]}):
         assert (await scene.owner.push(key, data)).error == (403, "Forbidden")
@@ -147,7 +147,7 @@ async def test_whoever_makes_a_space_owns_it(scene: Scene) -> None:
     assert (await scene.stranger.push(key, access(OTHER))).error == (403, "Forbidden")
 
 
-async def test_of_two_who_make_a_space_one_owns_it(scene: Scene) -> None:
+async def test_of_two_creators_of_a_space_one_owns_it(scene: Scene) -> None:
     key, theirs = "spaces/new/_access", stored(access(OTHER))
     for base in (None, ""):
         release = asyncio.Event()

@@ -105,7 +105,7 @@ async def test_nor_in_the_filtered_manifest(tenants: tuple[Signed, Signed]) -> N
         assert await shown(other, issuer) == ["open"]
 
 
-async def test_a_stream_tells_nobody_of_what_their_issuer_may_not_open(
+async def test_stream_omits_changes_outside_the_trust_scope_of_the_issuer(
     tenants: tuple[Signed, Signed], hear: Listen
 ) -> None:
     acme, beta = tenants

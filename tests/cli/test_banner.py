@@ -38,7 +38,7 @@ def test_the_line_to_try_pushes_a_document_where_anybody_may() -> None:
     assert shlex.split(told)[0].endswith("/title")
 
 
-def test_the_line_to_try_asks_for_the_health_where_nobody_may_push() -> None:
+def test_the_line_to_try_queries_the_health_if_nobody_may_push() -> None:
     assert tried(collection(readRoles=["public"])) == "/health"
 
 
@@ -99,7 +99,7 @@ def test_the_coordinator_is_shown_without_its_password(coordinator: str, shown: 
     assert f"  coordinator  {shown}" in lines(coordinator=coordinator)
 
 
-def test_what_code_and_projections_are_at_work_is_told() -> None:
+def test_banner_lists_loaded_code_and_projections() -> None:
     told = lines(
         collection(),
         collection(name="taps", storagePath="taps/{batchId}"),

@@ -98,7 +98,7 @@ async def test_requests_are_signed_where_there_is_a_key(start: Start, shell: She
     ]
 
 
-async def test_answers_that_are_refused_are_counted(start: Start, shell: Shell, key: str) -> None:
+async def test_answers_that_are_rejected_are_counted(start: Start, shell: Shell, key: str) -> None:
     base = await start(SERVICE)
     assert await benched(shell, base, "slow", "--key", key, "--action", "push") == [
         ("slow push", 5, {"429": 15})
@@ -123,7 +123,7 @@ async def test_answers_that_are_refused_are_counted(start: Start, shell: Shell, 
         (("slow", "--action", "pull"), "slow pull cannot be prepared: {'429': 15}"),
     ],
 )
-async def test_what_cannot_be_loaded_is_told(
+async def test_a_failed_preparation_is_reported(
     start: Start, shell: Shell, arguments: tuple[str, ...], told: str
 ) -> None:
     status, _, errors = await shell.ask("bench", "--server", await start(SERVICE), *FEW, *arguments)
@@ -176,7 +176,7 @@ async def test_an_interrupted_run_ends_quietly(start: Start) -> None:
     assert (process.returncode, output, errors) == (130, b"", b"")
 
 
-async def test_a_service_without_a_manifest_is_told_of(start: Start, shell: Shell) -> None:
+async def test_a_service_without_a_manifest_is_reported(start: Start, shell: Shell) -> None:
     base = await start({"collections": COLLECTIONS})
     status, _, errors = await shell.ask("bench", "--server", base, *FEW, "notes")
     assert status == 1

@@ -17,7 +17,7 @@ from pysync.auth import certificates
 from pysync.auth.identity_keys import IdentityKeys
 
 
-def test_the_version_is_told(shell: Shell) -> None:
+def test_the_version_is_printed(shell: Shell) -> None:
     assert shell.run("--version") == (0, f"pysync {__version__}\n", "")
 
 
@@ -195,7 +195,7 @@ def test_a_key_file_that_is_not_json_is_named(shell: Shell, tmp_path: Path, argu
 
 
 @pytest.mark.parametrize("url", ["localhost", "localhost:8080", "ftp://localhost"])
-def test_an_address_without_its_scheme_is_told_what_it_lacks(
+def test_address_without_a_scheme_is_reported_as_such(
     shell: Shell, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     said = f"argument --server: {url!r}: begin it with http:// or https://\n"
@@ -226,7 +226,7 @@ def test_an_address_without_its_scheme_is_told_what_it_lacks(
         ),
     ],
 )
-def test_a_certificate_that_cannot_be_made_is_told_what_to_change(
+def test_impossible_certificate_is_reported_with_the_option_to_change(
     shell: Shell, arguments: list[str], said: str
 ) -> None:
     shell.json("keys", "new", "--out", "k.json")
@@ -356,7 +356,7 @@ def test_only_its_issuer_takes_a_certificate_back(shell: Shell) -> None:
     assert (status, output, errors) == (1, "", said)
 
 
-async def test_a_push_of_events_tells_the_batch_that_they_became(
+async def test_push_of_events_prints_the_batch_that_they_became(
     shell: Shell, start: Start, tmp_path: Path
 ) -> None:
     taps = {
@@ -425,7 +425,9 @@ async def test_params_that_are_no_object_are_a_problem_of_the_input(shell: Shell
     assert errors.startswith("pysync: --params: ")
 
 
-async def test_what_is_deleted_is_gone_and_another_version_is_status_3(shell: Shell, start: Start) -> None:
+async def test_deleted_document_is_gone_and_a_delete_of_another_version_has_status_3(
+    shell: Shell, start: Start
+) -> None:
     url = ("--server", await start(SERVICE))
     await shell.ask("push", "public/a", *url, stdin='{"n": 1}')
     status, _, errors = await shell.ask("delete", "public/a", "--base", "0" * 64, *url)

@@ -31,7 +31,7 @@ def lines(output: str | bytes) -> list[Any]:
     return [json.loads(line) for line in output.splitlines()]
 
 
-async def test_what_is_appended_is_what_tail_prints(shell: Shell, start: Start) -> None:
+async def test_tail_prints_appended_elements(shell: Shell, start: Start) -> None:
     server = ("--server", await start(SERVICE))
     status, output, _ = await shell.ask("append", "log/a", '{"text": "é"}', *server)
     first = json.loads(output)
@@ -45,7 +45,7 @@ async def test_what_is_appended_is_what_tail_prints(shell: Shell, start: Start) 
     assert await shell.ask("tail", "log/none", *server) == (0, "", "")
 
 
-async def test_a_document_is_told_from_a_log(shell: Shell, start: Start) -> None:
+async def test_document_is_distinguished_from_a_log(shell: Shell, start: Start) -> None:
     base = await start(SERVICE)
     async with Client(base) as anyone:
         await anyone.push("note/a", {"n": 1}, None)
@@ -55,7 +55,7 @@ async def test_a_document_is_told_from_a_log(shell: Shell, start: Start) -> None
     assert await shell.ask("tail", "note/a", "--server", base) == (1, "", told)
 
 
-async def test_a_tail_is_as_long_as_asked(shell: Shell, start: Start) -> None:
+async def test_tail_has_the_requested_length(shell: Shell, start: Start) -> None:
     base = await start(SERVICE)
     async with Client(base) as anyone:
         for ts_ms in range(1, 31):
@@ -139,7 +139,7 @@ async def test_a_collection_that_does_not_exist_ends_following(shell: Shell, sta
 
 
 @pytest.mark.process
-async def test_following_ends_when_nobody_reads_even_if_nothing_comes(start: Start) -> None:
+async def test_following_ends_when_its_output_is_closed_even_without_news(start: Start) -> None:
     base = await start(SERVICE)
     async with Client(base) as anyone:
         await anyone.append("log/a", {}, ts_ms=1)
@@ -153,7 +153,7 @@ async def test_following_ends_when_nobody_reads_even_if_nothing_comes(start: Sta
 
 
 @pytest.mark.process
-async def test_a_server_that_goes_and_comes_back_is_told_of_once() -> None:
+async def test_restart_of_the_server_is_reported_once() -> None:
     def held(*times: int) -> Answer:
         items = [{"ts": ts_ms, "data": {}} for ts_ms in times]
         return 200, {"data": {"items": items}, "hash": "h", "timestamp": 1}

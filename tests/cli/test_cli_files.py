@@ -92,7 +92,7 @@ async def piped(*arguments: str, sent: bytes = b"") -> bytes:
 
 
 @pytest.mark.usefixtures("server")
-async def test_what_is_there_is_not_overwritten_and_what_is_not_there_is_told(
+async def test_existing_file_is_not_overwritten_and_a_missing_one_is_reported(
     shell: Shell, tmp_path: Path
 ) -> None:
     assert await refused(shell, "pull photos/none --out f") == "pysync: no file is stored at photos/none\n"
@@ -109,7 +109,9 @@ async def test_what_is_there_is_not_overwritten_and_what_is_not_there_is_told(
 
 
 @pytest.mark.usefixtures("server")
-async def test_who_takes_a_file_for_a_document_is_told_how_files_go(shell: Shell, tmp_path: Path) -> None:
+async def test_file_pulled_as_a_document_is_reported_with_the_options_for_files(
+    shell: Shell, tmp_path: Path
+) -> None:
     (tmp_path / "cat.png").write_bytes(PNG)
     assert "--type TYPE stores a file" in await refused(shell, "push photos/cat cat.png")
     await ask(shell, "push photos/cat cat.png --type image/png")
@@ -130,7 +132,7 @@ async def test_who_takes_a_file_for_a_document_is_told_how_files_go(shell: Shell
     ],
 )
 @pytest.mark.usefixtures("server")
-async def test_options_that_do_not_fit_are_told(shell: Shell, line: str, told: str) -> None:
+async def test_options_that_do_not_fit_are_reported(shell: Shell, line: str, told: str) -> None:
     assert told in await refused(shell, line)
 
 

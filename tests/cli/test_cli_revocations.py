@@ -154,7 +154,7 @@ async def test_a_certificate_is_shown_as_revoked_where_a_server_says_so(shell: S
         (("--replace", "bob.cap", "--generation", "1"), "--replace needs --publish"),
     ],
 )
-async def test_what_a_revocation_lacks_is_told(shell: Shell, arguments: tuple[str, ...], said: str) -> None:
+async def test_incomplete_revocation_is_reported(shell: Shell, arguments: tuple[str, ...], said: str) -> None:
     await guests(shell, "bob")
     assert shell.run("cap", "revoke", "--key", "owner.json", *arguments) == (1, "", f"pysync: {said}\n")
 

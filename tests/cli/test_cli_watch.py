@@ -83,7 +83,7 @@ async def test_resets_are_printed_and_an_outage_is_reported_once() -> None:
 
 
 @pytest.mark.process
-async def test_it_ends_when_nobody_reads_even_if_nothing_comes() -> None:
+async def test_watch_ends_when_its_output_is_closed_even_without_news() -> None:
     script = told(event("1"), End.HOLD)
     async with streaming(script) as server, running("watch", "--server", server.url) as process:
         await line(process)
@@ -95,7 +95,7 @@ async def test_it_ends_when_nobody_reads_even_if_nothing_comes() -> None:
 
 
 @pytest.mark.slow
-async def test_what_cannot_be_watched_is_told_and_the_status_says_why(
+async def test_failed_watch_is_reported_with_its_status(
     shell: Shell, start: Start, unused_tcp_port: int
 ) -> None:
     server = ("--server", await start(SERVICE))

@@ -27,7 +27,7 @@ NONE = {
 }
 
 
-async def test_it_tells_what_became_of_each_object(shell: Shell, tmp_path: Path) -> None:
+async def test_copy_reports_the_outcome_of_each_object(shell: Shell, tmp_path: Path) -> None:
     source = await LocalStore.open_folder(tmp_path / "from")
     await fill(source)
     before = await contents(source)
@@ -87,7 +87,7 @@ async def test_a_configuration_file_stands_for_its_store(shell: Shell, tmp_path:
         (("file:store", "s3://B"), "store: must be memory:, file:DIR or s3://bucket/prefix"),
     ],
 )
-async def test_a_place_that_is_none_is_told_and_nothing_made(
+async def test_malformed_location_is_reported_and_nothing_created(
     shell: Shell, tmp_path: Path, arguments: tuple[str, str], said: str
 ) -> None:
     await (await LocalStore.open_folder(tmp_path / "store")).close()
@@ -100,7 +100,7 @@ async def test_a_place_that_is_none_is_told_and_nothing_made(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-async def test_what_cannot_be_read_is_listed_at_the_end_and_makes_the_status_1(
+async def test_unreadable_objects_are_listed_at_the_end_and_make_the_status_1(
     shell: Shell, tmp_path: Path
 ) -> None:
     folder = tmp_path / "from"

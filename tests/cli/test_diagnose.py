@@ -49,7 +49,7 @@ def in_bucket(server: S3Server, prefix: str = "") -> dict[str, Any]:
     }
 
 
-async def test_a_folder_is_opened_and_asked_and_left_as_it_was(shell: Shell, tmp_path: Path) -> None:
+async def test_folder_is_opened_queried_and_left_as_it_was(shell: Shell, tmp_path: Path) -> None:
     store = await LocalStore.open_folder(tmp_path / "data")
     status, found = await check(shell, store="file:data")
     assert status == 0
@@ -76,7 +76,7 @@ async def test_nothing_is_made_that_a_first_start_would_make(shell: Shell, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["service.json"]
 
 
-async def test_a_coordinator_in_a_folder_of_its_own_is_asked_there(shell: Shell, tmp_path: Path) -> None:
+async def test_coordinator_in_a_folder_of_its_own_is_queried_there(shell: Shell, tmp_path: Path) -> None:
     await (await open_coordinator(f"file:{tmp_path}/own", None)).close()
     status, found = await check(shell, store="file:data", coordinator=f"file:{tmp_path}/own")
     assert (status, found.count("does not exist yet")) == (0, 1)
@@ -89,7 +89,7 @@ async def test_memory_has_nothing_that_could_be_wrong(shell: Shell) -> None:
     assert re.search(f"coordinator claim +{DURATION}", found)
 
 
-async def test_what_cannot_be_opened_is_a_problem(shell: Shell, tmp_path: Path) -> None:
+async def test_unopenable_store_is_a_problem(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "note").write_text("a file")
     status, found = await check(shell, store="file:note", coordinator="file:note")
     assert status == 1
@@ -111,7 +111,7 @@ async def test_the_configuration_alone_is_checked_first(shell: Shell, tmp_path: 
     assert "PROBE" not in output
 
 
-async def test_the_middle_and_the_worst_of_ten_are_told() -> None:
+async def test_median_and_maximum_of_ten_are_reported() -> None:
     seconds = [value for n in range(1, 100) for value in (0.0, n / 1000)]
     findings = await probe(
         config.parse({"version": 1, "store": "memory:"}), timer=itertools.chain(seconds).__next__
@@ -120,7 +120,7 @@ async def test_the_middle_and_the_worst_of_ten_are_told() -> None:
     assert dict(findings.rows)["store get"] == "15.5 ms, at worst 20.0 ms"
 
 
-def test_clocks_that_differ_are_told_and_warned_of() -> None:
+def test_differing_clocks_are_reported_with_a_warning() -> None:
     findings = Report()
     for skew_ms in (-900, 2_000, -61_000):
         findings.add_clock_skew("store", skew_ms)
@@ -133,7 +133,7 @@ def test_clocks_that_differ_are_told_and_warned_of() -> None:
 
 
 @pytest.mark.parametrize("name", ["radosgw", "moto"])
-async def test_a_bucket_and_redis_are_opened_and_asked_and_left_as_they_were(
+async def test_bucket_and_redis_are_opened_queried_and_left_as_they_were(
     name: str, request: pytest.FixtureRequest, start_redis: StartRedis, shell: Shell
 ) -> None:
     server: S3Server = request.getfixturevalue(name)
@@ -159,7 +159,7 @@ async def test_a_bucket_and_redis_are_opened_and_asked_and_left_as_they_were(
     await above.close()
 
 
-async def test_what_keeps_a_bucket_and_redis_from_being_used_is_told(
+async def test_unusable_bucket_and_redis_are_reported_with_the_reason(
     radosgw: S3Server, shell: Shell, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)

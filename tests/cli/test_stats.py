@@ -72,7 +72,7 @@ async def test_stats_of_a_store_count_by_the_first_segment(filled: Shell) -> Non
     assert used["photos"]["files"] == 1
 
 
-async def test_what_belongs_to_no_collection_is_other(filled: Shell) -> None:
+async def test_keys_of_no_collection_count_as_other(filled: Shell) -> None:
     served = {**SERVICE, "collections": COLLECTIONS[:1]}
     Path("pysync.json").write_text(json.dumps(served))
     found = json.loads((await filled.ask("stats"))[1])["collections"]

@@ -96,7 +96,7 @@ class Level(Enum):
         ({"level": Level.NONE}, "level"),
     ],
 )
-async def test_numbers_that_json_has_not_are_refused_before_anything_is_sent(
+async def test_numbers_that_json_has_not_are_rejected_before_anything_is_sent(
     data: dict[str, Any], place: str
 ) -> None:
     keyring = sealed.Keyring.new(KEYS, now_s=NOW_MS // 1000).open(KEYS, [KEYS.ed_pub])
@@ -130,7 +130,7 @@ async def test_a_null_that_is_meant_is_sent() -> None:
     assert orjson.loads(server.requests[0][1])["data"] == {"a": None, "b": [None, 1.5]}
 
 
-async def test_a_push_of_events_tells_the_batch_that_they_became() -> None:
+async def test_push_of_events_returns_the_batch_that_they_became() -> None:
     answers = ((200, {**PUSHED, "batchId": "b1"}), (200, PUSHED))
     async with serving(*answers) as server, client(server.url) as anonymous:
         pushed = [await anonymous.push("events/app/x", {"events": [{}]}) for _ in answers]
@@ -212,7 +212,7 @@ async def test_a_push_whose_answer_was_lost_is_repeated_under_one_idempotency_ke
     assert server.requests[0][1] == server.requests[1][1]
 
 
-async def test_a_wait_grows_up_to_its_limit_and_is_no_shorter_than_asked() -> None:
+async def test_a_wait_grows_up_to_its_limit_and_is_no_shorter_than_requested() -> None:
     waits = Waits()
     answers: list[Answer] = [
         (503, {"code": "store_unavailable"}),
@@ -256,7 +256,7 @@ async def test_a_failure_that_lasts_is_raised_after_the_last_attempt(
             await anonymous.pull("notes/n1")
 
 
-async def test_a_server_that_asks_for_long_patience_is_not_asked_again() -> None:
+async def test_server_that_requests_a_long_wait_is_not_retried() -> None:
     answer: Answer = (429, {"code": "rate_limited"}, {"Retry-After": "3600"})
     async with serving(answer) as server, client(server.url) as anonymous:
         with pytest.raises(RateLimited) as caught:
@@ -274,7 +274,7 @@ async def test_a_server_that_asks_for_long_patience_is_not_asked_again() -> None
         ((302, b"", {"Location": "http://127.0.0.1:1/"}), PysyncError),
     ],
 )
-async def test_a_refusal_is_final(answer: Answer, kind: type[Exception]) -> None:
+async def test_a_rejection_is_final(answer: Answer, kind: type[Exception]) -> None:
     async with serving(answer) as server, client(server.url) as anonymous:
         with pytest.raises(kind):
             await anonymous.push("notes/n1", {})
@@ -282,7 +282,7 @@ async def test_a_refusal_is_final(answer: Answer, kind: type[Exception]) -> None
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("who", [{"keys": KEYS, "certificate": DEVICE}, {"admin_token": "secret"}])
-async def test_credentials_are_not_carried_to_where_a_server_points(status: int, who: dict[str, Any]) -> None:
+async def test_credentials_are_not_sent_to_the_target_of_a_redirect(status: int, who: dict[str, Any]) -> None:
     async with serving() as elsewhere:
         moved = (status, b"", {"Location": elsewhere.url + "pull/notes/n1"})
         async with serving(moved, moved) as server, client(server.url, **who) as caller:
@@ -333,7 +333,7 @@ async def test_a_revocation_list_is_published_once_and_unsigned() -> None:
                 await anonymous.revoke(listed)
 
 
-async def test_health_is_asked_at_the_root_of_the_server() -> None:
+async def test_health_is_requested_at_the_root_of_the_server() -> None:
     async with serving((200, {"ok": True})) as server, client(server.url, namespace="acme") as anonymous:
         assert await anonymous.health() == {"ok": True}
     assert server.requests[0][0].raw_path == "/health"
@@ -387,7 +387,7 @@ async def test_a_certificate_that_is_given_is_never_replaced() -> None:
         lambda: Client("http://h", keys=KEYS, certificate=DEVICE, admin_token="t"),
     ],
 )
-def test_what_can_never_work_is_refused_at_once(make: Callable[[], Client]) -> None:
+def test_impossible_arguments_are_rejected_at_once(make: Callable[[], Client]) -> None:
     with pytest.raises(ValueError, match=r"."):
         make()
 
@@ -402,7 +402,7 @@ async def test_a_client_closes_its_own_session_and_not_the_callers() -> None:
         await never_opened.pull("x")
 
 
-async def test_what_is_pushed_hashes_as_the_server_hashes_it() -> None:
+async def test_pushed_document_hashes_as_the_server_hashes_it() -> None:
     data = {"é": [1.0, -0.0, 1e21], "a": {"b": None}}
     async with serving((200, PUSHED)) as server, client(server.url) as anonymous:
         await anonymous.push("x", data)

@@ -98,7 +98,7 @@ def test_elements_are_found_under_the_name_that_the_log_gives_them() -> None:
 @pytest.mark.parametrize(
     "data", [{}, {"items": {}}, {"items": [1]}, {"items": [{"ts": 1}]}, {"items": [{"ts": 1, "data": []}]}]
 )
-def test_what_is_stored_and_no_log_has_no_elements(data: dict[str, Any]) -> None:
+def test_stored_document_that_is_no_log_has_no_elements(data: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="'items'"):
         PullResult(data, "h", 1).elements()
 
@@ -143,7 +143,7 @@ async def test_an_append_whose_answer_was_lost_is_repeated_under_one_idempotency
     assert len({body for _, body in server.requests}) == 1
 
 
-async def test_the_refusals_of_an_append_are_raised_at_once() -> None:
+async def test_the_rejections_of_an_append_are_raised_at_once() -> None:
     answers: list[Answer] = [
         (409, {"error": "non_monotonic_timestamp"}),
         (409, {"error": "append_limit_exceeded", "limit": 3}),
@@ -170,7 +170,7 @@ async def test_an_anonymous_append_does_not_say_whose_client_it_is(who: Mapping[
     assert bare == {"data": {"n": 1}}
 
 
-async def test_a_batch_asks_for_parts_of_logs_and_is_aligned_with_what_was_asked() -> None:
+async def test_batch_of_log_parts_is_aligned_with_its_request() -> None:
     entries = [LOG, {"error": "append_params_not_supported"}, {"error": "pull_bound_required"}]
     requests = [
         LogRange({"id": "a"}, since=3),
@@ -191,7 +191,7 @@ async def test_a_batch_asks_for_parts_of_logs_and_is_aligned_with_what_was_asked
     assert isinstance(third, PullBoundRequired)
 
 
-async def test_a_batch_may_hold_logs_beside_documents() -> None:
+async def test_a_batch_may_hold_logs_and_documents() -> None:
     answer = {"collections": {"log": [LOG], "notes": [PULLED]}}
     async with serving((200, answer)) as server, client(server.url) as anonymous:
         params = {"log": [{"id": "a"}], "notes": [{"id": "b"}]}
@@ -207,7 +207,7 @@ async def test_a_batch_may_hold_logs_beside_documents() -> None:
 @pytest.mark.parametrize(
     "entries", [[], [LOG, LOG], [PULLED], [{**LOG, "data": {"items": [{"ts": 1}]}}], [{**LOG, "data": []}]]
 )
-async def test_a_batch_that_is_not_what_was_asked_for_is_unreachable(entries: object) -> None:
+async def test_batch_that_does_not_match_its_request_is_unreachable(entries: object) -> None:
     options = {"backoff": RetryPolicy(attempts=1)}
     async with (
         serving((200, {"collections": {"log": entries}})) as server,

@@ -124,7 +124,7 @@ async def test_a_bundle_comes_as_its_members(start: Start) -> None:
     assert members["title"].timestamp_ms >= pushed.timestamp_ms
 
 
-async def test_a_batch_holds_documents_and_the_refusals_that_pulls_would_raise(start: Start) -> None:
+async def test_a_batch_holds_documents_and_the_rejections_that_pulls_would_raise(start: Start) -> None:
     store = MemoryStore()
     base = await start(SERVICE, store=store)
     await store.put("notes/broken", b"{")
@@ -145,7 +145,7 @@ async def test_a_batch_holds_documents_and_the_refusals_that_pulls_would_raise(s
         assert isinstance(batch["none"][0], NotFound)
 
 
-async def test_entries_of_one_collection_are_aligned_with_what_was_asked(start: Start) -> None:
+async def test_entries_of_one_collection_are_aligned_with_the_request(start: Start) -> None:
     store = FaultyStore(MemoryStore())
     async with client(await start(SERVICE, store=store)) as anyone:
         await anyone.push("notes/a", {"n": 1})
@@ -193,7 +193,7 @@ async def test_access_to_spaces_leaves_out_what_failed_and_says_why(start: Start
         assert await read_spaces_access(mine, []) == {}
 
 
-async def test_the_manifest_is_read_as_whoever_asks(start: Start) -> None:
+async def test_the_manifest_is_read_with_the_callers_rights(start: Start) -> None:
     base = await start(SERVICE)
     open_to_all = ["notes", "top", "title", "plan"]
     fetched = await fetch_server_config(base + "/v1")
@@ -207,7 +207,7 @@ async def test_the_manifest_is_read_as_whoever_asks(start: Start) -> None:
         assert await mine.server_config() == as_owner
 
 
-async def test_the_manifest_tells_every_member_that_applies(start: Start) -> None:
+async def test_the_manifest_has_every_member_that_applies(start: Start) -> None:
     base = await start({**SERVICE, "configEndpoint": {"auth": "public"}})
     told = {found.name: found for found in (await fetch_server_config(base + "/v1")).collections}
     assert told["notes"] == CollectionInfo("notes", 1_048_576, "none", ("application/json",))

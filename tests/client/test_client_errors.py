@@ -24,7 +24,7 @@ async def problem(url: str) -> str:
     return str(raised.value)
 
 
-async def test_a_refused_connection_names_host_and_port(unused_tcp_port: int) -> None:
+async def test_a_rejected_connection_names_host_and_port(unused_tcp_port: int) -> None:
     assert await problem(f"http://127.0.0.1:{unused_tcp_port}") == (
         f"cannot connect to 127.0.0.1 port {unused_tcp_port}: the connection was refused; "
         "check the address, and that the server runs there"
@@ -37,7 +37,7 @@ async def test_an_unknown_host_is_named() -> None:
     assert said.endswith("); check its name, and the network")
 
 
-async def test_an_untrusted_certificate_is_told_from_a_refused_connection(tmp_path: Path) -> None:
+async def test_untrusted_certificate_is_distinguished_from_a_rejected_connection(tmp_path: Path) -> None:
     certify(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "fullchain.pem", tmp_path / "privkey.pem")
@@ -52,7 +52,7 @@ async def test_an_untrusted_certificate_is_told_from_a_refused_connection(tmp_pa
         await server.close()
 
 
-async def test_a_server_without_tls_is_told_from_an_untrusted_one() -> None:
+async def test_server_without_tls_is_distinguished_from_an_untrusted_one() -> None:
     async with serving() as server:
         said = await problem(server.url.replace("http:", "https:"))
     assert said.startswith("cannot connect to 127.0.0.1 port ")
@@ -96,7 +96,7 @@ async def test_an_error_says_what_to_do_and_keeps_the_text_of_the_protocol(
     assert raised.value.message == answer[1]["error"]
 
 
-async def test_a_body_that_is_too_large_is_told_with_its_size(tmp_path: Path) -> None:
+async def test_too_large_body_is_reported_with_its_size(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(bytes(500_000))
     async with serving(LARGE, LARGE) as server, client(server.url) as anonymous:
         said = []

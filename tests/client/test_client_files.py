@@ -121,7 +121,7 @@ async def test_a_file_of_json_is_signed_as_json_is() -> None:
     assert server.requests[0][1] == b"[1]"
 
 
-async def test_a_server_that_tells_no_time_of_a_push_is_understood() -> None:
+async def test_push_answer_without_a_time_is_understood() -> None:
     async with serving((200, {"hash": "h"})) as server, client(server.url) as anonymous:
         pushed = await anonymous.push_blob("files/a", b"x", "image/png")
     assert (pushed.hash, pushed.timestamp_ms) == ("h", 0)
@@ -151,7 +151,7 @@ class Unreadable(Exception):
     pass
 
 
-async def test_what_a_source_raises_is_raised(tmp_path: Path) -> None:
+async def test_error_of_a_source_is_raised(tmp_path: Path) -> None:
     async def failing() -> AsyncIterator[bytes]:
         yield b"a"
         raise Unreadable
@@ -233,7 +233,7 @@ async def test_a_pipe_is_not_taken_for_an_empty_file(tmp_path: Path) -> None:
             await anonymous.push_blob("files/a", tmp_path / "pipe", "image/png")
 
 
-async def test_a_refusal_is_raised_though_the_file_was_not_read_to_its_end() -> None:
+async def test_a_rejection_is_raised_though_the_file_was_not_read_to_its_end() -> None:
     gate = asyncio.Event()
 
     async def endless() -> AsyncIterator[bytes]:
@@ -294,7 +294,7 @@ async def test_a_missing_route_is_no_missing_file() -> None:
             await anonymous.pull_blob("files/a")
 
 
-async def test_a_refused_pull_is_raised(tmp_path: Path) -> None:
+async def test_a_rejected_pull_is_raised(tmp_path: Path) -> None:
     answer = (403, {"error": "Forbidden", "code": "forbidden"})
     async with serving(answer) as server, client(server.url) as anonymous:
         with pytest.raises(Forbidden):
@@ -325,7 +325,7 @@ async def test_a_document_is_not_taken_for_a_file() -> None:
         ({"Content-Type": "application/json"}, "application/json", None),
     ],
 )
-async def test_what_other_servers_tell_of_a_file_is_told(
+async def test_file_metadata_of_other_servers_is_returned(
     headers: dict[str, str], content_type: str, hash_: str | None
 ) -> None:
     content = b'{"data":{"a":1},"hash":"x"}' + b" " * 600
@@ -341,7 +341,7 @@ async def test_a_file_that_was_damaged_on_its_way_is_not_given() -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-async def test_a_pull_that_is_cut_goes_on_where_it_was(tmp_path: Path, ranges: bool) -> None:
+async def test_aborted_pull_continues_at_its_offset(tmp_path: Path, ranges: bool) -> None:
     cuts = (100_000, 300_000, 0, 1) if ranges else (100_000, 300_000)
     depot = Depot(LARGE, *cuts, ranges=ranges)
     async with pulling(depot) as anonymous:
@@ -376,7 +376,7 @@ async def test_a_file_that_changed_after_a_cut_is_pulled_anew(tmp_path: Path) ->
         assert blob.data == other
 
 
-async def test_whoever_streams_a_file_is_told_that_it_changed() -> None:
+async def test_change_of_a_file_during_a_stream_is_raised() -> None:
     depot = Depot(LARGE, 100_000, then=LARGE[::-1])
     async with pulling(depot) as anonymous, anonymous.open_blob("files/a") as stream:
         assert stream is not None

@@ -110,7 +110,7 @@ async def test_files_and_documents_of_one_collection_are_not_taken_for_each_othe
 
 
 @pytest.mark.slow
-async def test_what_is_refused_is_raised_whatever_was_sent_by_then(url: str, owner: Client) -> None:
+async def test_rejection_is_raised_whatever_was_sent_by_then(url: str, owner: Client) -> None:
     with pytest.raises(UnsupportedMediaType):
         await owner.push_blob("photos/a", LARGE, "text/plain")
     with pytest.raises(PayloadTooLarge):
@@ -124,7 +124,7 @@ async def test_what_is_refused_is_raised_whatever_was_sent_by_then(url: str, own
     assert await owner.pull_blob("photos/a") is None
 
 
-async def test_chunks_that_turn_out_to_be_too_many_are_refused(owner: Client) -> None:
+async def test_chunks_that_turn_out_to_be_too_many_are_rejected(owner: Client) -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield bytes(65536)
@@ -167,7 +167,7 @@ async def test_a_parquet_file_keeps_its_bytes_and_has_its_type(owner: Client) ->
         await owner.pull_parquet("photos/a")
 
 
-async def test_a_batch_of_events_is_pulled_as_parquet_by_the_id_that_its_push_told(owner: Client) -> None:
+async def test_batch_of_events_is_pulled_as_parquet_by_the_id_of_its_push(owner: Client) -> None:
     pushed = await owner.push("events/app/x", {"events": [{"event_type": "opened", "n": 1}]})
     assert pushed.batch_id is not None
     assert [name async for name in owner.list("events/app")] == [pushed.batch_id]

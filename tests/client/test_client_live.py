@@ -42,7 +42,7 @@ async def texts(watch: Watch, count: int) -> list[object]:
     return [told.params["id"] if isinstance(told, ChangeEvent) else told for told in found]
 
 
-async def test_a_watch_hears_of_what_it_asked_for(start: Start) -> None:
+async def test_watch_receives_only_requested_changes(start: Start) -> None:
     base = await start(SERVICE)
     async with (
         Client(base) as anyone,
@@ -69,7 +69,7 @@ async def test_a_watch_hears_of_what_it_asked_for(start: Start) -> None:
             assert (told.params, told.namespace) == ({"id": name}, "acme")
 
 
-async def test_a_watch_is_refused_as_the_service_refuses(start: Start) -> None:
+async def test_a_watch_is_rejected_as_the_service_rejects(start: Start) -> None:
     base = await start({"collections": [NOTES, MINE]})
     async with Client(base) as anyone:
         with pytest.raises(Unauthorized):
@@ -138,7 +138,7 @@ async def test_a_watch_outlives_the_server_without_a_gap(tmp_path: Path) -> None
 
 
 @pytest.mark.process
-async def test_a_watch_is_told_that_a_restarted_server_has_forgotten(tmp_path: Path) -> None:
+async def test_watch_is_notified_of_a_lost_history_after_a_restart(tmp_path: Path) -> None:
     async with restarting(tmp_path, store="memory:") as (anyone, restart), anyone.watch() as changes:
         await anyone.push("notes/a", {})
         assert await texts(changes, 1) == ["a"]
@@ -165,7 +165,7 @@ async def some(found: Elements, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("options", [{}, {"collection": "log"}, {"collection": "log", "params": {"id": "a"}}])
-async def test_a_log_is_followed_by_what_is_told_of_it(start: Start, options: dict[str, Any]) -> None:
+async def test_log_is_followed_by_its_change_events(start: Start, options: dict[str, Any]) -> None:
     async with Client(await start(SERVICE)) as anyone, followed(anyone, "/pull/log/a", **options) as found:
         for first, last in ((1, 12), (13, 13), (20, 26)):
             waiting = asyncio.ensure_future(some(found, last - first + 1))
@@ -217,7 +217,7 @@ async def test_a_collection_that_does_not_exist_is_not_followed(
 
 
 @pytest.mark.process
-async def test_a_log_is_followed_across_a_restart_that_forgets_what_was_told(tmp_path: Path) -> None:
+async def test_log_is_followed_across_a_restart_that_loses_the_history(tmp_path: Path) -> None:
     members: dict[str, Any] = {"collections": [LOG], "coordinator": "memory:"}
     async with (
         restarting(tmp_path, **members) as (anyone, restart),
@@ -282,7 +282,7 @@ def rough(proxy: FaultProxy, chance: random.Random, cuts: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_watch_that_is_cut_anywhere_hears_of_each_write_once(start: Start, seed: int) -> None:
+async def test_watch_that_is_cut_anywhere_receives_each_write_once(start: Start, seed: int) -> None:
     base = await start(SERVICE)
     async with (
         FaultProxy(base) as proxy,
@@ -330,7 +330,7 @@ async def test_a_document_that_flickers_is_followed_to_what_it_is_at_last(start:
         seeing.cancel()
 
 
-async def test_a_document_whose_server_has_no_stream_is_asked_now_and_then(start: Start) -> None:
+async def test_document_of_a_server_without_streams_is_polled(start: Start) -> None:
     async with FaultProxy(await start(SERVICE)) as proxy, Client(proxy.url) as anyone:
         proxy.respond(status=404, when=lambda sent: sent.path == "events")
         waits: list[float] = []
@@ -346,7 +346,7 @@ async def test_a_document_whose_server_has_no_stream_is_asked_now_and_then(start
     assert waits == [1.0, 2.0, 4.0, 4.0]
 
 
-async def test_what_a_document_is_refused_ends_following_it(start: Start) -> None:
+async def test_rejected_document_ends_following_it(start: Start) -> None:
     async with Client(await start(SERVICE), keys=ISSUER, certificate=root_device(ISSUER)) as owner:
         with pytest.raises(Forbidden):
             await anext(SyncDocument(owner, f"u/{'0' * 32}/a").follow())

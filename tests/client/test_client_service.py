@@ -61,7 +61,7 @@ async def test_a_missing_document_is_empty_and_has_no_hash(start: Start) -> None
     assert (pulled.data, pulled.hash, pulled.keyring) == ({}, "", None)
 
 
-async def test_refusals_arrive_as_the_classes_that_the_service_raised(start: Start) -> None:
+async def test_rejections_arrive_as_the_classes_that_the_service_raised(start: Start) -> None:
     base = await start(SERVICE)
     async with client(base) as owner, client(base, STRANGER, root_device(STRANGER)) as stranger:
         first = await owner.push("rooms/r1", {"n": 1})
@@ -95,7 +95,7 @@ async def test_an_audience_member_presents_its_own_key(start: Start) -> None:
             await other.pull("rooms/r1")
 
 
-async def test_a_revoked_certificate_is_refused_and_its_list_is_accepted_once(start: Start) -> None:
+async def test_a_revoked_certificate_is_rejected_and_its_list_is_accepted_once(start: Start) -> None:
     guest = issuing.issue_member_certificate(
         ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=issuing.writer_grant("rooms"), **minted_at()
     )
@@ -213,7 +213,7 @@ async def test_two_devices_end_up_with_the_merge_of_what_both_wrote(start: Start
         assert await laptop.pull() == {"laptop": 1, "mobile": 1} == mobile.data
 
 
-async def test_a_deleted_document_is_gone_for_who_follows_it(start: Start) -> None:
+async def test_deleted_document_is_gone_for_a_follower(start: Start) -> None:
     key = f"users/{ISSUER.user_id}/a"
     async with client(await start(SERVICE)) as owner:
         document = SyncDocument(owner, key)

@@ -152,7 +152,7 @@ async def test_a_log_that_is_always_sent_whole_gives_each_element_once(start: St
             assert found == [*range(1, count + 1)]
 
 
-async def test_a_log_that_can_neither_be_gone_on_with_nor_had_whole_is_refused(start: Start) -> None:
+async def test_a_log_that_can_neither_be_gone_on_with_nor_had_whole_is_rejected(start: Start) -> None:
     async with Client(await start(SERVICE)) as anyone:
         cursor = LogCursor(anyone, "whole-shut/a", since=0)
         await appended(anyone, "whole-shut/a", 1, 2, 3, 4, 5)
@@ -193,7 +193,7 @@ async def test_a_first_pull_may_be_bounded_and_the_next_lacks_nothing(
 
 
 @pytest.mark.parametrize("first", [0, 2])
-async def test_what_comes_after_a_first_look_at_an_empty_log_is_all_new(start: Start, first: int) -> None:
+async def test_elements_after_a_first_pull_of_an_empty_log_are_all_new(start: Start, first: int) -> None:
     async with Client(await start(SERVICE)) as anyone:
         for key in ("small/a", "log/a"):
             cursor = LogCursor(anyone, key, first=first)
@@ -251,7 +251,7 @@ async def test_a_log_that_comes_in_parts_is_read_from_the_oldest_on(start: Start
         assert await all_new(behind) == await all_new(cursor) == wanted
 
 
-async def test_a_log_that_refuses_to_be_read_as_a_whole_is_followed_from_its_beginning(start: Start) -> None:
+async def test_a_log_that_rejects_to_be_read_as_a_whole_is_followed_from_its_beginning(start: Start) -> None:
     async with Client(await start(SERVICE)) as anyone:
         cursor = LogCursor(anyone, "shut/a", first=2)
         assert await cursor.pull() == await cursor.pull() == []
@@ -294,7 +294,7 @@ async def test_more_than_the_newest_after_a_quiet_time_is_found_in_the_whole_log
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 5), (0, 1)])
-async def test_what_is_out_of_reach_is_told_and_nothing_taken_in(
+async def test_unreachable_server_is_reported_and_nothing_taken_in(
     start: Start, before: int, after: int
 ) -> None:
     clock = FakeClock()
@@ -357,7 +357,7 @@ async def test_bursts_of_any_length_come_whole(start: Start, collection: str, se
     assert found == wanted
 
 
-async def test_proofs_that_hold_pass_for_the_authors_who_are_expected(start: Start) -> None:
+async def test_proofs_of_expected_authors_pass(start: Start) -> None:
     base = await start(SERVICE)
     async with signer(base, ISSUER) as mine, Client(base) as anyone:
         await mine.append("signed/a", {"é": 1.0, "big": 2**60, "__proto__": 1})
@@ -473,7 +473,7 @@ async def test_a_server_that_is_lost_and_comes_back_is_followed_on() -> None:
         ),
     ],
 )
-async def test_a_failure_of_the_first_pull_and_a_refusal_end_following(
+async def test_a_failure_of_the_first_pull_and_a_rejection_end_following(
     answers: list[Answer], kind: type[Exception]
 ) -> None:
     async with serving(*answers) as server, client(server.url, backoff=RetryPolicy(attempts=1)) as anyone:

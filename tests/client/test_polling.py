@@ -71,7 +71,7 @@ async def lookout(key: str = "notes/a") -> AsyncIterator[tuple[Teller, ChangeNot
             await teller.end()
 
 
-async def test_a_stream_that_is_live_is_a_reason_to_look_and_its_news_are() -> None:
+async def test_live_stream_and_its_news_trigger_a_poll() -> None:
     async with lookout() as (teller, looks):
         await looks.wait(1)
         waiting = asyncio.ensure_future(looks.wait(1))
@@ -83,7 +83,7 @@ async def test_a_stream_that_is_live_is_a_reason_to_look_and_its_news_are() -> N
         await waiting
 
 
-async def test_what_is_told_during_a_look_is_news_whatever_it_is() -> None:
+async def test_event_during_a_poll_is_news_whatever_it_is() -> None:
     async with lookout() as (teller, looks):
         await looks.wait(1)
         await teller.say(event("1", "old"))  # now somebody looks, and may find what was there before
@@ -95,7 +95,7 @@ async def test_what_is_told_during_a_look_is_news_whatever_it_is() -> None:
         waiting.cancel()
 
 
-async def test_a_lost_history_and_a_stream_that_came_back_are_reasons_to_look() -> None:
+async def test_lost_history_and_a_reconnected_stream_trigger_a_poll() -> None:
     async with lookout() as (teller, looks):
         await looks.wait(1)
         waiting = asyncio.ensure_future(looks.wait(1))
@@ -125,7 +125,7 @@ def test_a_change_may_be_of_a_document_that_has_its_parameters(
     assert WatchTarget(key).might_match(ChangeEvent("any", params, "h", 1, None, "1")) is may_be
 
 
-async def test_while_a_stream_is_lost_the_time_tells() -> None:
+async def test_lost_stream_falls_back_to_the_interval() -> None:
     waits = Waits()
     scripts = [told(OPENING, End.CUT), *[refused(503, "unavailable")] * 3, told(OPENING, End.HOLD)]
     time_passes, reconnecting = asyncio.Event(), asyncio.Event()
@@ -180,7 +180,7 @@ async def test_rejected_stream_is_not_retried_and_a_busy_one_is() -> None:
 @pytest.mark.parametrize(
     "where", [WatchTarget("notes/a", "none"), WatchTarget("notes/a", "notes", {"x": "a"}), A]
 )
-async def test_what_narrows_a_stream_wrongly_is_raised_by_the_next_wait(where: WatchTarget) -> None:
+async def test_invalid_stream_parameters_are_raised_by_the_next_wait(where: WatchTarget) -> None:
     async with (
         streaming(refused(400, "bad_request")) as server,
         client(server.url) as anyone,

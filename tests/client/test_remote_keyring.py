@@ -57,7 +57,7 @@ def ring(client: Client, keys: IdentityKeys = ISSUER, **options: Any) -> RemoteK
     return RemoteKeyring(client, "rooms/r1", keys, TRUSTED, sleep=sleep, **options)
 
 
-async def test_a_keyring_is_made_once_and_changed_by_who_is_trusted(owner: Client, now_s: int) -> None:
+async def test_keyring_is_created_once_and_changed_by_trusted_members(owner: Client, now_s: int) -> None:
     keyring = ring(owner, now_s=lambda: now_s)
     made = await keyring.create([SUBJECT.kem_pub])
     assert (await keyring.read()).data["epochs"]["1"]["createdAt"] == now_s
@@ -73,7 +73,7 @@ async def test_a_keyring_is_made_once_and_changed_by_who_is_trusted(owner: Clien
         await ring(owner, SUBJECT).open()
 
 
-async def test_two_who_change_a_keyring_at_once_both_succeed(owner: Client) -> None:
+async def test_two_concurrent_changes_of_a_keyring_both_succeed(owner: Client) -> None:
     others = [IdentityKeys.from_private(bytes([20 + n]) * 32, bytes([40 + n]) * 32) for n in range(2)]
     await ring(owner).create([SUBJECT.kem_pub])
     overtaken = Overtaken(owner, lambda: ring(owner).add(others[1].kem_pub))
@@ -114,7 +114,7 @@ async def test_nobody_locks_themselves_out(owner: Client) -> None:
     assert (await keyring.read()).data == before.data
 
 
-async def test_who_does_not_trust_themselves_makes_no_keyring(owner: Client) -> None:
+async def test_creator_who_does_not_trust_themselves_creates_no_keyring(owner: Client) -> None:
     keyring = RemoteKeyring(owner, "/pull/rooms/r1", ISSUER, [STRANGER.ed_pub])
     assert keyring.key == "rooms/r1/_keyring"
     with pytest.raises(sealed.UntrustedAdder):
@@ -122,14 +122,14 @@ async def test_who_does_not_trust_themselves_makes_no_keyring(owner: Client) -> 
     assert (await owner.pull(keyring.key)).hash == ""
 
 
-async def test_a_missing_keyring_is_told_and_not_made(owner: Client) -> None:
+async def test_missing_keyring_is_reported_and_not_created(owner: Client) -> None:
     for ask in (ring(owner).open, lambda: ring(owner).add(SUBJECT.kem_pub)):
         with pytest.raises(sealed.KeyringMissing):
             await ask()
     assert (await owner.pull("rooms/r1/_keyring")).hash == ""
 
 
-async def test_a_keyring_that_goes_back_is_refused_by_who_saw_it_further(owner: Client) -> None:
+async def test_keyring_that_goes_back_is_rejected_by_a_reader_of_a_later_one(owner: Client) -> None:
     keyring = ring(owner)
     await keyring.create([SUBJECT.kem_pub, STRANGER.kem_pub])
     old = await owner.pull("rooms/r1/_keyring")
@@ -178,7 +178,7 @@ async def test_a_sealed_document_is_given_once_though_each_sealing_is_another(ow
     assert document.is_edited
 
 
-async def test_who_follows_a_sealed_document_is_given_what_is_in_it(owner: Client) -> None:
+async def test_follower_of_a_sealed_document_receives_its_content(owner: Client) -> None:
     opened = await ring(owner).create()
     await SyncDocument(owner, "rooms/r1", sealing=opened).push({"a": 1})
     async with aclosing(SyncDocument(owner, "rooms/r1", sealing=opened).follow()) as told:
@@ -215,14 +215,14 @@ def nested(depth: int) -> bytes:
     return b'{"a":' * depth + b"1" + b"}" * depth
 
 
-async def test_what_is_sealed_may_be_deeper_than_what_is_not(owner: Client) -> None:
+async def test_sealed_content_may_be_deeper_than_plain_content(owner: Client) -> None:
     document = SyncDocument(owner, "rooms/r1", sealing=await ring(owner).create())
     data = orjson.loads(nested(100))
     await document.push(data)
     assert await document.pull() == data
 
 
-async def test_what_is_too_deep_to_be_worked_on_is_told_and_changes_nothing() -> None:
+async def test_too_deep_document_is_reported_and_changes_nothing() -> None:
     opened = sealed.UnlockedKeyring(1, {1: bytes(32)})
     payload = crypto.encrypt(bytes(32), nested(600), b"1", bytes)
     data = {"_encrypted": base64.b64encode(payload).decode(), "_epoch": 1}
@@ -235,7 +235,7 @@ async def test_what_is_too_deep_to_be_worked_on_is_told_and_changes_nothing() ->
     assert (document.data, document.hash) == ({}, "")
 
 
-async def test_a_keyring_that_is_too_deep_to_be_changed_is_told() -> None:
+async def test_keyring_that_is_too_deep_to_be_changed_is_reported() -> None:
     keyring = orjson.dumps(sealed.Keyring.new(ISSUER, now_s=1).data)[:-1] + b',"x":' + nested(900) + b"}"
     answer = b'{"hash":"h","timestamp":5,"data":' + keyring + b"}"
     async with serving((200, answer)) as server, Client(server.url) as client:

@@ -53,7 +53,7 @@ def flipped(text: str) -> str:
 
 
 @given(st.dictionaries(st.text(), values, max_size=4))
-def test_what_one_recipient_seals_every_other_opens(data: dict[str, Any]) -> None:
+def test_every_recipient_opens_content_sealed_by_another(data: dict[str, Any]) -> None:
     keyring = shared(SUBJECT)
     written = keyring.open(ISSUER, TRUSTED).seal(data)
     assert written.keys() == {"_encrypted", "_epoch"}
@@ -100,7 +100,7 @@ def test_a_tampered_sign_at_any_position_of_a_sealed_document_fails() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 4, 15, 16, 31])
-def test_truncated_blobs_are_told(size: int) -> None:
+def test_truncated_blobs_are_reported(size: int) -> None:
     opened = UnlockedKeyring(1, {1: bytes(32)})
     with pytest.raises(sealed.Truncated, match=r"blob shorter than its epoch\+iv header"):
         opened.open_bytes(opened.seal_bytes(b"hello")[:size])
@@ -115,7 +115,7 @@ def test_an_open_document_is_not_taken_for_a_sealed_one(data: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("plaintext", [b"", b"[]", b"1", b"{", b"\xff"])
-def test_what_was_sealed_must_be_an_object(plaintext: bytes) -> None:
+def test_sealed_content_must_be_an_object(plaintext: bytes) -> None:
     payload = crypto.encrypt(bytes(32), plaintext, b"1", lambda size: bytes(size))
     with pytest.raises(sealed.NotSealed):
         UnlockedKeyring(1, {1: bytes(32)}).open(
@@ -160,7 +160,7 @@ def test_a_removed_recipient_opens_what_was_before_and_nothing_after() -> None:
     assert rejoined.open(SUBJECT, TRUSTED).open(after) == {"a": 2}
 
 
-def test_what_others_keep_in_a_keyring_stays() -> None:
+def test_unknown_members_of_a_keyring_stay() -> None:
     data = {**shared(SUBJECT).data, "extra": {"x": 1}}
     data["epochs"]["1"]["note"] = "first"
     changed = Keyring(data).add(STRANGER.kem_pub, ISSUER, TRUSTED, now_s=NOW_S)
@@ -214,7 +214,7 @@ def test_an_entry_that_is_not_as_it_was_signed_is_forged(members: dict[str, Any]
         edited(shared(SUBJECT), **members).open(SUBJECT, TRUSTED)
 
 
-def test_an_adder_that_is_not_trusted_and_one_who_takes_a_trusted_name_are_told_apart() -> None:
+def test_untrusted_adder_and_one_with_a_trusted_name_are_distinguished() -> None:
     by_stranger = Keyring.new(STRANGER, [SUBJECT.kem_pub], now_s=NOW_S)
     with pytest.raises(sealed.UntrustedAdder, match=STRANGER.ed_pub):
         by_stranger.open(SUBJECT, TRUSTED)
@@ -226,7 +226,7 @@ def test_an_adder_that_is_not_trusted_and_one_who_takes_a_trusted_name_are_told_
 
 @pytest.mark.parametrize("adder", [[], {}, True, "", "\x1b[2J", "\ud800", TRUSTED[0].upper()])
 @pytest.mark.parametrize("trusted", [TRUSTED, frozenset(TRUSTED)])
-def test_what_is_no_key_is_nobody_who_is_trusted(adder: Any, trusted: Collection[str]) -> None:
+def test_malformed_key_is_never_trusted(adder: Any, trusted: Collection[str]) -> None:
     broken = edited(shared(STRANGER, SUBJECT), addedBy=adder)
     with pytest.raises(sealed.UntrustedAdder, match="by nobody"):
         broken.open(SUBJECT, trusted)
@@ -234,7 +234,7 @@ def test_what_is_no_key_is_nobody_who_is_trusted(adder: Any, trusted: Collection
     assert rotated.recipients == (ISSUER.kem_pub,)
 
 
-def test_who_trusts_nobody_opens_nothing() -> None:
+def test_reader_without_trusted_keys_opens_nothing() -> None:
     with pytest.raises(sealed.UntrustedAdder):
         shared(SUBJECT).open(SUBJECT, [])
 
@@ -251,7 +251,7 @@ def test_every_keyring_epoch_and_envelope_has_a_content_key_of_its_own() -> None
     assert len({*told, bytes(32)}) == 6
 
 
-def test_who_is_named_twice_is_in_a_new_keyring_once() -> None:
+def test_recipient_named_twice_is_in_a_new_keyring_once() -> None:
     keyring = shared(SUBJECT, ISSUER, SUBJECT)
     assert keyring.recipients == (ISSUER.kem_pub, SUBJECT.kem_pub)
 
@@ -273,7 +273,7 @@ def test_an_entry_moved_to_another_epoch_is_forged() -> None:
     ("ct", "error"),
     [(bytes(60), sealed.DecryptionFailed), (bytes(12), sealed.Truncated), (b"", sealed.Truncated)],
 )
-def test_a_wrapped_key_that_does_not_open_is_told(ct: bytes, error: type[Exception]) -> None:
+def test_wrapped_key_that_does_not_open_is_reported(ct: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         signed_entry(ct=base64.b64encode(ct).decode()).open(SUBJECT, TRUSTED)
 
@@ -311,7 +311,7 @@ def test_an_earlier_epoch_that_does_not_open_hinders_nobody() -> None:
     assert (opened.epoch, set(opened.content_keys)) == (2, {2})
 
 
-def test_a_keyring_before_the_latest_that_was_seen_is_refused() -> None:
+def test_a_keyring_before_the_latest_that_was_seen_is_rejected() -> None:
     keyring = shared(SUBJECT, STRANGER)
     rotated = keyring.remove(STRANGER.kem_pub, ISSUER, TRUSTED, now_s=NOW_S)
     assert rotated.open(SUBJECT, TRUSTED, min_epoch=2).epoch == 2
@@ -323,7 +323,7 @@ def test_a_keyring_before_the_latest_that_was_seen_is_refused() -> None:
         keyring.remove(SUBJECT.kem_pub, ISSUER, TRUSTED, now_s=NOW_S, min_epoch=2)
 
 
-def test_recipients_that_are_there_or_not_there_are_told() -> None:
+def test_duplicate_and_missing_recipients_are_reported() -> None:
     keyring = shared(SUBJECT)
     with pytest.raises(sealed.AlreadyPresent, match="already present"):
         keyring.add(SUBJECT.kem_pub, ISSUER, TRUSTED, now_s=NOW_S)
@@ -362,13 +362,13 @@ def test_a_recipient_is_a_good_public_key(key: str) -> None:
         {"v": 1, "currentEpoch": 2**32, "epochs": {str(2**32): {"wrappedKeys": []}}},
     ],
 )
-def test_what_is_no_keyring_is_told(data: dict[str, Any]) -> None:
+def test_malformed_keyring_is_reported(data: dict[str, Any]) -> None:
     with pytest.raises(sealed.MalformedKeyring):
         Keyring(data)
 
 
 @given(st.binary(max_size=200), st.text(max_size=10))
-def test_an_envelope_opens_for_its_recipient_and_tells_who_sealed_it(plaintext: bytes, aad: str) -> None:
+def test_envelope_opens_for_its_recipient_and_names_its_sealer(plaintext: bytes, aad: str) -> None:
     envelope = seal_envelope(plaintext, SUBJECT.kem_pub, ISSUER, aad=aad, now_s=NOW_S)
     assert ("v" in envelope) == bool(aad)
     assert open_envelope(envelope, SUBJECT, aad=aad) == (plaintext, ISSUER.ed_pub)

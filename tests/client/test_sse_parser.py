@@ -34,7 +34,7 @@ def test_blocks_are_the_same_however_lines_end_and_chunks_are_cut(end: str, cuts
     assert read(*(bytes([byte]) for byte in whole)) == MEANT
 
 
-def test_an_event_is_told_when_its_blank_line_is_there_not_with_what_follows() -> None:
+def test_event_is_dispatched_at_its_blank_line() -> None:
     blocks = SSEParser()
     assert blocks.feed(b"data: 1\r\r") == [ServerSentEvent("1", "", None)]
     assert blocks.feed(b"\ndata: 2\n") == []

@@ -111,7 +111,7 @@ async def test_a_pull_takes_what_is_there_and_keeps_what_was_edited_here() -> No
         assert not document.is_edited
 
 
-async def test_what_was_written_before_the_first_pull_is_kept() -> None:
+async def test_edit_before_the_first_pull_is_kept() -> None:
     async with Desk() as desk:
         document = desk.document()
         document.data = {"draft": True}
@@ -174,7 +174,7 @@ async def test_a_push_after_a_conflict_stores_what_was_pushed() -> None:
         assert not document.dropped
 
 
-async def test_the_merge_of_the_protocol_is_there_by_name_and_what_it_drops_is_told() -> None:
+async def test_the_merge_of_the_protocol_is_there_by_name_and_reports_its_drops() -> None:
     async with Desk({"theirs": 1, "both": "theirs"}) as desk:
         document = desk.document(resolve=merge_remote_wins)
         await document.push({"mine": 1, "both": "mine"})
@@ -189,7 +189,7 @@ async def test_a_rule_of_ones_own_decides_about_conflicts() -> None:
         assert desk.shelf.data == {"n": 5, "theirs": 1, "mine": 1}
 
 
-async def test_entries_are_told_apart_by_the_member_that_is_named() -> None:
+async def test_entries_are_distinguished_by_the_named_member() -> None:
     async with Desk({"tags": [{"name": "theirs"}]}) as desk:
         await desk.document(id_member="name").push({"tags": [{"name": "mine"}]})
         assert desk.shelf.data == {"tags": [{"name": "theirs"}, {"name": "mine"}]}
@@ -232,7 +232,7 @@ async def test_a_push_that_did_not_get_through_is_restored_as_an_edit() -> None:
         assert desk.shelf.data == {"a": 2, "b": 2}
 
 
-async def test_what_was_never_pushed_or_pulled_survives_a_restart() -> None:
+async def test_document_never_pushed_or_pulled_survives_a_restart() -> None:
     async with Desk({"theirs": 1}) as desk:
         document = desk.document()
         document.data = {"mine": 1}
@@ -264,7 +264,7 @@ async def test_a_hash_alone_that_is_set_by_hand_is_no_edit() -> None:
         assert await other.pull() == {"a": 1}
 
 
-async def test_an_edit_of_an_unknown_version_is_refused_rather_than_discarded() -> None:
+async def test_an_edit_of_an_unknown_version_is_rejected_rather_than_discarded() -> None:
     async with Desk() as desk:
         document = desk.document()
         await document.push({"items": ["a"], "title": "x"})
@@ -301,7 +301,7 @@ async def test_a_state_that_is_none_of_this_document_is_not_restored(change: dic
             document.restore({**document.dump(), **change})
 
 
-async def test_what_is_edited_while_a_push_is_on_its_way_stays() -> None:
+async def test_edit_during_a_push_stays() -> None:
     async with Desk() as desk:
         document = desk.document()
         await document.push({"a": 1, "b": 1})
@@ -388,7 +388,7 @@ async def test_a_resolver_of_ones_own_decides() -> None:
         assert desk.shelf.data == {"both": [{"a": "mine"}, {"a": "theirs"}]}
 
 
-async def test_a_resolver_that_refuses_stops_the_push() -> None:
+async def test_a_resolver_that_rejects_stops_the_push() -> None:
     def refuse(local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:
         raise Forbidden("mine or nothing")
 

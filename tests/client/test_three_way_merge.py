@@ -97,7 +97,7 @@ def in_any_order(value: Any) -> Any:
 
 
 @given(versions())
-def test_every_edit_is_in_the_merge_or_told_as_dropped(sides: tuple[Data, Data, Data]) -> None:
+def test_every_edit_is_in_the_merge_or_reported_as_dropped(sides: tuple[Data, Data, Data]) -> None:
     base, local, remote = sides
     merged = MERGE.merge(base, local, remote)
     dropped = MERGE.dropped(base, local, remote, merged)
@@ -264,7 +264,7 @@ def test_a_list_without_ids_is_one_value(entries: list[Any]) -> None:
     assert met == [("x",)]
 
 
-def test_entries_are_told_apart_by_the_member_that_is_named() -> None:
+def test_entries_are_distinguished_by_the_named_member() -> None:
     def tags(*names: str) -> Data:
         return {"tags": [{"name": name} for name in names]}
 

@@ -40,13 +40,13 @@ async def first(watch: Watch, count: int) -> list[ChangeEvent | Reset]:
         return [await anext(watch) for _ in range(count)]
 
 
-async def test_changes_come_as_they_are_told() -> None:
+async def test_changes_arrive_as_they_are_sent() -> None:
     said = OPENING + event("1") + ": beat\n\n" + event("2", "g", namespace="acme", more=1)
     async with streaming(told(said, End.HOLD)) as server, client(server.url) as anyone:
         assert await first(anyone.watch(), 2) == [change("1"), change("2", "g", "acme")]
 
 
-async def test_collections_and_parameters_are_asked_for() -> None:
+async def test_collections_and_parameters_are_requested() -> None:
     scripts = [told(OPENING, End.HOLD) for _ in range(4)]
     async with streaming(*scripts) as server, client(server.url) as anyone:
         await first(anyone.watch(), 0)
@@ -84,7 +84,7 @@ async def test_a_watch_goes_on_where_its_connection_ended(end: End) -> None:
     assert waits.seconds == [0.25]
 
 
-async def test_what_was_not_whole_when_the_connection_ended_is_asked_for_again() -> None:
+async def test_incomplete_event_is_requested_again_after_a_reconnect() -> None:
     half = told(OPENING + event("1") + event("2").removesuffix("\n"))
     rest = told(event("2") + event("3"), End.HOLD)
     async with streaming(half, rest) as server, client(server.url) as anyone:
@@ -92,14 +92,14 @@ async def test_what_was_not_whole_when_the_connection_ended_is_asked_for_again()
     assert server.headers("Last-Event-ID") == [None, "1"]
 
 
-async def test_an_id_alone_moves_the_place_and_one_with_nothing_forgets_it() -> None:
+async def test_id_alone_moves_the_cursor_and_an_empty_one_forgets_it() -> None:
     scripts = [told("id: 5\n\n"), told("id: 6\n\n:\n\n"), told("id\n\n"), told(event("7"), End.HOLD)]
     async with streaming(*scripts) as server, client(server.url) as anyone:
         assert await first(anyone.watch(after="4"), 1) == [change("7")]
     assert server.headers("Last-Event-ID") == ["4", "5", "6", None]
 
 
-async def test_a_watch_goes_on_after_the_place_of_an_earlier_one() -> None:
+async def test_watch_continues_after_the_cursor_of_an_earlier_one() -> None:
     scripts = [told(OPENING + event("1"), End.HOLD), told(event("2"), End.HOLD)]
     async with streaming(*scripts) as server, client(server.url) as anyone:
         earlier = anyone.watch()
@@ -109,7 +109,7 @@ async def test_a_watch_goes_on_after_the_place_of_an_earlier_one() -> None:
     assert server.headers("Last-Event-ID") == [None, "1"]
 
 
-async def test_a_lost_history_is_told_and_the_place_is_after_it() -> None:
+async def test_lost_history_is_reported_and_the_cursor_is_after_it() -> None:
     said = 'id: 9\nevent: reset\ndata: {"reset":true}\n\n' + event("10")
     async with streaming(told(said), told(event("11"), End.HOLD)) as server, client(server.url) as anyone:
         assert await first(anyone.watch(after="1"), 3) == [Reset("9"), change("10"), change("11")]
@@ -122,7 +122,7 @@ async def test_events_of_other_kinds_are_passed_by_and_their_ids_kept() -> None:
         assert await first(anyone.watch(), 1) == [change("2")]
 
 
-async def test_a_change_of_a_collection_without_parameters_may_tell_of_none() -> None:
+async def test_change_of_a_collection_without_parameters_may_have_none() -> None:
     said = OPENING + 'data: {"collection":"one","hash":"h","timestamp":7}\n\n'
     async with streaming(told(said, End.HOLD)) as server, client(server.url) as anyone:
         assert await first(anyone.watch(), 1) == [ChangeEvent("one", {}, "h", 7, None, "0")]
@@ -140,7 +140,7 @@ async def test_a_change_of_a_collection_without_parameters_may_tell_of_none() ->
         Script(b"no HTTP\r\n\r\n"),
     ],
 )
-async def test_what_is_not_understood_is_a_lost_stream(nonsense: Script) -> None:
+async def test_malformed_stream_is_a_lost_stream(nonsense: Script) -> None:
     lost: list[Exception] = []
     scripts = [told(OPENING), nonsense, told(event("1"), End.HOLD)]
     async with streaming(*scripts) as server, client(server.url) as anyone:
@@ -148,7 +148,7 @@ async def test_what_is_not_understood_is_a_lost_stream(nonsense: Script) -> None
     assert {type(error) for error in lost} == {Unreachable}
 
 
-async def test_what_is_not_understood_is_not_passed_by() -> None:
+async def test_malformed_event_is_not_skipped() -> None:
     scripts = [told(OPENING), told("id: 7\ndata: no JSON\n\n"), told(event("7"), End.HOLD)]
     async with streaming(*scripts) as server, client(server.url) as anyone:
         assert await first(anyone.watch(), 1) == [change("7")]
@@ -213,7 +213,7 @@ async def test_a_comment_now_and_then_keeps_a_stream_alive() -> None:
         (405, "method_not_allowed", MethodNotAllowed),
     ],
 )
-async def test_a_refusal_ends_a_watch_at_first_and_later(
+async def test_a_rejection_ends_a_watch_at_first_and_later(
     status: int, code: str, kind: type[PysyncError]
 ) -> None:
     refusal = refused(status, code)
@@ -227,7 +227,7 @@ async def test_a_refusal_ends_a_watch_at_first_and_later(
 BUSY = [refused(503, "store_unavailable"), refused(429, "rate_limited"), refused(502, "?")]
 
 
-async def test_a_server_that_is_not_there_at_first_is_asked_as_often_as_for_a_request() -> None:
+async def test_unreachable_server_is_retried_at_first_as_often_as_for_a_request() -> None:
     waits = Waits()
     async with streaming(*BUSY) as server, client(server.url, sleep=waits, backoff=RetryPolicy(3)) as anyone:
         with pytest.raises(PysyncError, match=r"\?"):
@@ -243,7 +243,7 @@ async def test_a_server_that_is_not_there_at_first_is_asked_as_often_as_for_a_re
             await anext(anyone.watch())
 
 
-async def test_a_server_that_was_there_is_asked_without_end_and_ever_more_seldom() -> None:
+async def test_lost_server_is_retried_without_end_and_ever_more_seldom() -> None:
     waits = Waits()
     lost: list[Exception] = []
     lives: list[int] = []

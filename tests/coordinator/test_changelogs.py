@@ -58,7 +58,7 @@ class TestLogsOfTwoStoresOnOneFolder(ChangeLogContract):
         return taking_turns(store.change_log, other.change_log)
 
 
-async def test_what_other_collections_wrote_is_not_read(store: LocalStore) -> None:
+async def test_writes_of_other_collections_are_not_read(store: LocalStore) -> None:
     log = store.change_log
     start = await log.last_id()
     made = [change(f"{n}")._replace(origin="/rare" if n % 20 == 7 else "/busy") for n in range(60)]
@@ -88,7 +88,7 @@ async def test_a_write_and_its_changes_are_made_together(store: LocalStore) -> N
     assert await told(store.change_log) == [*changes, change("3")]
 
 
-async def test_a_refused_write_has_no_change_and_takes_none_from_its_neighbours(store: LocalStore) -> None:
+async def test_a_rejected_write_has_no_change_and_takes_none_from_its_neighbours(store: LocalStore) -> None:
     await store.put("taken", b"one")
     expects: list[Precondition] = [ABSENT, Etag("another"), ANY]
     outcomes = await asyncio.gather(
@@ -100,7 +100,7 @@ async def test_a_refused_write_has_no_change_and_takes_none_from_its_neighbours(
     assert await told(store.change_log) == [change("any"), *(change(f"{n}") for n in range(8))]
 
 
-async def test_changes_of_a_document_are_told_in_the_order_of_its_versions(
+async def test_changes_of_a_document_are_listed_in_the_order_of_its_versions(
     store: LocalStore, other: LocalStore
 ) -> None:
     versions = []
@@ -121,7 +121,7 @@ async def test_changes_of_a_document_are_told_in_the_order_of_its_versions(
     assert await told(store.change_log) == [change(f"{n + 1}") for n in range(len(versions))]
 
 
-async def test_a_document_in_the_place_of_a_file_is_a_write_like_any_other(store: LocalStore) -> None:
+async def test_document_that_replaces_a_file_is_a_write_like_any_other(store: LocalStore) -> None:
     await store.write("a", chunks_of(b"file"), "text/plain")
     await store.put("a", b"document", expect=ANY, changes=[change("1")])
     assert await store.open("a") is None
@@ -144,7 +144,7 @@ async def test_a_group_that_fails_leaves_neither_writes_nor_changes(store: Local
     assert await told(store.change_log, place) == [change("2")]
 
 
-async def test_changes_and_the_place_of_a_follower_survive_a_restart(tmp_path: Path) -> None:
+async def test_changes_and_the_cursor_of_a_follower_survive_a_restart(tmp_path: Path) -> None:
     first = await LocalStore.open_folder(tmp_path)
     empty = await first.change_log.last_id()
     await first.put("a", b"1", expect=ABSENT, changes=[change("1")])
@@ -158,7 +158,7 @@ async def test_changes_and_the_place_of_a_follower_survive_a_restart(tmp_path: P
     await second.close()
 
 
-async def test_another_folder_in_the_same_place_knows_none_of_the_ids(tmp_path: Path) -> None:
+async def test_another_folder_at_the_same_path_has_none_of_the_ids(tmp_path: Path) -> None:
     before = ""
     for name in ("first", "second"):
         store = await LocalStore.open_folder(tmp_path / name)
@@ -192,7 +192,7 @@ async def test_a_folder_of_the_version_before_opens_with_all_it_holds(tmp_path: 
         assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-async def test_changes_of_the_version_before_are_told_with_their_ids(tmp_path: Path) -> None:
+async def test_changes_of_the_version_before_are_listed_with_their_ids(tmp_path: Path) -> None:
     create_database(tmp_path / "pysync.db", SCHEMA._replace(steps=SCHEMA.steps[:4]))
     insert = "INSERT INTO change(at_ms, text, identity) VALUES(5, ?, ?)"
     with contextlib.closing(sqlite3.connect(tmp_path / "pysync.db", isolation_level=None)) as database:
@@ -208,7 +208,7 @@ async def test_changes_of_the_version_before_are_told_with_their_ids(tmp_path: P
     await store.close()
 
 
-async def test_who_waits_is_told_by_its_own_process_and_by_others(
+async def test_waiting_reader_is_notified_by_its_own_process_and_by_others(
     store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody here would stop waiting by itself."""
@@ -225,7 +225,7 @@ async def test_who_waits_is_told_by_its_own_process_and_by_others(
         assert await told(store.change_log, place) == [change("1")]
 
 
-async def test_a_change_of_another_process_before_the_wait_is_told(
+async def test_change_of_another_process_before_the_wait_is_noticed(
     store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changelog, "POLLS", 1_000_000)
@@ -235,7 +235,7 @@ async def test_a_change_of_another_process_before_the_wait_is_told(
     await store.change_log.wait_for_change(place)
 
 
-async def test_a_cancelled_write_is_told_all_the_same(
+async def test_cancelled_write_is_announced_all_the_same(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changelog, "POLLS", 1_000_000)
@@ -258,7 +258,7 @@ async def test_a_closed_log_is_unavailable(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_what_is_configured_is_kept(tmp_path: Path) -> None:
+async def test_configured_retention_is_kept(tmp_path: Path) -> None:
     changes = {"maxCount": 2 * TRIM_EVERY, "maxAgeMs": 3_600_000}
     async with await create_app(parse({"store": f"file:{tmp_path}", "changes": changes})) as app:
         assert app.store.transactional is not None
@@ -275,7 +275,7 @@ class TestForgetting:
         ((count,),) = store._writer._connection.execute("SELECT count(*) FROM change").fetchall()
         return int(count)
 
-    async def test_what_is_old_is_forgotten(self, store: LocalStore, clock: FakeClock) -> None:
+    async def test_old_changes_are_forgotten(self, store: LocalStore, clock: FakeClock) -> None:
         retention = Retention(count=10_000, age_ms=1_000)
         store.change_log._retention = retention
         place = await store.change_log.append([change("old")])
@@ -290,7 +290,7 @@ class TestForgetting:
         assert len(await told(store.change_log, young)) == TRIM_EVERY
         assert self.rows(store) <= 2 * TRIM_EVERY + 2
 
-    async def test_of_what_is_old_the_last_place_is_remembered(
+    async def test_of_old_changes_the_last_cursor_is_remembered(
         self, store: LocalStore, clock: FakeClock
     ) -> None:
         place = ""
@@ -381,7 +381,7 @@ class TestAfterAStartOfTheMachine:
             assert await coordinator.usage.end_count("token", 1)
             await coordinator.close()
 
-    async def test_who_followed_before_is_told_to_begin_anew(
+    async def test_earlier_follower_receives_a_reset(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         boot = tmp_path / "boot_id"

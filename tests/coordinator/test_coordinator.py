@@ -227,7 +227,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.process
-async def test_a_full_disk_refuses_and_remembers_nothing_by_halves(tmp_path: Path) -> None:
+async def test_a_full_disk_rejects_and_remembers_nothing_by_halves(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", FILL_DISK, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
@@ -378,7 +378,7 @@ def leader(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 @pytest.mark.process
-async def test_when_who_leads_is_killed_another_does_at_once(
+async def test_kill_of_a_leader_makes_another_lead_at_once(
     tmp_path: Path, leader: "subprocess.Popen[str]"
 ) -> None:
     coordinator = await LocalCoordinator.open_folder(tmp_path)
@@ -391,7 +391,7 @@ async def test_when_who_leads_is_killed_another_does_at_once(
 
 
 @pytest.mark.process
-async def test_who_hangs_leads_no_longer_than_a_lease(
+async def test_hanging_leader_leads_no_longer_than_a_lease(
     tmp_path: Path, leader: "subprocess.Popen[str]"
 ) -> None:
     leader.send_signal(signal.SIGSTOP)

@@ -134,7 +134,7 @@ async def test_usage_that_redis_may_have_forgotten_is_counted_anew(
 
 
 @pytest.mark.parametrize("lose", [end_and_forget, end_and_remember, return_to_snapshot, flush])
-async def test_what_was_accepted_once_is_refused_whatever_redis_forgets(
+async def test_accepted_nonce_is_rejected_whatever_redis_forgets(
     redis: RedisServer, lose: Callable[[RedisServer], Awaitable[None]]
 ) -> None:
     redis.kill()
@@ -154,7 +154,7 @@ async def test_what_was_accepted_once_is_refused_whatever_redis_forgets(
         await asked.close()
 
 
-async def test_a_nonce_signed_by_a_clock_two_seconds_ahead_is_refused_after_a_loss(
+async def test_a_nonce_signed_by_a_clock_two_seconds_ahead_is_rejected_after_a_loss(
     redis: RedisServer,
 ) -> None:
     node = await RedisCoordinator.connect(redis.url)
@@ -166,7 +166,7 @@ async def test_a_nonce_signed_by_a_clock_two_seconds_ahead_is_refused_after_a_lo
     await node.close()
 
 
-async def test_what_was_signed_while_the_clock_was_ahead_is_known_when_that_time_comes(
+async def test_nonce_signed_while_the_clock_was_ahead_is_remembered_until_that_time(
     redis: RedisServer,
 ) -> None:
     clock = FakeClock(wall_clock_ms())
@@ -230,14 +230,14 @@ async def test_while_redis_comes_and_goes_no_nonce_is_accepted_twice(redis: Redi
         await node.close()
 
 
-async def test_a_redis_met_for_the_first_time_refuses_nothing_fresh(redis: RedisServer) -> None:
+async def test_a_redis_met_for_the_first_time_rejects_nothing_fresh(redis: RedisServer) -> None:
     for n in range(3):
         coordinator = await RedisCoordinator.connect(redis.url)
         assert await coordinator.consume_nonce("aa", f"{n}", wall_clock_ms())
         await coordinator.close()
 
 
-async def test_nodes_that_start_at_once_refuse_nothing_fresh(redis: RedisServer) -> None:
+async def test_nodes_that_start_at_once_reject_nothing_fresh(redis: RedisServer) -> None:
     nodes = await asyncio.gather(*(RedisCoordinator.connect(redis.url) for _ in range(10)))
     for n, node in enumerate(nodes):
         assert await node.consume_nonce("aa", f"{n}", wall_clock_ms())
@@ -284,7 +284,7 @@ async def test_a_count_that_comes_late_finds_its_window(redis: RedisServer) -> N
 
 
 @pytest.mark.parametrize("text", [b"", b"x", b"x 1y", b"\xff 1", b"x " + b"9" * 5000])
-async def test_what_others_wrote_in_the_place_of_its_own_is_a_lost_memory(
+async def test_unknown_value_in_place_of_the_epoch_is_a_lost_memory(
     redis: RedisServer, coordinator: RedisCoordinator, text: bytes
 ) -> None:
     async with client(redis) as own:
@@ -339,7 +339,7 @@ async def test_a_redis_that_is_out_of_reach_is_not_waited_for(
     assert isinstance(refused.exception(), CoordinatorUnavailable)
 
 
-async def test_a_connection_that_was_closed_meanwhile_costs_no_refusal(
+async def test_a_connection_that_was_closed_meanwhile_costs_no_rejection(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
     for n in range(3):
@@ -358,7 +358,7 @@ async def test_a_hundred_at_once_cost_a_few_round_trips(
     assert after - before <= 4
 
 
-async def test_more_than_may_wait_are_refused_and_cost_the_others_nothing(
+async def test_more_than_may_wait_are_rejected_and_cost_the_others_nothing(
     coordinator: RedisCoordinator,
 ) -> None:
     asked = (coordinator.put_if_absent(f"{n}", b"x", 60_000) for n in range(MAX_WAITING + 10))
@@ -367,7 +367,7 @@ async def test_more_than_may_wait_are_refused_and_cost_the_others_nothing(
     assert sum(isinstance(outcome, CoordinatorUnavailable) for outcome in outcomes) == 10
 
 
-async def test_who_stops_waiting_takes_no_reply_from_others(coordinator: RedisCoordinator) -> None:
+async def test_cancelled_command_takes_no_reply_from_others(coordinator: RedisCoordinator) -> None:
     asked = [asyncio.ensure_future(coordinator.put_if_absent(f"{n}", b"%d" % n, 60_000)) for n in range(10)]
     await asyncio.sleep(0)
     asked[3].cancel()
@@ -377,7 +377,7 @@ async def test_who_stops_waiting_takes_no_reply_from_others(coordinator: RedisCo
     ]
 
 
-async def test_a_full_redis_refuses_and_forgets_nothing(redis: RedisServer) -> None:
+async def test_a_full_redis_rejects_and_forgets_nothing(redis: RedisServer) -> None:
     async with client(redis) as own:
         used = (await own.info("memory"))["used_memory"]
         await own.config_set("maxmemory", used + 300_000)
@@ -435,7 +435,7 @@ async def test_a_redis_that_cannot_keep_the_promise_is_not_taken(
         (b"", "is version 0"),
     ],
 )
-async def test_what_does_not_speak_as_a_new_redis_is_not_taken(facts: bytes, said: str) -> None:
+async def test_server_that_does_not_speak_as_a_new_redis_is_rejected(facts: bytes, said: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"pysync:since\r\n")
         writer.write(b"+OK\r\n$%d\r\n%b\r\n*2\r\n$1\r\n1\r\n$1\r\n2\r\n$-1\r\n" % (len(facts), facts))
@@ -479,7 +479,7 @@ async def test_a_redis_that_cannot_be_used_now_is_named_without_its_password(red
         "redis://h:99999",
     ],
 )  # fmt: skip
-async def test_an_url_that_names_no_redis_is_refused(url: str) -> None:
+async def test_an_url_that_names_no_redis_is_rejected(url: str) -> None:
     with pytest.raises(ValueError, match=r"must be redis://.*quoted") as refused:
         await open_coordinator(url)
     assert "hu" not in str(refused.value)

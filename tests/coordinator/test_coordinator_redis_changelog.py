@@ -52,7 +52,7 @@ async def test_one_node_reads_what_another_announces(nodes: list[RedisCoordinato
     assert await other.read(last, 10) == []
 
 
-async def test_changes_that_an_earlier_version_wrote_are_read_and_asked_for_by_everybody(
+async def test_changes_of_an_earlier_version_are_read_by_everybody(
     redis: RedisServer, nodes: list[RedisCoordinator]
 ) -> None:
     start = await nodes[0].last_id()
@@ -75,7 +75,7 @@ async def test_a_group_of_changes_costs_one_round_trip(
     assert after - before <= 2
 
 
-async def test_the_place_of_an_empty_log_is_unknown_when_something_after_it_is_gone(
+async def test_the_cursor_of_an_empty_log_is_unknown_when_something_after_it_is_gone(
     redis: RedisServer,
 ) -> None:
     node = await RedisCoordinator.connect(redis.url, retention=Retention(count=100))
@@ -89,7 +89,7 @@ async def test_the_place_of_an_empty_log_is_unknown_when_something_after_it_is_g
     await node.close()
 
 
-async def test_what_is_older_than_it_is_kept_goes_and_the_newest_stays(redis: RedisServer) -> None:
+async def test_changes_older_than_the_retention_go_and_the_newest_stays(redis: RedisServer) -> None:
     brief = await RedisCoordinator.connect(redis.url, retention=Retention(age_ms=0))
     first = await brief.append([change(n) for n in range(300)])
     async with client(redis) as own:
@@ -107,7 +107,7 @@ async def test_what_is_older_than_it_is_kept_goes_and_the_newest_stays(redis: Re
 
 
 @pytest.mark.parametrize("lose", [end_and_forget, end_and_remember, flush])
-async def test_who_follows_is_told_that_redis_lost_its_memory(
+async def test_follower_receives_a_reset_after_redis_lost_its_memory(
     redis: RedisServer, lose: Callable[[RedisServer], Awaitable[None]]
 ) -> None:
     redis.kill()
@@ -160,7 +160,7 @@ async def test_an_intent_survives_its_node_and_a_restart_of_a_redis_that_keeps_a
     await later.close()
 
 
-async def test_an_announcement_that_is_refused_leaves_its_intent(
+async def test_an_announcement_that_is_rejected_leaves_its_intent(
     redis: RedisServer, nodes: list[RedisCoordinator]
 ) -> None:
     name = await nodes[0].prepare([change(1)])
@@ -175,7 +175,7 @@ async def test_an_announcement_that_is_refused_leaves_its_intent(
     assert await nodes[1].prepared(10) == []
 
 
-async def test_who_waits_hears_of_what_another_node_announces(nodes: list[RedisCoordinator]) -> None:
+async def test_waiting_reader_receives_an_announcement_of_another_node(nodes: list[RedisCoordinator]) -> None:
     one, other = nodes
     place = await other.last_id()
     for n in range(5):
@@ -190,7 +190,7 @@ async def test_who_waits_hears_of_what_another_node_announces(nodes: list[RedisC
         place = last
 
 
-async def test_who_waits_for_what_is_there_does_not_wait(nodes: list[RedisCoordinator]) -> None:
+async def test_existing_change_ends_the_wait_at_once(nodes: list[RedisCoordinator]) -> None:
     node, other = nodes
     start = await node.last_id()
     last = await node.append([change(1)])
@@ -234,7 +234,7 @@ async def test_waiting_survives_cuts_and_restarts(redis: RedisServer, nodes: lis
 
 
 @pytest.mark.slow
-async def test_without_redis_who_waits_returns_and_reading_raises(
+async def test_without_redis_a_wait_returns_and_a_read_raises(
     redis: RedisServer, nodes: list[RedisCoordinator]
 ) -> None:
     place = await nodes[0].last_id()
@@ -267,7 +267,7 @@ async def test_one_leads_until_it_closes(nodes: list[RedisCoordinator]) -> None:
     assert await other.acquire_lease("y")
 
 
-async def test_another_leads_when_the_time_of_who_led_is_over(
+async def test_expired_leader_lease_makes_another_lead(
     redis: RedisServer, nodes: list[RedisCoordinator]
 ) -> None:
     one, other = nodes

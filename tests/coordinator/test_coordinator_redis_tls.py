@@ -58,7 +58,7 @@ async def test_a_redis_is_reached_over_tls(tls_port: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-async def test_a_certificate_that_nobody_vouches_for_is_refused(
+async def test_a_certificate_that_nobody_vouches_for_is_rejected(
     tls_port: int, tmp_path: Path, host: str
 ) -> None:
     query = f"?ssl_ca_certs={tmp_path}/redis.crt" if host == "127.0.0.1" else ""

@@ -58,7 +58,7 @@ async def test_a_read_is_admitted_once_while_nonces_cannot_be_written(
         assert not await read(coordinator, clock, "written")
 
 
-async def test_a_write_is_refused_while_nonces_cannot_be_written(
+async def test_a_write_is_rejected_while_nonces_cannot_be_written(
     coordinator: LocalCoordinator, clock: FakeClock, broken: Broken
 ) -> None:
     with broken():
@@ -156,7 +156,7 @@ async def test_memory_that_others_may_have_prepared_is_not_used(
         await read(coordinator, clock, "n")
 
 
-async def test_what_is_kept_in_memory_is_closed_to_others(
+async def test_nonces_kept_in_memory_are_closed_to_others(
     coordinator: LocalCoordinator, clock: FakeClock, memory: Path, broken: Broken
 ) -> None:
     with broken():

@@ -160,7 +160,7 @@ async def test_each_is_accepted_once_and_known_to_other_processes_and_after_a_re
     await restarted.close()
 
 
-async def test_those_beyond_the_capacity_are_refused(tmp_path: Path, clock: FakeClock) -> None:
+async def test_those_beyond_the_capacity_are_rejected(tmp_path: Path, clock: FakeClock) -> None:
     coordinator = await LocalCoordinator.open_folder(tmp_path, clock, max_live_nonces=8)
     strangers = await outcomes(coordinator, clock, *"abcdefgh", standing=Standing.STRANGER)
     assert [outcome for outcome in strangers if outcome is True] == [True] * 6
@@ -184,7 +184,7 @@ async def test_a_request_that_is_cancelled_leaves_the_others(
     assert not await coordinator.consume_nonce("aa", "b", clock())
 
 
-async def test_those_of_writes_are_refused_beside_reads_while_the_disk_takes_none(
+async def test_those_of_writes_are_rejected_among_reads_while_the_disk_takes_none(
     coordinator: LocalCoordinator,
     folder: Path,
     tmp_path: Path,
@@ -218,7 +218,7 @@ async def test_a_write_that_the_disk_cuts_short_adds_none_of_them(
     await other.close()
 
 
-async def test_one_that_is_valid_again_later_and_cannot_be_recorded_is_refused_alone(
+async def test_one_that_is_valid_again_later_and_cannot_be_recorded_is_rejected_alone(
     coordinator: LocalCoordinator, folder: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with failing(monkeypatch, folder, errno.ENOSPC, ("open-to-write",), nonce_log):
@@ -259,7 +259,7 @@ async def test_others_are_decided_after_one_that_found_no_memory(
         assert await outcomes(coordinator, clock, "a", "b", "a") == [True, True, False]
 
 
-async def test_those_that_wait_when_the_coordinator_closes_are_refused(
+async def test_those_that_wait_when_the_coordinator_closes_are_rejected(
     folder: Path, clock: FakeClock
 ) -> None:
     coordinator = await LocalCoordinator.open_folder(folder, clock)

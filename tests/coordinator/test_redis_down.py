@@ -191,7 +191,7 @@ async def test_node_announces_pending_writes_of_another(
     await follower.close()
 
 
-async def test_a_replay_is_refused_by_the_other_node(
+async def test_a_replay_is_rejected_by_the_other_node(
     redis: RedisServer, start: Start, session: aiohttp.ClientSession
 ) -> None:
     nodes = [await start({**SERVED, "coordinator": redis.url}, store=MemoryStore()) for _ in range(2)]

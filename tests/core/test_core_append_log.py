@@ -164,7 +164,7 @@ def test_a_segment_holds_what_it_may_and_at_least_one_element() -> None:
     assert [(n.start, n.end) for n, _ in kept.segments(None, None, None)] == [(n, n + 1) for n in range(100)]
 
 
-def test_objects_of_another_place_or_log_are_corrupt() -> None:
+def test_objects_of_another_key_or_log_are_corrupt() -> None:
     kept, other = filled(400)[0], filled(400, id="ffff")[0]
     segments, strange = kept.segments(None, None, None), other.segments(None, None, None)
     first, second = segments[:2]
@@ -233,7 +233,7 @@ def test_an_object_with_a_flipped_bit_is_corrupt_or_the_same(read: Any, stored: 
      b'{"data":{"items":[{"ts":1,"data":{"a":NaN}}]}}', b'{"data":{"items":[{"ts":1,"data":{"a":"\xff"}}]}}',
      b'{"data":{"items":[]}} x', b'{"v":1,"log":"0a","from":0,"to":0,"items":[]}', b'{"seg":true,"n":1}']
 )  # fmt: skip
-def test_what_is_no_log_is_corrupt(text: bytes) -> None:
+def test_malformed_log_is_corrupt(text: bytes) -> None:
     with pytest.raises(DocumentCorrupt):
         core.LogHead.read(text, "items")
 
@@ -293,7 +293,7 @@ def test_an_append_body_decodes_as_the_twin_decodes_it(body: str) -> None:
         (b'{"data":{},"ts":"1"}', InvalidTs),
     ],
 )
-def test_a_bad_append_body_is_refused_for_its_first_fault(body: bytes, refusal: type[Exception]) -> None:
+def test_a_bad_append_body_is_rejected_for_its_first_fault(body: bytes, refusal: type[Exception]) -> None:
     with pytest.raises(refusal):
         core.decode_append(body)
 
@@ -304,7 +304,7 @@ def test_half_a_proof_is_none(author: dict[str, Any]) -> None:
     assert (append.author_pubkey, append.author_signature) == (None, None)
 
 
-def test_one_refused_element_leaves_its_neighbours_alone() -> None:
+def test_one_rejected_element_leaves_its_neighbours_alone() -> None:
     kept = Kept()
     wanted = [twin.Element(ts_ms, {"n": ts_ms}) for ts_ms in (5, 5, NOW_MS + 300_001, 6, 4, NOW_MS + 300_000)]
     outcomes = kept.append([*wanted, twin.Element(None, {})], NOW_MS, 4, [""] * 7)

@@ -109,7 +109,7 @@ def test_queries_are_decoded_as_forms(text: str, raw: str) -> None:
     "params", ["{", "[]", "null", "1", "{}x", "[" * 200, '{"notes":{}}', '{"notes":[1]}', '{"notes":[null]}',
                '{"notes":[{"id":"\\ud800"}]}', '{"notes":[{"id":NaN}]}', '{"notes":[{"id":null}]}']
 )  # fmt: skip
-def test_malformed_params_are_refused(params: str) -> None:
+def test_malformed_params_are_rejected(params: str) -> None:
     with pytest.raises(InvalidParams):
         PLANNER.plan(f"collections=notes&params={quote(params)}".encode(), "")
 
@@ -127,7 +127,7 @@ def test_keys_that_were_encoded_are_denied_as_they_are_read() -> None:
             PLANNER.plan(query.encode(), "")
 
 
-def test_what_is_asked_for_twice_is_read_once() -> None:
+def test_document_requested_twice_is_read_once() -> None:
     sets = [{"id": "a"}, {"id": "b"}, {"id": "a"}]
     plan = PLANNER.plan(asked("notes", params={"notes": sets}).encode(), "")
     assert plan.reads == [("notes/a", 0), ("notes/b", 0)]
@@ -196,7 +196,7 @@ def test_entries_are_what_single_pulls_answer(first: Any, second: Any, third: An
 @pytest.mark.slow
 @settings(max_examples=depth(75, 1200), deadline=None)
 @given(st.lists(outcomes, min_size=2, max_size=2), st.lists(outcomes, min_size=2, max_size=2))
-def test_the_etag_tells_hashes_and_errors_apart_and_nothing_else(first: list[Any], second: list[Any]) -> None:
+def test_the_etag_depends_on_hashes_and_errors_and_nothing_else(first: list[Any], second: list[Any]) -> None:
     plan = PLANNER.plan(asked("notes", params={"notes": [{"id": "a"}, {"id": "b"}]}).encode(), "")
 
     def told(outcomes: list[Any]) -> list[object]:
@@ -207,7 +207,7 @@ def test_the_etag_tells_hashes_and_errors_apart_and_nothing_else(first: list[Any
     assert (etags[0] == etags[1]) == (told(first) == told(second))
 
 
-def test_the_etag_tells_keys_and_variants_apart() -> None:
+def test_the_etag_depends_on_keys_and_variants() -> None:
     plans = [PLANNER.plan(asked("notes", params={"notes": [{"id": n}]}).encode(), "") for n in ("a", "b")]
     etags = {plan.answer([None], 0, variant).etag for plan in plans for variant in (None, b"x", b"y")}
     assert len(etags) == 6
@@ -278,7 +278,7 @@ def test_bounds_count_what_they_may_return(name: str, bounds: list[object], budg
             core.BatchPlanner(ROWS, 9, budget - 1, []).plan(query, "me")
 
 
-def test_the_etag_tells_logs_bounds_and_hashes_apart() -> None:
+def test_the_etag_depends_on_logs_bounds_and_hashes() -> None:
     def etag(bounds: object, told: tuple[str, bytes, bool] | str, log: str = "a") -> str:
         return PLANNER.plan(tailing([bounds], [log]).encode(), "").answer([], 0, tails=[told]).etag
 

@@ -84,7 +84,7 @@ def test_canonical_text_is_the_twins(text: str) -> None:
 @example('{"a":"\\ud800","a":1}')
 @example("\ufeff{}")
 @example("")
-def test_broken_text_is_refused_exactly_where_the_twin_refuses_it(text: str) -> None:
+def test_broken_text_is_rejected_exactly_where_the_twin_rejects_it(text: str) -> None:
     raw = text.encode()
     assert outcome(core.canonicalize, raw) == outcome(reference.canonicalize, raw)
 
@@ -92,7 +92,7 @@ def test_broken_text_is_refused_exactly_where_the_twin_refuses_it(text: str) -> 
 @settings(max_examples=depth(50, 800), deadline=None)
 @given(st.binary(max_size=60))
 @example(b'{"data":{},"":true}')
-def test_any_bytes_are_an_answer_or_a_refusal(raw: bytes) -> None:
+def test_any_bytes_are_an_answer_or_a_rejection(raw: bytes) -> None:
     assert outcome(core.canonicalize, raw) == outcome(reference.canonicalize, raw)
     pushed, expected = outcome(core.decode_push, raw), outcome(reference.decode_push, raw)
     assert (pushed.hash if isinstance(pushed, core.PushBody) else pushed) == (
@@ -228,7 +228,7 @@ def test_integers_of_64_bits_come_back_exactly_and_are_hashed_as_doubles(data: d
         (b'{"data":{},"authorSignature":1,"authorPubkey":2}', AuthorProofMissing),
     ],
 )
-def test_a_bad_push_body_is_refused_for_its_first_fault(body: bytes, refusal: type[PysyncError]) -> None:
+def test_a_bad_push_body_is_rejected_for_its_first_fault(body: bytes, refusal: type[PysyncError]) -> None:
     with pytest.raises(refusal):
         core.decode_push(body)
 
@@ -324,7 +324,7 @@ def test_documents_of_starfish_hold_what_ours_may_not(data: str, canonical: str)
         b'{"hash":"' + HASH + b'","data":{"a":"\xff"}}',
     ],
 )
-def test_what_is_no_document_is_corrupt(text: bytes) -> None:
+def test_malformed_document_is_corrupt(text: bytes) -> None:
     with pytest.raises(DocumentCorrupt):
         core.read_document(text)
 

@@ -72,7 +72,7 @@ def test_columns_hold_what_their_twin_makes_of_a_batch(body: bytes) -> None:
     ['{}', '{"events":null}', '{"events":[]}', '{"events":{}}', '{"events":"[{}]"}', '{"events":[{},1]}',
      '{"events":[null]}', '{"events":[[]]}', '{"event":[{}]}'],
 )  # fmt: skip
-def test_what_is_no_batch_is_refused(data: str) -> None:
+def test_malformed_batch_is_rejected(data: str) -> None:
     with pytest.raises(InvalidEvents):
         core.encode_events(data.encode(), RECEIVED_AT)
 

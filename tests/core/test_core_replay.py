@@ -42,7 +42,7 @@ def test_a_digest_depends_on_where_the_presenter_ends() -> None:
 
 
 @pytest.mark.parametrize("digest", [b"", b"x" * 15, b"x" * 17])
-def test_a_digest_of_another_length_is_refused(digest: bytes) -> None:
+def test_a_digest_of_another_length_is_rejected(digest: bytes) -> None:
     window = core.ReplayWindow()
     with pytest.raises(ValueError, match="16 bytes"):
         window.add(digest)

@@ -127,7 +127,7 @@ def test_proofs_are_accepted_with_requests_if_and_only_if_each_is_alone(
 
 @pytest.mark.parametrize("of_key", range(8))
 @pytest.mark.parametrize("of_r", range(8))
-def test_points_of_small_order_are_ignored_in_a_proof_alone_and_beside_requests(
+def test_points_of_small_order_are_ignored_in_a_proof_alone_and_among_requests(
     of_key: int, of_r: int
 ) -> None:
     signer = Signer(12345, TORSION[of_key])
@@ -137,7 +137,7 @@ def test_points_of_small_order_are_ignored_in_a_proof_alone_and_beside_requests(
 
 
 @pytest.mark.parametrize("at", [0, 1, 4])
-def test_texts_of_a_proof_that_are_not_utf8_are_refused(at: int) -> None:
+def test_texts_of_a_proof_that_are_not_utf8_are_rejected(at: int) -> None:
     signer = Signer(7)
     proof: list[Any] = [*proof_parts(signer.key, signer.sign(author_message("a"), 9), "a")]
     proof[at] = "\udcff"
@@ -185,7 +185,7 @@ def test_points_of_small_order_are_ignored_alone_and_together(of_key: int, of_r:
 
 
 @pytest.mark.parametrize("r_bytes", MALLEATED_IDENTITIES)
-def test_another_encoding_of_r_is_refused_alone_and_together(r_bytes: bytes) -> None:
+def test_another_encoding_of_r_is_rejected_alone_and_together(r_bytes: bytes) -> None:
     signer = Signer(5)
     assert core.verify_request(*parts(signer.key, signer.sign(message("n"), 0), "n"))
     request = parts(signer.key, signer.sign(message("n"), 0, r_bytes=r_bytes), "n")
@@ -225,7 +225,7 @@ def test_only_the_first_target_counts_together() -> None:
 
 
 @pytest.mark.parametrize("at", [1, 2, 5, 7])
-def test_texts_that_are_not_utf8_are_refused(at: int) -> None:
+def test_texts_that_are_not_utf8_are_rejected(at: int) -> None:
     request: list[Any] = list(honest(1)[0])
     request[at] = "\udcff"
     refused: Any = tuple(request)

@@ -147,7 +147,7 @@ SMALL_ORDER.append(P - SMALL_ORDER[-1])
 
 @pytest.mark.parametrize("sign_bit", [0, 1])
 @pytest.mark.parametrize("y", [*SMALL_ORDER, *range(P, 2**255)])
-def test_small_order_keys_and_long_encodings_are_refused(y: int, sign_bit: int) -> None:
+def test_small_order_keys_and_long_encodings_are_rejected(y: int, sign_bit: int) -> None:
     with pytest.raises(ValueError, match="not an Ed25519 public key"):
         core.PublicKey((y | sign_bit << 255).to_bytes(32, "little").hex())
 
@@ -211,7 +211,7 @@ def test_a_certificate_opens_where_its_issuer_signed_it_and_nowhere_else(name: s
         b'{"iss":"' + b"0" * 64 + b'","sig":"","nbf":0,"exp":1}', b"[" * 70, b"\xff",
     ],
 )  # fmt: skip
-def test_what_is_no_certificate_does_not_open(text: bytes) -> None:
+def test_malformed_certificate_does_not_open(text: bytes) -> None:
     assert core.open_certificate(text) is None
 
 

@@ -88,7 +88,7 @@ def test_chunks_of_starfish_are_a_log_even_where_its_head_fell_behind(
 
 
 @pytest.mark.parametrize("chunk", [b"", b"{}", b"[1]", b'[{"ts":1}]', b'[{"ts":1,"data":{}}', b"null"])
-def test_what_is_no_chunk_is_corrupt(chunk: bytes) -> None:
+def test_malformed_chunk_is_corrupt(chunk: bytes) -> None:
     head = core.LogHead.read(b'{"v":1,"seg":true,"data":{},"n":1,"ts":1,"hash":""}', "items")
     with pytest.raises(DocumentCorrupt):
         head.gather([chunk])

@@ -151,7 +151,7 @@ async def test_no_query_or_body_with_a_long_number_is_a_server_error(browser: Br
 
 
 @pytest.mark.parametrize("target", ["/push/notes/a", "/push/photos/a", "/push/chat/a", "/revocations"])
-async def test_a_long_content_length_is_refused(start: Start, target: str) -> None:
+async def test_a_long_content_length_is_rejected(start: Start, target: str) -> None:
     url = URL(await start({"collections": COLLECTIONS}))
     kind = b"image/png" if "photos" in target else b"application/json"
     for many in (b"0" * MANY + b"11", b"9" * MANY):
@@ -167,7 +167,7 @@ async def test_a_long_content_length_is_refused(start: Start, target: str) -> No
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.toml", "a.yaml"])
-def test_a_configuration_with_a_long_number_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_configuration_with_a_long_number_is_rejected(tmp_path: Path, name: str) -> None:
     for many in ("9" * MANY, "9" * 400):
         path = tmp_path / name
         text = {"a.json": '{"version": %s}', "a.toml": "version = %s", "a.yaml": "version: %s"}[name]

@@ -220,7 +220,7 @@ def test_the_image_is_made_of_files_that_exist_and_that_the_builder_is_sent() ->
 
 
 @pytest.mark.process
-async def test_the_health_check_of_the_image_tells_a_server_that_answers(start: Start) -> None:
+async def test_the_health_check_of_the_image_accepts_a_server_that_answers(start: Start) -> None:
     command = json.loads(last("HEALTHCHECK").partition("CMD ")[2])
     port = (await start({"server": {"publicHosts": ["sync.example"]}})).rpartition(":")[2]
     assert await health(command[2].replace("8081", port)) == 0

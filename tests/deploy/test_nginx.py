@@ -53,7 +53,7 @@ async def test_a_target_that_could_be_written_otherwise_arrives_as_it_was_writte
 
 
 @pytest.mark.parametrize("key", ["notes/%2e%2e", "notes//a", "notes/a%2Fb", "notes/x/../a", "notes/a%0Ab"])
-async def test_what_pysync_refuses_in_a_path_nginx_does_not_tidy_up(me: Signed, key: str) -> None:
+async def test_path_that_pysync_rejects_is_not_normalised_by_nginx(me: Signed, key: str) -> None:
     assert (await me.pull(key)).status in (400, 404)
     assert "X-Request-Id" in (await me.pull(key)).headers
 
@@ -103,7 +103,7 @@ async def test_a_body_that_is_too_large_for_its_collection_gets_pysyncs_413(me: 
     assert (await anyone.push("notes/a", {"text": "x"})).status == 200
 
 
-async def test_an_upload_that_is_refused_underway_gets_its_413_each_time(me: Signed) -> None:
+async def test_an_upload_that_is_rejected_underway_gets_its_413_each_time(me: Signed) -> None:
     """Not the 503 of a node that hung up: pysync leaves nginx the time to read what it says."""
 
     size = 1024 * 1024
@@ -161,7 +161,7 @@ def is_overloaded(reply: Reply) -> bool:
     return reply.error == (503, "overloaded") and reply.json["code"] == "overloaded" and is_told
 
 
-async def test_an_address_that_asks_too_often_is_refused_in_the_words_of_pysync(
+async def test_address_above_its_rate_is_rejected_in_the_words_of_pysync(
     start: Start, start_nginx: StartNginx, tmp_path: Path
 ) -> None:
     limits = {"rate=200r/s": "rate=1r/m", "burst=1000": "burst=2"}
@@ -171,7 +171,7 @@ async def test_an_address_that_asks_too_often_is_refused_in_the_words_of_pysync(
     assert (await pull_from(base, "127.0.0.2")).status == 200
 
 
-async def test_an_address_with_too_many_requests_under_way_is_refused(
+async def test_an_address_with_too_many_requests_under_way_is_rejected(
     start: Start, start_nginx: StartNginx, tmp_path: Path
 ) -> None:
     limits = {"pysync_connections 500": "pysync_connections 1"}
@@ -199,7 +199,7 @@ async def test_counters_are_not_shown_to_everybody(
 
 
 @pytest.mark.parametrize("mount", ["", "/v1"])
-async def test_what_is_only_called_metrics_passes(
+async def test_path_that_only_contains_metrics_passes(
     start: Start, start_nginx: StartNginx, session: aiohttp.ClientSession, mount: str
 ) -> None:
     members = {
@@ -249,7 +249,7 @@ async def test_a_node_that_is_down_costs_nobody_an_answer(
             assert (await caller.pull(f"u/{ME}/{n}")).json["data"] == {"n": n}
 
 
-async def test_without_any_node_clients_are_told_to_come_again(
+async def test_without_any_node_clients_get_a_retry_after(
     start_nginx: StartNginx, session: aiohttp.ClientSession
 ) -> None:
     with socket.socket() as bound:
@@ -264,7 +264,7 @@ async def test_without_any_node_clients_are_told_to_come_again(
 
 
 @pytest.mark.parametrize(("method", "status"), [("GET", 200), ("POST", 503)])
-async def test_what_a_node_broke_off_is_asked_again_only_where_that_changes_nothing(
+async def test_request_aborted_by_a_node_is_retried_only_if_that_changes_nothing(
     start: Start, start_nginx: StartNginx, session: aiohttp.ClientSession, method: str, status: int
 ) -> None:
     good = await start(SERVICE)
@@ -306,7 +306,7 @@ async def test_a_site_with_tls_takes_what_was_signed_for_it(
 
 
 @pytest.mark.process
-async def test_what_was_signed_passes_over_http2(
+async def test_signed_request_passes_over_http2(
     start: Start, start_nginx: StartNginx, tmp_path: Path
 ) -> None:
     if not await speaks_http2():

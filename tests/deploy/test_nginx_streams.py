@@ -161,7 +161,7 @@ async def test_the_first_half_of_an_answer_does_not_wait_for_the_second(
     writer.close()
 
 
-async def test_clients_are_told_of_writes_as_they_are_made(start: Start, start_nginx: StartNginx) -> None:
+async def test_change_stream_delivers_writes_as_they_are_made(start: Start, start_nginx: StartNginx) -> None:
     base = front(start_nginx, await start(SERVICE))
     key = f"log/{ME}/l"
 
@@ -183,7 +183,7 @@ async def test_clients_are_told_of_writes_as_they_are_made(start: Start, start_n
             assert [element.data for element in await waiting] == [{"n": n}]
 
 
-async def test_a_change_stream_passes_as_it_is_told_and_ends_in_good_order(
+async def test_change_stream_passes_as_it_is_sent_and_ends_gracefully(
     start: Start, start_nginx: StartNginx, session: aiohttp.ClientSession
 ) -> None:
     notes = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}

@@ -79,7 +79,7 @@ async def listed(window: Window, *titles: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mount", ["", "/v1"])
-async def test_what_is_written_in_one_window_shows_in_the_other(
+async def test_text_written_in_one_window_shows_in_the_other(
     start: Start, screen: Chromium, mount: str
 ) -> None:
     base = await service(start, mountPath=mount)
@@ -120,7 +120,7 @@ async def test_edits_of_different_lines_at_once_survive_in_both_windows(
     assert (await browser.pull("notes/n")).json["data"]["text"] == expected
 
 
-async def test_words_that_both_write_at_one_place_are_all_kept(
+async def test_words_that_both_write_at_one_position_are_all_kept(
     start: Start, screen: Chromium, session: aiohttp.ClientSession
 ) -> None:
     base = await service(start)
@@ -135,7 +135,7 @@ async def test_words_that_both_write_at_one_place_are_all_kept(
     assert await one.run(TEXT) == await other.run(TEXT)
 
 
-async def test_the_cursor_stays_in_its_place_while_others_write(
+async def test_the_caret_stays_in_its_position_while_others_write(
     start: Start, screen: Chromium, session: aiohttp.ClientSession
 ) -> None:
     base = await service(start)
@@ -310,7 +310,7 @@ async def test_a_window_begins_anew_where_the_server_knows_nothing_of_what_it_sa
 
 
 @pytest.mark.slow
-async def test_a_note_that_is_refused_says_why_and_is_saved_when_it_fits(
+async def test_a_note_that_is_rejected_says_why_and_is_saved_when_it_fits(
     start: Start, screen: Chromium, session: aiohttp.ClientSession
 ) -> None:
     base = await service(start)

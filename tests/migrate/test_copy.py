@@ -96,7 +96,7 @@ async def test_a_log_is_read_and_appended_to_where_it_was_copied_to(source: Stor
     await node.logs.close()
 
 
-async def test_what_comes_later_is_taken_by_another_run(source: Store, target: Store) -> None:
+async def test_another_run_copies_later_writes(source: Store, target: Store) -> None:
     await fill(source)
     await copy(source, target)
     await source.put("notes/a", document(b'{"text":"two"}'))
@@ -142,7 +142,7 @@ async def test_of_a_log_that_is_overwritten_nothing_stays(source: Store, target:
     assert await contents(target) == await contents(source)
 
 
-async def test_what_is_corrupt_is_told_and_stays_behind(source: Store, target: Store) -> None:
+async def test_corrupt_objects_are_reported_and_stay_behind(source: Store, target: Store) -> None:
     await fill(source)
     whole = await contents(source)
     await source.put("notes/cut", DOCUMENTS["notes/a"][:-4])
@@ -161,7 +161,7 @@ async def test_what_is_corrupt_is_told_and_stays_behind(source: Store, target: S
     }
 
 
-async def test_what_is_corrupt_is_copied_where_it_is_to_be_kept(source: Store, target: Store) -> None:
+async def test_corrupt_objects_are_copied_if_they_are_to_be_kept(source: Store, target: Store) -> None:
     await fill(source)
     await source.put("notes/bare", b'{"owner":"somebody"}')
     first = (await keys_below(source, "_pysync/logs"))[0]
@@ -225,7 +225,7 @@ async def test_damaged_log_is_repaired_from_an_older_backup(
     await node.logs.close()
 
 
-async def test_a_log_is_not_healed_by_what_is_damaged_too(source: Store, target: Store) -> None:
+async def test_damaged_source_does_not_repair_a_log(source: Store, target: Store) -> None:
     node = await grown(source, target)
     segment = next(key for key in await keys_below(source, "_pysync/logs") if "/index" not in key)
     await replace(target, segment, flipped)
@@ -254,7 +254,7 @@ async def test_a_file_that_changed_on_the_way_is_not_written(target: Store) -> N
     assert (await read_file(target, "a"))[1] == b"onetwo"
 
 
-async def test_a_key_that_the_store_does_not_take_is_told(tmp_path: Path) -> None:
+async def test_key_that_the_store_does_not_take_is_reported(tmp_path: Path) -> None:
     source, target = MemoryStore(), await LocalStore.open_folder(tmp_path / "data")
     await source.write("a", chunks_of(b"a"), "text/plain")
     await source.write("~incoming/a", chunks_of(b"a"), "text/plain")
@@ -351,7 +351,7 @@ async def test_a_source_that_is_out_of_reach_is_named(source: Store, target: Sto
             await copy(failing, target)
 
 
-async def test_a_source_that_fails_for_a_moment_is_asked_again(source: Store, target: Store) -> None:
+async def test_source_that_fails_for_a_moment_is_retried(source: Store, target: Store) -> None:
     await fill(source)
     failing = FaultyStore(source)
     failing.fail("get", "open", after=1)
@@ -382,7 +382,7 @@ async def _breaking() -> AsyncGenerator[bytes, None]:
     raise StoreUnavailable("the disk does not read it")
 
 
-async def test_what_cannot_be_read_stays_behind_and_the_rest_is_copied(target: Store) -> None:
+async def test_unreadable_objects_stay_behind_and_the_rest_is_copied(target: Store) -> None:
     source = Unreadable()
     await fill(source)
     whole = await contents(source)

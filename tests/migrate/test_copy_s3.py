@@ -111,7 +111,7 @@ async def test_files_and_batches_of_events_move_both_ways_with_their_types_and_h
     await back.close()
 
 
-async def test_what_differs_in_a_bucket_stays_unless_it_may_be_overwritten(
+async def test_differing_object_in_a_bucket_stays_unless_overwriting_is_allowed(
     bucket: Store, local: Store
 ) -> None:
     await local.put("a", DOCUMENTS["top"])

@@ -116,7 +116,7 @@ async def test_a_log_arrives_and_is_appended_to(
     assert (outcomes.is_complete, told) == (True, [])
 
 
-async def test_what_does_not_verify_stays_behind(starfish: Starfish, target: MemoryStore) -> None:
+async def test_unverifiable_objects_stay_behind(starfish: Starfish, target: MemoryStore) -> None:
     changed = twin.starfish_document(LOG)
     changed["data"]["items"][-1]["data"] = {"n": 7}
     shorter = twin.starfish_document(LOG)
@@ -163,7 +163,7 @@ async def test_a_log_whose_chunks_are_not_what_its_head_says_gets_no_head(
     assert await target.get("logs/a") is None
 
 
-async def test_a_chunk_of_no_log_is_told(starfish: Starfish, target: MemoryStore) -> None:
+async def test_chunk_of_no_log_is_reported(starfish: Starfish, target: MemoryStore) -> None:
     values = twin.starfish_chunks(LOG, "logs/a", 30)
     del values["logs/a"]
     values["notes__seg/0000000000000001"] = stored(DATA)
@@ -173,7 +173,7 @@ async def test_a_chunk_of_no_log_is_told(starfish: Starfish, target: MemoryStore
     assert {text for _, text in told} == {"corrupt: it is a chunk of a log whose head is missing"}
 
 
-async def test_a_file_has_the_media_type_that_lies_beside_it(tmp_path: Path, target: MemoryStore) -> None:
+async def test_file_has_the_media_type_of_its_sidecar(tmp_path: Path, target: MemoryStore) -> None:
     files = {
         "files/python.png": (b"\x89PNG", b'{"contentType": "image/png"}', "image/png"),
         "files/typescript": (b"{}", b"text/plain", "text/plain"),
@@ -191,7 +191,7 @@ async def test_a_file_has_the_media_type_that_lies_beside_it(tmp_path: Path, tar
     assert await contents(target) == held
 
 
-async def test_what_a_folder_holds_beside_objects_is_told_and_not_guessed(
+async def test_other_files_of_a_folder_are_reported_and_not_guessed(
     tmp_path: Path, target: MemoryStore
 ) -> None:
     (tmp_path / "file").write_bytes(b"\x89PNG without a media type")
@@ -204,7 +204,7 @@ async def test_what_a_folder_holds_beside_objects_is_told_and_not_guessed(
     assert await contents(target) == {}
 
 
-async def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, target: MemoryStore) -> None:
+async def test_unreadable_folder_is_reported(tmp_path: Path, target: MemoryStore) -> None:
     folder = tmp_path / "folder"
     with pytest.raises(ValueError, match="folder: there is no such folder"):
         FolderSource(folder)

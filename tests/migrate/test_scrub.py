@@ -76,7 +76,7 @@ class Scrubbed:
         await asyncio.sleep(0)
 
 
-async def test_what_is_damaged_is_found(clock: FakeClock) -> None:
+async def test_damaged_files_are_found(clock: FakeClock) -> None:
     store = MemoryStore()
     await fill(store)
     await replace(store, "top", flipped)
@@ -114,7 +114,7 @@ async def test_small_objects_count_as_larger_ones_so_that_requests_come_in_betwe
     assert scrubbed.slept == [1.0] * 50
 
 
-async def test_it_is_done_once_in_a_period_whichever_process_asks(clock: FakeClock) -> None:
+async def test_scrub_runs_once_in_a_period_over_all_processes(clock: FakeClock) -> None:
     store = FaultyStore(MemoryStore())
     await store.put("a", document(b"{}"))
     for _ in range(3):
@@ -215,7 +215,7 @@ async def test_a_scrub_that_fails_unexpectedly_begins_anew(clock: FakeClock, err
     assert len(slept) == 3
 
 
-async def test_the_service_names_counts_and_refuses_what_its_scrub_finds(
+async def test_the_service_names_counts_and_rejects_what_its_scrub_finds(
     start: Start, tmp_path: Path, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = await LocalStore.open_folder(tmp_path / "data")

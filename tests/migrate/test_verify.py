@@ -62,7 +62,7 @@ async def test_every_flipped_byte_of_a_document_a_head_and_its_parts_is_found() 
             assert [damage.key for damage in await damages(store)] == [key], at
 
 
-async def test_what_is_damaged_of_a_log_is_named_and_so_is_its_log() -> None:
+async def test_damage_of_a_log_is_reported_with_the_log() -> None:
     store = MemoryStore()
     await fill(store)
     parts = await keys_below(store, "_pysync/logs")
@@ -94,7 +94,7 @@ async def test_a_chunk_of_starfishs_that_is_damaged_is_named() -> None:
     assert chunk in {damage.key for damage in await damages(store)}
 
 
-async def test_what_is_replaced_while_it_is_verified_is_not_taken_for_damaged() -> None:
+async def test_object_replaced_during_its_verification_is_not_reported() -> None:
     class Hasty(MemoryStore):
         """A store in which what was got is written anew at once."""
 
@@ -109,7 +109,7 @@ async def test_what_is_replaced_while_it_is_verified_is_not_taken_for_damaged() 
     assert await damages(store) == []
 
 
-async def test_what_cannot_be_read_is_named_and_a_store_out_of_reach_ends_it() -> None:
+async def test_unreadable_object_is_reported_and_an_unreachable_store_ends_the_run() -> None:
     store = MemoryStore()
     await fill(store)
     failing = FaultyStore(store)
@@ -131,7 +131,7 @@ async def test_the_command_lists_files_that_no_row_names(shell: Shell, tmp_path:
     assert (tmp_path / "data/files/left").exists()
 
 
-async def test_the_command_lists_what_is_damaged_and_exits_1(shell: Shell, tmp_path: Path) -> None:
+async def test_the_command_lists_damaged_objects_and_exits_1(shell: Shell, tmp_path: Path) -> None:
     store = await LocalStore.open_folder(tmp_path / "data")
     await fill(store)
     await store.close()
@@ -170,7 +170,7 @@ async def adopted(shell: Shell, status: int = 0) -> tuple[dict[str, Any], dict[s
     return {line["key"]: line for line in lines if "adopted" in line}, counts
 
 
-async def test_the_command_adopts_what_somebody_wrote_in_place_of_files(shell: Shell, tmp_path: Path) -> None:
+async def test_the_command_adopts_replaced_files(shell: Shell, tmp_path: Path) -> None:
     root = tmp_path / "data/files/f"
     store = await LocalStore.open_folder(tmp_path / "data")
     for key in ("f/edited", "f/rotten", "f/large", "f/lost", "f/sound"):
@@ -296,7 +296,7 @@ class TestBuckets:
         return found
 
     @pytest.mark.slow
-    async def test_what_is_damaged_in_a_bucket_is_named(self, server: S3Server) -> None:
+    async def test_damage_in_a_bucket_is_reported(self, server: S3Server) -> None:
         prefix = new_prefix()
         async with opened(server, prefix) as store, another_program(server) as client:
             await fill(store, 100)
@@ -389,7 +389,7 @@ class TestDamagedFiles:
         await other.record("a", self.STAT, is_damaged=False)
         assert not await other.contains("a", self.STAT)
 
-    async def test_what_processes_note_at_once_is_all_kept(self) -> None:
+    async def test_concurrent_damage_notes_of_processes_are_all_kept(self) -> None:
         objects = MemoryStore()
         processes = [DamagedFiles(objects) for _ in range(5)]
         notes = (one.record(f"{n}", self.STAT, is_damaged=True) for n, one in enumerate(processes))

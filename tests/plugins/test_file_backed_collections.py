@@ -113,7 +113,7 @@ async def test_a_list_ends_before_what_may_still_come_to_light(
         assert answer.json == {"items": items, "hasMore": has_more}, hidden
 
 
-async def test_what_begins_while_a_list_is_read_ends_it_too(
+async def test_write_that_begins_during_a_list_ends_it_too(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     keeping = Keeping()
@@ -131,7 +131,7 @@ async def test_what_begins_while_a_list_is_read_ends_it_too(
     assert (await browser.request("GET", "/list/in/web")).json["items"] == ["n1"]
 
 
-async def test_what_was_written_is_told_with_the_parameters_that_the_plugin_gave_it(
+async def test_write_is_announced_with_the_parameters_of_the_plugin(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     for announces in (True, False):
@@ -204,7 +204,7 @@ async def test_they_are_swept_when_they_have_outlived_the_collection(
         ),
     ],
 )
-def test_files_that_do_not_fit_their_collection_are_refused_at_the_start(stored: Any, said: str) -> None:
+def test_files_that_do_not_fit_their_collection_are_rejected_at_the_start(stored: Any, said: str) -> None:
     class Odd:
         name = "odd"
         stored_files = stored

@@ -146,7 +146,7 @@ class Choosy:
         return self.code
 
 
-async def test_a_certificate_is_looked_at_once_and_then_remembered(
+async def test_certificate_is_checked_once_and_then_remembered(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     choosy = Choosy("device", None)
@@ -163,7 +163,7 @@ async def test_a_certificate_is_looked_at_once_and_then_remembered(
     assert choosy.seen == ["device"], "it looks at devices alone"
 
 
-async def test_a_certificate_that_a_plugin_refuses_is_none(
+async def test_a_certificate_that_a_plugin_rejects_is_none(
     start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     members = {"collections": EVERYTHING, "configEndpoint": {"auth": "role-filtered"}}
@@ -182,7 +182,7 @@ async def test_a_certificate_that_a_plugin_refuses_is_none(
     assert shown.json["collections"] == []
 
 
-async def test_a_certificate_that_a_plugin_cannot_tell_about_is_an_error(
+async def test_certificate_that_a_plugin_fails_to_check_is_an_error(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     base = await start({"collections": [MINE]}, plugins=[Choosy("device", RuntimeError("away"))])
@@ -192,7 +192,7 @@ async def test_a_certificate_that_a_plugin_cannot_tell_about_is_an_error(
     assert 'pysync_plugin_failures_total{hook="cap_validators",plugin="choosy"} 1.0' in page
 
 
-async def test_a_certificate_that_only_introduces_is_looked_at_too(
+async def test_certificate_that_only_introduces_is_checked_too(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     shared = {**NOTES, "readRoles": ["cap:read:notes"], "writeRoles": []}
@@ -208,7 +208,7 @@ async def test_a_certificate_that_only_introduces_is_looked_at_too(
         assert len(page.json["collections"]) == shown
 
 
-async def test_every_plugin_looks_at_a_certificate(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_every_plugin_checks_a_certificate(start: Start, session: aiohttp.ClientSession) -> None:
     one, two = Choosy("device", None), Choosy("device", "no")
     two.name = "two"
     base = await start({"collections": [MINE]}, plugins=[one, two])

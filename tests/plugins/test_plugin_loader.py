@@ -125,14 +125,14 @@ def test_an_entry_point_is_named(folder: Path) -> None:
         ("audits:make_none", "make_none made no plugin: OSError: no such table"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_found_or_made_is_told(reference: str, told: str, folder: Path) -> None:
+def test_unloadable_plugin_is_reported(reference: str, told: str, folder: Path) -> None:
     (folder / "needy.py").write_text("import numbers_of")
     (folder / "broken.py").write_text("print(")
     (folder / "failing.py").write_text("1 / 0")
     assert faults(reference) == ["plugins[0]: " + told.format(folder=folder)]
 
 
-def test_a_module_is_found_beside_the_configuration_and_hides_none(
+def test_module_is_found_next_to_the_configuration_and_hides_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -195,7 +195,7 @@ class Object:
         {"_afterWrite": 1, "authorized_by": 1, "events": [], "written": 2, "lifetime_s": 3},
     ],
 )
-def test_what_has_a_name_and_a_hook_is_a_plugin(members: dict[str, object]) -> None:
+def test_object_with_a_name_and_a_hook_is_a_plugin(members: dict[str, object]) -> None:
     plugin = named(**members)
     assert load(given=(plugin,)) == (plugin,)
 
@@ -215,7 +215,7 @@ def test_what_has_a_name_and_a_hook_is_a_plugin(members: dict[str, object]) -> N
         ("capValidators", "cap_validators"),
     ],
 )
-def test_a_hook_with_a_slip_in_its_name_is_refused(slip: str, hook: str) -> None:
+def test_a_hook_with_a_slip_in_its_name_is_rejected(slip: str, hook: str) -> None:
     told = f"{slip} is no hook; did you mean {hook}? (begin it with _ if it is none)"
     assert faults_of(named(**{slip: asks})) == [told]
 
@@ -248,11 +248,11 @@ def test_a_hook_with_a_slip_in_its_name_is_refused(slip: str, hook: str) -> None
          "cap_validators: that of member takes one argument, the certificate"),
     ],
 )  # fmt: skip
-def test_what_is_no_plugin_is_refused(members: dict[str, object], told: str) -> None:
+def test_object_that_is_no_plugin_is_rejected(members: dict[str, object], told: str) -> None:
     assert faults_of(named(**members)) == [told]
 
 
-def test_an_object_without_hooks_is_refused() -> None:
+def test_an_object_without_hooks_is_rejected() -> None:
     (told,) = faults_of(type("Idle", (), {"name": "idle"})())
     assert told.startswith("Idle has no hook: one or more of authorize, before_pull, ")
 
@@ -270,7 +270,7 @@ def test_hooks_that_are_merely_inherited_from_the_protocol_are_none() -> None:
     assert faults_of(Idle())[0].startswith("Idle has no hook")  # type: ignore[abstract]
 
 
-def test_all_that_is_wrong_with_all_plugins_is_told_at_once(folder: Path) -> None:
+def test_all_faults_of_all_plugins_are_reported_at_once(folder: Path) -> None:
     (folder / "others.py").write_text(AUDIT.replace("after_write(self, event)", "afterWrite(self)"))
     assert faults("audits:plugin", "nowhere:plugin", "others:plugin", given=(named("given"),)) == [
         "plugins[1]: there is no module nowhere",
@@ -298,7 +298,7 @@ class Seen:
 
 
 @pytest.mark.process
-async def test_each_worker_has_plugins_of_its_own_from_beside_the_configuration(tmp_path: Path) -> None:
+async def test_each_worker_loads_its_own_plugins_from_next_to_the_configuration(tmp_path: Path) -> None:
     (tmp_path / "seen_by.py").write_text(SEEN)
     seen: set[bytes] = set()
     async with serving(tmp_path, plugins=["seen_by:Seen"], server={"workers": 2}) as served:

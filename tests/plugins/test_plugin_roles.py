@@ -67,7 +67,7 @@ async def test_roles_of_plugins_open_every_route(start: Start, session: aiohttp.
         assert {entry["error"] for entries in refused.values() for entry in entries} == {"Forbidden"}
 
 
-async def test_a_plugin_is_told_what_is_about_to_happen(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_plugin_receives_the_operation_in_advance(start: Start, session: aiohttp.ClientSession) -> None:
     roles = Roles({ISSUER.user_id: ["editor"]})
     members = {"collections": EVERYTHING, "namespaces": {"acme": {"collections": [NOTES]}}}
     editor, *_ = people(await start(members, plugins=[roles]), session)
@@ -98,7 +98,7 @@ async def test_a_plugin_is_told_what_is_about_to_happen(start: Start, session: a
     ]
 
 
-async def test_a_batch_asks_once_for_each_document(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_batch_authorizes_each_document_once(start: Start, session: aiohttp.ClientSession) -> None:
     roles = Roles({ISSUER.user_id: ["editor"]})
     editor, *_ = people(await start({"collections": EVERYTHING}, plugins=[roles]), session)
     found = await batch(editor, notes=[{"id": "a"}, {"id": "b"}, {"id": "a"}], open=[{"id": "a"}])
@@ -166,7 +166,7 @@ class Refusing:
         return ["editor"]
 
 
-async def test_who_cannot_be_authorized_is_refused_and_that_is_not_remembered(
+async def test_failed_authorization_is_rejected_and_not_remembered(
     start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Refusing(RuntimeError("the directory is away"))
@@ -214,7 +214,7 @@ async def test_roles_that_take_too_long_are_unavailable(
 
 
 @pytest.mark.parametrize("given", ["editor", None, [7], 7])
-async def test_what_are_no_roles_is_a_failure(
+async def test_malformed_roles_are_a_failure(
     given: Any, start: Start, session: aiohttp.ClientSession
 ) -> None:
     roles = Roles({ISSUER.user_id: given})
@@ -269,7 +269,7 @@ class Some:
         return ["editor"] if is_seen or request.action == "push" else []
 
 
-async def test_a_stream_tells_of_what_plugins_let_the_caller_pull(
+async def test_stream_delivers_documents_that_plugins_let_the_caller_pull(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     editor, other, anyone = people(await start({"collections": EVERYTHING}, plugins=[Some()]), session)
@@ -323,7 +323,7 @@ async def test_a_stream_that_plugins_cannot_decide_on_is_cut(
 
 
 @pytest.mark.parametrize("error", [Forbidden(), NotFound()])
-async def test_a_stream_does_not_tell_of_what_plugins_refuse(
+async def test_stream_omits_documents_that_plugins_reject(
     error: Exception, start: Start, session: aiohttp.ClientSession
 ) -> None:
     editor, *_ = people(await start({"collections": EVERYTHING}, plugins=[Undecided(error)]), session)

@@ -32,7 +32,7 @@ from pysync.store.memory import MemoryStore
 from pysync.testing import FaultyStore
 
 
-async def test_plugins_are_told_of_every_push_that_was_answered_200(
+async def test_plugins_are_notified_of_every_push_that_was_answered_200(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     told = Told()
@@ -61,7 +61,7 @@ async def test_plugins_are_told_of_every_push_that_was_answered_200(
         assert told.events.pop().body == {"at": target}
 
 
-async def test_plugins_are_told_of_no_push_that_was_refused(
+async def test_plugins_are_not_notified_of_a_rejected_push(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     told = Told()
@@ -81,7 +81,7 @@ async def test_plugins_are_told_of_no_push_that_was_refused(
     assert len(told.events) == 1
 
 
-async def test_plugins_are_told_again_of_a_push_that_is_repeated(
+async def test_plugins_are_notified_again_of_a_repeated_push(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     told = Told()
@@ -94,7 +94,7 @@ async def test_plugins_are_told_again_of_a_push_that_is_repeated(
     assert len(told.events) == 4
 
 
-async def test_plugins_are_told_of_appends_that_are_stored_nowhere(
+async def test_plugins_are_notified_of_appends_that_are_stored_nowhere(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     told = Told()
@@ -104,9 +104,7 @@ async def test_plugins_are_told_of_appends_that_are_stored_nowhere(
     assert told.events[0].body == {"n": 1}
 
 
-async def test_a_body_is_parsed_once_and_only_when_it_is_asked_for(
-    start: Start, session: aiohttp.ClientSession
-) -> None:
+async def test_body_is_parsed_once_and_only_on_request(start: Start, session: aiohttp.ClientSession) -> None:
     plugins = [Told("one"), Told("two")]
     *_, anyone = people(await start({"collections": [NOTES]}, plugins=plugins), session)
     await anyone.push("notes/a", {"n": 1})
@@ -149,7 +147,7 @@ class Failing:
         raise RuntimeError("no such table")
 
 
-async def test_a_push_is_answered_when_plugins_have_been_told(
+async def test_push_is_answered_after_plugins_are_notified(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     slow, told = Slow(), Told()
@@ -220,7 +218,7 @@ async def test_a_plugin_finds_no_context_of_an_earlier_request(
     assert plugin.found == ["", ""]
 
 
-async def test_plugins_are_asked_before_whatever_is_pulled_alone_or_with_others(
+async def test_plugins_are_queried_before_any_pull_alone_or_with_others(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     reading = Reading()
@@ -244,7 +242,9 @@ async def test_plugins_are_asked_before_whatever_is_pulled_alone_or_with_others(
     assert reading.before[0].params == {"id": reading.before[0].key.rpartition("/")[2]}
 
 
-async def test_what_a_plugin_refuses_is_not_read(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_document_rejected_by_a_plugin_is_not_read(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
     no = Forbidden("not on Sundays")
     reading = Reading(notes_a=no, log_l=no, boards_b_cards=no, notes_n__keyring=no)
     store = FaultyStore(MemoryStore())
@@ -288,7 +288,7 @@ async def test_a_plugin_answers_a_pull_instead_of_the_store(
     assert (await anyone.pull("notes/n")).json["data"] == {"n": 1}, "left to the store"
 
 
-async def test_what_a_plugin_answers_is_in_no_batch_bundle_or_fold(
+async def test_answers_of_a_plugin_are_in_no_batch_bundle_or_fold(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     own = PullResponse(b"own")
@@ -304,7 +304,7 @@ async def test_what_a_plugin_answers_is_in_no_batch_bundle_or_fold(
     assert "keyring" not in (await anyone.pull("notes/n?withKeyring=1")).json
 
 
-async def test_a_plugin_is_not_asked_about_what_is_forbidden(
+async def test_plugin_is_not_queried_about_forbidden_documents(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     reading, taking = Reading(), Taking("mine", PushResponse(WriteResult("h", 1)))
@@ -365,7 +365,7 @@ async def test_a_push_that_a_plugin_takes_is_checked_and_counted_like_any_other(
     assert len(taking.taken) == 3
 
 
-async def test_a_plugin_may_refuse_a_push(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_a_plugin_may_reject_a_push(start: Start, session: aiohttp.ClientSession) -> None:
     taking = Taking("notes", Forbidden("the month is closed"))
     *_, anyone = people(await start({"collections": [NOTES, RINGS]}, plugins=[taking]), session)
     assert (await anyone.push("notes/a", {})).error == (403, "the month is closed")
@@ -497,7 +497,7 @@ class Held:
         ("after_write", "/push/notes/{}"),
     ],
 )
-async def test_while_too_many_hooks_of_a_plugin_run_requests_that_need_another_are_refused(
+async def test_while_too_many_hooks_of_a_plugin_run_requests_that_need_another_are_rejected(
     hook: str, path: str, start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pysync.plugins.hooks.MAX_RUNNING_HOOKS", 3)

@@ -137,7 +137,7 @@ async def test_files_of_earlier_versions_are_merged_with_those_of_this_one(
     assert await all_rows(store) == wanted(0, 1, 2)
 
 
-async def test_whoever_passes_its_last_id_misses_nothing(store: Store, clock: FakeClock) -> None:
+async def test_reader_past_its_last_id_misses_nothing(store: Store, clock: FakeClock) -> None:
     for at in range(10):
         await push(store, at)
     await compact(store, clock)
@@ -152,7 +152,7 @@ async def test_whoever_passes_its_last_id_misses_nothing(store: Store, clock: Fa
 
 
 @pytest.mark.slow
-async def test_a_poller_beside_pushes_and_compactions_misses_nothing(tmp_path: Path) -> None:
+async def test_poller_during_pushes_and_compactions_misses_nothing(tmp_path: Path) -> None:
     store = await LocalStore.open_folder(tmp_path / "data")
     other = await LocalStore.open_folder(tmp_path / "data")
     clock = FakeClock(FIRST_MS + 3_600_000)
@@ -204,7 +204,7 @@ async def test_the_young_are_left(store: Store, clock: FakeClock) -> None:
     assert Counter(await all_rows(store)) == Counter(wanted(*range(0, 100_000, 10_000)))
 
 
-async def test_what_has_outlived_its_time_is_not_brought_back(clock: FakeClock) -> None:
+async def test_expired_batches_are_not_brought_back(clock: FakeClock) -> None:
     store = MemoryStore(clock)
     for at in range(2):
         await push(store, at)
@@ -258,7 +258,7 @@ async def test_a_batch_whose_id_has_none_below_it_is_counted_and_left(store: Sto
     assert await current_keys(store, TEMPLATE) == keys
 
 
-async def test_what_cannot_be_merged_is_left_and_told(store: Store, clock: FakeClock) -> None:
+async def test_unmergeable_files_are_left_and_reported(store: Store, clock: FakeClock) -> None:
     other = pa.BufferOutputStream()
     pq.write_table(pa.table({"event": ["of an earlier time"]}), other)
     for at in range(8):
@@ -379,7 +379,7 @@ async def test_a_service_merges_its_files_when_it_is_configured_to(
             pass
 
 
-async def test_what_lies_in_a_bucket_is_counted_once_while_it_is_merged(clock: FakeClock) -> None:
+async def test_batches_in_a_bucket_are_counted_once_during_a_merge(clock: FakeClock) -> None:
     for after in range(1, 6):
         inner = MemoryStore(clock)
         for at in range(3):
@@ -481,7 +481,7 @@ def test_the_queries_of_the_documentation_take_whatever_was_pushed(
     assert capsys.readouterr().out.splitlines() == ["[('', 5)]", "[('b', 1), (None, 4)]"]
 
 
-def test_questions_that_cannot_be_answered_are_told_so(tmp_path: Path, config: str, shell: Shell) -> None:
+def test_unanswerable_queries_are_reported(tmp_path: Path, config: str, shell: Shell) -> None:
     assert shell.run("events", "sql", "--config", config, "SELECT 1")[0] == 1, "there is no store"
     asyncio.run(fill(tmp_path / "data", 0))
     assert shell.json("events", "sql", "--config", config, "SELECT count(*) AS n FROM events") == {"n": 0}
@@ -495,7 +495,7 @@ def test_questions_that_cannot_be_answered_are_told_so(tmp_path: Path, config: s
     assert (status, "no `events` section" in errors) == (1, True)
 
 
-async def test_events_in_a_bucket_are_merged_and_asked(
+async def test_events_in_a_bucket_are_merged_and_queried(
     moto: S3Server, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefix = new_prefix()

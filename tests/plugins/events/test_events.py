@@ -83,7 +83,7 @@ async def test_the_server_makes_the_id_and_discards_the_one_in_the_path(browser:
     ("path", "lake", "fixed"),
     [("e", "lake", "lake/////.parquet"), ("events/of", "l", "events/of/////")],
 )
-async def test_a_batch_that_nobody_could_pull_is_refused(
+async def test_a_batch_that_nobody_could_pull_is_rejected(
     start: Start, session: aiohttp.ClientSession, store: Store, path: str, lake: str, fixed: str
 ) -> None:
     below = "/{a}/{b}/{c}/{d}/{batchId}"
@@ -112,7 +112,7 @@ async def test_a_batch_is_pulled_like_any_file(browser: Browser) -> None:
     assert (part.status, part.body) == (206, b"PAR1")
 
 
-async def test_who_lists_from_the_last_id_it_knows_gets_the_batches_in_their_order(
+async def test_listing_from_the_last_known_id_returns_the_batches_in_order(
     browser: Browser, clock: FakeClock
 ) -> None:
     ids: list[str] = []
@@ -132,7 +132,7 @@ async def test_who_lists_from_the_last_id_it_knows_gets_the_batches_in_their_ord
     [{}, {"events": None}, {"events": []}, {"events": {}}, {"events": "x"}, {"events": [{"a": 1}, "x"]},
      {"events": [None]}, {"event": [{}]}],
 )  # fmt: skip
-async def test_what_is_no_batch_is_refused_and_stored_nowhere(
+async def test_malformed_batch_is_rejected_and_stored_nowhere(
     start: Start, session: aiohttp.ClientSession, data: Any
 ) -> None:
     store = MemoryStore()
@@ -190,7 +190,7 @@ async def test_whatever_an_event_holds_comes_back_as_text(browser: Browser, kind
 
 
 @pytest.mark.parametrize("event", ['{"x":"\\ud800"}', '{"x":[[[[' + DEEP + "]]]]}", '{"x":1e999}'])
-async def test_what_is_no_json_of_the_protocol_is_no_event(browser: Browser, event: str) -> None:
+async def test_json_outside_the_protocol_is_no_event(browser: Browser, event: str) -> None:
     answer = await browser.request(
         "POST", "/push/events/web/new", f'{{"data":{{"events":[{event}]}}}}'.encode()
     )
@@ -215,7 +215,7 @@ async def test_a_batch_of_very_many_events_keeps_their_order(browser: Browser) -
 
 
 @pytest.mark.parametrize("name", ["batchId", "upload"])
-async def test_plugins_and_followers_are_told_of_the_id_that_was_given(
+async def test_plugins_and_followers_receive_the_id_of_the_batch(
     start: Start, session: aiohttp.ClientSession, store: Store, clock: FakeClock, name: str
 ) -> None:
     told, coordinator = Told(), MemoryCoordinator(clock)
@@ -238,7 +238,9 @@ async def test_plugins_and_followers_are_told_of_the_id_that_was_given(
     assert (hash_, timestamp_ms) == (answer["hash"], answer["timestamp"])
 
 
-async def test_a_push_is_subject_to_what_any_push_is(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_push_of_events_obeys_the_rules_of_any_push(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
     limit = {"push": limit_of(2)}
     closed = {**EVENTS, "writeRoles": ["cap:write:events"], "maxBodyBytes": 200, "rateLimit": limit}
     base = await start({**SERVICE, "collections": [{**closed, "objectSchema": {"maxProperties": 1}}]})
@@ -289,7 +291,7 @@ async def test_a_repeated_push_is_answered_although_its_file_was_deleted_or_merg
     assert await listed(browser) == left
 
 
-async def test_a_push_that_is_refused_leaves_its_idempotency_key_free(browser: Browser) -> None:
+async def test_a_push_that_is_rejected_leaves_its_idempotency_key_free(browser: Browser) -> None:
     once = {"Idempotency-Key": "k"}
     refused: list[dict[str, Any]] = [{"events": []}, {"events": [1]}, {}, {"events": [1]}]
     for bad in refused:
@@ -300,7 +302,7 @@ async def test_a_push_that_is_refused_leaves_its_idempotency_key_free(browser: B
     assert await listed(browser) == [stored["batchId"]]
 
 
-async def test_a_push_whose_reply_was_lost_is_told_once_it_is_repeated(
+async def test_push_whose_reply_was_lost_is_announced_once_it_is_repeated(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     store = FaultyStore(MemoryStore())
@@ -318,7 +320,7 @@ async def test_a_push_whose_reply_was_lost_is_told_once_it_is_repeated(
     assert parse_change(change)[0].params == {"app": "web", "batchId": batch_id}
 
 
-def test_places_have_the_order_of_their_texts_from_the_first_on() -> None:
+def test_batch_ids_sort_as_text_from_the_first_on() -> None:
     ticks = [
         HybridTimestamp(0, 1),
         HybridTimestamp(9, 0),

@@ -45,7 +45,7 @@ def test_the_collection_and_the_files_may_lie_apart_or_at_one_path() -> None:
         ),
     ],
 )
-def test_a_section_that_cannot_work_is_refused(changed: Any, path: str, message: str) -> None:
+def test_a_section_that_cannot_work_is_rejected(changed: Any, path: str, message: str) -> None:
     assert only(config(batches(), events=[EVENTS | changed])) == (f"events[0].{path}", message)
 
 
@@ -68,7 +68,7 @@ JSON_ONLY = "its allowedMimeTypes must be application/json, and nothing else: ba
         ),
     ],
 )
-def test_a_collection_that_takes_no_batches_is_refused(members: Any, message: str) -> None:
+def test_a_collection_that_takes_no_batches_is_rejected(members: Any, message: str) -> None:
     assert ("events[0].collection", message) in faults(config(batches(**members), events=[EVENTS]))
 
 

@@ -236,7 +236,7 @@ async def test_the_event_loop_goes_on_while_a_long_batch_is_encoded() -> None:
     await encoder.close()
 
 
-async def test_what_is_too_much_to_wait_is_refused_until_there_is_room() -> None:
+async def test_batches_above_the_queue_limit_are_rejected_until_there_is_room() -> None:
     encoder = Encoder(max_waiting_bytes=100, in_thread_above=0)
     batch = b'{"events":[{"event":"%b"}]}' % (b"x" * 60)
     first = asyncio.ensure_future(encoder.encode(batch, "now"))

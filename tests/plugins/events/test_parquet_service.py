@@ -60,7 +60,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
     return server.store(new_prefix())
 
 
-async def test_what_is_pushed_is_queried_where_it_lies(
+async def test_pushed_events_are_queried_in_the_store(
     start: Start, session: aiohttp.ClientSession, place: StoreConfig, tmp_path: Path
 ) -> None:
     browser = Browser(await start(SERVICE, await open_store(place)), session)
@@ -127,7 +127,7 @@ async def test_a_service_made_in_python_is_that_of_the_file(
 
 
 @pytest.mark.process
-def test_what_needs_no_parquet_does_not_load_it() -> None:
+def test_service_without_parquet_does_not_load_it() -> None:
     """It would cost each process of a service its time to start, and its memory."""
     command = (
         "import sys, pysync.parquet, pysync.server.serve\n"

@@ -51,7 +51,7 @@ def names(connection: duckdb.DuckDBPyConnection, query: ReadParquet) -> list[str
 # --- in a folder -----------------------------------------------------------------------------------------
 
 
-async def test_a_file_of_a_folder_is_read_and_those_beside_it(
+async def test_file_of_a_folder_is_read_with_its_neighbours(
     tmp_path: Path, duckdb_: duckdb.DuckDBPyConnection
 ) -> None:
     url = f"file:{tmp_path}/data"
@@ -96,7 +96,7 @@ def test_the_name_of_a_folder_means_nothing_else(
     assert duckdb_.execute("SELECT count(*) FROM t").fetchall() == [(0,)]
 
 
-async def test_what_the_documentation_shows_runs(
+async def test_examples_of_the_documentation_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (ROOT / "docs/how-to/query-parquet-files.md").read_text()
@@ -120,7 +120,7 @@ def server(request: pytest.FixtureRequest) -> S3Server:
     return found
 
 
-async def test_a_file_of_a_bucket_is_read_and_those_beside_it(
+async def test_file_of_a_bucket_is_read_with_its_neighbours(
     server: S3Server, duckdb_: duckdb.DuckDBPyConnection
 ) -> None:
     prefix = new_prefix()
@@ -152,7 +152,7 @@ async def test_the_prefix_of_a_bucket_means_nothing_else(
     assert duckdb_.execute("SELECT count(*) FROM t").fetchall() == [(0,)]
 
 
-async def test_what_the_connection_was_told_before_and_is_told_after_does_not_matter(
+async def test_settings_of_the_connection_before_and_after_do_not_matter(
     radosgw: S3Server, moto: S3Server, duckdb_: duckdb.DuckDBPyConnection
 ) -> None:
     queries = []
@@ -174,7 +174,7 @@ async def test_what_the_connection_was_told_before_and_is_told_after_does_not_ma
 # --- what DuckDB is told ---------------------------------------------------------------------------------
 
 
-def test_every_setting_of_a_bucket_is_told() -> None:
+def test_every_setting_of_a_bucket_is_passed_on() -> None:
     store = replace(AWS, endpoint="http://s3.example:9000", region="eu-1", force_path_style=True)
     assert duckdb_read_parquet_sql(store, "a/b.parquet").sql.splitlines() == [
         "INSTALL httpfs;",
@@ -204,7 +204,7 @@ def test_every_setting_of_a_bucket_is_told() -> None:
         ),
     ],
 )
-def test_what_is_not_configured_has_the_defaults_of_the_store(members: dict[str, Any], told: str) -> None:
+def test_missing_settings_have_the_defaults_of_the_store(members: dict[str, Any], told: str) -> None:
     assert told in duckdb_read_parquet_sql(replace(AWS, **members), "a").sql
 
 
@@ -306,7 +306,7 @@ def test_credentials_are_those_of_the_store_else_of_the_environment_else_none(
     ],
 )
 @pytest.mark.parametrize("glob", [True, False])
-def test_what_duckdb_would_misunderstand_is_refused(
+def test_keys_that_duckdb_would_misread_are_rejected(
     store: StoreConfig | str, key: str, told: str, glob: bool
 ) -> None:
     if glob and not key:

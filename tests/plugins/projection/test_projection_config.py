@@ -46,7 +46,7 @@ DATA: dict[str, Any] = {
         ("/", DATA),
     ],
 )
-async def test_a_value_is_what_its_pointer_points_at(pointer: str, value: Any) -> None:
+async def test_pointer_selects_the_value(pointer: str, value: Any) -> None:
     site = Site(members(TITLES | {"value": {"found": pointer}}))
     await site.note("a", **DATA)
     await site.fold()
@@ -57,7 +57,7 @@ async def test_a_value_is_what_its_pointer_points_at(pointer: str, value: Any) -
     "pointer",
     ["/nothing", "/title/x", "/tags/2", "/tags/-", "/tags/01", "/tags/x", "/deep/er/est/x", "/A~1b"],
 )
-async def test_a_member_whose_pointer_points_nowhere_is_left_out(pointer: str) -> None:
+async def test_member_with_a_dangling_pointer_is_left_out(pointer: str) -> None:
     site = Site(members(TITLES | {"value": {"found": pointer, "title": "/title"}}))
     await site.note("a", **DATA)
     await site.fold()
@@ -141,7 +141,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-async def test_functions_stand_in_place_of_a_mapping(beside: str) -> None:
+async def test_functions_replace_a_mapping(beside: str) -> None:
     code = {"source": "notes", "target": f"{beside}:by_first", "project": f"{beside}:shouted"}
     site = Site(members(code))
     await site.note("a", title="anna")
@@ -151,7 +151,7 @@ async def test_functions_stand_in_place_of_a_mapping(beside: str) -> None:
     assert await site.items("lists/b") == [entry("b", title="BOB")]
 
 
-def test_code_that_is_not_there_is_told_with_its_place(beside: str) -> None:
+def test_missing_code_is_reported_with_its_location(beside: str) -> None:
     value = members(
         TITLES,
         {"source": "notes", "target": "lists/{space}", "name": "x", "project": f"{beside}:shouts"},
@@ -167,7 +167,7 @@ def test_code_that_is_not_there_is_told_with_its_place(beside: str) -> None:
     assert third == ("projections[3]", f"{beside}:number is no function")
 
 
-def test_check_reads_the_code_beside_the_file(shell: Shell, tmp_path: Path) -> None:
+def test_check_reads_the_code_next_to_the_file(shell: Shell, tmp_path: Path) -> None:
     said = members({"source": "notes", "target": "lists/{space}", "project": "code_beside:shouted"})
     (tmp_path / "pysync.json").write_text(json.dumps({"version": 1, **said}))
     status, output, _ = shell.run("check", "pysync.json")
@@ -199,7 +199,7 @@ INDEX = {"name": "index", "storagePath": "notes/{space}/index"}
         ({"maxRetries": -1}, "maxRetries", "must be at least 0"),
     ],
 )
-def test_what_cannot_work_is_refused(changed: Any, path: str, message: str) -> None:
+def test_impossible_projection_is_rejected(changed: Any, path: str, message: str) -> None:
     collections = (NOTES, JOURNAL, LISTS, FILES, TOLD, BATCHES)
     events = [{"collection": "batches", "storagePath": "batches/{space}/{batchId}"}]
     value = config(*collections, projections=[TITLES | changed], events=events)

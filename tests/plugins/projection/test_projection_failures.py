@@ -18,7 +18,7 @@ Logged = pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("stored", [b'{"data":{"text":"mine"}}', b'{"data":{"items":{}}}', None])
-async def test_what_is_no_list_is_not_overwritten(caplog: Logged, stored: bytes | None) -> None:
+async def test_document_that_is_no_list_is_not_overwritten(caplog: Logged, stored: bytes | None) -> None:
     site = Site(members(TITLES))
     if stored is None:
         await site.store.put("lists/s", b"torn")
@@ -119,7 +119,7 @@ async def test_a_failing_function_costs_its_own_entry_alone(caplog: Logged, bad:
         "journals/s",
     ],
 )
-async def test_a_key_where_no_list_may_be_is_refused(caplog: Logged, key: Any) -> None:
+async def test_a_key_where_no_list_may_be_is_rejected(caplog: Logged, key: Any) -> None:
     site = Site(members(), [Projection("notes", lambda event: key, titled, name="mine")])
     await site.note("a", title="A")
     before = {listed.key async for listed in site.store.walk("")}
@@ -129,7 +129,7 @@ async def test_a_key_where_no_list_may_be_is_refused(caplog: Logged, key: Any) -
     assert site.count("failures") == 1
 
 
-async def test_a_corrupt_source_is_told_of_where_a_function_would_say_which_list_it_is_in(
+async def test_corrupt_source_is_reported_if_only_a_function_knows_its_list(
     caplog: Logged,
 ) -> None:
     site = Site(members(), [Projection("notes", lambda event: "lists/s", titled, name="mine")])
@@ -141,7 +141,7 @@ async def test_a_corrupt_source_is_told_of_where_a_function_would_say_which_list
     assert site.count("failures") == 1
 
 
-async def test_a_key_of_files_is_no_place_for_a_list(caplog: Logged) -> None:
+async def test_key_of_files_cannot_hold_a_list(caplog: Logged) -> None:
     files = LISTS | {"name": "files", "storagePath": "files/{id}", "allowedMimeTypes": ["image/png"]}
     plugin = Projection("notes", lambda event: "files/a", titled, name="mine")
     site = Site(members(collections=[NOTES, files]), [plugin])

@@ -70,7 +70,7 @@ async def test_a_projection_is_a_plugin(start: Start, session: aiohttp.ClientSes
         await log.wait_for_change(await log.last_id())
 
 
-async def test_what_was_written_while_nobody_followed_is_made_up_for() -> None:
+async def test_writes_while_nobody_followed_are_folded_later() -> None:
     site = Site(members(TITLES))
     await site.note("a", title="A")
     async with following(site):
@@ -173,7 +173,7 @@ class Elected(MemoryCoordinator):
         return self.is_leader
 
 
-async def test_who_does_not_lead_writes_nothing() -> None:
+async def test_follower_without_the_lease_writes_nothing() -> None:
     coordinator = Elected()
     coordinator.is_leader = False
     store = FaultyStore(MemoryStore())
@@ -206,7 +206,7 @@ async def test_former_leader_finishes_announced_changes_and_stops() -> None:
         await lists(site, [entry("a", title="A"), entry("b", title="B")])
 
 
-async def test_where_the_change_log_does_not_reach_back_the_lists_are_rebuilt(
+async def test_gap_in_the_change_log_rebuilds_the_lists(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     coordinator = MemoryCoordinator(retention=Retention(count=5))
@@ -264,7 +264,7 @@ async def test_a_thousand_writes_cost_far_fewer_writes_of_the_list(
 @pytest.mark.slow
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=depth(37, 600))
-def test_whoever_folds_a_change_and_when_the_last_put_holds_the_newest_state(seed: int) -> None:
+def test_the_last_put_has_the_newest_state_in_any_order_of_folds(seed: int) -> None:
     dice = random.Random(seed)
     schedule = [dice.choice([0, 1, 2, 40]) for _ in range(60)]
     asyncio.run(_fold_in_any_order([dice.choice("ab") for _ in range(6)], schedule))

@@ -36,7 +36,7 @@ async def test_a_source_may_name_its_namespace(source: Any, read: set[str]) -> N
     assert await site.items("lists/s") == expected
 
 
-def test_a_source_that_names_a_namespace_without_it_is_refused() -> None:
+def test_a_source_that_names_a_namespace_without_it_is_rejected() -> None:
     told = faults(
         members({**TITLES, "source": ["beta/notes", "acme/other"]}, namespaces={"acme": TENANTS["acme"]})
     )
@@ -57,7 +57,7 @@ def test_a_list_may_belong_to_the_namesake_of_a_source_in_another_namespace() ->
     assert site.lists.keys.why_not_allowed(projection, "acme/s/i") == "belongs to notes, one of its sources"
 
 
-def test_a_circle_over_namespaces_is_refused() -> None:
+def test_a_circle_over_namespaces_is_rejected() -> None:
     back = {"source": "/lists", "target": "acme/{space}/x", "id": "{space}", "value": {}}
     told = faults(members({**TITLES, "source": "acme/notes"}, back, namespaces={"acme": TENANTS["acme"]}))
     assert ("projections[1].target", "leads back to lists, one of its sources, by other projections") in told

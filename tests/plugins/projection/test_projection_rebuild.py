@@ -162,7 +162,7 @@ async def test_a_corrupt_list_is_made_anew_and_what_is_no_list_stays() -> None:
     assert site.count("failures") == 2
 
 
-async def test_what_is_written_and_folded_meanwhile_is_in_the_list() -> None:
+async def test_write_and_fold_during_a_rebuild_is_in_the_list() -> None:
     """A source appears after the sources were walked, over an entry that had none; its change is folded
     before the list is pruned."""
     memory, coordinator = MemoryStore(), MemoryCoordinator()
@@ -181,7 +181,7 @@ async def test_what_is_written_and_folded_meanwhile_is_in_the_list() -> None:
     assert await server.items() == [entry("a", title="A"), entry("b", title="B")]
 
 
-async def test_rebuild_beside_writers_and_followers_matches_the_sources() -> None:
+async def test_rebuild_during_writes_and_folds_matches_the_sources() -> None:
     store, coordinator = Turning(), MemoryCoordinator()
     settings = members(TITLES | {"maxRetries": 1000})
     writer, server, site = (Site(settings, store=store, coordinator=coordinator) for _ in range(3))
@@ -232,7 +232,7 @@ def written(tmp_path: Path, *projections: Any, **more: Any) -> tuple[str, dict[s
     return str(file), said
 
 
-async def test_the_command_rebuilds_while_a_server_runs_and_tells_its_listeners(
+async def test_the_command_rebuilds_while_a_server_runs_and_notifies_its_subscribers(
     shell: Shell, tmp_path: Path
 ) -> None:
     file, said = written(tmp_path, TITLES | {"name": "titles"})
@@ -252,7 +252,7 @@ async def test_the_command_rebuilds_while_a_server_runs_and_tells_its_listeners(
         assert json.loads(output)["changed"] == 0
 
 
-def test_an_unknown_name_is_told_with_the_names_there_are(shell: Shell, tmp_path: Path) -> None:
+def test_unknown_name_is_reported_with_the_known_names(shell: Shell, tmp_path: Path) -> None:
     file, _ = written(tmp_path, TITLES | {"name": "titles"}, TITLES)
     status, _, errors = shell.run("project", "rebuild", "title", "--config", file)
     assert status == 1

@@ -30,7 +30,7 @@ async def nodes(redis: RedisServer) -> AsyncIterator[list[Site]]:
         yield sites
 
 
-async def test_what_is_written_on_any_node_is_in_the_list_of_all(nodes: list[Site]) -> None:
+async def test_write_on_any_node_is_in_the_list_of_all(nodes: list[Site]) -> None:
     one, other = nodes
     async with following(one), following(other):
         await one.note("a", title="A")
@@ -56,9 +56,7 @@ async def test_another_node_takes_over_projections_when_the_leader_leaves(nodes:
         await lists(other, [*expected, entry("c", title="C")])
 
 
-async def test_where_redis_has_forgotten_the_changes_the_lists_are_rebuilt(
-    nodes: list[Site], redis: RedisServer
-) -> None:
+async def test_lists_are_rebuilt_after_redis_lost_the_changes(nodes: list[Site], redis: RedisServer) -> None:
     one, _ = nodes
     async with following(one):
         await one.note("a", title="A")

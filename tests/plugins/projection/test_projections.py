@@ -57,7 +57,7 @@ async def test_an_emptied_list_stays_and_one_that_was_never_there_is_not_made() 
     assert (await site.items("lists/s"), await site.items("lists/t")) == ([], None)
 
 
-async def test_where_project_or_target_returns_none_the_list_stays_as_it_is() -> None:
+async def test_list_stays_if_project_or_target_returns_none() -> None:
     def project(event: WriteEvent) -> Any:
         return None if event.body and event.body.get("draft") else titled(event)
 
@@ -91,7 +91,7 @@ async def test_a_conflict_is_folded_again_over_what_is_there_then() -> None:
     assert site.count("drops") == 0
 
 
-async def test_who_read_a_source_too_early_does_not_have_the_last_word() -> None:
+async def test_stale_read_of_a_source_does_not_win() -> None:
     store = FaultyStore(MemoryStore())
     coordinator = MemoryCoordinator()
     site, other = (Site(members(TITLES), store=store, coordinator=coordinator) for _ in range(2))
@@ -182,7 +182,7 @@ async def test_a_list_may_be_larger_than_the_bodies_that_its_collection_takes() 
     assert len(await site.items()) == 20
 
 
-async def test_the_id_is_beside_the_value_and_never_part_of_it() -> None:
+async def test_the_id_is_next_to_the_value_and_never_part_of_it() -> None:
     site = Site(members(TITLES | {"value": {"id": "/id"}}))
     await site.note("a", id="b")
     await site.note("b", id="a")
@@ -230,7 +230,7 @@ async def test_sources_in_namespaces_are_projected_and_lists_announced_in_theirs
     assert (told["namespace"], told["params"]) == ("acme", {"of": "s"})
 
 
-async def test_literal_segments_of_a_storage_path_say_whose_list_it_is() -> None:
+async def test_literal_segments_of_a_storage_path_decide_the_owner_of_the_list() -> None:
     special = {**LISTS, "name": "special", "storagePath": "lists/all", "listable": False}
     site = Site(members(TITLES | {"target": "lists/all"}, collections=[NOTES, LISTS, special]))
     await site.note("a", title="A")
@@ -239,7 +239,7 @@ async def test_literal_segments_of_a_storage_path_say_whose_list_it_is() -> None
     assert await site.told("lists") == []
 
 
-async def test_members_that_somebody_put_beside_the_items_stay() -> None:
+async def test_unknown_members_next_to_the_items_stay() -> None:
     site = Site(members(TITLES))
     items = [entry("a", title="old"), "no entry", {"no": "id"}, entry("a", title="second")]
     body = decode_push(json.dumps({"data": {"title": "Spring", "items": items}}).encode())
@@ -408,7 +408,7 @@ async def test_a_store_that_fails_meanwhile_is_no_lost_change() -> None:
     assert await site.items("lists/t") == [entry("b", title="B")]
 
 
-async def test_a_long_list_is_folded_beside_the_loop() -> None:
+async def test_long_list_is_folded_in_a_thread() -> None:
     site = Site(members(TITLES))
     for at in range(700):
         await site.note(f"n{at}", title="x" * 60)
@@ -419,7 +419,7 @@ async def test_a_long_list_is_folded_beside_the_loop() -> None:
     assert (len(items), items[-1]) == (701, entry("last", title="L"))
 
 
-def test_a_target_that_is_no_key_is_refused() -> None:
+def test_a_target_that_is_no_key_is_rejected() -> None:
     with pytest.raises(ValueError, match="must not start or end with a slash"):
         Projection("notes", "/lists", titled)
 

@@ -28,7 +28,7 @@ async def test_a_restore_has_everything_that_is_older_than_the_recovery_point(
         assert verdict.counts[what], f"no {what}: {verdict}"
 
 
-def test_what_is_acknowledged_after_the_moment_may_be_missing() -> None:
+def test_write_acknowledged_after_the_moment_may_be_missing() -> None:
     push = Operation(kind="push", who="c", node=0, key="a", start=9.0, end=10.0, status=200)
     assert as_of(push, 10.0) == push
     later = as_of(push, 9.5)

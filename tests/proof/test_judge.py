@@ -230,7 +230,7 @@ def test_a_repeated_push_that_conflicts_with_itself_is_found() -> None:
     assert broken(*tries, push(NOTHING, plain, 1, 2), in_the_end(plain)) == set(), "another's may be there"
 
 
-def test_a_repeated_push_that_is_told_another_time_is_found() -> None:
+def test_repeated_push_with_another_time_is_found() -> None:
     once = push(NOTHING, V1, 0, 1, once="k")
     later = replace(once, start=2, end=3, nonce="later", answer={**once.answer, "timestamp": 2})
     assert broken(once, later, in_the_end(V1)) == {"true answers"}
@@ -268,7 +268,7 @@ def test_a_pull_of_what_was_never_written_is_found() -> None:
     )
 
 
-def test_what_nobody_read_in_the_end_is_not_proved() -> None:
+def test_document_never_read_in_the_end_is_not_proved() -> None:
     assert broken(*GOOD_DOCUMENT[:-1]) == broken(*GOOD_LOG[:-1]) == {"read in the end"}
 
 
@@ -286,7 +286,7 @@ def test_a_doubled_append_is_found() -> None:
     assert broken(*keyed, whole("aa")) == {"once", "true answers"}
 
 
-def test_a_refused_append_that_is_there_is_found() -> None:
+def test_a_rejected_append_that_is_there_is_found() -> None:
     assert broken(append("a", 0, 1, 401, place=1), whole("a")) >= {"refused is not done"}
 
 
@@ -338,7 +338,7 @@ def test_a_replay_that_nobody_answers_is_none() -> None:
     assert broken(*GOOD_LOG, replay(GOOD_LOG[1], None), replay(GOOD_LOG[1], 503)) == set()
 
 
-def test_a_fresh_request_that_is_refused_as_a_replay_is_found() -> None:
+def test_a_fresh_request_that_is_rejected_as_a_replay_is_found() -> None:
     refused = asked("pull", DOCUMENT, {}, 5, 6, 401)
     assert broken(*GOOD_DOCUMENT, refused) == {"fresh requests"}
     assert broken(*GOOD_DOCUMENT, refused, replace(refused, status=None, answer=None)) == set()

@@ -66,7 +66,7 @@ def test_a_good_history_passes() -> None:
     assert broken(*GOOD) == set()
 
 
-def test_what_nobody_lists_or_pulls_in_the_end_is_found() -> None:
+def test_batch_never_listed_or_pulled_in_the_end_is_found() -> None:
     assert broken(*PUSHED, *POLLED) == {"read in the end"}
     assert "read in the end" in broken(*PUSHED, *POLLED, *without(FOUND, 3))
 
@@ -97,7 +97,7 @@ def test_a_file_too_many_is_found(ids: str, promise: str) -> None:
     assert broken(*PUSHED, *POLLED, *there) == {promise}
 
 
-def test_an_answer_that_does_not_tell_the_file_is_found() -> None:
+def test_answer_without_the_file_is_found() -> None:
     told = batch("ab", 1, 2, "3")
     assert "true answers" in broken(told, *without(GOOD, 0))
     assert "true answers" in broken(batch("c", 12, 13, "3", once="k"), *GOOD), "told otherwise at first"
@@ -135,13 +135,13 @@ TOLD = [
 ]
 
 
-def test_of_each_batch_a_follower_is_told_in_any_order() -> None:
+def test_of_each_batch_a_follower_is_notified_in_any_order() -> None:
     assert broken(*GOOD, follow(), *TOLD) == set()
     assert broken(*GOOD, follow(), *TOLD[:3]) == set(), "nobody knows that e was written"
     assert broken(*GOOD, follow(), *TOLD, heard(9.1, f"{FOLDER}/5", hash_of("f"))) == set(), "perhaps f"
 
 
-def test_a_batch_that_is_not_told_or_that_nobody_pushed_is_found() -> None:
+def test_batch_without_an_event_or_without_a_push_is_found() -> None:
     for left_out in range(3):
         assert broken(*GOOD, follow(), *without(TOLD, left_out)) == {"told of each write"}
     early = heard(1.5, f"{FOLDER}/5", hash_of("f"))

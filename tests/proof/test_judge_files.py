@@ -60,11 +60,11 @@ def test_bytes_that_are_not_those_of_the_hash_are_found() -> None:
     assert broken(*without(GOOD, 2), torn) == {"whole files"}
 
 
-def test_an_upload_that_is_told_another_hash_is_found() -> None:
+def test_upload_answered_with_another_hash_is_found() -> None:
     assert broken(*without(GOOD, 1), replace(GOOD[1], answer={"hash": HASHES["x"]})) == {"true hashes"}
 
 
-def test_what_nobody_sent_or_was_refused_is_found() -> None:
+def test_file_never_sent_or_rejected_is_found() -> None:
     assert broken(*GOOD, download("x", 16, 17)) == {"only what was sent"}
     assert broken(*GOOD, upload("x", 16, 17, 401), download("x", 18, 19)) >= {"refused is not done"}
 
@@ -85,31 +85,31 @@ def test_a_file_that_is_seen_before_it_is_pushed_is_found() -> None:
         [upload("x", 16, 17)],
     ],
 )
-def test_what_is_older_than_what_had_been_seen_is_found(more: Sequence[Operation]) -> None:
+def test_file_older_than_one_seen_before_is_found(more: Sequence[Operation]) -> None:
     assert broken(*GOOD, *more) == {"real time"}
 
 
-def test_what_nobody_read_in_the_end_is_found() -> None:
+def test_file_never_read_in_the_end_is_found() -> None:
     assert broken(*GOOD[:-1]) == {"read in the end"}
 
 
 TOLD = [heard(at, FILE, HASHES[name]) for name, at in (("a", 2.5), ("c", 9.1), ("b", 9.2), ("d", 13))]
 
 
-def test_of_each_file_a_follower_is_told_in_any_order_that_may_be() -> None:
+def test_of_each_file_a_follower_is_notified_in_any_possible_order() -> None:
     assert broken(*GOOD, follow(), *TOLD) == set()
     assert broken(*GOOD, follow(), *TOLD[:3]) == set(), "nobody knows that d was written"
     assert broken(*GOOD, follow(), *TOLD, heard(20, FILE, HASHES["a"])) == set(), "told again"
 
 
-def test_a_file_that_is_not_told_is_found() -> None:
+def test_file_without_an_event_is_found() -> None:
     for left_out in range(3):
         assert broken(*GOOD, follow(), *without(TOLD, left_out)) == {"told of each write"}
     assert broken(*GOOD, follow(), *TOLD, heard(20, FILE, HASHES["x"])) == {"told of writes"}
     assert broken(*GOOD, follow(), *TOLD[1:], heard(0.7, FILE, HASHES["a"])) >= {"told of writes"}
 
 
-def test_files_that_are_told_out_of_order_are_found() -> None:
+def test_file_events_out_of_order_are_found() -> None:
     late = [*TOLD[1:3], heard(9.5, FILE, HASHES["a"]), TOLD[3]]
     assert broken(*GOOD, follow(), *late) == {"told in order"}
     assert broken(*GOOD, follow(), *late[:2], reset(9.3), *late[2:]) == set()

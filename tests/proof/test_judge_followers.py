@@ -80,7 +80,7 @@ def test_a_good_history_passes() -> None:
     assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(None, 503)) == set(), "nobody was ever there"
 
 
-def test_a_change_that_was_not_told_is_found() -> None:
+def test_change_without_an_event_is_found() -> None:
     for left_out in (0, 1, 2, 3, 5, 7):
         told = without(TOLD, left_out)
         assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *told) == {"told of each write"}
@@ -88,7 +88,7 @@ def test_a_change_that_was_not_told_is_found() -> None:
     assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *without(TOLD, 4, 6)) == set()
 
 
-def test_who_was_not_there_yet_need_not_be_told() -> None:
+def test_follower_that_was_not_connected_yet_may_miss_an_event() -> None:
     assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(2.5), *TOLD[4:]) == {"told of each write"}
     assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(2.5), *without(TOLD, 0, 1, 2)) == set()
     assert broken(*GOOD, follow(0.5, who="f2")) == {"told of each write"}
@@ -104,7 +104,7 @@ def test_a_reset_covers_what_was_written_before_it() -> None:
     assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *told) == {"told of each write"}
 
 
-def test_an_id_that_is_told_again_or_does_not_grow_is_found() -> None:
+def test_event_id_that_repeats_or_does_not_grow_is_found() -> None:
     assert broken(*GOOD, replace(TOLD[-1], start=25, end=25)) == {"told once"}
     assert broken(*GOOD, of_log("abcdf", 25, "0001")) == {"told once"}
     # The same change under a new id is announced twice, which costs a pull.
@@ -113,19 +113,19 @@ def test_an_id_that_is_told_again_or_does_not_grow_is_found() -> None:
     assert broken(*GOOD, *other) == set()
 
 
-def test_a_change_that_nobody_wrote_is_found() -> None:
+def test_event_that_nobody_wrote_is_found() -> None:
     assert broken(*GOOD, of_document(Version(9, "x"), 30)) == {"told of writes"}
     assert broken(*GOOD, of_log("abcdfg", 30)) == {"told of writes"}
     assert broken(*GOOD, heard(30, "counters/other", V1.hash)) == {"told of writes"}
 
 
-def test_a_change_that_was_refused_is_found() -> None:
+def test_a_change_that_was_rejected_is_found() -> None:
     assert broken(*GOOD, of_document(Version(1, "x"), 30)) == {"told of writes"}
     refused = append("r", 30, 31, 401)
     assert broken(*GOOD, refused, heard(32, LOG, twin.log_hash(6, {"id": "r"}))) >= {"told of writes"}
 
 
-def test_a_refusal_may_be_told_where_its_node_died_before_it_could_withdraw_it() -> None:
+def test_event_of_a_rejected_write_is_allowed_if_its_node_died_before_the_abort() -> None:
     refused = push(V1, Version(2, "x"), 10, 11, 409, current=V2)
     told = of_document(Version(2, "x"), 30)
     stall = Operation(kind="stall", who="run", node=-1, start=10.5, end=13)
@@ -141,14 +141,14 @@ def test_a_refusal_may_be_told_where_its_node_died_before_it_could_withdraw_it()
         assert broken(*GOOD, refused, *others, told) == {"told of writes"}
 
 
-def test_a_change_whose_write_may_have_been_made_may_be_told() -> None:
+def test_event_of_a_write_that_may_have_succeeded_is_allowed() -> None:
     assert broken(*GOOD, of_document(Version(4, "z"), 30)) == set(), "a push that was answered 503"
     assert broken(*GOOD, heard(30, LOG, twin.log_hash(6, {"id": "e"}))) == set(), "an append likewise"
     # An attempt at the append of f may have been announced at another place.
     assert broken(*GOOD, heard(30, LOG, twin.log_hash(4, {"id": "f"}))) == set()
 
 
-def test_a_change_that_is_told_before_its_write_is_found() -> None:
+def test_event_before_its_write_is_found() -> None:
     early = [of_document(V1, 1.5), *without(TOLD, 0)]
     assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *early) == {"told of writes", "told of each write"}
     early = [of_log("a", 0.9), *without(TOLD, 1)]
@@ -164,14 +164,14 @@ def test_changes_of_one_document_out_of_order_are_found() -> None:
     assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *told) == {"told in order"}
 
 
-def test_what_was_written_before_a_reset_may_be_told_late() -> None:
+def test_event_of_a_write_before_a_reset_may_be_late() -> None:
     late = [*without(TOLD, 0, 3), of_document(V2, 7.5), of_document(V1, 8.5)]
     for moment, promises in ((1, {"told in order"}), (7.8, set[str]())):
         told = sorted([*late, reset(moment)], key=lambda one: one.end)
         assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *told) == promises
 
 
-def test_a_change_that_is_told_again_is_in_order() -> None:
+def test_repeated_change_event_is_in_order() -> None:
     assert broken(*GOOD, of_document(V1, 30), of_log("a", 31)) == set()
 
 
@@ -191,7 +191,7 @@ def test_the_first_attempt_of_a_repeated_write_begins_it() -> None:
     assert tries[1].answer["timestamp"] == FIRST_MS + 1
 
 
-async def test_a_stream_is_read_in_whatever_pieces_it_comes() -> None:
+async def test_stream_is_read_in_chunks_of_any_size() -> None:
     text = b': hello\n\nid: 1\n\nid: 2\ndata: {"a":\ndata: 1}\n\n:\n\nevent: reset\nid: 3\ndata: {}\n\n'
     text += b"id: 9\ndat"
     for size in (1, 2, 3, 7, 100):

@@ -51,7 +51,7 @@ async def test_every_flipped_byte_of_a_file_is_found(store: LocalStore, path: Pa
 
 
 @pytest.mark.parametrize("put", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("b")])
-async def test_what_is_no_file_is_damage_of_that_file_alone(
+async def test_node_that_is_no_file_is_damage_of_that_file_alone(
     store: LocalStore, path: Path, put: Callable[[Path], None]
 ) -> None:
     await store.write("photos/b", chunks_of(CONTENT), "image/png")
@@ -97,7 +97,7 @@ async def test_a_changed_row_of_a_file_is_found_or_without_effect(
             assert file.size == len(CONTENT)
 
 
-async def test_what_was_found_damaged_is_served_no_more(store: LocalStore, path: Path) -> None:
+async def test_damaged_file_is_served_no_more(store: LocalStore, path: Path) -> None:
     rot(path)
     with pytest.raises(DamagedFile) as caught:
         await store.verify(KEY)
@@ -261,7 +261,7 @@ async def test_a_file_that_is_put_back_is_served_as_the_same_version(
     assert await damages(store) == []
 
 
-async def test_a_damaged_file_that_is_asked_for_is_named_and_counted(
+async def test_requested_damaged_file_is_reported_and_counted(
     browser: Browser, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.unlink()
@@ -274,7 +274,7 @@ async def test_a_damaged_file_that_is_asked_for_is_named_and_counted(
     assert named[0] == f"the file at '{KEY}' (photos) is corrupt: {LOST_REASON}"
 
 
-async def test_a_push_of_the_file_heals_it(browser: Browser, store: LocalStore, path: Path) -> None:
+async def test_push_of_the_file_repairs_it(browser: Browser, store: LocalStore, path: Path) -> None:
     rot(path)
     assert len(await damages(store)) == 1
     assert (await browser.pull(KEY)).error == (500, "document_corrupt")
@@ -286,7 +286,7 @@ async def test_a_push_of_the_file_heals_it(browser: Browser, store: LocalStore, 
     assert await damages(store) == []
 
 
-async def test_a_document_takes_the_place_of_a_damaged_file_over_an_empty_base(
+async def test_document_replaces_a_damaged_file_over_an_empty_base(
     browser: Browser, store: LocalStore, path: Path
 ) -> None:
     rot(path)
@@ -300,7 +300,7 @@ async def test_a_document_takes_the_place_of_a_damaged_file_over_an_empty_base(
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-async def test_a_copy_over_a_damaged_file_heals_it(store: LocalStore, path: Path, is_known: bool) -> None:
+async def test_copy_over_a_damaged_file_repairs_it(store: LocalStore, path: Path, is_known: bool) -> None:
     backup = MemoryStore()
     await copy(store, backup)
     rot(path)
@@ -323,7 +323,7 @@ async def test_a_quick_copy_trusts_the_hashes_that_are_recorded(store: LocalStor
     assert (await read_file(store, KEY))[1] == CONTENT
 
 
-async def test_a_copy_over_a_lost_file_heals_it(store: LocalStore, path: Path) -> None:
+async def test_copy_over_a_lost_file_repairs_it(store: LocalStore, path: Path) -> None:
     backup = MemoryStore()
     await copy(store, backup)
     path.unlink()
@@ -331,7 +331,7 @@ async def test_a_copy_over_a_lost_file_heals_it(store: LocalStore, path: Path) -
     assert (await read_file(store, KEY))[1] == CONTENT
 
 
-async def test_a_copy_over_a_damaged_document_heals_it(store: LocalStore) -> None:
+async def test_copy_over_a_damaged_document_repairs_it(store: LocalStore) -> None:
     backup = MemoryStore()
     await backup.put("notes/a", document(b'{"amount":101}'))
     await store.put("notes/a", document(b'{"amount":101}').replace(b":101", b":901"))

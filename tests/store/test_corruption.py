@@ -203,7 +203,7 @@ async def test_a_damaged_keyring_is_not_folded_into_a_pull(scene: Scene) -> None
     assert await scene.corrupt() == 1
 
 
-async def test_a_push_over_a_damaged_document_heals_it_only_where_it_asks_for_that(scene: Scene) -> None:
+async def test_push_repairs_a_damaged_document_only_on_request(scene: Scene) -> None:
     """A push on a version that this process has written itself needs nothing of what is there."""
     await damage(scene.store, "notes/a")
     for base in (None, "ab" * 32, scene.hash):
@@ -222,7 +222,7 @@ async def test_a_repetition_leaves_a_write_that_was_damaged_since(scene: Scene) 
     assert (await scene.browser.pull("notes/c")).error == CORRUPT
 
 
-async def test_a_damaged_mark_is_damage(scene: Scene) -> None:
+async def test_damaged_write_id_is_damage(scene: Scene) -> None:
     await scene.browser.push("notes/c", {"amount": 101}, None, {"Idempotency-Key": "k"})
     blanks = bytes.maketrans(b" \t", b"\t ")
     await damage(scene.store, "notes/c", lambda stored: stored[:-1] + stored[-1:].translate(blanks))
@@ -326,7 +326,7 @@ async def test_no_byte_of_a_row_in_sqlite_changes_unnoticed(tmp_path: Path) -> N
     await store.close()
 
 
-def test_a_copy_verifies_the_hash_beside_the_checksum() -> None:
+def test_copy_verifies_the_hash_and_the_checksum() -> None:
     """A checksum that was made of the wrong bytes vouches for them; the hash does not."""
     push = _core.decode_push(PLAIN)
     assert check_document(push.stored(1)) is None
@@ -336,7 +336,7 @@ def test_a_copy_verifies_the_hash_beside_the_checksum() -> None:
         check_document(wrong)
 
 
-async def test_verify_and_copy_compare_the_hash_of_a_log_beside_its_checksum() -> None:
+async def test_verify_and_copy_compare_the_hash_and_the_checksum_of_a_log() -> None:
     """Starfish may give the hash of all elements to what becomes a log."""
     document = twin.starfish_document(twin.Log(tuple(twin.Element(TS_MS + n, {"n": n}) for n in range(3))))
     wrong = reference.content_hash(json.dumps(document["data"]).encode())

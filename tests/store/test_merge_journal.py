@@ -60,7 +60,7 @@ async def test_a_crash_at_any_step_counts_nothing_twice_and_is_finished(
     assert {listed.key async for listed in store.walk("")} == {"e/2-", "e/3"}
 
 
-async def test_what_another_merges_is_left_to_it(clock: FakeClock) -> None:
+async def test_merge_of_another_process_is_left_to_it(clock: FakeClock) -> None:
     inner = MemoryStore(clock)
     merged = await written(inner)
     first, second = FaultyStore(inner, clock), FaultyStore(inner, clock)

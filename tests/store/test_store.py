@@ -66,7 +66,7 @@ async def test_the_folder_is_closed_to_others(store: LocalStore, folder: Path) -
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-async def test_what_was_stored_is_there_after_reopening(folder: Path) -> None:
+async def test_stored_objects_are_there_after_reopening(folder: Path) -> None:
     first = await LocalStore.open_folder(folder)
     etag = await first.put("a", b"one")
     sha256 = await first.write("f/b.parquet", chunks_of(b"file"), "text/plain")
@@ -91,7 +91,7 @@ async def test_closing_finishes_the_writes_under_way(folder: Path) -> None:
     assert not list(folder.glob("*-wal")), "the log was not folded into the database"
 
 
-async def test_a_closed_store_refuses_writes(folder: Path) -> None:
+async def test_a_closed_store_rejects_writes(folder: Path) -> None:
     store = await LocalStore.open_folder(folder)
     await store.close()
     with pytest.raises(StoreUnavailable):
@@ -100,7 +100,7 @@ async def test_a_closed_store_refuses_writes(folder: Path) -> None:
         await store.get("a")
 
 
-async def test_too_many_waiting_writes_are_refused(store: LocalStore) -> None:
+async def test_too_many_waiting_writes_are_rejected(store: LocalStore) -> None:
     outcomes = await asyncio.gather(
         *(store.put(f"n/{n}", b"1") for n in range(4_196)), return_exceptions=True
     )
@@ -109,7 +109,7 @@ async def test_too_many_waiting_writes_are_refused(store: LocalStore) -> None:
     assert len(await store.list("n", None, 10_000)) == 4_096
 
 
-async def test_a_newer_schema_is_refused_by_name(folder: Path) -> None:
+async def test_a_newer_schema_is_rejected_by_name(folder: Path) -> None:
     await (await LocalStore.open_folder(folder)).close()
     with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
         database.execute("PRAGMA user_version = 99")
@@ -150,7 +150,7 @@ async def test_a_damaged_database_is_unavailable_and_never_empty(
     await second.close()
 
 
-async def test_a_database_damaged_at_its_root_is_refused_on_opening(folder: Path) -> None:
+async def test_a_database_damaged_at_its_root_is_rejected_on_opening(folder: Path) -> None:
     await (await LocalStore.open_folder(folder)).close()
     with open(folder / "pysync.db", "r+b") as database:
         database.write(b"not a database, but long enough to be taken for one" * 100)
@@ -158,7 +158,7 @@ async def test_a_database_damaged_at_its_root_is_refused_on_opening(folder: Path
         await LocalStore.open_folder(folder)
 
 
-async def test_a_full_disk_refuses_the_group_and_keeps_what_was_there(folder: Path) -> None:
+async def test_full_disk_rejects_the_group_and_keeps_earlier_data(folder: Path) -> None:
     store = await LocalStore.open_folder(folder)
     await store.put("a", b"one")
     store._writer._connection.execute("PRAGMA max_page_count = 20")
@@ -244,7 +244,7 @@ async def test_a_document_that_is_unmodified_is_looked_up_once_until_anybody_com
     assert found.body == b"2"
 
 
-async def test_what_is_kept_is_bounded(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cache_is_bounded(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_cache, "CACHE_BYTES", 10)
     monkeypatch.setattr(read_cache, "CACHE_OBJECT_BYTES", 4)
     for key, body in (("a", b"1234"), ("b", b"1234"), ("c", b"1234"), ("big", b"12345")):

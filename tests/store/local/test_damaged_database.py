@@ -279,7 +279,7 @@ async def test_stores_that_have_no_database_are_not_checked(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_what_is_no_database_is_damaged(tmp_path: Path) -> None:
+async def test_file_that_is_no_database_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_bytes(b"not a database, and longer than its header" * 100)
     assert "is damaged: file is not a database. Restore it" in str(quick_check(tmp_path / "x.db"))
 

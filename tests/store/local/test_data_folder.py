@@ -94,7 +94,7 @@ async def test_a_copy_of_a_store_is_closed_to_others(
     assert open_to_others(tmp_path / "copies") == []
 
 
-async def test_a_link_in_the_place_of_a_file_is_neither_read_nor_adopted(
+async def test_link_in_place_of_a_file_is_neither_read_nor_adopted(
     store: LocalStore, folder: Path, outside: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     sha256 = await store.write("a/b", chunks(b"mine"), "text/plain")
@@ -113,7 +113,7 @@ async def test_a_link_in_the_place_of_a_file_is_neither_read_nor_adopted(
     assert row == (sha256,)
 
 
-async def test_a_link_in_the_place_of_a_folder_is_neither_read_nor_adopted(
+async def test_link_in_place_of_a_folder_is_neither_read_nor_adopted(
     store: LocalStore, folder: Path, outside: Path
 ) -> None:
     await store.write("x/a/b", chunks(b"mine"), "text/plain")
@@ -141,9 +141,7 @@ async def test_nothing_is_written_or_removed_through_a_link(
 
 
 @pytest.mark.slow
-async def test_a_file_that_is_written_takes_the_place_of_a_link(
-    store: LocalStore, folder: Path, outside: Path
-) -> None:
+async def test_written_file_replaces_a_link(store: LocalStore, folder: Path, outside: Path) -> None:
     await store.write("a/b", chunks(b"mine"), "text/plain")
     for target in (outside / "b", outside, outside / "nowhere"):
         (folder / "files/a/b").unlink()
@@ -154,9 +152,7 @@ async def test_a_file_that_is_written_takes_the_place_of_a_link(
     assert (outside / "b").read_bytes() == b"secret"
 
 
-async def test_a_link_that_is_removed_leaves_what_it_leads_to(
-    store: LocalStore, folder: Path, outside: Path
-) -> None:
+async def test_removed_link_leaves_its_target(store: LocalStore, folder: Path, outside: Path) -> None:
     await store.write("a/b", chunks(b"mine"), "text/plain")
     (folder / "files/a/b").unlink()
     (folder / "files/a/b").symlink_to(outside / "b")
@@ -181,7 +177,7 @@ async def test_a_file_that_somebody_put_back_is_served(store: LocalStore, folder
     assert await content(store, "a/b") == b"bytes"
 
 
-async def test_a_link_in_the_place_of_the_stores_lock_is_not_followed(folder: Path, outside: Path) -> None:
+async def test_link_in_place_of_the_stores_lock_is_not_followed(folder: Path, outside: Path) -> None:
     folder.mkdir()
     (folder / "pysync.lock").symlink_to(outside / "b")
     with pytest.raises(StoreUnavailable, match="symbolic links"):
@@ -198,9 +194,7 @@ async def test_coordinator_follows_no_symbolic_link(folder: Path, outside: Path,
     assert (outside / "b").read_bytes() == b"secret"
 
 
-async def test_a_link_in_the_place_of_the_lock_of_who_leads_is_not_followed(
-    folder: Path, outside: Path
-) -> None:
+async def test_link_in_place_of_the_leader_lock_is_not_followed(folder: Path, outside: Path) -> None:
     coordinator = await LocalCoordinator.open_folder(folder)
     (folder / "leads/scrub").symlink_to(outside / "b")
     before = (outside / "b").stat().st_mtime_ns
@@ -211,7 +205,7 @@ async def test_a_link_in_the_place_of_the_lock_of_who_leads_is_not_followed(
 
 
 @pytest.mark.parametrize("name", ["files/~incoming", "merging"])
-async def test_a_link_in_the_place_of_a_folder_of_the_stores_own_is_not_followed(
+async def test_link_in_place_of_a_folder_of_the_stores_own_is_not_followed(
     folder: Path, outside: Path, name: str
 ) -> None:
     store = await LocalStore.open_folder(folder)

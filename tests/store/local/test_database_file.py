@@ -113,7 +113,7 @@ async def test_a_database_that_is_gone_is_not_read_and_the_store_is_not_ready(
         await store.change_log.last_id()
 
 
-async def test_a_write_whose_database_is_deleted_before_it_is_acknowledged_is_refused(
+async def test_a_write_whose_database_is_deleted_before_it_is_acknowledged_is_rejected(
     store: LocalStore, folder: Path
 ) -> None:
     def write(cursor: object) -> None:
@@ -147,9 +147,7 @@ async def test_a_database_that_is_put_back_is_not_trusted_before_a_restart(
     await again.close()
 
 
-async def test_a_store_that_nobody_writes_to_is_looked_after(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_idle_store_checks_its_database(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "CHECK_INTERVAL_S", 0.001)
     found = threading.Event()
     check = DatabaseFile.check
@@ -228,7 +226,7 @@ async def test_a_folder_that_served_a_coordinator_alone_takes_a_store(folder: Pa
     await store.close()
 
 
-async def test_a_store_is_opened_though_its_lock_cannot_be_marked(
+async def test_store_opens_though_its_lock_cannot_be_written(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(path: Path, data: bytes) -> int:

@@ -227,7 +227,7 @@ async def test_a_log_that_cannot_be_read_on_a_read_only_disk_is_not_ignored(smal
 
 
 @pytest.mark.parametrize("seed", range(depth(2, 20)))
-async def test_what_is_acknowledged_on_a_disk_that_is_full_now_and_then_is_there_after_a_restart(
+async def test_acknowledged_writes_on_an_intermittently_full_disk_survive_a_restart(
     tmp_path: Path, seed: int
 ) -> None:
     random = Random(seed)

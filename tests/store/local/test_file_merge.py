@@ -169,7 +169,7 @@ async def test_a_kill_at_any_step_leaves_everything_once(
 
 
 @pytest.mark.process
-async def test_what_is_written_between_a_kill_and_the_end_of_its_merge_stays(
+async def test_write_between_a_kill_and_the_end_of_its_merge_stays(
     store: LocalStore, folder: Path, merge_until: Callable[[int], bool]
 ) -> None:
     kill_after_commit(folder, merge_until)
@@ -232,7 +232,7 @@ async def test_readers_during_a_merge_find_each_file_once(store: LocalStore, fol
     await other.close()
 
 
-async def test_what_comes_and_goes_during_a_merge_is_as_it_would_be_without(
+async def test_writes_and_deletes_during_a_merge_have_the_result_of_those_without(
     store: LocalStore, folder: Path
 ) -> None:
     merged = await sha256s(store, *"12345")

@@ -345,16 +345,14 @@ async def test_a_write_that_panics_fails_its_group_and_no_other(failing: GroupCo
     assert values(path) == [2]
 
 
-async def test_what_fails_after_the_commit_undoes_nothing(
-    failing: GroupCommit, path: Path, work: Work
-) -> None:
+async def test_failure_after_the_commit_undoes_nothing(failing: GroupCommit, path: Path, work: Work) -> None:
     work.fails["committed"] = LookupError("unforeseen")
     assert await failing.submit(insert, 1) == 1
     assert await failing.submit(insert, 2) == 2
     assert "undone" not in work.calls
 
 
-async def test_what_fails_while_a_group_is_undone_keeps_nobody_waiting(
+async def test_failure_during_a_rollback_keeps_nobody_waiting(
     failing: GroupCommit, path: Path, work: Work
 ) -> None:
     Failing.failures["COMMIT"] = sqlite3.OperationalError("disk I/O error")

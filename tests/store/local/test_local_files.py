@@ -82,7 +82,7 @@ async def test_a_key_below_or_above_a_file_is_a_conflict(store: LocalStore) -> N
     assert [listed.key async for listed in store.walk("")] == ["a/b"]
 
 
-async def test_a_refused_or_failed_write_leaves_no_temporary_file(store: LocalStore, folder: Path) -> None:
+async def test_a_rejected_or_failed_write_leaves_no_temporary_file(store: LocalStore, folder: Path) -> None:
     await store.write("a", chunks_of(b"1"), "text/plain")
     with pytest.raises(KeyConflict):
         await store.write("a/b", chunks_of(b"2"), "text/plain")
@@ -107,7 +107,7 @@ async def test_the_folder_of_incoming_files_is_not_a_key(store: LocalStore) -> N
             await store.write(key, chunks_of(b"1"), "text/plain")
 
 
-async def test_a_key_too_long_for_the_disk_is_refused(store: LocalStore, folder: Path) -> None:
+async def test_a_key_too_long_for_the_disk_is_rejected(store: LocalStore, folder: Path) -> None:
     for key in ("x" * 300, "new/" + "x" * 300, "x" * 300 + "/a", "/".join(["deep"] * 1_000)):
         with pytest.raises(ValueError, match="too long"):
             await store.write(key, chunks_of(b"1"), "text/plain")
@@ -125,7 +125,7 @@ async def test_deleting_prunes_empty_folders_only(store: LocalStore, folder: Pat
     assert {path.name for path in (folder / "files").iterdir()} == {"~incoming"}
 
 
-async def test_a_document_in_its_place_removes_the_file(store: LocalStore, folder: Path) -> None:
+async def test_document_that_replaces_a_file_removes_it(store: LocalStore, folder: Path) -> None:
     await store.write("a/1.parquet", chunks_of(b"1"), "text/plain")
     await store.put("a/1.parquet", b"document")
     assert not (folder / "files/a").exists()
@@ -166,9 +166,7 @@ async def test_a_file_lost_from_disk_is_damaged_not_missing(store: LocalStore, f
     assert (await read_file(store, "a"))[1] == b"2"
 
 
-async def test_where_the_folder_of_all_files_is_gone_the_store_is_unavailable(
-    store: LocalStore, folder: Path
-) -> None:
+async def test_missing_files_folder_makes_the_store_unavailable(store: LocalStore, folder: Path) -> None:
     await store.write("a", chunks_of(b"1"), "text/plain")
     shutil.rmtree(folder / "files")
     with pytest.raises(StoreUnavailable, match="is its disk mounted"):
@@ -284,7 +282,7 @@ async def test_a_move_that_the_loss_of_power_undid_is_done_again(store: LocalSto
     assert await reopened(folder) == {"f/new": b"new", "f/replaced": b"newer"}
 
 
-async def test_a_file_that_cannot_be_moved_yet_is_kept_and_told(
+async def test_file_that_cannot_be_renamed_yet_is_kept_and_reported(
     store: LocalStore, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     await store.write("f/a", chunks_of(b"new"), "text/plain")
@@ -347,7 +345,7 @@ async def test_a_write_whose_caller_is_gone_is_carried_out_or_leaves_nothing(
     assert await reopened(folder) == on_disk(folder)
 
 
-async def test_a_refused_write_whose_caller_is_gone_leaves_nothing(
+async def test_a_rejected_write_whose_caller_is_gone_leaves_nothing(
     store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.write("f", chunks_of(b"1"), "text/plain")
@@ -668,7 +666,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.process
 @pytest.mark.parametrize("verb", ["open", "stat", "write", "put", "delete", "reopen"])
-async def test_who_is_slow_to_move_a_file_does_no_harm(store: LocalStore, folder: Path, verb: str) -> None:
+async def test_slow_rename_does_no_harm(store: LocalStore, folder: Path, verb: str) -> None:
     await store.write("e/1.parquet", chunks_of(b"before"), "text/plain")
     process = run_python(STOP_BEFORE_THE_MOVE, str(folder))
     await asyncio.to_thread(os.waitpid, process.pid, os.WUNTRACED)
@@ -722,7 +720,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.mark.process
-async def test_who_lists_after_the_last_name_misses_no_file_of_any_process(
+async def test_listing_after_the_last_name_misses_no_file_of_any_process(
     store: LocalStore, folder: Path
 ) -> None:
     processes = [run_python(ADD, str(folder), name) for name in ("x", "y")]
@@ -769,7 +767,7 @@ def where(key: str, tick: HybridTimestamp) -> str:
     return key
 
 
-async def test_a_file_without_a_place_takes_no_tick_and_leaves_nothing(
+async def test_file_without_a_location_takes_no_tick_and_leaves_nothing(
     store: LocalStore, folder: Path
 ) -> None:
     await store.write("taken", chunks_of(b"1"), "text/plain")

@@ -99,7 +99,7 @@ async def test_a_smaller_file_in_place_of_a_document_is_one_file_more(tmp_path: 
     await store.close()
 
 
-async def test_what_was_deleted_may_be_stored_again(store: LocalStore) -> None:
+async def test_deleted_bytes_may_be_stored_again(store: LocalStore) -> None:
     charge = Charge(account_of("anna"))
     for number in range(3):
         await store.put(f"notes/anna/{number}", b"x" * 100, charge=charge)
@@ -125,7 +125,7 @@ async def test_of_writers_who_together_exceed_a_quota_some_are_rejected(tmp_path
         await store.close()
 
 
-async def test_what_was_stored_before_is_counted_once(tmp_path: Path) -> None:
+async def test_earlier_data_is_counted_once(tmp_path: Path) -> None:
     before = await LocalStore.open_folder(tmp_path)
     for number in range(600):
         await before.put(f"notes/anna/{number}", b"x" * 10)

@@ -94,7 +94,7 @@ async def test_documents_read_together_are_of_one_moment(store: LocalStore) -> N
     assert [each and each.body for each in found.values()] == [b"new", b"new"]
 
 
-async def test_without_the_index_each_tick_asks_the_database(
+async def test_without_the_index_each_tick_queries_the_database(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "wal_index_header", lambda index: None)
@@ -108,7 +108,7 @@ async def test_without_the_index_each_tick_asks_the_database(
     await store.close()
 
 
-async def test_a_closed_store_does_not_look_at_the_index(folder: Path) -> None:
+async def test_closed_store_does_not_read_the_index(folder: Path) -> None:
     store = await LocalStore.open_folder(folder)
     await store.put(KEYS[0], b"old")
     assert await body(store) == b"old"

@@ -60,7 +60,7 @@ async def client(radosgw: S3Server) -> AsyncIterator[Any]:
         yield client
 
 
-async def test_a_url_names_its_bucket_and_what_stands_beside_it(radosgw: S3Server, prefix: str) -> None:
+async def test_url_names_its_bucket_and_its_options(radosgw: S3Server, prefix: str) -> None:
     url = f"s3://{radosgw.bucket}/{prefix}/?endpoint={radosgw.endpoint}&region=us-east-1&path_style=true"
     config = StoreConfig(url=url, access_key_id="testing", secret_access_key="testingsecret")
     first = await open_store(config, shared=True)
@@ -83,7 +83,7 @@ async def test_two_prefixes_are_two_stores(radosgw: S3Server, prefix: str) -> No
 class TestCost:
     """Requests to S3."""
 
-    async def test_what_is_kept_is_asked_for_and_not_sent_again(self, bucket: Proxied) -> None:
+    async def test_cached_object_is_revalidated_and_not_sent_again(self, bucket: Proxied) -> None:
         etag = await bucket.other.put("a", b"one")
         first = await bucket.store.get("a")
         assert isinstance(first, StoredObject)
@@ -96,7 +96,7 @@ class TestCost:
         assert isinstance(found, StoredObject)
         assert found.body == b"two"
 
-    async def test_what_was_written_is_kept(self, bucket: Proxied) -> None:
+    async def test_written_object_is_cached(self, bucket: Proxied) -> None:
         etag = await bucket.store.put("a", b"one")
         found = await bucket.store.get("a")
         assert isinstance(found, StoredObject)
@@ -112,7 +112,7 @@ class TestCost:
         assert await bucket.store.list("p", "04", 10) == [f"{n:02}" for n in range(5, 15)]
         assert bucket.proxy.calls == {"LIST": 1}
 
-    async def test_many_are_asked_for_at_once(self, bucket: Proxied) -> None:
+    async def test_many_are_requested_at_once(self, bucket: Proxied) -> None:
         await asyncio.gather(*(bucket.other.put(f"n/{n}", b"1") for n in range(100)))
         found = await bucket.store.get_many([f"n/{n}" for n in range(100)])
         assert None not in found
@@ -125,7 +125,7 @@ class TestCost:
         assert (file.size, len(content)) == (MB, 1_000)
         assert (bucket.proxy.calls, bucket.proxy.statuses) == ({"GET": 1}, {206: 1})
 
-    async def test_what_is_kept_is_bounded(self) -> None:
+    async def test_cache_is_bounded(self) -> None:
         recent = VersionCache(max_versions=3, max_bytes=2_000, max_object_bytes=500)
         for n in range(5):
             recent.put(f"k{n}", StoredObject(bytes(100), f"e{n}", "t", n), (f"i{n}", "0"))
@@ -251,7 +251,7 @@ class TestBigFiles:
         assert sha256 == hashlib.sha256(body).hexdigest()
 
     @pytest.mark.slow
-    async def test_what_the_network_loses_is_sent_again(self, bucket: Proxied) -> None:
+    async def test_request_lost_by_the_network_is_sent_again(self, bucket: Proxied) -> None:
         for fault in (bucket.proxy.abort, bucket.proxy.lose_reply, bucket.proxy.throttle):
             for kind in ("POST uploads", "PUT partNumber", "POST uploadId"):
                 fault(kind)
@@ -279,7 +279,7 @@ class TestBigFiles:
         assert "Uploads" not in await client.list_multipart_uploads(Bucket=radosgw.bucket, Prefix=root)
 
 
-async def test_a_closed_store_has_finished_its_writes_and_refuses_more(bucket: Proxied) -> None:
+async def test_a_closed_store_has_finished_its_writes_and_rejects_more(bucket: Proxied) -> None:
     store = await bucket.open()
     written = asyncio.Event()
     arrived = bucket.proxy.delay("PUT", until=written)

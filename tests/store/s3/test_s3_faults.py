@@ -72,7 +72,7 @@ class TestAPutWhoseAnswerIsLost:
         ],
     )
     @pytest.mark.parametrize("forwarded", [True, False])
-    async def test_an_error_of_the_server_tells_as_little(
+    async def test_an_error_of_the_server_proves_as_little(
         self, bucket: Proxied, status: int, body: bytes, forwarded: bool
     ) -> None:
         etag = await bucket.store.put("a", b"one")
@@ -166,7 +166,7 @@ class TestAPutWhoseAnswerIsLost:
 
 
 class TestALoserOfARace:
-    async def test_is_told_so_where_the_server_says_500(self, bucket: Proxied) -> None:
+    async def test_is_reported_if_the_server_answers_500(self, bucket: Proxied) -> None:
         etag = await bucket.store.put("a", b"one")
         await bucket.other.get("a")
         await bucket.other.put("a", b"two", expect=Etag(etag))
@@ -175,13 +175,13 @@ class TestALoserOfARace:
             await bucket.store.put("a", b"three", expect=Etag(etag))
         assert bucket.proxy.met == {"answer": 1}
 
-    async def test_is_told_so_where_nothing_was_expected(self, bucket: Proxied) -> None:
+    async def test_is_reported_if_nothing_was_expected(self, bucket: Proxied) -> None:
         await bucket.other.put("a", b"one", expect=ABSENT)
         bucket.proxy.respond("PUT", status=500, instead_of=412)
         with pytest.raises(EtagMismatch):
             await bucket.store.put("a", b"two", expect=ABSENT)
 
-    async def test_is_told_so_where_a_missing_object_is_404(self, bucket: Proxied) -> None:
+    async def test_is_reported_if_a_missing_object_is_404(self, bucket: Proxied) -> None:
         etag = await bucket.store.put("a", b"one")
         await bucket.other.delete("a")
         bucket.proxy.respond("PUT", status=404, body=s3_error("NoSuchKey"), headers=XML, instead_of=412)
@@ -189,7 +189,7 @@ class TestALoserOfARace:
             await bucket.store.put("a", b"two", expect=Etag(etag))
         assert bucket.proxy.met == {"answer": 1}
 
-    async def test_asks_no_more_where_nothing_was_lost(self, bucket: Proxied) -> None:
+    async def test_causes_no_more_requests_if_nothing_was_lost(self, bucket: Proxied) -> None:
         etag = await bucket.other.put("a", b"one")
         await bucket.other.put("a", b"two", expect=Etag(etag))
         with pytest.raises(EtagMismatch):
@@ -244,7 +244,7 @@ class TestARefusalThatPasses:
 
 
 class TestARead:
-    async def test_that_breaks_off_is_asked_again(self, bucket: Proxied) -> None:
+    async def test_that_breaks_off_is_retried(self, bucket: Proxied) -> None:
         await bucket.other.put("a", bytes(100_000))
         bucket.proxy.truncate("GET", to_bytes=5_000, times=2)
         assert await body_of(bucket.store, "a") == bytes(100_000)

@@ -52,7 +52,7 @@ class TestStat:
         assert await bucket.store.stat("a") == told
         assert bucket.proxy.calls == {"HEAD": 1}
 
-    async def test_of_what_is_no_file_it_is_none(self, bucket: Proxied) -> None:
+    async def test_of_an_object_that_is_no_file_is_none(self, bucket: Proxied) -> None:
         etag = await bucket.other.put("document", b"{}")
         assert await bucket.store.stat("document") is None
         assert await bucket.store.stat("nothing") is None
@@ -60,7 +60,7 @@ class TestStat:
         assert etag
         assert await bucket.store.stat("document") is None
 
-    async def test_it_is_asked_again_where_that_can_help(self, bucket: Proxied) -> None:
+    async def test_is_retried_if_that_can_help(self, bucket: Proxied) -> None:
         await bucket.other.write("a", chunks_of(b"one"), "text/plain")
         for fault in (bucket.proxy.throttle, bucket.proxy.abort, bucket.proxy.lose_reply):
             fault("HEAD")
@@ -95,7 +95,7 @@ class TestRanges:
 class TestReceived:
     """What is told of a file that has come in and that nobody sees yet."""
 
-    async def test_it_is_told_before_the_file_is_seen(self, bucket: Proxied, size: int) -> None:
+    async def test_is_reported_before_the_file_is_seen(self, bucket: Proxied, size: int) -> None:
         await bucket.other.write("a", chunks_of(b"old"), "text/plain")
         told = []
 
@@ -107,7 +107,7 @@ class TestReceived:
         assert told == [sha256] == [hashlib.sha256(bytes(size)).hexdigest()]
         assert await content_of(bucket.other, "a") == bytes(size)
 
-    async def test_what_it_refuses_leaves_no_trace(
+    async def test_rejected_upload_leaves_no_trace(
         self, bucket: Proxied, client: Any, radosgw: S3Server, size: int
     ) -> None:
         async def refuse(sha256: str) -> None:
@@ -150,7 +150,7 @@ class TestASmallFile:
             assert await content_of(bucket.other, "a") == b"%d" % n
         assert bucket.proxy.met == {met: 3}
 
-    async def test_does_not_come_back_over_what_came_after_it(self, bucket: Proxied) -> None:
+    async def test_does_not_come_back_over_a_later_write(self, bucket: Proxied) -> None:
         """Its first attempt was stored and its answer lost; another file took its place before it was tried
         again."""
         await bucket.other.write("a", chunks_of(b"one"), "text/plain")
@@ -165,7 +165,7 @@ class TestASmallFile:
         await writing
         assert await content_of(bucket.other, "a") == b"three"
 
-    async def test_is_written_over_whatever_came_before_it(self, bucket: Proxied, client: Any) -> None:
+    async def test_is_written_over_any_earlier_write(self, bucket: Proxied, client: Any) -> None:
         await bucket.other.put("a", b"{}")
         held = asyncio.Event()
         arrived = bucket.proxy.delay("PUT", until=held)
@@ -189,7 +189,7 @@ class TestASmallFile:
 class TestALargeFile:
     """One that goes in parts."""
 
-    async def test_whose_upload_is_cancelled_leaves_no_parts(
+    async def test_of_a_cancelled_upload_leaves_no_parts(
         self, bucket: Proxied, client: Any, radosgw: S3Server
     ) -> None:
         arrived = bucket.proxy.delay("PUT partNumber", until=asyncio.Event())
@@ -203,7 +203,7 @@ class TestALargeFile:
         assert await bucket.other.stat("a") is None
 
     @pytest.mark.process
-    async def test_whose_writer_is_killed_is_not_seen(self, radosgw: S3Server, bucket: Proxied) -> None:
+    async def test_of_a_killed_writer_is_not_seen(self, radosgw: S3Server, bucket: Proxied) -> None:
         await bucket.other.write("a", chunks_of(b"old"), "text/plain")
         completes = bucket.proxy.delay("POST uploadId", until=asyncio.Event())
         url = f"s3://{radosgw.bucket}/{bucket.prefix}?endpoint={bucket.proxy.url}&path_style=true"
@@ -252,7 +252,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_an_upload_that_finds_no_room_to_be_spooled_is_refused(
+async def test_an_upload_that_finds_no_room_to_be_spooled_is_rejected(
     bucket: Proxied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))

@@ -134,7 +134,7 @@ class TestCredentials:
             assert isinstance(await store.get("a"), StoredObject)
 
     @pytest.mark.process
-    async def test_are_waited_for_where_they_are_renewed_late(
+    async def test_are_awaited_if_they_are_renewed_late(
         self, radosgw: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         without_credentials(monkeypatch, tmp_path)
@@ -188,7 +188,7 @@ class TestConditions:
             True,
         )
 
-    async def test_the_probe_leaves_nothing_behind_and_looks_after_itself(
+    async def test_the_probe_leaves_nothing_behind_and_cleans_up_after_itself(
         self, radosgw: S3Server, proxy: FaultProxy
     ) -> None:
         prefix = new_prefix()
@@ -270,7 +270,7 @@ class TestEtags:
             assert [listed.etag async for listed in bucket.store.walk("")] == [etag]
 
 
-async def test_a_clock_that_is_a_little_wrong_is_told_of(
+async def test_slightly_wrong_clock_is_reported(
     radosgw: S3Server, proxy: FaultProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     def late(headers: CIMultiDict[str]) -> None:

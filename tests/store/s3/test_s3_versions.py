@@ -69,7 +69,7 @@ def test_an_etag_is_kept_plain(said: str, etag: str) -> None:
         (NO_VERSION, version("x"), WriteOutcome.UNKNOWN),
     ],
 )
-def test_what_became_of_a_write_is_told_by_lineages(
+def test_outcome_of_a_write_is_decided_by_lineages(
     over: ExpectedVersion, found: Version | None, verdict: WriteOutcome
 ) -> None:
     assert resolve_outcome("w", over, found) is verdict

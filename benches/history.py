@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -28,7 +29,9 @@ from pysync.engine.changes import DocumentRef
 from pysync.engine.documents import Documents
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+from support.faulty_store import FaultyStore
 
 WRITERS = 32
 PUSHES = 40

@@ -82,7 +82,7 @@ class PreparedWrite(NamedTuple):
 
 
 class Coordinator(ChangeLog, Protocol):
-    """Shared, short-lived memory. `CoordinatorContract` in `pysync.testing` is its promise as tests. Methods
+    """Shared, short-lived memory. `CoordinatorContract` in `tests/contracts` is its promise as tests. Methods
     raise CoordinatorUnavailable rather than promise something that may be forgotten."""
 
     @property

@@ -75,7 +75,7 @@ class ReadableStore(Protocol):
 
 class Store(ReadableStore, Protocol):
     """Objects stored under keys: UTF-8 with `/` between segments; `split_key` rejects invalid keys. Every
-    back end keeps the same contract, and `StoreContract` in `pysync.testing` tests it. Every failure other
+    back end keeps the same contract, and `StoreContract` in `tests/contracts` tests it. Every failure other
     than the named errors is `StoreUnavailable`. A reader sees either the old or the new bytes of an object,
     never a part.
 

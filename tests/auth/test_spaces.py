@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_device
+from support.faulty_store import FaultyStore
 
 from pysync import _core
 from pysync.auth import spaces
@@ -14,7 +15,6 @@ from pysync.auth.spaces import Spaces
 from pysync.config import SpacesConfig as Settings
 from pysync.store import StoredObject
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 OWNER, MEMBER, OTHER = ISSUER.user_id, SUBJECT.user_id, STRANGER.user_id
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
+from contracts.files import chunks_of
 from support.backups import MemoryTarget, back_up, maker_of
 from support.depth import depth
 from support.store_samples import contents, document, fill
@@ -34,7 +35,7 @@ from pysync.backup.source import ListedSnapshotSource
 from pysync.migrate import Damage
 from pysync.store import RESTORE_KEY
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, chunks_of
+from pysync.testing import FakeClock
 
 NOW = 1 << 62
 LATER = FakeClock()() + 10 * GRACE_MS

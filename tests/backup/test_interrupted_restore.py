@@ -10,6 +10,7 @@ import pytest
 from components import S3Server
 from support.backups import MemoryTarget, back_up
 from support.cli_runner import Shell
+from support.faulty_store import FaultyStore
 from support.s3_stores import new_prefix
 from support.server_process import serving
 from support.store_samples import contents, fill
@@ -23,7 +24,6 @@ from pysync.errors import StoreUnavailable
 from pysync.store import Store, open_store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 MESSAGE = "a restore into this store has not ended: run `pysync backup restore` into it again, or delete it"
 

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from contracts.files import chunks_of
 from support.backups import MemoryTarget, back_up, maker_of, restored
 from support.store_samples import contents, document
 
@@ -10,7 +11,6 @@ from pysync.backup import encoding, making
 from pysync.backup.repository import PAGES
 from pysync.backup.source import ListedSnapshotSource
 from pysync.store.memory import MemoryStore
-from pysync.testing import chunks_of
 
 
 async def with_long_files(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:

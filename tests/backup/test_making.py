@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from contracts.files import chunks_of
 from hypothesis import given
 from hypothesis import strategies as st
 from support.backups import MemoryTarget, back_up, maker_of, restored, source_of
@@ -25,7 +26,7 @@ from pysync.store.local import capture
 from pysync.store.local.capture import FolderCapture
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, chunks_of
+from pysync.testing import FakeClock
 
 
 class Backed(NamedTuple):

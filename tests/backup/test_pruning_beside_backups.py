@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncIterator
 
 import pytest
+from contracts.files import chunks_of
 from support.backups import MemoryTarget, back_up, maker_of, restored
 from support.store_samples import contents, document
 
@@ -16,7 +17,7 @@ from pysync.backup.repository import EXPIRED, PACKS, PAGES, Repository
 from pysync.backup.runs import FAN_OUT
 from pysync.backup.source import ListedSnapshotSource
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, chunks_of
+from pysync.testing import FakeClock
 
 
 async def check_whole(target: MemoryTarget) -> None:

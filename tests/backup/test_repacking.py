@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from contracts.files import chunks_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.backups import MemoryTarget, maker_of, restored
@@ -23,7 +24,7 @@ from pysync.backup.restoring import Restorer, find_snapshot_at
 from pysync.backup.source import ListedSnapshotSource
 from pysync.errors import StoreUnavailable
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, chunks_of
+from pysync.testing import FakeClock
 
 DAY_MS = 86_400_000
 RULES = KeepRules(last=2)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from contracts.files import chunks_of
 from support.append_log_nodes import keys_below
 from support.backups import MemoryTarget, back_up, maker_of, source_of
 from support.bit_rot import damages, rot
@@ -27,7 +28,7 @@ from pysync.server.background import Scrubber
 from pysync.server.backup_process import repair_from
 from pysync.store import DamagedFile, Store
 from pysync.store.local.store import LocalStore
-from pysync.testing import FakeClock, chunks_of
+from pysync.testing import FakeClock
 
 PROJECTION = "_pysync/projections/p"
 

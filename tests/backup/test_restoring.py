@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from components import S3Server
+from contracts.files import chunks_of
 from support.backups import MemoryTarget, back_up, maker_of, restored, source_of
 from support.bit_rot import damages, rot
 from support.cli_runner import Shell
+from support.faulty_store import FaultyStore
 from support.s3_stores import new_prefix, opened
 from support.store_samples import contents, document, fill
 
@@ -33,7 +35,7 @@ from pysync.errors import StoreUnavailable
 from pysync.store import RESTORE_KEY, ListEntry, Store, StoredObject, open_store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore, chunks_of
+from pysync.testing import FakeClock
 
 DAY_MS = 86_400_000
 

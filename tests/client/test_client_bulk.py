@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from support.clients import ISSUER, STRANGER, SUBJECT, Start, minted_at, root_device
 from support.collections import OWN, collection
+from support.faulty_store import FaultyStore
 
 from pysync.auth import issuing
 from pysync.client import (
@@ -33,7 +34,6 @@ from pysync.errors import (
     Unauthorized,
 )
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 SPACE = {"readRoles": ["space:member"], "writeRoles": ["space:owner"]}
 NOTES: dict[str, Any] = collection("notes", listable=True)

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from contracts.change_logs import RETENTION, ChangeLogContract, change
+from contracts.files import chunks_of
 from support.round_robin import taking_turns
 
 from pysync.changelog import Change, ChangeLog, Retention
@@ -23,7 +25,7 @@ from pysync.sqlite.database_file import create_database
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.local.tables import SCHEMA
-from pysync.testing import RETENTION, ChangeLogContract, FakeClock, change, chunks_of
+from pysync.testing import FakeClock
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from contracts.change_logs import RETENTION, change
+from contracts.coordinators import BoundedNoncesContract, CoordinatorContract, LeaseContract
 from support.round_robin import first_of, taking_turns
 
 from pysync.clock import MAX_COUNTER, HybridTimestamp, boot_clock_ms, wall_clock_ms
@@ -27,14 +29,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
 from pysync.sqlite import changelog
 from pysync.sqlite.database_file import Schema, create_database
-from pysync.testing import (
-    RETENTION,
-    BoundedNoncesContract,
-    CoordinatorContract,
-    FakeClock,
-    LeaseContract,
-    change,
-)
+from pysync.testing import FakeClock
 
 MAX_LIVE = 1_000
 

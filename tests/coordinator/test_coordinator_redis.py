@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from components import RedisServer, free_port
 from components.fixtures import StartRedis
+from contracts.change_logs import RETENTION, ChangeLogContract
+from contracts.coordinators import CoordinatorContract, LeaseContract
+from contracts.fake_time import Advance, FakeTime
 from support.redis_losses import (
     WITH_AOF,
     client,
@@ -28,15 +31,7 @@ from pysync.coordinator.redis.coordinator import LEEWAY_MS, NONCE_TTL_MS, TICKS,
 from pysync.coordinator.redis.epoch import EPOCH_KEY
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Addition, Usage
-from pysync.testing import (
-    RETENTION,
-    Advance,
-    ChangeLogContract,
-    CoordinatorContract,
-    FakeClock,
-    LeaseContract,
-)
-from pysync.testing.faults import FakeTime
+from pysync.testing import FakeClock
 
 HOUR_MS = 3_600_000
 

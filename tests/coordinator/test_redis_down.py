@@ -14,6 +14,7 @@ from components import RedisServer
 from components.fixtures import StartRedis
 from support.clients import ISSUER, Browser, Reply, Signed, Start, root_device
 from support.collections import PUBLIC, collection, limit_of
+from support.faulty_store import FaultyStore
 from support.redis_losses import WITH_AOF, client
 
 from pysync.clock import wall_clock_ms
@@ -21,7 +22,6 @@ from pysync.coordinator.redis.coordinator import INTENTS, LEEWAY_MS, RedisCoordi
 from pysync.engine.changes import DocumentRef, parse_change
 from pysync.engine.outbox import INTENT_TIMEOUT_MS
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 LIMIT = limit_of(1_000)
 SERVED: dict[str, Any] = {

@@ -9,12 +9,12 @@ import aiohttp
 import pytest_asyncio
 from components.fixtures import StartNginx
 from support.clients import SUBJECT, Browser, Start, root_device
+from support.faulty_store import FaultyStore
 from support.nginx_fixture import asking, front
 from support.nginx_site import ME, SERVICE, signer
 
 from pysync.client import ChangeEvent, Client, LogCursor
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -15,6 +15,7 @@ from components import S3Server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.depth import depth
+from support.faulty_store import FaultyStore, Verb
 from support.s3_stores import new_prefix, opened, proxied
 
 from pysync import _core
@@ -30,8 +31,7 @@ from pysync.protocol import JSON_TYPE
 from pysync.store import ANY, NotModified, Precondition, Store, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore
-from pysync.testing.faults import Verb
+from pysync.testing import FakeClock
 
 ALL = HistoryConfig(versions=1000)
 

@@ -4,7 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from contracts.change_logs import change
 from support.faulty_coordinator import FaultyCoordinator
+from support.faulty_store import FaultyStore
 
 from pysync import config
 from pysync.engine.accounts import Accounts
@@ -15,7 +17,7 @@ from pysync.errors import CoordinatorUnavailable, QuotaExceeded, StoreUnavailabl
 from pysync.model import Usage
 from pysync.store import ABSENT, Account, Charge, Etag, EtagMismatch, StoredObject
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore, change
+from pysync.testing import FakeClock
 
 CONFIG = config.parse(
     {

@@ -7,7 +7,11 @@ from typing import Any, Final
 
 import pytest
 from components import S3Server
+from contracts.change_logs import change
+from contracts.files import chunks_of
+from contracts.stores import StoreContract
 from support.depth import depth
+from support.faulty_store import FaultyStore
 from support.s3_stores import new_prefix, opened
 
 from pysync import config
@@ -21,7 +25,7 @@ from pysync.errors import CoordinatorUnavailable, QuotaExceeded, StoreUnavailabl
 from pysync.model import Usage
 from pysync.store import ABSENT, ANY, Charge, Etag, EtagMismatch, MergeRejected, Precondition, Store, Subject
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore, StoreContract, change, chunks_of
+from pysync.testing import FakeClock
 
 CHECKED: Final = Charge()
 OWN: Final = {"readRoles": ["self"], "writeRoles": ["self"]}

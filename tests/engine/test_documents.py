@@ -6,6 +6,7 @@ import aiohttp
 import pytest
 from support.clients import Browser, Start
 from support.collections import PUBLIC
+from support.faulty_store import FaultyStore
 
 from pysync._core import decode_push
 from pysync.clock import wall_clock_ms
@@ -13,7 +14,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.documents import Documents
 from pysync.errors import Conflict, OutcomeUnknown, StoreUnavailable
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 
 
 async def test_equal_data_of_a_later_write_is_not_taken_for_the_repeated_one(

@@ -5,14 +5,15 @@ from collections.abc import AsyncIterator
 from hashlib import sha256
 
 import pytest
+from contracts.files import chunks_of, read_file
 from support.faulty_coordinator import Scene, made_scene
+from support.faulty_store import FaultyStore
 
 from pysync.engine.changes import DocumentRef, parse_change
 from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
 from pysync.errors import StoreUnavailable
 from pysync.model import WriteResult
-from pysync.testing import FaultyStore, chunks_of, read_file
 
 SUBJECT = DocumentRef("photos", {"id": "a"}, "acme", "somebody")
 

@@ -16,6 +16,7 @@ from components import S3Server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.depth import depth
+from support.faulty_store import FaultyStore
 from support.s3_stores import new_prefix
 
 from pysync import _core
@@ -28,7 +29,7 @@ from pysync.errors import Conflict, StoreUnavailable
 from pysync.store import ANY, Precondition, Store, open_store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 
 KEY = "notes/a"
 ALL = HistoryConfig(versions=1000)

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from contracts.change_logs import change
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.depth import depth
@@ -23,7 +24,7 @@ from pysync.server.background import OutboxRelay
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, change
+from pysync.testing import FakeClock
 
 
 @pytest.fixture

@@ -9,10 +9,12 @@ from random import Random
 from typing import Any
 
 import pytest
+from contracts.files import chunks_of, read_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.depth import depth
 from support.faulty_coordinator import Scene, announced_despite_faults, made_scene
+from support.faulty_store import FaultyStore
 
 from pysync.changelog import Change
 from pysync.clock import HybridTimestamp
@@ -22,7 +24,7 @@ from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
 from pysync.store import OnReceived
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore, chunks_of, read_file
+from pysync.testing import FakeClock
 
 Written = Coroutine[Any, Any, str]
 

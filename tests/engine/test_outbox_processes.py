@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.faulty_store import FaultyStore
 
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.local import LocalCoordinator
 from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
 from pysync.store.local.store import LocalStore
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 
 pytestmark = pytest.mark.process
 
@@ -22,7 +23,7 @@ from pysync.coordinator.local import LocalCoordinator
 from pysync.engine.outbox import Outbox
 from pysync.store import ABSENT
 from pysync.store.local import LocalStore
-from pysync.testing import FaultyStore
+from support.faulty_store import FaultyStore
 
 async def write(outbox, lane):
     for n in itertools.count():

@@ -13,6 +13,7 @@ from support.clients import Start
 from support.collections import collection
 from support.depth import depth
 from support.erasure import ANNE, ANNES, SECRET, keys_with, members, person, serve, stored_keys, write_all
+from support.faulty_store import FaultyStore
 from support.folder_search import files_with
 from support.python_process import run_python
 
@@ -29,7 +30,6 @@ from pysync.plugins import PluginContext
 from pysync.plugins.projection import projections_in, projections_of
 from pysync.store import Store, StoredObject
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 pytestmark = pytest.mark.usefixtures("hasty_erasures")
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from contracts.files import chunks_of, read_file
 from support.append_log_nodes import Node, keys_below, numbered
 from support.clients import ISSUER
+from support.faulty_store import FaultyStore
 from support.store_samples import (
     DOCUMENTS,
     ELEMENTS,
@@ -41,7 +43,7 @@ from pysync.store import (
 )
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore, chunks_of, read_file
+from pysync.testing import FakeClock
 
 
 @pytest_asyncio.fixture(params=["memory to file", "file to memory"])

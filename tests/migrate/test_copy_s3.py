@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from components import S3Server
+from contracts.files import chunks_of
 from support import reference_append_log as twin
 from support.append_log_nodes import Node, numbered
 from support.cli_runner import Shell
+from support.faulty_store import FaultyStore
 from support.s3_stores import another_program
 from support.starfish_samples import LOG as STARFISH_LOG
 from support.starfish_samples import stored
@@ -23,7 +25,7 @@ from pysync.migrate.copier import MAX_CONCURRENT
 from pysync.store import Store, open_store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore, chunks_of
+from pysync.testing import FakeClock
 
 pytestmark = pytest.mark.timeout(180)
 

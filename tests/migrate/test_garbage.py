@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 from components import S3Server
+from contracts.files import chunks_of, read_file
 from support import reference_append_log as twin
 from support.append_log_nodes import Node, keys_below, log_of, numbered, parsed, store_values
 from support.bit_rot import damages
 from support.cli_runner import Shell
 from support.depth import depth
+from support.faulty_store import FaultyStore
 from support.s3_stores import another_program, new_prefix, opened
 from support.store_samples import FILES, contents, document, fill, flipped
 
@@ -30,7 +32,7 @@ from pysync.protocol import JSON_TYPE
 from pysync.store import ANY, NotModified, Precondition, Store, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore, chunks_of, read_file
+from pysync.testing import FakeClock
 
 RULES = LogSettings()
 SHORT = LogSettings(keep_elements=20)

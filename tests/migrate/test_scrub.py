@@ -10,11 +10,13 @@ from pathlib import Path
 import aiohttp
 import orjson
 import pytest
+from contracts.files import chunks_of
 from support.append_log_nodes import keys_below
 from support.bit_rot import rot
 from support.clients import Browser, Start
 from support.configurations import config as configuration
 from support.configurations import faults
+from support.faulty_store import FaultyStore
 from support.store_samples import contents, document, fill, flipped, replace
 
 from pysync import config
@@ -28,7 +30,7 @@ from pysync.server.background import CHECK_EVERY_S, MIN_BYTES, Scrubber
 from pysync.store import Store, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore, chunks_of
+from pysync.testing import FakeClock
 
 DAY_MS = 86_400_000
 

@@ -15,12 +15,14 @@ import aiohttp
 import orjson
 import pytest
 from components import S3Server
+from contracts.files import chunks_of, read_file
 from support import reference_append_log as twin
 from support.append_log_nodes import keys_below
 from support.bit_rot import damages, rot
 from support.cli_runner import Shell
 from support.clients import Browser, Start
 from support.collections import collection
+from support.faulty_store import FaultyStore
 from support.s3_stores import another_program, new_prefix, opened
 from support.starfish_samples import LOG as STARFISH_LOG
 from support.starfish_samples import stored as starfish_document
@@ -32,7 +34,6 @@ from pysync.store import DamagedFile, FileStat, Store, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.store.s3.damaged_files import KEY, MAX_ENTRIES, READ_EVERY_S, DamagedFiles
-from pysync.testing import FaultyStore, chunks_of, read_file
 
 CHUNKED = {
     key: json.dumps(value).encode()

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Signed, Start, minted_at, root_device
+from support.faulty_store import FaultyStore
 from support.plugin_samples import EVERYTHING, MINE, NOTES, batch, people
 
 from pysync import config
@@ -19,7 +20,6 @@ from pysync.plugins import PluginContext
 from pysync.server.app import create_app
 from pysync.server.serve import serve_on
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 
 class Lasting:

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from support.clients import ISSUER, Start
 from support.collections import LOG, limit_of
+from support.faulty_store import FaultyStore
 from support.plugin_samples import (
     CARDS,
     EVERYTHING,
@@ -29,7 +30,6 @@ from pysync.errors import Forbidden
 from pysync.model import WriteEvent, WriteResult
 from pysync.plugins import PluginRequest, PullResponse, PushResponse
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 
 async def test_plugins_are_notified_of_every_push_that_was_answered_200(

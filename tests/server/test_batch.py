@@ -16,6 +16,7 @@ import pytest
 from support.batches import batch, collection, entries, stored
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, minted_at, root_device
 from support.collections import limit_of
+from support.faulty_store import FaultyStore
 
 from pysync.auth import issuing
 from pysync.server.handlers.batch_reads import read_many
@@ -24,7 +25,6 @@ from pysync.sqlite.connection import SnapshotReader
 from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 ADMIN = {"Authorization": "Bearer token-of-the-tests"}
 EDITOR = SUBJECT.user_id

@@ -14,13 +14,13 @@ import pytest
 from support.batches import STORED_MS, batch, collection, entries, stored
 from support.clients import ISSUER, SUBJECT, Browser, Reply, Signed, Start, minted_at, root_device
 from support.collections import limit_of
+from support.faulty_store import FaultyStore
 
 from pysync import _core, config
 from pysync.auth import issuing
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 ME = ISSUER.user_id
 AGE_MS = 100_000

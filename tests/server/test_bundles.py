@@ -9,11 +9,11 @@ import aiohttp
 import pytest
 from support.clients import ISSUER, SUBJECT, Browser, Signed, Start, minted_at, root_device
 from support.collections import limit_of
+from support.faulty_store import FaultyStore
 
 from pysync.auth import issuing
 from pysync.clock import wall_clock_ms
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 ADMIN = {"Authorization": "Bearer token-of-the-tests"}
 

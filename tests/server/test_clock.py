@@ -6,6 +6,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from contracts.change_logs import change
 from support.clients import SUBJECT, Browser, Signed, Start, root_device
 from support.collections import LOG, MINE, NOTES
 
@@ -28,7 +29,7 @@ from pysync.coordinator.nonce_log import NonceLog
 from pysync.sqlite.database_file import DatabaseFile
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, change
+from pysync.testing import FakeClock
 
 HOUR_MS = 3_600_000
 

@@ -13,6 +13,7 @@ import pytest
 from support.clients import SUBJECT, Browser, Signed, minted_at, root_device
 from support.clients import Start as StartService
 from support.collections import MINE, NOTES, collection
+from support.faulty_store import FaultyStore
 from support.server_process import serving
 from support.sse_client import Heard, Listen, Serve
 from yarl import URL
@@ -26,7 +27,7 @@ from pysync.model import ANONYMOUS
 from pysync.server.sse import HEARTBEAT_S, RenderedPage, SSEConnection, SSEHub
 from pysync.server.stream_authorization import CHECK_MS, StreamGrant
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 
 TEAM = collection("team", "s/{spaceId}/{id}", readRoles=["space:member"], writeRoles=["public"])
 

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, Start, root_device
 from support.collections import PUBLIC, limit_of
+from support.faulty_store import FaultyStore
 from support.plugin_samples import Reading, Roles, Told, batch
 from yarl import URL
 
@@ -26,7 +27,7 @@ from pysync.protocol import PARQUET_MIME_TYPES
 from pysync.server.handlers.files import ByteRange, parse_range, sanitize
 from pysync.store import Store
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 
 PHOTOS = {
     "name": "photos",

@@ -21,6 +21,7 @@ import pytest_asyncio
 from aiohttp import web
 from support.clients import Browser, Reply, Start
 from support.collections import LOG, collection
+from support.faulty_store import FaultyStore
 from yarl import URL
 
 from pysync.errors import Overloaded
@@ -33,7 +34,6 @@ from pysync.server.listener import Listener
 from pysync.server.responses import Response
 from pysync.server.streaming import StreamingResponse
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 MB = 200_000
 """A large body, by the standards of these tests."""

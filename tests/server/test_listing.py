@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.clients import ISSUER, SUBJECT, Browser, Reply, Signed, Start, minted_at, root_device
 from support.collections import PUBLIC, limit_of
+from support.faulty_store import FaultyStore
 
 from pysync import _core
 from pysync.auth import issuing
 from pysync.config.key_templates import are_parameters, is_parameter
 from pysync.server.handlers import listing
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "listable": True, **PUBLIC}
 CAPPED = {"readRoles": ["cap:list:rooms"], "writeRoles": ["cap:write:rooms"], "listable": True}

@@ -10,11 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, encoded, minted_at, root_device
+from support.faulty_store import FaultyStore
 
 from pysync.auth import issuing
 from pysync.auth.certificates import Certificate
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 LOG = {"type": "by_timestamp", "field": "items", "persist": True, "maxPullLimit": 10}
 COLLECTIONS: list[dict[str, Any]] = [

@@ -14,6 +14,7 @@ import pytest
 from components import S3Server
 from support.clients import Browser, Reply, Start
 from support.collections import LOG, NOTES, collection
+from support.faulty_store import FaultyStore
 from support.s3_stores import new_prefix, opened, proxied
 from support.server_process import serving
 
@@ -21,7 +22,7 @@ from pysync.store import Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.store.s3.transfers import SINGLE_PUT_BYTES
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 
 PICS = collection("pics", allowedMimeTypes=["image/png"], deletable=True)
 SHORT = collection("short", maxBodyBytes=64, allowedMimeTypes=["image/png"])

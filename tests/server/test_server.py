@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 from support.clients import SUBJECT, Browser, Signed, Start, minted_at, root_device
 from support.collections import MINE, NOTES, collection, limit_of
+from support.faulty_store import FaultyStore
 from yarl import URL
 
 from pysync import config
@@ -20,7 +21,6 @@ from pysync.server import request_body as body_module
 from pysync.server.app import create_app
 from pysync.server.serve import serve_on
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 ADMIN_TOKEN = "token-of-the-tests"
 

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from contracts.files import chunks_of
 from support.clients import Browser, Reply, Start
 from support.collections import NOTES, UNSIGNED, collection
 
@@ -21,7 +22,6 @@ from pysync.server.router import Match, Route
 from pysync.server.write_deadline import WriteDeadline
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import chunks_of
 
 LOG = collection("log", appendOnly=UNSIGNED)
 FILES = collection("files", allowedMimeTypes=["text/plain"])

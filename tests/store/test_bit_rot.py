@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from contracts.files import chunks_of, read_file
 from support.bit_rot import damages, rot
 from support.clients import Browser, Start
 from support.collections import collection
@@ -19,7 +20,6 @@ from pysync.store import DamagedFile
 from pysync.store.local.files import LOST_REASON
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import chunks_of, read_file
 
 CONTENT = bytes(range(97, 123)) * 3
 KEY = "photos/a"

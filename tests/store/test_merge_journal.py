@@ -3,11 +3,13 @@
 from collections import Counter
 
 import pytest
+from contracts.files import chunks_of, read_file
+from support.faulty_store import FaultyStore
 
 from pysync.errors import StoreUnavailable
 from pysync.store import EtagMismatch, MergeRejected, Store, merge_journal
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore, chunks_of, read_file
+from pysync.testing import FakeClock
 
 WRITES = 6
 """The file, which waits for its journal, three removals, and that of the journal."""

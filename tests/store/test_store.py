@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from contracts.files import chunks_of, read_file
+from contracts.stores import StoreContract, TransactionalStoreContract
+from support.faulty_store import FaultyStore
 from support.python_process import run_python
 
 from pysync.config import StoreConfig
@@ -17,7 +20,6 @@ from pysync.store import ABSENT, NOT_MODIFIED, Store, StoredObject, open_store
 from pysync.store.local import LocalStore, read_cache
 from pysync.store.local.store import LIST
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore, StoreContract, TransactionalStoreContract, chunks_of, read_file
 
 DATA_PAGES = 14
 """Pages before this one hold the schema and the tables' roots."""

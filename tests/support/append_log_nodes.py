@@ -11,8 +11,9 @@ from pysync.engine.append_log import AppendLogs, LogRange, LogSettings
 from pysync.model import WriteResult
 from pysync.protocol import JSON_TYPE
 from pysync.store import ANY, NotModified, Precondition, Store, StoredObject
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 from support import reference_append_log as twin
+from support.faulty_store import FaultyStore
 
 KEY = "logs/a"
 RULES = LogSettings()

@@ -15,7 +15,8 @@ from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Addition
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
+from support.faulty_store import FaultyStore
 
 T = TypeVar("T")
 

@@ -5,6 +5,8 @@ import hashlib
 from collections.abc import Callable
 from functools import cache
 
+from contracts.files import chunks_of, read_file
+
 from pysync._core import LogHead, decode_push
 from pysync.auth import issuing
 from pysync.engine.append_log.read import object_key
@@ -14,7 +16,6 @@ from pysync.store import (
     Store,
     StoredObject,
 )
-from pysync.testing import chunks_of, read_file
 from support.append_log_nodes import element, keys_below, numbered
 from support.clients import ISSUER
 

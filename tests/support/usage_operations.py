@@ -12,6 +12,8 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
+from contracts.files import chunks_of
+
 from pysync.errors import KeyConflict, QuotaExceeded, StoreUnavailable
 from pysync.model import Usage
 from pysync.store import (
@@ -26,7 +28,6 @@ from pysync.store import (
     Precondition,
 )
 from pysync.store.local import LocalStore
-from pysync.testing import chunks_of
 
 TYPE: Final = "application/json"
 PEOPLE: Final = ("anna", "ben", "carla")

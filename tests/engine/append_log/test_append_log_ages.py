@@ -17,12 +17,12 @@ from support.append_log_nodes import (
     parsed,
     store_values,
 )
+from support.faulty_store import Verb
 
 from pysync.engine.append_log import LogRange, LogSettings
 from pysync.errors import DocumentCorrupt, StoreUnavailable
 from pysync.store import Store, StoredObject
 from pysync.testing import FakeClock
-from pysync.testing.faults import Verb
 
 TTL_MS = 60_000
 SHORT = LogSettings(ttl_ms=TTL_MS)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support import reference_append_log as twin
 from support.depth import depth
+from support.faulty_store import FaultyStore
 
 from pysync._core import LogHead, decode_append
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
@@ -30,7 +31,7 @@ from pysync.model import WriteResult
 from pysync.protocol import JSON_TYPE
 from pysync.store import ANY, NotModified, Precondition, StoredObject
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 
 pytestmark = pytest.mark.slow
 

@@ -14,6 +14,7 @@ from support.append_log_browser import append, tail
 from support.append_log_nodes import KEY, MakeNode, Node, keys_below, numbered, parsed
 from support.clients import Browser, Start
 from support.collections import collection
+from support.faulty_store import FaultyStore
 
 from pysync import _core
 from pysync.client import Client, LogCursor
@@ -26,7 +27,7 @@ from pysync.migrate.verify import Damage, Verifier
 from pysync.server.expiry import MAX_READ
 from pysync.store import Store, StoredObject
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 
 KEEP = 50
 NEWEST = LogSettings(keep_elements=KEEP)

@@ -12,11 +12,12 @@ import pytest
 from support.append_log_browser import append, elements, hash_of, proof, tail, ten
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, minted_at, root_device
 from support.collections import NOTES, collection, limit_of
+from support.faulty_store import FaultyStore
 from yarl import URL
 
 from pysync.errors import StoreUnavailable
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 
 PLAIN = {"requireAuthorSignature": False}
 LOG: dict[str, Any] = collection("log", appendOnly=PLAIN)

@@ -17,11 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from components import S3Server
+from contracts.files import chunks_of, read_file
 from support import duckdb_connection as duck
 from support.bit_rot import rot
 from support.cli_runner import Shell
 from support.clients import Browser, Start
 from support.event_batches import EVENTS, SECTION, listed, pushed
+from support.faulty_store import FaultyStore
 from support.s3_stores import new_prefix, opened
 
 from pysync.config.collection import wire_name
@@ -33,7 +35,7 @@ from pysync.protocol import PARQUET_TYPE
 from pysync.store import DamagedFile, Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore, chunks_of, read_file
+from pysync.testing import FakeClock
 
 TEMPLATE = "events/{app}/{batchId}"
 FIRST_MS = 1_700_000_000_000

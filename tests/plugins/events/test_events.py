@@ -13,6 +13,7 @@ import pytest
 from support.clients import ISSUER, Browser, Signed, Start, root_device
 from support.collections import limit_of
 from support.event_batches import EVENTS, SECTION, SERVICE, listed, pushed
+from support.faulty_store import FaultyStore
 from support.plugin_samples import Told
 
 from pysync.auth import issuing
@@ -26,7 +27,7 @@ from pysync.plugins.events.compaction import Compaction
 from pysync.store import Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 
 PARQUET = "application/vnd.apache.parquet"
 COLUMNS = [

@@ -12,6 +12,7 @@ import pytest
 from support.clients import Browser, Start
 from support.collections import PUBLIC
 from support.event_batches import SERVICE, listed, pushed
+from support.faulty_store import FaultyStore
 
 from pysync.config import parse
 from pysync.coordinator import Coordinator
@@ -25,7 +26,7 @@ from pysync.server.app import create_app
 from pysync.server.serve import serve_on
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 
 ONCE = {"Idempotency-Key": "once"}
 

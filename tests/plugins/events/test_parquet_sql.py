@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from components import S3Server
+from contracts.files import chunks_of
 from support import duckdb_connection as duck
 from support.configurations import ROOT
 from support.s3_stores import new_prefix, opened, without_credentials
@@ -21,7 +22,6 @@ from support.s3_stores import new_prefix, opened, without_credentials
 from pysync.config import StoreConfig
 from pysync.parquet import PARQUET_MIME_TYPES, ReadParquet, duckdb_read_parquet_sql
 from pysync.store import open_store
-from pysync.testing import chunks_of
 
 AWS = StoreConfig(url="s3://lake/events", access_key_id="AKIA", secret_access_key="hush'hush")
 HOSTILE = ["a'b", "'); DROP TABLE t; --", 'a"b', "*", "**", "[ab]", "[", "a]", "{a}", "%2F", "a=b", "~", "é"]

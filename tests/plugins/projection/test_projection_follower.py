@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from support.clients import Browser, Start
 from support.collections import PUBLIC
 from support.depth import depth
+from support.faulty_store import FaultyStore
 from support.projection_follower import following, lists, until
 from support.projection_site import NOTES, TITLES, Site, entry, members, titled
 
@@ -26,7 +27,6 @@ from pysync.plugins.projection import Projection
 from pysync.server.metrics import Counters
 from pysync.store import StoredObject
 from pysync.store.memory import MemoryStore
-from pysync.testing import FaultyStore
 
 
 async def checkpoint(site: Site) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.cli_runner import Shell
 from support.collections import PUBLIC
+from support.faulty_store import FaultyStore
 from support.projection_site import LISTS, NOTES, TITLES, Site, entry, members, titled
 
 from pysync._core import decode_push
@@ -20,7 +21,7 @@ from pysync.plugins.projection.rebuild import catch_up, rebuild
 from pysync.server.app import create_app
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 
 
 async def rebuilt(site: Site, *names: str) -> dict[str, Any]:

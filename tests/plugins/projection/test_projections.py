@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.collections import PUBLIC
+from support.faulty_store import FaultyStore
 from support.projection_site import JOURNAL, LISTS, NOTES, TITLES, Site, entry, members, titled
 
 from pysync._core import decode_push
@@ -16,7 +17,7 @@ from pysync.plugins.projection import Projection
 from pysync.protocol import JSON_TYPE
 from pysync.store import ANY, EtagMismatch, NotModified, Precondition, StoredObject
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock, FaultyStore
+from pysync.testing import FakeClock
 
 Logged = pytest.LogCaptureFixture
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contracts.files import chunks_of, read_file
 from support.folder_search import files_with
 
 from pysync.errors import StoreUnavailable
 from pysync.store import EtagMismatch
 from pysync.store.local.store import LocalStore
-from pysync.testing import chunks_of, read_file
 
 MERGED = b"1\n2\n3\n4\n5\n"
 EVERYTHING = Counter("1234567")
@@ -29,7 +29,7 @@ EVERYTHING = Counter("1234567")
 DIES_AT_STEP = """
 import asyncio, os, signal, sys
 from pysync.store.local import LocalStore
-from pysync.testing import chunks_of
+from contracts.files import chunks_of
 
 steps = 0
 dies_at = 0

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contracts.files import chunks_of, read_file
 from support.bit_rot import rot
 from support.python_process import run_python
 
@@ -27,7 +28,7 @@ from pysync.store.local.files import CACHED_ROWS
 from pysync.store.local.rename_journal import FLUSH_EVERY
 from pysync.store.local.store import LocalStore
 from pysync.store.local.tables import SCHEMA
-from pysync.testing import FakeClock, chunks_of, read_file
+from pysync.testing import FakeClock
 
 VERSION_0_1_0 = 4
 """Steps of the schema that it had."""
@@ -229,7 +230,8 @@ async def test_a_process_whose_clock_is_ahead_leaves_a_file_that_another_one_wri
 REPLACE_FILE = """
 import asyncio, itertools, sys
 from pysync.store.local import LocalStore
-from pysync.testing import FakeClock, chunks_of
+from contracts.files import chunks_of
+from pysync.testing import FakeClock
 
 async def main(folder):
     store = await LocalStore.open_folder(folder)
@@ -510,7 +512,8 @@ import asyncio, json, os, signal, sys
 from pathlib import Path
 from pysync.store.local import rename_journal
 from pysync.store.local import LocalStore
-from pysync.testing import FakeClock, chunks_of
+from contracts.files import chunks_of
+from pysync.testing import FakeClock
 
 async def run(folder, steps, done):
     store = await LocalStore.open_folder(folder)
@@ -576,7 +579,8 @@ WRITE_AND_DELETE = """
 import asyncio, itertools, os, sys
 from pysync.changelog import Change
 from pysync.store.local import LocalStore
-from pysync.testing import FakeClock, chunks_of
+from contracts.files import chunks_of
+from pysync.testing import FakeClock
 
 async def replace(store, key):
     for n in itertools.count():
@@ -644,7 +648,8 @@ async def test_after_kills_files_and_rows_agree_and_what_was_acknowledged_is_the
 STOP_BEFORE_THE_MOVE = """
 import asyncio, signal, sys, threading
 from pysync.store.local import LocalStore
-from pysync.testing import FakeClock, chunks_of
+from contracts.files import chunks_of
+from pysync.testing import FakeClock
 
 stops = 1
 
@@ -701,7 +706,8 @@ ADD = """
 import asyncio, sys
 from pysync.changelog import Change
 from pysync.store.local import LocalStore
-from pysync.testing import FakeClock, chunks_of
+from contracts.files import chunks_of
+from pysync.testing import FakeClock
 
 async def add(store, lane):
     for n in range(30):

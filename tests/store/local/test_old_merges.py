@@ -10,10 +10,10 @@ from pathlib import Path
 
 import orjson
 import pytest
+from contracts.files import read_file
 
 from pysync.store.local.store import LocalStore
 from pysync.store.local.tables import SCHEMA
-from pysync.testing import read_file
 
 STEPS = 4
 """Steps of the schema that version 0.1.0 had."""

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from contracts.files import chunks_of, read_file
 from support.folder_search import files_with
 from support.python_process import run_python
 
@@ -19,7 +20,6 @@ from pysync.errors import StoreUnavailable
 from pysync.sqlite import purge
 from pysync.store.local.capture import FolderCapture
 from pysync.store.local.store import LocalStore
-from pysync.testing import chunks_of, read_file
 
 SECRET = "5ecret"
 GONE = SECRET.encode()

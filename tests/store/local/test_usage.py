@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from contracts.files import chunks_of
 from support.depth import depth
 from support.usage_operations import TYPE, account_of, count_all, open_store, stored
 
@@ -14,7 +15,6 @@ from pysync.errors import QuotaExceeded
 from pysync.model import Usage
 from pysync.store import ABSENT, Charge, Etag, Subject
 from pysync.store.local import LocalStore
-from pysync.testing import chunks_of
 
 ANNA, BEN = Subject("identity", "anna"), Subject("identity", "ben")
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from components import S3Server
+from contracts.files import chunks_of, read_file
+from contracts.stores import StoreContract
 from support.injected_faults import s3_error
 from support.s3_stores import Proxied, another_program, new_prefix, opened, proxied
 
@@ -17,7 +19,6 @@ from pysync.errors import StoreUnavailable
 from pysync.store import ABSENT, NOT_MODIFIED, Etag, EtagMismatch, Store, StoredObject, open_store
 from pysync.store.s3 import S3Store
 from pysync.store.s3.versions import VersionCache
-from pysync.testing import StoreContract, chunks_of, read_file
 
 MB = 1024 * 1024
 

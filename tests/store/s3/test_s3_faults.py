@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 from components import S3Server
+from contracts.files import chunks_of
 from support.injected_faults import s3_error
 from support.s3_stores import Proxied, proxied
 
 from pysync.errors import StoreUnavailable
 from pysync.store import ABSENT, Etag, EtagMismatch, Store, StoredObject
 from pysync.store.s3 import S3Store
-from pysync.testing import chunks_of
 
 XML = {"Content-Type": "application/xml"}
 

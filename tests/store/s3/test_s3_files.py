@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from components import S3Server
+from contracts.files import chunks_of, read_file
 from support.s3_stores import Proxied, another_program, proxied
 
 from pysync.errors import StoreUnavailable
 from pysync.store import FileStat, Store
-from pysync.testing import chunks_of, read_file
 
 KB, MB = 1024, 1024 * 1024
 
@@ -242,7 +242,7 @@ WRITE = """
 import asyncio, sys
 from pysync.config import StoreConfig
 from pysync.store import open_store
-from pysync.testing import chunks_of
+from contracts.files import chunks_of
 
 async def main(url, key, secret):
     store = await open_store(StoreConfig(url=url, access_key_id=key, secret_access_key=secret))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from components import S3Server, free_port
+from contracts.files import chunks_of, read_file
 from multidict import CIMultiDict
 from support.injected_faults import s3_error
 from support.s3_fault_proxy import FaultProxy
@@ -21,7 +22,6 @@ from pysync.errors import StoreUnavailable
 from pysync.store import ABSENT, NOT_MODIFIED, Etag, EtagMismatch, StoredObject
 from pysync.store.s3 import RetryPolicy, S3Store
 from pysync.store.s3.http import RetryState
-from pysync.testing import chunks_of, read_file
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from contracts.change_logs import change
+from contracts.files import FileContract, chunks_of, read_file
 from pysync.errors import DocumentCorrupt
 from pysync.store import (
     ABSENT,
@@ -20,8 +22,6 @@ from pysync.store import (
     StoredObject,
     TransactionalStore,
 )
-from pysync.testing.change_logs import change
-from pysync.testing.files import FileContract, chunks_of, read_file
 
 
 class StoreContract(FileContract):

@@ -1,4 +1,4 @@
-"""A store that fails on demand, and a clock that only a test moves."""
+"""A store that fails on demand."""
 
 import asyncio
 import builtins
@@ -7,8 +7,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from math import inf
 from typing import ClassVar, Literal, NamedTuple, TypeVar
-
-import pytest
 
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
@@ -32,57 +30,6 @@ from pysync.store import (
     merge_journal,
     no_pace,
 )
-
-Advance = Callable[[int], Awaitable[None]]
-"""Lets this number of milliseconds pass."""
-
-
-class FakeClock:
-    """A clock in milliseconds that only a test moves. Call it to read the time.
-
-    Increase `now_ms` to let time pass; call `step` to set the clock as an administrator does. `booted_ms` is
-    the time of the machine's start.
-    """
-
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
-        self.now_ms = now_ms
-        self.booted_ms = 0
-        self._stepped_ms = 0
-
-    def __call__(self) -> int:
-        """Return the time."""
-        return self.now_ms + self._stepped_ms
-
-    def elapsed_ms(self) -> int:
-        """Return the time since the start of the machine, which `step` does not change."""
-        return self.now_ms - self.booted_ms
-
-    def step(self, ms: int) -> None:
-        """Set the clock forward, or back if `ms` is negative."""
-        self._stepped_ms += ms
-
-
-class FakeTime:
-    """The time of a contract: the fixture `clock`, and the fixture `advance`, which moves it. For a
-    coordinator that also reads a clock of its own, override `advance`, and set `slack_ms` to the milliseconds
-    that this clock may advance during a test."""
-
-    slack_ms: ClassVar[int] = 0
-
-    @pytest.fixture
-    def clock(self) -> FakeClock:
-        """The clock of the test."""
-        return FakeClock()
-
-    @pytest.fixture
-    def advance(self, clock: FakeClock) -> Advance:
-        """A function that lets time pass."""
-
-        async def advance(ms: int) -> None:
-            clock.now_ms += ms
-
-        return advance
-
 
 T = TypeVar("T")
 

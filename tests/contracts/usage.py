@@ -5,10 +5,10 @@ from math import inf
 
 import pytest
 
+from contracts.change_logs import change
 from pysync.coordinator import Coordinator
 from pysync.errors import QuotaExceeded
 from pysync.model import Addition, QuotaLimits, Usage
-from pysync.testing.change_logs import change
 
 
 class UsageContract:

@@ -5,13 +5,14 @@ from collections.abc import Awaitable
 
 import pytest
 
+from contracts.change_logs import ChangeLogContract, change
+from contracts.fake_time import Advance, FakeTime
+from contracts.usage import UsageContract
 from pysync._core import ReplayWindow
 from pysync.changelog import ChangeLog
 from pysync.coordinator import EPOCH_MS, LEASE_MS, Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import CoordinatorUnavailable
-from pysync.testing.change_logs import ChangeLogContract, change
-from pysync.testing.faults import Advance, FakeClock, FakeTime
-from pysync.testing.usage import UsageContract
+from pysync.testing import FakeClock
 
 
 class CoordinatorContract(ChangeLogContract, UsageContract):

@@ -5,8 +5,8 @@ from typing import Final
 
 import pytest
 
+from contracts.fake_time import Advance, FakeTime
 from pysync.changelog import Change, ChangeLog, Retention
-from pysync.testing.faults import Advance, FakeTime
 
 RETENTION: Final = Retention(count=100, age_ms=3_600_000)
 

@@ -26,12 +26,105 @@ from pysync.backup.repository import BackupDamaged, iso_time
 from pysync.backup.restoring import RestoreClock, Restorer, check_restore_target, find_snapshot_at, parse_time
 from pysync.backup.source import open_snapshot_source
 from pysync.cli.io import print_lines
+from pysync.cli.parser import Parser, add_config
 from pysync.cli.stores import check_store, load_config
 from pysync.clock import wall_clock_ms
 from pysync.concurrency import closing
 from pysync.config.collection import wire_name
 from pysync.coordinator import open_coordinator
 from pysync.store import open_store
+
+
+def add_backup(parser: Parser) -> None:
+    """Add the arguments of `pysync backup`."""
+    parser.describe(
+        make,
+        description="Stores all of the store as of one moment, a snapshot. What an earlier backup in the "
+        "same place has is not stored again. Prints the time of the snapshot, and what was read and written.",
+        example="pysync backup --store file:./data --to file:./backup\n"
+        "pysync backup --store file:./data --to s3://my-backup/sync --follow\n"
+        "pysync backup restore --from file:./backup --to file:./data",
+    )
+    add_config(parser)
+    parser.add_value("--store", "URL", "file:DIR (default: file:./data) or s3://BUCKET/PREFIX")
+    parser.add_value("--to", "URL", "where the backup lies: file:DIR or s3://BUCKET/PREFIX")
+    parser.add_value("--key", "FILE", "encrypt for this key of `backup keygen`; FILE.pub suffices")
+    parser.add_flag("--follow", "keep running, and back up what changes")
+    parser.add_value(
+        "--every",
+        "SECONDS",
+        "with --follow: time between two snapshots (default: 0.5)",
+        type=float,
+        default=0.5,
+    )
+
+    listing = parser.add_command(
+        "list",
+        "print the snapshots of a backup, oldest first",
+        list_snapshots,
+        example="pysync backup list --from file:./backup",
+    )
+    verify_command = parser.add_command(
+        "verify",
+        "read everything in a backup and list what is damaged or missing",
+        verify,
+        description="Prints a line of JSON for each damaged file, then the number of files and bytes read. "
+        "With FILE.pub as the key of an encrypted backup, only the encrypted bytes are compared. The exit "
+        "status is 1 if anything is damaged.",
+        example="pysync backup verify --from file:./backup",
+    )
+    prune_command = parser.add_command(
+        "prune",
+        "remove old snapshots, and what only they refer to; backups may run meanwhile",
+        prune,
+        description="Keeps the newest snapshot, and the newest one of each of the last N periods that have "
+        "any. Files that no snapshot refers to are deleted by the first prune that runs a day later, because "
+        "a backup that runs now may refer to them. Packs of which more than a fifth is of no use are stored "
+        "anew; if the backup is encrypted, that takes the private key.",
+        example="pysync backup prune --from file:./backup --keep-daily 7 --keep-weekly 4",
+    )
+    for option, noun in (
+        ("last", "snapshots"),
+        ("hourly", "hours"),
+        ("daily", "days"),
+        ("weekly", "weeks"),
+        ("monthly", "months"),
+        ("yearly", "years"),
+    ):
+        prune_command.add_value(
+            f"--keep-{option}", "N", f"keep a snapshot of the last N {noun}", type=int, default=0
+        )
+    restore_command = parser.add_command(
+        "restore",
+        "write a snapshot into an empty store",
+        restore,
+        description="Run it again to continue a restore that was interrupted. Whoever followed the store "
+        "that is restored gets a reset.",
+        example="pysync backup restore --from file:./backup --at 2026-11-23T12:00:00Z --to file:./data",
+    )
+    for command in (listing, verify_command, prune_command, restore_command):
+        command.add_argument(
+            "--from", dest="source", metavar="URL", help="where the backup lies", required=True
+        )
+        command.add_value("--key", "FILE", "the key of an encrypted backup")
+    restore_command.add_value(
+        "--at", "TIME", "the newest snapshot up to this time, in UTC (default: the newest)", default="now"
+    )
+    restore_command.add_value("--to", "URL", "the empty store: file:DIR or s3://BUCKET/PREFIX", required=True)
+    restore_command.add_value(
+        "--coordinator",
+        "URL",
+        "of a bucket, which needs it: that of its servers, whose change log begins anew",
+    )
+    keygen_command = parser.add_command(
+        "keygen",
+        "create the key of an encrypted backup",
+        keygen,
+        description="Writes two files. FILE opens the backup: keep it elsewhere. FILE.pub makes backups and "
+        "lists what is in them, but does not open documents and files.",
+        example="pysync backup keygen --out backup-key.json",
+    )
+    keygen_command.add_value("--out", "FILE", "the file of the key, which must not exist", required=True)
 
 
 async def make(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ import uvloop
 from pysync.cli import load_generator
 from pysync.cli.credentials import load_credentials, make_client
 from pysync.cli.load_generator import Rejected, RequestBuilder
+from pysync.cli.parser import Parser, add_client
 from pysync.client import CollectionInfo
 from pysync.config import key_templates
 from pysync.errors import Forbidden, NotFound
@@ -22,6 +23,33 @@ READ: Final = 1_000
 """Documents, or files, that are made to be pulled."""
 TAIL: Final = 20
 """Elements of a log that one pull asks for."""
+
+
+def add_bench(parser: Parser) -> None:
+    """Add the arguments of `pysync bench`."""
+    parser.describe(
+        bench,
+        description="Pushes new documents, then pulls some of them. For a log, appends elements and pulls "
+        "the newest ones. The server's manifest says what a collection holds. Nothing is deleted afterwards: "
+        "name collections that exist for this purpose.",
+        example="pysync bench scratch --seconds 5",
+    )
+    parser.add_value(
+        "collection",
+        "NAME[=KEY]",
+        "a collection and its key template (default: NAME/{id}); {identity}: your user id",
+        nargs="+",
+    )
+    parser.add_argument("--action", choices=("push", "pull"), help="run only this one (default: both)")
+    for option, kind, default, text in (
+        ("--seconds", float, 3.0, "duration of each run (default: 3)"),
+        ("--count", int, 20_000, "maximum requests of each run (default: 20000)"),
+        ("--connections", int, 32, "concurrent requests (default: 32)"),
+        ("--bytes", int, 1_024, "size of each document or element (default: 1024)"),
+    ):
+        parser.add_argument(option, type=kind, default=default, help=text)
+    parser.add_flag("--json", "print each run as a JSON object, one a line")
+    add_client(parser)
 
 
 class _Workload(NamedTuple):

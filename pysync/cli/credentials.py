@@ -17,11 +17,110 @@ from pysync.auth.certificates import Certificate, RevocationList
 from pysync.auth.identity_keys import IdentityKeys
 from pysync.auth.issuing import Grant
 from pysync.cli.io import print_json, read_certificate, read_keys, read_public_keys, warn_retry, warn_silence
-from pysync.errors import Conflict, StaleGeneration
+from pysync.cli.parser import Parser, add_issuer, add_server, server_url
+from pysync.errors import StaleGeneration
 
 if TYPE_CHECKING:
     from pysync.client import Client
-    from pysync.client.sealed import RemoteKeyring
+
+
+def add_keys(parser: Parser) -> None:
+    """Add the commands of `keys`."""
+    new = parser.add_command(
+        "new",
+        "create keys, at random or from a passphrase",
+        new_key,
+        example="pysync keys new --out me.json",
+    )
+    new.add_flag("--passphrase-stdin", "read a passphrase from standard input")
+    new.add_value("--out", "FILE", "write the keys to this file, readable by you alone (default: print)")
+    show = parser.add_command(
+        "show",
+        "print the public keys, which you may give to others",
+        show_key,
+        example="pysync keys show me.json > me.pub",
+    )
+    show.add_value("file", "FILE", "a key file")
+
+
+def add_cap(parser: Parser) -> None:
+    """Add the commands of `cap`."""
+    device_command = parser.add_command(
+        "device",
+        "issue a certificate for another device of yours; without --to: for the key itself",
+        device,
+        example="pysync cap device --key me.json --to laptop.pub --out laptop.cap",
+    )
+    device_command.add_value("--to", "FILE", "the device's keys, as `keys show` prints them")
+    device_command.add_value("--collection", "NAME", "grant cap:OP:NAME roles (default: *)", action="append")
+
+    member_command = parser.add_command(
+        "member",
+        "issue a certificate for another person, for one collection",
+        member,
+        example="pysync cap member notes --key me.json --to bob.pub --write --out bob.cap",
+    )
+    member_command.add_value("collection", "COLLECTION", "name of the collection")
+    member_command.add_value("--to", "FILE", "their keys, as `keys show` prints them", required=True)
+
+    audience_command = parser.add_command(
+        "audience",
+        "issue a certificate for anyone who presents it, for one collection",
+        audience,
+        example="pysync cap audience notes --key me.json --link",
+    )
+    audience_command.add_value("collection", "COLLECTION", "name of the collection")
+    audience_command.add_value("--aud", "KEY", "only for this key (64 hex digits)", action="append")
+    audience_command.add_flag("--link", "print the fragment of a public link")
+
+    for command in (member_command, audience_command):
+        command.add_flag("--write", "also allow writes (default: read, list)")
+    for command in (device_command, member_command, audience_command):
+        add_issuer(command)
+        command.add_argument("--days", type=int, default=30, help="days until it expires (default: 30)")
+        command.add_argument(
+            "--op", action="append", choices=("read", "list", "write"), help="allowed operation; repeatable"
+        )
+        command.add_value("--path", "GLOB", "allowed paths; !GLOB denies; repeatable", action="append")
+        command.add_value("--out", "FILE", "write the certificate here (default: print)")
+
+    show = parser.add_command(
+        "show",
+        "print a certificate and whether it is valid",
+        show_certificate,
+        example="pysync cap show bob.cap --server https://sync.example.com",
+    )
+    show.add_value("file", "FILE", "JSON or an Authorization header; - is standard input")
+    show.add_value("--server", "URL", "ask this server whether the certificate is revoked", type=server_url)
+
+    revoke_command = parser.add_command(
+        "revoke",
+        "revoke certificates and keys: print the signed revocation list; --publish sends it",
+        revoke,
+        description="Signs a revocation list and prints it. With --publish the list keeps the entries of "
+        "the one that the server has, and replaces it.",
+        example="pysync cap revoke bob.cap --key me.json --publish",
+    )
+    revoke_command.add_value("file", "FILE", "certificates to revoke", nargs="*")
+    revoke_command.add_value(
+        "--subject",
+        "FILE",
+        "revoke all certificates that the issuer gave to the key in FILE (as of `keys show`)",
+        action="append",
+        default=[],
+    )
+    add_issuer(revoke_command)
+    revoke_command.add_value(
+        "--generation",
+        "N",
+        "number of the list, larger than that of the one it replaces (with --publish: the next)",
+        type=int,
+    )
+    revoke_command.add_flag(
+        "--replace", "with --publish: drop the entries of the published list, so that they are valid again"
+    )
+    revoke_command.add_flag("--publish", "also send the list to the server")
+    add_server(revoke_command)
 
 
 def new_key(options: argparse.Namespace) -> None:
@@ -265,7 +364,7 @@ def load_credentials(
     options: argparse.Namespace,
 ) -> tuple[IdentityKeys | None, Certificate | None, str | None]:
     """Return the key, the certificate given for it, and the admin token. Options win over the environment."""
-    key_file = _key_file(options)
+    key_file = key_file_of(options)
     if key_file is None:
         if options.cap is not None:
             raise ValueError("--cap needs --key, or $PYSYNC_KEY")
@@ -275,49 +374,7 @@ def load_credentials(
     return keys, certificate, options.admin_token
 
 
-def _key_file(options: argparse.Namespace) -> str | None:
+def key_file_of(options: argparse.Namespace) -> str | None:
     """Return `--key`, else `$PYSYNC_KEY` unless there is an `--admin-token`."""
     key: str | None = options.key
     return key or (None if options.admin_token else os.environ.get("PYSYNC_KEY") or None)
-
-
-def make_keyring(options: argparse.Namespace, client: "Client", name: str) -> "RemoteKeyring":
-    """Return the keyring `name` for the holder of the key. Raises ValueError without a key."""
-    from pysync.client.sealed import RemoteKeyring  # heavy, and not needed without a keyring
-
-    key_file = _key_file(options)
-    if key_file is None:
-        raise ValueError("a keyring needs --key, or $PYSYNC_KEY")
-    keys = read_keys(key_file)
-    trusted = [keys.ed_pub, *(read_public_keys(trusted)[0] for trusted in options.trust)]
-    return RemoteKeyring(client, name, keys, trusted, min_epoch=options.min_epoch)
-
-
-async def keyring(options: argparse.Namespace) -> int:
-    """Run `pysync keyring new`, `add`, `remove` or `show`. Return 1 if the keyring cannot be opened."""
-    from pysync.client.sealed import SealedError
-
-    async with make_client(options) as client:
-        keyring = make_keyring(options, client, options.name)
-        recipients = [read_public_keys(name)[1] for name in options.recipient]
-        match options.action:
-            case "new":
-                try:
-                    await keyring.create(recipients)
-                except Conflict:
-                    message = f"something is at {keyring.key} already; `pysync keyring add` lets others in"
-                    raise ValueError(message) from None
-            case "add":
-                await keyring.add(*recipients)
-            case "remove":
-                await keyring.remove(*recipients)
-        stored = await keyring.read()
-        try:
-            await keyring.open()
-            verdict = "ok"
-        except SealedError as error:
-            verdict = str(error)
-    print_json(
-        {"keyring": keyring.key, "verdict": verdict, "epoch": stored.epoch, "recipients": stored.recipients}
-    )
-    return 0 if verdict == "ok" else 1

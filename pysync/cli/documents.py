@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from pysync.cli.credentials import make_client, make_keyring
+from pysync.cli.credentials import make_client
 from pysync.cli.io import (
     MissingDocument,
     parse_object,
@@ -17,24 +17,107 @@ from pysync.cli.io import (
     print_lines,
     read_bytes,
     read_object,
-    run_until_reader_closes,
     show_progress,
-    warn_disconnected,
 )
+from pysync.cli.parser import Parser, add_client, add_trust
 from pysync.client import (
     BatchEntry,
-    ChangeEvent,
     Client,
-    LogCursor,
-    LogElement,
     PushResult,
     QuotaUsage,
-    Reset,
     SyncDocument,
 )
 from pysync.client.files import CHUNK_BYTES, UploadSource
 from pysync.errors import Conflict, MethodNotAllowed, NotFound, PysyncError, VersionNotFound
 from pysync.protocol import JSON_TYPE, OCTET_STREAM
+
+
+def add_pull(parser: Parser) -> None:
+    """Add the arguments of `pysync pull`."""
+    parser.describe(pull, example="pysync pull notes/n1 --data\npysync pull photos/p1 --out p1.png")
+    parser.add_value("document", "KEY", "path after /pull/")
+    parser.add_flag("--data", "print only the document's data")
+    parser.add_value("--version", "HASH", "print this version, which the history of the document has")
+    parser.add_flag("--fail", "exit with status 6 if there is no such document or version")
+    parser.add_value("--out", "FILE", "download the file at KEY to this path (- for standard output)")
+    parser.add_value("--open", "NAME", "with --out: decrypt the file with this keyring")
+    add_trust(parser)
+    add_client(parser)
+
+
+def add_push(parser: Parser) -> None:
+    """Add the arguments of `pysync push`."""
+    parser.describe(
+        push,
+        description="Creates a document, unless --base or --force says that it replaces one.",
+        example='echo \'{"title": "Milk"}\' | pysync push notes/n1\n'
+        "pysync push photos/p1 p1.png --type image/png",
+    )
+    parser.add_value("document", "KEY", "path after /push/")
+    parser.add_value(
+        "file", "FILE", "a JSON object, or any file (default: -, standard input)", nargs="?", default="-"
+    )
+    parser.add_value(
+        "--type", "TYPE", "store FILE as a binary file of this media type, for example image/png"
+    )
+    parser.add_value("--seal", "NAME", "store FILE encrypted for the recipients of this keyring")
+    add_trust(parser)
+    base = parser.add_mutually_exclusive_group()
+    base.add_argument("--base", metavar="HASH", help="replace the document that has this hash")
+    base.add_argument("--force", action="store_true", help="replace whatever is stored")
+    add_client(parser)
+
+
+def add_history(parser: Parser) -> None:
+    """Add the arguments of `pysync history`."""
+    parser.describe(history, example="pysync history notes/n1")
+    parser.add_value("document", "KEY", "path after /history/")
+    add_client(parser)
+
+
+def add_delete(parser: Parser) -> None:
+    """Add the arguments of `pysync delete`."""
+    parser.describe(
+        delete,
+        description='The collection must have `"deletable": true`.',
+        example="pysync delete notes/n1 --force",
+    )
+    parser.add_value("document", "KEY", "path after /push/")
+    base = parser.add_mutually_exclusive_group(required=True)
+    base.add_argument("--base", metavar="HASH", help="delete it if it has this hash")
+    base.add_argument("--force", action="store_true", help="delete whatever is stored")
+    add_client(parser)
+
+
+def add_list(parser: Parser) -> None:
+    """Add the arguments of `pysync list`."""
+    parser.describe(list_names, example="pysync list notes")
+    parser.add_value("prefix", "KEY-PREFIX", "path after /list/ (default: empty)", nargs="?", default="")
+    parser.add_value("--after", "NAME", "print only names greater than this one")
+    add_client(parser)
+
+
+def add_batch(parser: Parser) -> None:
+    """Add the arguments of `pysync batch`."""
+    parser.describe(
+        batch, example='pysync batch notes,tasks --params \'{"notes": [{"id": "n1"}, {"id": "n2"}]}\''
+    )
+    parser.add_value("names", "NAME[,NAME..]", "the collections")
+    parser.add_value("--params", "JSON", 'path parameters: {"NAME": [{"PARAM": "VALUE"}, ...], ...}')
+    add_client(parser)
+
+
+def add_usage(parser: Parser) -> None:
+    """Add the arguments of `pysync usage`."""
+    parser.describe(usage, example="pysync usage --key me.json --space club")
+    parser.add_argument(
+        "--space",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="also what this space uses, to which you belong; repeatable",
+    )
+    add_client(parser)
 
 
 def pull(options: argparse.Namespace) -> Coroutine[None, None, None]:
@@ -81,7 +164,7 @@ async def _push(options: argparse.Namespace, data: dict[str, Any]) -> None:
             pushed = await SyncDocument(client, options.document).update(lambda _: data)
         else:
             pushed = await client.push(options.document, data, options.base)
-    _print_pushed(pushed)
+    print_pushed(pushed)
 
 
 async def history(options: argparse.Namespace) -> None:
@@ -117,10 +200,11 @@ async def delete(options: argparse.Namespace) -> None:
                 base = error.current_hash
             except MethodNotAllowed:
                 raise ValueError(f"{options.document}: its collection is not deletable") from None
-    _print_pushed(removed)
+    print_pushed(removed)
 
 
-def _print_pushed(pushed: PushResult) -> None:
+def print_pushed(pushed: PushResult) -> None:
+    """Print the hash and the time of what was pushed."""
     batch = {} if pushed.batch_id is None else {"batchId": pushed.batch_id}
     print_json({"hash": pushed.hash, "timestamp": pushed.timestamp_ms, **batch})
 
@@ -139,6 +223,7 @@ async def _push_file(options: argparse.Namespace) -> None:
         raise ValueError(f"--seal: a sealed file is always {OCTET_STREAM}")
     async with make_client(options) as client:
         if options.seal:
+            from pysync.cli.keyrings import make_keyring
             from pysync.client.sealed import seal_and_push_blob
 
             keyring = await make_keyring(options, client, options.seal).open()
@@ -146,7 +231,7 @@ async def _push_file(options: argparse.Namespace) -> None:
         else:
             source = _upload_source(options)
             pushed = await client.push_blob(options.document, source, options.type, on_progress=show_progress)
-    _print_pushed(pushed)
+    print_pushed(pushed)
 
 
 def _upload_source(options: argparse.Namespace) -> UploadSource:
@@ -190,6 +275,7 @@ async def _download(options: argparse.Namespace, client: Client) -> dict[str, An
 
 
 async def _pull_sealed(options: argparse.Namespace, client: Client) -> dict[str, Any] | None:
+    from pysync.cli.keyrings import make_keyring
     from pysync.client.sealed import pull_and_open_blob
 
     keyring = await make_keyring(options, client, options.open).open()
@@ -242,84 +328,3 @@ async def usage(options: argparse.Namespace) -> None:
 
 def _quota_json(found: QuotaUsage) -> dict[str, Any]:
     return {"used": found.used.as_json(), "allowed": found.allowed}
-
-
-DEFAULT_COUNT = 10
-
-
-def append(options: argparse.Namespace) -> Coroutine[None, None, None]:
-    """Run `pysync append`. Standard input is read outside of the event loop, as by `push`."""
-    data = read_object("-") if options.element == "-" else parse_object(options.element, "DATA")
-    return _append(options, data)
-
-
-async def _append(options: argparse.Namespace, data: dict[str, Any]) -> None:
-    async with make_client(options) as client:
-        try:
-            pushed = await client.append(options.log, data, ts_ms=options.ts)
-        except Conflict:
-            raise ValueError(f"{options.log} is a document, not a log") from None
-    _print_pushed(pushed)
-
-
-async def tail(options: argparse.Namespace) -> None:
-    """Run `pysync tail`."""
-    for name, value in (("-n", options.n), ("--since", options.since)):
-        if value is not None and value < 0:
-            raise ValueError(f"{name} must be 0 or more")
-    await run_until_reader_closes(_tail(options))
-
-
-async def _tail(options: argparse.Namespace) -> None:
-    count = DEFAULT_COUNT if options.n is None and options.since is None else options.n
-    async with make_client(options) as client:
-        cursor = LogCursor(client, options.log, field=options.field, first=count, since=options.since)
-        if options.follow:
-            async for elements in cursor.follow(
-                collection=options.collection, on_disconnect=warn_disconnected
-            ):
-                print_lines(*map(_element_json, elements))
-        else:
-            has_more = True
-            while has_more:
-                print_lines(*map(_element_json, await cursor.pull()))
-                has_more = count is None and cursor.has_more  # a server may return only some at once
-
-
-def _element_json(element: LogElement) -> dict[str, Any]:
-    proof = {"authorPubkey": element.author_pubkey, "authorSignature": element.author_signature}
-    members = {"ts": element.ts_ms, "data": element.data}
-    return members | {name: value for name, value in proof.items() if value is not None}
-
-
-async def watch(options: argparse.Namespace) -> None:
-    """Run `pysync watch`."""
-    params = None if options.params is None else parse_object(options.params, "--params")
-    collections = None if options.collections is None else options.collections.split(",")
-    await run_until_reader_closes(_watch(options, collections, params))
-
-
-async def _watch(
-    options: argparse.Namespace, collections: list[str] | None, params: dict[str, Any] | None
-) -> None:
-    async with (
-        make_client(options) as client,
-        client.watch(collections, params, after=options.after, on_disconnect=warn_disconnected) as changes,
-    ):
-        async for change in changes:
-            print_lines(_change_json(change))
-
-
-def _change_json(change: ChangeEvent | Reset) -> dict[str, Any]:
-    if isinstance(change, Reset):
-        return {"reset": True, "id": change.id}
-    members = {
-        "collection": change.collection,
-        "params": change.params,
-        "hash": change.hash,
-        "timestamp": change.timestamp_ms,
-        "namespace": change.namespace,
-        "id": change.id,
-        "removed": change.removed or None,
-    }
-    return {name: value for name, value in members.items() if value is not None}

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from pysync.cli.io import print_lines
+from pysync.cli.parser import Parser, add_config
 from pysync.cli.stores import check_store, load_config
 from pysync.clock import wall_clock_ms
 from pysync.concurrency import closing, gather_bounded
@@ -24,6 +25,37 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 1_000
 """Rows of a query that are fetched together."""
+
+
+def add_events(parser: Parser) -> None:
+    """Add the commands of `events`."""
+    compact_command = parser.add_command(
+        "compact",
+        "merge small files into larger ones; servers may run meanwhile",
+        compact,
+        description="Prints a line for each folder: the number of files before and after, the number of "
+        "merged rows, of files that are too recent, and of files that were skipped, with the reason.",
+        example="pysync events compact --older-than 3600",
+    )
+    compact_command.add_value(
+        "--older-than",
+        "SECONDS",
+        "merge only files of at least this age (default: 0)",
+        type=float,
+        default=0.0,
+    )
+    sql_command = parser.add_command(
+        "sql",
+        "query the events with DuckDB, in the view `events`; rows are JSON, one a line",
+        sql,
+        description="Opens DuckDB, which must be installed, on the files of the store.",
+        example="pysync events sql 'SELECT count(*) AS n FROM events'",
+    )
+    sql_command.add_value("query", "QUERY", "the query (default: from standard input)", nargs="?")
+    for command in (compact_command, sql_command):
+        add_config(command, required=True)
+        command.add_value("--store", "URL", "file:DIR or s3://BUCKET/PREFIX")
+        command.add_value("--collection", "NAME", "only events pushed to this collection (default: all)")
 
 
 async def compact(options: argparse.Namespace) -> int:

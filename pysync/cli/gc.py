@@ -6,6 +6,7 @@ import sys
 from functools import partial
 
 from pysync.cli.io import print_lines
+from pysync.cli.parser import Parser, add_config
 from pysync.cli.stores import check_store, load_config
 from pysync.clock import SteadyClock, boot_id, is_stable
 from pysync.concurrency import closing
@@ -13,6 +14,31 @@ from pysync.config import Config
 from pysync.config.collection import wire_name
 from pysync.migrate import MIN_GRACE_MS, GarbageCollector
 from pysync.store import open_store
+
+
+def add_gc(parser: Parser) -> None:
+    """Add the arguments of `pysync gc`."""
+    parser.describe(
+        collect,
+        description="Deletes segments that no log leads to, chunks of logs that pysync took over from "
+        "Starfish, files in the folder that the store does not know, temporary files, interrupted uploads "
+        "and merges; without --store, also earlier versions of documents whose collection keeps none any "
+        "more. Prints a line of JSON for each, then the "
+        "number of each kind, and the bytes as far as they are known. Do not run it while a copy or a "
+        "restore writes to the store. The exit status is 1 if a damaged object, which may lead to segments, "
+        "kept it from deleting any.",
+        example="pysync gc --store file:./data --dry-run",
+    )
+    add_config(parser)
+    parser.add_value("--store", "URL", "file:DIR (default: file:./data) or s3://BUCKET/PREFIX")
+    parser.add_flag("--dry-run", "print what would be deleted, and delete nothing")
+    parser.add_value(
+        "--older-than",
+        "SECONDS",
+        "keep what is younger (default: 3600; minimum: 1800)",
+        type=int,
+        default=3600,
+    )
 
 
 async def collect(options: argparse.Namespace) -> int:

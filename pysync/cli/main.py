@@ -1,17 +1,57 @@
 """The command line: `pysync serve`, and a small client for people and scripts.
 
 Results are JSON on standard output (`list` prints names, `tail` elements, `watch` changes, one a line), a
-problem is one line on standard error. Each command is a function of a module beside this one, imported when
-it runs: `pysync --help` and `pysync serve` pay for no other. It returns the exit status, or None for success,
-or a coroutine of either.
+problem is one line on standard error. Each subject is a module beside this one: it has the arguments, help
+and examples of its commands, and the functions that run them. It is imported when one of its commands is on
+the command line, so that `pysync --help` and `pysync serve` pay for no other. A function returns the exit
+status, or None for success, or a coroutine of either.
 """
 
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from pysync.cli.commands import build_parser
+from pysync import __version__
+from pysync.cli.parser import EXIT_CODES, Parser
+
+_COMMANDS: Final = (
+    ("serve", "server", "run the server"),
+    ("check", "server", "validate a configuration and print its routes"),
+    ("keys", "credentials", "create and show keys"),
+    ("cap", "credentials", "issue, show and revoke certificates"),
+    ("pull", "documents", "print a document, or download a file with --out"),
+    ("push", "documents", "create or replace a document, or upload a file with --type"),
+    ("history", "documents", "print the versions of a document that the server keeps, the newest first"),
+    ("delete", "documents", "delete a document, a file or a log"),
+    ("list", "documents", "print the names in a collection, one a line"),
+    ("batch", "documents", "print documents of several collections, read with one request"),
+    ("keyring", "keyrings", "manage who can read sealed data"),
+    ("append", "logs", "append an element to a log, with a proof of its author if there is a key"),
+    ("tail", "logs", "print the newest elements of a log, one a line"),
+    ("watch", "logs", "print changes as they happen, one a line"),
+    ("usage", "documents", "print what you use of your quotas, and what you may"),
+    (
+        "stats",
+        "stats",
+        "print what uses space in a store, with the largest documents; servers may run meanwhile",
+    ),
+    ("get", "stats", "print one document, log or file from the store, without a server"),
+    ("copy", "stores", "copy everything in a store to another one; run it again to continue or to catch up"),
+    ("verify", "stores", "read everything in a store and list what is damaged; servers may run meanwhile"),
+    ("gc", "gc", "delete what crashes and interrupted requests left in a store; servers may run meanwhile"),
+    ("erase", "erase", "erase a document, a folder or a person, with every trace; servers may run meanwhile"),
+    ("project", "stores", "maintain the lists of projections"),
+    (
+        "backup",
+        "backup",
+        "back up a store, and list, verify, prune and restore backups; servers may run meanwhile",
+    ),
+    ("events", "events", "compact and query the files of events"),
+    ("bench", "bench", "load-test a server that has a manifest (configEndpoint)"),
+)
+"""The name of each command, the module that adds its arguments with `add_NAME`, and its help."""
 
 _HINTS = {
     "append_limit_exceeded": "the log is full",
@@ -27,12 +67,33 @@ _HINTS = {
 OK, PROBLEM, CONFLICT, REJECTED, UNREACHABLE, MISSING = 0, 1, 3, 4, 5, 6  # 2 is argparse's
 
 
+def build_parser() -> Parser:
+    """Return the parser of the whole command line. `run` of its result is the function of the command."""
+    parser = Parser(
+        prog="pysync",
+        description="Keep documents in sync: the server, and a client for people and scripts.",
+        epilog=EXIT_CODES,
+    )
+    parser.add_argument("--version", action="version", version=f"pysync {__version__}")
+    for name, module, help_text in _COMMANDS:
+        parser.add_command(name, help_text, add_arguments=_add_arguments(module, name))
+    return parser
+
+
+def _add_arguments(module: str, name: str) -> Callable[[Parser], None]:
+    """Return a function that adds the arguments of a command, whose module it imports."""
+
+    def add(parser: Parser) -> None:
+        getattr(importlib.import_module(f"pysync.cli.{module}"), f"add_{name}")(parser)
+
+    return add
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     options = build_parser().parse_args(arguments)
     try:
-        module, command = options.run
-        status = getattr(importlib.import_module(f"pysync.cli.{module}"), command)(options)
+        status = options.run(options)
         if not isinstance(status, int | None):
             import asyncio  # `pysync --help` needs none
 

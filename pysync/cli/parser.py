@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,23 +30,40 @@ environment:
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that shows examples, and suggests the nearest name for a misspelled one."""
+Run = Callable[[argparse.Namespace], object]
+"""Runs a command with its options."""
 
-    def __init__(self, *, example: str = "", **options: Any) -> None:
-        if example:
-            options["epilog"] = "example:\n" + "".join(f"  {line}\n" for line in example.splitlines())
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that shows examples, adds the arguments of a command when it is parsed, and suggests
+    the nearest name for a misspelled one."""
+
+    def __init__(self, *, add_arguments: "Callable[[Parser], None] | None" = None, **options: Any) -> None:
+        """`add_arguments` adds the arguments when the command is parsed."""
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        self._add_arguments = add_arguments
         self._commands: argparse._SubParsersAction[Parser] | None = None
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: None = None
     ) -> argparse.Namespace:
         """Return the options. Exits with status 2 for an invalid command line, and with 0 after help."""
+        options: argparse.Namespace
         options, unknown = self.parse_known_args(args, namespace)
         if unknown:
             options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         return options
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the options and the arguments that are unknown."""
+        self.load()
+        return super().parse_known_args(args, namespace)
+
+    def load(self) -> None:
+        """Add the arguments of the command, unless they were added."""
+        add, self._add_arguments = self._add_arguments, None
+        if add is not None:
+            add(self)
 
     def error(self, message: str) -> NoReturn:
         """Print `message`, with a suggestion if an argument is misspelled, and exit with status 2."""
@@ -62,17 +79,28 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
     def add_command(
-        self, name: str, help_text: str, run: str = "", *, example: str = "", description: str | None = None
+        self,
+        name: str,
+        help_text: str,
+        run: Run | None = None,
+        *,
+        add_arguments: "Callable[[Parser], None] | None" = None,
+        **described: Any,
     ) -> "Parser":
-        """Add a command. `run` is the function of a module of `pysync.cli` that runs it, as MODULE.FUNCTION;
-        `""` if the command only has commands of its own."""
+        """Add a command, which `add_arguments` completes, or `run` with the other arguments of `describe`."""
         if self._commands is None:
             # A command that runs by itself, too, such as `backup`, need not be followed by another one.
             self._commands = self.add_subparsers(required=self.get_default("run") is None, metavar="COMMAND")
-        command = self._commands.add_parser(name, help=help_text, example=example, description=description)
-        if run:
-            command.set_defaults(run=tuple(run.split(".")), parser=command)
+        command = self._commands.add_parser(name, help=help_text, add_arguments=add_arguments)
+        if run is not None:
+            command.describe(run, **described)
         return command
+
+    def describe(self, run: Run, *, example: str, description: str | None = None) -> None:
+        """Set the function that runs the command, and what its help shows."""
+        self.description = description
+        self.epilog = "example:\n" + "".join(f"  {line}\n" for line in example.splitlines())
+        self.set_defaults(run=run, parser=self)
 
     def add_value(self, name: str, metavar: str, help_text: str, **options: Any) -> None:
         """Add an argument or an option that has a value."""

@@ -11,6 +11,7 @@ import orjson
 
 from pysync import _core
 from pysync.cli.io import MissingDocument, print_json, print_lines
+from pysync.cli.parser import Parser, add_config
 from pysync.cli.stores import check_store, load_config
 from pysync.concurrency import closing
 from pysync.config import Collection, Config
@@ -26,6 +27,34 @@ from pysync.store import ListEntry, Store, StoredObject, open_store
 
 _OTHER: Final = "other"
 """What belongs to no collection."""
+
+
+def add_stats(parser: Parser) -> None:
+    """Add the arguments of `pysync stats`."""
+    parser.describe(
+        stats,
+        description="Lists all objects of the store, which takes a while if there are many. With a "
+        "configuration the result is by collection, and otherwise by the first segment of keys. `other` is "
+        "what belongs to no collection, and `_pysync` the server's own.",
+        example="pysync stats --config pysync.json -n 20\npysync stats --store file:./data",
+    )
+    add_config(parser)
+    parser.add_value("--store", "URL", "file:DIR or s3://BUCKET/PREFIX, in place of the configuration's")
+    parser.add_value("-n", "N", "number of the largest objects to print (default: 10)", type=int, default=10)
+
+
+def add_get(parser: Parser) -> None:
+    """Add the arguments of `pysync get`."""
+    parser.describe(
+        get,
+        description="Reads the store that the configuration names; servers may run meanwhile. Prints a "
+        "document with its hash and time, the elements of a log, one a line, and a file as it is. "
+        "The exit status is 6 if nothing is stored.",
+        example="pysync get --config pysync.json notes/n1",
+    )
+    parser.add_value("key", "KEY", "the key: path after /pull/")
+    add_config(parser)
+    parser.add_value("--store", "URL", "file:DIR or s3://BUCKET/PREFIX, in place of the configuration's")
 
 
 async def stats(options: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ from pysync.backup.opening import open_backup
 from pysync.backup.repairing import Repairer, RepairReport
 from pysync.changelog import Retention
 from pysync.cli.io import print_json, print_lines
+from pysync.cli.parser import Parser, add_config, add_storage_options
 from pysync.clock import wall_clock_ms
 from pysync.concurrency import closing
 from pysync.config import Config
@@ -53,6 +54,60 @@ _MEMORY_COORDINATOR_WARNING: Final = (
     "the memory: coordinator belongs to one process: stop the server first, or the lists may miss what it "
     "writes meanwhile"
 )
+
+
+def add_copy(parser: Parser) -> None:
+    """Add the arguments of `pysync copy`."""
+    parser.describe(
+        copy,
+        description="FROM and TO are file:DIR, s3://BUCKET/PREFIX (credentials from the environment) or a "
+        "configuration file, whose store is used. FROM may be folder:DIR, the folder of a Starfish server.",
+        example="pysync copy file:./data s3://my-bucket/pysync",
+    )
+    parser.add_value("source", "FROM", "the store to read")
+    parser.add_value("target", "TO", "the store to write")
+    parser.add_flag("--overwrite", "replace objects that differ at TO")
+    parser.add_flag("--keep-corrupt", "also copy corrupt objects, and report them")
+    parser.add_flag(
+        "--quick", "trust the recorded hashes of files that exist at TO, instead of reading these files"
+    )
+
+
+def add_verify(parser: Parser) -> None:
+    """Add the arguments of `pysync verify`."""
+    parser.describe(
+        verify,
+        description="Compares every document, log, file and revocation list with its hash or checksum. "
+        "Prints a line of JSON for each damaged object, and for each file in the folder that the store does "
+        "not know, then the number of objects and bytes read. From then on the server refuses to serve a "
+        "damaged file until it is pushed or copied again. The exit status is 1 if anything is damaged.",
+        example="pysync verify --store file:./data\n"
+        "pysync verify --store file:./data --repair-from file:./backup",
+    )
+    add_config(parser)
+    parser.add_value("--store", "URL", "file:DIR (default: file:./data) or s3://BUCKET/PREFIX")
+    parser.add_value(
+        "--repair-from", "URL", "a backup of this store: replace what is damaged by the same version from it"
+    )
+    parser.add_value("--key", "FILE", "with --repair-from: the key of an encrypted backup")
+    parser.add_flag(
+        "--adopt",
+        "take files below DIR/files that somebody replaced, edited or added as new versions, as they are now",
+    )
+
+
+def add_project(parser: Parser) -> None:
+    """Add the arguments of `pysync project`."""
+    rebuild_command = parser.add_command(
+        "rebuild",
+        "rebuild the lists of a projection from their sources; servers may run meanwhile",
+        rebuild_lists,
+        description="Prints each list: its entries, and how many were missing, different or superfluous.",
+        example="pysync project rebuild titles --config pysync.json",
+    )
+    rebuild_command.add_value("name", "NAME", "name or target of the projection")
+    add_config(rebuild_command, required=True)
+    add_storage_options(rebuild_command)
 
 
 async def copy(options: argparse.Namespace) -> int:

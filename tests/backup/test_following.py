@@ -24,7 +24,7 @@ from pysync.backup.following import FollowerSettings, thinned
 from pysync.backup.repository import Repository
 from pysync.backup.source import FolderSnapshotSource
 from pysync.backup.target import FolderTarget
-from pysync.cli.commands import build_parser
+from pysync.cli.main import build_parser
 from pysync.clock import wall_clock_ms
 from pysync.config import BackupConfig, StoreConfig
 from pysync.store.local import capture

@@ -12,14 +12,15 @@ from support.cli_service import ADMIN_TOKEN, SERVICE
 from support.clients import Start
 from support.collections import limit_of
 
-from pysync.cli.commands import build_parser
 from pysync.cli.io import show_progress, warn_retry
+from pysync.cli.main import build_parser
 from pysync.cli.parser import Parser
 from pysync.errors import RateLimited, Unavailable
 
 
-def leaves(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+def leaves(parser: Parser) -> Iterator[Parser]:
     """The parsers of all commands that do something."""
+    parser.load()
     actions = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
     if not actions:
         yield parser

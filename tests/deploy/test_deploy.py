@@ -18,7 +18,7 @@ from support.clients import Start
 from support.deployment import DEPLOY, ROOT
 
 from pysync import config
-from pysync.cli.commands import build_parser
+from pysync.cli.main import build_parser
 from pysync.clock import BOOT_ID_PATH
 from pysync.config import Server
 
@@ -155,7 +155,7 @@ def test_systemd_waits_for_draining_and_signals_only_the_main_process() -> None:
 def understood(arguments: list[str]) -> Any:
     """The options that the command line makes of `arguments`; it exits where it does not know one."""
     options = build_parser().parse_args(arguments)
-    assert options.run == ("serve", "serve")
+    assert options.parser.prog == "pysync serve"
     return options
 
 

@@ -139,7 +139,7 @@ def test_heavy_dependencies_have_one_home() -> None:
 @pytest.mark.process
 def test_the_server_loads_nothing_that_it_does_not_need() -> None:
     script = (
-        "import sys, pysync.server.serve, pysync.cli.serve, pysync.plugins.events, pysync.store.local\n"
+        "import sys, pysync.server.serve, pysync.cli.server, pysync.plugins.events, pysync.store.local\n"
         "print(*sys.modules)"
     )
     heavy = {

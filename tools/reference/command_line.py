@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from pysync.cli.commands import build_parser
-from pysync.cli.parser import EXIT_CODES
+from pysync.cli.main import build_parser
+from pysync.cli.parser import EXIT_CODES, Parser
 
 HEAD = """\
 # Command line
@@ -65,12 +65,13 @@ def exit_codes_page() -> str:
     return EXIT_CODES_HEAD + "".join(rows) + EXIT_CODES_FOOT
 
 
-def _sections(parser: argparse.ArgumentParser, command: str, level: str) -> Iterator[str]:
+def _sections(parser: Parser, command: str, level: str) -> Iterator[str]:
     """The sections of the commands below `parser`."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, subparser in action.choices.items():
+                subparser.load()
                 yield _section(subparser, f"{command} {name}", summaries.get(name, ""), level)
                 yield from _sections(subparser, f"{command} {name}", f"{level}#")
 

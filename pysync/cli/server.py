@@ -10,11 +10,48 @@ from pathlib import Path
 from typing import Final
 
 from pysync import config
+from pysync.cli.parser import Parser, PrintSchema, add_config, add_storage_options, default_config
 
 GARBAGE_THRESHOLD: Final = 10_000
 """New objects after which a server searches the youngest for garbage. The pushes that wait for a flush have
 more than the usual 700, and would be searched in vain, as would the modules that it imports. No cycle holds
 the body of a request."""
+
+
+def add_serve(parser: Parser) -> None:
+    """Add the arguments of `pysync serve`."""
+    parser.describe(serve, example="pysync serve --config pysync.json --port 8080")
+    add_config(parser)
+    parser.add_value("--host", "HOST", "address to listen on (default: 127.0.0.1)")
+    parser.add_value("--port", "PORT", "port to listen on (default: 8080)")
+    parser.add_value("--admin-host", "HOST", "address of the operators' listener (default: 127.0.0.1)")
+    parser.add_value("--admin-port", "PORT", "port of the operators' listener (default: there is none)")
+    add_storage_options(parser)
+    parser.add_value("--workers", "N", "number of processes that serve (default: 1)")
+
+
+def add_check(parser: Parser) -> None:
+    """Add the arguments of `pysync check`."""
+    parser.describe(
+        check,
+        example="pysync check pysync.json --strict\npysync check pysync.json --probe\n"
+        "pysync check --json-schema > pysync.schema.json",
+    )
+    parser.add_value(
+        "file",
+        "FILE",
+        "the configuration (default: $PYSYNC_CONFIG, else ./pysync.json)",
+        nargs="?",
+        default=default_config(),
+    )
+    parser.add_flag("--probe", "also open the store and the coordinator, and test them")
+    parser.add_flag("--strict", "exit with status 1 if there are warnings")
+    parser.add_argument(
+        "--json-schema",
+        action=PrintSchema,
+        nargs=0,
+        help="print the JSON Schema of the configuration, for editors, and exit",
+    )
 
 
 def serve(options: argparse.Namespace) -> int:

@@ -116,3 +116,14 @@ async def test_a_refusal_leaves_the_connection_usable_and_is_not_logged(
     assert refused.status == 503
     assert "Connection" not in refused.headers
     assert not [record for record in caplog.records if "overloaded" in record.getMessage()]
+
+
+@pytest.mark.parametrize("target", [f"/pull/{KEY}", "/nowhere"])
+async def test_new_device_is_served_beside_a_logged_out_client_of_its_address(
+    start: Start, session: aiohttp.ClientSession, target: str
+) -> None:
+    base = await start({"collections": [MINE]})
+    logged_out = Browser(base, session)
+    for _ in range(300):
+        assert (await logged_out.request("GET", target)).status in (401, 404)
+    assert (await signer(base, session).pull(KEY)).status == 200

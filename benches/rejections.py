@@ -41,10 +41,6 @@ BATCH: Final = f"/batch/pull?collections=private&params={KEYS}"
 ELSEWHERE: Final = "/pull/users/" + "0" * 32 + "/plan"
 DENIES: Final = Grant(("read", "list", "write"), ("**", *(f"!{'*a' * 18}{n:02d}" for n in range(64))))
 HOUR_MS: Final = 3_600_000
-FAILURES: Final = 3_000
-"""How many requests of one address may fail in a minute; a sixth of them at once, more than in a round."""
-BUDGET_RETURNS_S: Final = 0.0015
-"""Within this the server's budget for unknown certificates grows by what one of them takes."""
 LISTED: Final = (2_700, 169)
 """Entries of a revocation list, the longest first that anybody was ever allowed."""
 
@@ -157,7 +153,6 @@ def serving(folder: Path, core: int | None = None) -> Iterator[Running]:
                     "rateLimit": limit,
                 }
             )
-    members["auth"] = {"failuresPerMinute": FAILURES}
     members["server"] = {"maxQueueMs": 60_000}  # nothing is refused because others are at work
     config = folder.with_name("rejections.json")
     config.write_bytes(orjson.dumps(members))
@@ -169,12 +164,11 @@ def kinds(server: Running) -> list[Kind]:
     """The requests that are refused, and the state that the server needs for that."""
     url = server.url
     plain = f"HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n\r\n"
-    forged, long_forged = Stranger(url), Stranger(url, collections=_collections(700))
-    forged.forge()
+    long_forged = Stranger(url, collections=_collections(700))
     long_forged.forge()
     denies, wide = Stranger(url, DENIES), Stranger(url, collections=_collections(700))
     stranger, revoker, self_reader = Stranger(url), Stranger(url), Stranger(url)
-    anew, unknown = Stranger(url), Stranger(url)
+    anew = Stranger(url)
     listed = _publish(url, revoker)
     me = self_reader.keys.user_id
     home, own_counted, own_limited = (
@@ -183,14 +177,10 @@ def kinds(server: Running) -> list[Kind]:
         f"/pull/own-limited/{me}/plan",
     )
     limited = f"GET /pull/limited/plan {plain}".encode()
-    nowhere = f"GET /nowhere {plain}".encode()
     return [
         Kind("404", 404, lambda: f"GET /nowhere {plain}".encode()),
         Kind("unsigned, 401", 401, lambda: f"GET {ELSEWHERE} {plain}".encode()),
         Kind("forged certificate, 401", 401, partial(anew.forged_request, ELSEWHERE)),
-        Kind("forged certificate that came before, 401", 401, partial(forged.request, ELSEWHERE)),
-        Kind("unknown certificate, from an address with too many failures, 503", 503,
-             partial(unknown.request, ELSEWHERE), before=[nowhere] * FAILURES),
         Kind("forged certificate of 700 collections, 401", 401, partial(long_forged.request, ELSEWHERE)),
         Kind("700 collections, wrong signature, 401", 401, partial(wide.request, ELSEWHERE, spoilt=True)),
         Kind("64 denies, wrong signature, 401", 401, partial(denies.request, ELSEWHERE, spoilt=True)),
@@ -223,7 +213,6 @@ def measure(server: Running, found: Iterable[Kind], rounds: int, requests: int) 
         for _ in range(rounds):
             for kind, connection in zip(found, connections, strict=True):
                 made = [kind.make() for _ in range(requests)]
-                time.sleep(requests * BUDGET_RETURNS_S)
                 for request in kind.before:
                     connection.ask(request)
                 if kind.is_repeated:

@@ -3,7 +3,7 @@
 Cheap checks come before expensive ones, in three steps:
 
 1. `parse_credentials` reads the credentials from the headers. It checks their form and time, and the
-   issuer's signature of a certificate, if there is time for it (`CertificateGate`).
+   issuer's signature of a certificate.
 2. `authenticate` verifies the request's own signature, once the body is there. Only then is the certificate
    parsed: its shape, its paths, its roles. The result is cached for the caller's next request.
 3. `consume_nonce` records the nonce of an allowed request, and checks that its certificate is not revoked.
@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 
 from pysync import _core, protocol
 from pysync.auth import certificates
-from pysync.auth.admission import CertificateGate
 from pysync.auth.certificate_cache import CertificateCache
 from pysync.auth.certificates import SKEW_S, Certificate, CertificateSummary
 from pysync.auth.revocation import RevocationRegistry
@@ -30,6 +29,7 @@ from pysync.auth.verification import (
     CertificateVerifier,
     SignedCertificate,
     VerifiedCertificate,
+    open_certificate,
     signed_certificate,
 )
 from pysync.clock import elapsed_of
@@ -57,15 +57,13 @@ _READS: Final = frozenset({"GET", "HEAD"})
 
 class Credentials(NamedTuple):
     """The credentials in the headers of a request. Without a certificate nothing is signed, and `caller` is
-    final; with one, `Authenticator.authenticate` returns the caller. `address` is that of a client whose
-    certificate is not in the cache."""
+    final; with one, `Authenticator.authenticate` returns the caller."""
 
     caller: Caller | None = None
     certificate: VerifiedCertificate | SignedCertificate | None = None
     signature: str = ""
     timestamp_ms: int = 0
     nonce: str = ""
-    address: str = ""
 
 
 class AuthenticatedRequest(NamedTuple):
@@ -88,9 +86,9 @@ ADMIN_CREDENTIALS = Credentials(ADMIN_CALLER)
 
 class Authenticator:
     """The authentication of one service. `owns_data` returns True if a user id owns stored data
-    (`Ownership`), and `now_ms` is the clock. `gate` admits certificates that are not in the cache,
-    `signatures` verifies the signatures of requests, and `validate_certificate` returns the code with which
-    plugins reject a valid certificate, None if they accept it."""
+    (`Ownership`), and `now_ms` is the clock. `signatures` verifies the signatures of requests, and
+    `validate_certificate` returns the code with which plugins reject a valid certificate, None if they accept
+    it."""
 
     def __init__(
         self,
@@ -99,7 +97,6 @@ class Authenticator:
         revocations: RevocationRegistry,
         owns_data: Callable[[str], Awaitable[bool]],
         now_ms: Callable[[], int],
-        gate: CertificateGate,
         signatures: SignatureBatch,
         validate_certificate: Callable[[Certificate], str | None] | None = None,
     ) -> None:
@@ -111,14 +108,12 @@ class Authenticator:
         self._now_ms = now_ms
         self._elapsed_ms = elapsed_of(now_ms)
         self._verifier = CertificateVerifier(config, now_ms, validate_certificate)
-        self._gate = gate
         self._signatures = signatures
         self._cache = CertificateCache()
 
-    def parse_credentials(self, headers: Mapping[str, str], address: Callable[[], str]) -> Credentials:
+    def parse_credentials(self, headers: Mapping[str, str]) -> Credentials:
         """Return the credentials in `headers`, checked as far as possible without the body; `NO_CREDENTIALS`
-        if there are none. `address` returns the client's. Raises Unauthorized if they are invalid, and
-        Overloaded if the certificate is unknown and was not examined."""
+        if there are none. Raises Unauthorized if they are invalid."""
         authorization = headers.get(protocol.HEADER_AUTHORIZATION)
         if authorization is not None and authorization.startswith(BEARER):
             return self._check_admin_token(authorization.removeprefix(BEARER))
@@ -133,13 +128,11 @@ class Authenticator:
         now_ms = self._now_ms()
         signature = headers.get(protocol.HEADER_SIGNATURE, "")
         presented: VerifiedCertificate | SignedCertificate | None
-        presented, source = self._cache.get(authorization, presenter, now_ms), ""
+        presented = self._cache.get(authorization, presenter, now_ms)
         if presented is None:
-            source = address()
-            opened = self._gate.open(authorization, source)
-            presented = signed_certificate(authorization, presenter, *opened)
+            presented = signed_certificate(authorization, presenter, *open_certificate(authorization))
         _check_is_current(presented, timestamp_ms, now_ms)
-        return Credentials(None, presented, signature, timestamp_ms, nonce, source)
+        return Credentials(None, presented, signature, timestamp_ms, nonce)
 
     async def authenticate(
         self, credentials: Credentials, request: SignedRequest, body: bytes
@@ -162,10 +155,9 @@ class Authenticator:
                 is_signed, _ = await self._signatures.verify(parts)
                 _check(is_signed, request)
         else:
-            with self._gate.charged(credentials.address):
-                if not is_large:
-                    _check(_core.verify_request(*parts), request)
-                proof = self._verifier.verify(presented)
+            if not is_large:
+                _check(_core.verify_request(*parts), request)
+            proof = self._verifier.verify(presented)
         if proof.not_in_audience:
             raise Forbidden(reason="audience: the certificate is for other keys")
         method, *_ = request
@@ -181,7 +173,7 @@ class Authenticator:
         is perhaps verified together with the signature."""
         proof = credentials.certificate
         assert isinstance(proof, VerifiedCertificate), "other certificates are verified first"
-        _, _, signature, timestamp_ms, nonce_text, _ = credentials
+        _, _, signature, timestamp_ms, nonce_text = credentials
         method, targets, host = request
         is_read = method in _READS
         presenter = proof.caller.presenter
@@ -258,10 +250,10 @@ class Authenticator:
         """Return True if the issuer is known to have no list of revocations, as most have none."""
         return self._elapsed_ms() <= self._revocations.unlisted_until_ms.get(certificate.iss_user_id, -1)
 
-    async def identify_unverified(self, headers: Mapping[str, str], address: Callable[[], str]) -> Caller:
+    async def identify_unverified(self, headers: Mapping[str, str]) -> Caller:
         """Return the caller that `headers` claim, by a certificate or token alone. No request signature is
         checked, so the result may decide what to display, never what to allow. An audience certificate needs
-        no presenter here. Raises Unauthorized, Forbidden, Overloaded, and StoreUnavailable."""
+        no presenter here. Raises Unauthorized, Forbidden, and StoreUnavailable."""
         authorization = headers.get(protocol.HEADER_AUTHORIZATION)
         if authorization is None:
             return ANONYMOUS
@@ -272,7 +264,7 @@ class Authenticator:
         now_ms = self._now_ms()
         known = self._cache.get(authorization, presenter, now_ms)
         if known is None:
-            text, opened = self._gate.open(authorization, address())
+            text, opened = open_certificate(authorization)
             if not (opened[0] or presenter):
                 certificate = self._verifier.parse(text)
                 if await self._is_revoked(certificate):
@@ -322,7 +314,7 @@ def _signed_parts(
 ) -> RequestParts:
     """Return all parts of a request that its signature depends on."""
     method, targets, host = request
-    _, _, signature, timestamp_ms, nonce, _ = credentials
+    _, _, signature, timestamp_ms, nonce = credentials
     return key, signature, method, targets, body, host, timestamp_ms, nonce
 
 

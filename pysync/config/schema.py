@@ -229,12 +229,6 @@ class Auth:
     )
     identity_roles: Mapping[str, tuple[str, ...]] = option("Extra roles per user id.", dict)
     spaces: SpacesConfig | None = option("Roles from a space's access document.", None)
-    failures_per_minute: int = option(
-        "How many requests of one address may fail in a minute. Beyond that, the server refuses certificates "
-        "from there that it does not know (503 `overloaded`); 0: no limit.",
-        600,
-        at_least=0,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

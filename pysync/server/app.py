@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from pysync.auth.admission import CertificateGate
 from pysync.auth.authentication import Authenticator
 from pysync.auth.certificates import user_id
 from pysync.auth.policy import PolicyTable
@@ -131,7 +130,6 @@ class App(AbstractAsyncContextManager["App"]):
         trusted = {*map(user_id, config.every_trusted_issuer), *config.every_named_identity}
         revocations = RevocationRegistry(store, clock, trusted, ownership.owns_data)
         validate_certificate = hooks.validate_certificate if hooks.has_certificate_hooks else None
-        gate = CertificateGate(config.auth.failures_per_minute, clock.elapsed_ms, counters.count)
         descriptors = server.max_connections + server.max_streams
         connections = connection_limit(descriptors) * server.max_connections // descriptors
         self.load = LoadShedder(
@@ -146,7 +144,6 @@ class App(AbstractAsyncContextManager["App"]):
             revocations,
             ownership.owns_data,
             clock.wall_ms,
-            gate,
             SignatureBatch(self.load.queue.has_unstarted, coordinator.record_nonces),
             validate_certificate,
         )
@@ -156,7 +153,6 @@ class App(AbstractAsyncContextManager["App"]):
         self._rate_limiter = rate_limiter = RateLimiter(coordinator, clock)
         authorizer = Authorizer(
             authenticator,
-            gate.failures,
             rate_limiter,
             Spaces(config.auth.spaces, store, corruption),
             hooks,
@@ -231,7 +227,6 @@ class App(AbstractAsyncContextManager["App"]):
             request_id_var=request_id_var,
             request_log=request_log,
             load=self.load,
-            note_failure=authorizer.note_failure,
             in_flight=self.in_flight,
             client_ip=authorizer.client_ip if hops else None,
         )
@@ -239,7 +234,6 @@ class App(AbstractAsyncContextManager["App"]):
             HttpServer,
             self._middleware.handle,
             self.load,
-            authorizer.note_failure,
             # Each request has a line in the access log, if there is one.
             None if request_log.logs_requests else EarlyRejections(self.load, counters, hops),
             isolates_requests=hooks.has_hooks,

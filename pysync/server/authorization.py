@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from aiohttp import hdrs
 
 from pysync.auth import field_permissions
-from pysync.auth.admission import FailureLog, forwarded_ip, network_of
+from pysync.auth.addresses import forwarded_ip
 from pysync.auth.authentication import (
     ANONYMOUS_REQUEST,
     NO_CREDENTIALS,
@@ -71,7 +71,6 @@ class Authorizer:
     def __init__(
         self,
         authenticator: Authenticator,
-        failures: FailureLog,
         rate_limiter: RateLimiter,
         spaces: Spaces,
         hooks: Hooks,
@@ -82,7 +81,6 @@ class Authorizer:
         self.spaces: Final = spaces
         self.consume_nonce: Final = authenticator.consume_nonce
         self._authenticator = authenticator
-        self._failures = failures
         self._rate_limiter = rate_limiter
         self._hooks = hooks
         self._log = request_log
@@ -101,17 +99,11 @@ class Authorizer:
 
     def parse_credentials(self, request: web.BaseRequest) -> Credentials:
         """Return the credentials in the headers as `Authenticator.parse_credentials`."""
-        return self._authenticator.parse_credentials(request.headers, partial(self.address, request))
+        return self._authenticator.parse_credentials(request.headers)
 
     async def identify_unverified(self, request: web.BaseRequest) -> Caller:
         """Return the caller that the headers claim as `Authenticator.identify_unverified`."""
-        try:
-            return await self._authenticator.identify_unverified(
-                request.headers, partial(self.address, request)
-            )
-        except Unauthorized:
-            self.note_failure(request)
-            raise
+        return await self._authenticator.identify_unverified(request.headers)
 
     async def authorize(
         self,
@@ -323,7 +315,6 @@ class Authorizer:
             signed = self._signed_request(request, namespace)
             verified = await self._authenticator.authenticate(credentials, signed, b"")
         except (Unauthorized, Forbidden) as error:
-            self.note_failure(request)
             self._log.log_ignored_credentials(request, error)
             return ANONYMOUS_REQUEST
         if self._log.logs_requests:
@@ -347,7 +338,6 @@ class Authorizer:
         try:
             await self.consume_nonce(verified)
         except Unauthorized as error:
-            self.note_failure(request)
             self._log.log_ignored_credentials(request, error)
             return False
         return True
@@ -359,14 +349,6 @@ class Authorizer:
             if (ip := forwarded_ip(forwarded_for, self._proxy_hops)) is not None:
                 return ip
         return request.remote or ""
-
-    def address(self, request: web.BaseRequest) -> str:
-        """Return the address, or IPv6 network, under which failures of the client are counted."""
-        return network_of(self.client_ip(request))
-
-    def note_failure(self, request: web.BaseRequest) -> None:
-        """Count a request whose authentication failed, or that asked for nothing that exists."""
-        self._failures.add(self.address(request))
 
     def _signed_request(self, request: web.BaseRequest, namespace: str | None) -> SignedRequest:
         """Return the parts of a request to `namespace` that its signature covers. A client may have signed

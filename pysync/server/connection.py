@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from aiohttp import hdrs
@@ -34,8 +33,6 @@ MAX_KEPT_BYTES: Final = 16 * 1024 * 1024
 
 log = logging.getLogger("pysync.server")
 
-NoteFailure = Callable[[web.BaseRequest], None]
-
 
 class Kept(NamedTuple):
     """Bytes that begin with a request, not parsed yet, and when their requests arrived."""
@@ -50,11 +47,10 @@ class Kept(NamedTuple):
 
 
 class ConnectionOptions(NamedTuple):
-    """What all connections of a server share. `note_failure` counts requests that are malformed. With
-    `isolates_requests`, each request has context variables of its own."""
+    """What all connections of a server share. With `isolates_requests`, each request has context
+    variables of its own."""
 
     load: LoadShedder
-    note_failure: NoteFailure
     early_rejections: EarlyRejections | None
     isolates_requests: bool
 
@@ -458,7 +454,6 @@ class Connection(web.RequestHandler):
             error = Unavailable() if isinstance(exc, MemoryError) else InternalError()
         else:
             error = BadRequest("Malformed request")
-            self._options.note_failure(request)
         return _protocol_error(error)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from pysync import protocol
 from pysync._core import plain_get_ends
-from pysync.auth.admission import forwarded_ip
+from pysync.auth.addresses import forwarded_ip
 from pysync.errors import Overloaded
 from pysync.server.metrics import Counters
 from pysync.server.overload import Address, Arrivals, LoadShedder, Readable, spread

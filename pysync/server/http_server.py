@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pysync.concurrency import every
 from pysync.server import web
-from pysync.server.connection import Connection, ConnectionOptions, NoteFailure
+from pysync.server.connection import Connection, ConnectionOptions
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.overload import Address, LoadShedder
 
@@ -32,7 +32,6 @@ class HttpServer(web.Server):
         self,
         handler: Any,
         load: LoadShedder | None = None,
-        note_failure: NoteFailure = lambda request: None,
         early_rejections: EarlyRejections | None = None,
         *,
         isolates_requests: bool = False,
@@ -47,7 +46,7 @@ class HttpServer(web.Server):
             read_bufsize=READ_BUFFER_BYTES,
         )
         self.load: Final = load or LoadShedder(inf)
-        self._options: Final = ConnectionOptions(self.load, note_failure, early_rejections, isolates_requests)
+        self._options: Final = ConnectionOptions(self.load, early_rejections, isolates_requests)
         self._watch: asyncio.Task[None] | None = None
 
     def make_connection(self, address: Address) -> Connection:

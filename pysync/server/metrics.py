@@ -185,10 +185,6 @@ def _read(file: Path) -> Counters:
 
 
 COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "pysync_certificates_refused": (
-        "Unknown certificates that were refused without an examination.",
-        ("reason",),
-    ),
     "pysync_backup_bytes": ("Bytes that the service wrote to its backup.", ()),
     "pysync_backup_failures": ("Backups of the service that failed.", ()),
     "pysync_bytes_rejections": ("Requests rejected because too many bytes were in flight.", ()),

@@ -26,7 +26,6 @@ from pysync.errors import (
     MisdirectedRequest,
     Overloaded,
     PysyncError,
-    Unauthorized,
     Unavailable,
 )
 from pysync.server import web
@@ -76,8 +75,8 @@ class Middleware:
     """Turns a request into a response. `origins` are the pages that may call, and `hosts` are the accepted
     names of this service (empty: any). While `draining`, every response closes its connection.
     `request_id_var` receives the id of each request, for log lines of plugins and handlers; None if they do
-    not need it. `request_log` logs rejections and responses. `note_failure` counts requests that fail.
-    `client_ip` returns the address of a client behind a proxy; None without one."""
+    not need it. `request_log` logs rejections and responses. `client_ip` returns
+    the address of a client behind a proxy; None without one."""
 
     def __init__(
         self,
@@ -88,7 +87,6 @@ class Middleware:
         request_id_var: ContextVar[str | None] | None,
         request_log: RequestLog,
         load: LoadShedder,
-        note_failure: Callable[[web.BaseRequest], None],
         in_flight: BytesInFlight,
         client_ip: Callable[[web.BaseRequest], str] | None = None,
     ) -> None:
@@ -99,7 +97,6 @@ class Middleware:
         self._request_id_var = request_id_var
         self._log = request_log
         self._load = load
-        self._note_failure = note_failure
         self._client_ip = client_ip
         self._in_flight = in_flight
         self.draining = False
@@ -228,8 +225,6 @@ class Middleware:
             return self._preflight(error)
         if isinstance(error, Overloaded):
             return error_response(error, close=request.connection.has_more)
-        if match is None or isinstance(error, Unauthorized):
-            self._note_failure(request)
         self._log.log_rejection(request, error, request_id)
         if error.status >= 500:
             values = error.status, error.code, _describe(request, match), _cause(error)

@@ -21,7 +21,7 @@ from math import inf
 from time import perf_counter
 from typing import Final, Protocol
 
-from pysync.auth.admission import network_of
+from pysync.auth.addresses import network_of
 from pysync.server.metrics import Counters
 from pysync.server.request_queue import RequestQueue
 

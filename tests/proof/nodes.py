@@ -19,7 +19,7 @@ from support.injected_faults import s3_error
 from support.s3_fault_proxy import FaultProxy
 
 from proof.history import Kind
-from proof.service import AUTH, COLLECTIONS, EVENTS
+from proof.service import COLLECTIONS, EVENTS
 from pysync.coordinator import PreparedWrite
 from pysync.coordinator.redis.coordinator import RedisCoordinator
 
@@ -45,7 +45,7 @@ class Server:
     def __init__(self, name: str, folder: Path, members: dict[str, Any]) -> None:
         self.address: tuple[str, int] | None = None
         self._settings = folder / f"{name}.json"
-        settings = {"version": 1, "collections": COLLECTIONS, "events": EVENTS, "auth": AUTH, **members}
+        settings = {"version": 1, "collections": COLLECTIONS, "events": EVENTS, **members}
         self._settings.write_text(json.dumps(settings))
         self._log = folder / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None

@@ -29,6 +29,4 @@ COLLECTIONS: Final = [
     ),
 ]
 EVENTS: Final = [{"collection": "events", "storagePath": "batches/{app}/{batchId}"}]
-AUTH: Final = {"failuresPerMinute": 0}
-"""Replays come from one address, too."""
 NAMES: Final[tuple[str, ...]] = tuple(collection["name"] for collection in COLLECTIONS)

@@ -147,7 +147,6 @@ async def make_site(start: Start) -> AsyncIterator[MakeSite]:
             members = {
                 "collections": COLLECTIONS,
                 "server": {**bounds, **server},
-                "auth": {"failuresPerMinute": 60},
             }
             base = await start(members)
             connector = aiohttp.TCPConnector(limit=1, local_addr=(GOOD, 0))
@@ -280,7 +279,8 @@ async def test_forged_certificates_are_refused_and_leave_known_clients_alone(mak
         return f"GET /pull/{OWN} HTTP/1.1\r\nHost: h\r\n{lines}\r\n".encode()
 
     found = await site.during(statuses(site, map(forged, range(80))))
-    assert set(found) == {401, 503}
+    assert set(found) <= {401, 503}
+    assert found[401]
     assert (await site.ask()).status == 200
 
 

@@ -43,7 +43,6 @@ class Service(Process):
 async def workers(folder: Path, port: int = 0, **members: Any) -> AsyncIterator[Service]:
     server = {"workers": WORKERS, **members.pop("server", {})}
     members.setdefault("collections", [*COLLECTIONS, LOGS])
-    members.setdefault("auth", {"failuresPerMinute": 0})  # replays come from one address
     async with serving(folder, port, server=server, **members) as process:
         yield Service(process.process, process.base, process.log)
 

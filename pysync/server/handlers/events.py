@@ -12,6 +12,7 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion
 
 from pysync import _core, protocol
+from pysync.auth.addresses import network_of
 from pysync.auth.authentication import NO_CREDENTIALS
 from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import is_parameter
@@ -71,7 +72,7 @@ class EventStreamHandler:
             if credentials is NO_CREDENTIALS:
                 raise Unauthorized("no credentials")
             raise Forbidden(reason="roles: none of the collections")
-        account = verified.caller.identity or self._authorizer.address(request)
+        account = verified.caller.identity or network_of(self._authorizer.client_ip(request))
         self._hub.require_room(account)
         delivered = [rule for rule in named if topic_of(rule) in grant.filter]
         await self._authorizer.enforce_rate_limits(request, verified.caller, delivered)

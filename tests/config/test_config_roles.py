@@ -102,6 +102,8 @@ def test_variables_that_set_nothing_are_named_with_the_nearest_that_does() -> No
         "PYSYNC_XYZ": "1",
         "PYSYNC_NAME": "notes",
         "PYSYNC_URL": "http://127.0.0.1:1",
+        "PYSYNC_KEY": "me.json",
+        "PYSYNC_CONFIG": "pysync.json",
         "PYSYNC_SERVER_PORT": "2",
         "PYSYNC_EMPTY": "",
         "OTHER": "3",

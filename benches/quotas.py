@@ -28,11 +28,8 @@ from benches.workers import Measured, measure
 ROWS: Final = ("push", "signed-push", "append")
 GOAL: Final = 1.03
 """The most that a push may cost with quotas, of its cost without."""
-S3_SETTINGS: Final = {
-    "PYSYNC_QUOTAS_IDENTITY_BYTES": "1000000000000",
-    "PYSYNC_QUOTAS_NAMESPACE_DOCUMENTS": "1000000000",
-}
-SETTINGS: Final = {**S3_SETTINGS, "PYSYNC_QUOTAS_ISSUER_BYTES": "1000000000000"}
+S3_QUOTAS: Final = {"identity": {"bytes": 1_000_000_000_000}, "namespace": {"documents": 1_000_000_000}}
+QUOTAS: Final = {**S3_QUOTAS, "issuer": {"bytes": 1_000_000_000_000}}
 
 Found = dict[str, dict[str, list[Measured]]]
 """The runs of each workload, without quotas and with them."""
@@ -46,7 +43,7 @@ def services(core: int | None) -> Iterator[dict[str, Running]]:
             name: stack.enter_context(
                 servers.serving(stack.enter_context(servers.fresh_folder()), core, settings=settings)
             )
-            for name, settings in (("without", {}), ("quotas", SETTINGS))
+            for name, settings in (("without", {}), ("quotas", {"quotas": QUOTAS}))
         }
 
 
@@ -56,22 +53,22 @@ def services_on_s3(core: int | None, coordinator: str) -> Iterator[dict[str, Run
     with ExitStack() as stack:
         stub = stack.enter_context(servers.s3_stub())
         running = {}
-        for number, (name, settings) in enumerate((("without", {}), ("quotas", S3_SETTINGS))):
+        for number, (name, settings) in enumerate((("without", {}), ("quotas", {"quotas": S3_QUOTAS}))):
             folder = stack.enter_context(servers.fresh_folder())
             at = f"file:{folder}"
             if coordinator == "redis":
                 at = f"{stack.enter_context(_redis())}/{number}"
-            s3 = {
-                "PYSYNC_STORE_ENDPOINT": stub.url,
-                "PYSYNC_STORE_REGION": "us-east-1",
-                "PYSYNC_STORE_FORCE_PATH_STYLE": "true",
-                "PYSYNC_STORE_ACCESS_KEY_ID": "testing",
-                "PYSYNC_STORE_SECRET_ACCESS_KEY": "testingsecret",
-                "PYSYNC_COORDINATOR": at,
+            url = f"s3://bench/{name}"
+            store = {
+                "url": url,
+                "endpoint": stub.url,
+                "region": "us-east-1",
+                "forcePathStyle": True,
+                "accessKeyId": "testing",
+                "secretAccessKey": "testingsecret",
             }
-            running[name] = stack.enter_context(
-                servers.serving(None, core, settings=s3 | settings, url=f"s3://bench/{name}")
-            )
+            members = {"store": store, "coordinator": at, **settings}
+            running[name] = stack.enter_context(servers.serving(None, core, settings=members, url=url))
         yield running
 
 

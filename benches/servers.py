@@ -129,18 +129,23 @@ def serving(
     config: Path = SERVICE,
     checkout: Path = CHECKOUT,
     program: Sequence[str] = ("-m", "pysync"),
-    settings: Mapping[str, str] | None = None,
+    settings: Mapping[str, object] | None = None,
     url: str | None = None,
 ) -> Iterator[Running]:
     """Our server with the documents in `folder`, in the store at `url`, or in memory; all its workers
     answer. `checkout` may be another clone, which has been built; `program` are the arguments of Python that
-    run the command line, and `settings` variables of its environment."""
+    run the command line, and `settings` members of the configuration, in place of those of the file."""
     port = free_port()
-    command = [*program, "serve", "--config", str(config)]
     store = url or ("memory:" if folder is None else f"file:{folder}")
-    command += ["--port", str(port), "--store", store, "--workers", str(workers)]
-    with _running(command, port, "/health", core, tells=True, checkout=checkout, settings=settings) as server:
-        yield server
+    with TemporaryDirectory() as place:
+        if settings:
+            members = json.loads(config.read_bytes()) | settings
+            config = Path(place, config.name)
+            config.write_text(json.dumps(members))
+        command = [*program, "serve", "--config", str(config), "--port", str(port), "--store", store]
+        command += ["--workers", str(workers)]
+        with _running(command, port, "/health", core, tells=True, checkout=checkout) as server:
+            yield server
 
 
 @contextmanager
@@ -169,7 +174,6 @@ def _running(
     *,
     tells: bool = False,
     checkout: Path = CHECKOUT,
-    settings: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
     """A server that answers at `path`; one that `tells` has also written a line: the first worker answers
     before there are others."""
@@ -178,7 +182,6 @@ def _running(
     process = subprocess.Popen(
         [python, *command],
         cwd=checkout,
-        env={**os.environ, **(settings or {})},
         stdout=subprocess.PIPE if tells else subprocess.DEVNULL,
         preexec_fn=None if core is None else lambda: os.sched_setaffinity(0, {core}),
     )

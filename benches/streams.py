@@ -315,7 +315,7 @@ async def measure_resumes(changes: int, rounds: int, core: int) -> str:
     with servers.fresh_folder() as folder:
         places = await filled(folder, changes)
         for max_resumed, kind, streams, back, only in RESUMES:
-            settings = {"PYSYNC_CHANGES_MAX_RESUMED": str(max_resumed)}
+            settings = {"changes": {"maxResumed": max_resumed}}
             with servers.serving(folder, core, config=servers.STREAMS, settings=settings) as server:
                 place = places[max(0, len(places) - 1 - back)]
                 runs = [await resumed(server, kind, streams, place, only) for _ in range(rounds)]

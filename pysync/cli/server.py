@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import shlex
-from pathlib import Path
 from typing import Final
 
 from pysync import config
@@ -91,9 +90,8 @@ def serve(options: argparse.Namespace) -> int:
 def _warnings(settings: config.Config, path: str) -> str:
     """Return a line with the number of warnings; empty if there are none."""
     from pysync.config.check import lint, pluralize
-    from pysync.config.loader import read_file
 
-    found = lint(settings, os.environ, read_file(Path(path)))
+    found = lint(settings)
     line = f"{pluralize(found, 'warning')} about this configuration; see them with: "
     return line + shlex.join(["pysync", "check", path]) if found else ""
 

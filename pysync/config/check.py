@@ -11,9 +11,9 @@ from typing import get_args
 
 from pysync.config import overlaps
 from pysync.config.collection import Action, Collection
-from pysync.config.convert import ENV_REFERENCE, join, suggest
+from pysync.config.convert import join, suggest
 from pysync.config.key_templates import KeyTemplate
-from pysync.config.loader import EMPTY, env_overrides, parse, read_file, with_collections
+from pysync.config.loader import parse, read_file, with_collections
 from pysync.config.plugin_validation import has_unowned_target, overlapping_collections, repeated
 from pysync.config.problem import ConfigError, FieldError, Problem
 from pysync.config.routes import Method, RouteSpec, history_roles, routes_of
@@ -31,7 +31,6 @@ _ANY_ISSUER = (
 )
 
 
-_CLIENT_VARIABLES = ("PYSYNC_URL",)
 _OF_COLLECTION = ("pull", "push", "append", "delete", "history", "list")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _PROBES = ("health", "ready", "metrics", "version")
@@ -74,7 +73,7 @@ def check(
         validate(config)
     except ConfigError as error:
         return False, f"{path}: " + "\n".join(format_problems(error.problems, "problem"))
-    warnings = lint(config, environ, value)
+    warnings = lint(config)
     accepted = not (strict and warnings)
     verdict = "accepted" if accepted else "rejected, because warnings count as problems (--strict)"
     return accepted, f"{path}: {verdict}\n\n{report(config, warnings)}"
@@ -157,12 +156,10 @@ def pluralize(items: Sequence[object], noun: str) -> str:
     return f"{len(items)} {noun}" + ("" if len(items) == 1 else "s")
 
 
-def lint(config: Config, environ: Mapping[str, str] = EMPTY, value: object = None) -> list[Problem]:
-    """Return the warnings about a configuration that the loader accepted, in the order of the file; last
-    those about variables of `environ` that override no member and are not named in `value`, the file's
-    content."""
+def lint(config: Config) -> list[Problem]:
+    """Return the warnings about a configuration that the loader accepted, in the order of the file."""
     names = {path: collection.name for _, path, collection in config.each_collection()}
-    return [*with_collections(_warnings(config), names), *_variables(environ, str(value))]
+    return list(with_collections(_warnings(config), names))
 
 
 def _warnings(config: Config) -> Iterator[Problem]:
@@ -201,15 +198,6 @@ def _is_trial(config: Config) -> bool:
     """Return True if the service has example pages and only programs of its machine can reach it. It is open
     to them on purpose."""
     return config.server.examples is not None and config.server.host in _LOOPBACK
-
-
-def _variables(environ: Mapping[str, str], text: str) -> Iterator[Problem]:
-    known = {*env_overrides(), *_CLIENT_VARIABLES, *ENV_REFERENCE.findall(text)}
-    for name in sorted(environ):
-        if name.startswith("PYSYNC_") and environ[name] and name not in known:
-            # The common prefix would make all names similar.
-            near = suggest(name[len("PYSYNC_") :], [one.removeprefix("PYSYNC_") for one in known])
-            yield Problem(name, "unknown environment variable" + near.replace("mean ", "mean PYSYNC_"))
 
 
 def _collection(collection: Collection, path: str, known: "_Roles", *, is_trial: bool) -> Iterator[Problem]:

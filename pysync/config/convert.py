@@ -39,7 +39,7 @@ class EnvString(str):
 
 class Converter:
     """The conversion of one configuration. `problems` collects everything that was found, `collection_names`
-    the names of collections by their paths.
+    the names of collections by their paths, `substituted` the variables that the file names.
 
     A member with an invalid value takes its default. An object that lacks a required member is left out, so
     that the rules can still check all others. A relative path in the file is relative to `folder`.
@@ -48,6 +48,7 @@ class Converter:
     def __init__(self, environ: Mapping[str, str], folder: str) -> None:
         self.problems: list[Problem] = []
         self.collection_names: dict[str, str] = {}
+        self.substituted: set[str] = set()
         self._folder = folder
         self._environ = environ
         self._paths: dict[int, str] = {}
@@ -127,13 +128,13 @@ class Converter:
 
     def _list(self, value: Any, hint: Any, path: str, limits: Mapping[str, Any]) -> Any:
         if not isinstance(value, list | tuple):
-            return self._expected("a list" + _in_json(value), value, path)
+            return self._expected("a list", value, path)
         items = [self._convert(item, hint, f"{path}[{at}]", limits) for at, item in enumerate(value)]
         return tuple(item for item in items if item is not INVALID)
 
     def _map(self, value: Any, hint: Any, path: str, limits: Mapping[str, Any]) -> Any:
         if not isinstance(value, Mapping):
-            return self._expected("an object" + _in_json(value), value, path)
+            return self._expected("an object", value, path)
         items = {name: self._convert(item, hint, join(path, name), limits) for name, item in value.items()}
         for name in items:
             if not isinstance(name, str) or not name:
@@ -205,6 +206,7 @@ class Converter:
         names = ENV_REFERENCE.findall(text)
         if not names:
             return text
+        self.substituted.update(names)
         missing = [name for name in names if name not in self._environ]
         for name in missing:
             self._add_problem(path, f"environment variable {name} is not set")
@@ -278,10 +280,6 @@ def _kind(value: Any) -> str:
 
 def _spelled(choice: object) -> str:
     return f'"{choice}"' if isinstance(choice, str) else str(choice).lower()
-
-
-def _in_json(value: Any) -> str:
-    return " in JSON" if isinstance(value, EnvString) else ""
 
 
 def _from(value: Any) -> str:

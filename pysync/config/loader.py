@@ -4,29 +4,53 @@ See docs/reference/configuration.md.
 
 """
 
-import dataclasses
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from types import MappingProxyType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from types import MappingProxyType
+from typing import Any, Final
 
 from pysync.config import validation
-from pysync.config.collection import wire_name
-from pysync.config.convert import Converter, EnvString, join
+from pysync.config.convert import Converter, EnvString
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.schema import Config
 
 MAX_BYTES = 4 * 1024 * 1024
-_WORD = re.compile(r"\.|(?=[A-Z])")
-"""The place between two words of a path."""
 _COLLECTION = re.compile(r"(namespaces.+?\.)?collections\[[0-9]+\]")
-_SHORTHAND = ("rateLimit", "push", "pull", "list", "scrub")
-"""Objects that can also be written as one word."""
 EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+ENVIRONMENT: Final = {
+    "PYSYNC_SERVER_HOST": "server.host",
+    "PYSYNC_SERVER_PORT": "server.port",
+    "PYSYNC_SERVER_ADMIN_HOST": "server.admin.host",
+    "PYSYNC_SERVER_ADMIN_PORT": "server.admin.port",
+    "PYSYNC_SERVER_WORKERS": "server.workers",
+    "PYSYNC_SERVER_TRUSTED_PROXY_HOPS": "server.trustedProxyHops",
+    "PYSYNC_SERVER_LOG_LEVEL": "server.logLevel",
+    "PYSYNC_SERVER_LOG_REFUSALS": "server.logRefusals",
+    "PYSYNC_STORE": "store.url",
+    "PYSYNC_COORDINATOR": "coordinator",
+    "PYSYNC_ADMIN_TOKEN": "auth.adminToken",
+}
+"""The environment variables that override members of the file, and these members."""
+
+_REMOVED: Final = {
+    "PYSYNC_MAX_COLLECTIONS_PER_BATCH": "maxCollectionsPerBatch",
+    "PYSYNC_MAX_BATCH_APPEND_ELEMENTS": "maxBatchAppendElements",
+    "PYSYNC_SERVER_MOUNT_PATH": "server.mountPath",
+    "PYSYNC_SERVER_EXAMPLES": "server.examples",
+    "PYSYNC_SERVER_DRAIN_TIMEOUT_MS": "server.drainTimeoutMs",
+    "PYSYNC_STORE_ENDPOINT": "store.endpoint",
+    "PYSYNC_STORE_REGION": "store.region",
+    "PYSYNC_STORE_FORCE_PATH_STYLE": "store.forcePathStyle",
+    "PYSYNC_STORE_ACCESS_KEY_ID": "store.accessKeyId",
+    "PYSYNC_STORE_SECRET_ACCESS_KEY": "store.secretAccessKey",
+    "PYSYNC_STORE_MAX_CONNECTIONS": "store.maxConnections",
+    "PYSYNC_STORE_TIMEOUT_MS": "store.timeoutMs",
+}
+"""Those of 0.1.0 that are errors, because a server without them would run with another configuration."""
 
 
 def load(
@@ -36,8 +60,8 @@ def load(
 ) -> Config:
     """Return the configuration in the file (`.json`, `.yaml`, `.yml` or `.toml`; at most 4 MiB).
 
-    `PYSYNC_...` variables of `environ` override it, `overrides` override both. Raises ConfigError with every
-    problem found, also for a file that cannot be read.
+    The variables of ENVIRONMENT in `environ` override it, `overrides` override both. Raises ConfigError with
+    every problem found, also for a file that cannot be read.
     """
     try:
         return parse(read_file(Path(path)), environ, overrides, os.path.dirname(path))
@@ -54,16 +78,21 @@ def parse(
     """Return the configuration that a file in `folder` with this content would give. `value` consists of
     plain JSON values.
 
-    `overrides` are flags: they map the path of a scalar (`server.port`, `store`) to its value. A string may
-    spell the value; None means that the flag is absent. Raises ConfigError, and KeyError for a flag that is
-    not the path of a scalar.
+    `overrides` are flags: they map the path of a member that a variable can set too (`server.port`, `store`)
+    to its value. A string may spell the value; None means that the flag is absent. Raises ConfigError, and
+    KeyError for another path.
     """
     if not isinstance(value, Mapping):
         raise ConfigError([Problem("", "the configuration must be an object")])
     value = {name: item for name, item in value.items() if name != "$schema"}  # for editors
     converter = Converter(environ, folder)
     config: Config = converter.object(_apply_overrides(value, environ, overrides), Config, "")
-    problems = list(dict.fromkeys([*converter.problems, *validation.validate(config, converter.path_of)]))
+    found = [
+        *converter.problems,
+        *_removed(environ, converter.substituted),
+        *validation.validate(config, converter.path_of),
+    ]
+    problems = list(dict.fromkeys(found))
     if problems:
         raise ConfigError([*with_collections(problems, converter.collection_names)])
     return config
@@ -77,40 +106,6 @@ def with_collections(problems: Iterable[Problem], names: Mapping[str, str]) -> I
         yield replace(problem, collection=names.get(found[0], "")) if found else problem
 
 
-@cache
-def env_overrides() -> Mapping[str, str]:
-    """Return the environment variables that override members, with the members' paths."""
-    short = {"PYSYNC_STORE": "store.url", "PYSYNC_ADMIN_TOKEN": "auth.adminToken"}
-    paths = (path for path, _ in _members(Config) if path not in short.values())
-    return short | {"PYSYNC_" + _WORD.sub("_", path).upper(): path for path in paths}
-
-
-@cache
-def json_valued_paths() -> frozenset[str]:
-    """Return the paths of members whose variables contain JSON: lists, objects whose members have free names,
-    and objects that may be `false`."""
-
-    def is_json(hint: Any) -> bool:
-        return get_origin(hint) in (tuple, Mapping) or dataclasses.is_dataclass(hint)
-
-    members = _members(Config)
-    return frozenset(path for path, hint in members if any(map(is_json, (hint, *get_args(hint)))))
-
-
-def _members(kind: type, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the paths and types of the members of an object, and of the objects inside it. A member that is
-    itself such an object is left out, unless it may also be `false`."""
-    for field in dataclasses.fields(kind):
-        path = join(above, wire_name(field.name))
-        is_union = get_origin(field.type) in (UnionType, Union)
-        choices = get_args(field.type) if is_union else (field.type,)
-        inner = next((one for one in choices if dataclasses.is_dataclass(one)), None)
-        if not isinstance(inner, type) or any(get_origin(one) is Literal for one in choices):
-            yield path, field.type
-        if isinstance(inner, type):
-            yield from _members(inner, path)
-
-
 def _apply_overrides(
     value: Mapping[str, Any], environ: Mapping[str, str], flags: Mapping[str, object]
 ) -> Mapping[str, Any]:
@@ -122,8 +117,6 @@ def _apply_overrides(
             inner = target.get(section)
             if isinstance(inner, str) and section == "store":
                 inner = {"url": inner}
-            if section in _SHORTHAND and (isinstance(inner, bool) or inner == "none"):
-                inner = None
             if not isinstance(inner, Mapping | None):
                 break  # the conversion reports the wrong type
             target[section] = dict(inner or {})
@@ -135,32 +128,21 @@ def _apply_overrides(
 
 def _settings(environ: Mapping[str, str], flags: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Yield paths and values; later ones override earlier ones. An empty variable counts as unset."""
-    for variable, path in env_overrides().items():
+    for variable, path in ENVIRONMENT.items():
         if environ.get(variable):
-            text = EnvString(environ[variable], f"environment variable {variable}")
-            yield path, _decode_json(text) if path in json_valued_paths() else text
-    known = {path: path for path in env_overrides().values()} | {"store": "store.url"}
+            yield path, EnvString(environ[variable], f"environment variable {variable}")
+    known = {path: path for path in ENVIRONMENT.values()} | {"store": "store.url"}
     for path, value in flags.items():
         if value is not None:
             yield known[path], EnvString(value, "command line") if isinstance(value, str) else value
 
 
-def _decode_json(text: EnvString) -> object:
-    """Return the value that the text spells in JSON. If it is not JSON, return the text itself, which the
-    conversion then reports."""
-
-    def marked(value: Any) -> Any:
-        """Return `value` with its strings marked, so that they are not substituted."""
-        if isinstance(value, str):
-            return EnvString(value, text.origin)
-        if isinstance(value, list):
-            return [marked(item) for item in value]
-        return {name: marked(item) for name, item in value.items()} if isinstance(value, dict) else value
-
-    try:
-        return marked(_json(text))
-    except (ValueError, RecursionError):
-        return text
+def _removed(environ: Mapping[str, str], substituted: Container[str]) -> Iterator[Problem]:
+    """Yield a problem for each removed variable that is set, unless the file names it."""
+    for variable, path in _REMOVED.items():
+        if environ.get(variable) and variable not in substituted:
+            message = f"{variable} no longer sets this member: write it in the file, as ${{{variable}}} if"
+            yield Problem(path, f"{message} its value should come from the environment")
 
 
 def read_file(path: Path) -> object:

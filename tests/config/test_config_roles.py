@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli_runner import Shell
 from support.configurations import collection, config
 
 from pysync.config import parse
@@ -93,35 +92,6 @@ def test_roles_of_single_members_are_looked_at_too() -> None:
         ),
         ("collections[0].fieldPermissions.salary.writeRoles[0]", "no caller can have 'boss'"),
     ]
-
-
-def test_variables_that_set_nothing_are_named_with_the_nearest_that_does() -> None:
-    value = config(collection(name="${PYSYNC_NAME}", readRoles=["public"]))
-    environ = {
-        "PYSYNC_SEVER_PORT": "1",
-        "PYSYNC_XYZ": "1",
-        "PYSYNC_NAME": "notes",
-        "PYSYNC_URL": "http://127.0.0.1:1",
-        "PYSYNC_KEY": "me.json",
-        "PYSYNC_CONFIG": "pysync.json",
-        "PYSYNC_SERVER_PORT": "2",
-        "PYSYNC_EMPTY": "",
-        "OTHER": "3",
-    }
-    found = lint(parse(value, environ), environ, value)
-    assert [(problem.path, problem.message) for problem in found] == [
-        ("PYSYNC_SEVER_PORT", "unknown environment variable; did you mean PYSYNC_SERVER_PORT?"),
-        ("PYSYNC_XYZ", "unknown environment variable"),
-    ]
-
-
-def test_check_looks_at_the_environment(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "c.json").write_text(json.dumps(config(collection(readRoles=["public"]))))
-    monkeypatch.setenv("PYSYNC_STORES", "memory:")
-    _, printed, _ = shell.run("check", "c.json")
-    assert "PYSYNC_STORES  unknown environment variable; did you mean PYSYNC_STORE?" in printed
 
 
 @pytest.mark.process

@@ -96,7 +96,7 @@ def test_the_machine_is_named_with_its_instruction_sets() -> None:
 @pytest.mark.process
 def test_every_workload_is_measured_on_both_servers_in_each_round(tmp_path: Path) -> None:
     workloads = ("pull", "log-last")
-    patient = {"PYSYNC_SERVER_MAX_QUEUE_MS": "3600000"}  # nothing is refused because others are at work
+    patient = {"server": {"maxQueueMs": 3_600_000}}  # nothing is refused because others are at work
     with (
         servers.serving(tmp_path / "before", settings=patient) as before,
         servers.serving(tmp_path / "now", settings=patient) as now,

@@ -15,6 +15,6 @@ def test_cost_is_the_median_of_the_ratios_of_each_round() -> None:
 
 
 def test_settings_switch_quotas_on() -> None:
-    parsed = config.parse({"version": 1, "store": "file:data"}, quotas.SETTINGS)
+    parsed = config.parse({"version": 1, "store": "file:data", "quotas": quotas.QUOTAS})
     assert parsed.quotas is not None
     assert set(parsed.quotas.limits()) == {"identity", "namespace", "issuer"}

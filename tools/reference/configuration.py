@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import orjson
 
 from pysync.config.collection import MAX_INT, Collection, ParquetPreset, wire_name
-from pysync.config.loader import env_overrides, json_valued_paths
+from pysync.config.loader import ENVIRONMENT
 from pysync.config.schema import Config
 
 HEAD = """\
@@ -20,9 +20,10 @@ The configuration is one file: JSON, YAML or TOML, told apart by its name. `pysy
 problem that it has, or warnings and the route table. Unknown members are errors. `null` is the same as
 leaving a member out.
 
-- `${NAME}` in any string is replaced by that environment variable, which must exist.
-- [Environment variables](#environment-variables) override the file; an empty one counts as unset. The flags
-  of [`pysync serve`](command-line.md#pysync-serve) override both.
+- `${NAME}` in any string is replaced by that environment variable, which must exist. It may stand for a
+  number or a boolean: `"workers": "${WORKERS}"`.
+- A few [environment variables](#environment-variables) override the file; an empty one counts as unset. The
+  flags of [`pysync serve`](command-line.md#pysync-serve) override both.
 - Files and folders that the file names (`server.examples`) are relative to the file. The folders of `store`
   and `coordinator` are relative to the directory in which the server is started, as are those in variables.
 - A key template such as `users/{identity}/notes/{id}` consists of segments of letters, digits and `. _ : @
@@ -56,26 +57,19 @@ do not fit together.
 
 
 VARIABLES = """\
-A variable sets the member at a path: `PYSYNC_`, then the path in capitals, with `_` between its words. So
-`server.trustedProxyHops` is `PYSYNC_SERVER_TRUSTED_PROXY_HOPS`; `store.url` and `auth.adminToken` have
-shorter names. A number or a boolean is spelled as in JSON, a string stands as it is. Members marked JSON,
-such as lists, are JSON as a whole and replace those of the file:
-
-    PYSYNC_SERVER_PUBLIC_HOSTS='["sync.example.org"]' pysync serve --config pysync.json
-
-`pysync check` warns about variables with this prefix that set nothing.
+These variables override a member of the file, or set it if there is no file. Any other member takes its
+value from a variable that the file names, as `${NAME}`.
 """
+
+CONFIG_ROW = "| `PYSYNC_CONFIG` | the file itself, as `--config` (default: `./pysync.json`, if it exists) |\n"
 
 
 def page() -> str:
     """The whole page, with a final line break."""
     sections = [_section(kind) for kind in _objects(Config, [])]
-    json = json_valued_paths()
-    names = "".join(
-        f"| `{variable}` | `{path}` |{' JSON |' if path in json else ' |'}\n"
-        for variable, path in env_overrides().items()
-    )
-    environment = f"## Environment variables\n\n{VARIABLES}\n| Variable | Member | |\n|---|---|---|\n{names}"
+    names = "".join(f"| `{variable}` | `{path}` |\n" for variable, path in ENVIRONMENT.items())
+    rows = f"| Variable | Member |\n|---|---|\n{CONFIG_ROW}{names}"
+    environment = f"## Environment variables\n\n{VARIABLES}\n{rows}"
     return "\n".join([HEAD, *sections, environment])
 
 

@@ -157,8 +157,8 @@ def stranger(base: str, session: aiohttp.ClientSession) -> Signed:
 @pytest.fixture
 def unique() -> Callable[[str], str]:
     """Keys that no other test, and no earlier run against a service that stays, has used."""
-    mark = os.urandom(6).hex()
-    return lambda prefix: f"{prefix}/{mark}"
+    suffix = os.urandom(6).hex()
+    return lambda prefix: f"{prefix}/{suffix}"
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from support.clients import ISSUER, SUBJECT, Browser, Signed, Start, root_device
 from support.collections import PUBLIC, UNSIGNED, collection
-from support.plugin_samples import Told
+from support.plugin_samples import NotifiedPlugin
 from support.sse_client import Listen
 from support.store_samples import copy
 
@@ -85,8 +85,8 @@ async def version(browser: Browser, key: str) -> str:
     return told
 
 
-async def test_the_version_is_the_same_wherever_it_is_reported(browser: Browser, hear: Listen) -> None:
-    stream = await hear(browser, collections="staff,cards,logs")
+async def test_the_version_is_the_same_wherever_it_is_reported(browser: Browser, subscribe: Listen) -> None:
+    stream = await subscribe(browser, collections="staff,cards,logs")
     await browser.push("staff/a", BOB, None, ADMIN)
     await browser.push("boards/a/cards", BOB, None, ADMIN)
     await browser.request("POST", "/push/logs/a", {"data": BOB}, ADMIN)
@@ -101,13 +101,13 @@ async def test_the_version_is_the_same_wherever_it_is_reported(browser: Browser,
     assert [found["staff"][0]["hash"], found["logs"][0]["hash"]] == [heard[0], log]
 
 
-async def test_reader_of_all_members_receives_the_true_hash(browser: Browser, hear: Listen) -> None:
+async def test_reader_of_all_members_receives_the_true_hash(browser: Browser, subscribe: Listen) -> None:
     class Admin(Browser):
         def headers(self, method: str, target: str, body: bytes) -> dict[str, str]:
             return ADMIN
 
     admin = Admin(browser.base, browser.session)
-    stream = await hear(admin, collections="staff")
+    stream = await subscribe(admin, collections="staff")
     await browser.push("staff/a", BOB, None, ADMIN)
     assert [event["hash"] for event in await stream.events(1)] == [true_hash(BOB)]
 
@@ -128,7 +128,7 @@ async def test_a_push_names_the_version_as_its_base_and_is_answered_the_next(bro
 async def test_push_with_plugin_hooks_is_answered_with_the_version_too(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    browser = Browser(await start(SERVICE, plugins=[Told()]), session)
+    browser = Browser(await start(SERVICE, plugins=[NotifiedPlugin()]), session)
     pushed = await browser.push("staff/a", {"name": "ann"}, None)
     assert pushed.json["hash"] == await version(browser, "staff/a")
 

@@ -106,10 +106,10 @@ async def test_nor_in_the_filtered_manifest(tenants: tuple[Signed, Signed]) -> N
 
 
 async def test_stream_omits_changes_outside_the_trust_scope_of_the_issuer(
-    tenants: tuple[Signed, Signed], hear: Listen
+    tenants: tuple[Signed, Signed], subscribe: Listen
 ) -> None:
     acme, beta = tenants
-    one, other = await hear(acme, "/acme/events"), await hear(beta, "/acme/events")
+    one, other = await subscribe(acme, "/acme/events"), await subscribe(beta, "/acme/events")
     assert (one.status, other.status) == (200, 200)  # both may hear of what is open
     await acme.request("POST", "/acme/push/acme/notes/a", {"data": {"n": 1}})
     for name in ("b", "c"):

@@ -89,7 +89,7 @@ async def backed_up(repository: Repository) -> None:
     store = MemoryStore()
     await fill(store, 5)
     async with maker_of(
-        ListedSnapshotSource(store), repository.target, told=[], repository=repository
+        ListedSnapshotSource(store), repository.target, reports=[], repository=repository
     ) as maker:
         await maker.make()
 

@@ -66,12 +66,14 @@ async def test_every_command_names_it_and_another_restore_ends_it(
         ("copy", "file:whole", "file:data"),
         ("backup", *store, "--to", "file:backup"),
     ):
-        status, _, errors = await shell.ask(*arguments)
+        status, _, errors = await shell.run_async(*arguments)
         assert (status, MESSAGE in errors) == (1, True), arguments
         assert "file:data: " in errors
-    status, _, errors = await shell.ask("backup", "restore", "--from", "file:backup", "--to", "file:data")
+    status, _, errors = await shell.run_async(
+        "backup", "restore", "--from", "file:backup", "--to", "file:data"
+    )
     assert (status, errors) == (0, "")
-    assert (await shell.ask("verify", *store))[0] == 0
+    assert (await shell.run_async("verify", *store))[0] == 0
     restored = await LocalStore.open_folder(tmp_path / "data")
     assert await contents(restored) == await contents(source)
     await restored.close()
@@ -89,7 +91,7 @@ async def test_no_server_serves_it(
     )
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.count(MESSAGE) == 1
-    assert (await shell.ask("backup", "restore", "--from", "file:backup", "--to", place))[0] == 0
+    assert (await shell.run_async("backup", "restore", "--from", "file:backup", "--to", place))[0] == 0
     async with (
         serving(tmp_path, server={"workers": int(workers)}) as service,
         session.get(f"{service.base}/health/ready") as response,

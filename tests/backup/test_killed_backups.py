@@ -79,7 +79,7 @@ async def test_a_killed_backup_is_finished_by_the_next(
         if (folder / "format.json").exists():
             assert await snapshots_of(target) in (held, [*held, now])
         await store.put("notes/new/0", document(b'{"kill":%d}' % killer.count))
-        assert (await shell.ask(*command))[::2] == (0, "")
+        assert (await shell.run_async(*command))[::2] == (0, "")
         assert (await snapshots_of(target))[-1] == await contents(store)
         shutil.rmtree(folder)
     assert killer.count >= 2
@@ -103,7 +103,7 @@ async def test_a_killed_prune_loses_nothing_that_is_kept_and_is_finished_by_the_
         shutil.copytree(tmp_path / "before", folder)
         is_killed = await killer.kills(*command)
         assert (await snapshots_of(target))[-1] == now
-        assert (await shell.ask(*command))[::2] == (0, "")
+        assert (await shell.run_async(*command))[::2] == (0, "")
         assert await snapshots_of(target) == [now]
         left = [name for name in await target.names("") if not name.startswith("expired/")]
         expected = expected or left
@@ -130,7 +130,7 @@ async def test_a_killed_restore_is_finished_by_the_next(
     folder, killer, expected = tmp_path / "new", Killer(10), await contents(store)
     command = ("backup", "restore", "--from", f"file:{tmp_path}/backup", "--to", f"file:{folder}")
     while await killer.kills(*command):
-        status, _, errors = await shell.ask(*command)
+        status, _, errors = await shell.run_async(*command)
         if status == 0:
             assert errors == ""
         else:  # it was killed between its last step and its end

@@ -259,7 +259,7 @@ class Rotten(MemoryStore):
 async def test_a_file_that_the_store_calls_damaged_is_named_and_the_rest_is_stored() -> None:
     store, told, target = Rotten(), list[tuple[str, str]](), MemoryTarget()
     await fill(store, 100)
-    async with maker_of(source_of(store), target, told=told) as maker:
+    async with maker_of(source_of(store), target, reports=told) as maker:
         await maker.make()
         assert maker.report.unreadable == 1
     assert told == [("files/a.parquet", DAMAGED_REASON)]
@@ -285,7 +285,7 @@ class TestFolders:
         (tmp_path / "data/files/files/b/c").unlink()
         rot(tmp_path / "data/files/files/a.parquet", 500)
         source, told, target = source_of(store, tmp_path / "data"), list[tuple[str, str]](), MemoryTarget()
-        async with maker_of(source, target, told=told) as maker:
+        async with maker_of(source, target, reports=told) as maker:
             await maker.make()
             assert maker.report.unreadable == 2
         await source.close()
@@ -303,7 +303,7 @@ class TestFolders:
         path.unlink()
         put(path)
         source, told, target = source_of(store, tmp_path / "data"), list[tuple[str, str]](), MemoryTarget()
-        async with maker_of(source, target, told=told) as maker:
+        async with maker_of(source, target, reports=told) as maker:
             await maker.make()
         await source.close()
         assert [key for key, _ in told] == ["files/b/c"]

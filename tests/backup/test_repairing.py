@@ -102,7 +102,7 @@ async def test_a_file_that_was_asked_for_after_the_disk_cut_it_short_is_repaired
     with pytest.raises(DamagedFile):
         await store.open("files/a.parquet")
     unread, source = list[tuple[str, str]](), source_of(store, tmp_path / "data")
-    async with maker_of(source, MemoryTarget(), told=unread) as maker:
+    async with maker_of(source, MemoryTarget(), reports=unread) as maker:
         await maker.make()
     await source.close()
     assert [key for key, _ in unread] == ["files/a.parquet"]
@@ -189,17 +189,17 @@ async def test_the_scrub_of_a_service_repairs_from_its_backup(
 
 
 async def test_the_command_repairs(shell: Shell, store: LocalStore, tmp_path: Path) -> None:
-    assert (await shell.ask("backup", "--store", "file:data", "--to", "file:backup"))[0] == 0
+    assert (await shell.run_async("backup", "--store", "file:data", "--to", "file:backup"))[0] == 0
     decay(tmp_path, "top")
     verify = ("verify", "--store", "file:data")
-    assert (await shell.ask(*verify))[0] == 1
-    status, output, errors = await shell.ask(*verify, "--repair-from", "file:backup")
+    assert (await shell.run_async(*verify))[0] == 1
+    status, output, errors = await shell.run_async(*verify, "--repair-from", "file:backup")
     assert (status, errors) == (0, "")
     *_, outcome, counts = map(json.loads, output.splitlines())
     assert outcome == {"key": "top", "repaired": True}
     assert (counts["damaged"], counts["repaired"]) == (1, 1)
-    assert (await shell.ask(*verify))[0] == 0
+    assert (await shell.run_async(*verify))[0] == 0
     await store.put("new", document(b"{}"))
     decay(tmp_path, "new")
-    status, output, _ = await shell.ask(*verify, "--repair-from", "file:backup")
+    status, output, _ = await shell.run_async(*verify, "--repair-from", "file:backup")
     assert (status, json.loads(output.splitlines()[-1])["repaired"]) == (1, 0)

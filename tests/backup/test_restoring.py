@@ -253,7 +253,7 @@ async def test_a_backup_whose_newest_snapshot_is_damaged_is_made_whole() -> None
     for name in [name for name in target.files if name.startswith("pages/")]:
         del target.files[name]
     told: list[tuple[str, str]] = []
-    async with maker_of(ListedSnapshotSource(store), target, told=told) as maker:
+    async with maker_of(ListedSnapshotSource(store), target, reports=told) as maker:
         snapshot = await maker.make()
     assert [key for key, _ in told] == [""]
     assert "everything is stored anew" in told[0][1]
@@ -578,7 +578,7 @@ class TestCommands:
         await fill(store, 50)
         expected = await contents(store)
         await store.close()
-        shell_ = shell.ask
+        shell_ = shell.run_async
         assert await shell_("backup", "keygen", "--out", "key") == (0, "", "")
         assert (await shell_("backup", "keygen", "--out", "key"))[0] == 1
         make = ("backup", "--store", "file:data", "--to", "file:backup", "--key", "key.pub")
@@ -630,7 +630,7 @@ class TestCommands:
             (("list", "--from", "file:other"), 1, "file:other: there is no backup"),
             (("list", "--from", "file:data"), 1, "file:data is a store, not a backup"),
         ):
-            got, output, errors = await shell.ask("backup", *arguments)
+            got, output, errors = await shell.run_async("backup", *arguments)
             assert (got, output) == (status, ""), arguments
             assert error in errors
 
@@ -641,17 +641,17 @@ class TestCommands:
         await fill(store, 3)
         await store.close()
         for _ in range(3):
-            assert (await shell.ask("backup", "--store", "file:data", "--to", "file:my backup"))[0] == 0
+            assert (await shell.run_async("backup", "--store", "file:data", "--to", "file:my backup"))[0] == 0
         damaged = sorted(tmp_path.glob("my backup/snapshots/*"))[1]
         rot(damaged, 20)
         prune_ = ("backup", "prune", "--from", "file:my backup", "--keep-last", "1")
-        status, output, errors = await shell.ask(*prune_)
+        status, output, errors = await shell.run_async(*prune_)
         assert (status, output) == (1, "")
         assert f"{damaged.name} is damaged" in errors
         command = f"rm 'my backup/snapshots/{damaged.name}'"
         assert f"give up this snapshot with `{command}`" in errors
         subprocess.run(command, shell=True, check=True, cwd=tmp_path)
-        status, output, errors = await shell.ask(*prune_)
+        status, output, errors = await shell.run_async(*prune_)
         assert (status, json.loads(output)["removed"], errors) == (0, 1, "")
 
     def test_a_file_in_a_bucket_is_removed_without_the_options_of_the_bucket(self) -> None:
@@ -663,7 +663,7 @@ class TestCommands:
         await fill(store, 3)
         await store.close()
         for _ in range(2):
-            assert (await shell.ask("backup", "--store", "file:data", "--to", "file:b"))[0] == 0
+            assert (await shell.run_async("backup", "--store", "file:data", "--to", "file:b"))[0] == 0
         kept = sorted(tmp_path.rglob("*"))
         restore = ("restore", "--from", "file:b")
         for arguments, status, error in (
@@ -674,7 +674,7 @@ class TestCommands:
             ((*restore, "--to", "file:new", "--coordinator", "no"), 1, "coordinator"),
             ((*restore, "--to", "s3://bucket/data"), 2, "name the coordinator of the servers of the bucket"),
         ):
-            got, output, errors = await shell.ask("backup", *arguments)
+            got, output, errors = await shell.run_async("backup", *arguments)
             assert (got, output) == (status, ""), arguments
             assert error in errors
             assert sorted(tmp_path.rglob("*")) == kept
@@ -685,21 +685,21 @@ class TestCommands:
         restore = ("backup", "restore", "--from", "file:b", "--to", "file:new")
         repository = await Repository.open(FolderTarget(tmp_path / "b"), create=True)
         none = "the backup has no snapshot yet: make one with `pysync backup`"
-        assert await shell.ask(*restore) == (1, "", f"pysync: {none}\n")
+        assert await shell.run_async(*restore) == (1, "", f"pysync: {none}\n")
         unfinished = Snapshot(1_700_000_000_000, [], is_complete=False)
         await repository.put_snapshot(unfinished)
         said = (
             "the backup has no finished snapshot yet, only an unfinished one of 2023-11-14T22:13:20.000Z: "
             "`pysync backup` continues it"
         )
-        assert await shell.ask(*restore) == (1, "", f"pysync: {said}\n")
+        assert await shell.run_async(*restore) == (1, "", f"pysync: {said}\n")
         await repository.put_snapshot(Snapshot(1_700_000_001_000, []))
         await repository.put_snapshot(Snapshot(1_700_000_002_000, []))
         said = (
             "the backup has no snapshot of that time or before it: the first is of 2023-11-14T22:13:21.000Z; "
             "see `pysync backup list`"
         )
-        assert await shell.ask(*restore, "--at", "2020-01-01") == (1, "", f"pysync: {said}\n")
+        assert await shell.run_async(*restore, "--at", "2020-01-01") == (1, "", f"pysync: {said}\n")
 
     async def test_neither_a_restore_nor_a_backup_goes_into_the_other(
         self, shell: Shell, tmp_path: Path
@@ -707,14 +707,14 @@ class TestCommands:
         store = await LocalStore.open_folder(tmp_path / "data")
         await fill(store, 3)
         await store.close()
-        assert (await shell.ask("backup", "--store", "file:data", "--to", "file:b"))[0] == 0
+        assert (await shell.run_async("backup", "--store", "file:data", "--to", "file:b"))[0] == 0
         (tmp_path / "link").symlink_to(tmp_path / "b")
         for folder in ("b/packs/new", "link/new", "link"):
             restore = ("backup", "restore", "--from", "file:b", "--to", f"file:{folder}")
             said = f"pysync: file:{folder}: a backup lies in {tmp_path}/b: name another folder\n"
-            assert await shell.ask(*restore) == (1, "", said)
+            assert await shell.run_async(*restore) == (1, "", said)
         (tmp_path / "files").symlink_to(tmp_path / "data/files")
         make = ("backup", "--store", "file:data", "--to", "file:files/b")
-        status, output, errors = await shell.ask(*make)
+        status, output, errors = await shell.run_async(*make)
         assert (status, output) == (1, "")
         assert "file:files/b lies in a store, and would be lost with it: name another folder" in errors

@@ -47,7 +47,7 @@ def key(tmp_path: Path) -> str:
 
 async def benched(shell: Shell, base: str, *arguments: str) -> list[tuple[str, int, dict[str, int]]]:
     """Workload, answers and errors of each run."""
-    status, printed, errors = await shell.ask("bench", "--server", base, *FEW, "--json", *arguments)
+    status, printed, errors = await shell.run_async("bench", "--server", base, *FEW, "--json", *arguments)
     assert errors == ""
     runs = [json.loads(line) for line in printed.splitlines()]
     assert status == int(any(run["errors"] for run in runs))
@@ -103,7 +103,7 @@ async def test_answers_that_are_rejected_are_counted(start: Start, shell: Shell,
     assert await benched(shell, base, "slow", "--key", key, "--action", "push") == [
         ("slow push", 5, {"429": 15})
     ]
-    status, printed, _ = await shell.ask("bench", "--server", base, *FEW, "notes", "--action", "push")
+    status, printed, _ = await shell.run_async("bench", "--server", base, *FEW, "notes", "--action", "push")
     assert status == 0
     head, row = printed.splitlines()
     assert head.split()[:2] == ["workload", "per"]
@@ -126,7 +126,7 @@ async def test_answers_that_are_rejected_are_counted(start: Start, shell: Shell,
 async def test_a_failed_preparation_is_reported(
     start: Start, shell: Shell, arguments: tuple[str, ...], told: str
 ) -> None:
-    status, _, errors = await shell.ask("bench", "--server", await start(SERVICE), *FEW, *arguments)
+    status, _, errors = await shell.run_async("bench", "--server", await start(SERVICE), *FEW, *arguments)
     assert status == 1
     assert told in errors
 
@@ -143,7 +143,7 @@ async def test_it_ends_at_the_first_request_that_lacks_the_right_key(
         (("--admin-token", "x" * 20), "401: the server does not accept the admin token; give another one"),
         (("--key", key), f"403: the key of the user {own} may not use staff; give another one"),
     ):
-        assert await shell.ask(*bench, *credentials) == (4, "", f"pysync: staff {action}: {said}\n")
+        assert await shell.run_async(*bench, *credentials) == (4, "", f"pysync: staff {action}: {said}\n")
     async with session.get(f"{base}/metrics") as response:
         counts = re.findall(r'requests_total\{.*status="40[13]".*\} (\d+)', await response.text())
     assert 3 <= sum(map(int, counts)) <= 3 * 4, "one for each connection at most"
@@ -178,7 +178,7 @@ async def test_an_interrupted_run_ends_quietly(start: Start) -> None:
 
 async def test_a_service_without_a_manifest_is_reported(start: Start, shell: Shell) -> None:
     base = await start({"collections": COLLECTIONS})
-    status, _, errors = await shell.ask("bench", "--server", base, *FEW, "notes")
+    status, _, errors = await shell.run_async("bench", "--server", base, *FEW, "notes")
     assert status == 1
     assert "the server has no manifest of its collections: set configEndpoint" in errors
 

@@ -277,27 +277,27 @@ def test_nobody_listening_is_status_5(shell: Shell, unused_tcp_port: int) -> Non
 async def test_a_document_goes_up_and_comes_down(shell: Shell, start: Start, tmp_path: Path) -> None:
     server = ("--server", await start(SERVICE))
     (tmp_path / "doc.json").write_text('{"a": "é"}')
-    status, output, _ = await shell.ask("push", "public/a", "doc.json", *server)
+    status, output, _ = await shell.run_async("push", "public/a", "doc.json", *server)
     pushed = json.loads(output)
     assert status == 0
-    status, output, _ = await shell.ask("pull", "public/a", *server)
+    status, output, _ = await shell.run_async("pull", "public/a", *server)
     pulled = json.loads(output)
     assert (status, pulled["data"], pulled["hash"]) == (0, {"a": "é"}, pushed["hash"])
-    assert await shell.ask("pull", "public/a", "--data", *server) == (0, '{\n  "a": "é"\n}\n', "")
+    assert await shell.run_async("pull", "public/a", "--data", *server) == (0, '{\n  "a": "é"\n}\n', "")
 
 
 async def test_a_push_replaces_only_what_it_names(shell: Shell, start: Start) -> None:
     server = ("--server", await start(SERVICE))
-    _, output, _ = await shell.ask("push", "public/a", *server, stdin='{"n":1}')
+    _, output, _ = await shell.run_async("push", "public/a", *server, stdin='{"n":1}')
     first = json.loads(output)["hash"]
-    status, output, errors = await shell.ask("push", "public/a", *server, stdin='{"n":2}')
+    status, output, errors = await shell.run_async("push", "public/a", *server, stdin='{"n":2}')
     assert (status, output) == (3, "")
     assert errors == f"pysync: hash_mismatch: the document is at {first}; use --base HASH or --force\n"
-    status, _, _ = await shell.ask("push", "public/a", "--base", first, *server, stdin='{"n":2}')
+    status, _, _ = await shell.run_async("push", "public/a", "--base", first, *server, stdin='{"n":2}')
     assert status == 0
-    status, _, _ = await shell.ask("push", "public/a", "--force", *server, stdin='{"n":3}')
+    status, _, _ = await shell.run_async("push", "public/a", "--force", *server, stdin='{"n":3}')
     assert status == 0
-    _, output, _ = await shell.ask("pull", "public/a", "--data", *server)
+    _, output, _ = await shell.run_async("pull", "public/a", "--data", *server)
     assert json.loads(output) == {"n": 3}
 
 
@@ -306,14 +306,14 @@ async def test_a_key_speaks_for_itself_and_nobody_else_reads_it(shell: Shell, st
     me = shell.json("keys", "new", "--out", "me.json")
     shell.json("keys", "new", "--out", "other.json")
     document = f"users/{me['userId']}/notes/n1"
-    status, _, _ = await shell.ask("push", document, "--key", "me.json", *server, stdin='{"mine":1}')
+    status, _, _ = await shell.run_async("push", document, "--key", "me.json", *server, stdin='{"mine":1}')
     assert status == 0
-    status, output, _ = await shell.ask("pull", document, "--data", "--key", "me.json", *server)
+    status, output, _ = await shell.run_async("pull", document, "--data", "--key", "me.json", *server)
     assert (status, json.loads(output)) == (0, {"mine": 1})
-    asked = await shell.ask("pull", document, *server)
+    asked = await shell.run_async("pull", document, *server)
     said = "Unauthorized: the request has no credentials; add keys (--key FILE on the command line)"
     assert asked == (4, "", f"pysync: {said}\n")
-    asked = await shell.ask("pull", document, "--key", "other.json", *server)
+    asked = await shell.run_async("pull", document, "--key", "other.json", *server)
     assert asked == (4, "", f"pysync: Forbidden{SEE_LOG}\n")
 
 
@@ -325,7 +325,7 @@ async def test_a_member_writes_under_the_certificate_it_was_given(shell: Shell, 
     for write, status in (((), 4), (("--write",), 0)):
         assert shell.run("cap", "member", "board", *given, *write)[0] == 0
         used = ("--key", "guest.json", "--cap", "cap.json", *server)
-        asked = await shell.ask("push", "board/b1", *used, stdin="{}")
+        asked = await shell.run_async("push", "board/b1", *used, stdin="{}")
         assert asked[0] == status
 
 
@@ -340,11 +340,11 @@ async def test_a_certificate_that_its_issuer_took_back_no_longer_opens(shell: Sh
     revoke = ("cap", "revoke", "--key", "owner.json", "--generation", "1", "c")
     printed = shell.json(*revoke)
     assert (printed["iss"], printed["generation"], len(printed["revoked"])) == (issuer["edPub"], 1, 1)
-    assert (await shell.ask(*pull))[0] == 0  # printed, and not sent
-    status, output, errors = await shell.ask(*revoke, "--publish", *server)
+    assert (await shell.run_async(*pull))[0] == 0  # printed, and not sent
+    status, output, errors = await shell.run_async(*revoke, "--publish", *server)
     assert (status, json.loads(output), errors) == (0, printed, "")
-    assert (await shell.ask(*pull))[0] == 4
-    assert (await shell.ask(*revoke, "--publish", *server))[:2] == (1, "")  # that generation is known
+    assert (await shell.run_async(*pull))[0] == 4
+    assert (await shell.run_async(*revoke, "--publish", *server))[:2] == (1, "")  # that generation is known
 
 
 def test_only_its_issuer_takes_a_certificate_back(shell: Shell) -> None:
@@ -367,13 +367,15 @@ async def test_push_of_events_prints_the_batch_that_they_became(
     }
     events = [{"collection": "taps", "storagePath": "events/{batchId}"}]
     server = ("--server", await start({"collections": [taps], "events": events}))
-    status, output, _ = await shell.ask("push", "taps/a", *server, stdin='{"events": [{"event": "tap"}]}')
+    status, output, _ = await shell.run_async(
+        "push", "taps/a", *server, stdin='{"events": [{"event": "tap"}]}'
+    )
     pushed = json.loads(output)
     assert (status, pushed.keys()) == (0, {"hash", "timestamp", "batchId"})
-    pulled = await shell.ask("pull", f"taps/{pushed['batchId']}", "--out", "batch.parquet", *server)
+    pulled = await shell.run_async("pull", f"taps/{pushed['batchId']}", "--out", "batch.parquet", *server)
     assert json.loads(pulled[1])["hash"] == pushed["hash"]
     assert (tmp_path / "batch.parquet").read_bytes().startswith(b"PAR1")
-    refused = await shell.ask("push", "taps/a", *server, stdin="{}")
+    refused = await shell.run_async("push", "taps/a", *server, stdin="{}")
     assert refused == (1, "", "pysync: Missing or invalid events\n")
 
 
@@ -381,35 +383,35 @@ async def test_the_admin_token_comes_from_the_option_or_the_environment(
     shell: Shell, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYSYNC_URL", await start(SERVICE))
-    assert (await shell.ask("pull", "board/b1"))[0] == 4
-    assert (await shell.ask("pull", "board/b1", "--admin-token", ADMIN_TOKEN))[0] == 0
+    assert (await shell.run_async("pull", "board/b1"))[0] == 4
+    assert (await shell.run_async("pull", "board/b1", "--admin-token", ADMIN_TOKEN))[0] == 0
     monkeypatch.setenv("PYSYNC_ADMIN_TOKEN", ADMIN_TOKEN)
-    assert (await shell.ask("pull", "board/b1"))[0] == 0
+    assert (await shell.run_async("pull", "board/b1"))[0] == 0
 
 
 async def test_a_list_prints_every_name_on_a_line_of_its_own(shell: Shell, start: Start) -> None:
     listable = {**SERVICE, "collections": [{**SERVICE["collections"][0], "listable": True}]}
     server = ("--server", await start(listable))
     for name in ("b", "a", "c"):
-        assert (await shell.ask("push", f"public/{name}", *server, stdin="{}"))[0] == 0
-    assert await shell.ask("list", "public", *server) == (0, "a\nb\nc\n", "")
-    assert await shell.ask("list", "public", "--after", "a", *server) == (0, "b\nc\n", "")
+        assert (await shell.run_async("push", f"public/{name}", *server, stdin="{}"))[0] == 0
+    assert await shell.run_async("list", "public", *server) == (0, "a\nb\nc\n", "")
+    assert await shell.run_async("list", "public", "--after", "a", *server) == (0, "b\nc\n", "")
     why = "pysync: no collection has a list of 'board': see `listable`\n"
-    assert await shell.ask("list", "board", *server) == (1, "", why)
+    assert await shell.run_async("list", "board", *server) == (1, "", why)
 
 
 async def test_a_path_that_the_server_does_not_have_is_explained(shell: Shell, start: Start) -> None:
     server = ("--server", await start(SERVICE))
     why = "pysync: Not found: `pysync check` prints the paths that a configuration gives a server\n"
-    assert await shell.ask("pull", "nothing/a", *server) == (1, "", why)
-    assert await shell.ask("usage", *server) == (1, "", "pysync: the server has no quotas\n")
+    assert await shell.run_async("pull", "nothing/a", *server) == (1, "", why)
+    assert await shell.run_async("usage", *server) == (1, "", "pysync: the server has no quotas\n")
 
 
 async def test_a_batch_prints_each_entry_or_why_there_is_none(shell: Shell, start: Start) -> None:
     server = ("--server", await start(SERVICE))
-    _, pushed, _ = await shell.ask("push", "public/a", *server, stdin='{"n":1}')
+    _, pushed, _ = await shell.run_async("push", "public/a", *server, stdin='{"n":1}')
     params = json.dumps({"public": [{"id": "a"}, {"id": "none"}], "board": [{"id": "b"}]})
-    status, output, _ = await shell.ask("batch", "public,board", "--params", params, *server)
+    status, output, _ = await shell.run_async("batch", "public,board", "--params", params, *server)
     printed = json.loads(output)
     assert status == 0
     assert printed["board"] == [{"error": "Forbidden"}]
@@ -420,7 +422,7 @@ async def test_a_batch_prints_each_entry_or_why_there_is_none(shell: Shell, star
 
 @pytest.mark.parametrize("params", ["{", "[]", "null"])
 async def test_params_that_are_no_object_are_a_problem_of_the_input(shell: Shell, params: str) -> None:
-    status, output, errors = await shell.ask("batch", "public", "--params", params)
+    status, output, errors = await shell.run_async("batch", "public", "--params", params)
     assert (status, output) == (1, "")
     assert errors.startswith("pysync: --params: ")
 
@@ -429,31 +431,31 @@ async def test_deleted_document_is_gone_and_a_delete_of_another_version_has_stat
     shell: Shell, start: Start
 ) -> None:
     url = ("--server", await start(SERVICE))
-    await shell.ask("push", "public/a", *url, stdin='{"n": 1}')
-    status, _, errors = await shell.ask("delete", "public/a", "--base", "0" * 64, *url)
+    await shell.run_async("push", "public/a", *url, stdin='{"n": 1}')
+    status, _, errors = await shell.run_async("delete", "public/a", "--base", "0" * 64, *url)
     assert (status, "hash_mismatch" in errors) == (3, True)
-    status, output, _ = await shell.ask("delete", "public/a", "--force", *url)
+    status, output, _ = await shell.run_async("delete", "public/a", "--force", *url)
     assert (status, json.loads(output)["hash"]) == (0, "")
-    assert (await shell.ask("pull", "public/a", "--fail", *url))[0] == 6
-    assert (await shell.ask("delete", "public/a", "--force", *url))[0] == 0
-    assert (await shell.ask("delete", "public/a", *url))[0] == 2
-    status, _, errors = await shell.ask("delete", "board/a", "--force", *url)
+    assert (await shell.run_async("pull", "public/a", "--fail", *url))[0] == 6
+    assert (await shell.run_async("delete", "public/a", "--force", *url))[0] == 0
+    assert (await shell.run_async("delete", "public/a", *url))[0] == 2
+    status, _, errors = await shell.run_async("delete", "board/a", "--force", *url)
     assert (status, errors) == (1, "pysync: board/a: its collection is not deletable\n")
 
 
 async def test_an_old_version_is_listed_printed_and_restored(shell: Shell, start: Start) -> None:
     url = ("--server", await start(SERVICE))
     for n in (1, 2):
-        await shell.ask("push", "public/a", "--force", *url, stdin=f'{{"n": {n}}}')
-    status, output, _ = await shell.ask("history", "public/a", *url)
+        await shell.run_async("push", "public/a", "--force", *url, stdin=f'{{"n": {n}}}')
+    status, output, _ = await shell.run_async("history", "public/a", *url)
     newest, oldest = map(json.loads, output.splitlines())
     assert (status, "replaced" in newest, "replaced" in oldest) == (0, False, True)
     old = ("pull", "public/a", "--version", oldest["hash"])
-    status, output, _ = await shell.ask(*old, "--data", *url)
+    status, output, _ = await shell.run_async(*old, "--data", *url)
     assert (status, json.loads(output)) == (0, {"n": 1})
-    status, _, errors = await shell.ask("pull", "public/a", "--version", "0" * 64, *url)
+    status, _, errors = await shell.run_async("pull", "public/a", "--version", "0" * 64, *url)
     assert (status, "version_not_found: the history" in errors) == (1, True)
-    assert (await shell.ask("pull", "public/a", "--version", "0" * 64, "--fail", *url))[0] == 6
-    status, _, errors = await shell.ask("history", "board/a", *url)
+    assert (await shell.run_async("pull", "public/a", "--version", "0" * 64, "--fail", *url))[0] == 6
+    status, _, errors = await shell.run_async("history", "board/a", *url)
     assert (status, errors) == (1, "pysync: board/a: its collection keeps no history\n")
-    assert (await shell.ask(*old, "--out", "x", *url))[0] == 1
+    assert (await shell.run_async(*old, "--out", "x", *url))[0] == 1

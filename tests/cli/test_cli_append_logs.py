@@ -33,16 +33,16 @@ def lines(output: str | bytes) -> list[Any]:
 
 async def test_tail_prints_appended_elements(shell: Shell, start: Start) -> None:
     server = ("--server", await start(SERVICE))
-    status, output, _ = await shell.ask("append", "log/a", '{"text": "é"}', *server)
+    status, output, _ = await shell.run_async("append", "log/a", '{"text": "é"}', *server)
     first = json.loads(output)
     assert (status, set(first)) == (0, {"hash", "timestamp"})
-    assert (await shell.ask("append", "log/a", *server, stdin='{"n":2}'))[0] == 0
-    assert (await shell.ask("append", "log/a", "-", *server, stdin='{"n":\n3}'))[0] == 0
-    status, output, errors = await shell.ask("tail", "log/a", *server)
+    assert (await shell.run_async("append", "log/a", *server, stdin='{"n":2}'))[0] == 0
+    assert (await shell.run_async("append", "log/a", "-", *server, stdin='{"n":\n3}'))[0] == 0
+    status, output, errors = await shell.run_async("tail", "log/a", *server)
     assert (status, errors) == (0, "")
     assert [told["data"] for told in lines(output)] == [{"text": "é"}, {"n": 2}, {"n": 3}]
     assert output.splitlines()[0] == f'{{"ts": {first["timestamp"]}, "data": {{"text": "é"}}}}'
-    assert await shell.ask("tail", "log/none", *server) == (0, "", "")
+    assert await shell.run_async("tail", "log/none", *server) == (0, "", "")
 
 
 async def test_document_is_distinguished_from_a_log(shell: Shell, start: Start) -> None:
@@ -50,9 +50,9 @@ async def test_document_is_distinguished_from_a_log(shell: Shell, start: Start) 
     async with Client(base) as anyone:
         await anyone.push("note/a", {"n": 1}, None)
     told = "pysync: note/a is a document, not a log\n"
-    assert await shell.ask("append", "note/a", "{}", "--server", base) == (1, "", told)
+    assert await shell.run_async("append", "note/a", "{}", "--server", base) == (1, "", told)
     told = "pysync: what is stored is no log with its elements in 'items'\n"
-    assert await shell.ask("tail", "note/a", "--server", base) == (1, "", told)
+    assert await shell.run_async("tail", "note/a", "--server", base) == (1, "", told)
 
 
 async def test_tail_has_the_requested_length(shell: Shell, start: Start) -> None:
@@ -63,7 +63,7 @@ async def test_tail_has_the_requested_length(shell: Shell, start: Start) -> None
             await anyone.append("small/a", {}, ts_ms=ts_ms)
 
     async def printed(*options: str, key: str = "log/a") -> list[int]:
-        status, output, errors = await shell.ask("tail", key, *options, "--server", base)
+        status, output, errors = await shell.run_async("tail", key, *options, "--server", base)
         assert (status, errors) == (0, "")
         return [told["ts"] for told in lines(output)]
 
@@ -85,23 +85,25 @@ async def test_an_element_is_proved_by_the_key_and_may_have_a_time_of_its_own(
         "",
         "pysync: append requires authorPubkey and authorSignature: sign the element with --key FILE\n",
     )
-    assert await shell.ask("append", "diary/a", '{"n":1}', *server) == refused
-    status, output, _ = await shell.ask(
+    assert await shell.run_async("append", "diary/a", '{"n":1}', *server) == refused
+    status, output, _ = await shell.run_async(
         "append", "diary/a", '{"n":1}', "--ts", "7", "--key", "me.json", *server
     )
     assert (status, json.loads(output)["timestamp"]) == (0, 7)
-    status, output, _ = await shell.ask("tail", "diary/a", "--field", "entries", *server)
+    status, output, _ = await shell.run_async("tail", "diary/a", "--field", "entries", *server)
     (told,) = lines(output)
     assert (status, told["ts"], told["authorPubkey"]) == (0, 7, me["edPub"])
     assert verify_author(APPEND_AUTHOR, "diary/a", b'{"n":1}', me["edPub"], told["authorSignature"])
-    status, _, errors = await shell.ask("append", "diary/a", "{}", "--ts", "7", "--key", "me.json", *server)
+    status, _, errors = await shell.run_async(
+        "append", "diary/a", "{}", "--ts", "7", "--key", "me.json", *server
+    )
     told = (
         "pysync: non_monotonic_timestamp: --ts must be greater than the timestamp of the log's last element\n"
     )
     assert (status, errors) == (1, told)
     told = "pysync: pull_bound_required: this is a log; read it with `pysync tail`\n"
-    assert await shell.ask("pull", "diary/a", *server) == (1, "", told)
-    status, output, errors = await shell.ask("tail", "diary/a", *server)
+    assert await shell.run_async("pull", "diary/a", *server) == (1, "", told)
+    status, output, errors = await shell.run_async("tail", "diary/a", *server)
     assert (status, output) == (1, "")
     assert "'items'" in errors
 
@@ -134,7 +136,7 @@ async def test_a_log_is_followed_until_it_is_interrupted(start: Start) -> None:
 
 async def test_a_collection_that_does_not_exist_ends_following(shell: Shell, start: Start) -> None:
     server = ("--server", await start(SERVICE))
-    status, output, errors = await shell.ask("tail", "-f", "log/a", "--collection", "none", *server)
+    status, output, errors = await shell.run_async("tail", "-f", "log/a", "--collection", "none", *server)
     assert (status, output, errors.count("\n")) == (1, "", 1)
 
 
@@ -178,6 +180,6 @@ async def test_a_server_that_is_not_there_at_first_ends_following(
 ) -> None:
     monkeypatch.setattr(cli_io, "READER_CHECK_S", 0)  # the output is no file here, so nobody closes it
     url = f"http://127.0.0.1:{unused_tcp_port}"
-    status, output, errors = await shell.ask("tail", "-f", "log/a", "--server", url)
+    status, output, errors = await shell.run_async("tail", "-f", "log/a", "--server", url)
     said = f"pysync: cannot connect to 127.0.0.1 port {unused_tcp_port}: the connection was refused; "
     assert (status, output, errors.startswith(said)) == (5, "", True)

@@ -44,14 +44,14 @@ def people(tmp_path: Path) -> None:
 
 async def ask(shell: Shell, line: str, **options: Any) -> Any:
     """What the command line prints, which must go well."""
-    status, output, errors = await shell.ask(*line.split(), **options)
+    status, output, errors = await shell.run_async(*line.split(), **options)
     assert (status, errors) == (0, "")
     return json.loads(output)
 
 
 async def refused(shell: Shell, line: str) -> str:
     """What the problem is that the command line tells of."""
-    status, output, errors = await shell.ask(*line.split())
+    status, output, errors = await shell.run_async(*line.split())
     assert (status, output) == (1, "")
     return errors
 
@@ -149,7 +149,7 @@ async def test_a_sealed_file_is_shared_from_the_shell(shell: Shell, tmp_path: Pa
     await ask(shell, f"pull photos/a --out g {as_bob}")
     assert (tmp_path / "g").read_bytes() == PNG
     await ask(shell, "push photos/b --seal photos --key me.json", stdin="hello")
-    shown = await shell.ask(*["pull", "photos/b", "--out", "-", "--open", "photos", "--key", "me.json"])
+    shown = await shell.run_async(*["pull", "photos/b", "--out", "-", "--open", "photos", "--key", "me.json"])
     assert shown == (0, "hello", "")
     assert "not trusted" in await refused(shell, "pull photos/a --out h --open photos --key bob.json")
     removed = await ask(shell, "keyring remove photos bob.pub --key me.json")
@@ -158,7 +158,7 @@ async def test_a_sealed_file_is_shared_from_the_shell(shell: Shell, tmp_path: Pa
     as_me = "--open photos --key me.json --min-epoch"
     await ask(shell, f"pull photos/a --out h {as_me} 2")
     assert "at epoch 2" in await refused(shell, f"pull photos/a --out i {as_me} 3")
-    status, output, _ = await shell.ask(
+    status, output, _ = await shell.run_async(
         *["keyring", "show", "photos", "--key", "bob.json", "--trust", "me.pub"]
     )
     assert status == 1

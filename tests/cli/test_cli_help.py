@@ -64,12 +64,12 @@ async def test_a_missing_document_has_an_exit_status_of_its_own(
 ) -> None:
     url = await start(SERVICE)
     asked = ("public/none", "--server", url)
-    assert (await shell.ask("pull", *asked))[0] == 0
+    assert (await shell.run_async("pull", *asked))[0] == 0
     missing = (6, "", "pysync: no document is stored at public/none\n")
-    assert await shell.ask("pull", *asked, "--fail") == missing
+    assert await shell.run_async("pull", *asked, "--fail") == missing
     missing = (6, "", "pysync: no file is stored at public/none\n")
-    assert await shell.ask("pull", *asked, "--fail", "--out", "none.bin") == missing
-    assert (await shell.ask("pull", *asked, "--out", "none.bin"))[0] == 1
+    assert await shell.run_async("pull", *asked, "--fail", "--out", "none.bin") == missing
+    assert (await shell.run_async("pull", *asked, "--out", "none.bin"))[0] == 1
     assert not (tmp_path / "none.bin").exists()
 
 
@@ -81,11 +81,11 @@ async def test_the_key_comes_from_the_environment_unless_an_option_says_otherwis
     mine = f"users/{shell.json('keys', 'show', 'me.json')['userId']}/notes/a"
     monkeypatch.setenv("PYSYNC_KEY", "me.json")
     monkeypatch.setenv("PYSYNC_URL", url)
-    assert (await shell.ask("push", mine, stdin='{"n": 1}'))[0] == 0
-    assert json.loads((await shell.ask("pull", mine, "--data"))[1]) == {"n": 1}
+    assert (await shell.run_async("push", mine, stdin='{"n": 1}'))[0] == 0
+    assert json.loads((await shell.run_async("pull", mine, "--data"))[1]) == {"n": 1}
     assert shell.run("cap", "device", "--collection", "notes")[0] == 0
     of_admins = ("push", "board/a", "--admin-token", ADMIN_TOKEN)
-    assert (await shell.ask(*of_admins, stdin='{"n": 1}'))[0] == 0
+    assert (await shell.run_async(*of_admins, stdin='{"n": 1}'))[0] == 0
 
 
 def test_the_configuration_comes_from_the_environment_or_the_folder(
@@ -108,8 +108,8 @@ async def test_a_rejected_request_says_when_to_try_again(shell: Shell, start: St
     limited = {**SERVICE["collections"][0], "rateLimit": {"push": limit_of(1)}}
     url = await start({"collections": [limited]})
     pushed = ("push", "public/a", "--server", url)
-    assert (await shell.ask(*pushed, stdin='{"n": 1}'))[0] == 0
-    status, _, errors = await shell.ask(*pushed, "--force", stdin='{"n": 1}')
+    assert (await shell.run_async(*pushed, stdin='{"n": 1}'))[0] == 0
+    status, _, errors = await shell.run_async(*pushed, "--force", stdin='{"n": 1}')
     assert status == 5
     assert errors.startswith("pysync: Rate limit exceeded: try again in ")
 

@@ -33,7 +33,7 @@ async def guests(shell: Shell, *names: str) -> None:
 
 async def reads(shell: Shell, name: str, server: tuple[str, str]) -> int:
     used = ("--key", f"{name}.json", "--cap", f"{name}.cap", *server)
-    return (await shell.ask("pull", "board/b1", *used))[0]
+    return (await shell.run_async("pull", "board/b1", *used))[0]
 
 
 REVOKE = ("cap", "revoke", "--key", "owner.json", "--publish")
@@ -65,10 +65,10 @@ async def test_a_second_revocation_keeps_the_first_and_raises_the_generation(
     await guests(shell, "bob", "eve", "ann")
     assert [await reads(shell, name, server) for name in ("bob", "eve", "ann")] == [0, 0, 0]
     for generation, name in ((1, "bob"), (2, "eve")):
-        status, output, errors = await shell.ask(*REVOKE, f"{name}.cap", *server)
+        status, output, errors = await shell.run_async(*REVOKE, f"{name}.cap", *server)
         assert (status, errors, json.loads(output)["generation"]) == (0, "", generation)
     assert [await reads(shell, name, server) for name in ("bob", "eve", "ann")] == [4, 4, 0]
-    status, output, _ = await shell.ask(*REVOKE, "bob.cap", *server)
+    status, output, _ = await shell.run_async(*REVOKE, "bob.cap", *server)
     assert (status, len(json.loads(output)["revoked"])) == (0, 2), "nothing is named twice"
 
 
@@ -77,11 +77,11 @@ async def test_a_key_is_taken_back_with_all_that_it_holds(shell: Shell, start: S
     await guests(shell, "bob", "ann")
     _, public, _ = shell.run("keys", "show", "bob.json")
     Path("bob.pub").write_text(public)
-    status, output, errors = await shell.ask(*REVOKE, "--subject", "bob.pub", *server)
+    status, output, errors = await shell.run_async(*REVOKE, "--subject", "bob.pub", *server)
     assert (status, errors) == (0, "")
     assert [entry["sub"] for entry in json.loads(output)["revokedSubjects"]] == [json.loads(public)["edPub"]]
     assert [await reads(shell, name, server) for name in ("bob", "ann")] == [4, 0]
-    assert (await shell.ask(*REVOKE, "ann.cap", *server))[0] == 0
+    assert (await shell.run_async(*REVOKE, "ann.cap", *server))[0] == 0
     assert [await reads(shell, name, server) for name in ("bob", "ann")] == [4, 4]
 
 
@@ -100,7 +100,7 @@ async def test_a_list_that_another_publishes_meanwhile_is_merged_with(
         return await publish(client, listed)
 
     monkeypatch.setattr(Client, "revoke", overtaken)
-    status, output, errors = await shell.ask(*REVOKE, "bob.cap", "--server", base)
+    status, output, errors = await shell.run_async(*REVOKE, "bob.cap", "--server", base)
     printed = json.loads(output)
     assert (status, errors, printed["generation"]) == (0, "", 8)
     assert (len(printed["revoked"]), len(printed["revokedSubjects"])) == (1, 1)
@@ -130,18 +130,18 @@ def test_a_merge_keeps_what_it_does_not_understand() -> None:
 async def test_a_list_can_be_replaced_on_purpose(shell: Shell, start: Start) -> None:
     server = ("--server", await start(SERVICE))
     await guests(shell, "bob", "eve")
-    assert (await shell.ask(*REVOKE, "bob.cap", *server))[0] == 0
-    assert (await shell.ask(*REVOKE, "--replace", "eve.cap", *server))[0] == 0
+    assert (await shell.run_async(*REVOKE, "bob.cap", *server))[0] == 0
+    assert (await shell.run_async(*REVOKE, "--replace", "eve.cap", *server))[0] == 0
     assert [await reads(shell, name, server) for name in ("bob", "eve")] == [0, 4]
 
 
 async def test_a_certificate_is_shown_as_revoked_where_a_server_says_so(shell: Shell, start: Start) -> None:
     server = ("--server", await start(SERVICE))
     await guests(shell, "bob")
-    status, output, _ = await shell.ask("cap", "show", "bob.cap", *server)
+    status, output, _ = await shell.run_async("cap", "show", "bob.cap", *server)
     assert (status, json.loads(output)["verdict"]) == (0, "ok")
-    await shell.ask(*REVOKE, "bob.cap", *server)
-    status, output, _ = await shell.ask("cap", "show", "bob.cap", *server)
+    await shell.run_async(*REVOKE, "bob.cap", *server)
+    status, output, _ = await shell.run_async("cap", "show", "bob.cap", *server)
     assert (status, json.loads(output)["verdict"]) == (1, "revoked")
     assert shell.run("cap", "show", "bob.cap")[0] == 0, "nobody is asked without --server"
 
@@ -165,7 +165,7 @@ async def test_a_stored_list_that_cannot_be_read_is_replaced(shell: Shell, start
     await guests(shell, "bob")
     key = f"_pysync/revocations/{IdentityKeys.from_json(Path('owner.json').read_bytes()).user_id}"
     await store.put(key, b"garbage")
-    status, _, errors = await shell.ask(*REVOKE, "bob.cap", *server)
+    status, _, errors = await shell.run_async(*REVOKE, "bob.cap", *server)
     assert (status, errors) == (0, "")
     assert await reads(shell, "bob", server) == 4
 
@@ -181,6 +181,6 @@ async def test_a_list_of_somebody_else_is_not_merged(
         return foreign
 
     monkeypatch.setattr(Client, "revocations", lie)
-    status, output, errors = await shell.ask(*REVOKE, "bob.cap", "--server", base)
+    status, output, errors = await shell.run_async(*REVOKE, "bob.cap", "--server", base)
     assert (status, output) == (1, "")
     assert errors == "pysync: the server answers with the revocation list of another issuer\n"

@@ -9,7 +9,7 @@ import pytest
 from support.cli_runner import Shell, running
 from support.clients import Start
 from support.collections import OWN, collection
-from support.fake_sse_server import End, event, refused, streaming, told
+from support.fake_sse_server import End, event, rejected, streamed, streaming
 
 from pysync.client import Client
 
@@ -69,14 +69,14 @@ async def test_a_namespace_is_watched_and_its_changes_say_so(start: Start) -> No
 @pytest.mark.process
 async def test_resets_are_printed_and_an_outage_is_reported_once() -> None:
     scripts = [
-        told(event("1")),
-        *[refused(503, "unavailable")] * 2,
-        told('id: 8\nevent: reset\ndata: {"reset":true}\n\n' + event("9"), End.HOLD),
+        streamed(event("1")),
+        *[rejected(503, "unavailable")] * 2,
+        streamed('id: 8\nevent: reset\ndata: {"reset":true}\n\n' + event("9"), End.HOLD),
     ]
     async with streaming(*scripts) as server, running("watch", "--server", server.url) as process:
         found = [await line(process) for _ in range(3)]
         assert found[1] == {"reset": True, "id": "8"}
-        assert [told["id"] for told in found] == ["1", "8", "9"]
+        assert [change["id"] for change in found] == ["1", "8", "9"]
         process.send_signal(signal.SIGINT)
         _, errors = await process.communicate()
         assert errors == b"pysync: the stream of changes ended; reconnecting\n"
@@ -84,7 +84,7 @@ async def test_resets_are_printed_and_an_outage_is_reported_once() -> None:
 
 @pytest.mark.process
 async def test_watch_ends_when_its_output_is_closed_even_without_news() -> None:
-    script = told(event("1"), End.HOLD)
+    script = streamed(event("1"), End.HOLD)
     async with streaming(script) as server, running("watch", "--server", server.url) as process:
         await line(process)
         process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
@@ -106,5 +106,5 @@ async def test_failed_watch_is_reported_with_its_status(
         (("--collections", "notes", "--params", '{"notes": {"x": "y"}}'), 1),
         (("--server", f"http://127.0.0.1:{unused_tcp_port}"), 5),
     ):
-        found, output, errors = await shell.ask("watch", *server, *arguments)
+        found, output, errors = await shell.run_async("watch", *server, *arguments)
         assert (found, output, errors.count("\n")) == (status, "", 1), arguments

@@ -32,14 +32,14 @@ async def test_copy_reports_the_outcome_of_each_object(shell: Shell, tmp_path: P
     await fill(source)
     before = await contents(source)
     size = sum(len(body) for _, body in before.values())
-    status, output, errors = await shell.ask("copy", "file:from", "file:to")
+    status, output, errors = await shell.run_async("copy", "file:from", "file:to")
     assert (status, errors) == (0, "")
     assert json.loads(output) == {**NONE, "copied": len(before), "bytes": size}
     target = await LocalStore.open_folder(tmp_path / "to")
     assert await contents(target) == before
     await target.put("top", document(b'{"other":1}'))
     await replace(source, "notes/large", flipped)
-    status, output, errors = await shell.ask("copy", "file:from", "file:to")
+    status, output, errors = await shell.run_async("copy", "file:from", "file:to")
     assert status == 1
     told = {**NONE, "alreadyThere": len(before) - 2, "corrupt": 1, "different": 1}
     assert json.loads(output) == told
@@ -51,7 +51,7 @@ async def test_copy_reports_the_outcome_of_each_object(shell: Shell, tmp_path: P
     assert heading == "pysync: 1 object is damaged or unreadable:"
     assert listed == f"pysync: notes/large: corrupt: {UNREAD}"
     for flag, member in (("--overwrite", "different"), ("--keep-corrupt", "corrupt")):
-        _, output, _ = await shell.ask("copy", "file:from", "file:to", flag)
+        _, output, _ = await shell.run_async("copy", "file:from", "file:to", flag)
         assert json.loads(output)[member] == (1 if flag == "--keep-corrupt" else 0)
     await source.close()
     await target.close()
@@ -63,7 +63,7 @@ async def test_a_configuration_file_stands_for_its_store(shell: Shell, tmp_path:
     await source.close()
     (tmp_path / "service.json").write_text('{"version": 1, "store": "file:to"}')
     for places in (("file:from", "service.json"), ("service.json", "file:third")):
-        status, output, _ = await shell.ask("copy", *places)
+        status, output, _ = await shell.run_async("copy", *places)
         assert (status, json.loads(output)["copied"]) == (0, 1)
 
 
@@ -94,7 +94,7 @@ async def test_malformed_location_is_reported_and_nothing_created(
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "note").write_bytes(DOCUMENTS["top"])
     before = sorted(tmp_path.rglob("*"))
-    status, output, errors = await shell.ask("copy", *arguments)
+    status, output, errors = await shell.run_async("copy", *arguments)
     assert (status, output) == (1, "")
     assert errors.startswith(f"pysync: {said}")
     assert sorted(tmp_path.rglob("*")) == before
@@ -110,7 +110,7 @@ async def test_unreadable_objects_are_listed_at_the_end_and_make_the_status_1(
     (folder / "b.__meta__").mkdir()
     (folder / "b").write_bytes(b"")
     (folder / "e").write_bytes(b"no document")
-    status, output, errors = await shell.ask("copy", "folder:from", "file:to")
+    status, output, errors = await shell.run_async("copy", "folder:from", "file:to")
     assert status == 1
     assert json.loads(output) == {
         **NONE,
@@ -134,7 +134,7 @@ async def test_a_lost_file_does_not_keep_others_from_being_copied(shell: Shell, 
     await source.close()
     (tmp_path / "from/files/files/b/c").unlink()
     for flags, counted in (((), "copied"), ((), "alreadyThere"), (("--keep-corrupt",), "alreadyThere")):
-        status, output, errors = await shell.ask("copy", "file:from", "file:to", *flags)
+        status, output, errors = await shell.run_async("copy", "file:from", "file:to", *flags)
         assert status == 1
         counts = json.loads(output)
         target = await LocalStore.open_folder(tmp_path / "to")
@@ -161,7 +161,7 @@ async def test_a_store_that_fails_is_status_5_and_says_how_to_go_on(
         return await made(store, *args, **options)
 
     monkeypatch.setattr(LocalStore, "put", put)
-    status, output, errors = await shell.ask("copy", "file:from", "file:to")
+    status, output, errors = await shell.run_async("copy", "file:from", "file:to")
     assert status == 5
     assert re.fullmatch(
         "pysync: writing .+: the disk is full; run the copy again to continue", errors.splitlines()[-1]
@@ -191,7 +191,7 @@ async def test_a_run_that_is_killed_is_finished_by_the_next(shell: Shell, tmp_pa
         await process.wait()
     (folder / "pipe").unlink()
     (folder / "pipe").write_bytes(document(b'{"n":50}'))
-    status, output, errors = await shell.ask("copy", "folder:from", "file:to")
+    status, output, errors = await shell.run_async("copy", "folder:from", "file:to")
     assert (status, errors) == (0, "")
     assert json.loads(output) == {
         **NONE,

@@ -30,7 +30,7 @@ DURATION = r"\d+\.\d ms, at worst \d+\.\d ms"
 async def check(shell: Shell, **members: Any) -> tuple[int, str]:
     """Exit status, and what is printed after the routes of a configuration with these members."""
     Path("service.json").write_text(json.dumps({"version": 1, "collections": COLLECTIONS, **members}))
-    status, output, errors = await shell.ask("check", "service.json", "--probe")
+    status, output, errors = await shell.run_async("check", "service.json", "--probe")
     assert errors == ""
     routes, _, found = output.partition("\nPROBE")
     assert "POST    /push/notes/{id}" in routes

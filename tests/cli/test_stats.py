@@ -48,7 +48,7 @@ async def filled(shell: Shell, tmp_path: Path) -> Shell:
 
 
 async def test_stats_count_by_collection_and_name_the_largest(filled: Shell) -> None:
-    status, output, errors = await filled.ask("stats", "-n", "3")
+    status, output, errors = await filled.run_async("stats", "-n", "3")
     assert (status, errors) == (0, "")
     found = json.loads(output)
     used = found["collections"]
@@ -65,7 +65,7 @@ async def test_stats_count_by_collection_and_name_the_largest(filled: Shell) -> 
 
 async def test_stats_of_a_store_count_by_the_first_segment(filled: Shell) -> None:
     Path("pysync.json").unlink()
-    status, output, errors = await filled.ask("stats", "--store", "file:data")
+    status, output, errors = await filled.run_async("stats", "--store", "file:data")
     assert (status, errors) == (0, "")
     used = json.loads(output)["prefixes"]
     assert set(used) == {"notes", "mixed", "logs", "photos", "_pysync"}
@@ -75,25 +75,25 @@ async def test_stats_of_a_store_count_by_the_first_segment(filled: Shell) -> Non
 async def test_keys_of_no_collection_count_as_other(filled: Shell) -> None:
     served = {**SERVICE, "collections": COLLECTIONS[:1]}
     Path("pysync.json").write_text(json.dumps(served))
-    found = json.loads((await filled.ask("stats"))[1])["collections"]
+    found = json.loads((await filled.run_async("stats"))[1])["collections"]
     assert set(found) == {"notes", "other", "_pysync"}
     assert found["other"]["files"] == 2
 
 
 async def test_get_prints_a_document_a_log_and_a_file(filled: Shell) -> None:
-    status, output, errors = await filled.ask("get", "notes/small")
+    status, output, errors = await filled.run_async("get", "notes/small")
     assert (status, errors) == (0, "")
     assert json.loads(output)["data"] == {"text": "x"}
     assert set(json.loads(output)) == {"data", "hash", "timestamp"}
-    status, output, errors = await filled.ask("get", "logs/l")
+    status, output, errors = await filled.run_async("get", "logs/l")
     assert (status, errors) == (0, "")
     assert [json.loads(line)["data"]["n"] for line in output.splitlines()] == list(range(100))
-    status, output, errors = await filled.ask("get", "notes/none")
+    status, output, errors = await filled.run_async("get", "notes/none")
     assert (status, errors) == (6, "pysync: notes/none: nothing is stored\n")
 
 
 async def test_get_prints_a_file_as_it_is(filled: Shell) -> None:
-    status, output, errors = await filled.ask("get", "--config", "pysync.json", "photos/p")
+    status, output, errors = await filled.run_async("get", "--config", "pysync.json", "photos/p")
     assert (status, output, errors) == (0, "x" * 3000, "")
 
 
@@ -110,13 +110,13 @@ async def test_usage_prints_what_the_caller_uses(shell: Shell, start: Start) -> 
     Path("key.json").write_bytes(SUBJECT.to_json())
     signed = ("--server", base, "--key", "key.json")
     me = user_id(SUBJECT.ed_pub)
-    status, _, errors = await shell.ask("push", f"own/{me}/1", *signed, stdin='{"n": 1}')
+    status, _, errors = await shell.run_async("push", f"own/{me}/1", *signed, stdin='{"n": 1}')
     assert (status, errors) == (0, "")
-    status, output, errors = await shell.ask("usage", *signed)
+    status, output, errors = await shell.run_async("usage", *signed)
     assert (status, errors) == (0, "")
     told = json.loads(output)
     assert told["identity"] == me
     assert told["used"]["documents"] == 1
     assert told["allowed"] == {"documents": 3}
-    status, _, errors = await shell.ask("usage", "--space", "club", *signed)
+    status, _, errors = await shell.run_async("usage", "--space", "club", *signed)
     assert (status, errors) == (4, f"pysync: Forbidden{SEE_LOG}\n")

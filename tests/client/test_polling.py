@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from support.fake_server import Waits, client
-from support.fake_sse_server import HEAD, End, event, refused, streaming, told
+from support.fake_sse_server import HEAD, End, event, rejected, streamed, streaming
 
 from pysync.client import ChangeEvent, Client
 from pysync.client.polling import RESUBSCRIBE_S, ChangeNotifier, WatchTarget, follow
@@ -127,7 +127,7 @@ def test_a_change_may_be_of_a_document_that_has_its_parameters(
 
 async def test_lost_stream_falls_back_to_the_interval() -> None:
     waits = Waits()
-    scripts = [told(OPENING, End.CUT), *[refused(503, "unavailable")] * 3, told(OPENING, End.HOLD)]
+    scripts = [streamed(OPENING, End.CUT), *[rejected(503, "unavailable")] * 3, streamed(OPENING, End.HOLD)]
     time_passes, reconnecting = asyncio.Event(), asyncio.Event()
 
     async def sleep(seconds: float) -> None:
@@ -163,7 +163,7 @@ async def test_rejected_stream_is_not_retried_and_a_busy_one_is() -> None:
         if seconds == RESUBSCRIBE_S:
             await later.wait()
 
-    scripts = [*[refused(503, "unavailable")] * 4, refused(404, "not_found")]
+    scripts = [*[rejected(503, "unavailable")] * 4, rejected(404, "not_found")]
     async with (
         streaming(*scripts) as server,
         client(server.url) as anyone,
@@ -182,7 +182,7 @@ async def test_rejected_stream_is_not_retried_and_a_busy_one_is() -> None:
 )
 async def test_invalid_stream_parameters_are_raised_by_the_next_wait(where: WatchTarget) -> None:
     async with (
-        streaming(refused(400, "bad_request")) as server,
+        streaming(rejected(400, "bad_request")) as server,
         client(server.url) as anyone,
         ChangeNotifier(anyone, where, is_new, Waits()) as looks,
     ):
@@ -197,7 +197,7 @@ async def test_invalid_stream_parameters_are_raised_by_the_next_wait(where: Watc
 
 async def test_a_client_that_is_closed_is_not_followed_in_silence() -> None:
     async with (
-        streaming(told(OPENING, End.HOLD)) as server,
+        streaming(streamed(OPENING, End.HOLD)) as server,
         client(server.url) as anyone,
         ChangeNotifier(anyone, A, is_new, for_ever) as looks,
     ):
@@ -226,7 +226,7 @@ async def test_a_follower_lets_go_of_its_stream_with_its_iterator() -> None:
             sleep=for_ever,
         )
 
-    script = told(OPENING, End.HOLD)
+    script = streamed(OPENING, End.HOLD)
     async with streaming(script) as server, client(server.url) as anyone:
         async for _ in following(anyone):
             break

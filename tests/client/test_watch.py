@@ -8,7 +8,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 from support.fake_server import DEVICE, KEYS, NOW_MS, Waits, client
-from support.fake_sse_server import End, Script, event, refused, streaming, told
+from support.fake_sse_server import End, Script, event, rejected, streamed, streaming
 
 from pysync._core import PublicKey, verify_request
 from pysync.client import ChangeEvent, Client, Reset, RetryPolicy, Unreachable, Watch
@@ -42,12 +42,12 @@ async def first(watch: Watch, count: int) -> list[ChangeEvent | Reset]:
 
 async def test_changes_arrive_as_they_are_sent() -> None:
     said = OPENING + event("1") + ": beat\n\n" + event("2", "g", namespace="acme", more=1)
-    async with streaming(told(said, End.HOLD)) as server, client(server.url) as anyone:
+    async with streaming(streamed(said, End.HOLD)) as server, client(server.url) as anyone:
         assert await first(anyone.watch(), 2) == [change("1"), change("2", "g", "acme")]
 
 
 async def test_collections_and_parameters_are_requested() -> None:
-    scripts = [told(OPENING, End.HOLD) for _ in range(4)]
+    scripts = [streamed(OPENING, End.HOLD) for _ in range(4)]
     async with streaming(*scripts) as server, client(server.url) as anyone:
         await first(anyone.watch(), 0)
         await first(anyone.watch(["notes", "é/"]), 0)
@@ -70,8 +70,8 @@ async def test_collections_and_parameters_are_requested() -> None:
 @pytest.mark.parametrize("end", [End.CLOSE, End.CUT])
 async def test_a_watch_goes_on_where_its_connection_ended(end: End) -> None:
     waits = Waits()
-    cut = told(OPENING + event("1") + event("2"), end)
-    last = told(": hello\n\n" + event("3"), End.HOLD)
+    cut = streamed(OPENING + event("1") + event("2"), end)
+    last = streamed(": hello\n\n" + event("3"), End.HOLD)
     async with streaming(cut, last) as server, client(server.url, sleep=waits) as anyone:
         found = []
         async with anyone.watch() as changes:
@@ -85,22 +85,27 @@ async def test_a_watch_goes_on_where_its_connection_ended(end: End) -> None:
 
 
 async def test_incomplete_event_is_requested_again_after_a_reconnect() -> None:
-    half = told(OPENING + event("1") + event("2").removesuffix("\n"))
-    rest = told(event("2") + event("3"), End.HOLD)
+    half = streamed(OPENING + event("1") + event("2").removesuffix("\n"))
+    rest = streamed(event("2") + event("3"), End.HOLD)
     async with streaming(half, rest) as server, client(server.url) as anyone:
         assert await first(anyone.watch(), 3) == [change("1"), change("2"), change("3")]
     assert server.headers("Last-Event-ID") == [None, "1"]
 
 
 async def test_id_alone_moves_the_cursor_and_an_empty_one_forgets_it() -> None:
-    scripts = [told("id: 5\n\n"), told("id: 6\n\n:\n\n"), told("id\n\n"), told(event("7"), End.HOLD)]
+    scripts = [
+        streamed("id: 5\n\n"),
+        streamed("id: 6\n\n:\n\n"),
+        streamed("id\n\n"),
+        streamed(event("7"), End.HOLD),
+    ]
     async with streaming(*scripts) as server, client(server.url) as anyone:
         assert await first(anyone.watch(after="4"), 1) == [change("7")]
     assert server.headers("Last-Event-ID") == ["4", "5", "6", None]
 
 
 async def test_watch_continues_after_the_cursor_of_an_earlier_one() -> None:
-    scripts = [told(OPENING + event("1"), End.HOLD), told(event("2"), End.HOLD)]
+    scripts = [streamed(OPENING + event("1"), End.HOLD), streamed(event("2"), End.HOLD)]
     async with streaming(*scripts) as server, client(server.url) as anyone:
         earlier = anyone.watch()
         assert earlier.last_event_id is None
@@ -111,29 +116,32 @@ async def test_watch_continues_after_the_cursor_of_an_earlier_one() -> None:
 
 async def test_lost_history_is_reported_and_the_cursor_is_after_it() -> None:
     said = 'id: 9\nevent: reset\ndata: {"reset":true}\n\n' + event("10")
-    async with streaming(told(said), told(event("11"), End.HOLD)) as server, client(server.url) as anyone:
+    async with (
+        streaming(streamed(said), streamed(event("11"), End.HOLD)) as server,
+        client(server.url) as anyone,
+    ):
         assert await first(anyone.watch(after="1"), 3) == [Reset("9"), change("10"), change("11")]
     assert server.headers("Last-Event-ID") == ["1", "10"]
 
 
 async def test_events_of_other_kinds_are_passed_by_and_their_ids_kept() -> None:
     said = OPENING + "id: 1\nevent: later\ndata: ?\n\nevent: message\n" + event("2")
-    async with streaming(told(said, End.HOLD)) as server, client(server.url) as anyone:
+    async with streaming(streamed(said, End.HOLD)) as server, client(server.url) as anyone:
         assert await first(anyone.watch(), 1) == [change("2")]
 
 
 async def test_change_of_a_collection_without_parameters_may_have_none() -> None:
     said = OPENING + 'data: {"collection":"one","hash":"h","timestamp":7}\n\n'
-    async with streaming(told(said, End.HOLD)) as server, client(server.url) as anyone:
+    async with streaming(streamed(said, End.HOLD)) as server, client(server.url) as anyone:
         assert await first(anyone.watch(), 1) == [ChangeEvent("one", {}, "h", 7, None, "0")]
 
 
 @pytest.mark.parametrize(
     "nonsense",
     [
-        told(OPENING + "data: no JSON\n\n"),
-        told(OPENING + "data: []\n\n"),
-        told(OPENING + 'data: {"collection":"notes"}\n\n'),
+        streamed(OPENING + "data: no JSON\n\n"),
+        streamed(OPENING + "data: []\n\n"),
+        streamed(OPENING + 'data: {"collection":"notes"}\n\n'),
         Script(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n" + event("1").encode()
         ),
@@ -142,21 +150,21 @@ async def test_change_of_a_collection_without_parameters_may_have_none() -> None
 )
 async def test_malformed_stream_is_a_lost_stream(nonsense: Script) -> None:
     lost: list[Exception] = []
-    scripts = [told(OPENING), nonsense, told(event("1"), End.HOLD)]
+    scripts = [streamed(OPENING), nonsense, streamed(event("1"), End.HOLD)]
     async with streaming(*scripts) as server, client(server.url) as anyone:
         assert await first(anyone.watch(on_disconnect=lost.append), 1) == [change("1")]
     assert {type(error) for error in lost} == {Unreachable}
 
 
 async def test_malformed_event_is_not_skipped() -> None:
-    scripts = [told(OPENING), told("id: 7\ndata: no JSON\n\n"), told(event("7"), End.HOLD)]
+    scripts = [streamed(OPENING), streamed("id: 7\ndata: no JSON\n\n"), streamed(event("7"), End.HOLD)]
     async with streaming(*scripts) as server, client(server.url) as anyone:
         assert await first(anyone.watch(), 1) == [change("7")]
     assert server.headers("Last-Event-ID") == [None, "0", "0"]
 
 
 async def test_every_connection_is_signed_afresh() -> None:
-    scripts = [told(OPENING), told(event("1"), End.HOLD)]
+    scripts = [streamed(OPENING), streamed(event("1"), End.HOLD)]
     async with (
         streaming(*scripts) as server,
         client(server.url, keys=KEYS, certificate=DEVICE) as signer,
@@ -175,7 +183,7 @@ async def test_every_connection_is_signed_afresh() -> None:
 
 
 async def test_a_stream_that_says_nothing_is_taken_for_dead() -> None:
-    scripts = [told(OPENING, End.HOLD), Script(b"", End.HOLD), told(event("1"), End.HOLD)]
+    scripts = [streamed(OPENING, End.HOLD), Script(b"", End.HOLD), streamed(event("1"), End.HOLD)]
     lost: list[Exception] = []
     async with streaming(*scripts) as server, client(server.url) as anyone:
         watch = anyone.watch(idle_s=0.3, on_disconnect=lost.append)
@@ -188,7 +196,7 @@ async def test_a_stream_that_says_nothing_is_taken_for_dead() -> None:
 async def test_a_comment_now_and_then_keeps_a_stream_alive() -> None:
     async def beat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(told(OPENING).said)
+        writer.write(streamed(OPENING).said)
         for _ in range(7):
             with suppress(TimeoutError):
                 await asyncio.wait_for(reader.read(), 0.5)  # the client hangs up
@@ -216,15 +224,15 @@ async def test_a_comment_now_and_then_keeps_a_stream_alive() -> None:
 async def test_a_rejection_ends_a_watch_at_first_and_later(
     status: int, code: str, kind: type[PysyncError]
 ) -> None:
-    refusal = refused(status, code)
-    async with streaming(refusal, told(OPENING), refusal) as server, client(server.url) as anyone:
+    refusal = rejected(status, code)
+    async with streaming(refusal, streamed(OPENING), refusal) as server, client(server.url) as anyone:
         with pytest.raises(kind):
             await anext(anyone.watch())
         with pytest.raises(kind):
             await first(anyone.watch(), 1)
 
 
-BUSY = [refused(503, "store_unavailable"), refused(429, "rate_limited"), refused(502, "?")]
+BUSY = [rejected(503, "store_unavailable"), rejected(429, "rate_limited"), rejected(502, "?")]
 
 
 async def test_unreachable_server_is_retried_at_first_as_often_as_for_a_request() -> None:
@@ -237,7 +245,7 @@ async def test_unreachable_server_is_retried_at_first_as_often_as_for_a_request(
         with pytest.raises(Unreachable):
             async with anyone.watch():
                 pass
-    long = refused(429, "rate_limited", "Retry-After: 60\r\n")
+    long = rejected(429, "rate_limited", "Retry-After: 60\r\n")
     async with streaming(long) as server, client(server.url) as anyone:
         with pytest.raises(RateLimited):
             await anext(anyone.watch())
@@ -248,7 +256,7 @@ async def test_lost_server_is_retried_without_end_and_ever_more_seldom() -> None
     lost: list[Exception] = []
     lives: list[int] = []
     failing = [script for _ in range(3) for script in (*BUSY, Script(b"")) if script.said]
-    scripts = [told(OPENING), *failing, told(event("1")), told(event("2"), End.HOLD)]
+    scripts = [streamed(OPENING), *failing, streamed(event("1")), streamed(event("2"), End.HOLD)]
     async with streaming(*scripts) as server, client(server.url, sleep=waits) as anyone:
         watch = anyone.watch(on_disconnect=lost.append, on_connect=lambda: lives.append(len(waits.seconds)))
         assert await first(watch, 2) == [change("1"), change("2")]
@@ -259,8 +267,8 @@ async def test_lost_server_is_retried_without_end_and_ever_more_seldom() -> None
 
 async def test_waits_are_less_by_chance_and_grow_while_no_stream_lasts() -> None:
     waits = Waits()
-    lasting = [told(OPENING, End.CUT) for _ in range(3)]
-    scripts = [*lasting, told(event("1"), End.HOLD)]
+    lasting = [streamed(OPENING, End.CUT) for _ in range(3)]
+    scripts = [*lasting, streamed(event("1"), End.HOLD)]
     async with (
         streaming(*scripts) as server,
         client(server.url, sleep=waits, jitter=lambda: 0.5) as anyone,
@@ -301,17 +309,17 @@ async def test_waits_begin_anew_after_a_stream_that_lasted() -> None:
 @pytest.mark.parametrize(
     ("scripts", "waited"),
     [
-        ([told(OPENING + "retry: 2500\n\n")], [2.5]),
-        ([told(OPENING + "retry: 2500\n\n"), BUSY[0], BUSY[0]], [2.5, 2.5, 2.5]),
-        ([told(OPENING + "retry: 2500\n\n"), told(event("1"))], [2.5, 0.5]),
-        ([told(OPENING), refused(503, "unavailable", "Retry-After: 60\r\n")], [0.25, 60.0]),
-        ([told(OPENING), refused(429, "rate_limited", "Retry-After: soon\r\n")], [0.25, 0.5]),
+        ([streamed(OPENING + "retry: 2500\n\n")], [2.5]),
+        ([streamed(OPENING + "retry: 2500\n\n"), BUSY[0], BUSY[0]], [2.5, 2.5, 2.5]),
+        ([streamed(OPENING + "retry: 2500\n\n"), streamed(event("1"))], [2.5, 0.5]),
+        ([streamed(OPENING), rejected(503, "unavailable", "Retry-After: 60\r\n")], [0.25, 60.0]),
+        ([streamed(OPENING), rejected(429, "rate_limited", "Retry-After: soon\r\n")], [0.25, 0.5]),
     ],
 )
 async def test_a_server_says_how_long_to_wait(scripts: list[Script], waited: list[float]) -> None:
     waits = Waits()
     async with (
-        streaming(*scripts, told(event("2"), End.HOLD)) as server,
+        streaming(*scripts, streamed(event("2"), End.HOLD)) as server,
         client(server.url, sleep=waits) as anyone,
         anyone.watch() as changes,
     ):
@@ -321,7 +329,7 @@ async def test_a_server_says_how_long_to_wait(scripts: list[Script], waited: lis
 
 
 async def test_a_watch_is_entered_when_the_stream_is_live() -> None:
-    script = told("", End.CUT)
+    script = streamed("", End.CUT)
     script.said = script.said.removesuffix(b"\r\n")
     live: list[bool] = []
 
@@ -355,7 +363,7 @@ async def test_a_watch_is_entered_when_the_stream_is_live() -> None:
 
 async def test_a_watch_that_is_entered_late_has_lost_nothing() -> None:
     said = OPENING + event("1") + event("2")
-    async with streaming(told(said, End.HOLD)) as server, client(server.url) as anyone:
+    async with streaming(streamed(said, End.HOLD)) as server, client(server.url) as anyone:
         watch = anyone.watch()
         assert await anext(watch) == change("1")
         assert await first(watch, 1) == [change("2")]
@@ -363,7 +371,7 @@ async def test_a_watch_that_is_entered_late_has_lost_nothing() -> None:
 
 @pytest.mark.parametrize("way", ["close", "leave", "cancel", "break", "client"])
 async def test_an_end_closes_the_connection_at_once(way: str) -> None:
-    script = told(OPENING + event("1"), End.HOLD)
+    script = streamed(OPENING + event("1"), End.HOLD)
     async with streaming(script) as server, client(server.url) as anyone:
         watch = anyone.watch()
         assert await anext(watch) == change("1")
@@ -388,7 +396,7 @@ async def test_an_end_closes_the_connection_at_once(way: str) -> None:
 
 
 async def test_streams_do_not_keep_requests_waiting() -> None:
-    scripts = [told(OPENING, End.HOLD) for _ in range(101)]
+    scripts = [streamed(OPENING, End.HOLD) for _ in range(101)]
     answer = Script(
         b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\nConnection: close\r\n\r\n" + b'{"status":"ok"}'
     )
@@ -407,11 +415,11 @@ async def test_a_client_that_is_not_open_watches_nothing() -> None:
 @pytest.mark.slow
 async def test_a_reader_that_takes_its_time_misses_nothing() -> None:
     many: list[Any] = [str(n) for n in range(1, 20_000)]
-    script = told(OPENING + "".join(map(event, many)), End.HOLD)
+    script = streamed(OPENING + "".join(map(event, many)), End.HOLD)
     async with streaming(script) as server, client(server.url) as anyone:
         found = []
         async with anyone.watch() as changes:
             for _ in many:
                 found.append(await anext(changes))
                 await asyncio.sleep(0)
-    assert [told.id for told in found] == many
+    assert [change.id for change in found] == many

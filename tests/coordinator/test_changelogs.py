@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from contracts.change_logs import RETENTION, ChangeLogContract, change
 from contracts.files import chunks_of
-from support.round_robin import taking_turns
+from support.round_robin import round_robin
 
 from pysync.changelog import Change, ChangeLog, Retention
 from pysync.config import parse
@@ -57,7 +57,7 @@ class TestLocalStoresLog(ChangeLogContract):
 class TestLogsOfTwoStoresOnOneFolder(ChangeLogContract):
     @pytest.fixture
     async def log(self, store: LocalStore, other: LocalStore) -> ChangeLog:
-        return taking_turns(store.change_log, other.change_log)
+        return round_robin(store.change_log, other.change_log)
 
 
 async def test_writes_of_other_collections_are_not_read(store: LocalStore) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from contracts.change_logs import RETENTION, change
 from contracts.coordinators import BoundedNoncesContract, CoordinatorContract, LeaseContract
-from support.round_robin import first_of, taking_turns
+from support.round_robin import first_member, round_robin
 
 from pysync.clock import MAX_COUNTER, HybridTimestamp, boot_clock_ms, wall_clock_ms
 from pysync.coordinator import (
@@ -60,13 +60,13 @@ class TestTwoLocalCoordinatorsOnOneFolder(CoordinatorContract, BoundedNoncesCont
     @pytest.fixture
     async def coordinator(self, clock: FakeClock, tmp_path: Path) -> AsyncIterator[Coordinator]:
         pair = [await LocalCoordinator.open_folder(tmp_path, clock, MAX_LIVE, RETENTION) for _ in range(2)]
-        yield taking_turns(*pair)
+        yield round_robin(*pair)
         for coordinator in pair:
             await coordinator.close()
 
     @pytest.fixture
     def one(self, coordinator: Coordinator) -> Coordinator:
-        return first_of(coordinator)
+        return first_member(coordinator)
 
 
 class TestLocalLeaders(LeaseContract):

@@ -38,10 +38,10 @@ def starfish_log(elements: list[tuple[int, Any, Any]]) -> twin.Log:
     st.sampled_from([{}, {"indent": 2}, {"separators": (",", ":")}, {"ensure_ascii": False}]),
 )
 def test_a_document_of_starfish_is_a_log_in_any_layout(
-    elements: Any, field: str, beside: dict[str, Any], random: Any, style: dict[str, Any]
+    elements: Any, field: str, extra: dict[str, Any], random: Any, style: dict[str, Any]
 ) -> None:
     log = starfish_log(elements)
-    stored = twin.starfish_document(log, field, beside)
+    stored = twin.starfish_document(log, field, extra)
     members, inner = list(stored.items()), list(stored["data"].items())
     random.shuffle(members)
     random.shuffle(inner)
@@ -51,7 +51,7 @@ def test_a_document_of_starfish_is_a_log_in_any_layout(
     assert (kept.head.count, kept.head.hash) == (log.count, log.hash)
     assert kept.read(None, None, None) == log.within()
     assert kept.read(NOW_MS + 5, 3, None) == log.within(NOW_MS + 5, 3)
-    assert json.loads(kept.head.beside or "{}") == beside
+    assert json.loads(kept.head.beside or "{}") == extra
     # The first append takes it over, and from then on it is a log of ours.
     kept.head = kept.head.adopted("0a1b")
     wanted = [twin.Element(None, {"after": n}) for n in range(3)]
@@ -61,7 +61,7 @@ def test_a_document_of_starfish_is_a_log_in_any_layout(
         assert kept.append(wanted, NOW_MS, None, ["", "", ""]) == expected
         kept.reread()
         assert kept.read(None, None, None) == log.within()
-        assert json.loads(kept.head.beside or "{}") == beside
+        assert json.loads(kept.head.beside or "{}") == extra
 
 
 @settings(max_examples=depth(50, 800), deadline=None)
@@ -72,19 +72,19 @@ def test_a_document_of_starfish_is_a_log_in_any_layout(
     st.integers(0, 1),
 )
 def test_chunks_of_starfish_are_a_log_even_where_its_head_fell_behind(
-    elements: Any, chunk_size: int, beside: dict[str, Any], behind: int
+    elements: Any, chunk_size: int, extra: dict[str, Any], behind: int
 ) -> None:
     log = starfish_log(elements)
     stored = {
         key: json.dumps(value).encode()
-        for key, value in twin.starfish_chunks(log, "log/a", chunk_size, beside, behind).items()
+        for key, value in twin.starfish_chunks(log, "log/a", chunk_size, extra, behind).items()
     }
     head = core.LogHead.read(stored.pop("log/a"), "items")
     assert head.is_chunked
     kept = Kept(head.gather([stored[key] for key in sorted(stored)]))
     assert (kept.head.count, kept.head.hash) == (log.count, log.hash)
     assert kept.read(None, None, None) == log.within()
-    assert json.loads(kept.head.beside or "{}") == beside
+    assert json.loads(kept.head.beside or "{}") == extra
 
 
 @pytest.mark.parametrize("chunk", [b"", b"{}", b"[1]", b'[{"ts":1}]', b'[{"ts":1,"data":{}}', b"null"])

@@ -18,7 +18,7 @@ from components import free_port
 from components.fixtures import StartNginx
 from support.clients import Browser, Reply, Signed, Start
 from support.collections import PUBLIC
-from support.nginx_fixture import DEPLOYED, asking, certify, front, site
+from support.nginx_fixture import DEPLOYED, certify, front, open_request, site
 from support.nginx_site import ME, SERVICE, signer
 from support.uploads import upload
 
@@ -109,7 +109,7 @@ async def test_an_upload_that_is_rejected_underway_gets_its_413_each_time(me: Si
     size = 1024 * 1024
     headers = {"Content-Type": "application/json", "Content-Length": str(size)}
     for _ in range(20):
-        reader, writer = await asking(me.base, "POST", "/push/notes/a", headers)
+        reader, writer = await open_request(me.base, "POST", "/push/notes/a", headers)
         assert await upload(writer, size) == size, "nginx takes it all"
         assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
         writer.close()
@@ -118,7 +118,7 @@ async def test_an_upload_that_is_rejected_underway_gets_its_413_each_time(me: Si
 async def test_a_body_beyond_every_bound_gets_the_same_413_from_nginx(me: Signed) -> None:
     size = 257 * 1024 * 1024
     headers = {"Content-Type": "application/json", "Content-Length": str(size)}
-    reader, writer = await asking(me.base, "POST", "/push/notes/a", headers)
+    reader, writer = await open_request(me.base, "POST", "/push/notes/a", headers)
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     assert head.startswith("HTTP/1.1 413 ")
     assert "Content-Type: application/json" in head
@@ -176,7 +176,7 @@ async def test_an_address_with_too_many_requests_under_way_is_rejected(
 ) -> None:
     limits = {"pysync_connections 500": "pysync_connections 1"}
     base = limited(start_nginx, await start(SERVICE), tmp_path, limits)
-    reader, writer = await asking(base, "GET", "/events?collections=notes", {})
+    reader, writer = await open_request(base, "GET", "/events?collections=notes", {})
     assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
     assert is_overloaded(await pull_from(base, "127.0.0.1"))
     assert (await pull_from(base, "127.0.0.2")).status == 200

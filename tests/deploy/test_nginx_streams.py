@@ -10,7 +10,7 @@ import pytest_asyncio
 from components.fixtures import StartNginx
 from support.clients import SUBJECT, Browser, Start, root_device
 from support.faulty_store import FaultyStore
-from support.nginx_fixture import asking, front
+from support.nginx_fixture import front, open_request
 from support.nginx_site import ME, SERVICE, signer
 
 from pysync.client import ChangeEvent, Client, LogCursor
@@ -54,7 +54,7 @@ async def asking_for_log(base: str, session: aiohttp.ClientSession) -> Streams:
     """A connection on which all of the log has been asked for."""
     target = f"/pull/log/{ME}/l?full=true"
     signed = signer(base, session).headers("GET", target, b"")
-    return await asking(base, "GET", target, signed)
+    return await open_request(base, "GET", target, signed)
 
 
 async def chunk(reader: asyncio.StreamReader) -> bytes:
@@ -140,7 +140,7 @@ async def test_connections_to_a_node_are_kept(
 async def test_a_body_reaches_the_node_while_it_is_still_coming(upstream: tuple[Upstream, str]) -> None:
     recording, base = upstream
     headers = {"Content-Type": "application/octet-stream", "Content-Length": "100000"}
-    reader, writer = await asking(base, "POST", "/push/x", headers)
+    reader, writer = await open_request(base, "POST", "/push/x", headers)
     writer.write(b"x")
     await recording.begun.wait()
     writer.write(b"x" * 99_999)
@@ -153,7 +153,7 @@ async def test_the_first_half_of_an_answer_does_not_wait_for_the_second(
 ) -> None:
     recording, base = upstream
     recording.on.clear()
-    reader, writer = await asking(base, "GET", "/pull/x", {})
+    reader, writer = await open_request(base, "GET", "/pull/x", {})
     await reader.readuntil(b"\r\n\r\n")
     assert await reader.readexactly(1) == b"o"
     recording.on.set()

@@ -104,7 +104,7 @@ async def test_so_many_are_taken_along_at_a_time_and_the_others_afterwards(
 
 
 async def test_who_is_further_back_waits_for_those_on_their_way_and_for_nobody_who_comes_later() -> None:
-    log = Log(turns=[2] * 10_000)
+    log = Log(ticks=[2] * 10_000)
     oldest = await filled(log, 1_000)
     middle = await log.append([note("middle")])
     await log.append([note(number) for number in range(600)])
@@ -159,7 +159,7 @@ async def test_who_reads_slowly_keeps_nobody_waiting() -> None:
 
 
 async def test_who_leaves_meanwhile_is_told_nothing_more_and_the_others_are() -> None:
-    log = Log(turns=[3] * 1_000)
+    log = Log(ticks=[3] * 1_000)
     place = await filled(log, 1_000)
     feed, leaving, other = following(log), Ear(place), Ear(place)
     bringing = asyncio.create_task(feed.bring(leaving)), asyncio.create_task(feed.bring(other))
@@ -187,19 +187,19 @@ async def test_a_listener_that_nobody_can_decide_on_does_not_end_the_others() ->
     feed.close()
 
 
-async def test_a_stream_that_resumes_too_far_back_is_reset(serve: Serve, hear: Listen) -> None:
+async def test_a_stream_that_resumes_too_far_back_is_reset(serve: Serve, subscribe: Listen) -> None:
     public = {"readRoles": ["public"], "writeRoles": ["public"]}
     notes, other = ({"name": name, "storagePath": f"{name}/{{id}}", **public} for name in ("notes", "other"))
     browser = await serve(notes, other, changes={"maxResumed": 3})
-    place = (await (await hear(browser)).block()).id
+    place = (await (await subscribe(browser)).block()).id
     for number in range(3):
         await browser.push(f"notes/{number}", {})
-    assert len(await (await hear(browser, collections="notes", lastEventId=place)).events(3)) == 3
+    assert len(await (await subscribe(browser, collections="notes", lastEventId=place)).events(3)) == 3
     await browser.push("notes/3", {})
     await browser.push("other/a", {})
-    told = await (await hear(browser, collections="notes", lastEventId=place)).event()
+    told = await (await subscribe(browser, collections="notes", lastEventId=place)).event()
     assert (told.event, told.data) == ("reset", {"reset": True})
-    (told_of,) = await (await hear(browser, collections="other", lastEventId=place)).events(1)
+    (told_of,) = await (await subscribe(browser, collections="other", lastEventId=place)).events(1)
     assert told_of["collection"] == "other"
 
 

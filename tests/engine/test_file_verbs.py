@@ -59,7 +59,7 @@ async def test_a_push_that_fails_is_neither_stored_nor_announced(scene: Scene, f
     with pytest.raises(TimeoutError):
         await files.push("photos/a", broken(), "image/png", SUBJECT)
     assert (await read_file(scene.kept, "photos/a"))[1] == b"one"
-    assert len(await scene.told()) == 1
+    assert len(await scene.announced()) == 1
     assert await scene.coordinator.prepared(10) == []
 
 

@@ -45,10 +45,10 @@ async def test_a_write_is_announced_once_and_leaves_no_intent(scene: Scene) -> N
     found = await scene.kept.get("a")
     assert isinstance(found, StoredObject)
     assert found.etag == etag
-    assert await scene.told() == [change(text).text.decode() for text in "12"]
+    assert await scene.announced() == [change(text).text.decode() for text in "12"]
     assert await scene.coordinator.prepared(10) == []
-    await scene.heal()
-    assert len(await scene.told()) == 2
+    await scene.recover()
+    assert len(await scene.announced()) == 2
 
 
 async def test_a_write_of_no_change_asks_nobody(scene: Scene) -> None:
@@ -63,8 +63,8 @@ async def test_a_refused_write_is_withdrawn(scene: Scene) -> None:
     await scene.kept.put("a", b"0")
     with pytest.raises(EtagMismatch):
         await scene.outbox.put("a", b"1", ABSENT, [change("1")])
-    await scene.heal()
-    assert await scene.told() == []
+    await scene.recover()
+    assert await scene.announced() == []
 
 
 async def test_what_cannot_be_intended_is_not_written(scene: Scene) -> None:
@@ -81,9 +81,9 @@ async def test_a_write_whose_announcement_fails_is_done_and_announced_later(
     scene.coordinator.fail("announce")
     await scene.outbox.put("a", b"1", ABSENT, [change("1")])
     assert "failed to announce a stored write, will retry" in caplog.text
-    assert await scene.told() == []
-    await scene.heal()
-    assert await scene.told() == [ONE]
+    assert await scene.announced() == []
+    await scene.recover()
+    assert await scene.announced() == [ONE]
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -95,8 +95,8 @@ async def test_a_refusal_that_cannot_be_withdrawn_is_one_and_withdrawn_later(
     with pytest.raises(EtagMismatch):
         await scene.outbox.put("a", b"1", ABSENT, [change("1")])
     assert "failed to withdraw a rejected write, will retry" in caplog.text
-    await scene.heal()
-    assert await scene.told() == []
+    await scene.recover()
+    assert await scene.announced() == []
 
 
 async def test_a_refusal_of_a_process_that_ended_before_it_withdrew_is_announced(scene: Scene) -> None:
@@ -107,14 +107,14 @@ async def test_a_refusal_of_a_process_that_ended_before_it_withdrew_is_announced
         await scene.outbox.put("a", b"1", ABSENT, [change("1")])
     scene.clock.now_ms += INTENT_TIMEOUT_MS
     await Outbox(scene.kept, scene.coordinator).recover()
-    assert await scene.told() == [ONE]
+    assert await scene.announced() == [ONE]
 
 
 async def test_what_could_not_be_told_is_told_by_the_next_write(scene: Scene) -> None:
     scene.coordinator.fail("announce")
     etag = await scene.outbox.put("a", b"1", ABSENT, [change("1")])
     await scene.outbox.put("b", b"2", ABSENT, [change("2")])
-    assert await scene.told() == [ONE, change("2").text.decode()]
+    assert await scene.announced() == [ONE, change("2").text.decode()]
     assert await scene.coordinator.prepared(10) == []
     scene.coordinator.fail("announce")
     await scene.outbox.put("a", b"3", Etag(etag), [change("3")])
@@ -123,7 +123,7 @@ async def test_what_could_not_be_told_is_told_by_the_next_write(scene: Scene) ->
         await scene.outbox.put("c", b"4", ABSENT, [change("4")])
     assert await scene.kept.get("c") is None
     await scene.outbox.flush_outcomes()
-    assert len(await scene.told()) == 3
+    assert len(await scene.announced()) == 3
 
 
 async def test_a_write_whose_reply_was_lost_is_announced(scene: Scene) -> None:
@@ -131,8 +131,8 @@ async def test_a_write_whose_reply_was_lost_is_announced(scene: Scene) -> None:
     with pytest.raises(StoreUnavailable):
         await scene.outbox.put("a", b"1", ABSENT, [change("1")])
     assert isinstance(await scene.kept.get("a"), StoredObject)
-    await scene.heal()
-    assert await scene.told() == [ONE]
+    await scene.recover()
+    assert await scene.announced() == [ONE]
 
 
 async def test_a_write_whose_writer_was_cancelled_is_announced(scene: Scene) -> None:
@@ -143,8 +143,8 @@ async def test_a_write_whose_writer_was_cancelled_is_announced(scene: Scene) -> 
     writing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await writing
-    await scene.heal()
-    assert await scene.told() == [ONE]
+    await scene.recover()
+    assert await scene.announced() == [ONE]
 
 
 async def test_what_is_young_is_left_to_its_writer(scene: Scene) -> None:
@@ -154,12 +154,12 @@ async def test_what_is_young_is_left_to_its_writer(scene: Scene) -> None:
     scene.clock.now_ms += 1
     assert await scene.outbox.recover() == 0
     assert await scene.outbox.recover(early=True) == 1
-    assert await scene.told() == [ONE]
+    assert await scene.announced() == [ONE]
     assert len(await scene.coordinator.prepared(10)) == 1, "its writer may still be at it"
     scene.clock.now_ms += INTENT_TIMEOUT_MS - EARLY_RECOVERY_MS
     assert await scene.outbox.recover() == 1
     assert await scene.outbox.recover() == 0
-    assert await scene.told() == [ONE] * 2
+    assert await scene.announced() == [ONE] * 2
 
 
 async def test_any_number_of_intents_is_healed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ async def test_any_number_of_intents_is_healed(scene: Scene, monkeypatch: pytest
     scene.clock.now_ms += INTENT_TIMEOUT_MS
     await scene.coordinator.prepare([change("young")])
     assert await scene.outbox.recover() == 35
-    assert await scene.told() == [change(f"{n}").text.decode() for n in range(35)]
+    assert await scene.announced() == [change(f"{n}").text.decode() for n in range(35)]
 
 
 async def put_version(
@@ -268,10 +268,10 @@ async def test_a_crash_at_any_step_loses_no_announcement(scene: Scene, crash: st
     scene.clock.now_ms += EARLY_RECOVERY_MS if early else INTENT_TIMEOUT_MS
     await Outbox(scene.kept, scene.coordinator).recover(early=early)
     if await scene.kept.get("a") is not None:
-        assert ONE in await scene.told()
+        assert ONE in await scene.announced()
     elif crash == "intend":
-        assert await scene.told() == []
-    await scene.heal()
+        assert await scene.announced() == []
+    await scene.recover()
 
 
 class Traced(MemoryStore):
@@ -335,7 +335,7 @@ class TestRemovals:
         await scene.kept.put("a", b"1")
         with pytest.raises(EtagMismatch):
             await remove(scene.outbox, "another", 1)
-        await scene.heal()
+        await scene.recover()
         assert await changes_told(scene) == []
 
     @pytest.mark.parametrize("crash", ["intend", "intended", "deleting", "deleted", "announce", "announced"])
@@ -383,7 +383,7 @@ class TestDocuments:
         written = await documents.push("notes/a", body(b'{"n":1}'), ref=SUBJECT)
         with pytest.raises(Conflict):
             await documents.push("notes/a", body(b'{"n":2}'), ref=SUBJECT)
-        await scene.heal()
+        await scene.recover()
         found = await scene.coordinator.read("", 10)
         assert found is not None
         [(_, told)] = found
@@ -394,9 +394,9 @@ class TestDocuments:
         scene.store.lose_reply("put")
         with pytest.raises(StoreUnavailable):
             await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", ref=SUBJECT)
-        assert await scene.told() == []
+        assert await scene.announced() == []
         written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", ref=SUBJECT)
-        assert await scene.told() == [
+        assert await scene.announced() == [
             SUBJECT.change(written.hash, written.timestamp_ms).text.decode(),
         ]
 
@@ -410,7 +410,7 @@ class TestDocuments:
         found = await store.change_log.read("", 10)
         assert found is not None
         assert [told for _, told in found] == [SUBJECT.change(written.hash, written.timestamp_ms)]
-        assert await scene.told() == []
+        assert await scene.announced() == []
         assert not Outbox(store, scene.coordinator).needs_recovery
         await store.close()
 
@@ -432,9 +432,9 @@ class TestLogs:
         )
         for node in nodes:
             await node.close()
-        await scene.heal()
+        await scene.recover()
         expected = Counter(SUBJECT.change(each.hash, each.timestamp_ms).text.decode() for each in written)
-        assert Counter(await scene.told()) == expected
+        assert Counter(await scene.announced()) == expected
 
     async def test_an_append_whose_reply_was_lost_is_announced_when_it_is_repeated(
         self, scene: Scene
@@ -443,9 +443,9 @@ class TestLogs:
         scene.store.lose_reply("put")
         with pytest.raises(StoreUnavailable):
             await logs.append_idempotent("log", element(1), RULES, "key", SUBJECT)
-        assert await scene.told() == []
+        assert await scene.announced() == []
         written = await logs.append_idempotent("log", element(1), RULES, "key", SUBJECT)
-        assert await scene.told() == [SUBJECT.change(written.hash, written.timestamp_ms).text.decode()]
+        assert await scene.announced() == [SUBJECT.change(written.hash, written.timestamp_ms).text.decode()]
         await logs.close()
 
 
@@ -468,18 +468,18 @@ class TestHealing:
         old = change("old").text.decode()
         healing = OutboxRelay(scene.outbox, sleep=sleep)
         await turns[0].wait()
-        assert await scene.told() == [old]
+        assert await scene.announced() == [old]
         going_on.release()
         await turns[1].wait()
-        assert await scene.told() == [old, old, ONE], "five seconds later"
+        assert await scene.announced() == [old, old, ONE], "five seconds later"
         await scene.coordinator.prepare([change("young")])
         going_on.release()
         await turns[2].wait()
-        assert len(await scene.told()) == 3, "young, and no longer one of its first turns"
+        assert len(await scene.announced()) == 3, "young, and no longer one of its first turns"
         scene.clock.now_ms += INTENT_TIMEOUT_MS
         going_on.release()
         await turns[3].wait()
-        assert (await scene.told())[3:] == [old, ONE, change("young").text.decode()]
+        assert (await scene.announced())[3:] == [old, ONE, change("young").text.decode()]
         assert await scene.coordinator.prepared(10) == []
         healing.close()
 
@@ -504,7 +504,7 @@ class TestHealing:
         with caplog.at_level(logging.INFO):
             healing = OutboxRelay(scene.outbox, sleep=sleep)
             await over.wait()
-        assert await scene.told() == [ONE]
+        assert await scene.announced() == [ONE]
         assert caplog.text.count("failed to announce changes") == 1
         assert caplog.text.count("announced 1 writes") == 1
         healing.close()
@@ -522,7 +522,7 @@ class TestHealing:
 
         healing = OutboxRelay(scene.outbox, sweeps=False, sleep=sleep)
         await turn.wait()
-        assert await scene.told() == [ONE]
+        assert await scene.announced() == [ONE]
         healing.close()
 
     async def test_it_does_nothing_where_it_is_not_needed(self, tmp_path: Path, scene: Scene) -> None:

@@ -55,10 +55,10 @@ async def write(outbox: Outbox, content: bytes, key: str = "a") -> str:
 async def test_a_file_is_announced_once_and_leaves_no_intent(scene: Scene) -> None:
     assert await write(scene.outbox, b"one") == hash_of(b"one")
     assert (await read_file(scene.kept, "a"))[1] == b"one"
-    assert await scene.told() == [told_of(b"one")]
+    assert await scene.announced() == [told_of(b"one")]
     assert await scene.coordinator.prepared(10) == []
-    await scene.heal()
-    assert len(await scene.told()) == 1
+    await scene.recover()
+    assert len(await scene.announced()) == 1
 
 
 async def test_nothing_is_intended_before_all_has_come_in(scene: Scene) -> None:
@@ -73,11 +73,11 @@ async def test_nothing_is_intended_before_all_has_come_in(scene: Scene) -> None:
 
     scene.coordinator.fail("announce")
     await scene.outbox.write("a", slow(), "text/plain", change_of)
-    assert await scene.told() == []
+    assert await scene.announced() == []
     await Outbox(scene.kept, scene.coordinator).recover(early=True)
-    assert await scene.told() == [], "it is young"
-    await scene.heal()
-    assert await scene.told() == [told_of(b"one")]
+    assert await scene.announced() == [], "it is young"
+    await scene.recover()
+    assert await scene.announced() == [told_of(b"one")]
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError, asyncio.CancelledError])
@@ -93,7 +93,7 @@ async def test_an_upload_that_breaks_off_is_neither_written_nor_announced(
     assert await scene.coordinator.prepared(10) == []
     assert await scene.kept.open("a") is None
     await write(scene.outbox, b"two")
-    assert await scene.told() == [told_of(b"two")]
+    assert await scene.announced() == [told_of(b"two")]
 
 
 async def test_a_file_that_cannot_be_intended_is_not_written(scene: Scene) -> None:
@@ -112,8 +112,8 @@ async def test_a_file_that_has_no_place_is_withdrawn(tmp_path: Path, scene: Scen
     with pytest.raises(KeyConflict):
         await write(outbox, b"two", "a/b")
     assert await scene.coordinator.prepared(10) == []
-    await scene.heal()
-    assert await scene.told() == []
+    await scene.recover()
+    assert await scene.announced() == []
     await store.close()
 
 
@@ -122,8 +122,8 @@ async def test_a_file_whose_reply_was_lost_is_announced(scene: Scene) -> None:
     with pytest.raises(StoreUnavailable):
         await write(scene.outbox, b"one")
     assert (await read_file(scene.kept, "a"))[1] == b"one"
-    await scene.heal()
-    assert await scene.told() == [told_of(b"one")]
+    await scene.recover()
+    assert await scene.announced() == [told_of(b"one")]
 
 
 async def test_failed_file_announcement_is_made_by_the_next_write(
@@ -133,7 +133,7 @@ async def test_failed_file_announcement_is_made_by_the_next_write(
     await write(scene.outbox, b"one")
     assert "failed to announce a stored write, will retry" in caplog.text
     await write(scene.outbox, b"two", "b")
-    assert await scene.told() == [told_of(b"one"), told_of(b"two")]
+    assert await scene.announced() == [told_of(b"one"), told_of(b"two")]
 
 
 class Traced(MemoryStore):
@@ -167,7 +167,7 @@ async def test_a_file_that_overtakes_another_of_its_key_is_announced_after_it(sc
     assert store.applied == [hash_of(b"one"), hash_of(b"other")]
     hold.set()
     await asyncio.gather(first, second)
-    own = [text for text in await scene.told() if text != told_of(b"other")]
+    own = [text for text in await scene.announced() if text != told_of(b"other")]
     assert list(dict.fromkeys(own)) == [told_of(b"one"), told_of(b"two")]
 
 
@@ -175,11 +175,11 @@ async def test_the_next_write_of_a_key_announces_what_another_node_left_behind_f
     for content in (b"one", b"two"):
         scene.coordinator.fail("announce")
         await write(Outbox(scene.kept, scene.coordinator), content)
-    assert await scene.told() == []
+    assert await scene.announced() == []
     await write(scene.outbox, b"three")
-    assert await scene.told() == [told_of(b"one"), told_of(b"two"), told_of(b"three")]
+    assert await scene.announced() == [told_of(b"one"), told_of(b"two"), told_of(b"three")]
     assert len(await scene.coordinator.prepared(10)) == 2, "they may be of writers who are still at it"
-    await scene.heal()
+    await scene.recover()
 
 
 async def test_a_write_announces_none_of_another_file(scene: Scene) -> None:
@@ -187,7 +187,7 @@ async def test_a_write_announces_none_of_another_file(scene: Scene) -> None:
     await write(Outbox(scene.kept, scene.coordinator), b"one")
     other = DocumentRef("files", {"id": "b"}).change(hash_of(b"two"), 1)
     await scene.outbox.write("b", chunks_of(b"two"), "text/plain", lambda _: [other])
-    assert await scene.told() == [other.text.decode()]
+    assert await scene.announced() == [other.text.decode()]
 
 
 CRASHES = ["chunks", "intend", "intended", "write", "stored", "announce", "announced"]
@@ -220,10 +220,10 @@ async def test_a_crash_at_any_step_loses_no_announcement_of_a_file(
     await Outbox(scene.kept, scene.coordinator).recover(early=early)
     if await scene.kept.open("a") is not None:
         assert crash in ("stored", "announce", "announced")
-        assert told_of(b"one") in await scene.told()
+        assert told_of(b"one") in await scene.announced()
     elif crash in ("chunks", "intend"):
-        assert await scene.told() == []
-    await scene.heal()
+        assert await scene.announced() == []
+    await scene.recover()
 
 
 @settings(max_examples=depth(20, 240), deadline=None)
@@ -266,7 +266,7 @@ class TestWriteNext:
         assert [f"events/{name}" for name in await scene.kept.list("events", None, 10)] == [
             next_key(tick) for tick in ticks
         ]
-        assert await scene.told() == [
+        assert await scene.announced() == [
             change.text.decode()
             for n, tick in enumerate(ticks)
             for change in next_change(tick, hash_of(b"%d" % n))
@@ -276,8 +276,8 @@ class TestWriteNext:
     async def test_one_whose_announcement_fails_is_announced_later_with_its_tick(self, scene: Scene) -> None:
         scene.coordinator.fail("announce")
         tick, sha256 = await self.write(scene.outbox)
-        await scene.heal()
-        assert await scene.told() == [next_change(tick, sha256)[0].text.decode()]
+        await scene.recover()
+        assert await scene.announced() == [next_change(tick, sha256)[0].text.decode()]
 
     async def test_no_two_files_wait_for_each_other(self, scene: Scene) -> None:
         store = Traced(scene.clock)

@@ -138,7 +138,7 @@ async def test_a_listener_hears_of_the_values_that_it_wants() -> None:
 
 
 async def test_listeners_are_reset_where_the_log_forgets_faster_than_it_is_read() -> None:
-    log = Log(turns=[0, 0] + [50] * 100, retention=Retention(count=2))
+    log = Log(ticks=[0, 0] + [50] * 100, retention=Retention(count=2))
     feed, ear = following(log), Ear(await log.last_id())
     assert feed.subscribe(ear)
     await log.append([note(0)])

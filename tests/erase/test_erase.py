@@ -107,9 +107,11 @@ async def test_a_dry_run_reports_the_same_and_changes_nothing(served: Served) ->
     assert dry.bytes == wet.bytes > 10_000
 
 
-async def test_followers_receive_the_removals_and_later_ones_a_reset(served: Served, hear: Listen) -> None:
+async def test_followers_receive_the_removals_and_later_ones_a_reset(
+    served: Served, subscribe: Listen
+) -> None:
     before = await served.log.last_id()
-    mine, others = [await hear(who, collections="notes") for who in (served.anne, served.bert)]
+    mine, others = [await subscribe(who, collections="notes") for who in (served.anne, served.bert)]
     received = asyncio.Event()
 
     async def until_received(seconds: float) -> None:
@@ -128,7 +130,7 @@ async def test_followers_receive_the_removals_and_later_ones_a_reset(served: Ser
     for who, heard in ((served.anne, mine), (served.bert, others)):
         written = await who.push(f"users/{who.keys.user_id}/notes/after", {"title": "after"})
         assert (await heard.event()).data["hash"] == written.json["hash"]
-    late = await hear(served.anne, headers={"Last-Event-ID": before}, collections="notes")
+    late = await subscribe(served.anne, headers={"Last-Event-ID": before}, collections="notes")
     assert (await late.event()).data == {"reset": True}
 
 

@@ -170,10 +170,10 @@ async def test_the_command_erases_beside_a_running_service(
         orjson.dumps({"version": 1, "store": f"file:{folder}", **members()})
     )
     named = ("erase", "--config", str(tmp_path / "pysync.json"), "--identity", ANNE.user_id)
-    status, output, errors = await shell.ask(*named, "--dry-run")
+    status, output, errors = await shell.run_async(*named, "--dry-run")
     assert (status, errors) == (0, "")
     dry = json.loads(output)
-    status, output, errors = await shell.ask(*named, "--kem-key", ANNE.kem_pub)
+    status, output, errors = await shell.run_async(*named, "--kem-key", ANNE.kem_pub)
     assert (status, errors) == (0, "")
     wet = json.loads(output)
     assert {kind: wet["erased"][kind] for kind in dry["erased"]} == dry["erased"]
@@ -205,10 +205,10 @@ async def test_the_command_says_if_it_found_nothing(
     )
     named = ("erase", "--config", str(tmp_path / "pysync.json"), *more)
     stranger = ANNE.user_id[::-1]
-    status, output, errors = await shell.ask(*named, "--identity", stranger)
+    status, output, errors = await shell.run_async(*named, "--identity", stranger)
     assert (status, json.loads(output)["found"]) == (0, False)
     assert f"nothing that belongs to the identity {stranger} was found" in errors
-    status, output, errors = await shell.ask(*named, "--key", "board/lobby")
+    status, output, errors = await shell.run_async(*named, "--key", "board/lobby")
     assert (status, json.loads(output)["found"], errors) == (0, True, "")
 
 

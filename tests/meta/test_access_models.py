@@ -106,7 +106,7 @@ async def test_trusted_issuers_are_admitted_as_the_page_says_and_strangers_are_n
     lines = re.findall(r"^(?:echo '(.*?)' \| )?pysync ((?!serve).*)", section("Trusted issuers"), re.M)
     assert len(lines) == 4
     for stdin, line in lines:
-        status, _, errors = await shell.ask(*shlex.split(line), stdin=stdin)
+        status, _, errors = await shell.run_async(*shlex.split(line), stdin=stdin)
         assert (status, errors) == (0, "")
     own = root_device(STRANGER, collections=("plans",))
     selfmade = Signed(anyone.base, session, STRANGER, own)

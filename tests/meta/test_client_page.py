@@ -66,7 +66,7 @@ async def test_the_commands_do_what_the_page_says(
     lines = re.findall(r"^    pysync (.*)", PAGE, re.M)
     assert len(lines) == 6
     for line in lines:
-        status, _, errors = await shell.ask(*shlex.split(line))
+        status, _, errors = await shell.run_async(*shlex.split(line))
         assert (status, errors) == (0, "")
     assert (tmp_path / "copy.png").read_text() == "cat"
     assert (tmp_path / "secret2.png").read_text() == "secret"

@@ -188,12 +188,12 @@ async def test_the_command_takes_credentials_from_the_environment(
     url = f"s3://{server.bucket}/{prefix}?endpoint={server.endpoint}&region={server.region}&path_style=true"
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key_id)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_access_key)
-    status, output, errors = await shell.ask("copy", "file:data", url)
+    status, output, errors = await shell.run_async("copy", "file:data", url)
     assert (status, errors, json.loads(output)["copied"]) == (0, "", 1)
-    status, output, errors = await shell.ask("copy", url, "file:back")
+    status, output, errors = await shell.run_async("copy", url, "file:back")
     assert (status, errors, json.loads(output)["copied"]) == (0, "", 1)
     if server.name == "radosgw":
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
-        status, output, errors = await shell.ask("copy", url, "file:back")
+        status, output, errors = await shell.run_async("copy", url, "file:back")
         assert (status, output) == (5, "")
         assert "secret" in errors

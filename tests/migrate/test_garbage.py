@@ -397,17 +397,17 @@ async def test_the_command_reports_what_it_deletes(tmp_path: Path, shell: Shell)
     orphans = await keys_below(store, LOGS)
     await store.delete("logs/a")
     await store.close()
-    status, output, errors = await shell.ask("gc", "--store", url, "--dry-run")
+    status, output, errors = await shell.run_async("gc", "--store", url, "--dry-run")
     *lines, counts = map(json.loads, output.splitlines())
     assert (status, errors) == (0, "")
     assert sorted(line["key"] for line in lines) == orphans
     assert {line["kind"] for line in lines} == {"segments"}
     assert counts.keys() == {*COUNTS}
     assert counts["segments"] == len(orphans)
-    assert await shell.ask("gc", "--store", url, "--older-than", "14400") == (0, _counts(), "")
-    assert (await shell.ask("gc", "--store", url, "--older-than", "60"))[0] == 1
-    assert (await shell.ask("gc", "--store", url))[1] == output
-    assert await shell.ask("gc", "--store", url) == (0, _counts(), "")
+    assert await shell.run_async("gc", "--store", url, "--older-than", "14400") == (0, _counts(), "")
+    assert (await shell.run_async("gc", "--store", url, "--older-than", "60"))[0] == 1
+    assert (await shell.run_async("gc", "--store", url))[1] == output
+    assert await shell.run_async("gc", "--store", url) == (0, _counts(), "")
 
 
 async def test_versions_go_once_the_configuration_keeps_none(tmp_path: Path, shell: Shell) -> None:
@@ -423,13 +423,13 @@ async def test_versions_go_once_the_configuration_keeps_none(tmp_path: Path, she
     file = tmp_path / "service.json"
     url = f"file:{tmp_path / 'data'}"
     file.write_text(json.dumps({"version": 1, "store": url, "collections": collections}))
-    assert await shell.ask("gc", "--store", url) == (0, _counts(), "")
-    assert await shell.ask("gc", "--store", url, "--config", str(file)) == (0, _counts(), "")
-    status, output, _ = await shell.ask("gc", "--config", str(file))
+    assert await shell.run_async("gc", "--store", url) == (0, _counts(), "")
+    assert await shell.run_async("gc", "--store", url, "--config", str(file)) == (0, _counts(), "")
+    status, output, _ = await shell.run_async("gc", "--config", str(file))
     line, counts = map(json.loads, output.splitlines())
     assert (status, line) == (0, {"kind": "versions", "key": entries["plain"]})
     assert counts["versions"] == 1
-    assert await shell.ask("gc", "--config", str(file)) == (0, _counts(), "")
+    assert await shell.run_async("gc", "--config", str(file)) == (0, _counts(), "")
 
 
 async def test_the_command_says_which_damage_keeps_garbage(tmp_path: Path, shell: Shell) -> None:
@@ -437,7 +437,7 @@ async def test_the_command_says_which_damage_keeps_garbage(tmp_path: Path, shell
     await store.put(f"{LOGS}/{'ab' * 16}/0-10", b"left")
     await store.put("notes/a", b"damaged")
     await store.close()
-    status, output, errors = await shell.ask("gc", "--store", f"file:{tmp_path / 'data'}")
+    status, output, errors = await shell.run_async("gc", "--store", f"file:{tmp_path / 'data'}")
     assert (status, output) == (1, _counts())
     assert "notes/a is damaged" in errors
 

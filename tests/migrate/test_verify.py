@@ -124,7 +124,7 @@ async def test_the_command_lists_files_that_no_row_names(shell: Shell, tmp_path:
     await fill(store)
     await store.close()
     (tmp_path / "data/files/left").write_bytes(b"left")
-    status, output, errors = await shell.ask("verify", "--store", "file:data")
+    status, output, errors = await shell.run_async("verify", "--store", "file:data")
     assert (status, errors) == (0, "")
     leftover, counts = map(json.loads, output.splitlines())
     assert (leftover["key"], leftover["kind"]) == ("left", "leftover")
@@ -136,7 +136,7 @@ async def test_the_command_lists_damaged_objects_and_exits_1(shell: Shell, tmp_p
     store = await LocalStore.open_folder(tmp_path / "data")
     await fill(store)
     await store.close()
-    status, output, errors = await shell.ask("verify", "--store", "file:data")
+    status, output, errors = await shell.run_async("verify", "--store", "file:data")
     assert (status, errors) == (0, "")
     *listed, counts = map(json.loads, output.splitlines())
     assert listed == []
@@ -150,7 +150,7 @@ async def test_the_command_lists_damaged_objects_and_exits_1(shell: Shell, tmp_p
     rot(tmp_path / "data/files/files/a.parquet", 500)
     (tmp_path / "pysync.json").write_text('{"version": 1, "store": "file:data"}')
     for place in (("--store", "file:data"), ("--config", "pysync.json")):
-        status, output, _ = await shell.ask("verify", *place)
+        status, output, _ = await shell.run_async("verify", *place)
         assert status == 1
         *listed, counts = map(json.loads, output.splitlines())
         assert {(each["key"], each["kind"]) for each in listed} == {
@@ -165,7 +165,7 @@ async def test_the_command_lists_damaged_objects_and_exits_1(shell: Shell, tmp_p
 @pytest.mark.slow
 async def adopted(shell: Shell, status: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
     """The outcomes of `verify --adopt` by key, and the counts."""
-    found, output, errors = await shell.ask("verify", "--store", "file:data", "--adopt")
+    found, output, errors = await shell.run_async("verify", "--store", "file:data", "--adopt")
     assert (found, errors) == (status, "")
     *lines, counts = map(json.loads, output.splitlines())
     return {line["key"]: line for line in lines if "adopted" in line}, counts
@@ -237,9 +237,9 @@ async def test_the_command_adopts_files_that_somebody_copied_into_the_folder(
 
 
 async def test_adopting_is_for_a_folder_and_not_for_repairs(shell: Shell) -> None:
-    status, _, errors = await shell.ask("verify", "--store", "s3://bucket", "--adopt")
+    status, _, errors = await shell.run_async("verify", "--store", "s3://bucket", "--adopt")
     assert (status, "--adopt is for a store in a folder" in errors) == (1, True)
-    status, _, errors = await shell.ask("verify", "--adopt", "--repair-from", "file:backup")
+    status, _, errors = await shell.run_async("verify", "--adopt", "--repair-from", "file:backup")
     assert (status, "--repair-from" in errors) == (2, True)
 
 
@@ -257,7 +257,7 @@ async def test_the_command_finds_a_damaged_database(shell: Shell, tmp_path: Path
     with open(path, "r+b") as file:
         file.seek((page - 1) * 4096)
         file.write(b"X" * 100)
-    status, output, _ = await shell.ask("verify", "--store", "file:data")
+    status, output, _ = await shell.run_async("verify", "--store", "file:data")
     assert status == 1
     first, *_ = map(json.loads, output.splitlines())
     assert (first["key"], first["kind"]) == ("pysync.db", "database")
@@ -268,10 +268,10 @@ async def test_the_command_finds_a_damaged_database(shell: Shell, tmp_path: Path
 async def test_the_command_makes_no_store_and_reads_none_of_another_process(
     shell: Shell, tmp_path: Path
 ) -> None:
-    status, output, errors = await shell.ask("verify", "--store", "file:nothing")
+    status, output, errors = await shell.run_async("verify", "--store", "file:nothing")
     assert (status, output) == (1, "")
     assert errors == "pysync: file:nothing: there is no store\n"
-    assert (await shell.ask("verify", "--store", "memory:"))[0] == 1
+    assert (await shell.run_async("verify", "--store", "memory:"))[0] == 1
     assert [*tmp_path.iterdir()] == []
 
 
@@ -285,7 +285,7 @@ async def test_a_store_out_of_reach_is_status_5(
         yield
 
     monkeypatch.setattr(LocalStore, "walk", walk)
-    status, output, errors = await shell.ask("verify", "--store", "file:data")
+    status, output, errors = await shell.run_async("verify", "--store", "file:data")
     assert (status, errors) == (5, "pysync: listing the objects: the disk is gone\n")
     assert json.loads(output) == {"objects": 0, "damaged": 0, "bytes": 0}
 
@@ -361,7 +361,7 @@ class TestBuckets:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", config.access_key_id or "")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", config.secret_access_key or "")
         url = f"{config.url}?endpoint={config.endpoint}&region={config.region}&path_style=true"
-        status, output, errors = await shell.ask("verify", "--store", url)
+        status, output, errors = await shell.run_async("verify", "--store", url)
         *listed, counts = map(json.loads, output.splitlines())
         assert (status, errors) == (1, "")
         assert [each["key"] for each in listed] == ["top"]

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from support.clients import Browser, Start
 from support.collections import LOG, PUBLIC
-from support.plugin_samples import CARDS, Told, batch
+from support.plugin_samples import CARDS, NotifiedPlugin, batch
 
 from pysync import config
 from pysync.config import ConfigError
@@ -135,7 +135,7 @@ async def test_write_is_announced_with_the_parameters_of_the_plugin(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     for announces in (True, False):
-        told, keeping = Told(), Keeping(announces=announces)
+        told, keeping = NotifiedPlugin(), Keeping(announces=announces)
         browser = Browser(await start({"collections": [EVENTS]}, plugins=[keeping, told]), session)
         log = keeping.services.outbox.log
         before = await log.last_id()

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Signed, Start, minted_at, root_device
-from support.plugin_samples import Roles, Told, batch, people
+from support.plugin_samples import NotifiedPlugin, Roles, batch, people
 from support.sse_client import listen
 
 from pysync import _core
@@ -58,12 +58,12 @@ async def test_roles_of_plugins_open_every_route(start: Start, session: aiohttp.
     assert (await editor.pull("boards/b")).json["collections"].keys() == {"cards", "title"}
     assert (await other.pull("boards/b")).json["collections"] == {}
     assert (await editor.pull("notes/a?withKeyring=1")).json["keyring"]["data"] == {"at": keys[2]}
-    asked = {"notes": [{"id": "a"}, {"id": "b"}], "log": [{"id": "l"}]}
-    found = await batch(editor, **asked)
+    wanted = {"notes": [{"id": "a"}, {"id": "b"}], "log": [{"id": "l"}]}
+    found = await batch(editor, **wanted)
     assert [entry["data"] for entry in found["notes"]] == [{"at": "notes/a"}, {}]
     assert found["log"][0]["data"]["items"][0]["data"] == {"n": 1}
     for stranger in (other, anyone):
-        refused = await batch(stranger, **asked)
+        refused = await batch(stranger, **wanted)
         assert {entry["error"] for entries in refused.values() for entry in entries} == {"Forbidden"}
 
 
@@ -83,16 +83,16 @@ async def test_plugin_receives_the_operation_in_advance(start: Start, session: a
     ):  # fmt: skip
         body: dict[str, Any] | None = {"data": {}} if method == "POST" else None
         assert (await editor.request(method, target, body)).status == 200
-        request = roles.asked.pop()
+        request = roles.queries.pop()
         assert (request.action, request.collection, request.params) == (action, collection, params)
         assert (request.key, request.namespace) == (key, None)
         assert request.caller.identity == ISSUER.user_id
         assert "editor" not in request.caller.roles
     await editor.request("GET", "/acme/pull/notes/a")
-    assert roles.asked.pop().namespace == "acme"
-    assert roles.asked == []
+    assert roles.queries.pop().namespace == "acme"
+    assert roles.queries == []
     await editor.pull("boards/b")
-    assert [(request.collection, request.key) for request in roles.asked] == [
+    assert [(request.collection, request.key) for request in roles.queries] == [
         ("cards", "boards/b/cards"),
         ("title", "boards/b/title"),
     ]
@@ -103,14 +103,14 @@ async def test_batch_authorizes_each_document_once(start: Start, session: aiohtt
     editor, *_ = people(await start({"collections": EVERYTHING}, plugins=[roles]), session)
     found = await batch(editor, notes=[{"id": "a"}, {"id": "b"}, {"id": "a"}], open=[{"id": "a"}])
     assert len(found["notes"]) == 3
-    assert sorted((request.params["id"], request.key) for request in roles.asked) == [
+    assert sorted((request.params["id"], request.key) for request in roles.queries) == [
         ("a", "notes/a"),
         ("a", "open/a"),
         ("b", "notes/b"),
     ]
-    roles.asked.clear()
+    roles.queries.clear()
     assert (await batch(editor, mine=[{"id": "x"}]))["mine"][0]["hash"] == ""
-    assert roles.asked[0].params == {"identity": ISSUER.user_id, "id": "x"}
+    assert roles.queries[0].params == {"identity": ISSUER.user_id, "id": "x"}
 
 
 async def test_roles_of_plugins_admit_to_what_is_anothers(
@@ -141,7 +141,7 @@ async def test_roles_of_plugins_see_and_write_fields(start: Start, session: aioh
 async def test_with_a_plugin_that_authorizes_credentials_are_examined_everywhere(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    for plugins, status in (([], 200), ([Told()], 200), ([Roles({})], 401)):
+    for plugins, status in (([], 200), ([NotifiedPlugin()], 200), ([Roles({})], 401)):
         base = await start({"collections": [OPEN]}, plugins=plugins)
         editor, _, anyone = people(base, session)
         assert (await anyone.push("open/a", {})).status == 200
@@ -239,7 +239,9 @@ async def test_plugins_see_the_roles_of_a_space(start: Start, session: aiohttp.C
     editor, *_ = people(await start(members, store=store, plugins=[roles]), session)
     assert (await editor.pull("spaces/one/a")).status == 200
     assert "error" not in (await batch(editor, plans=[{"spaceId": "one", "id": "a"}]))["plans"][0]
-    assert [request.caller.roles >= {"space:owner", "space:member"} for request in roles.asked] == [True] * 2
+    assert [request.caller.roles >= {"space:owner", "space:member"} for request in roles.queries] == [
+        True
+    ] * 2
 
 
 async def test_a_scope_holds_whatever_roles_plugins_give(

@@ -17,9 +17,9 @@ from support.plugin_samples import (
     NOTES,
     RINGS,
     TITLE,
+    NotifiedPlugin,
     Reading,
     Taking,
-    Told,
     batch,
     people,
 )
@@ -35,7 +35,7 @@ from pysync.store.memory import MemoryStore
 async def test_plugins_are_notified_of_every_push_that_was_answered_200(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    told = Told()
+    told = NotifiedPlugin()
     members = {"collections": EVERYTHING, "namespaces": {"acme": {"collections": [NOTES]}}}
     someone, _, anyone = people(await start(members, plugins=[told]), session)
     for browser, target, collection, params, namespace in (
@@ -64,7 +64,7 @@ async def test_plugins_are_notified_of_every_push_that_was_answered_200(
 async def test_plugins_are_not_notified_of_a_rejected_push(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    told = Told()
+    told = NotifiedPlugin()
     small = {**NOTES, "maxBodyBytes": 100}
     _, other, anyone = people(await start({"collections": [small, MINE]}, plugins=[told]), session)
     assert (await anyone.push("notes/a", {})).status == 200
@@ -84,7 +84,7 @@ async def test_plugins_are_not_notified_of_a_rejected_push(
 async def test_plugins_are_notified_again_of_a_repeated_push(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    told = Told()
+    told = NotifiedPlugin()
     *_, anyone = people(await start({"collections": EVERYTHING}, plugins=[told]), session)
     again = {"Idempotency-Key": "once"}
     for key in ("notes/a", "log/l"):
@@ -97,7 +97,7 @@ async def test_plugins_are_notified_again_of_a_repeated_push(
 async def test_plugins_are_notified_of_appends_that_are_stored_nowhere(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    told = Told()
+    told = NotifiedPlugin()
     passing = {**LOG, "appendOnly": {"persist": False, "requireAuthorSignature": False}}
     *_, anyone = people(await start({"collections": [passing]}, plugins=[told]), session)
     assert (await anyone.push("log/l", {"n": 1})).status == 200
@@ -105,7 +105,7 @@ async def test_plugins_are_notified_of_appends_that_are_stored_nowhere(
 
 
 async def test_body_is_parsed_once_and_only_on_request(start: Start, session: aiohttp.ClientSession) -> None:
-    plugins = [Told("one"), Told("two")]
+    plugins = [NotifiedPlugin("one"), NotifiedPlugin("two")]
     *_, anyone = people(await start({"collections": [NOTES]}, plugins=plugins), session)
     await anyone.push("notes/a", {"n": 1})
     one, two = (plugin.events[0] for plugin in plugins)
@@ -150,7 +150,7 @@ class Failing:
 async def test_push_is_answered_after_plugins_are_notified(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    slow, told = Slow(), Told()
+    slow, told = Slow(), NotifiedPlugin()
     *_, anyone = people(await start({"collections": [NOTES]}, plugins=[slow, told]), session)
     pushing = asyncio.create_task(anyone.push("notes/a", {"n": 1}))
     await slow.arrived.wait()
@@ -178,7 +178,7 @@ async def test_failing_after_write_hook_is_logged_and_counted_only(
     session: aiohttp.ClientSession,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = Told()
+    told = NotifiedPlugin()
     base = await start({"collections": [NOTES, LOG]}, plugins=[plugin, told], hook_s=hook_s)
     *_, anyone = people(base, session)
     for key in ("notes/a", "log/l"):
@@ -234,9 +234,9 @@ async def test_plugins_are_queried_before_any_pull_alone_or_with_others(
         (f"/pull/u/{ISSUER.user_id}", []),
     ):
         await anyone.request("GET", target)
-        for asked in (reading.before, reading.asked):
-            assert [request.key for request in asked] == keys
-            asked.clear()
+        for queries in (reading.before, reading.queries):
+            assert [request.key for request in queries] == keys
+            queries.clear()
     await batch(anyone, notes=[{"id": "a"}, {"id": "a"}, {"id": "b"}], log=[{"id": "l"}], mine=[{}])
     assert sorted(request.key for request in reading.before) == ["log/l", "notes/a", "notes/b"]
     assert reading.before[0].params == {"id": reading.before[0].key.rpartition("/")[2]}
@@ -314,13 +314,13 @@ async def test_plugin_is_not_queried_about_forbidden_documents(
         assert (await browser.pull(key)).status == status
         assert (await browser.push(key, {})).status == status
         assert (await batch(browser, mine=[{"identity": ISSUER.user_id}]))["mine"][0]["error"] == "Forbidden"
-    assert (reading.before, reading.asked, taking.taken) == ([], [], [])
+    assert (reading.before, reading.queries, taking.taken) == ([], [], [])
 
 
 async def test_a_plugin_takes_a_push_and_it_is_announced_like_any_other(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    told = Told()
+    told = NotifiedPlugin()
     taken = PushResponse(WriteResult("0f", 17), {"batchId": "b-1", "hash": "forged"})
     coordinator = MemoryCoordinator()
     for collection, key in (("notes", "notes/a"), ("log", "log/a"), ("cards", "boards/a/cards")):
@@ -376,7 +376,7 @@ async def test_a_plugin_may_reject_a_push(start: Start, session: aiohttp.ClientS
 async def test_a_plugin_that_fails_in_the_way_of_a_push_is_an_error(
     answer: Any, start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = Told()
+    told = NotifiedPlugin()
     base = await start({"collections": [NOTES]}, plugins=[Taking("notes", answer), told])
     *_, anyone = people(base, session)
     refused = await anyone.push("notes/a", {}, headers={"X-Request-Id": "the-request"})
@@ -449,7 +449,7 @@ async def test_the_first_plugin_that_answers_wins(start: Start, session: aiohttp
     assert (await anyone.pull("notes/a")).body == b"two"
     assert (await anyone.pull("notes/b")).body == b"one"
     assert [len(plugin.before) for plugin in (one, two)] == [2, 2]
-    assert [len(plugin.asked) for plugin in (one, two)] == [2, 1]
+    assert [len(plugin.queries) for plugin in (one, two)] == [2, 1]
 
 
 @pytest.mark.parametrize("parts", [{"content_type": "a\r\nb: c"}, {"version": 'a"b'}, {"version": "é"}])

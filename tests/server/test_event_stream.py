@@ -17,94 +17,98 @@ from pysync.auth.issuing import Grant
 ROOMS = collection("rooms", "rooms/{room}/{id}", readRoles=["cap:read:rooms"], writeRoles=["public"])
 
 
-async def test_a_write_is_told_with_its_hash_and_time(serve: Serve, hear: Listen) -> None:
+async def test_a_write_is_told_with_its_hash_and_time(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(NOTES)
-    heard = await hear(browser, collections="notes")
+    heard = await subscribe(browser, collections="notes")
     assert (heard.status, heard.headers["Content-Type"]) == (200, "text/event-stream")
     written = (await browser.push("notes/a", {"n": 1})).json
     assert await heard.events(1) == [{"collection": "notes", "params": {"id": "a"}, **written}]
 
 
-async def test_a_stream_begins_with_a_comment_and_a_place_to_resume_from(serve: Serve, hear: Listen) -> None:
+async def test_a_stream_begins_with_a_comment_and_a_place_to_resume_from(
+    serve: Serve, subscribe: Listen
+) -> None:
     browser = await serve(NOTES)
-    heard = await hear(browser)
+    heard = await subscribe(browser)
     first = await heard.block()
     assert first.comments == 1
     assert first.id
     await heard.close()
     written = (await browser.push("notes/a", {"n": 1})).json
-    again = await hear(browser, headers={"Last-Event-ID": first.id})
+    again = await subscribe(browser, headers={"Last-Event-ID": first.id})
     assert (await again.event()).data["hash"] == written["hash"]
 
 
-async def test_a_stream_resumes_after_the_last_event_that_came(serve: Serve, hear: Listen) -> None:
+async def test_a_stream_resumes_after_the_last_event_that_came(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(NOTES)
-    heard = await hear(browser)
+    heard = await subscribe(browser)
     for name in "abc":
         await browser.push(f"notes/{name}", {})
     for name in "abc":
         told = await heard.event()
-        again = await hear(browser, lastEventId=told.id)
+        again = await subscribe(browser, lastEventId=told.id)
         left = await again.events(2 - "abc".index(name))
         assert [data["params"]["id"] for data in left] == list("abc")["abc".index(name) + 1 :]
         await browser.push("notes/later", {"name": name})
 
 
 async def test_who_resumes_is_told_only_of_what_it_could_pull(
-    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+    serve: Serve, subscribe: Listen, session: aiohttp.ClientSession
 ) -> None:
     browser = await serve(ROOMS)
     device = root_device(STRANGER, collections=("rooms",), grant=Grant(("read",), ("rooms/mine/*",)))
     caller = Signed(browser.base, session, STRANGER, device)
-    place = (await (await hear(caller)).block()).id
+    place = (await (await subscribe(caller)).block()).id
     for key in ("mine/1", "other/1", "mine/2", "other/2", "mine/3"):
         await browser.push(f"rooms/{key}", {})
-    heard = await hear(caller, headers={"Last-Event-ID": place})
+    heard = await subscribe(caller, headers={"Last-Event-ID": place})
     told = [(each["params"]["room"], each["params"]["id"]) for each in await heard.events(3)]
     assert told == [("mine", "1"), ("mine", "2"), ("mine", "3")]
 
 
-async def test_where_a_browser_stopped_counts_before_where_it_began(serve: Serve, hear: Listen) -> None:
+async def test_where_a_browser_stopped_counts_before_where_it_began(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(NOTES)
-    began = (await (await hear(browser)).block()).id
+    began = (await (await subscribe(browser)).block()).id
     for key in "ab":
         await browser.push(f"notes/{key}", {})
-    stopped = (await (await hear(browser, lastEventId=began)).event()).id
-    again = await hear(browser, headers={"Last-Event-ID": stopped}, lastEventId=began)
+    stopped = (await (await subscribe(browser, lastEventId=began)).event()).id
+    again = await subscribe(browser, headers={"Last-Event-ID": stopped}, lastEventId=began)
     assert (await again.event()).data["params"] == {"id": "b"}
 
 
 async def test_a_stream_that_hears_of_nothing_keeps_a_young_place(
-    serve: Serve, hear: Listen, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, subscribe: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02)
     other = {**NOTES, "name": "other", "storagePath": "other/{id}"}
     browser = await serve(NOTES, other, changes={"maxCount": 3})
-    heard = await hear(browser, collections="other")
+    heard = await subscribe(browser, collections="other")
     first = await heard.block()
     for number in range(10):
         await browser.push(f"notes/{number}", {})
-    newest = (await (await hear(browser)).block()).id
+    newest = (await (await subscribe(browser)).block()).id
     while (told := await heard.block()).id != newest:
         assert told.data is None
-    assert (await (await hear(browser, collections="other", lastEventId=first.id)).event()).event == "reset"
-    again = await hear(browser, collections="other", lastEventId=newest)
+    assert (
+        await (await subscribe(browser, collections="other", lastEventId=first.id)).event()
+    ).event == "reset"
+    again = await subscribe(browser, collections="other", lastEventId=newest)
     await browser.push("other/a", {})
     assert (await again.event()).data["params"] == {"id": "a"}
 
 
-async def test_a_stream_whose_history_is_gone_is_reset_and_goes_on(serve: Serve, hear: Listen) -> None:
+async def test_a_stream_whose_history_is_gone_is_reset_and_goes_on(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(NOTES, changes={"maxCount": 3})
-    place = (await (await hear(browser)).block()).id
+    place = (await (await subscribe(browser)).block()).id
     for number in range(5):
         await browser.push(f"notes/{number}", {})
     for lost in (place, "nonsense", "0", "9" * 99, "9" * 101, "\u00e9"):
-        heard = await hear(browser, lastEventId=lost)
+        heard = await subscribe(browser, lastEventId=lost)
         told = await heard.event()
         assert (told.event, told.data) == ("reset", {"reset": True})
         await browser.push("notes/more", {"after": lost}, await _hash(browser, "notes/more"))
         assert (await heard.event()).data["params"] == {"id": "more"}
-        again = await hear(browser, lastEventId=told.id)
+        again = await subscribe(browser, lastEventId=told.id)
         assert (await again.event()).data["params"] == {"id": "more"}
 
 
@@ -112,11 +116,11 @@ async def _hash(browser: Browser, key: str) -> str | None:
     return (await browser.pull(key)).json["hash"] or None
 
 
-async def test_a_namespace_has_a_stream_of_its_own(serve: Serve, hear: Listen) -> None:
+async def test_a_namespace_has_a_stream_of_its_own(serve: Serve, subscribe: Listen) -> None:
     own = {**NOTES, "storagePath": "acme/{id}"}
     browser = await serve(NOTES, namespaces={"acme": {"collections": [own]}})
-    root, inner = await hear(browser), await hear(browser, "/acme/events")
-    alias = await hear(browser, "/v1/acme/events")
+    root, inner = await subscribe(browser), await subscribe(browser, "/acme/events")
+    alias = await subscribe(browser, "/v1/acme/events")
     await browser.request("POST", "/acme/push/acme/a", {"data": {"n": 1}})
     await browser.push("notes/b", {"n": 2})
     for heard in (inner, alias):
@@ -127,13 +131,13 @@ async def test_a_namespace_has_a_stream_of_its_own(serve: Serve, hear: Listen) -
 
 
 async def test_a_stream_tells_of_the_collections_and_parameters_that_it_is_asked_for(
-    serve: Serve, hear: Listen
+    serve: Serve, subscribe: Listen
 ) -> None:
     lists = {**NOTES, "name": "lists", "storagePath": "lists/{owner}/{id}"}
     browser = await serve(NOTES, lists)
-    everything = await hear(browser)
-    notes = await hear(browser, collections="notes,,notes")
-    some = await hear(browser, collections="lists,notes", params={"lists": {"owner": "bo", "id": 1}})
+    everything = await subscribe(browser)
+    notes = await subscribe(browser, collections="notes,,notes")
+    some = await subscribe(browser, collections="lists,notes", params={"lists": {"owner": "bo", "id": 1}})
     for key in ("notes/1", "lists/al/1", "lists/bo/2", "lists/bo/1", "notes/2"):
         await browser.push(key, {})
 
@@ -146,7 +150,7 @@ async def test_a_stream_tells_of_the_collections_and_parameters_that_it_is_asked
 
 
 async def test_what_nobody_could_listen_for_is_refused_before_the_stream_begins(
-    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+    serve: Serve, subscribe: Listen, session: aiohttp.ClientSession
 ) -> None:
     sealed = {**NOTES, "name": "sealed", "storagePath": "s/{id}", "pushOnly": True}
     browser = await serve(NOTES, MINE, ROOMS, sealed, auth={"trustedIssuers": [ISSUER.ed_pub]})
@@ -154,7 +158,7 @@ async def test_what_nobody_could_listen_for_is_refused_before_the_stream_begins(
     forged = {"Authorization": "Cap eyJ9"}
 
     async def refused(who: Browser, headers: dict[str, str] | None = None, **query: Any) -> tuple[int, str]:
-        heard = await hear(who, headers=headers, **query)
+        heard = await subscribe(who, headers=headers, **query)
         assert heard.headers["Content-Type"] == "application/json"
         return heard.status, json.loads(heard.body)["error"]
 
@@ -186,8 +190,8 @@ async def test_what_nobody_could_listen_for_is_refused_before_the_stream_begins(
         403,
         "Forbidden",
     )
-    assert (await hear(browser, headers=forged, collections="notes")).status == 200
-    assert (await hear(browser)).status == 200
+    assert (await subscribe(browser, headers=forged, collections="notes")).status == 200
+    assert (await subscribe(browser)).status == 200
 
 
 async def test_head_answers_the_head_alone(serve: Serve, session: aiohttp.ClientSession) -> None:
@@ -199,18 +203,18 @@ async def test_head_answers_the_head_alone(serve: Serve, session: aiohttp.Client
     assert (await browser.request("POST", "/events", {})).status == 405
 
 
-async def test_nothing_on_the_way_may_keep_a_stream(serve: Serve, hear: Listen) -> None:
-    heard = await hear(await serve(NOTES))
+async def test_nothing_on_the_way_may_keep_a_stream(serve: Serve, subscribe: Listen) -> None:
+    heard = await subscribe(await serve(NOTES))
     assert heard.headers["Cache-Control"] == "no-store"
     assert heard.headers["X-Accel-Buffering"] == "no"
     assert heard.headers["Connection"] == "close"
     assert not heard.headers.keys() & {"Content-Length", "Transfer-Encoding"}
 
 
-async def test_pages_elsewhere_may_listen_and_resume(serve: Serve, hear: Listen) -> None:
+async def test_pages_elsewhere_may_listen_and_resume(serve: Serve, subscribe: Listen) -> None:
     origin = {"Origin": "https://app.example"}
     browser = await serve(NOTES, server={"cors": {"origins": ["https://app.example"]}})
-    heard = await hear(browser, headers=origin)
+    heard = await subscribe(browser, headers=origin)
     assert heard.headers["Access-Control-Allow-Origin"] == "https://app.example"
     asked = {**origin, "Access-Control-Request-Method": "GET"}
     preflight = await browser.request("OPTIONS", "/events", headers=asked)
@@ -219,28 +223,30 @@ async def test_pages_elsewhere_may_listen_and_resume(serve: Serve, hear: Listen)
 
 
 async def test_a_subscription_counts_as_a_pull_of_each_collection_that_it_names(
-    serve: Serve, hear: Listen
+    serve: Serve, subscribe: Listen
 ) -> None:
     limit = limit_of(2)
     limited = {**NOTES, "name": "limited", "storagePath": "limited/{id}", "rateLimit": {"pull": limit}}
     browser = await serve(NOTES, limited)
-    assert (await hear(browser, collections="limited,notes")).status == 200
+    assert (await subscribe(browser, collections="limited,notes")).status == 200
     assert (await browser.pull("limited/a")).status == 200
-    refused = await hear(browser, collections="limited,notes")
+    refused = await subscribe(browser, collections="limited,notes")
     assert (refused.status, json.loads(refused.body)["error"]) == (429, "Rate limit exceeded")
     assert "Retry-After" in refused.headers
-    assert (await hear(browser, collections="notes")).status == 200
+    assert (await subscribe(browser, collections="notes")).status == 200
 
 
-async def test_a_subscription_counts_once_and_only_for_what_it_tells_of(serve: Serve, hear: Listen) -> None:
+async def test_a_subscription_counts_once_and_only_for_what_it_tells_of(
+    serve: Serve, subscribe: Listen
+) -> None:
     twice = {"pull": limit_of(2)}
     closed = {**ROOMS, "rateLimit": {"pull": limit_of(1)}}
     browser = await serve({**NOTES, "rateLimit": twice}, closed)
-    statuses = [(await hear(browser, collections="notes,rooms")).status for _ in range(3)]
+    statuses = [(await subscribe(browser, collections="notes,rooms")).status for _ in range(3)]
     assert statuses == [200, 200, 429]
 
 
-async def test_an_append_is_told_with_the_hash_of_its_answer(serve: Serve, hear: Listen) -> None:
+async def test_an_append_is_told_with_the_hash_of_its_answer(serve: Serve, subscribe: Listen) -> None:
     log = {**NOTES, "appendOnly": {"requireAuthorSignature": False}}
     passing = {
         **log,
@@ -249,27 +255,27 @@ async def test_an_append_is_told_with_the_hash_of_its_answer(serve: Serve, hear:
         "appendOnly": {**log["appendOnly"], "persist": False},
     }
     browser = await serve(log, passing)
-    heard = await hear(browser)
+    heard = await subscribe(browser)
     for key in ("notes/a", "p/a"):
         answer = await browser.request("POST", f"/push/{key}", {"data": {"n": 1}})
         told = (await heard.event()).data
         assert {name: told[name] for name in ("hash", "timestamp")} == answer.json
 
 
-async def test_a_members_event_has_the_parameters_of_its_bundle(serve: Serve, hear: Listen) -> None:
+async def test_a_members_event_has_the_parameters_of_its_bundle(serve: Serve, subscribe: Listen) -> None:
     title = {**NOTES, "name": "title", "bundle": "page"}
     body = {**NOTES, "name": "body", "bundle": "page", "readRoles": ["admin"]}
     browser = await serve(title, body)
-    heard = await hear(browser)
+    heard = await subscribe(browser)
     for name in ("body", "title"):
         await browser.push(f"notes/a/{name}", {})
     told = (await heard.event()).data
     assert (told["collection"], told["params"]) == ("title", {"id": "a"})
 
 
-async def test_metrics_tell_of_open_streams_and_events_sent(serve: Serve, hear: Listen) -> None:
+async def test_metrics_tell_of_open_streams_and_events_sent(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(namespaces={"acme": {"collections": [NOTES]}})
-    heard, other = await hear(browser, "/acme/events"), await hear(browser, "/acme/events")
+    heard, other = await subscribe(browser, "/acme/events"), await subscribe(browser, "/acme/events")
     await browser.request("POST", "/acme/push/notes/a", {"data": {}})
     await heard.event()
     await other.event()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, minted_at, root_device
 from support.configurations import patient
 from support.depth import depth
-from support.sse_client import Heard, listen
+from support.sse_client import EventStream, listen
 
 from pysync import config
 from pysync.auth import issuing
@@ -153,7 +153,7 @@ class Ear:
     """A stream of `caller`, of all collections or of `only` one."""
 
     caller: Browser
-    heard: Heard
+    heard: EventStream
     only: str | None = None
 
     async def told(self) -> list[Told]:

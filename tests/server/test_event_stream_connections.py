@@ -15,7 +15,7 @@ from support.clients import Start as StartService
 from support.collections import MINE, NOTES, collection
 from support.faulty_store import FaultyStore
 from support.server_process import serving
-from support.sse_client import Heard, Listen, Serve
+from support.sse_client import EventStream, Listen, Serve
 from yarl import URL
 
 from pysync.auth import issuing
@@ -37,7 +37,7 @@ def clock_of_now() -> FakeClock:
 
 
 async def test_a_stream_ends_when_its_certificate_does(
-    serve: Serve, hear: Listen, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, subscribe: Listen, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02)
     clock = clock_of_now()
@@ -45,7 +45,7 @@ async def test_a_stream_ends_when_its_certificate_does(
     expires_at_s = clock() // 1000 + 3600
     brief = Signed(browser.base, session, SUBJECT, root_device(SUBJECT, expires_at_s=expires_at_s))
     lasting = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
-    heard, other = await hear(brief), await hear(lasting)
+    heard, other = await subscribe(brief), await subscribe(lasting)
     await heard.block()
     clock.now_ms = expires_at_s * 1000
     while (await heard.block()).comments == 0:
@@ -57,7 +57,7 @@ async def test_a_stream_ends_when_its_certificate_does(
 
 
 async def test_no_stream_begins_in_the_minutes_by_which_clocks_may_differ(
-    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+    serve: Serve, subscribe: Listen, session: aiohttp.ClientSession
 ) -> None:
     clock = clock_of_now()
     browser = await serve(NOTES, MINE, now_ms=clock)
@@ -65,8 +65,8 @@ async def test_no_stream_begins_in_the_minutes_by_which_clocks_may_differ(
     me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT, expires_at_s=expires_at_s))
     clock.now_ms = expires_at_s * 1000 + 1
     assert (await me.pull(f"u/{SUBJECT.user_id}/a")).status == 200
-    assert (await hear(me, collections="mine")).status == 401
-    assert (await hear(me, collections="notes")).status == 200, "open: nobody looks at credentials"
+    assert (await subscribe(me, collections="mine")).status == 401
+    assert (await subscribe(me, collections="notes")).status == 200, "open: nobody looks at credentials"
 
 
 def test_an_expired_certificate_is_noticed_within_five_seconds() -> None:
@@ -78,7 +78,7 @@ def test_an_expired_certificate_is_noticed_within_five_seconds() -> None:
 async def test_a_stream_ends_when_its_certificate_is_taken_back(
     is_idle: bool,
     serve: Serve,
-    hear: Listen,
+    subscribe: Listen,
     session: aiohttp.ClientSession,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -86,7 +86,7 @@ async def test_a_stream_ends_when_its_certificate_is_taken_back(
     clock = clock_of_now()
     browser = await serve(NOTES, MINE, now_ms=clock)
     me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
-    heard, open_to_all = await hear(me), await hear(me, collections="notes")
+    heard, open_to_all = await subscribe(me), await subscribe(me, collections="notes")
     await browser.push("notes/a", {})
     assert (await heard.event()).data["params"] == {"id": "a"}
     taken_back = issuing.issue_revocation_list(SUBJECT, 1, certificates=[me.certificate])
@@ -99,12 +99,12 @@ async def test_a_stream_ends_when_its_certificate_is_taken_back(
 
 
 async def test_membership_is_what_it_is_when_the_event_is_sent(
-    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+    serve: Serve, subscribe: Listen, session: aiohttp.ClientSession
 ) -> None:
     access = {**NOTES, "name": "access", "storagePath": "spaces/{spaceId}/_access"}
     browser = await serve(NOTES, TEAM, access, auth={"spaces": {}})
     me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
-    heard = await hear(me, collections="notes,team")
+    heard = await subscribe(me, collections="notes,team")
     hash_ = None
     for number, members in enumerate([[], [SUBJECT.user_id], []]):
         data = {"owner": "somebody", "members": members}
@@ -125,31 +125,34 @@ def ids(told: list[Any]) -> list[str]:
 
 
 async def test_a_stream_is_cut_where_nobody_can_tell_who_belongs_to_a_space(
-    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+    serve: Serve, subscribe: Listen, session: aiohttp.ClientSession
 ) -> None:
     store, log = FaultyStore(MemoryStore()), MemoryCoordinator()
     access = {**NOTES, "name": "access", "storagePath": "spaces/{spaceId}/_access"}
     browser = await serve(NOTES, TEAM, access, auth={"spaces": {}}, store=store, coordinator=log)
     me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
     await browser.push("spaces/s1/_access", {"owner": SUBJECT.user_id})
-    heard, other = await hear(me, collections="team,notes"), await hear(browser, collections="notes")
+    heard, other = (
+        await subscribe(me, collections="team,notes"),
+        await subscribe(browser, collections="notes"),
+    )
     await log.append(noted("notes", "a"))
     assert ids(await heard.events(1)) == ["a"]
     store.fail("get", times=100)
     await log.append([*noted("team", "b", spaceId="s1"), *noted("notes", "c")])
     assert [told for told in await heard.rest() if told.data] == []
     store.reset()
-    again = await hear(me, collections="team,notes", lastEventId=heard.last_id)
+    again = await subscribe(me, collections="team,notes", lastEventId=heard.last_id)
     assert ids(await again.events(2)) == ["b", "c"]
     assert ids(await other.events(2)) == ["a", "c"]
 
 
 @pytest.mark.slow
-async def test_a_slow_reader_is_cut_and_resumes_where_it_was(serve: Serve, hear: Listen) -> None:
+async def test_a_slow_reader_is_cut_and_resumes_where_it_was(serve: Serve, subscribe: Listen) -> None:
     log, count = MemoryCoordinator(), 0
     browser = await serve({**NOTES, "storagePath": "notes/{room}/{id}"}, coordinator=log)
     slow = await slow_reader(browser)
-    other = await hear(browser)
+    other = await subscribe(browser)
     while b"\npysync_streams 1.0\n" not in (await browser.request("GET", "/metrics")).body:
         await log.append(noted("notes", *range(count, count + 100), room="x" * 250))
         await other.events(100)
@@ -159,16 +162,16 @@ async def test_a_slow_reader_is_cut_and_resumes_where_it_was(serve: Serve, hear:
     await heard.rest()
     await heard.close()
     told = ids([block.data for block in heard.blocks if block.data])
-    again = await hear(browser, lastEventId=heard.last_id)
+    again = await subscribe(browser, lastEventId=heard.last_id)
     told += ids(await again.events(count - len(told)))
     assert told == [str(number) for number in range(count)]
 
 
 @pytest.mark.slow
-async def test_who_catches_up_slowly_is_given_time(serve: Serve, hear: Listen) -> None:
+async def test_who_catches_up_slowly_is_given_time(serve: Serve, subscribe: Listen) -> None:
     log, count = MemoryCoordinator(), 20_000
     browser = await serve({**NOTES, "storagePath": "notes/{room}/{id}"}, coordinator=log)
-    place = (await (await hear(browser)).block()).id
+    place = (await (await subscribe(browser)).block()).id
     await log.append(noted("notes", *range(count), room="x" * 250))
     slow = await slow_reader(browser, f"?lastEventId={place}")
     heard = await slow()
@@ -199,7 +202,7 @@ def test_the_text_of_events_is_made_once_for_streams_that_receive_the_same() -> 
     assert page.render([hidden, of_team])[0] == hidden.sse_bytes + of_team.sse_bytes
 
 
-async def slow_reader(browser: Browser, query: str = "") -> Callable[[], Awaitable[Heard]]:
+async def slow_reader(browser: Browser, query: str = "") -> Callable[[], Awaitable[EventStream]]:
     """Open a stream and read nothing of it, until what is returned is called."""
     url = URL(browser.base)
     connection = socket.socket()
@@ -210,22 +213,22 @@ async def slow_reader(browser: Browser, query: str = "") -> Callable[[], Awaitab
     await loop.sock_sendall(connection, f"GET /events{query} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
     first = await loop.sock_recv(connection, 1)
 
-    async def read() -> Heard:
+    async def read() -> EventStream:
         reader, writer = await asyncio.open_connection(sock=connection)
         head = first + await reader.readuntil(b"\r\n\r\n")
-        return Heard(int(head.split()[1]), {}, reader, writer)
+        return EventStream(int(head.split()[1]), {}, reader, writer)
 
     return read
 
 
 @pytest.mark.process
-async def test_streams_of_a_process_end_in_good_order(tmp_path: Path, hear: Listen) -> None:
+async def test_streams_of_a_process_end_in_good_order(tmp_path: Path, subscribe: Listen) -> None:
     async with (
         serving(tmp_path, server={"drainTimeoutMs": 3_600_000}) as process,
         aiohttp.ClientSession() as session,
     ):
         browser = Browser(process.base, session)
-        streams = [await hear(browser) for _ in range(20)]
+        streams = [await subscribe(browser) for _ in range(20)]
         process.signal(signal.SIGTERM)
         retries = {(await heard.rest())[-1].retry for heard in streams}
         assert await process.ended() == 0
@@ -234,14 +237,14 @@ async def test_streams_of_a_process_end_in_good_order(tmp_path: Path, hear: List
 
 
 @pytest.mark.process
-async def test_a_write_on_one_worker_is_heard_on_the_others(tmp_path: Path, hear: Listen) -> None:
+async def test_a_write_on_one_worker_is_heard_on_the_others(tmp_path: Path, subscribe: Listen) -> None:
     connector = aiohttp.TCPConnector(force_close=True)
     async with (
         serving(tmp_path, server={"workers": 2}) as process,
         aiohttp.ClientSession(connector=connector) as session,
     ):
         browser = Browser(process.base, session)
-        streams = [await hear(browser, collections="notes") for _ in range(16)]
+        streams = [await subscribe(browser, collections="notes") for _ in range(16)]
         for number in range(16):
             assert (await browser.push(f"notes/{number}", {})).status == 200
         told = [ids(await heard.events(16)) for heard in streams]
@@ -263,9 +266,9 @@ async def test_a_process_may_have_as_many_connections_as_the_system_allows(tmp_p
 
 
 async def test_a_process_that_stood_still_does_not_make_up_for_every_beat(
-    serve: Serve, hear: Listen, start: StartService
+    serve: Serve, subscribe: Listen, start: StartService
 ) -> None:
-    heard = await hear(await serve(NOTES))
+    heard = await subscribe(await serve(NOTES))
     await heard.block()
     (app,) = start.apps  # type: ignore[attr-defined]
     subscribers = app.subscribers

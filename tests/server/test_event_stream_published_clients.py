@@ -56,12 +56,12 @@ async def test_the_python_client_reads_changes_with_headers_that_stay_the_same(
 
 
 async def test_no_stream_says_nothing_for_as_long_as_the_python_client_waits(
-    serve: Serve, hear: Listen, start: Start, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, subscribe: Listen, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert sse.HEARTBEAT_S == 4.0  # it waits for 5 s, and a busy server may be late
     browser, streams = await serve(NOTES), sse.HEARTBEAT_BUCKETS + 4
     for _ in range(streams):
-        await hear(browser)
+        await subscribe(browser)
     (app,) = start.apps  # type: ignore[attr-defined]
     hub = app.subscribers
     beats = defaultdict[sse.SSEConnection, list[float]](list)

@@ -13,7 +13,7 @@ import pytest
 from support.clients import Browser
 from support.s3_fault_proxy import FaultProxy
 from support.server_process import serving
-from support.sse_client import Heard, listen
+from support.sse_client import EventStream, listen
 
 pytestmark = pytest.mark.process
 
@@ -25,7 +25,7 @@ async def told(base: str, chances: random.Random) -> AsyncGenerator[Any, None]:
     place = ""
     async with aiohttp.ClientSession() as session:
         while True:
-            heard: Heard | None = None
+            heard: EventStream | None = None
             try:
                 heard = await listen(
                     Browser(base, session),

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from support.clients import Browser, Start
 from support.collections import PUBLIC, collection
-from support.plugin_samples import Told
+from support.plugin_samples import NotifiedPlugin
 from support.projection_site import LISTS, NOTES, TITLES, Site, entry
 from support.sse_client import Listen, Serve
 
@@ -34,9 +34,9 @@ async def put(browser: Browser, path: str, data: Data, **members: object) -> Dat
     return answer
 
 
-async def test_a_write_is_told_in_each_namespace_as_that_knows_it(serve: Serve, hear: Listen) -> None:
+async def test_a_write_is_told_in_each_namespace_as_that_knows_it(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(TEXTS, namespaces={"acme": {"collections": [PAPERS]}})
-    root, acme = await hear(browser), await hear(browser, "/acme/events")
+    root, acme = await subscribe(browser), await subscribe(browser, "/acme/events")
     first = await put(browser, "/acme/push/n/r/1", {"n": 1})
     second = await put(browser, "/push/n/r/2", {"n": 2})
     assert await root.events(2) == [
@@ -50,12 +50,12 @@ async def test_a_write_is_told_in_each_namespace_as_that_knows_it(serve: Serve, 
 
 
 async def test_what_one_collection_only_pushes_is_told_of_the_one_that_pulls(
-    serve: Serve, hear: Listen
+    serve: Serve, subscribe: Listen
 ) -> None:
     browser = await serve(INBOX, READ)
     everything, one = (
-        await hear(browser),
-        await hear(browser, collections="read", params={"read": {"letter": "b"}}),
+        await subscribe(browser),
+        await subscribe(browser, collections="read", params={"read": {"letter": "b"}}),
     )
     for id_ in "ab":
         await browser.push(f"in/{id_}", {"n": 1})
@@ -65,44 +65,46 @@ async def test_what_one_collection_only_pushes_is_told_of_the_one_that_pulls(
         ("read", {"letter": "a"}),
         ("read", {"letter": "b"}),
     ]
-    assert (await hear(browser, collections="inbox")).status == 401
+    assert (await subscribe(browser, collections="inbox")).status == 401
 
 
 async def test_parameters_are_wanted_by_the_names_of_the_collection_that_is_followed(
-    serve: Serve, hear: Listen
+    serve: Serve, subscribe: Listen
 ) -> None:
     browser = await serve(TEXTS, namespaces={"acme": {"collections": [PAPERS]}})
-    heard = await hear(browser, "/acme/events", params={"papers": {"desk": "b"}})
+    heard = await subscribe(browser, "/acme/events", params={"papers": {"desk": "b"}})
     for room in "abc":
         await put(browser, f"/push/n/{room}/1", {})
     await put(browser, "/acme/push/n/b/2", {})
     assert [told["params"]["sheet"] for told in await heard.events(2)] == ["1", "2"]
 
 
-async def test_who_resumes_is_told_once_of_each_write_whoever_made_it(serve: Serve, hear: Listen) -> None:
+async def test_who_resumes_is_told_once_of_each_write_whoever_made_it(
+    serve: Serve, subscribe: Listen
+) -> None:
     browser = await serve(TEXTS, INBOX, READ, namespaces={"acme": {"collections": [PAPERS]}})
-    begun = (await (await hear(browser)).block()).id
+    begun = (await (await subscribe(browser)).block()).id
     for at in range(3):
         await put(browser, f"/acme/push/n/r/{at}", {})
         await put(browser, f"/push/in/{at}", {})
     place, told = begun, []
     for _ in range(6):
-        heard = await hear(browser, lastEventId=place)
+        heard = await subscribe(browser, lastEventId=place)
         event = await heard.event()
         told.append((event.data["collection"], *event.data["params"].values()))
         place = event.id
         await heard.close()
     assert told == [each for at in "012" for each in (("texts", "r", at), ("read", at))]
     await put(browser, "/push/in/last", {})
-    assert (await (await hear(browser, lastEventId=place)).event()).data["params"] == {"letter": "last"}
+    assert (await (await subscribe(browser, lastEventId=place)).event()).data["params"] == {"letter": "last"}
 
 
 async def test_a_key_that_literal_segments_give_to_another_collection_is_told_there_alone(
-    serve: Serve, hear: Listen
+    serve: Serve, subscribe: Listen
 ) -> None:
     plan = {"name": "plan", "storagePath": "n/{room}/plan", **PUBLIC}
     browser = await serve(TEXTS, plan, namespaces={"acme": {"collections": [PAPERS]}})
-    heard = await hear(browser)
+    heard = await subscribe(browser)
     await put(browser, "/acme/push/n/r/plan", {})
     await put(browser, "/acme/push/n/r/other", {})
     told = await heard.events(2)
@@ -114,13 +116,13 @@ async def test_a_key_that_literal_segments_give_to_another_collection_is_told_th
 
 @pytest.mark.parametrize("kind", ["log", "file"])
 async def test_appends_and_files_are_told_to_those_who_share_their_keys(
-    serve: Serve, hear: Listen, kind: str
+    serve: Serve, subscribe: Listen, kind: str
 ) -> None:
     more: Data = {"appendOnly": {"requireAuthorSignature": False}}
     if kind == "file":
         more = {"allowedMimeTypes": ["text/plain"]}
     browser = await serve(TEXTS | more, namespaces={"acme": {"collections": [PAPERS | more]}})
-    heard = await hear(browser)
+    heard = await subscribe(browser)
     if kind == "file":
         response = await browser.request("POST", "/acme/push/n/r/1", b"hello", {"Content-Type": "text/plain"})
     else:
@@ -133,7 +135,7 @@ async def test_appends_and_files_are_told_to_those_who_share_their_keys(
 async def test_plugins_are_told_once_of_a_write_that_several_share(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    told = Told()
+    told = NotifiedPlugin()
     settings = {"collections": [TEXTS], "namespaces": {"acme": {"collections": [PAPERS]}}}
     browser = Browser(await start(settings, plugins=[told]), session)
     await put(browser, "/acme/push/n/r/1", {})
@@ -144,7 +146,7 @@ async def test_plugins_are_told_once_of_a_write_that_several_share(
     ]
 
 
-async def test_event_batches_are_announced_by_file_name(serve: Serve, hear: Listen) -> None:
+async def test_event_batches_are_announced_by_file_name(serve: Serve, subscribe: Listen) -> None:
     clicks = {"name": "clicks", "storagePath": "clicks/{app}/{batch}", **PUBLIC}
     lake = {"name": "lake", "storagePath": "lake/{app}/{file}", "allowedMimeTypes": ["*/*"], **PUBLIC}
     browser = await serve(
@@ -152,7 +154,7 @@ async def test_event_batches_are_announced_by_file_name(serve: Serve, hear: List
         events=[{"collection": "clicks", "storagePath": "lake/{app}/{batch}"}],
         namespaces={"raw": {"collections": [lake]}},
     )
-    root, raw = await hear(browser), await hear(browser, "/raw/events")
+    root, raw = await subscribe(browser), await subscribe(browser, "/raw/events")
     answer = (await browser.push("clicks/web/new", {"events": [{"event": "a"}]})).json
     await put(browser, "/raw/push/lake/web/x", {})
     await browser.push("clicks/web/new", {"events": [{"event": "b"}]})
@@ -170,7 +172,9 @@ def as_before(collection: str, params: Mapping[str, str], namespace: str | None 
     return Change(json.dumps(told if namespace is None else told | {"namespace": namespace}).encode())
 
 
-async def test_changes_of_an_earlier_version_are_told_in_the_same_way(serve: Serve, hear: Listen) -> None:
+async def test_changes_of_an_earlier_version_are_told_in_the_same_way(
+    serve: Serve, subscribe: Listen
+) -> None:
     log = MemoryCoordinator()
     begun = await log.last_id()
     await log.append(
@@ -178,7 +182,7 @@ async def test_changes_of_an_earlier_version_are_told_in_the_same_way(serve: Ser
     )
     await log.append([as_before("gone", {"id": "a"}), as_before("texts", {"id": "a"})])
     browser = await serve(TEXTS, INBOX, READ, namespaces={"acme": {"collections": [PAPERS]}}, coordinator=log)
-    heard = await hear(browser, lastEventId=begun)
+    heard = await subscribe(browser, lastEventId=begun)
     await put(browser, "/push/n/r/2", {})
     told = await heard.events(3)
     assert [(each["collection"], each["params"]) for each in told] == [
@@ -189,14 +193,14 @@ async def test_changes_of_an_earlier_version_are_told_in_the_same_way(serve: Ser
 
 
 async def test_what_a_collection_wrote_that_has_another_name_now_is_told_by_that(
-    serve: Serve, hear: Listen
+    serve: Serve, subscribe: Listen
 ) -> None:
     log = MemoryCoordinator()
     before = await serve(TEXTS, coordinator=log)
-    begun = (await (await hear(before)).block()).id
+    begun = (await (await subscribe(before)).block()).id
     await put(before, "/push/n/r/1", {})
     after = await serve(PAPERS, coordinator=log)
-    (told,) = await (await hear(after, lastEventId=begun)).events(1)
+    (told,) = await (await subscribe(after, lastEventId=begun)).events(1)
     assert (told["collection"], told["params"]) == ("papers", {"desk": "r", "sheet": "1"})
 
 

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Reply, Signed, Start, root_device
 from support.plugin_samples import Roles
-from support.sse_client import Heard, listen
+from support.sse_client import EventStream, listen
 
 from pysync.errors import Forbidden
 from pysync.plugins import PluginRequest
@@ -152,7 +152,7 @@ async def old_version(scene: Scene, reader: Signed) -> Seen | None:
     return None if reply.status == 403 else Seen(reply.json["data"], reply.json["hash"])
 
 
-async def heard_of(scene: Scene, heard: Heard, hash_: str) -> Seen | None:
+async def heard_of(scene: Scene, heard: EventStream, hash_: str) -> Seen | None:
     """What a stream tells of a write to `docs`, before the write to `marks` that follows it."""
     assert heard.status == 200, heard.body
     told = (await heard.event()).data

@@ -14,7 +14,7 @@ import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, Start, root_device
 from support.collections import PUBLIC, limit_of
 from support.faulty_store import FaultyStore
-from support.plugin_samples import Reading, Roles, Told, batch
+from support.plugin_samples import NotifiedPlugin, Reading, Roles, batch
 from yarl import URL
 
 from pysync import plugins
@@ -596,7 +596,7 @@ async def test_an_expired_file_is_missing_and_is_swept(
 async def test_a_push_is_told_to_followers_and_plugins(
     start: Start, session: aiohttp.ClientSession, store: Store
 ) -> None:
-    told = Told()
+    told = NotifiedPlugin()
     base = await start({"collections": [MINE]}, store, plugins=[told])
     client = Unsigned(base, session, SUBJECT, root_device(SUBJECT))
     key = f"u/{SUBJECT.user_id}/a"
@@ -622,7 +622,7 @@ async def test_plugins_may_answer_pulls_of_files(start: Start, session: aiohttp.
     assert (await browser.pull("photos/a")).body == b"another"
     assert (await browser.pull("photos/b")).body == BYTES
     assert (await browser.pull("mixed/a")).body == BYTES
-    assert [request.key for request in reading.asked] == ["photos/a", "photos/b", "mixed/a"]
+    assert [request.key for request in reading.queries] == ["photos/a", "photos/b", "mixed/a"]
 
 
 async def test_roles_that_plugins_give_open_files(start: Start, session: aiohttp.ClientSession) -> None:

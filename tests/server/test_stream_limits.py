@@ -10,7 +10,7 @@ from support.change_feed import NOTES as TOPIC
 from support.change_feed import Log, following
 from support.clients import SUBJECT, Signed, Start, root_device
 from support.collections import MINE, NOTES
-from support.sse_client import Heard, Listen, Serve
+from support.sse_client import EventStream, Listen, Serve
 
 from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition
 from pysync.model import ANONYMOUS
@@ -20,7 +20,7 @@ from pysync.server.sse import SSEConnection, SSEHub, StreamLimits
 from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
 
 
-def said(heard: Heard) -> tuple[int, str, str]:
+def said(heard: EventStream) -> tuple[int, str, str]:
     return heard.status, json.loads(heard.body)["code"], heard.headers["Retry-After"]
 
 
@@ -28,35 +28,35 @@ FULL = 503, "overloaded", str(sse.RETRY_AFTER_S)
 
 
 async def test_beyond_the_streams_that_may_be_open_another_is_refused_until_one_ends(
-    serve: Serve, hear: Listen
+    serve: Serve, subscribe: Listen
 ) -> None:
     browser = await serve(NOTES, server={"maxStreams": 2})
-    first, second = await hear(browser), await hear(browser)
+    first, second = await subscribe(browser), await subscribe(browser)
     assert (first.status, second.status) == (200, 200)
-    assert said(await hear(browser)) == FULL
+    assert said(await subscribe(browser)) == FULL
     page = (await browser.request("GET", "/metrics")).body
     assert b'\npysync_rejected_streams_total{limit="maxStreams"} 1.0\n' in page
     assert (await browser.push("notes/a", {})).status == 200
     assert (await second.event()).data["params"] == {"id": "a"}
     await first.close()
-    while (again := await hear(browser)).status != 200:
+    while (again := await subscribe(browser)).status != 200:
         assert said(again) == FULL
     await browser.push("notes/b", {})
     assert (await again.event()).data["params"] == {"id": "b"}
 
 
 async def test_one_caller_leaves_streams_to_others(
-    serve: Serve, hear: Listen, session: aiohttp.ClientSession
+    serve: Serve, subscribe: Listen, session: aiohttp.ClientSession
 ) -> None:
     browser = await serve(NOTES, MINE, server={"maxStreamsPerCaller": 1})
     me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
-    assert [(await hear(who)).status for who in (browser, browser, me, me)] == [200, 503, 200, 503]
+    assert [(await subscribe(who)).status for who in (browser, browser, me, me)] == [200, 503, 200, 503]
     page = (await browser.request("GET", "/metrics")).body
     assert b'\npysync_rejected_streams_total{limit="maxStreamsPerCaller"} 2.0\n' in page
 
 
 async def test_of_streams_that_begin_together_no_more_stay_than_there_is_room_for(
-    serve: Serve, hear: Listen, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, subscribe: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     browser = await serve(NOTES, server={"maxStreams": 2})
     release, arrived = asyncio.Event(), 0
@@ -69,7 +69,7 @@ async def test_of_streams_that_begin_together_no_more_stay_than_there_is_room_fo
         return await resolve(self, after)
 
     monkeypatch.setattr(ChangeDispatcher, "resolve_start", held)
-    beginning = [asyncio.ensure_future(hear(browser)) for _ in range(5)]
+    beginning = [asyncio.ensure_future(subscribe(browser)) for _ in range(5)]
     while arrived < 5:
         await asyncio.sleep(0)
     release.set()
@@ -77,7 +77,7 @@ async def test_of_streams_that_begin_together_no_more_stay_than_there_is_room_fo
     assert [heard.status for heard in streams] == [200] * 5
     await browser.push("notes/a", {})
 
-    async def told(heard: Heard) -> bool:
+    async def told(heard: EventStream) -> bool:
         """True for an event, False for a stream that ends with the time after which to try again."""
         while (block := await heard.block()).data is None:
             if block.retry is not None:
@@ -88,11 +88,11 @@ async def test_of_streams_that_begin_together_no_more_stay_than_there_is_room_fo
     assert sorted([await told(heard) for heard in streams]) == [False] * 3 + [True] * 2
 
 
-async def test_addresses_of_one_ipv6_network_are_one_caller(serve: Serve, hear: Listen) -> None:
+async def test_addresses_of_one_ipv6_network_are_one_caller(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(NOTES, server={"maxStreamsPerCaller": 1, "trustedProxyHops": 1})
 
     async def opened_from(address: str) -> int:
-        return (await hear(browser, headers={"X-Forwarded-For": address})).status
+        return (await subscribe(browser, headers={"X-Forwarded-For": address})).status
 
     addresses = "2001:db8::1", "2001:db8::ffff:1", "2001:db8:0:1::1", "192.0.2.7", "::ffff:192.0.2.7"
     assert [await opened_from(address) for address in addresses] == [200, 503, 200, 200, 503]

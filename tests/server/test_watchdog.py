@@ -11,7 +11,7 @@ from pysync.server.supervisor import ROUNDS
 from pysync.server.watchdog import LoopWatchdog
 
 
-class Heard(logging.Handler):
+class EventStream(logging.Handler):
     """Sets `heard` once something was logged."""
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Heard(logging.Handler):
 async def test_a_loop_that_hangs_is_logged_with_the_stacks_and_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    handler = Heard()
+    handler = EventStream()
 
     def hang_here() -> None:
         assert handler.heard.wait()

@@ -19,9 +19,9 @@ from support.depth import depth
 from support.worker_processes import (
     WORKERS,
     Service,
-    asked_everybody,
     gone,
     on_fresh_connection,
+    replies_of_all_workers,
     runs,
     until,
     workers,
@@ -42,7 +42,7 @@ async def health(browser: Browser) -> Reply:
 
 async def test_every_worker_answers_and_says_in_its_log_who_it_is(tmp_path: Path) -> None:
     async with workers(tmp_path) as service:
-        assert {reply.status for reply in await asked_everybody(service.base, health)} == {200}
+        assert {reply.status for reply in await replies_of_all_workers(service.base, health)} == {200}
         assert all(map(runs, service.pids().values()))
         assert set(service.pids()) == {1, 2, 3, 4}
         service.signal(signal.SIGTERM)
@@ -64,7 +64,7 @@ async def test_a_replay_is_refused_by_every_worker(tmp_path: Path) -> None:
             headers = signer.headers("GET", f"/pull/{key}", b"")
             at_once = await asyncio.gather(*(on_fresh_connection(service.base, pull) for _ in range(16)))
             assert sorted(reply.status for reply in at_once) == [200] + [401] * 15
-            assert {reply.status for reply in await asked_everybody(service.base, pull)} == {401}
+            assert {reply.status for reply in await replies_of_all_workers(service.base, pull)} == {401}
 
 
 async def test_no_append_is_lost_or_doubled_and_no_replay_accepted(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ async def test_no_two_writes_have_one_etag(tmp_path: Path) -> None:
             async def push(browser: Browser, n: int = n) -> Reply:
                 return await browser.push(f"notes/{n}-{os.urandom(4).hex()}", {"n": n})
 
-            await asked_everybody(service.base, push)
+            await replies_of_all_workers(service.base, push)
     with closing(sqlite3.connect(tmp_path / "data" / "pysync.db")) as database:
         ((writes, etags),) = database.execute("SELECT count(*), count(DISTINCT etag) FROM object").fetchall()
     assert writes == etags >= 40
@@ -159,7 +159,7 @@ async def test_what_was_acknowledged_outlives_its_worker_and_others_take_its_pla
             await event.wait()
             await service.kill(number)
         await clients
-        await asked_everybody(service.base, health)
+        await replies_of_all_workers(service.base, health)
         reader = Signed(service.base, session, SUBJECT, root_device(SUBJECT))
         elements = (await reader.pull(f"{key}?full=true")).json["data"]["items"]
         held = [(element["data"]["client"], element["data"]["n"]) for element in elements]
@@ -187,7 +187,7 @@ async def test_a_worker_that_dies_again_and_again_is_replaced_with_growing_delay
         os.kill(polite, signal.SIGTERM)
         await until(lambda: service.pids()[1] != polite)
         assert "worker 1 ended with status 0; another starts" in [e["message"] for e in service.entries()]
-        await asked_everybody(service.base, health, 2)
+        await replies_of_all_workers(service.base, health, 2)
 
 
 async def unfinished(service: Service) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -229,7 +229,7 @@ async def test_a_hangup_is_logged_once_and_ends_nobody(tmp_path: Path) -> None:
         for pid in (*pids.values(), service.process.pid):
             os.kill(pid, signal.SIGHUP)
         await until(lambda: any("SIGHUP" in entry["message"] for entry in service.entries()))
-        assert {reply.status for reply in await asked_everybody(service.base, health)} == {200}
+        assert {reply.status for reply in await replies_of_all_workers(service.base, health)} == {200}
         assert all(map(runs, pids.values()))
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
@@ -318,7 +318,7 @@ async def test_a_service_follows_another_at_its_address_at_once(tmp_path: Path) 
 @pytest.mark.parametrize("host", ["localhost", "0.0.0.0", "::1"])
 async def test_workers_listen_wherever_one_process_would(tmp_path: Path, host: str) -> None:
     async with workers(tmp_path, server={"host": host, "workers": 2}) as service:
-        await asked_everybody(service.base, health, 2)
+        await replies_of_all_workers(service.base, health, 2)
 
 
 def test_worker_start_failure_is_reported_once_as_by_a_single_process(tmp_path: Path) -> None:
@@ -343,9 +343,9 @@ async def test_any_worker_tells_the_metrics_of_all_and_no_count_goes_back(tmp_pa
     async with workers(tmp_path) as service:
         told = 0
         for number in (1, 2, 3):
-            sent = len(await asked_everybody(service.base, health))
+            sent = len(await replies_of_all_workers(service.base, health))
             # Once each has told, all have written what they counted.
-            pages = await asked_everybody(service.base, metrics)
+            pages = await replies_of_all_workers(service.base, metrics)
             pages.append(await on_fresh_connection(service.base, metrics))
             counts = [healths(page) for page in pages]
             assert told <= counts[0]
@@ -353,7 +353,7 @@ async def test_any_worker_tells_the_metrics_of_all_and_no_count_goes_back(tmp_pa
             assert counts[-1] == told + sent
             await service.kill(number)
             told = counts[-1]
-        after = [healths(page) for page in await asked_everybody(service.base, metrics)]
+        after = [healths(page) for page in await replies_of_all_workers(service.base, metrics)]
         assert set(after) == {told}
 
 
@@ -377,5 +377,5 @@ async def test_a_worker_that_is_stopped_is_replaced_and_counted(tmp_path: Path) 
         await until(lambda: service.pids()[1] != stopped)
         assert not runs(stopped)
         assert any("worker 1 has not answered" in entry["message"] for entry in service.entries())
-        replies = await asked_everybody(service.base, metrics, 2)
+        replies = await replies_of_all_workers(service.base, metrics, 2)
         assert all(b'replacements_total{reason="stalled"}' in reply.body for reply in replies)

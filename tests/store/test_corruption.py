@@ -271,7 +271,7 @@ async def test_nobody_gets_a_role_by_a_damaged_access_document(
 
 
 async def test_a_stream_is_cut_where_a_damaged_access_document_decides(
-    start: Start, session: aiohttp.ClientSession, hear: Listen
+    start: Start, session: aiohttp.ClientSession, subscribe: Listen
 ) -> None:
     """So nobody hears of what may not be theirs."""
     plans = {"name": "plans", "storagePath": "spaces/{spaceId}/{id}", "readRoles": ["space:member"]}
@@ -281,7 +281,7 @@ async def test_a_stream_is_cut_where_a_damaged_access_document_decides(
     access = json.dumps({"data": {"owner": ISSUER.user_id, "amount": 101}}).encode()
     await store.put("spaces/s/_access", _core.decode_push(access).stored(1))
     member = Signed(base, session, ISSUER, root_device(ISSUER))
-    stream = await hear(member, collections="plans")
+    stream = await subscribe(member, collections="plans")
     await Browser(base, session).push("spaces/s/a", {"n": 1})
     assert [event["params"]["id"] for event in await stream.events(1)] == ["a"]
     await damage(store, "spaces/s/_access")

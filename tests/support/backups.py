@@ -18,7 +18,7 @@ from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 from support.store_samples import contents
 
-Told = list[tuple[str, str]]
+Reports = list[tuple[str, str]]
 
 
 class MemoryTarget:
@@ -70,12 +70,12 @@ async def maker_of(
     source: SnapshotSource,
     target: BackupTarget,
     clock: FakeClock | None = None,
-    told: Told | None = None,
+    reports: Reports | None = None,
     repository: Repository | None = None,
 ) -> AsyncIterator[BackupMaker]:
     """A maker of backups, which leaves the source open."""
     repository = repository or await Repository.open(target, create=True)
-    problems: Told = [] if told is None else told
+    problems: Reports = [] if reports is None else reports
     maker = BackupMaker(
         source, repository, clock or FakeClock(), lambda key, why: problems.append((key, why))
     )
@@ -83,7 +83,7 @@ async def maker_of(
         yield maker
     finally:
         await maker.close()
-        assert told is not None or problems == []
+        assert reports is not None or problems == []
 
 
 async def back_up(
@@ -103,7 +103,7 @@ async def restored(
     snapshot = snapshot or await repository.newest()
     assert snapshot is not None
     assert snapshot.is_complete
-    store, told = MemoryStore(), list[tuple[str, str]]()
-    await Restorer(repository, store, lambda key, why: told.append((key, why))).restore(snapshot)
-    assert told == []
+    store, reports = MemoryStore(), list[tuple[str, str]]()
+    await Restorer(repository, store, lambda key, why: reports.append((key, why))).restore(snapshot)
+    assert reports == []
     return await contents(store)

@@ -20,6 +20,6 @@ def rot(path: Path, at: int = 0, bit: int = 1) -> None:
 
 async def damages(store: Store) -> list[Damage]:
     """Return the findings of a verifier of the store."""
-    told: list[Damage] = []
-    await Verifier(store, told.append).run()
-    return told
+    found: list[Damage] = []
+    await Verifier(store, found.append).run()
+    return found

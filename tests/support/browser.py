@@ -59,7 +59,7 @@ class Chromium:
                 elif not reply.done():
                     reply.set_result(message["result"])
             elif message.get("sessionId") in self._windows:
-                self._windows[message["sessionId"]].hear(message["method"], message["params"])
+                self._windows[message["sessionId"]].on_event(message["method"], message["params"])
 
 
 class Window:
@@ -93,10 +93,10 @@ class Window:
 
     async def until(self, condition: str) -> None:
         """Return when an expression is true in the page. Raises AssertionError where that takes too long."""
-        look = f"const look = () => {{ if ({condition}) resolve(); else setTimeout(look, 10); }}; look();"
+        poll = f"const look = () => {{ if ({condition}) resolve(); else setTimeout(look, 10); }}; look();"
         try:
             async with asyncio.timeout(WAIT_S):
-                await self.run(f"new Promise((resolve) => {{ {look} }})")
+                await self.run(f"new Promise((resolve) => {{ {poll} }})")
         except TimeoutError:
             shown = await self.run(
                 "[document.body.innerText, ...Array.from("
@@ -123,7 +123,7 @@ class Window:
             if not node["ignored"] and node["role"]["value"] in ("button", "link", "textbox")
         ]
 
-    def hear(self, event: str, params: dict[str, Any]) -> None:
+    def on_event(self, event: str, params: dict[str, Any]) -> None:
         """Take an event of the browser's."""
         if event == "Page.loadEventFired":
             self._loaded.set()

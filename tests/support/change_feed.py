@@ -28,8 +28,8 @@ def note(id_: object, namespace: str | None = None) -> Change:
 class Ear:
     """A listener that remembers. `slow`: it takes a while after each event."""
 
-    def __init__(self, place: str, interest: Mapping[Topic, Mapping[str, str]] | None = None) -> None:
-        self.cursor = place
+    def __init__(self, cursor: str, interest: Mapping[Topic, Mapping[str, str]] | None = None) -> None:
+        self.cursor = cursor
         self.account = ""
         self.filter = {NOTES: {}} if interest is None else interest
         self.needs_authorization = False
@@ -46,8 +46,8 @@ class Ear:
             self.heard.append(event.params["id"])
         self.is_writable = not self.slow
 
-    def reset(self, place: str) -> None:
-        self.cursor = place
+    def reset(self, cursor: str) -> None:
+        self.cursor = cursor
         self.resets += 1
 
     def abort(self) -> None:
@@ -62,9 +62,9 @@ class Ear:
 class Log(MemoryCoordinator):
     """A log that takes its time: each read lets others have so many turns."""
 
-    def __init__(self, turns: Sequence[int] = (), retention: Retention = Retention()) -> None:  # noqa: B008
+    def __init__(self, ticks: Sequence[int] = (), retention: Retention = Retention()) -> None:  # noqa: B008
         super().__init__(retention=retention)
-        self._turns = iter(turns)
+        self._ticks = iter(ticks)
         self.reads = self.found = 0
         self.fails = 0
         self._held: list[tuple[asyncio.Event, asyncio.Event]] = []
@@ -76,7 +76,7 @@ class Log(MemoryCoordinator):
 
     async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
         self.reads += 1
-        for _ in range(next(self._turns, 0)):
+        for _ in range(next(self._ticks, 0)):
             await asyncio.sleep(0)
         if self.fails:
             self.fails -= 1
@@ -86,7 +86,7 @@ class Log(MemoryCoordinator):
             arrived, release = self._held.pop()
             arrived.set()
             await release.wait()
-        for _ in range(next(self._turns, 0)):
+        for _ in range(next(self._ticks, 0)):
             await asyncio.sleep(0)
         return found
 
@@ -105,8 +105,8 @@ async def anybody(plan: Deliveries) -> Authorize:
 class Keys:
     """Every collection pulls what it writes, and nothing else."""
 
-    def matches(self, subject: DocumentRef) -> list[KeyMatch]:
-        return [KeyMatch((subject.namespace, subject.collection), subject.params, "key")]
+    def matches(self, ref: DocumentRef) -> list[KeyMatch]:
+        return [KeyMatch((ref.namespace, ref.collection), ref.params, "key")]
 
     def may_write_to(self, topics: Iterable[Topic]) -> OriginFilter:
         return {origin(*topic) for topic in topics}.__contains__
@@ -115,8 +115,8 @@ class Keys:
 class Followed(ChangeDispatcher):
     """A feed whose listeners may begin in the past."""
 
-    def __init__(self, log: Log, permits: AuthorizeDeliveries, most_missed: int = 20_000) -> None:
-        super().__init__(log, Keys(), permits)
+    def __init__(self, log: Log, authorize: AuthorizeDeliveries, most_missed: int = 20_000) -> None:
+        super().__init__(log, Keys(), authorize)
         self.bring = CatchUp(self, most_missed).catch_up
 
 

@@ -44,7 +44,7 @@ class Shell:
         assert (status, errors) == (0, "")
         return json.loads(output)
 
-    async def ask(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
+    async def run_async(self, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
         """`run`, while a service in this process answers."""
         return await asyncio.to_thread(self.run, *arguments, stdin=stdin)
 

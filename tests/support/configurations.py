@@ -21,9 +21,9 @@ def config(*collections: dict[str, Any], **members: Any) -> dict[str, Any]:
 
 
 def faults(value: object, environ: dict[str, str] | None = None) -> list[tuple[str, str]]:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         parse(value, environ or {})
-    return [(problem.path, problem.message) for problem in refused.value.problems]
+    return [(problem.path, problem.message) for problem in rejected.value.problems]
 
 
 def only(value: object) -> tuple[str, str]:

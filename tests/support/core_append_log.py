@@ -19,10 +19,10 @@ class Kept:
     objects: dict[str, bytes] = field(default_factory=dict)
 
     def append(
-        self, wanted: list[twin.Element], now_ms: int, max_count: int | None, marks: list[str]
+        self, wanted: list[twin.Element], now_ms: int, max_count: int | None, write_ids: list[str]
     ) -> list[twin.Outcome]:
         bodies = [core.decode_append(element.body) for element in wanted]
-        self.head, outcomes = self.head.append(list(zip(bodies, marks, strict=True)), now_ms, max_count)
+        self.head, outcomes = self.head.append(list(zip(bodies, write_ids, strict=True)), now_ms, max_count)
         return outcomes
 
     def seal(self, max_bytes: int) -> None:

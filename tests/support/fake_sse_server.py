@@ -32,12 +32,12 @@ class Script:
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-def told(said: bytes | str = b"", end: End = End.CLOSE) -> Script:
+def streamed(said: bytes | str = b"", end: End = End.CLOSE) -> Script:
     """A stream that says `said`."""
     return Script(HEAD + (said.encode() if isinstance(said, str) else said), end)
 
 
-def refused(status: int, code: str, headers: str = "") -> Script:
+def rejected(status: int, code: str, headers: str = "") -> Script:
     """An error answer. Each of `headers` ends in a line break of HTTP."""
     body = orjson.dumps({"error": code, "code": code})
     head = f"HTTP/1.1 {status} No\r\nContent-Type: application/json\r\n{headers}Content-Length: {len(body)}"

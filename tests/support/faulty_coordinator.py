@@ -78,13 +78,13 @@ class Scene(NamedTuple):
     coordinator: FaultyCoordinator
     outbox: Outbox
 
-    async def told(self) -> list[str]:
+    async def announced(self) -> list[str]:
         """What followers have been told, in order."""
         found = await self.coordinator.read("", 10_000)
         assert found is not None
         return [found.text.decode() for _, found in found]
 
-    async def heal(self) -> None:
+    async def recover(self) -> None:
         """What the service does some time later, once everything can be reached again."""
         self.store.reset()
         self.coordinator.restart()
@@ -135,7 +135,7 @@ async def announced_despite_faults(
                 await chosen.choice(nodes).recover(early=chosen.random() < 0.5)
     coordinator.restart()
     await nodes[1].flush_outcomes()
-    await Scene(clock, kept, store, coordinator, nodes[0]).heal()
+    await Scene(clock, kept, store, coordinator, nodes[0]).recover()
     found = await coordinator.read("", 10_000)
     assert found is not None
-    return list(dict.fromkeys(parse_change(told).hash for _, told in found))
+    return list(dict.fromkeys(parse_change(change).hash for _, change in found))

@@ -30,17 +30,17 @@ class FaultyOs:
         if name not in {*WRITES, *READS, "open"}:
             return real
 
-        def call(where: Any, *args: Any, **options: Any) -> Any:
-            self._check(name, where, *args)
-            return real(where, *args, **options)
+        def call(target: Any, *args: Any, **options: Any) -> Any:
+            self._check(name, target, *args)
+            return real(target, *args, **options)
 
         return call
 
-    def _check(self, name: str, where: Any, *args: Any) -> None:
+    def _check(self, name: str, target: Any, *args: Any) -> None:
         if name == "open":
             writes = args[0] & (os.O_WRONLY | os.O_RDWR)
             name = "open-to-write" if writes else "open-to-read"
-        path = os.readlink(f"/proc/self/fd/{where}") if isinstance(where, int) else os.fspath(where)
+        path = os.readlink(f"/proc/self/fd/{target}") if isinstance(target, int) else os.fspath(target)
         if name in self.failing and Path(path).is_relative_to(self.folder):
             raise OSError(self.number, os.strerror(self.number), path)
 

@@ -127,23 +127,23 @@ class HttpConnection:
         """The body of the message whose head was read, in pieces; chunks with their framing, as they came.
         Raises IncompleteReadError where the connection ends before it."""
         if framing == "to_the_end":
-            while piece := await self.reader.read(CHUNK_BYTES):
-                yield piece
+            while chunk := await self.reader.read(CHUNK_BYTES):
+                yield chunk
         elif framing == "chunked":
-            async for piece in self._chunks():
-                yield piece
+            async for chunk in self._chunks():
+                yield chunk
         else:
-            async for piece in self._exactly(framing):
-                yield piece
+            async for chunk in self._exactly(framing):
+                yield chunk
 
     async def _exactly(self, size: int) -> AsyncGenerator[bytes, None]:
         left = size
         while left:
-            piece = await self.reader.read(min(left, CHUNK_BYTES))
-            if not piece:
+            chunk = await self.reader.read(min(left, CHUNK_BYTES))
+            if not chunk:
                 raise asyncio.IncompleteReadError(b"", left)
-            left -= len(piece)
-            yield piece
+            left -= len(chunk)
+            yield chunk
 
     async def _chunks(self) -> AsyncGenerator[bytes, None]:
         while True:
@@ -152,8 +152,8 @@ class HttpConnection:
             size = int(line.split(b";")[0], 16)
             if size == 0:
                 break
-            async for piece in self._exactly(size + 2):
-                yield piece
+            async for chunk in self._exactly(size + 2):
+                yield chunk
         while True:
             trailer = await self.reader.readuntil(b"\r\n")
             yield trailer
@@ -178,13 +178,13 @@ async def receive(head: MessageHead, client: HttpConnection) -> AsyncIterator[by
     framing = head.framing() or 0
     body = client.body(framing)
     if isinstance(framing, int) and framing <= BUFFER_BYTES:
-        return _replay([piece async for piece in body])
+        return _replay([chunk async for chunk in body])
     return body
 
 
-async def _replay(pieces: list[bytes]) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        yield piece
+async def _replay(chunks: list[bytes]) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
 
 
 async def exhaust(body: AsyncIterator[bytes]) -> None:
@@ -197,8 +197,8 @@ async def send(head: MessageHead, body: AsyncIterator[bytes], upstream: HttpConn
     connection; where upstream has had enough, its answer says why."""
     try:
         await upstream.send(bytes(head))
-        async for piece in body:
-            await upstream.send(piece)
+        async for chunk in body:
+            await upstream.send(chunk)
     except (OSError, asyncio.IncompleteReadError):
         upstream.abort()
 

@@ -54,7 +54,7 @@ def certify(folder: Path) -> None:
     (folder / "privkey.pem").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
-async def asking(
+async def open_request(
     base: str, method: str, target: str, headers: dict[str, str]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A connection on which the head of a request has been sent."""

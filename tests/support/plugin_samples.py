@@ -37,7 +37,7 @@ async def batch(browser: Browser, **params: list[dict[str, str]]) -> Any:
     return answer.json["collections"]
 
 
-class Told:
+class NotifiedPlugin:
     """Is told of writes."""
 
     def __init__(self, name: str = "told") -> None:
@@ -56,7 +56,7 @@ class Reading:
     def __init__(self, **answers: PullResponse | Exception) -> None:
         self.answers = answers
         self.before: list[PluginRequest] = []
-        self.asked: list[PluginRequest] = []
+        self.queries: list[PluginRequest] = []
 
     async def before_pull(self, request: PluginRequest) -> None:
         self.before.append(request)
@@ -65,7 +65,7 @@ class Reading:
             raise answer
 
     async def intercept_pull(self, request: PluginRequest) -> PullResponse | None:
-        self.asked.append(request)
+        self.queries.append(request)
         answer = self.answers.get(request.key.replace("/", "_"))
         assert not isinstance(answer, Exception)
         return answer
@@ -96,10 +96,10 @@ class Roles:
 
     name = "roles"
 
-    def __init__(self, held: Mapping[str, Iterable[str]]) -> None:
-        self.held = held
-        self.asked: list[PluginRequest] = []
+    def __init__(self, granted: Mapping[str, Iterable[str]]) -> None:
+        self.granted = granted
+        self.queries: list[PluginRequest] = []
 
     async def authorize(self, request: PluginRequest) -> Iterable[str]:
-        self.asked.append(request)
-        return self.held.get(request.caller.identity, ())
+        self.queries.append(request)
+        return self.granted.get(request.caller.identity, ())

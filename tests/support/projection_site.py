@@ -132,14 +132,14 @@ class Site:
         data = await self.data(key)
         return None if data is None else data["items"]
 
-    async def told(self, collection: str = "lists") -> list[Any]:
+    async def announced(self, collection: str = "lists") -> list[Any]:
         """The changes of a collection that followers have heard of."""
         found = await self.log.read("", 100_000)
         assert found is not None
-        told = [json.loads(change.text) for _, change in found]
-        for change in told:
+        changes = [json.loads(change.text) for _, change in found]
+        for change in changes:
             change.pop("key", None)
-        return [change for change in told if change["collection"] == collection]
+        return [change for change in changes if change["collection"] == collection]
 
     def count(self, what: str) -> int:
         return sum(n for (metric, _), n in self.counts.items() if metric == f"pysync_projection_{what}")

@@ -328,30 +328,30 @@ def batch_entries(
             if name in by_name:
                 _, template, _, scoped, _, _, most = by_name[name]
                 entry = _batch_entry(template, params_of_one, identity, suffixes)
-                asked = bounds[name][at] if name in bounds else None
-                if entry[0] == "read" and most is None and asked is not None:
+                requested = bounds[name][at] if name in bounds else None
+                if entry[0] == "read" and most is None and requested is not None:
                     entry = ("error", "append_params_not_supported")
                 elif entry[0] == "read" and scoped and not scope_allows(paths, identity, entry[1]):
                     entry = ("error", "Forbidden")
                 elif entry[0] == "read" and most is not None:
-                    since, newest, oldest = asked or (None, None, None)
+                    since, newest, oldest = requested or (None, None, None)
                     entry = ("tail", f"{entry[1]} {since} {newest} {oldest}")
             found[name].append(entry)
     return found
 
 
-def _listed(text: str | None, kinds: tuple[type, ...], refusal: type[Exception]) -> dict[str, list[Any]]:
+def _listed(text: str | None, kinds: tuple[type, ...], error_type: type[Exception]) -> dict[str, list[Any]]:
     if not text:
         return {}
     try:
         value = json.loads(text)
     except ValueError:
-        raise refusal from None
+        raise error_type from None
     well_formed = isinstance(value, dict) and all(
         isinstance(items, list) and all(isinstance(item, kinds) for item in items) for items in value.values()
     )
     if not well_formed:
-        raise refusal
+        raise error_type
     checked: dict[str, list[Any]] = value
     return checked
 

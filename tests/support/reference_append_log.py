@@ -119,14 +119,14 @@ def decode_append(body: bytes) -> tuple[bytes, bytes, int | None, str | None, st
     return reference.exact(data).encode(), reference.canonical(data).encode(), ts, pubkey, signature
 
 
-def starfish_document(log: Log, field: str = "items", beside: dict[str, Any] | None = None) -> dict[str, Any]:
+def starfish_document(log: Log, field: str = "items", extra: dict[str, Any] | None = None) -> dict[str, Any]:
     """A log as Starfish stores it in one document."""
-    data = {**(beside or {}), field: log.within()}
+    data = {**(extra or {}), field: log.within()}
     return {"v": 1, "data": data, "ts": log.ts_ms, "hash": log.hash}
 
 
 def starfish_chunks(
-    log: Log, key: str, chunk_size: int, beside: dict[str, Any] | None = None, behind: int = 0
+    log: Log, key: str, chunk_size: int, extra: dict[str, Any] | None = None, behind: int = 0
 ) -> dict[str, Any]:
     """A log as Starfish stores it in chunks: the values to store, by key. The head does not know of the
     `behind` newest elements, as after a crash between the two writes of an append."""
@@ -138,7 +138,7 @@ def starfish_chunks(
     stored[key] = {
         "v": 1,
         "seg": True,
-        "data": beside or {},
+        "data": extra or {},
         "n": known.count,
         "sealedN": first,
         "ts": known.ts_ms,

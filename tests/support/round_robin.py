@@ -5,21 +5,21 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 
 
-class _Turns:
+class _RoundRobin:
     def __init__(self, those: tuple[object, ...]) -> None:
         self._those = those
-        self._turn = 0
+        self._calls = 0
 
     def __getattr__(self, name: str) -> Any:
-        self._turn += 1
-        return getattr(self._those[self._turn % len(self._those)], name)
+        self._calls += 1
+        return getattr(self._those[self._calls % len(self._those)], name)
 
 
-def taking_turns(*those: T) -> T:
+def round_robin(*those: T) -> T:
     """One of which each call goes to the next of `those`."""
-    return cast(T, _Turns(those))
+    return cast(T, _RoundRobin(those))
 
 
-def first_of(turns: T) -> T:
+def first_member(robin: T) -> T:
     """The first of those that take turns."""
-    return cast(T, cast(_Turns, turns)._those[0])
+    return cast(T, cast(_RoundRobin, robin)._those[0])

@@ -273,11 +273,11 @@ class FaultProxy:
             self.statuses[answer.status] += 1
             await client.send(bytes(answer))
             left = fault.to_bytes if isinstance(fault, Truncate) else None
-            async for piece in body:
-                if not await client.send(piece[:left]):
+            async for chunk in body:
+                if not await client.send(chunk[:left]):
                     return False
                 if left is not None:
-                    left -= len(piece)
+                    left -= len(chunk)
                     if left <= 0:
                         return False
         return left is None and framing != "to_the_end" and not answer.closes()

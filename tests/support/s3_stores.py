@@ -52,7 +52,7 @@ async def opened(
     endpoint: str | None = None,
     *,
     shared: bool = False,
-    patience: RetryPolicy = HASTY,
+    retry_policy: RetryPolicy = HASTY,
     bucket: BucketCapabilities | None = None,
     **members: Any,
 ) -> AsyncIterator[S3Store]:
@@ -62,7 +62,7 @@ async def opened(
     is_usual = config == server.store(prefix) and not shared
     if is_usual:
         bucket = bucket or _PROBED.get(server.endpoint)
-    store = await S3Store.connect(config, shared=shared, retry_policy=patience, bucket=bucket)
+    store = await S3Store.connect(config, shared=shared, retry_policy=retry_policy, bucket=bucket)
     if is_usual:
         _PROBED[server.endpoint] = store.bucket
     try:

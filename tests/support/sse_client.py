@@ -13,11 +13,11 @@ import pytest
 import pytest_asyncio
 
 from support.clients import Browser, Start
-from support.nginx_fixture import asking
+from support.nginx_fixture import open_request
 
 
 @dataclass
-class Told:
+class StreamBlock:
     """One block of a stream: its lines, read."""
 
     id: str = ""
@@ -28,7 +28,7 @@ class Told:
 
 
 @dataclass
-class Heard:
+class EventStream:
     """An open stream. `last_id` is the newest id that came with a complete block."""
 
     status: int
@@ -37,44 +37,44 @@ class Heard:
     writer: asyncio.StreamWriter
     body: bytes = b""
     last_id: str = ""
-    blocks: list[Told] = field(default_factory=list)
+    blocks: list[StreamBlock] = field(default_factory=list)
 
-    async def block(self) -> Told:
+    async def block(self) -> StreamBlock:
         """The next block. Raises EOFError at the end of the stream, ConnectionError where it was cut."""
         try:
             text = await self.reader.readuntil(b"\n\n")
         except asyncio.IncompleteReadError as error:
             raise EOFError(error.partial.decode()) from None
         assert b"\r" not in text
-        told = Told()
+        block = StreamBlock()
         for line in text.decode().splitlines():
             name, _, value = line.partition(":")
             value = value.removeprefix(" ")
             if name == "":
-                told.comments += bool(line)
+                block.comments += bool(line)
             elif name == "id":
-                told.id = self.last_id = value
+                block.id = self.last_id = value
             elif name == "event":
-                told.event = value
+                block.event = value
             elif name == "retry":
-                told.retry = int(value)
+                block.retry = int(value)
             else:
                 assert name == "data", line
-                told.data = json.loads(value)
-        self.blocks.append(told)
-        return told
+                block.data = json.loads(value)
+        self.blocks.append(block)
+        return block
 
-    async def event(self) -> Told:
+    async def event(self) -> StreamBlock:
         """The next block that says something."""
-        while (told := await self.block()).data is None:
+        while (block := await self.block()).data is None:
             pass
-        return told
+        return block
 
     async def events(self, count: int) -> list[Any]:
         """The data of the next `count` events."""
         return [(await self.event()).data for _ in range(count)]
 
-    async def rest(self) -> list[Told]:
+    async def rest(self) -> list[StreamBlock]:
         """What comes until the stream ends."""
         found = []
         try:
@@ -97,7 +97,7 @@ async def listen(
     *,
     method: str = "GET",
     **query: object,
-) -> Heard:
+) -> EventStream:
     """Ask for a stream as `browser` would, signed where it signs; of `query` what is no text is sent as JSON.
     What comes is `Heard`; where it is no stream, with its whole body."""
     texts = {
@@ -108,7 +108,7 @@ async def listen(
     if texts:
         target += "?" + urlencode(texts)
     signed = browser.headers(method, target, b"") if hasattr(browser, "headers") else {}
-    reader, writer = await asking(browser.base, method, target, signed | (headers or {}))
+    reader, writer = await open_request(browser.base, method, target, signed | (headers or {}))
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
     except BaseException:
@@ -116,14 +116,14 @@ async def listen(
         raise
     first, *lines = head.strip().split("\r\n")
     found = {name.title(): value for name, _, value in (line.partition(": ") for line in lines)}
-    heard = Heard(int(first.split()[1]), found, reader, writer)
+    stream = EventStream(int(first.split()[1]), found, reader, writer)
     if "Content-Length" in found:
-        heard.body = await reader.readexactly(int(found["Content-Length"]))
-    return heard
+        stream.body = await reader.readexactly(int(found["Content-Length"]))
+    return stream
 
 
 Serve = Callable[..., Awaitable[Browser]]
-Listen = Callable[..., Awaitable[Heard]]
+Listen = Callable[..., Awaitable[EventStream]]
 
 
 @pytest.fixture
@@ -139,13 +139,13 @@ def serve(start: Start, session: aiohttp.ClientSession) -> Serve:
 
 
 @pytest_asyncio.fixture
-async def hear() -> AsyncIterator[Listen]:
+async def subscribe() -> AsyncIterator[Listen]:
     """`listen`, which hangs up when the test ends."""
     async with AsyncExitStack() as stack:
 
-        async def hear_one(*args: Any, **options: Any) -> Heard:
-            heard = await listen(*args, **options)
-            stack.push_async_callback(heard.close)
-            return heard
+        async def subscribe_one(*args: Any, **options: Any) -> EventStream:
+            stream = await listen(*args, **options)
+            stack.push_async_callback(stream.close)
+            return stream
 
-        yield hear_one
+        yield subscribe_one

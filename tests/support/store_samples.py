@@ -22,7 +22,7 @@ from support.clients import ISSUER
 LOG = "logs/a"
 UNREAD = "it is not a document, or not the one that was stored"
 ELEMENTS = 3000
-Told = list[tuple[str, str]]
+Reports = list[tuple[str, str]]
 
 
 def document(text: bytes) -> bytes:
@@ -45,12 +45,12 @@ FILES = {
 REVOCATIONS = f"_pysync/revocations/{ISSUER.user_id}"
 
 
-async def copy(source: ReadableStore, target: Store, **options: bool) -> tuple[CopyReport, Told]:
+async def copy(source: ReadableStore, target: Store, **options: bool) -> tuple[CopyReport, Reports]:
     """What a copier counted and told."""
-    told: Told = []
-    copier = Copier(source, target, lambda key, text: told.append((key, text)), **options)
+    reports: Reports = []
+    copier = Copier(source, target, lambda key, text: reports.append((key, text)), **options)
     await copier.run()
-    return copier.report, told
+    return copier.report, reports
 
 
 @cache

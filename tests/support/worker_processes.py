@@ -58,17 +58,17 @@ async def on_fresh_connection(base: str, send: Callable[[Browser], Awaitable[Rep
         return await send(Browser(base, session))
 
 
-def who(reply: Reply) -> str:
+def worker_of(reply: Reply) -> str:
     """The worker that answered: each begins its request ids in its own way."""
     return str(reply.headers["X-Request-Id"]).partition("-")[0]
 
 
-async def asked_everybody(
+async def replies_of_all_workers(
     base: str, send: Callable[[Browser], Awaitable[Reply]], count: int = WORKERS
 ) -> list[Reply]:
     """Send on fresh connections until `count` workers have answered; the answers."""
     replies: list[Reply] = []
-    while len(set(map(who, replies))) < count:
+    while len(set(map(worker_of, replies))) < count:
         replies.append(await on_fresh_connection(base, send))
     return replies
 

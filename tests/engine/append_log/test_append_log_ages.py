@@ -36,10 +36,10 @@ async def sweep(node: Node, rules: LogSettings = SHORT) -> int:
 # Logs of Starfish.
 
 
-def starfish(log: twin.Log, layout: str, beside: dict[str, Any] | None = None) -> dict[str, Any]:
+def starfish(log: twin.Log, layout: str, extra: dict[str, Any] | None = None) -> dict[str, Any]:
     if layout == "document":
-        return {KEY: twin.starfish_document(log, beside=beside)}
-    return twin.starfish_chunks(log, KEY, 7, beside, behind=layout == "chunks behind")
+        return {KEY: twin.starfish_document(log, extra=extra)}
+    return twin.starfish_chunks(log, KEY, 7, extra, behind=layout == "chunks behind")
 
 
 layouts = pytest.mark.parametrize("layout", ["document", "chunks", "chunks behind"])
@@ -93,14 +93,14 @@ async def test_the_first_append_takes_a_log_of_starfish_over(
 async def test_what_starfish_kept_beside_the_elements_stays(
     node: Node, make_node: MakeNode, store: Store, clock: FakeClock, layout: str
 ) -> None:
-    beside = {"title": "é", "n": [1, {"items": []}], "big": 2**60}
-    await store_values(store, starfish(log_of(numbered(9), clock.now_ms - 1000), layout, beside))
+    extra = {"title": "é", "n": [1, {"items": []}], "big": 2**60}
+    await store_values(store, starfish(log_of(numbered(9), clock.now_ms - 1000), layout, extra))
     for count in (9, 10, 30):
         await node.append(*numbered(count - len(await node.datas()), len(await node.datas())))
         tail = await make_node().logs.read(KEY, LogRange(), RULES)
         before, after = tail.envelope("items")
         assert json.loads(before + await tail.text() + after) == {
-            **beside, "items": await node.elements(),
+            **extra, "items": await node.elements(),
         }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from support.clients import ISSUER, Browser, Signed, Start, root_device
 from support.collections import limit_of
 from support.event_batches import EVENTS, SECTION, SERVICE, listed, pushed
 from support.faulty_store import FaultyStore
-from support.plugin_samples import Told
+from support.plugin_samples import NotifiedPlugin
 
 from pysync.auth import issuing
 from pysync.clock import HybridTimestamp
@@ -219,7 +219,7 @@ async def test_a_batch_of_very_many_events_keeps_their_order(browser: Browser) -
 async def test_plugins_and_followers_receive_the_id_of_the_batch(
     start: Start, session: aiohttp.ClientSession, store: Store, clock: FakeClock, name: str
 ) -> None:
-    told, coordinator = Told(), MemoryCoordinator(clock)
+    told, coordinator = NotifiedPlugin(), MemoryCoordinator(clock)
     service = {
         "collections": [EVENTS | {"storagePath": f"events/{{app}}/{{{name}}}"}],
         "events": [SECTION | {"storagePath": f"lake/{{app}}/{{{name}}}"}],

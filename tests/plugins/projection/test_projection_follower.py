@@ -197,11 +197,11 @@ async def test_former_leader_finishes_announced_changes_and_stops() -> None:
         await coordinator.asked.wait()  # it is told so, and then only looks for what came before
         coordinator.asked.clear()
         await coordinator.asked.wait()
-        told = len(await site.told())
+        told = len(await site.announced())
         await site.note("b", title="B")
         coordinator.asked.clear()
         await coordinator.asked.wait()
-        assert len(await site.told()) == told
+        assert len(await site.announced()) == told
         coordinator.is_leader = True
         await lists(site, [entry("a", title="A"), entry("b", title="B")])
 

@@ -243,13 +243,13 @@ async def test_the_command_rebuilds_while_a_server_runs_and_notifies_its_subscri
         assert isinstance(store, LocalStore)
         await services.documents.push("notes/s/a", decode_push(b'{"data":{"title":"A"}}'))  # nobody is told
         newest = await services.outbox.log.last_id()
-        status, output, errors = await shell.ask("project", "rebuild", "titles", "--config", file)
+        status, output, errors = await shell.run_async("project", "rebuild", "titles", "--config", file)
         assert (status, errors) == (0, "")
         assert output == '{"list": "lists/s", "entries": 1, "changed": 1}\n'
         found = await services.outbox.log.read(newest, 10)
         assert found is not None
         assert [json.loads(change.text)["collection"] for _, change in found] == ["lists"]
-        status, output, _ = await shell.ask("project", "rebuild", "titles", "--config", file)
+        status, output, _ = await shell.run_async("project", "rebuild", "titles", "--config", file)
         assert json.loads(output)["changed"] == 0
 
 

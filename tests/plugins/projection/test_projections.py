@@ -42,10 +42,10 @@ async def test_a_removed_entry_is_gone_and_removing_an_absent_one_does_nothing()
     await site.note("z", deleted=True)
     await site.fold()
     assert await site.items() == [entry("b", title="B")]
-    told = len(await site.told())
+    told = len(await site.announced())
     await site.note("a", deleted=True, at=2)
     await site.fold()
-    assert len(await site.told()) == told
+    assert len(await site.announced()) == told
 
 
 async def test_an_emptied_list_stays_and_one_that_was_never_there_is_not_made() -> None:
@@ -195,7 +195,7 @@ async def test_a_written_list_is_announced_once_with_its_hash() -> None:
     site = Site(members(TITLES))
     await site.note("a", title="A")
     await site.fold()
-    (told,) = await site.told()
+    (told,) = await site.announced()
     document = await site.documents.pull("lists/s")
     assert document is not None
     assert told == {
@@ -206,7 +206,7 @@ async def test_a_written_list_is_announced_once_with_its_hash() -> None:
     }
     await site.note("a", title="A", beside="the title")
     await site.fold()
-    assert await site.told() == [told]
+    assert await site.announced() == [told]
 
 
 async def test_a_list_that_belongs_to_no_collection_is_kept_and_not_announced() -> None:
@@ -214,7 +214,7 @@ async def test_a_list_that_belongs_to_no_collection_is_kept_and_not_announced() 
     await site.note("a", title="A")
     await site.fold()
     assert await site.items("elsewhere/s") == [entry("a", title="A")]
-    assert await site.told() == []
+    assert await site.announced() == []
 
 
 async def test_sources_in_namespaces_are_projected_and_lists_announced_in_theirs() -> None:
@@ -227,7 +227,7 @@ async def test_sources_in_namespaces_are_projected_and_lists_announced_in_theirs
     await site.push("notes", {"space": "s", "id": "a"}, {"title": "A"}, "acme")
     await site.fold()
     assert await site.items("l/s") == [entry("a", title="A")]
-    (told,) = await site.told()
+    (told,) = await site.announced()
     assert (told["namespace"], told["params"]) == ("acme", {"of": "s"})
 
 
@@ -236,8 +236,8 @@ async def test_literal_segments_of_a_storage_path_decide_the_owner_of_the_list()
     site = Site(members(TITLES | {"target": "lists/all"}, collections=[NOTES, LISTS, special]))
     await site.note("a", title="A")
     await site.fold()
-    assert [change["params"] for change in await site.told("special")] == [{}]
-    assert await site.told("lists") == []
+    assert [change["params"] for change in await site.announced("special")] == [{}]
+    assert await site.announced("lists") == []
 
 
 async def test_unknown_members_next_to_the_items_stay() -> None:
@@ -282,7 +282,7 @@ async def test_an_element_carries_the_hash_and_writer_of_its_append() -> None:
     await site.push("journal", {"space": "s"}, {"n": 2}, by="bob")
     await site.push("notes", {"space": "s", "id": "a"}, {"n": 3}, by="cid")
     await site.fold()
-    told = {change["hash"] for name in ("journal", "notes") for change in await site.told(name)}
+    told = {change["hash"] for name in ("journal", "notes") for change in await site.announced(name)}
     assert {event.hash for event in seen} == told
     writers = {event.body["n"]: event.identity for event in seen if event.body is not None}
     assert writers == {1: "ann", 2: "bob", 3: "cid"}
@@ -319,7 +319,7 @@ async def test_a_list_may_be_the_source_of_another() -> None:
 
     site = Site(members(TITLES, collections=[NOTES, LISTS, index]), [Projection("lists", "index", counted)])
     for space in ("x", "x", "y"):
-        await site.note(f"n{len(await site.told('notes'))}", space=space, title="T")
+        await site.note(f"n{len(await site.announced('notes'))}", space=space, title="T")
     await site.fold()
     await site.fold()
     assert await site.items("index") == [entry("x", n=2), entry("y", n=1)]
@@ -333,7 +333,7 @@ async def test_two_projections_may_share_a_list() -> None:
     await site.push("tasks", {"space": "s", "id": "a"}, {"title": "do"})
     await site.fold()
     assert await site.items() == [entry("a", title="A"), entry("task-a", title="do")]
-    assert len(await site.told()) == 1
+    assert len(await site.announced()) == 1
 
 
 async def test_of_two_sources_of_one_entry_the_later_write_counts() -> None:
@@ -366,7 +366,7 @@ async def test_numbers_that_a_list_holds_in_another_form_are_no_change() -> None
     await site.fold()
     site._folded = ""
     await site.fold()
-    assert len(await site.told()) == 1
+    assert len(await site.announced()) == 1
 
 
 async def test_true_in_place_of_one_is_a_change() -> None:

@@ -232,7 +232,7 @@ async def test_a_server_does_not_start_on_a_damaged_database(
     await filled(folder)
     serve.check_databases(config.parse({"version": 1, **served(folder)}))
     damage_table(folder / database, table)
-    status, output, errors = await shell.ask("serve", "--store", f"file:{folder}", "--port", "0")
+    status, output, errors = await shell.run_async("serve", "--store", f"file:{folder}", "--port", "0")
     assert (status, output) == (1, "")
     assert f"{folder / database} is damaged: " in errors
     assert ("Restore it from a backup" if database == "pysync.db" else "delete it") in errors
@@ -248,7 +248,7 @@ async def test_a_database_without_a_write_ahead_log_gets_one_when_it_is_opened(
     for name in ("pysync.db", "coordinator.db"):
         with closing(sqlite3.connect(folder / name)) as database:
             assert database.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
-    status, output, errors = await shell.ask("verify", "--store", f"file:{folder}")
+    status, output, errors = await shell.run_async("verify", "--store", f"file:{folder}")
     assert (status, errors, json.loads(output)["objects"]) == (0, "", 1)
     with closing(sqlite3.connect(folder / "pysync.db")) as database:
         assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -295,7 +295,7 @@ async def test_a_probe_of_a_configuration_checks_its_databases_whatever_their_si
     (tmp_path / "service.json").write_text(
         '{"version": 1, "store": "file:data", "server": {"quickCheckMaxBytes": 0}, "collections": []}'
     )
-    status, output, _ = await shell.ask("check", "service.json", "--probe")
+    status, output, _ = await shell.run_async("check", "service.json", "--probe")
     if is_damaged:
         assert status == 1
         assert output.count("is damaged: ") == 2

@@ -89,7 +89,7 @@ async def test_a_copy_of_a_store_is_closed_to_others(
 ) -> None:
     await store.put("notes/a", b"{}")
     await store.write("files/a", chunks(b"x"), "text/plain")
-    status, _, errors = await shell.ask("copy", f"file:{folder}", f"file:{tmp_path}/copies/one")
+    status, _, errors = await shell.run_async("copy", f"file:{folder}", f"file:{tmp_path}/copies/one")
     assert status in (0, 1), errors
     assert open_to_others(tmp_path / "copies") == []
 

@@ -18,7 +18,7 @@ import pytest
 from support.clients import ISSUER, Browser, Reply, Signed, Start, root_device
 from support.collections import MINE, NOTES, collection
 from support.server_process import serving
-from support.worker_processes import asked_everybody, gone, on_fresh_connection, until, workers
+from support.worker_processes import gone, on_fresh_connection, replies_of_all_workers, until, workers
 
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import CoordinatorUnavailable, StoreUnavailable
@@ -305,7 +305,7 @@ async def test_workers_acknowledge_nothing_after_their_database_was_deleted(
     async with workers(tmp_path, server={"workers": 2}) as service:
         assert (await on_fresh_connection(service.base, push)).status == 200
         delete(folder)
-        replies = await asked_everybody(service.base, push, 2)
+        replies = await replies_of_all_workers(service.base, push, 2)
         assert {reply.status for reply in replies} == {503}
         killed = service.pids()[2]
         os.kill(killed, signal.SIGKILL)
@@ -374,7 +374,7 @@ async def test_a_worker_that_is_replaced_after_the_folder_was_deleted_begins_no_
 
     async with workers(tmp_path, server={"workers": 2}) as service:
         delete_the_folder(folder)
-        replies = await asked_everybody(service.base, push, 2)
+        replies = await replies_of_all_workers(service.base, push, 2)
         assert {(reply.status, reply.json["code"]) for reply in replies} == {(503, "store_unavailable")}
         os.kill(service.pids()[2], signal.SIGKILL)
         await until(lambda: told("worker 2 ended with status 1"))

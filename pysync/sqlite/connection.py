@@ -18,7 +18,6 @@ from pysync.concurrency import GroupSize
 from pysync.errors import Unavailable
 from pysync.sqlite import database_file
 from pysync.sqlite.database_file import CHECK_INTERVAL_S, DATABASE_ERRORS, Database
-from pysync.sqlite.wal_index import wal_index_header
 
 log = logging.getLogger("pysync.sqlite")
 
@@ -60,9 +59,6 @@ class SnapshotReader:
 
     A read is never stale. Anything that follows from a commit on this loop, such as the result of a write or
     a request from a client that was notified of one, runs in a later tick, and the snapshot ends before that.
-
-    Whether a process has committed is known without a transaction, from the header of the index of the
-    write-ahead log. So what is in a cache costs no system call.
     """
 
     def __init__(self, database: Database, unavailable: type[Unavailable]) -> None:
@@ -72,25 +68,13 @@ class SnapshotReader:
         self._cursor = connection.cursor()
         self._loop = asyncio.get_running_loop()
         self._version: int | None = None
-        self._header = None if database.wal_index is None else wal_index_header(database.wal_index)
-        self._last = (b"", 0)
         self._closed = False
 
     def version(self) -> int:
-        """Return a number that stays the same until a process commits. Raises `unavailable`."""
-        if self._version is None and self._header is not None and not self._file.moved:
-            header, version = self._last
-            if self._header() == header:
-                return version
-        return self.begin()
-
-    def begin(self) -> int:
-        """Begin the transaction of this tick, if it has not begun, and return its `version`. Raises
-        `unavailable`."""
+        """Return a number that stays the same until a process commits. Begins the transaction of this tick, if
+        it has not begun. Raises `unavailable`."""
         version = self._version
         if version is None:
-            # Before the transaction, so that it is never newer than what the transaction reads.
-            header = b"" if self._header is None else self._header()
             try:
                 if self._file.moved:
                     self._file.raise_if_moved()
@@ -103,12 +87,11 @@ class SnapshotReader:
                 self._file.record_error(error)
                 raise self._unavailable() from error
             self._version = version
-            self._last = header, version
         return version
 
     def rows(self, statement: str, *args: Any) -> list[Any]:
         """Return all rows of a query. Raises `unavailable`."""
-        self.begin()
+        self.version()
         try:
             return self._cursor.execute(statement, args).fetchall()
         except DATABASE_ERRORS as error:
@@ -118,7 +101,7 @@ class SnapshotReader:
     def iterate(self, statement: str, *args: Any) -> Iterator[Any]:
         """Yield the rows of a query, each read when it is asked for. The caller takes them in one tick of the
         loop, before the next query, and may leave some. Raises as `rows`."""
-        self.begin()
+        self.version()
         try:
             for row in self._cursor.execute(statement, args):  # noqa: UP028 (it would close the cursor)
                 yield row
@@ -131,7 +114,6 @@ class SnapshotReader:
         if not self._closed:
             self._end_snapshot()
             self._closed = True
-            self._header = None  # its memory is gone soon
             self._cursor.close()
             self._connection.close()
 

@@ -173,8 +173,6 @@ class Database(NamedTuple):
     """True if commits survive the loss of power."""
     is_read_only: bool = False
     """True if all commits fail, because the file system is read-only."""
-    wal_index: Path | None = None
-    """The file from which SQLite has mapped the index of the write-ahead log."""
 
     def close(self) -> None:
         """Close both connections."""
@@ -213,7 +211,7 @@ def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence
         file.watch(Path(f"{real}-wal"), Path(f"{real}-shm"))
         file.check()
         opened.pop_all()
-    return Database(reader, writer, file, synchronous == "FULL", wal_index=Path(f"{real}-shm"))
+    return Database(reader, writer, file, synchronous == "FULL")
 
 
 class _Connection(sqlite3.Connection):

@@ -191,7 +191,7 @@ class LocalStore:
 
     async def get_many(self, keys: Sequence[str], max_bytes: float = inf) -> dict[str, StoredObject | None]:
         """See `Store.get_many`."""
-        found = self._cached(keys)
+        found = self._cache.get_many(keys, self._version())
         if len(found) == len(keys):
             return found
         unread = [key for key in keys if key not in found]
@@ -209,18 +209,14 @@ class LocalStore:
 
     async def info_many(self, keys: Sequence[str]) -> dict[str, StoredObject | ObjectInfo | None] | None:
         """See `Store.info_many`."""
-        found: dict[str, StoredObject | ObjectInfo | None] = {**self._cached(keys)}
+        found: dict[str, StoredObject | ObjectInfo | None] = {
+            **self._cache.get_many(keys, self._version())
+        }
         unread = [key for key in keys if key not in found]
         for parent, name, etag, size in self._read(*_select(_INFO_MANY, unread)) if unread else ():
             found[f"{parent}/{name}" if parent else name] = ObjectInfo(etag, size)
         found.update((key, None) for key in unread if key not in found)
         return found
-
-    def _cached(self, keys: Sequence[str]) -> dict[str, StoredObject | None]:
-        """Return those of the documents at `keys` that are cached. Unless all are, they are of the
-        transaction in which the others will be read."""
-        found = self._cache.get_many(keys, self._version())
-        return found if len(found) == len(keys) else self._cache.get_many(keys, self._reader.begin())
 
     async def put(
         self,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from aiohttp import hdrs
+from aiohttp import hdrs, web
 
 from pysync.auth import field_permissions
 from pysync.auth.addresses import forwarded_ip
@@ -36,7 +36,6 @@ from pysync.errors import Forbidden, PysyncError, Unauthorized
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins import PluginRequest, PullResponse
 from pysync.plugins.hooks import Hooks
-from pysync.server import web
 from pysync.server.logs import RequestLog
 from pysync.server.router import Match
 

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from typing import Any, Final, NamedTuple
 
-from aiohttp import hdrs
+from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion, HttpVersion11, RawRequestMessage, StreamWriter
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import ERROR, _ErrInfo
@@ -14,7 +14,6 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from pysync import protocol
 from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout, Unavailable
-from pysync.server import web
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.in_flight import release
 from pysync.server.overload import Address, Arrival, Arrivals, LoadShedder, kernel_wait_s, spread

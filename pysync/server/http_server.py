@@ -6,8 +6,9 @@ from contextlib import suppress
 from math import inf
 from typing import Any, Final
 
+from aiohttp import web
+
 from pysync.concurrency import every
-from pysync.server import web
 from pysync.server.connection import Connection, ConnectionOptions
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.overload import Address, LoadShedder

@@ -15,10 +15,10 @@ from math import inf
 from operator import itemgetter
 from typing import Final
 
+from aiohttp import web
 from aiohttp.streams import StreamReader
 
 from pysync.errors import Overloaded
-from pysync.server import web
 from pysync.server.heavy_work import trim_in_thread
 from pysync.server.metrics import Counters
 

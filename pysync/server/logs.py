@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from typing import Final
 
 import orjson
+from aiohttp import web
 
 from pysync import protocol
 from pysync.errors import PysyncError
-from pysync.server import web
 from pysync.server.responses import Response
 
 

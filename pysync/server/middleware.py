@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from traceback import clear_frames
 
-from aiohttp import hdrs
+from aiohttp import hdrs, web
 from aiohttp.http import HttpVersion11
 
 from pysync import protocol
@@ -28,7 +28,6 @@ from pysync.errors import (
     PysyncError,
     Unavailable,
 )
-from pysync.server import web
 from pysync.server.connection import Connection, Request
 from pysync.server.in_flight import SMALL_BYTES, BytesInFlight
 from pysync.server.logs import RequestLog

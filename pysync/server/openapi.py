@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import orjson
+from aiohttp import web
 
 from pysync import __version__
 from pysync.auth.authentication import ADMIN_CALLER
@@ -25,7 +26,6 @@ from pysync.config import Collection, Config
 from pysync.engine.files import FileSettings
 from pysync.errors import errors_by_code
 from pysync.protocol import JSON_TYPE
-from pysync.server import web
 from pysync.server.handlers.service import CallerResolver, is_visible, media_type
 from pysync.server.responses import Response
 from pysync.server.router import Match, Route, Router

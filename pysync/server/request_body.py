@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Final, Literal, ParamSpec, TypeVar
 
-from aiohttp import hdrs
+from aiohttp import hdrs, web
 from aiohttp.streams import StreamReader
 
 from pysync import _core, protocol
@@ -29,7 +29,6 @@ from pysync.errors import (
 )
 from pysync.model import Caller
 from pysync.protocol import JSON_TYPE
-from pysync.server import web
 from pysync.server.authorization import Access, Authorizer
 from pysync.server.heavy_work import run_heavy
 from pysync.server.in_flight import SMALL_BYTES, STREAMED_BYTES, BytesInFlight, Reservation

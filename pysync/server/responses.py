@@ -13,13 +13,13 @@ from http import HTTPStatus
 from typing import Final
 
 import orjson
+from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 
 from pysync import protocol
 from pysync.errors import PysyncError
 from pysync.protocol import JSON_TYPE
-from pysync.server import web
 from pysync.server.in_flight import Reservation
 from pysync.server.metrics import BUCKETS_S, Counters
 

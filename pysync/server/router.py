@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
+from aiohttp import web
+
 from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import MAX_KEY_BYTES, RESERVED, KeyTemplate, is_parameter
 from pysync.engine.accounts import ChargeOfCaller
@@ -16,7 +18,6 @@ from pysync.engine.changes import DocumentRef
 from pysync.engine.files import FileSettings
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
 from pysync.model import Caller
-from pysync.server import web
 from pysync.server.responses import Response
 
 Handler = Callable[[web.BaseRequest, "Match"], Awaitable[Response]]

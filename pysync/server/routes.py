@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+from aiohttp import web
 
 from pysync.auth.policy import AccessPolicy, PolicyTable, Use
 from pysync.config.key_templates import KeyTemplate
@@ -13,7 +14,6 @@ from pysync.engine.accounts import Accounts
 from pysync.engine.append_log import LogSettings
 from pysync.engine.files import FileSettings
 from pysync.errors import NotFound, SchemaViolation
-from pysync.server import web
 from pysync.server.handlers import Service, owners_of
 from pysync.server.handlers.append_log import LogHandlers
 from pysync.server.handlers.batch import BatchHandler, make_plans

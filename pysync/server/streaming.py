@@ -8,12 +8,12 @@ import struct
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
+from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion, HttpVersion11
 
 from pysync.errors import Overloaded, PysyncError
 from pysync.protocol import JSON_TYPE
-from pysync.server import web
 from pysync.server.in_flight import Reservation
 from pysync.server.responses import STALL_S, WRITE_BYTES, Response, is_stalled, unacknowledged_bytes
 from pysync.store import ByteStream, SendfileStream

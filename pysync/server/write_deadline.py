@@ -7,8 +7,9 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+from aiohttp import web
+
 from pysync.errors import StoreUnavailable
-from pysync.server import web
 from pysync.server.router import Match
 
 log = logging.getLogger("pysync.server")

@@ -71,8 +71,8 @@ class SnapshotReader:
         self._closed = False
 
     def version(self) -> int:
-        """Return a number that stays the same until a process commits. Begins the transaction of this tick, if
-        it has not begun. Raises `unavailable`."""
+        """Return a number that stays the same until a process commits. Begins the transaction of this tick
+        if it has not begun. Raises `unavailable`."""
         version = self._version
         if version is None:
             try:

@@ -109,8 +109,7 @@ def test_no_module_uses_private_names_of_another() -> None:
 @pytest.mark.slow
 def test_heavy_dependencies_have_one_home() -> None:
     homes = {
-        "aiohttp.web": (),
-        "aiohttp.web_protocol": ("server/",),
+        "aiohttp.web": ("server/",),
         "sqlite3": (
             "sqlite/",
             "store/local/",
@@ -144,8 +143,6 @@ def test_the_server_loads_nothing_that_it_does_not_need() -> None:
     )
     heavy = {
         "aiobotocore",
-        "aiohttp.client",
-        "aiohttp.web",
         "cryptography",
         "duckdb",
         "jsonschema_rs",

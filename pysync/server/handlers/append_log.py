@@ -7,6 +7,8 @@ See docs/reference/protocol.md#append-only-logs.
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 
+from aiohttp import web
+
 from pysync import _core
 from pysync.auth import field_permissions
 from pysync.engine.append_log import LogRange, LogSettings, LogSlice
@@ -20,7 +22,6 @@ from pysync.errors import (
     PullBoundRequired,
 )
 from pysync.model import Caller, WriteResult
-from pysync.server import web
 from pysync.server.authorization import Access
 from pysync.server.handlers import Service
 from pysync.server.handlers.plugin_hooks import plugin_response, push_with_plugins

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from aiohttp import web
+
 from pysync import _core
 from pysync.auth.authentication import ANONYMOUS_REQUEST, AuthenticatedRequest
 from pysync.auth.policy import AccessPolicy
@@ -18,7 +20,6 @@ from pysync.cache import BoundedCache
 from pysync.engine.append_log import LogSettings
 from pysync.errors import AuthorizationError, RolesUnavailable
 from pysync.model import Caller
-from pysync.server import web
 from pysync.server.authorization import Access, Memberships
 from pysync.server.handlers import Service
 from pysync.server.handlers.batch_reads import ReadOutcome, max_elements, read_many

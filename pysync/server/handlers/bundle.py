@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import orjson
+from aiohttp import web
 
 from pysync import _core
 from pysync.auth import field_permissions
 from pysync.auth.policy import AccessPolicy
 from pysync.engine.documents import CachedVersion
 from pysync.model import Caller
-from pysync.server import web
 from pysync.server.authorization import Access
 from pysync.server.handlers import Service
 from pysync.server.responses import Response, bodiless_response, json_response, wants_body

@@ -1,12 +1,13 @@
 """Deletes of documents, files and logs (docs/reference/protocol.md#delete)."""
 
+from aiohttp import web
+
 from pysync.auth import field_permissions
 from pysync.engine.append_log import LogRange, LogSettings
 from pysync.engine.documents import STALE_BASE
 from pysync.engine.idempotency import IdempotentRequest
 from pysync.errors import Conflict, InvalidBaseHash
 from pysync.model import WriteResult
-from pysync.server import web
 from pysync.server.authorization import Access, plugin_request
 from pysync.server.handlers import Service
 from pysync.server.handlers.files import file_key

@@ -8,6 +8,7 @@ docs/reference/protocol.md#revocation-lists.
 from collections.abc import Awaitable
 
 import orjson
+from aiohttp import web
 
 from pysync import _core
 from pysync.auth import field_permissions
@@ -17,7 +18,6 @@ from pysync.config.key_templates import RESERVED, KeyTemplate
 from pysync.engine.documents import STALE_BASE, CachedVersion
 from pysync.errors import Conflict, NotFound
 from pysync.model import Caller, WriteResult
-from pysync.server import web
 from pysync.server.authorization import Access
 from pysync.server.handlers import Service, owners_of
 from pysync.server.handlers.plugin_hooks import plugin_response, push_with_plugins

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 import orjson
+from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion
 
@@ -18,7 +19,6 @@ from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import is_parameter
 from pysync.engine.subscriptions import Topic
 from pysync.errors import Forbidden, InvalidParams, MissingCollections, Unauthorized, UnknownCollection
-from pysync.server import web
 from pysync.server.connection import Connection
 from pysync.server.handlers import Service
 from pysync.server.responses import Response

@@ -9,12 +9,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Final, NamedTuple
 
+from aiohttp import web
+
 from pysync import protocol
 from pysync.engine.files import FileSettings
 from pysync.errors import RangeNotSatisfiable, UnsupportedMediaType
 from pysync.model import Caller
 from pysync.protocol import JSON_TYPE, OCTET_STREAM
-from pysync.server import web
 from pysync.server.authorization import Access
 from pysync.server.handlers import Service
 from pysync.server.handlers.documents import DocumentHandlers

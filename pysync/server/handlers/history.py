@@ -4,6 +4,8 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from aiohttp import web
+
 from pysync import _core
 from pysync.auth import field_permissions
 from pysync.auth.policy import AccessPolicy
@@ -11,7 +13,6 @@ from pysync.config import HistoryConfig
 from pysync.engine.history import Entry
 from pysync.errors import NotFound, VersionNotFound
 from pysync.model import WriteResult
-from pysync.server import web
 from pysync.server.authorization import Access
 from pysync.server.handlers import Service
 from pysync.server.handlers.documents import DocumentHandlers

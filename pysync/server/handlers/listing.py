@@ -9,12 +9,13 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from aiohttp import web
+
 from pysync import _core
 from pysync.config.key_templates import KeyTemplate, are_parameters, is_parameter
 from pysync.errors import Forbidden, InvalidAfter, InvalidLimit
 from pysync.plugins import FileBackedCollection
 from pysync.protocol import MAX_PAGE_SIZE
-from pysync.server import web
 from pysync.server.handlers import Service
 from pysync.server.responses import Response, json_response
 from pysync.server.router import Match

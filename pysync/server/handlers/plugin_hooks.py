@@ -5,6 +5,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
+from aiohttp import web
+
 from pysync import _core
 from pysync.config import Collection, Config
 from pysync.config.key_templates import KeyTemplate
@@ -14,7 +16,6 @@ from pysync.model import Caller, WriteEvent, WriteResult
 from pysync.plugins import PluginPush, PullResponse
 from pysync.plugins.projection import ProjectionsPlugin, projections_plugins_in
 from pysync.plugins.projection.sources import KeyResolver
-from pysync.server import web
 from pysync.server.authorization import Access, plugin_request
 from pysync.server.handlers import Service
 from pysync.server.metrics import Counters

@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
 
 import orjson
+from aiohttp import web
 
 from pysync import __version__, protocol
 from pysync.auth.authentication import ADMIN_CALLER, BEARER
@@ -26,7 +27,6 @@ from pysync.config.key_templates import is_parameter
 from pysync.errors import NotFound, Overloaded, PysyncError
 from pysync.model import ANONYMOUS, Caller
 from pysync.protocol import JSON_TYPE
-from pysync.server import web
 from pysync.server.authorization import Authorizer
 from pysync.server.metrics import METRICS_TYPE
 from pysync.server.readiness import Readiness

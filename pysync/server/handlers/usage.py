@@ -5,10 +5,11 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
+from aiohttp import web
+
 from pysync.auth.policy import AccessPolicy
 from pysync.errors import Forbidden, InvalidParams, Unauthorized
 from pysync.model import USAGE_NAMES, Usage
-from pysync.server import web
 from pysync.server.handlers import Service
 from pysync.server.responses import NO_STORE, Response, json_response
 from pysync.server.router import Match

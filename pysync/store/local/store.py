@@ -209,9 +209,7 @@ class LocalStore:
 
     async def info_many(self, keys: Sequence[str]) -> dict[str, StoredObject | ObjectInfo | None] | None:
         """See `Store.info_many`."""
-        found: dict[str, StoredObject | ObjectInfo | None] = {
-            **self._cache.get_many(keys, self._version())
-        }
+        found: dict[str, StoredObject | ObjectInfo | None] = {**self._cache.get_many(keys, self._version())}
         unread = [key for key in keys if key not in found]
         for parent, name, etag, size in self._read(*_select(_INFO_MANY, unread)) if unread else ():
             found[f"{parent}/{name}" if parent else name] = ObjectInfo(etag, size)

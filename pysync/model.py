@@ -1,6 +1,6 @@
 """Small immutable values that all parts use. docs/reference/glossary.md defines the terms."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Self
@@ -104,27 +104,6 @@ def check_limit(kind: str, limit: QuotaLimit, used: Sequence[int], more: Sequenc
     for name, most, now, added in zip(USAGE_NAMES, limit, used, more, strict=True):
         if added > 0 and now + added > most:
             raise QuotaExceeded(kind, name, now, int(most))
-
-
-class Addition(NamedTuple):
-    """What a write of the object at `key` adds to the totals of `subjects`, which are names by their kinds.
-    With the key `""` it is added to no count. If a subject with one of the `limits`, which are by kind, would
-    exceed it, nothing is added to any."""
-
-    key: str
-    subjects: Mapping[str, str]
-    more: Usage
-    limits: QuotaLimits = {}
-
-    def reverse(self, *, in_count: bool) -> Self:
-        """Return the addition that takes this one back. `in_count`: a count contains it, too."""
-        return type(self)(self.key if in_count else "", self.subjects, Usage().minus(self.more))
-
-    def limited(self) -> Iterator[tuple[str, str, QuotaLimit]]:
-        """Yield the kind and name of each subject with a limit, and the limit."""
-        for kind, name in self.subjects.items():
-            if kind in self.limits:
-                yield kind, name, self.limits[kind]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pysync.migrate.reading import SCRUB_KEY, Reader, Unreadable
 from pysync.store import RESTORE_KEY, DamagedFile, Store, open_store, unfinished_restore
 from pysync.store.local.capture import CapturedRow, FolderCapture
 
-EXCLUDED: Final = ("_pysync/probe/", "_pysync/damaged", RESTORE_KEY, SCRUB_KEY)
+EXCLUDED: Final = ("_pysync/probe/", "_pysync/damaged", "_pysync/usage", RESTORE_KEY, SCRUB_KEY)
 """Keys of what says something about this store alone, so that a restored one must not have it."""
 _CONCURRENT_READS: Final = 16
 _PAGE: Final = 256

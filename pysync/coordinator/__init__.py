@@ -14,7 +14,6 @@ from pysync.coordinator.base import (
     release_claim,
 )
 from pysync.coordinator.open import open_coordinator
-from pysync.coordinator.usage import UsageTotals
 
 __all__ = [
     "EPOCH_MS",
@@ -25,7 +24,6 @@ __all__ = [
     "PreparedWrite",
     "ReplayMemoryFull",
     "Standing",
-    "UsageTotals",
     "Window",
     "nonce_epoch",
     "open_coordinator",

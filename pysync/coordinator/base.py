@@ -8,9 +8,8 @@ from typing import Final, NamedTuple, Protocol
 
 from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
-from pysync.coordinator.usage import UsageTotals
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Addition, Diagnosis
+from pysync.model import Diagnosis
 
 EPOCH_MS: Final = 300_000
 LIVE_EPOCHS: Final = 3
@@ -85,13 +84,6 @@ class Coordinator(ChangeLog, Protocol):
     """Shared, short-lived memory. `CoordinatorContract` in `tests/contracts` is its promise as tests. Methods
     raise CoordinatorUnavailable rather than promise something that may be forgotten."""
 
-    @property
-    def usage(self) -> UsageTotals:
-        """What is stored for whom, in a store that does not count it itself."""
-
-    async def begin_epoch(self, after: str = "") -> None:
-        """See `ChangeLog.begin_epoch`. The totals of `usage` are forgotten, too: they are counted again."""
-
     async def consume_nonce(
         self,
         presenter: str,
@@ -135,13 +127,8 @@ class Coordinator(ChangeLog, Protocol):
         """Remember, beyond the end of this process, that a write with these changes is about to be made.
         Return a name for `append` and `abort`. Stores that keep changes with their writes do not need it."""
 
-    async def prepare_counted(self, changes: Sequence[Change], addition: Addition) -> tuple[str, bool]:
-        """Do as `prepare` and `usage.add` at once: both or neither. Return the name, and whether a count
-        contains the addition. Raises QuotaExceeded, with nothing prepared and nothing added."""
-
-    async def abort(self, name: str, addition: Addition | None = None) -> None:
-        """Delete a prepared write, which was not made, and add `addition` to the totals: the reverse of what
-        it counts as. Does nothing if there is no such prepared write any more."""
+    async def abort(self, name: str) -> None:
+        """Delete a prepared write, which was not made. Does nothing if it does not exist any more."""
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
         """Return the oldest prepared writes of all processes, at most `limit`."""

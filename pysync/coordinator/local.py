@@ -1,7 +1,6 @@
 """The coordinator of all processes on one machine, in a folder.
 
-DIR/coordinator.db   counters, idempotency records, the change log, prepared writes, the last timestamp
-                     and usage totals
+DIR/coordinator.db   counters, idempotency records, the change log, prepared writes and the last timestamp
 DIR/nonces/          the nonce log (`nonce_log.py`): on the path of every signed request, too hot for SQLite
 DIR/leads/<name>     leases (`lease_files.py`)
 """
@@ -21,11 +20,9 @@ from pysync.changelog import Change, Retention
 from pysync.clock import HybridTimestamp, boot_id, elapsed_of, wall_clock_ms
 from pysync.coordinator.base import MAX_LIVE_NONCES, PreparedWrite, Standing, Window, window_end_ms
 from pysync.coordinator.lease_files import LeaseFiles
-from pysync.coordinator.local_usage import FORGET_SQL, LocalUsage
-from pysync.coordinator.local_usage import TABLES as USAGE_TABLES
 from pysync.coordinator.nonce_log import NonceLog
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Addition, Diagnosis
+from pysync.model import Diagnosis
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog, change_id, insert_changes
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
@@ -63,7 +60,6 @@ SCHEMA: Final = Schema(
         INSERT INTO tick VALUES(0, 0)
         """,
         changelog.ADD_ORIGIN_SQL,
-        USAGE_TABLES,
     )
 )
 
@@ -121,8 +117,6 @@ class LocalCoordinator(SqliteChangeLog):
         """See `Coordinator.consume_nonce`."""
         self.record_nonces: Final = nonces.record
         """See `Coordinator.record_nonces`."""
-        self.usage: Final = LocalUsage(reader, self._writer)
-        """See `Coordinator.usage`."""
         self._database = database.file
         self._nonces = nonces
         self._leases = leases
@@ -169,24 +163,13 @@ class LocalCoordinator(SqliteChangeLog):
         self.notify(last)
         return change_id(last)
 
-    async def begin_epoch(self, after: str = "") -> None:
-        """See `Coordinator.begin_epoch`."""
-        await self.usage.clear()
-        await super().begin_epoch(after)
-
     async def prepare(self, changes: Sequence[Change]) -> str:
         """See `Coordinator.prepare`."""
         return str(await self._writer.submit(_insert_prepared, _texts_of(changes), self._now_ms()))
 
-    async def prepare_counted(self, changes: Sequence[Change], addition: Addition) -> tuple[str, bool]:
-        """See `Coordinator.prepare_counted`."""
-        texts, now_ms = _texts_of(changes), self._now_ms()
-        name, in_count = await self._writer.submit(self._insert_counted, texts, now_ms, addition)
-        return str(name), in_count
-
-    async def abort(self, name: str, addition: Addition | None = None) -> None:
+    async def abort(self, name: str) -> None:
         """See `Coordinator.abort`."""
-        await self._writer.submit(self._abort, name, addition)
+        await self._writer.submit(_delete_prepared, name)
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
         """See `Coordinator.prepared`."""
@@ -246,17 +229,6 @@ class LocalCoordinator(SqliteChangeLog):
         self._nonces.close()
         self._leases.close()
 
-    def _insert_counted(
-        self, cursor: sqlite3.Cursor, changes: bytes, now_ms: int, addition: Addition
-    ) -> tuple[int, bool]:
-        in_count = self.usage.add_within(cursor, addition)
-        return _insert_prepared(cursor, changes, now_ms), in_count
-
-    def _abort(self, cursor: sqlite3.Cursor, prepared: str, addition: Addition | None) -> None:
-        _delete_prepared(cursor, prepared)
-        if addition is not None and cursor.rowcount:
-            self.usage.add_within(cursor, addition)
-
 
 def _prepare(
     folder: Path, now_ms: Callable[[], int], max_live_nonces: int, max_changes: int
@@ -280,11 +252,11 @@ def _prepare(
 
 def _reset_after_reboot(writer: sqlite3.Connection, boot: str) -> None:
     """Restart the change log if the machine was restarted since the folder was last opened. Its newest rows
-    and prepared writes may have been lost with the power, so followers must reset. Usage is counted anew."""
+    and prepared writes may have been lost with the power, so followers must reset."""
     writer.execute("BEGIN IMMEDIATE")
     if writer.execute("SELECT id FROM boot").fetchone() != (boot,):
         writer.execute("UPDATE boot SET id = ?", (boot,))
-        for statement in (*changelog.RESET_SQL, *FORGET_SQL):
+        for statement in changelog.RESET_SQL:
             writer.execute(statement)
     writer.execute("COMMIT")
 

@@ -25,9 +25,8 @@ from pysync.coordinator.base import (
     nonce_epoch,
     window_end_ms,
 )
-from pysync.coordinator.usage import MemoryUsage
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Addition, Diagnosis
+from pysync.model import Diagnosis
 
 MAX_ENTRIES: Final = 1_000_000
 """Maximum number of counters, and of claims, at one time."""
@@ -67,8 +66,6 @@ class MemoryCoordinator:
         self._prepared: dict[str, tuple[int, list[Change]]] = {}
         self._prepared_ids = itertools.count()
         self._tick = FIRST_TIMESTAMP
-        self.usage: Final = MemoryUsage()
-        """See `Coordinator.usage`."""
 
     async def consume_nonce(
         self,
@@ -196,7 +193,6 @@ class MemoryCoordinator:
         self._by_origin.clear()
         self._last_number += 1
         self._trimmed = self._last_number
-        await self.usage.clear()
         self._appended.set()
 
     async def wait_for_change(self, after: str) -> None:
@@ -212,15 +208,9 @@ class MemoryCoordinator:
         """See `Coordinator.prepare`."""
         return self._prepare(changes)
 
-    async def prepare_counted(self, changes: Sequence[Change], addition: Addition) -> tuple[str, bool]:
-        """See `Coordinator.prepare_counted`."""
-        in_count = self.usage.add_now(addition)
-        return self._prepare(changes), in_count
-
-    async def abort(self, name: str, addition: Addition | None = None) -> None:
+    async def abort(self, name: str) -> None:
         """See `Coordinator.abort`."""
-        if self._prepared.pop(name, None) is not None and addition is not None:
-            self.usage.add_now(addition)
+        self._prepared.pop(name, None)
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
         """See `Coordinator.prepared`."""

@@ -1,25 +1,28 @@
-"""A store that counts what it contains in the coordinator, for stores without counters of their own.
+"""A store that counts what it contains, for stores without counters of their own: a bucket, or memory.
 
-An object counts by its key and its content alone, so that a listing of the store can count it again
-(`recount.py`). A write first adds what it changes to the totals, unless they would then exceed a limit, in
-one step of the coordinator: two writers cannot exceed a limit together. What it added is taken back if the
-write fails.
+An object counts by its key and its content alone, so that a listing of the store can count it. One process
+lists everything now and then, and stores the totals (`recount.py`):
+
+    _pysync/usage    {"countedMs": time of the count, "totals": {"kind:name": [amounts as in `Usage`]}}
+
+Each process rejects writes by these totals and what it wrote itself since it read them.
 """
 
-import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import ClassVar, Final, Self
+
+import orjson
 
 from pysync import _core
 from pysync.cache import BoundedCache
-from pysync.coordinator import UsageTotals
+from pysync.config.key_templates import RESERVED
 from pysync.engine import history
 from pysync.engine.accounts import Accounts
 from pysync.engine.append_log.head import LogSettings
 from pysync.engine.append_log.read import log_prefix
-from pysync.errors import CoordinatorUnavailable, DocumentCorrupt, QuotaExceeded
-from pysync.model import Addition, QuotaLimits, Usage
+from pysync.errors import DocumentCorrupt, QuotaExceeded
+from pysync.model import QuotaLimits, Usage, check_limit
 from pysync.protocol import JSON_TYPE
 from pysync.store import (
     ABSENT,
@@ -31,9 +34,9 @@ from pysync.store import (
     DamagedFile,
     Etag,
     MergeRecord,
+    NotModified,
     OnReceived,
     Precondition,
-    Prepare,
     Store,
     StoredObject,
     Subject,
@@ -42,6 +45,7 @@ from pysync.store import (
     merge_journal,
 )
 
+KEY: Final = f"{RESERVED}/usage"
 MAX_CACHED: Final = 10_000
 """Number of objects whose amounts, and of logs whose keys, are cached."""
 _LOGS: Final = log_prefix("")
@@ -86,30 +90,82 @@ def names_of(account: Account) -> dict[str, str]:
     return {kind: f"{kind}:{name}" for kind, name in zip(KINDS, account, strict=True) if name is not None}
 
 
-class SharedLedger:
-    """The `Ledger` of a store that is counted in the coordinator."""
+class BucketLedger:
+    """The `Ledger` of one process: the totals of the last count, and what this process wrote since."""
 
-    def __init__(self, totals: UsageTotals) -> None:
-        self._totals = totals
+    def __init__(self, store: Store, limits: QuotaLimits) -> None:
+        self._store = store
+        self._limits = limits
+        self._totals: dict[str, Usage] = {}
+        self._etag: str | None = None
+        self.counted_ms: int | None = None
+        """The time of the last count; None if everything is to be counted."""
+
+    async def read(self) -> Precondition:
+        """Read the totals, if there are others than before. They replace what this process added. Returns the
+        precondition of `replace`. Raises StoreUnavailable."""
+        found = await self._store.get(KEY, self._etag)
+        if not isinstance(found, NotModified):
+            self._totals, self._etag, self.counted_ms = {}, None, None
+            if found is not None:
+                stored = orjson.loads(found.body)
+                self._totals = {name: Usage(*amounts) for name, amounts in stored["totals"].items()}
+                self._etag, self.counted_ms = found.etag, stored["countedMs"]
+        return ABSENT if self._etag is None else Etag(self._etag)
+
+    async def replace(self, totals: dict[str, Usage], expect: Precondition, counted_ms: int) -> None:
+        """Store the totals of a count. Raises EtagMismatch and StoreUnavailable."""
+        body = {"countedMs": counted_ms, "totals": {name: list(used) for name, used in totals.items()}}
+        self._etag = await self._store.put(KEY, orjson.dumps(body), expect=expect)
+        self._totals, self.counted_ms = totals, counted_ms
+
+    @contextmanager
+    def added(self, account: Account, more: Usage, *, is_checked: bool) -> Iterator[None]:
+        """Enclose a write that adds `more`. Raises QuotaExceeded if it `is_checked` and there is no room."""
+        totals, names = self._totals, names_of(account)
+        if is_checked:
+            for kind, name in names.items():
+                if kind in self._limits:
+                    check_limit(kind, self._limits[kind], totals.get(name, NOTHING), more)
+        _add(totals, names, more)
+        try:
+            yield
+        except BaseException:
+            _add(totals, names, NOTHING.minus(more))
+            raise
 
     async def used(self, subjects: Iterable[Subject]) -> dict[Subject, Usage]:
         """See `Ledger.used`."""
-        names = {subject: total_name(*subject) for subject in subjects}
-        found = await self._totals.read([*names.values()])
-        return {subject: _shown(found.get(name, NOTHING)) for subject, name in names.items()}
+        return {subject: _shown(self._totals.get(total_name(*subject), NOTHING)) for subject in subjects}
 
     async def largest(self, kind: SubjectKind, limit: int) -> list[tuple[str, Usage]]:
         """See `Ledger.largest`."""
         prefix = total_name(kind, "")
-        found = await self._totals.read()
         mine = [
-            (name[len(prefix) :], _shown(used)) for name, used in found.items() if name.startswith(prefix)
+            (name[len(prefix) :], _shown(used))
+            for name, used in self._totals.items()
+            if name.startswith(prefix) and used != NOTHING
         ]
         return sorted(mine, key=lambda one: (-one[1].bytes, one[0]))[:limit]
 
     async def is_complete(self) -> bool:
         """See `Ledger.is_complete`."""
-        return await self._totals.counted_ms() is not None
+        return self.counted_ms is not None
+
+
+async def forget_subject(store: Store, subject: Subject) -> None:
+    """Remove a subject from the stored totals, and have everything counted again. A count that is under way
+    is not stored. Raises StoreUnavailable."""
+    found = await store.get(KEY)
+    if isinstance(found, StoredObject) or store.counting is not None:
+        totals = orjson.loads(found.body)["totals"] if isinstance(found, StoredObject) else {}
+        totals.pop(total_name(*subject), None)
+        await store.put(KEY, orjson.dumps({"countedMs": None, "totals": totals}))
+
+
+def _add(totals: dict[str, Usage], names: Mapping[str, str], more: Usage) -> None:
+    for name in names.values():
+        totals[name] = totals.get(name, NOTHING).plus(more)
 
 
 def _shown(used: Usage) -> Usage:
@@ -118,7 +174,7 @@ def _shown(used: Usage) -> Usage:
 
 
 class CountedStore:
-    """A `CountingStore`: `store`, whose objects are counted in `totals`. Unconditional writes of one key at
+    """A `CountingStore`: `store`, whose objects are counted in `ledger`. Unconditional writes of one key at
     one time may be counted as if one had not been made; the next count corrects it."""
 
     transactional: ClassVar[None] = None
@@ -126,19 +182,16 @@ class CountedStore:
     def __init__(
         self,
         store: Store,
-        totals: UsageTotals,
-        limits: QuotaLimits,
+        ledger: BucketLedger,
         accounts: Accounts,
         now_ms: Callable[[], int],
     ) -> None:
         self._store = store
-        self._totals = totals
-        self._limits = limits
+        self.ledger: Final = ledger
         self._now_ms = now_ms
         self._amounts = Amounts(accounts, store.added_bytes)
         self._known = BoundedCache[str, Usage](MAX_CACHED)
         self._keys_of_logs = BoundedCache[str, str](MAX_CACHED)
-        self.ledger: Final = SharedLedger(totals)
         self.is_remote: Final = store.is_remote
         self.cheap_put_bytes: Final = store.cheap_put_bytes
         self.added_bytes: Final = store.added_bytes
@@ -170,27 +223,19 @@ class CountedStore:
         content_type: str = JSON_TYPE,
         expect: Precondition = ANY,
         charge: Charge | None = None,
-        prepare: Prepare | None = None,
     ) -> str:
         """See `CountingStore.put`."""
         charge = charge or _UNCHECKED
         account = charge.account if charge.by_key else self._account(key, charge)
         if account is None:
-            if prepare is not None:
-                await prepare(None)
             return await self._store.put(key, body, content_type, expect)
         new = self._of_document(key, body, is_document=charge.by_key)
-        old = NOTHING if expect == ABSENT else await self._before(key, expect)
-        addition = self._addition(key, account, old, new, charge)
+        more = new.minus(await self._before(key, expect))
         try:
-            if prepare is None:
-                async with self._added(addition):
-                    etag = await self._store.put(key, body, content_type, expect)
-            else:
-                await prepare(addition)
+            with self.ledger.added(account, more, is_checked=charge.checked):
                 etag = await self._store.put(key, body, content_type, expect)
         except QuotaExceeded:
-            await self._check_precondition(key, expect)  # a conflict is told first
+            await self._check_precondition(key, expect)  # a conflict is reported first
             raise
         self._known.put(etag, new)
         return etag
@@ -214,25 +259,26 @@ class CountedStore:
                 size += len(chunk)
                 yield chunk
 
-        async with AsyncExitStack() as added:
+        with ExitStack() as added:
 
-            async def reserve(sha256: str) -> None:
+            async def add(sha256: str) -> None:
                 if account is not None:
-                    new, old = Usage(size, 0, 0, 1), await self._before(key, ANY)
-                    addition = self._addition(key, account, old, new, charge)
-                    await added.enter_async_context(self._added(addition))
+                    more = Usage(size, 0, 0, 1).minus(await self._before(key, ANY))
+                    added.enter_context(self.ledger.added(account, more, is_checked=charge.checked))
                 if received is not None:
                     await received(sha256)
 
-            return await self._store.write(key, measured(), content_type, reserve)
+            return await self._store.write(key, measured(), content_type, add)
 
     async def delete(self, key: str, expect: Precondition = ANY) -> None:
         """See `Store.delete`."""
         account = self._account(key, _UNCHECKED)
-        old = NOTHING if account is None else await self._before(key, expect)
-        await self._store.delete(key, expect)
-        if account is not None and old != NOTHING:
-            await self._totals.add(Addition(key, names_of(account), NOTHING.minus(old)))
+        if account is None:
+            await self._store.delete(key, expect)
+            return
+        more = NOTHING.minus(await self._before(key, expect))
+        with self.ledger.added(account, more, is_checked=False):
+            await self._store.delete(key, expect)
 
     async def merge(
         self, key: str, chunks: AsyncIterable[bytes], content_type: str, merged: Mapping[str, str]
@@ -288,24 +334,3 @@ class CountedStore:
         else:
             stat = await self._store.stat(key)
             check_precondition(expect, None if stat is None else stat.etag)
-
-    def _addition(
-        self, key: str, account: Account, old: Usage, new: Usage, charge: Charge
-    ) -> Addition | None:
-        """Return what a write adds that replaces `old` by `new`; None for nothing."""
-        if new == old:
-            return None
-        more = new if old is NOTHING else new.minus(old)
-        return Addition(key, names_of(account), more, self._limits if charge.checked else {})
-
-    @asynccontextmanager
-    async def _added(self, addition: Addition | None) -> AsyncIterator[None]:
-        """Enclose a write that adds to the totals. Raises QuotaExceeded."""
-        in_count = addition is not None and await self._totals.add(addition)
-        try:
-            yield
-        except BaseException:
-            if addition is not None:
-                with suppress(CoordinatorUnavailable):
-                    await asyncio.shield(self._totals.add(addition.reverse(in_count=in_count)))
-            raise

@@ -25,7 +25,6 @@ from pysync.coordinator import Coordinator, PreparedWrite
 from pysync.engine.changes import parse_change
 from pysync.engine.idempotency import SETTLED_MS, CoordinatedRequests
 from pysync.errors import CoordinatorUnavailable, KeyConflict, QuotaExceeded, StoreUnavailable
-from pysync.model import Addition
 from pysync.store import (
     ABSENT,
     ANY,
@@ -70,7 +69,7 @@ class Outbox:
         self._last_announced = BoundedCache[str, Change](ANNOUNCED_CACHE_SIZE)
         self._key_locks = [asyncio.Lock() for _ in range(_KEY_LOCKS)]
         self._flush_lock = asyncio.Lock()
-        self._unreported: deque[tuple[str, list[Change], Addition | None]] = deque(maxlen=MAX_UNREPORTED)
+        self._unreported: deque[tuple[str, list[Change]]] = deque(maxlen=MAX_UNREPORTED)
 
     def put(
         self,
@@ -329,32 +328,13 @@ class Outbox:
     async def _put_prepared(
         self, key: str, body: bytes, expect: Precondition, charge: Charge | None, changes: list[Change]
     ) -> tuple[str, str]:
-        """Put an object behind an intent, and return its etag and the name of the intent. If the coordinator
-        counts usage, the intent and the count are one request. Nothing is left if the write is rejected."""
-        intent, counted = "", None
-
-        async def prepare(addition: Addition | None) -> None:
-            nonlocal intent, counted
-            if addition is None:
-                intent = await self._coordinator.prepare(changes)
-            else:
-                intent, in_count = await self._coordinator.prepare_counted(changes, addition)
-                counted = addition.reverse(in_count=in_count)
-
+        """Put an object behind an intent, and return its etag and the name of the intent. Nothing is left if
+        the write is rejected."""
+        intent = await self._coordinator.prepare(changes)
         try:
-            if self._counting is None:
-                await prepare(None)
-                return await self._store.put(key, body, expect=expect), intent
-            etag = await self._counting.put(key, body, expect=expect, charge=charge, prepare=prepare)
-            return etag, intent
+            return await self._put(key, body, expect, charge), intent
         except (EtagMismatch, QuotaExceeded):
-            if intent:
-                await self._report_outcome(intent, [], counted)
-            raise
-        except BaseException:
-            if counted is not None:
-                with suppress(CoordinatorUnavailable):
-                    await asyncio.shield(self._coordinator.usage.add(counted))
+            await self._report_outcome(intent, [])
             raise
 
     async def _append_with_removals(self, intent: PreparedWrite, *, is_done: bool) -> None:
@@ -428,14 +408,11 @@ class Outbox:
         pending = (each for intent in await self._coordinator.prepared(_PAGE) for each in intent.changes)
         return [each for each in dict.fromkeys(pending) if parse_change(each).ref.is_same_document(subject)]
 
-    async def _report_outcome(
-        self, intent: str, changes: list[Change], counted: Addition | None = None
-    ) -> None:
+    async def _report_outcome(self, intent: str, changes: list[Change]) -> None:
         """Close an intent whose outcome is known: announce `changes`, which are empty if the write was
-        rejected. `counted` then takes back what it added. If the coordinator is unavailable, the outcome is
-        reported later."""
+        rejected. If the coordinator is unavailable, the outcome is reported later."""
         try:
-            await self._close_intent(intent, changes, counted)
+            await self._close_intent(intent, changes)
         except CoordinatorUnavailable as error:
             if changes:
                 text, extra = error.detail, {"repeats": ("announce", error.detail)}
@@ -443,10 +420,10 @@ class Outbox:
             else:
                 text, extra = error.detail, {"repeats": ("withdraw", error.detail)}
                 log.warning("failed to withdraw a rejected write, will retry: %s", text, extra=extra)
-            self._unreported.append((intent, changes, counted))
+            self._unreported.append((intent, changes))
 
-    async def _close_intent(self, intent: str, changes: list[Change], counted: Addition | None) -> None:
+    async def _close_intent(self, intent: str, changes: list[Change]) -> None:
         if changes:
             await self._coordinator.append(changes, intent)
         else:
-            await self._coordinator.abort(intent, counted)
+            await self._coordinator.abort(intent)

@@ -1,11 +1,8 @@
-"""The background count of a store that is counted in the coordinator: lists everything, and corrects the
-totals. They are off by what was in flight at a crash, by what others wrote who do not count, and by what is
-written while the page of the listing is read that contains it."""
+"""The background count of a bucket: one process lists everything, and stores the totals for all others."""
 
 import asyncio
 import logging
-import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -14,15 +11,15 @@ from pysync.coordinator import Coordinator
 from pysync.engine import history
 from pysync.engine.accounts import Accounts
 from pysync.engine.append_log.read import log_prefix
-from pysync.engine.counted_store import Amounts, names_of
+from pysync.engine.counted_store import Amounts, BucketLedger, names_of
 from pysync.model import Usage
-from pysync.store import NOTHING, Account, DamagedFile, ListEntry, Store, StoredObject
+from pysync.store import NOTHING, Account, DamagedFile, EtagMismatch, ListEntry, Store, StoredObject
 
 log = logging.getLogger("pysync.server")
 
-RECOUNT_MS: Final = 86_400_000
+RECOUNT_MS: Final = 3_600_000
 """Milliseconds from the end of a count to the next. A count of a bucket lists all of it, and reads the heads
-of its logs twice."""
+of its logs."""
 PAGE: Final = 200
 """Number of listed objects that are counted at a time."""
 LEASE: Final = "usage"
@@ -41,62 +38,55 @@ class Recount:
     def __init__(
         self,
         store: Store,
+        ledger: BucketLedger,
         coordinator: Coordinator,
         accounts: Accounts,
         now_ms: Callable[[], int],
         stores_files: Callable[[Collection], bool | None],
     ) -> None:
         self._store = store
+        self._ledger = ledger
         self._coordinator = coordinator
-        self._totals = coordinator.usage
         self._accounts = accounts
         self._amounts = Amounts(accounts, store.added_bytes)
         self._now_ms = now_ms
         self._stores_files = stores_files
         self._accounts_of_logs: dict[str, Account | None] = {}
+        self._heads: dict[str, Usage] = {}
 
     async def run_if_needed(self) -> None:
-        """Count if nothing was counted, or the last count is old. Raises Unavailable."""
-        counted_ms = await self._totals.counted_ms()
+        """Read the last totals, and count if there are none or they are old. Raises Unavailable."""
+        await self._ledger.read()
+        counted_ms = self._ledger.counted_ms
         if counted_ms is None or counted_ms + RECOUNT_MS <= self._now_ms():
             await self.run()
 
     async def run(self) -> None:
         """Count, unless another process does. Raises Unavailable."""
-        with suppress(_NotLeader):
+        with suppress(_NotLeader, EtagMismatch):
             await self._run()
 
     async def _run(self) -> None:
         await self._lead()
-        token, page, counted = secrets.token_hex(8), list[ListEntry](), 0
-        self._accounts_of_logs = {id_: account async for id_, account in self._logs()}
-        await self._totals.begin_count(token)
+        before = await self._ledger.read()
+        await self._read_logs()
+        totals, counted = dict[str, Usage](), 0
         async for listed in self._store.walk(""):
-            page.append(listed)
-            if len(page) == PAGE:
-                await self._count(token, page)
-                counted, page = counted + PAGE, []
-        if page:
-            await self._count(token, page)
-        if await self._totals.end_count(token, self._now_ms()):
-            log.info("counted %d stored objects for the quotas", counted + len(page))
-
-    async def _lead(self) -> None:
-        """Renew the lease. Raises _NotLeader if another process holds it."""
-        if not await self._coordinator.acquire_lease(LEASE):
-            raise _NotLeader
-
-    async def _count(self, token: str, page: list[ListEntry]) -> None:
-        await self._lead()
-        more: dict[str, Usage] = {}
-        for listed in page:
+            if counted % PAGE == 0:
+                await self._lead()
+                await asyncio.sleep(0)
+            counted += 1
             account = self._account(listed.key)
             if account is not None:
                 amounts = await self._amounts_of(listed)
                 for name in names_of(account).values():
-                    more[name] = more.get(name, NOTHING).plus(amounts)
-        await asyncio.sleep(0)
-        if not await self._totals.count(token, page[-1].key, more):
+                    totals[name] = totals.get(name, NOTHING).plus(amounts)
+        await self._ledger.replace(totals, before, self._now_ms())
+        log.info("counted %d stored objects for the quotas", counted)
+
+    async def _lead(self) -> None:
+        """Renew the lease. Raises _NotLeader if another process holds it."""
+        if not await self._coordinator.acquire_lease(LEASE):
             raise _NotLeader
 
     def _account(self, key: str) -> Account | None:
@@ -113,7 +103,7 @@ class Recount:
         if collection is None:
             return NOTHING
         if collection.append_only is not None:
-            return await self._of_document(listed.key)
+            return self._heads.get(listed.key, NOTHING)
         is_file = self._stores_files(collection)
         if is_file is None:
             try:
@@ -122,12 +112,9 @@ class Recount:
                 is_file = True
         return Usage(size, files=1) if is_file else Usage(size, documents=1)
 
-    async def _of_document(self, key: str) -> Usage:
-        found = await self._store.get(key)
-        return self._amounts.of_document(key, found.body)[0] if isinstance(found, StoredObject) else NOTHING
-
-    async def _logs(self) -> AsyncIterator[tuple[str, Account | None]]:
-        """Yield the ids and accounts of all logs."""
+    async def _read_logs(self) -> None:
+        """Read the heads of all logs: what they count as, and the accounts of their parts."""
+        self._accounts_of_logs, self._heads = {}, {}
         for prefix in self._accounts.log_prefixes():
             async for listed in self._store.walk(prefix):
                 collection = self._accounts.collection_of(listed.key)
@@ -135,7 +122,7 @@ class Recount:
                     await self._lead()
                     found = await self._store.get(listed.key)
                     if isinstance(found, StoredObject):
-                        _, head = self._amounts.of_document(listed.key, found.body)
+                        self._heads[listed.key], head = self._amounts.of_document(listed.key, found.body)
                         for id_ in () if head is None else (head.id, head.previous):
                             if id_:
-                                yield id_, self._accounts.charge_of(listed.key).account
+                                self._accounts_of_logs[id_] = self._accounts.charge_of(listed.key).account

@@ -22,7 +22,7 @@ import orjson
 from pysync.changelog import Change
 from pysync.concurrency import gather_bounded
 from pysync.engine.changes import DocumentRef, parse_change
-from pysync.engine.counted_store import total_name
+from pysync.engine.counted_store import forget_subject
 from pysync.erase.journal import JournalEntry, unfinished
 from pysync.erase.keyrings import KeyringEntries, remove_entries
 from pysync.erase.plan import PAGE, ErasePlan, EraseReport, Planner, delete_log_objects
@@ -32,7 +32,7 @@ from pysync.errors import BadRequest, StoreUnavailable, Unavailable
 from pysync.plugins import FileBackedCollection, PluginContext
 from pysync.plugins.projection.lists import ListTransform, ListWriter, PendingEntry, apply_entries
 from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
-from pysync.store import ANY, Etag, EtagMismatch, StoredObject
+from pysync.store import ANY, Etag, EtagMismatch, StoredObject, Subject
 
 LEASE: Final = "erase"
 LEASE_RENEW_S: Final = 1.0
@@ -256,10 +256,8 @@ class Eraser:
         counters, claims = await self._coordinator.forget(is_counter, is_claim)
         if self._store.transactional is not None:
             claims += await self._store.transactional.claims.forget(is_claim)
-        if self._store.transactional is None and (bucket is not None or self._store.counting is None):
-            # What a crash left of a count names the identity, and what a command erases is not counted.
-            names = [] if bucket is None else [total_name("identity", request.value)]
-            await self._coordinator.usage.forget(names)
+        if self._store.transactional is None and request.kind == "identity":
+            await forget_subject(self._store, Subject("identity", request.value))
         report.erased.update(rateCounters=counters, idempotencyRecords=claims, changes=changes)
         if changes:
             await self._outbox.log.clear()

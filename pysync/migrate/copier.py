@@ -84,12 +84,13 @@ _EXCLUDED: Final = (
     "_pysync/probe/",
     "_pysync/projections/",
     "_pysync/damaged",
+    "_pysync/usage",
     SCRUB_KEY,
     "__sync__/config.json",
 )
 """Objects that are not copied by themselves: those of logs, which are copied with their heads; leftovers of
-probes; checkpoints in a change log that is not copied; the list of damaged files and the record of the last
-scrub; and the configuration that Starfish stores."""
+probes; checkpoints in a change log that is not copied; the list of damaged files, the totals of usage and
+the record of the last scrub; and the configuration that Starfish stores."""
 _PATH_CONFLICT: Final = "the target stores folders, and another file has a key above or below this one"
 
 

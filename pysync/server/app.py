@@ -268,7 +268,7 @@ class App(AbstractAsyncContextManager["App"]):
         self._monitoring = loop.create_task(monitoring)
         self.usage_count = None if tracked is None else tracked.counter
         self._counting: asyncio.Task[None] | None = None
-        if sweeps and self.usage_count is not None:
+        if self.usage_count is not None and (sweeps or store.transactional is None):
             count = self.usage_count.run_if_needed
             counting = every(COUNT_EVERY_S, count, "failed to count what is stored", log)
             self._counting = loop.create_task(counting)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from pysync.config import Collection, Config
 from pysync.coordinator import Coordinator
 from pysync.engine.accounts import Accounts
-from pysync.engine.counted_store import CountedStore
+from pysync.engine.counted_store import BucketLedger, CountedStore
 from pysync.engine.recount import Recount
 from pysync.engine.usage_count import UsageCount
 from pysync.plugins.hooks import Hooks
@@ -29,14 +29,12 @@ async def track_usage(
     plugins: Sequence[object],
     now_ms: Callable[[], int],
 ) -> Tracked:
-    """Switch the counters on if the configuration has quotas, else off. A folder has its own, and for other
-    stores they are in the coordinator. Raises Unavailable."""
+    """Switch the counters of a folder on if the configuration has quotas, else off. Other stores are counted
+    in this process. Raises StoreUnavailable."""
     transactional = store.transactional
     if config.quotas is None:
         if transactional is not None:
             await transactional.stop_tracking_usage()
-        else:
-            await coordinator.usage.clear()
         return Tracked(store)
     stored = Hooks(plugins).stored_files
     files = {name: (each.template, each.suffix) for name, each in stored.items()}
@@ -53,5 +51,7 @@ async def track_usage(
             return True
         return (None if collection.accepts_json else True) if collection.file_types else False
 
-    counter = Recount(store, coordinator, accounts, now_ms, stores_files)
-    return Tracked(CountedStore(store, coordinator.usage, limits, accounts, now_ms), accounts, counter)
+    bucket_ledger = BucketLedger(store, limits)
+    await bucket_ledger.read()
+    counter = Recount(store, bucket_ledger, coordinator, accounts, now_ms, stores_files)
+    return Tracked(CountedStore(store, bucket_ledger, accounts, now_ms), accounts, counter)

@@ -29,7 +29,7 @@ from pysync.store.types import (
     StoredObject,
     no_pace,
 )
-from pysync.store.usage import Charge, ChargeOf, CountableLedger, Ledger, Prepare
+from pysync.store.usage import Charge, ChargeOf, CountableLedger, Ledger
 
 MAX_CONCURRENT_READS: Final = 100
 """Maximum number of concurrent reads for one request. By default it covers all reads of a batch."""
@@ -215,12 +215,10 @@ class CountingStore(Store, Protocol):
         content_type: str = JSON_TYPE,
         expect: Precondition = ANY,
         charge: Charge | None = None,
-        prepare: Prepare | None = None,
     ) -> str:
         """Put an object as `Store.put` does. It counts for the account of its key, or that of the log that
-        `charge` names, whatever the account of `charge`. Raises QuotaExceeded if `charge` is checked, and
-        CoordinatorUnavailable. Without a charge it is not checked. `prepare` is awaited before the object is
-        written, and counts it in place of this store."""
+        `charge` names, whatever the account of `charge`. Raises QuotaExceeded if `charge` is checked. Without
+        a charge it is not checked."""
 
     async def write(
         self,

@@ -4,10 +4,10 @@ A write counts for an `Account`, which names up to five subjects. A store keeps 
 rejects a write with which a subject would use more than its limit.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, Protocol, get_args
 
-from pysync.model import Addition, Usage
+from pysync.model import Usage
 
 SubjectKind = Literal["namespace", "collection", "identity", "space", "issuer"]
 KINDS: Final[tuple[SubjectKind, ...]] = get_args(SubjectKind)
@@ -57,10 +57,6 @@ class Charge(NamedTuple):
 ChargeOf = Callable[[str], Charge]
 """Returns what an object counts as of which only the key is known, and which is not checked. Keys of the
 server's own have no account."""
-
-
-Prepare = Callable[[Addition | None], Awaitable[None]]
-"""Prepares a write, and counts what it adds: None for nothing. Raises QuotaExceeded."""
 
 
 class Ledger(Protocol):

@@ -7,7 +7,6 @@ import pytest
 
 from contracts.change_logs import ChangeLogContract, change
 from contracts.fake_time import Advance, FakeTime
-from contracts.usage import UsageContract
 from pysync._core import ReplayWindow
 from pysync.changelog import ChangeLog
 from pysync.coordinator import EPOCH_MS, LEASE_MS, Coordinator, ReplayMemoryFull, Standing
@@ -15,7 +14,7 @@ from pysync.errors import CoordinatorUnavailable
 from pysync.testing import FakeClock
 
 
-class CoordinatorContract(ChangeLogContract, UsageContract):
+class CoordinatorContract(ChangeLogContract):
     """The contract of `Coordinator`, except for `acquire_lease`. The subclass provides the fixture
     `coordinator`, which reads the fixture `clock` and retains changes as `RETENTION` says."""
 

@@ -17,7 +17,6 @@ from pysync.changelog import Change, ChangeLog, Retention
 from pysync.config import parse
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import StoreUnavailable
-from pysync.model import Usage
 from pysync.server.app import create_app
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import TRIM_EVERY, TRIM_ROWS
@@ -369,19 +368,6 @@ async def test_after_a_kill_there_is_a_change_for_each_write_and_for_no_other(tm
 
 class TestAfterAStartOfTheMachine:
     """What a coordinator's log lost with the power, nobody takes for told."""
-
-    async def test_usage_is_counted_anew(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        boot = tmp_path / "boot_id"
-        monkeypatch.setattr("pysync.clock.BOOT_ID_PATH", boot)
-        for name, kept in (("one", None), ("one", 1), ("two", None)):
-            boot.write_text(f"{name}\n")
-            coordinator = await LocalCoordinator.open_folder(tmp_path)
-            assert await coordinator.usage.counted_ms() == kept
-            assert await coordinator.usage.read() == ({} if kept is None else {"me": Usage(1)})
-            await coordinator.usage.begin_count("token")
-            assert await coordinator.usage.count("token", "a", {"me": Usage(1)})
-            assert await coordinator.usage.end_count("token", 1)
-            await coordinator.close()
 
     async def test_earlier_follower_receives_a_reset(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

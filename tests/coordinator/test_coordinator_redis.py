@@ -30,7 +30,6 @@ from pysync.coordinator.redis.connection import MAX_WAITING, Command
 from pysync.coordinator.redis.coordinator import LEEWAY_MS, NONCE_TTL_MS, TICKS, RedisCoordinator
 from pysync.coordinator.redis.epoch import EPOCH_KEY
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Addition, Usage
 from pysync.testing import FakeClock
 
 HOUR_MS = 3_600_000
@@ -109,23 +108,6 @@ async def test_a_redis_without_a_limit_may_have_any_policy(start_redis: StartRed
     coordinator = await RedisCoordinator.connect(start_redis("--maxmemory-policy", "allkeys-lru").url)
     assert await coordinator.consume_nonce("aa", "n", wall_clock_ms())
     await coordinator.close()
-
-
-@pytest.mark.parametrize("lose", [end_and_forget, end_and_remember, return_to_snapshot, flush])
-async def test_usage_that_redis_may_have_forgotten_is_counted_anew(
-    redis: RedisServer, lose: Callable[[RedisServer], Awaitable[None]]
-) -> None:
-    redis.kill()
-    redis.start(*(WITH_AOF if lose is end_and_remember else ()))
-    node = await RedisCoordinator.connect(redis.url)
-    await node.usage.begin_count("token")
-    assert await node.usage.end_count("token", 1)
-    await node.usage.add(Addition("a", {"identity": "me"}, Usage(1)))
-    await take_snapshot(redis)
-    await lose(redis)
-    await come_back(node)
-    assert (await node.usage.counted_ms(), await node.usage.read()) == (None, {})
-    await node.close()
 
 
 @pytest.mark.parametrize("lose", [end_and_forget, end_and_remember, return_to_snapshot, flush])
@@ -492,9 +474,7 @@ async def test_a_password_is_quoted_as_in_any_url(start_redis: StartRedis) -> No
 async def test_a_user_that_may_use_only_the_keys_of_pysync_is_enough(start_redis: StartRedis) -> None:
     user = ("--user", "pysync", "on", ">secret", "~pysync:*", "+@all")
     coordinator = await RedisCoordinator.connect(f"redis://pysync:secret@127.0.0.1:{start_redis(*user).port}")
-    addition = Addition("a", {"identity": "me"}, Usage(1))
-    name, _ = await coordinator.prepare_counted([Change(b"{}")], addition)
-    await coordinator.abort(name, addition.reverse(in_count=False))
-    await coordinator.usage.add(addition)
-    assert await coordinator.usage.read() == {"me": Usage(1)}
+    name = await coordinator.prepare([Change(b"{}")])
+    await coordinator.abort(name)
+    assert await coordinator.prepared(1) == []
     await coordinator.close()

@@ -1,4 +1,4 @@
-"""A store that is counted in the coordinator: limits hold, and a count corrects what a crash left."""
+"""Quotas of a bucket, by the totals of the last count and what each process wrote since."""
 
 import asyncio
 import random
@@ -11,18 +11,17 @@ from contracts.change_logs import change
 from contracts.files import chunks_of
 from contracts.stores import StoreContract
 from support.depth import depth
+from support.faulty_coordinator import FaultyCoordinator
 from support.faulty_store import FaultyStore
 from support.s3_stores import new_prefix, opened
 
 from pysync import config
-from pysync.clock import wall_clock_ms
-from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.accounts import Accounts
-from pysync.engine.counted_store import CountedStore
-from pysync.engine.outbox import Outbox
+from pysync.engine.history import new_entry
+from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
 from pysync.engine.recount import RECOUNT_MS, Recount
 from pysync.errors import CoordinatorUnavailable, QuotaExceeded, StoreUnavailable, Unavailable
 from pysync.model import Usage
+from pysync.server.usage_tracking import track_usage
 from pysync.store import ABSENT, ANY, Charge, Etag, EtagMismatch, MergeRejected, Precondition, Store, Subject
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -50,75 +49,60 @@ MAX_BYTES: Final = 3_000
 ANNA: Final = Subject("identity", "anna")
 
 
-class Mortal:
-    """What a process sees of a coordinator, or of its totals: nothing, once `store` has crashed."""
+class Node:
+    """A process that writes to a bucket that others share. `faulty` is the bucket as it sees it."""
 
-    def __init__(self, inner: Any, store: FaultyStore) -> None:
-        self._inner = inner
-        self._store = store
+    def __init__(self, faulty: FaultyStore, store: Any, counter: Recount, outbox: Outbox) -> None:
+        self.faulty, self.store, self.counter, self.outbox = faulty, store, counter, outbox
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        if name == "usage":
-            return Mortal(found, self._store)
-
-        async def call(*args: object) -> Any:
-            if self._store.has_crashed:
-                raise CoordinatorUnavailable
-            return await found(*args)
-
-        return call
-
-
-class Counted:
-    """A counted store, whose process crashes as `faulty` says, and its coordinator, which stays."""
-
-    def __init__(self, inner: Store, clock: FakeClock, **quotas: Any) -> None:
-        parsed = config.parse({**CONFIG, "quotas": quotas or CONFIG["quotas"]})
-        assert parsed.quotas is not None
-        self.inner = inner
-        self.coordinator = MemoryCoordinator(clock)
-        self._limits, self._clock = parsed.quotas.limits(), clock
-        self._accounts = Accounts(parsed, {})
-        self.recount = self.counter(inner)
-        self.faulty, self.store, self.outbox = self.process()
-
-    def counter(self, store: Store) -> Recount:
-        kinds = {"photos": True, "either": None}
-        return Recount(
-            store, self.coordinator, self._accounts, self._clock, lambda found: kinds.get(found.name, False)
-        )
-
-    def process(self) -> tuple[FaultyStore, CountedStore, Outbox]:
-        faulty = FaultyStore(self.inner)
-        faulty.added_bytes = self.inner.added_bytes  # type: ignore[misc]
-        coordinator: Any = Mortal(self.coordinator, faulty)
-        store = CountedStore(faulty, coordinator.usage, self._limits, self._accounts, self._clock)
-        return faulty, store, Outbox(store, coordinator)
+    async def push(self, id_: str, size: int = 2, expect: Precondition = ABSENT) -> str:
+        key = f"notes/anna/{id_}"
+        return await self.outbox.put(key, b"x" * size, expect, [change(id_)], charge=CHECKED)
 
     async def used(self, subject: Subject = ANNA) -> Usage:
-        return (await self.store.ledger.used([subject]))[subject]
+        found: dict[Subject, Usage] = await self.store.ledger.used([subject])
+        return found[subject]
 
-    async def stored(self) -> dict[str, Usage]:
-        """What is stored, by a look at every object."""
-        found: dict[str, Usage] = {}
-        async for listed in self.inner.walk(""):
+
+class Bucket:
+    """A bucket, and the coordinator of its processes."""
+
+    def __init__(self, objects: Store, clock: FakeClock, **quotas: Any) -> None:
+        self.objects = objects
+        self.coordinator = FaultyCoordinator(clock)
+        self._config = config.parse({**CONFIG, "quotas": quotas or CONFIG["quotas"]})
+        self._clock = clock
+
+    async def node(self) -> Node:
+        faulty = FaultyStore(self.objects)
+        faulty.added_bytes = self.objects.added_bytes  # type: ignore[misc]
+        tracked = await track_usage(self._config, faulty, self.coordinator, (), self._clock)
+        assert isinstance(tracked.counter, Recount)
+        return Node(faulty, tracked.store, tracked.counter, Outbox(tracked.store, self.coordinator))
+
+    async def stored(self) -> dict[Subject, Usage]:
+        """What is stored for whom, by a look at every object."""
+        found: dict[Subject, Usage] = {}
+        async for listed in self.objects.walk(""):
             name, identity, *_ = listed.key.split("/")
             if name in ("notes", "photos", "either"):
                 assert listed.size is not None
-                is_file = await self.inner.stat(listed.key) is not None
+                is_file = await self.objects.stat(listed.key) is not None
                 one = Usage(listed.size, files=1) if is_file else Usage(listed.size, documents=1)
-                for subject in (f"identity:{identity}", f"collection:{name}", "namespace:"):
+                for subject in (
+                    Subject("identity", identity),
+                    Subject("collection", name),
+                    Subject("namespace", ""),
+                ):
                     found[subject] = found.get(subject, Usage()).plus(one)
         return found
 
-    async def totals(self) -> dict[str, Usage]:
-        return await self.coordinator.usage.read()
-
-
-@pytest.fixture
-def counted(clock: FakeClock) -> Counted:
-    return Counted(MemoryStore(clock), clock)
+    async def assert_exact(self, node: Node) -> None:
+        stored = await self.stored()
+        assert await node.store.ledger.used(stored) == stored
+        for kind in ("identity", "collection", "namespace"):
+            names = {name for name, used in await node.store.ledger.largest(kind, 10) if used != Usage()}
+            assert names == {subject.name for subject in stored if subject.kind == kind}
 
 
 @pytest.fixture
@@ -126,146 +110,178 @@ def clock() -> FakeClock:
     return FakeClock()
 
 
+@pytest.fixture
+def bucket(clock: FakeClock) -> Bucket:
+    return Bucket(MemoryStore(clock), clock)
+
+
+@pytest.fixture
+async def node(bucket: Bucket) -> Node:
+    return await bucket.node()
+
+
 class TestCountedMemoryStore(StoreContract):
     @pytest.fixture
     async def store(self, clock: FakeClock) -> AsyncIterator[Store]:
         collection = {"name": "all", "storagePath": "{identity}/{id}", **OWN}
         parsed = config.parse({**CONFIG, "quotas": {}, "collections": [collection]})
-        inner, usage = MemoryStore(), MemoryCoordinator(clock).usage
-        yield CountedStore(inner, usage, {}, Accounts(parsed, {}), wall_clock_ms)
+        inner = MemoryStore()
+        yield (await track_usage(parsed, inner, FaultyCoordinator(clock), (), clock)).store
         await inner.close()
 
 
-async def test_of_writers_at_once_no_more_fit_than_the_quota_allows(counted: Counted) -> None:
-    results = await asyncio.gather(
-        *(counted.store.put(f"notes/anna/{n}", b"{}", charge=CHECKED) for n in range(20)),
-        return_exceptions=True,
-    )
-    assert sum(isinstance(found, QuotaExceeded) for found in results) >= 12
-    assert await counted.used() == (await counted.stored()).get("identity:anna", Usage())
-    while (await counted.used()).documents < 8:
-        await counted.store.put(f"notes/anna/{random.random()}", b"{}", charge=CHECKED)
+async def test_concurrent_pushes_of_one_node_do_not_exceed_a_quota(bucket: Bucket, node: Node) -> None:
+    results = await asyncio.gather(*(node.push(f"{n}") for n in range(20)), return_exceptions=True)
+    assert sum(isinstance(found, QuotaExceeded) for found in results) == 12
+    await bucket.assert_exact(node)
+    assert await bucket.coordinator.prepared(10) == []
     with pytest.raises(QuotaExceeded) as refused:
-        await counted.store.put("notes/anna/more", b"{}", charge=CHECKED)
+        await node.push("more")
     assert refused.value.extras == {"quota": "identity.documents", "used": 8, "allowed": 8}
+    assert await bucket.objects.get("notes/anna/more") is None
+    assert await bucket.coordinator.prepared(10) == []
 
 
-async def test_what_a_failed_write_reserved_is_given_back(counted: Counted) -> None:
-    store, faulty = counted.store, counted.faulty
-    etag = await store.put("notes/anna/1", b"{}", charge=CHECKED)
-    with pytest.raises(EtagMismatch):
-        await store.put("notes/anna/1", b"x" * 500, expect=ABSENT, charge=CHECKED)
-    with pytest.raises(EtagMismatch):
-        await store.put("notes/anna/2", b"x" * 500, expect=Etag(etag), charge=CHECKED)
-    faulty.fail("put", "write")
-    with pytest.raises(StoreUnavailable):
-        await store.put("notes/anna/2", b"{}", charge=CHECKED)
-    with pytest.raises(StoreUnavailable):
-        await store.write("photos/anna/1", chunks_of(b"x"), TYPE, charge=CHECKED)
-    assert await counted.used() == Usage(2, 1)
-
-
-async def test_a_rejected_file_leaves_nothing(counted: Counted) -> None:
-    with pytest.raises(QuotaExceeded):
-        await counted.store.write("photos/anna/1", chunks_of(b"x" * 9_001), TYPE, charge=CHECKED)
-    assert await counted.store.stat("photos/anna/1") is None
-    assert await counted.used() == Usage()
-
-
-async def test_a_conflict_is_told_before_the_quota(counted: Counted) -> None:
+async def test_a_quota_holds_across_nodes_after_a_count(bucket: Bucket, node: Node) -> None:
+    other = await bucket.node()
     for n in range(8):
-        await counted.store.put(f"notes/anna/{n}", b"{}", charge=CHECKED)
-    with pytest.raises(EtagMismatch):
-        await counted.store.put("notes/anna/1", b"{}", expect=ABSENT, charge=CHECKED)
+        await node.push(f"first-{n}")
+    await other.push("second")
+    await other.counter.run()
+    for each in (node, other):
+        await each.counter.run_if_needed()
+        assert (await each.used()).documents == 9
+        with pytest.raises(QuotaExceeded):
+            await each.push("more")
+    await node.store.delete("notes/anna/second")
+    await node.store.delete("notes/anna/first-1")
+    await node.push("more")
 
 
-async def test_a_smaller_object_fits_and_a_write_of_the_server_too(counted: Counted) -> None:
-    etag = await counted.store.put("notes/anna/1", b"x" * 20_000)
+async def test_a_new_node_rejects_by_the_last_count(bucket: Bucket, node: Node) -> None:
+    for n in range(8):
+        await node.push(f"{n}")
+    await node.counter.run()
+    restarted = await bucket.node()
+    assert await restarted.store.ledger.is_complete()
     with pytest.raises(QuotaExceeded):
-        await counted.store.put("notes/anna/1", b"x" * 20_001, expect=Etag(etag), charge=CHECKED)
-    await counted.store.put("notes/anna/1", b"x" * 19_999, expect=Etag(etag), charge=CHECKED)
-    assert await counted.used() == Usage(19_999, 1)
-    counted = Counted(MemoryStore(), FakeClock(), identity={"files": 1})
-    await counted.store.write("either/anna/0", chunks_of(b"x"), TYPE, charge=CHECKED)
-    await counted.store.put("either/anna/1", b"x" * 100, charge=CHECKED)
+        await restarted.push("more")
+
+
+async def test_a_failed_write_is_not_counted(bucket: Bucket, node: Node) -> None:
+    etag = await node.push("1")
+    with pytest.raises(EtagMismatch):
+        await node.push("1", 500)
+    with pytest.raises(EtagMismatch):
+        await node.push("2", 500, Etag(etag))
+    node.faulty.fail("put", "write")
+    with pytest.raises(StoreUnavailable):
+        await node.push("2")
+    with pytest.raises(StoreUnavailable):
+        await node.store.write("photos/anna/1", chunks_of(b"x"), TYPE, charge=CHECKED)
+    assert await node.used() == Usage(2, 1)
+
+
+async def test_a_failed_push_leaves_its_intent(bucket: Bucket, node: Node, clock: FakeClock) -> None:
+    node.faulty.fail("put")
+    with pytest.raises(StoreUnavailable):
+        await node.push("1", 50)
+    assert len(await bucket.coordinator.prepared(10)) == 1
+    clock.now_ms += INTENT_TIMEOUT_MS
+    assert await node.outbox.recover() == 1
+
+
+async def test_an_unprepared_push_is_not_counted(bucket: Bucket, node: Node) -> None:
+    bucket.coordinator.fail("intend")
+    with pytest.raises(CoordinatorUnavailable):
+        await node.push("1", 50)
+    assert await bucket.objects.get("notes/anna/1") is None
+    assert await node.used() == Usage()
+
+
+@pytest.mark.parametrize("done", [None, False, True])
+async def test_a_conflict_leaves_no_intent(bucket: Bucket, node: Node, done: bool | None) -> None:
+    await bucket.objects.put("notes/anna/1", b"{}")
+    if done is not None:
+        bucket.coordinator.fail("withdraw", done=done)
+    with pytest.raises(EtagMismatch):
+        await node.push("1", 50)
+    await node.outbox.flush_outcomes()
+    assert await node.used() == Usage()
+    assert await bucket.coordinator.prepared(10) == []
+
+
+async def test_a_rejected_file_leaves_nothing(bucket: Bucket, node: Node) -> None:
+    with pytest.raises(QuotaExceeded):
+        await node.store.write("photos/anna/1", chunks_of(b"x" * 9_001), TYPE, charge=CHECKED)
+    assert await bucket.objects.stat("photos/anna/1") is None
+    assert await node.used() == Usage()
+
+
+async def test_a_conflict_is_reported_before_the_quota(bucket: Bucket, node: Node) -> None:
+    for n in range(8):
+        await node.push(f"{n}")
+    with pytest.raises(EtagMismatch):
+        await node.push("1", 10_000)
+    assert await bucket.coordinator.prepared(10) == []
+
+
+async def test_a_smaller_document_fits_into_a_full_quota(clock: FakeClock, node: Node) -> None:
+    etag = await node.store.put("notes/anna/1", b"x" * 20_000)
+    with pytest.raises(QuotaExceeded):
+        await node.push("1", 20_001, Etag(etag))
+    await node.push("1", 19_999, Etag(etag))
+    assert await node.used() == Usage(19_999, 1)
+    node = await Bucket(MemoryStore(), clock, identity={"files": 1}).node()
+    await node.store.write("either/anna/0", chunks_of(b"x"), TYPE, charge=CHECKED)
+    await node.store.put("either/anna/1", b"x" * 100, charge=CHECKED)
     with pytest.raises(QuotaExceeded):  # smaller, and one file more
-        await counted.store.write("either/anna/1", chunks_of(b"x"), TYPE, charge=CHECKED)
+        await node.store.write("either/anna/1", chunks_of(b"x"), TYPE, charge=CHECKED)
 
 
-async def test_a_count_corrects_what_others_wrote_and_is_not_due_again(
-    counted: Counted, clock: FakeClock
+async def test_an_earlier_version_counts_as_bytes_alone(bucket: Bucket, node: Node) -> None:
+    entry = new_entry("notes/anna/1", None, "", 1, "anna")
+    await node.outbox.put("notes/anna/1", b"x" * 10, ABSENT, [change("1")], charge=CHECKED, also=[entry])
+    stored = [listed.size or 0 async for listed in bucket.objects.walk("")]
+    assert len(stored) == 2
+    assert await node.used() == Usage(sum(stored), 1)
+
+
+async def test_a_count_finds_what_other_programs_wrote_and_is_not_due_for_an_hour(
+    bucket: Bucket, node: Node, clock: FakeClock
 ) -> None:
-    await counted.inner.put("notes/anna/1", b"{}")
-    await counted.store.delete("notes/anna/1")
-    await counted.inner.put("notes/anna/2", b"{}")
-    assert await counted.used() == Usage()
-    assert not await counted.store.ledger.is_complete()
-    await counted.recount.run_if_needed()
-    assert await counted.store.ledger.is_complete()
-    assert await counted.used() == Usage(2, 1)
-    await counted.inner.delete("notes/anna/2")
-    await counted.recount.run_if_needed()
-    assert await counted.used() == Usage(2, 1)
+    await bucket.objects.put("notes/anna/1", b"{}")
+    await node.store.delete("notes/anna/1")
+    await bucket.objects.put("notes/anna/2", b"{}")
+    assert await node.used() == Usage()
+    assert not await node.store.ledger.is_complete()
+    await node.counter.run_if_needed()
+    assert await node.store.ledger.is_complete()
+    assert await node.used() == Usage(2, 1)
+    await bucket.objects.delete("notes/anna/2")
+    await node.counter.run_if_needed()
+    assert await node.used() == Usage(2, 1)
     clock.step(RECOUNT_MS)
-    await counted.recount.run_if_needed()
-    assert await counted.used() == Usage()
+    await node.counter.run_if_needed()
+    assert await node.used() == Usage()
 
 
-async def test_a_coordinator_that_lost_its_memory_counts_anew(counted: Counted) -> None:
+async def test_a_count_without_its_totals_begins_again(bucket: Bucket, node: Node) -> None:
     for n in range(8):
-        await counted.store.put(f"notes/anna/{n}", b"{}", charge=CHECKED)
-    await counted.recount.run()
-    await counted.coordinator.usage.clear()
-    await counted.recount.run_if_needed()
+        await node.push(f"{n}")
+    await node.counter.run()
+    await bucket.objects.delete("_pysync/usage")
+    await node.counter.run_if_needed()
+    assert await node.store.ledger.is_complete()
     with pytest.raises(QuotaExceeded):
-        await counted.store.put("notes/anna/more", b"{}", charge=CHECKED)
-
-
-async def test_a_restored_store_is_counted_anew(counted: Counted) -> None:
-    for n in range(8):
-        await counted.store.put(f"notes/anna/{n}", b"{}", charge=CHECKED)
-    await counted.recount.run()
-    for n in range(1, 8):
-        await counted.inner.delete(f"notes/anna/{n}")  # the store is now what it was once
-    await counted.coordinator.begin_epoch()
-    await counted.store.put("notes/anna/meanwhile", b"{}", charge=CHECKED)
-    await counted.recount.run_if_needed()
-    assert await counted.totals() == await counted.stored()
-    assert await counted.used() == Usage(4, 2)
-    for n in range(1, 7):
-        await counted.store.put(f"notes/anna/{n}", b"{}", charge=CHECKED)
-    with pytest.raises(QuotaExceeded):
-        await counted.store.put("notes/anna/more", b"{}", charge=CHECKED)
-
-
-async def test_writes_during_a_count_are_counted_once(counted: Counted) -> None:
-    for n in range(300):
-        await counted.store.put(f"notes/ben/{n:03}", b"{}")
-    pages = 0
-    count = counted.coordinator.usage.count
-
-    async def count_and_write(token: str, passed: str, more: Any) -> bool:
-        nonlocal pages
-        pages += 1
-        is_counted = await count(token, passed, more)
-        await counted.store.put(f"notes/anna/{pages}", b"{}")
-        await counted.store.put("notes/ben/000", b"x" * pages)
-        await counted.store.delete(f"notes/ben/{100 + pages}")
-        with pytest.raises(EtagMismatch):
-            await counted.store.put("notes/ben/001", b"{}", expect=ABSENT)
-        return is_counted
-
-    counted.coordinator.usage.count = count_and_write  # type: ignore[method-assign]
-    await counted.recount.run()
-    assert pages == 2
-    assert await counted.totals() == await counted.stored()
+        await node.push("more")
 
 
 class Operations:
     """Random operations on a counted store: conditional ones at once, and others one after the other."""
 
-    def __init__(self, counted: Counted, seed: int) -> None:
-        self._counted = counted
+    def __init__(self, node: Node, seed: int) -> None:
+        self._node = node
         self._random = random.Random(seed)
         self._etags: dict[str, str] = {}
         self.in_flight = 0
@@ -277,7 +293,7 @@ class Operations:
             ended = await asyncio.gather(*(self._put() for _ in range(8)), return_exceptions=True)
             for error in filter(None, ended):
                 raise error
-            if self._counted.faulty.has_crashed:  # in a write that was rejected
+            if self._node.faulty.has_crashed:  # in a write that was rejected
                 raise StoreUnavailable
             self.in_flight = 1
             await self._other()
@@ -291,17 +307,17 @@ class Operations:
         charge = choose.choice((CHECKED, None))
         try:
             if choose.random() < 0.7:
-                outbox, changes = self._counted.outbox, [change(key)]
+                outbox, changes = self._node.outbox, [change(key)]
                 self._etags[key] = await outbox.put(key, body, expect, changes, charge=charge)
             else:
-                self._etags[key] = await self._counted.store.put(key, body, expect=expect, charge=charge)
+                self._etags[key] = await self._node.store.put(key, body, expect=expect, charge=charge)
         except EtagMismatch:
             self._etags.pop(key, None)
         except QuotaExceeded:
             pass
 
     async def _other(self) -> None:
-        choose, store = self._random, self._counted.store
+        choose, store = self._random, self._node.store
         folder = f"{choose.choice(('photos', 'either'))}/{choose.choice(('anna', 'ben'))}"
         key, body = f"{folder}/{choose.randrange(6)}", b"x" * choose.choice((1, 100, MAX_BYTES))
         action = choose.randrange(8)
@@ -313,7 +329,7 @@ class Operations:
             elif action == 5:
                 await store.put(key.replace("photos", "notes"), body)
             elif action == 6:
-                await self._counted.counter(self._counted.faulty).run()
+                await self._node.counter.run()
             else:
                 keys = [f"{folder}/{name}" for name in await store.list(folder, None, 100)]
                 found = {each: await store.stat(each) for each in keys}
@@ -325,33 +341,33 @@ class Operations:
             pass
 
 
-async def operate(counted: Counted, seed: int, rounds: int) -> None:
+async def operate(bucket: Bucket, seed: int, rounds: int) -> None:
     """Run operations, of which crashes interrupt some, and compare the totals with what is stored."""
     choose = random.Random(seed)
     for process in range(4):
-        operations = Operations(counted, seed * 10 + process)
+        node = await bucket.node()
+        await node.counter.run()
+        await bucket.assert_exact(node)
+        operations = Operations(node, seed * 10 + process)
         await operations.run(rounds)
-        assert await counted.totals() == await counted.stored(), "without a crash it is exact"
-        counted.faulty.crash(choose.randrange(20), done=choose.random() < 0.5)
+        await bucket.assert_exact(node)
+        node.faulty.crash(choose.randrange(20), done=choose.random() < 0.5)
         with pytest.raises(Unavailable):
             await operations.run(1_000)
-        totals, stored = await counted.totals(), await counted.stored()
-        for subject in totals.keys() | stored.keys():
-            off = totals.get(subject, Usage()).minus(stored.get(subject, Usage()))
+        stored = await bucket.stored()
+        for subject, used in (await node.store.ledger.used(stored)).items():
+            off = used.minus(stored[subject])
             assert abs(off.bytes) <= operations.in_flight * MAX_BYTES
             assert max(map(abs, off[1:])) <= operations.in_flight
-        counted.faulty, counted.store, counted.outbox = counted.process()
-        await counted.recount.run()
-        assert await counted.totals() == await counted.stored(), "after a count it is exact"
 
 
 @pytest.mark.parametrize("seed", range(depth(10, 200)))
-async def test_usage_is_exact_but_for_what_a_crash_left_until_the_next_count(
-    counted: Counted, seed: int
+async def test_usage_of_one_node_is_exact_but_for_a_crash_until_the_next_count(
+    bucket: Bucket, seed: int
 ) -> None:
-    await operate(counted, seed, 20)
+    await operate(bucket, seed, 20)
 
 
 async def test_usage_of_a_bucket_is_what_it_lists(moto: S3Server, clock: FakeClock) -> None:
     async with opened(moto, new_prefix()) as store:
-        await operate(Counted(store, clock), 1, 3)
+        await operate(Bucket(store, clock), 1, 3)

@@ -15,7 +15,7 @@ from pysync.config import HistoryConfig
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.accounts import Accounts
 from pysync.engine.changes import DocumentRef
-from pysync.engine.counted_store import CountedStore
+from pysync.engine.counted_store import BucketLedger, CountedStore
 from pysync.engine.documents import Documents
 from pysync.engine.history import entries_of
 from pysync.engine.recount import Recount
@@ -81,7 +81,7 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         await store.close()
     else:
         inner = MemoryStore(clock)
-        counted = CountedStore(inner, coordinator.usage, LIMITS, ACCOUNTS, wall_clock_ms)
+        counted = CountedStore(inner, BucketLedger(inner, LIMITS), ACCOUNTS, wall_clock_ms)
         yield Place(counted, inner, coordinator, clock)
 
 
@@ -152,7 +152,8 @@ async def test_the_count_is_exact_whatever_is_written(place: Place, seed: int) -
     if isinstance(place.store, LocalStore):
         await UsageCount(place.store, ledger, ACCOUNTS).run_if_needed()
     else:
-        recount = Recount(place.store, place.coordinator, ACCOUNTS, wall_clock_ms, lambda _: False)
+        ledger = ledger_of(place.store)
+        recount = Recount(place.other, ledger, place.coordinator, ACCOUNTS, wall_clock_ms, lambda _: False)
         await recount.run()
     assert await place.used() == await place.stored()
 

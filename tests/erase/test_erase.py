@@ -15,7 +15,6 @@ from pysync.auth.identity_keys import IdentityKeys
 from pysync.client.sealed.keyring import Keyring
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.erase import EraseRequest
-from pysync.model import Addition, Usage
 
 pytestmark = pytest.mark.usefixtures("hasty_erasures")
 
@@ -255,7 +254,7 @@ class _Names(MemoryCoordinator):
     """A coordinator that says what it holds."""
 
     def text(self) -> str:
-        return repr([self._counters, self._values, self._prepared, self._changes, vars(self.usage)])
+        return repr([self._counters, self._values, self._prepared, self._changes])
 
 
 async def test_a_coordinator_holds_nothing_of_an_erased_person(
@@ -265,19 +264,25 @@ async def test_a_coordinator_holds_nothing_of_an_erased_person(
     served = await serve(start, session, coordinator=coordinator, quotas={})
     key, headers = f"users/{ANNE.user_id}/notes/last", {"Idempotency-Key": "last"}
     assert (await served.anne.push(key, {"title": SECRET}, headers=headers)).status == 200
-    # What a crash left of a count, and a push of which the change log knows nothing.
-    await coordinator.usage.add(Addition("", {"identity": f"identity:{ANNE.user_id}"}, Usage(7)))
-    await coordinator.usage.begin_count("under way")
-    await coordinator.usage.count("under way", "a", {f"identity:{ANNE.user_id}": Usage(7)})
-    bert = (await coordinator.usage.read())[f"identity:{BERT.user_id}"]
+    # A push of which the change log knows nothing.
     await served.log.clear()
     claims = len(coordinator._values)
     await served.eraser.run(ANNES)
     assert ANNE.user_id not in coordinator.text()
     assert len(coordinator._values) == claims - 1
-    assert (await coordinator.usage.read())[f"identity:{BERT.user_id}"] == bert
-    assert await coordinator.usage.counted_ms() is None
-    assert not await coordinator.usage.end_count("under way", 1)
+
+
+async def test_totals_of_usage_hold_nothing_of_an_erased_person(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    served = await serve(start, session, store="memory:", quotas={})
+    bert = (await served.bert.request("GET", "/usage")).json["used"]
+    counter: Any = served.app.usage_count
+    await counter.run()
+    assert await keys_with(served.store, ANNE.user_id) >= {"_pysync/usage"}
+    await served.eraser.run(ANNES)
+    assert await keys_with(served.store, ANNE.user_id) == set()
+    assert (await served.bert.request("GET", "/usage")).json["used"] == bert
 
 
 async def test_a_service_in_memory_erases_too(start: Start, session: aiohttp.ClientSession) -> None:

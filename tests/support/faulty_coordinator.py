@@ -13,7 +13,6 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.changes import parse_change
 from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Addition
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 from support.faulty_store import FaultyStore
@@ -48,12 +47,8 @@ class FaultyCoordinator(MemoryCoordinator):
     async def prepare(self, changes: Sequence[Change]) -> str:
         return await self._call("intend", lambda: super(FaultyCoordinator, self).prepare(changes))
 
-    async def prepare_counted(self, changes: Sequence[Change], addition: Addition) -> tuple[str, bool]:
-        counted = super().prepare_counted
-        return await self._call("intend", lambda: counted(changes, addition))
-
-    async def abort(self, name: str, addition: Addition | None = None) -> None:
-        await self._call("withdraw", lambda: super(FaultyCoordinator, self).abort(name, addition))
+    async def abort(self, name: str) -> None:
+        await self._call("withdraw", lambda: super(FaultyCoordinator, self).abort(name))
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
         return await self._call("intents", lambda: super(FaultyCoordinator, self).prepared(limit))

@@ -7,7 +7,6 @@ pysync:l:<name>              the holder of a lease, for as long as it may last
 pysync:changes               the change log, a stream
 pysync:intents               prepared writes, a stream: the changes of each are one entry
 pysync:ticks                 the last timestamp, a stream of one entry: its id is the timestamp
-pysync:u:<since>             usage totals (`usage.py`)
 pysync:since                 the process of Redis that remembers everything, and since when
 
 After Redis lost data, requests that were signed before are rejected, since their nonces may have been seen.
@@ -41,9 +40,8 @@ from pysync.coordinator.redis.connection import (
 )
 from pysync.coordinator.redis.epoch import EpochGuard, time_ms
 from pysync.coordinator.redis.stream_waiter import StreamWaiter
-from pysync.coordinator.redis.usage import RedisUsage
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Addition, Diagnosis
+from pysync.model import Diagnosis
 
 CHANGES: Final = "pysync:changes"
 INTENTS: Final = "pysync:intents"
@@ -89,8 +87,6 @@ class RedisCoordinator:
         name: str,
     ) -> None:
         self._epoch = EpochGuard(connect(), now_ms, self._on_epoch_change)
-        self.usage: Final = RedisUsage(self._epoch)
-        """See `Coordinator.usage`."""
         self._waiter = StreamWaiter(connect(), CHANGES)
         self._now_ms = now_ms
         self._retention = retention
@@ -222,7 +218,7 @@ class RedisCoordinator:
     async def begin_epoch(self, after: str = "") -> None:
         """See `Coordinator.begin_epoch`. Requests that were signed before are rejected, as after a loss of
         memory."""
-        await self._epoch.begin(("DEL", CHANGES), self.usage.clear_command)
+        await self._epoch.begin(("DEL", CHANGES))
 
     async def wait_for_change(self, after: str) -> None:
         """See `ChangeLog.wait_for_change`."""
@@ -235,17 +231,9 @@ class RedisCoordinator:
         added = await self._epoch.execute_checked(("XADD", INTENTS, "*", "at", self._epoch.now_ms, *fields))
         return str(added[0].decode())
 
-    async def prepare_counted(self, changes: Sequence[Change], addition: Addition) -> tuple[str, bool]:
-        """See `Coordinator.prepare_counted`."""
-        fields = (value for change in changes for value in change[:2])
-        return await self.usage.prepare(INTENTS, ("at", self._epoch.now_ms, *fields), addition)
-
-    async def abort(self, name: str, addition: Addition | None = None) -> None:
+    async def abort(self, name: str) -> None:
         """See `Coordinator.abort`."""
-        if addition is None:
-            await self._epoch.execute(("XDEL", INTENTS, name))
-        else:
-            await self.usage.abort(INTENTS, name, addition)
+        await self._epoch.execute(("XDEL", INTENTS, name))
 
     async def prepared(self, limit: int) -> list[PreparedWrite]:
         """See `Coordinator.prepared`."""

@@ -43,9 +43,6 @@ CHECK_INTERVAL_S: Final = 1.0
 DAMAGE_CHECK_PAUSE_S: Final = 10.0
 """Seconds between two checks of damage that SQLite reports."""
 
-# The module looks for an adapter of each `bytes` that a statement is given, and takes long to find none.
-sqlite3.register_adapter(bytes, bytes.__bytes__)
-
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _GONE = "the database was deleted or replaced: restart the server"
 

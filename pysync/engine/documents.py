@@ -15,7 +15,7 @@ from pysync.config.key_templates import RESERVED
 from pysync.coordinator import Coordinator
 from pysync.corruption import CorruptionReporter
 from pysync.engine.changes import DocumentRef
-from pysync.engine.history import IN_PLACE, History, InPlace, check_key, new_entry
+from pysync.engine.history import History, check_key, new_entry
 from pysync.engine.idempotency import Attempt, IdempotentRequest, carry_out_once
 from pysync.engine.outbox import Outbox
 from pysync.errors import Conflict, DocumentCorrupt, QuotaExceeded, StoreUnavailable
@@ -364,14 +364,13 @@ class Documents:
         changes = [] if ref is None else [ref.change(written.hash, written.timestamp_ms)]
         charge = None if ref is None else ref.charge
         expect: Precondition | None = None
-        replaced: bytes | InPlace | None = None
+        replaced: bytes | None = None
         if history is not None:
             check_key(key)
-        if history is None or self._outbox.is_transactional:
-            if body.base_hash is None:
-                expect = ABSENT
-            else:
-                expect, replaced = self._cached_precondition(key, body.base_hash, ttl_ms), IN_PLACE
+        if body.base_hash is None and (history is None or self._outbox.is_transactional):
+            expect = ABSENT
+        elif body.base_hash is not None and history is None:
+            expect = self._cached_precondition(key, body.base_hash, ttl_ms)
         for _ in range(_MAX_ATTEMPTS):
             if expect is None:
                 found = await self._store.get(key)
@@ -391,7 +390,7 @@ class Documents:
                 etag = await self._outbox.put(
                     key, stored, expect, changes, body.base_hash or "", charge, also, claims=claims
                 )
-            except (EtagMismatch, DocumentCorrupt):
+            except EtagMismatch:
                 expect = None
             except QuotaExceeded as error:
                 if history is None or not error.is_of_bytes:

@@ -15,7 +15,6 @@ them is found.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 from random import getrandbits
 from typing import Final, Literal, NamedTuple
 
@@ -47,8 +46,6 @@ _TIME: Final = slice(25, 37)
 """The part of a name that is the time of the write."""
 
 Kind = Literal["w", "r", "d"]
-InPlace = Literal["in place"]
-IN_PLACE: Final = "in place"
 
 log = logging.getLogger(__name__)
 
@@ -91,27 +88,15 @@ def check_key(key: str) -> None:
         raise InvalidPathParameter
 
 
-def new_entry(
-    key: str, replaced: bytes | InPlace | None, hash_: str, at_ms: int, identity: str
-) -> AppendedObject:
+def new_entry(key: str, replaced: bytes | None, hash_: str, at_ms: int, identity: str) -> AppendedObject:
     """Return the entry of a write of the version `hash_` (`""`: of a delete) over the document `replaced`, as
-    it is stored; None if there is none, or it is not to be kept. With `IN_PLACE` the store reads the document
-    itself, in the transaction of the write, which raises DocumentCorrupt if it is damaged."""
-    body: bytes | Callable[[bytes], bytes]
-    if isinstance(replaced, str):
-        body = partial(_entry_over, hash_, at_ms, identity)
-    elif replaced is None:
-        body = _encode({"at": at_ms, "by": identity, "hash": hash_}, at_ms)
-    else:
-        body = _entry_over(hash_, at_ms, identity, replaced)
+    it is stored; None if there is none, or it is not to be kept."""
+    members: dict[str, object] = {"at": at_ms, "by": identity, "hash": hash_}
+    if replaced is not None:
+        members["object"] = replaced.decode()
     kind: Kind = "w" if replaced is None else "r" if hash_ else "d"
     suffix = f"-{at_ms:012x}{getrandbits(32):08x}.{kind}"
-    return AppendedObject(folder_of(key), at_ms, suffix, body)
-
-
-def _entry_over(hash_: str, at_ms: int, identity: str, replaced: bytes) -> bytes:
-    _core.read_document(replaced)  # raises DocumentCorrupt
-    return _encode({"at": at_ms, "by": identity, "hash": hash_, "object": replaced.decode()}, at_ms)
+    return AppendedObject(folder_of(key), at_ms, suffix, _encode(members, at_ms))
 
 
 class History:

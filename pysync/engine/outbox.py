@@ -309,7 +309,6 @@ class Outbox:
         """Append objects before a write, and delete them if it is rejected."""
         keys: list[str] = []
         for each in also:
-            assert isinstance(each.body, bytes), "a store without transactions calls no function"
             keys.append(each.key(await self._coordinator.next_timestamp()))
             await self._put(keys[-1], each.body, ABSENT, charge)
         try:

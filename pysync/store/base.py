@@ -286,8 +286,7 @@ class TransactionalStore(Store, Protocol):
         """Put an object as `Store.put` does, and commit these changes, and the objects of `also`, with it. If
         usage is tracked, it counts as `charge`, by default as its key says, and the objects of `also` count
         as bytes for the same account; raises QuotaExceeded. The segments count; after QuotaExceeded they may
-        be stored, after EtagMismatch none is. If the body of an object of `also` is a function, `expect` is
-        the etag of a document.
+        be stored, after EtagMismatch none is.
 
         The claims are committed with it. Raises CarriedOut if a request of theirs was carried out before,
         IdempotencyKeyReused if another request has the name of one, and ClaimsFull. Nothing is written then,

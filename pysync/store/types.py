@@ -223,14 +223,12 @@ class MergeRecord:
 
 class AppendedObject(NamedTuple):
     """A JSON object that is stored behind all others in `folder`. Its name is 24 digits, which are greater
-    than those of all names there and at least `at_ms`, and `suffix`. `body` may be a function of the body of
-    the document that a put replaces. Only a `TransactionalStore` calls it, in another thread. If it raises,
-    nothing is written."""
+    than those of all names there and at least `at_ms`, and `suffix`."""
 
     folder: str
     at_ms: int
     suffix: str
-    body: bytes | Callable[[bytes], bytes]
+    body: bytes
 
     def key(self, place: HybridTimestamp) -> str:
         """Return the key of this object at a place in the order. A later place gives a greater key."""

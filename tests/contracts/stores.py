@@ -2,13 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import pytest
 
 from contracts.change_logs import change
 from contracts.files import FileContract, chunks_of, read_file
-from pysync.errors import DocumentCorrupt
 from pysync.store import (
     ABSENT,
     ANY,
@@ -362,24 +360,3 @@ class TransactionalStoreContract(StoreContract):
         assert [name[16:] for name in names] == ["00000000-x", "00000000-a", "00000000-x", "00000000-x"]
         for name, body in zip(names, (b"1", b"5", b"6", b"7"), strict=True):
             await self._assert_body(store, f"deeper/log/{name}", body)
-
-    async def test_an_appended_object_is_made_of_what_a_put_replaces(self, store: TransactionalStore) -> None:
-        """Without a version to make it of, or if it cannot be made, nothing is written."""
-
-        def fail(replaced: bytes) -> bytes:
-            raise DocumentCorrupt
-
-        def appended(body: Callable[[bytes], bytes]) -> list[AppendedObject]:
-            return [AppendedObject("log", 7, "-x", body)]
-
-        first = await store.put("a", b"one")
-        second = await store.put("a", b"two", expect=Etag(first), also=appended(lambda body: body + b"!"))
-        with pytest.raises(EtagMismatch):
-            await store.put("a", b"three", expect=Etag(first), also=appended(fail))
-        with pytest.raises(EtagMismatch):
-            await store.put("none", b"three", expect=Etag(first), also=appended(fail))
-        with pytest.raises(DocumentCorrupt):
-            await store.put("a", b"three", expect=Etag(second), also=appended(fail))
-        await self._assert_body(store, "a", b"two")
-        (name,) = await store.list("log", None, 10)
-        await self._assert_body(store, f"log/{name}", b"one!")

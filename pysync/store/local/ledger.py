@@ -132,7 +132,6 @@ def put_counted(
     if not counters.is_on(cursor):
         return tables.put_with(cursor, also, renames, row, expect, changes)
     etag, content_type, now_ms, body, parent, name = row
-    also = tables.with_bodies(cursor, also, parent, name, expect) if also else also
     size, elements = len(body), charge.elements
     amounts = amounts_of(size, elements)
     old = NO_RECEIPT if expect is ABSENT else counters.replaced(cursor, parent, name, expect)

@@ -235,7 +235,7 @@ class LocalStore:
         if also:
             others = self._rows_of(also, now_ms)
             put = (tables.put_with, others, *put[1:]) if self.ledger is None else (*put, others)
-            size += sum(len(each.body) for each in also if isinstance(each.body, bytes))
+            size += sum(len(each.body) for each in also)
         if segments:
             puts = [*self._puts_of(segments, rows), put]
             put = (tables.put_together, split_key(key), expect, puts)

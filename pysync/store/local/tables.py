@@ -117,7 +117,6 @@ _ADOPT = """
     WHERE parent = ? AND name = ?"""
 PENDING: Final = "SELECT 1 FROM arriving WHERE key = ?1 UNION ALL SELECT 1 FROM doomed WHERE key = ?1"
 _CURRENT = "SELECT etag, sha256 IS NOT NULL FROM object WHERE parent = ? AND name = ?"
-_GET_BODY = "SELECT body FROM object WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NULL"
 _DELETE = "DELETE FROM object WHERE parent = ? AND name = ?"
 _COUNT_UNCHANGED = """
     SELECT count(*) FROM json_each(?) AS said
@@ -204,23 +203,9 @@ def put_with(
     changes: ChangeRows,
 ) -> tuple[bool, int]:
     """Call `put`, and append objects in its transaction."""
-    parent, name = row[-2:]
-    also = with_bodies(cursor, also, parent, name, expect)
     done = put(cursor, renames, row, expect, changes)
     append_objects(cursor, also)
     return done
-
-
-def with_bodies(cursor: sqlite3.Cursor, also: Rows, parent: str, name: str, expect: Precondition) -> Rows:
-    """Return the rows of objects that are appended with a put: their bodies are bytes. Raises EtagMismatch if
-    a body is a function and the document is not stored as `expect` says, and what such a function raises."""
-    if not any(callable(row[3]) for row in also):
-        return also
-    assert isinstance(expect, Etag), "a document that is replaced has a version"
-    found = cursor.execute(_GET_BODY, (parent, name, expect.value)).fetchone()
-    if found is None:
-        raise EtagMismatch
-    return [(*row[:3], row[3](*found), *row[4:]) if callable(row[3]) else row for row in also]
 
 
 def append_objects(cursor: sqlite3.Cursor, also: Rows) -> None:

@@ -58,8 +58,8 @@ def device() -> certificates.Certificate:
 
 @pytest.mark.parametrize("case", CERTIFICATES, ids=lambda case: case["id"])
 def test_a_certificate_is_judged_as_the_protocol_judges_it(case: dict[str, Any]) -> None:
-    told = case["expected"] if case["agree"] else case["recommended"]
-    expected = "ok" if told["verify"]["ok"] else told["verify"]["reason"]
+    verdict = case["expected"] if case["agree"] else case["recommended"]
+    expected = "ok" if verdict["verify"]["ok"] else verdict["verify"]["reason"]
     assert reason_of(orjson.dumps(case["cert"]), case["now"]) == STRICTER.get(case["id"], expected)
 
 
@@ -79,9 +79,9 @@ def test_a_device_certificate_is_not_bound_to_one_collection() -> None:
 
 def test_the_signed_text_is_the_one_that_every_implementation_signs() -> None:
     for case in CERTIFICATES:
-        told = case["expected"] if case["agree"] else case["recommended"]
+        verdict = case["expected"] if case["agree"] else case["recommended"]
         input_ = certificates.signing_input(certificates.CERTIFICATE_TAG, case["cert"])
-        assert input_.decode() == told["canonicalInput"], case["id"]
+        assert input_.decode() == verdict["canonicalInput"], case["id"]
 
 
 @pytest.mark.parametrize(
@@ -314,10 +314,10 @@ def test_an_audience_certificate_is_revoked_by_its_nonce() -> None:
 def test_a_revoked_subject_loses_all_its_certificates_from_that_issuer_alone() -> None:
     listed = issuing.issue_revocation_list(ISSUER, 1, subjects=[(SUBJECT.ed_pub, NOW_S)])
     assert listed.revokes(device())
-    foreign = issuing.issue_device_certificate(
+    other_issuers = issuing.issue_device_certificate(
         PRESENTER, SUBJECT.ed_pub, SUBJECT.kem_pub, now_s=NOW_S, nonce=NONCE
     )
-    assert not listed.revokes(foreign)
+    assert not listed.revokes(other_issuers)
 
 
 def test_a_list_that_its_issuer_did_not_sign_is_rejected() -> None:

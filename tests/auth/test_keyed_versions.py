@@ -61,10 +61,10 @@ async def test_no_answer_to_a_reader_who_misses_members_has_the_hash_of_the_docu
         batch,
     ):
         answer = await browser.request("GET", target)
-        told = answer.body.decode() + str(answer.headers)
-        assert "bob" in told, target
-        assert true_hash(BOB) not in told, target
-        assert logged not in told, target
+        text = answer.body.decode() + str(answer.headers)
+        assert "bob" in text, target
+        assert true_hash(BOB) not in text, target
+        assert logged not in text, target
         whole = await browser.request("GET", target, headers=ADMIN)
         assert true_hash(BOB) in whole.body.decode() or logged in whole.body.decode(), target
     refused = await browser.push("staff/a", {"name": "eve"}, None)
@@ -74,15 +74,15 @@ async def test_no_answer_to_a_reader_who_misses_members_has_the_hash_of_the_docu
 async def version(browser: Browser, key: str) -> str:
     """Return the version in the body of a pull and, except for logs, in its ETag."""
     answer = await browser.pull(key)
-    told: str = answer.json["hash"]
-    assert answer.headers["ETag"] == f'"{told}"'
-    assert len(told) == 64
-    assert set(told) <= set("0123456789abcdef")
+    version_of: str = answer.json["hash"]
+    assert answer.headers["ETag"] == f'"{version_of}"'
+    assert len(version_of) == 64
+    assert set(version_of) <= set("0123456789abcdef")
     head = await browser.request("HEAD", f"/pull/{key}")
-    assert head.headers["ETag"] == f'"{told}"'
-    unchanged = await browser.pull(key, {"If-None-Match": f'"{told}"'})
+    assert head.headers["ETag"] == f'"{version_of}"'
+    unchanged = await browser.pull(key, {"If-None-Match": f'"{version_of}"'})
     assert unchanged.status == 304
-    return told
+    return version_of
 
 
 async def test_the_version_is_the_same_wherever_it_is_reported(browser: Browser, subscribe: Listen) -> None:
@@ -90,15 +90,15 @@ async def test_the_version_is_the_same_wherever_it_is_reported(browser: Browser,
     await browser.push("staff/a", BOB, None, ADMIN)
     await browser.push("boards/a/cards", BOB, None, ADMIN)
     await browser.request("POST", "/push/logs/a", {"data": BOB}, ADMIN)
-    heard = [event["hash"] for event in await stream.events(3)]
+    hashes = [event["hash"] for event in await stream.events(3)]
     bundle = (await browser.pull("boards/a")).json["collections"]["cards"]["hash"]
     batch = "/batch/pull?collections=staff,logs&params=" + json.dumps(
         {"staff": [{"id": "a"}], "logs": [{"id": "a"}]}, separators=(",", ":")
     )
     found = (await browser.request("GET", batch + '&appendParams={"logs":[{"last":1}]}')).json["collections"]
     log = (await browser.pull("logs/a?last=1")).json["hash"]
-    assert heard == [await version(browser, "staff/a"), bundle, log]
-    assert [found["staff"][0]["hash"], found["logs"][0]["hash"]] == [heard[0], log]
+    assert hashes == [await version(browser, "staff/a"), bundle, log]
+    assert [found["staff"][0]["hash"], found["logs"][0]["hash"]] == [hashes[0], log]
 
 
 async def test_reader_of_all_members_receives_the_true_hash(browser: Browser, subscribe: Listen) -> None:
@@ -196,10 +196,10 @@ async def test_a_copy_takes_the_secret_along_unless_there_is_one() -> None:
     for store in (source, other):
         await documents.KeyedVersions(store, lambda: 1).load()
     kept = await other.get(documents.SECRET_DOCUMENT_KEY)
-    outcomes, told = await copy(source, target)
-    assert (outcomes.copied, told) == (1, [])
-    outcomes, told = await copy(source, other, overwrite=True)
-    assert (outcomes.already_there, outcomes.is_complete, told) == (1, True, [])
+    outcomes, answered = await copy(source, target)
+    assert (outcomes.copied, answered) == (1, [])
+    outcomes, answered = await copy(source, other, overwrite=True)
+    assert (outcomes.already_there, outcomes.is_complete, answered) == (1, True, [])
     assert await other.get(documents.SECRET_DOCUMENT_KEY) == kept
     found, copied = (
         await source.get(documents.SECRET_DOCUMENT_KEY),

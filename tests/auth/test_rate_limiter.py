@@ -21,14 +21,14 @@ class Counting(MemoryCoordinator):
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
-        self.asked: list[int] = []
+        self.queries: list[int] = []
         self.is_away = False
 
     async def increment(self, bucket: str, window_ms: int, by: int = 1) -> Window:
         await asyncio.sleep(0)
         if self.is_away:
             raise CoordinatorUnavailable
-        self.asked.append(by)
+        self.queries.append(by)
         return await super().increment(bucket, window_ms, by)
 
 
@@ -110,7 +110,7 @@ async def test_the_coordinator_is_queried_for_few_of_many_requests(
     limiter = connect()
     for _ in range(1000):
         await limiter.count(counter(100_000))
-    assert len(coordinator.asked) < 30
+    assert len(coordinator.queries) < 30
 
 
 async def test_a_slow_caller_reserves_nothing(
@@ -120,7 +120,7 @@ async def test_a_slow_caller_reserves_nothing(
     for _ in range(50):
         await limiter.count(counter(1000))
         clock.now_ms += int(RESERVED_S * 1000)
-    assert coordinator.asked == [1] * 50
+    assert coordinator.queries == [1] * 50
 
 
 async def test_caller_with_a_request_every_second_is_counted_several_times_at_once(
@@ -130,7 +130,7 @@ async def test_caller_with_a_request_every_second_is_counted_several_times_at_on
     for _ in range(60):
         await limiter.count(counter(600))
         clock.now_ms += 1000
-    assert len(coordinator.asked) < 20
+    assert len(coordinator.queries) < 20
 
 
 async def test_above_the_limit_the_coordinator_is_not_queried_until_the_window_ends(
@@ -140,7 +140,7 @@ async def test_above_the_limit_the_coordinator_is_not_queried_until_the_window_e
     await limiter.count(counter(1))
     with pytest.raises(RateLimited):
         await limiter.count(counter(1))
-    coordinator.asked.clear()
+    coordinator.queries.clear()
     clock.now_ms += WINDOW_MS - 1
     with pytest.raises(RateLimited) as refused:
         await limiter.count(counter(1))
@@ -151,7 +151,7 @@ async def test_above_the_limit_the_coordinator_is_not_queried_until_the_window_e
     }
     with pytest.raises(RateLimited):
         limiter.check([counter(1)])
-    assert coordinator.asked == []
+    assert coordinator.queries == []
     clock.now_ms += 1
     limiter.check([counter(1)])
     await limiter.count(counter(1))

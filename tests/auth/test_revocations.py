@@ -92,10 +92,10 @@ async def test_list_of_an_unknown_identity_revokes_and_is_short(
 async def test_lists_of_unknown_identities_are_dropped_once_every_entry_has_expired() -> None:
     clock, store = FakeClock(wall_clock_ms()), MemoryStore()
 
-    async def owns(identity: str) -> bool:
+    async def is_space_owner(identity: str) -> bool:
         return identity == SUBJECT.user_id
 
-    revocations = RevocationRegistry(store, clock, [ISSUER.user_id], owns)
+    revocations = RevocationRegistry(store, clock, [ISSUER.user_id], is_space_owner)
     now_s, lasting = clock.now_ms // 1000, IdentityKeys.generate()
     for keys in (ISSUER, SUBJECT, STRANGER):
         await revocations.publish(listed(keys, 1, until_s=now_s + 60))
@@ -170,24 +170,24 @@ async def test_dropped_lists_make_room_for_others(monkeypatch: pytest.MonkeyPatc
 async def test_caller_without_the_role_causes_no_list_lookup_and_takes_no_nonce(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    asked: list[str] = []
+    looked_up: list[str] = []
 
     class Watched(MemoryStore):
         async def get(self, key: str, etag: str | None = None) -> Any:
-            asked.append(key)
+            looked_up.append(key)
             return await super().get(key, etag)
 
     class Nonces(MemoryCoordinator):
         async def consume_nonce(self, *args: Any, **options: Any) -> bool:
-            asked.append("nonce")
+            looked_up.append("nonce")
             return await super().consume_nonce(*args, **options)
 
     base = await start({"collections": [MINE]}, store=Watched(), coordinator=Nonces())
     caller = Signed(base, session, STRANGER, root_device(STRANGER))
     assert (await caller.pull(f"u/{SUBJECT.user_id}/a")).status == 403
-    assert asked == []
+    assert looked_up == []
     assert (await caller.pull(f"u/{STRANGER.user_id}/a")).status == 200
-    assert {"nonce", f"{PREFIX}/{STRANGER.user_id}"} <= set(asked)
+    assert {"nonce", f"{PREFIX}/{STRANGER.user_id}"} <= set(looked_up)
 
 
 class Counted:
@@ -229,11 +229,11 @@ async def test_stale_or_forged_revocation_lists_are_rejected_before_their_entrie
 
 
 async def test_long_lists_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    beside: list[str] = []
+    in_threads: list[str] = []
     to_thread = asyncio.to_thread
 
     async def watched(work: Any, *args: Any) -> Any:
-        beside.append(work.__name__)
+        in_threads.append(work.__name__)
         return await to_thread(work, *args)
 
     monkeypatch.setattr("pysync.auth.revocation.asyncio.to_thread", watched)
@@ -241,10 +241,10 @@ async def test_long_lists_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) 
     revocations = RevocationRegistry(store, wall_clock_ms, [ISSUER.user_id])
     await revocations.publish(listed(ISSUER, 1))
     assert not await revocations.is_revoked(root_device(ISSUER))
-    assert beside == []
+    assert in_threads == []
     await revocations.publish(listed(ISSUER, 2, 1_000))
     assert not await revocations.is_revoked(root_device(ISSUER))
-    assert len(beside) >= 3
+    assert len(in_threads) >= 3
 
 
 async def test_lists_of_unknown_identities_evict_no_trusted_issuers_list(

@@ -25,14 +25,14 @@ def keys(ed_priv: str) -> IdentityKeys:
 def test_a_request_is_signed_as_every_client_signs_it(case: dict[str, Any]) -> None:
     body = bytes.fromhex(case["bodyHex"] or "")
     request = (case["method"], case["pathAndQuery"], body, case["host"] or "", case["ts"])
-    told = case["expected"]
+    expected = case["expected"]
     headers = signing.sign_request(keys(case["privKey"]), *request, bytes.fromhex(case["nonceHex"]))
     assert headers == {
-        protocol.HEADER_SIGNATURE: told["sig"],
-        protocol.HEADER_TIMESTAMP: told["tsHeader"],
-        protocol.HEADER_NONCE: told["nonce"],
+        protocol.HEADER_SIGNATURE: expected["sig"],
+        protocol.HEADER_TIMESTAMP: expected["tsHeader"],
+        protocol.HEADER_NONCE: expected["nonce"],
     }
-    assert request_message(*request, told["nonce"]).decode() == told["canonicalInput"]
+    assert request_message(*request, expected["nonce"]).decode() == expected["canonicalInput"]
 
 
 # Whitespace in a signature passes in both published packages; the strict form refuses it.
@@ -52,18 +52,18 @@ def test_a_request_is_verified_as_every_server_verifies_it(case: dict[str, Any])
         case["ts"],
         case["nonce"],
     )
-    told = case["expected"] if case["agree"] else case["recommended"]
-    assert verified is STRICTER.get(case["id"], told)
+    expected = case["expected"] if case["agree"] else case["recommended"]
+    assert verified is STRICTER.get(case["id"], expected)
 
 
 @pytest.mark.parametrize("case", VECTORS["append_author"], ids=lambda case: case["id"])
 def test_an_author_proof_holds_for_its_own_kind_key_and_author(case: dict[str, Any]) -> None:
     author, key = keys(case["authorPriv"]), case["documentKey"]
     data = canonicalize(orjson.dumps(case["data"]))
-    told = case["expected"]
+    expected = case["expected"]
     append = signing.sign_author(author, signing.APPEND_AUTHOR, key, data)
-    assert append == told["append"]
-    assert signing.sign_author(author, signing.DOCUMENT_AUTHOR, key, data) == told["doc"]
+    assert append == expected["append"]
+    assert signing.sign_author(author, signing.DOCUMENT_AUTHOR, key, data) == expected["doc"]
     signature = append["authorSignature"]
     assert verify_author(signing.APPEND_AUTHOR, key, data, author.ed_pub, signature)
     assert not verify_author(signing.DOCUMENT_AUTHOR, key, data, author.ed_pub, signature)

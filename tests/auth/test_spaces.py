@@ -157,9 +157,9 @@ async def test_of_two_creators_of_a_space_one_owns_it(scene: Scene) -> None:
         await scene.store.put(key, theirs)
         release.set()
         assert (await pushing).error == (409, "hash_mismatch")
-        held = await scene.store.get(key)
-        assert isinstance(held, StoredObject)
-        assert held.body == theirs
+        found = await scene.store.get(key)
+        assert isinstance(found, StoredObject)
+        assert found.body == theirs
         await scene.store.delete(key)
 
 

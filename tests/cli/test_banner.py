@@ -24,7 +24,7 @@ def tried(*collections: dict[str, Any], **members: Any) -> str:
 
 
 def test_the_line_to_try_pushes_a_document_where_anybody_may() -> None:
-    told = tried(
+    printed = tried(
         collection(name="log", storagePath="log/{id}", appendOnly=True, **PUBLIC),
         collection(name="files", storagePath="files/{id}", allowedMimeTypes=["text/plain"], **PUBLIC),
         collection(name="closed", storagePath="closed/{id}"),
@@ -34,8 +34,8 @@ def test_the_line_to_try_pushes_a_document_where_anybody_may() -> None:
         events=[{"collection": "taps", "storagePath": "lake/{batchId}"}],
         server={"mountPath": "/v1"},
     )
-    assert told.startswith("/v1/push/boards/hello-")
-    assert shlex.split(told)[0].endswith("/title")
+    assert printed.startswith("/v1/push/boards/hello-")
+    assert shlex.split(printed)[0].endswith("/title")
 
 
 def test_the_line_to_try_queries_the_health_if_nobody_may_push() -> None:
@@ -56,18 +56,18 @@ def test_the_line_to_try_writes_nothing_into_a_service_for_others(server: dict[s
 
 
 def test_the_line_to_try_never_replaces_a_keyring_or_an_access_document() -> None:
-    told = tried(
+    printed = tried(
         collection(name="keyrings", storagePath="teams/{team}/_keyring", **PUBLIC),
         collection(name="access", storagePath="rooms/{room}/_access", **PUBLIC),
     )
-    assert told == "/health"
+    assert printed == "/health"
 
 
 def test_a_server_without_collections_says_so_and_shows_a_configuration_that_has_one() -> None:
-    told = lines()
-    assert "No collection is configured, so nothing can be stored. Save this as pysync.json," in told
-    (example,) = [line for line in told if line.startswith("  {")]
-    assert "curl" not in "\n".join(told)
+    printed = lines()
+    assert "No collection is configured, so nothing can be stored. Save this as pysync.json," in printed
+    (example,) = [line for line in printed if line.startswith("  {")]
+    assert "curl" not in "\n".join(printed)
     assert tried(*json.loads(example)["collections"]).startswith("/push/notes/hello-")
     namespaces = {"acme": {"collections": [collection(**PUBLIC)]}}
     assert "No collection" not in "\n".join(lines(namespaces=namespaces))
@@ -77,8 +77,8 @@ async def test_the_line_to_try_of_the_example_works(start: Start, session: aioht
     members = json.loads(EXAMPLE.read_text()) | {"store": "memory:"}
     members["server"]["examples"] = str(EXAMPLE.parent / members["server"]["examples"])
     base = await start(members)
-    told = banner(parse(members), int(base.rpartition(":")[2])).splitlines()
-    (url, *options) = next(shlex.split(line)[2:] for line in told if line.startswith("  curl -s "))
+    printed = banner(parse(members), int(base.rpartition(":")[2])).splitlines()
+    (url, *options) = next(shlex.split(line)[2:] for line in printed if line.startswith("  curl -s "))
     given = dict(zip(options[::2], options[1::2], strict=True))
     headers = dict([given["-H"].split(": ")])
     async with session.post(url, data=given["-d"], headers=headers) as answer:
@@ -100,7 +100,7 @@ def test_the_coordinator_is_shown_without_its_password(coordinator: str, shown: 
 
 
 def test_banner_lists_loaded_code_and_projections() -> None:
-    told = lines(
+    printed = lines(
         collection(),
         collection(name="taps", storagePath="taps/{batchId}"),
         plugins=["teams:Teams", "audit"],
@@ -110,8 +110,8 @@ def test_banner_lists_loaded_code_and_projections() -> None:
             {"name": "all", "source": ["notes", "notes"], "target": "titles/all", "id": "{id}"},
         ],
     )
-    assert "  plugins      teams:Teams, audit" in told
-    assert "  projections  titles/notes, all" in told
-    assert "  events       taps" in told
+    assert "  plugins      teams:Teams, audit" in printed
+    assert "  projections  titles/notes, all" in printed
+    assert "  events       taps" in printed
     none = lines(collection())
     assert not [line for line in none if line.startswith(("  plugins", "  projections", "  events"))]

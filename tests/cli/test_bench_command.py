@@ -55,7 +55,7 @@ async def benched(shell: Shell, base: str, *arguments: str) -> list[tuple[str, i
 
 
 @pytest.mark.parametrize(
-    ("told", "workloads"),
+    ("argument", "workloads"),
     [
         ("notes", ["notes push", "notes pull"]),
         ("log", ["log append", "log tail"]),
@@ -65,9 +65,9 @@ async def benched(shell: Shell, base: str, *arguments: str) -> list[tuple[str, i
     ],
 )
 async def test_each_collection_is_used_as_its_manifest_says(
-    start: Start, shell: Shell, told: str, workloads: list[str]
+    start: Start, shell: Shell, argument: str, workloads: list[str]
 ) -> None:
-    assert await benched(shell, await start(SERVICE), told) == [(name, 20, {}) for name in workloads]
+    assert await benched(shell, await start(SERVICE), argument) == [(name, 20, {}) for name in workloads]
 
 
 async def test_several_collections_actions_and_a_namespace(
@@ -111,7 +111,7 @@ async def test_answers_that_are_rejected_are_counted(start: Start, shell: Shell,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (("nowhere",), "the server has no collection nowhere; it has: notes, own, log,"),
         (("own=users/{identity}/x/{id}",), "{identity} stands for the user id of a key: pass --key"),
@@ -124,11 +124,11 @@ async def test_answers_that_are_rejected_are_counted(start: Start, shell: Shell,
     ],
 )
 async def test_a_failed_preparation_is_reported(
-    start: Start, shell: Shell, arguments: tuple[str, ...], told: str
+    start: Start, shell: Shell, arguments: tuple[str, ...], message: str
 ) -> None:
     status, _, errors = await shell.run_async("bench", "--server", await start(SERVICE), *FEW, *arguments)
     assert status == 1
-    assert told in errors
+    assert message in errors
 
 
 @pytest.mark.parametrize("action", ["push", "pull"])
@@ -154,12 +154,12 @@ class Hanging(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self.goes_on = asyncio.Event()
 
     async def put(self, *arguments: Any, **options: Any) -> str:
         if "bench" in arguments[0]:
-            self.asked.set()
+            self.requested.set()
             await self.goes_on.wait()
         return await super().put(*arguments, **options)
 
@@ -169,7 +169,7 @@ async def test_an_interrupted_run_ends_quietly(start: Start) -> None:
     store = Hanging()
     base = await start(SERVICE, store=store)
     async with running("bench", "notes", "--server", base, *FEW, "--json", "--action", "push") as process:
-        await store.asked.wait()
+        await store.requested.wait()
         process.send_signal(signal.SIGINT)
         output, errors = await process.communicate()
     store.goes_on.set()

@@ -61,11 +61,11 @@ def test_help_of_serve_names_every_kind_of_store_and_coordinator(shell: Shell) -
     options = output.partition("options:")[2]
     stores, _, rest = options.partition("--store URL")[2].partition("--coordinator URL")
     coordinators = rest.partition("--workers")[0]
-    for told, kinds in (
+    for section, kinds in (
         (stores, ("file:", "s3://", "memory:")),
         (coordinators, ("file:", "redis://", "memory:")),
     ):
-        assert all(kind in told for kind in kinds)
+        assert all(kind in section for kind in kinds)
 
 
 @pytest.mark.process
@@ -118,12 +118,12 @@ def test_certificates_of_each_kind_hold_and_say_for_whom(shell: Shell, tmp_path:
     for name, arguments in minted.items():
         assert shell.run("cap", *arguments, "--out", name) == (0, "", "")
         shown[name] = shell.json("cap", "show", name)
-    assert {name: told["verdict"] for name, told in shown.items()} == dict.fromkeys(minted, "ok")
+    assert {name: report["verdict"] for name, report in shown.items()} == dict.fromkeys(minted, "ok")
     assert shown["root"]["rootDevice"] is True
     assert shown["root"]["subject"] == issuer["userId"]
     assert shown["member"]["subject"] == other["userId"]
     assert shown["audience"]["certificate"]["aud"] == [other["edPub"]]
-    issued = {name: told["certificate"] for name, told in shown.items()}
+    issued = {name: report["certificate"] for name, report in shown.items()}
     assert issued["device"]["scope"]["collections"] == ["notes"]
     assert issued["device"]["exp"] - issued["device"]["nbf"] == 86_400
     assert issued["member"]["scope"]["ops"] == ["read", "list", "write"]
@@ -310,11 +310,11 @@ async def test_a_key_speaks_for_itself_and_nobody_else_reads_it(shell: Shell, st
     assert status == 0
     status, output, _ = await shell.run_async("pull", document, "--data", "--key", "me.json", *server)
     assert (status, json.loads(output)) == (0, {"mine": 1})
-    asked = await shell.run_async("pull", document, *server)
+    result = await shell.run_async("pull", document, *server)
     said = "Unauthorized: the request has no credentials; add keys (--key FILE on the command line)"
-    assert asked == (4, "", f"pysync: {said}\n")
-    asked = await shell.run_async("pull", document, "--key", "other.json", *server)
-    assert asked == (4, "", f"pysync: Forbidden{SEE_LOG}\n")
+    assert result == (4, "", f"pysync: {said}\n")
+    result = await shell.run_async("pull", document, "--key", "other.json", *server)
+    assert result == (4, "", f"pysync: Forbidden{SEE_LOG}\n")
 
 
 async def test_a_member_writes_under_the_certificate_it_was_given(shell: Shell, start: Start) -> None:
@@ -325,8 +325,8 @@ async def test_a_member_writes_under_the_certificate_it_was_given(shell: Shell, 
     for write, status in (((), 4), (("--write",), 0)):
         assert shell.run("cap", "member", "board", *given, *write)[0] == 0
         used = ("--key", "guest.json", "--cap", "cap.json", *server)
-        asked = await shell.run_async("push", "board/b1", *used, stdin="{}")
-        assert asked[0] == status
+        result = await shell.run_async("push", "board/b1", *used, stdin="{}")
+        assert result[0] == status
 
 
 async def test_a_certificate_that_its_issuer_took_back_no_longer_opens(shell: Shell, start: Start) -> None:

@@ -40,7 +40,7 @@ async def test_tail_prints_appended_elements(shell: Shell, start: Start) -> None
     assert (await shell.run_async("append", "log/a", "-", *server, stdin='{"n":\n3}'))[0] == 0
     status, output, errors = await shell.run_async("tail", "log/a", *server)
     assert (status, errors) == (0, "")
-    assert [told["data"] for told in lines(output)] == [{"text": "é"}, {"n": 2}, {"n": 3}]
+    assert [printed["data"] for printed in lines(output)] == [{"text": "é"}, {"n": 2}, {"n": 3}]
     assert output.splitlines()[0] == f'{{"ts": {first["timestamp"]}, "data": {{"text": "é"}}}}'
     assert await shell.run_async("tail", "log/none", *server) == (0, "", "")
 
@@ -49,10 +49,10 @@ async def test_document_is_distinguished_from_a_log(shell: Shell, start: Start) 
     base = await start(SERVICE)
     async with Client(base) as anyone:
         await anyone.push("note/a", {"n": 1}, None)
-    told = "pysync: note/a is a document, not a log\n"
-    assert await shell.run_async("append", "note/a", "{}", "--server", base) == (1, "", told)
-    told = "pysync: what is stored is no log with its elements in 'items'\n"
-    assert await shell.run_async("tail", "note/a", "--server", base) == (1, "", told)
+    printed = "pysync: note/a is a document, not a log\n"
+    assert await shell.run_async("append", "note/a", "{}", "--server", base) == (1, "", printed)
+    printed = "pysync: what is stored is no log with its elements in 'items'\n"
+    assert await shell.run_async("tail", "note/a", "--server", base) == (1, "", printed)
 
 
 async def test_tail_has_the_requested_length(shell: Shell, start: Start) -> None:
@@ -65,7 +65,7 @@ async def test_tail_has_the_requested_length(shell: Shell, start: Start) -> None
     async def printed(*options: str, key: str = "log/a") -> list[int]:
         status, output, errors = await shell.run_async("tail", key, *options, "--server", base)
         assert (status, errors) == (0, "")
-        return [told["ts"] for told in lines(output)]
+        return [printed["ts"] for printed in lines(output)]
 
     assert await printed() == [*range(21, 31)]
     assert await printed("-n", "3") == [28, 29, 30]
@@ -91,18 +91,18 @@ async def test_an_element_is_proved_by_the_key_and_may_have_a_time_of_its_own(
     )
     assert (status, json.loads(output)["timestamp"]) == (0, 7)
     status, output, _ = await shell.run_async("tail", "diary/a", "--field", "entries", *server)
-    (told,) = lines(output)
-    assert (status, told["ts"], told["authorPubkey"]) == (0, 7, me["edPub"])
-    assert verify_author(APPEND_AUTHOR, "diary/a", b'{"n":1}', me["edPub"], told["authorSignature"])
+    (printed,) = lines(output)
+    assert (status, printed["ts"], printed["authorPubkey"]) == (0, 7, me["edPub"])
+    assert verify_author(APPEND_AUTHOR, "diary/a", b'{"n":1}', me["edPub"], printed["authorSignature"])
     status, _, errors = await shell.run_async(
         "append", "diary/a", "{}", "--ts", "7", "--key", "me.json", *server
     )
-    told = (
+    printed = (
         "pysync: non_monotonic_timestamp: --ts must be greater than the timestamp of the log's last element\n"
     )
-    assert (status, errors) == (1, told)
-    told = "pysync: pull_bound_required: this is a log; read it with `pysync tail`\n"
-    assert await shell.run_async("pull", "diary/a", *server) == (1, "", told)
+    assert (status, errors) == (1, printed)
+    printed = "pysync: pull_bound_required: this is a log; read it with `pysync tail`\n"
+    assert await shell.run_async("pull", "diary/a", *server) == (1, "", printed)
     status, output, errors = await shell.run_async("tail", "diary/a", *server)
     assert (status, output) == (1, "")
     assert "'items'" in errors

@@ -42,14 +42,14 @@ def people(tmp_path: Path) -> None:
         (tmp_path / f"{name}.pub").write_text(json.dumps(public))
 
 
-async def ask(shell: Shell, line: str, **options: Any) -> Any:
+async def printed(shell: Shell, line: str, **options: Any) -> Any:
     """What the command line prints, which must go well."""
     status, output, errors = await shell.run_async(*line.split(), **options)
     assert (status, errors) == (0, "")
     return json.loads(output)
 
 
-async def refused(shell: Shell, line: str) -> str:
+async def error_of(shell: Shell, line: str) -> str:
     """What the problem is that the command line tells of."""
     status, output, errors = await shell.run_async(*line.split())
     assert (status, output) == (1, "")
@@ -59,8 +59,8 @@ async def refused(shell: Shell, line: str) -> str:
 @pytest.mark.usefixtures("server")
 async def test_a_file_is_pushed_and_pulled_as_it_is(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_bytes(PNG)
-    pushed = await ask(shell, "push photos/cat cat.png --type image/png")
-    pulled = await ask(shell, "pull photos/cat --out copy.png")
+    pushed = await printed(shell, "push photos/cat cat.png --type image/png")
+    pulled = await printed(shell, "pull photos/cat --out copy.png")
     assert pulled == {"hash": pushed["hash"], "type": "image/png", "size": len(PNG)}
     assert (tmp_path / "copy.png").read_bytes() == PNG
 
@@ -68,8 +68,8 @@ async def test_a_file_is_pushed_and_pulled_as_it_is(shell: Shell, tmp_path: Path
 @pytest.mark.usefixtures("server")
 async def test_json_is_pushed_as_a_file_where_it_is_one(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[1, 2]")
-    await ask(shell, "push photos/a a.json --type application/json --admin-token x")
-    assert (await ask(shell, "pull photos/a --out b.json"))["type"] == "application/json"
+    await printed(shell, "push photos/a a.json --type application/json --admin-token x")
+    assert (await printed(shell, "pull photos/a --out b.json"))["type"] == "application/json"
     assert (tmp_path / "b.json").read_text() == "[1, 2]"
 
 
@@ -95,17 +95,17 @@ async def piped(*arguments: str, sent: bytes = b"") -> bytes:
 async def test_existing_file_is_not_overwritten_and_a_missing_one_is_reported(
     shell: Shell, tmp_path: Path
 ) -> None:
-    assert await refused(shell, "pull photos/none --out f") == "pysync: no file is stored at photos/none\n"
+    assert await error_of(shell, "pull photos/none --out f") == "pysync: no file is stored at photos/none\n"
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "f").write_bytes(b"mine")
     (tmp_path / "link").symlink_to("nothing")
     for name in ("f", "link"):
-        told = await refused(shell, f"pull photos/none --out {name}")
-        assert told == f"pysync: {name} exists already\n"
-    await ask(shell, "push docs/a", stdin="{}")
-    assert "a document, not a file" in await refused(shell, "pull docs/a --out g")
-    assert "none.png" in await refused(shell, "push photos/cat none.png --type image/png")
-    assert "directory" in await refused(shell, "push photos/cat . --type image/png")
+        message = await error_of(shell, f"pull photos/none --out {name}")
+        assert message == f"pysync: {name} exists already\n"
+    await printed(shell, "push docs/a", stdin="{}")
+    assert "a document, not a file" in await error_of(shell, "pull docs/a --out g")
+    assert "none.png" in await error_of(shell, "push photos/cat none.png --type image/png")
+    assert "directory" in await error_of(shell, "push photos/cat . --type image/png")
 
 
 @pytest.mark.usefixtures("server")
@@ -113,14 +113,14 @@ async def test_file_pulled_as_a_document_is_reported_with_the_options_for_files(
     shell: Shell, tmp_path: Path
 ) -> None:
     (tmp_path / "cat.png").write_bytes(PNG)
-    assert "--type TYPE stores a file" in await refused(shell, "push photos/cat cat.png")
-    await ask(shell, "push photos/cat cat.png --type image/png")
-    told = await refused(shell, "pull photos/cat")
-    assert told == "pysync: a file of image/png is there: `pull_blob` or `pull --out` gets it\n"
+    assert "--type TYPE stores a file" in await error_of(shell, "push photos/cat cat.png")
+    await printed(shell, "push photos/cat cat.png --type image/png")
+    message = await error_of(shell, "pull photos/cat")
+    assert message == "pysync: a file of image/png is there: `pull_blob` or `pull --out` gets it\n"
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("push photos/a f --type image/png --force", "for documents"),
         ("push photos/a f --type image/png --base x", "for documents"),
@@ -132,32 +132,32 @@ async def test_file_pulled_as_a_document_is_reported_with_the_options_for_files(
     ],
 )
 @pytest.mark.usefixtures("server")
-async def test_options_that_do_not_fit_are_reported(shell: Shell, line: str, told: str) -> None:
-    assert told in await refused(shell, line)
+async def test_options_that_do_not_fit_are_reported(shell: Shell, line: str, message: str) -> None:
+    assert message in await error_of(shell, line)
 
 
 @pytest.mark.usefixtures("server", "people")
 async def test_a_sealed_file_is_shared_from_the_shell(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(PNG)
-    made = await ask(shell, "keyring new photos --key me.json")
+    made = await printed(shell, "keyring new photos --key me.json")
     assert (made["keyring"], made["verdict"], made["epoch"]) == ("photos/_keyring", "ok", 1)
-    await ask(shell, "push photos/a f --seal photos --key me.json")
+    await printed(shell, "push photos/a f --seal photos --key me.json")
     as_bob = "--open photos --key bob.json --trust me.pub"
-    assert "not in epoch 1" in await refused(shell, f"pull photos/a --out g {as_bob}")
-    added = await ask(shell, "keyring add photos bob.pub --key me.json")
+    assert "not in epoch 1" in await error_of(shell, f"pull photos/a --out g {as_bob}")
+    added = await printed(shell, "keyring add photos bob.pub --key me.json")
     assert len(added["recipients"]) == 2
-    await ask(shell, f"pull photos/a --out g {as_bob}")
+    await printed(shell, f"pull photos/a --out g {as_bob}")
     assert (tmp_path / "g").read_bytes() == PNG
-    await ask(shell, "push photos/b --seal photos --key me.json", stdin="hello")
+    await printed(shell, "push photos/b --seal photos --key me.json", stdin="hello")
     shown = await shell.run_async(*["pull", "photos/b", "--out", "-", "--open", "photos", "--key", "me.json"])
     assert shown == (0, "hello", "")
-    assert "not trusted" in await refused(shell, "pull photos/a --out h --open photos --key bob.json")
-    removed = await ask(shell, "keyring remove photos bob.pub --key me.json")
+    assert "not trusted" in await error_of(shell, "pull photos/a --out h --open photos --key bob.json")
+    removed = await printed(shell, "keyring remove photos bob.pub --key me.json")
     assert (removed["epoch"], len(removed["recipients"])) == (2, 1)
-    assert "not in epoch 2" in await refused(shell, "keyring remove photos bob.pub --key me.json")
+    assert "not in epoch 2" in await error_of(shell, "keyring remove photos bob.pub --key me.json")
     as_me = "--open photos --key me.json --min-epoch"
-    await ask(shell, f"pull photos/a --out h {as_me} 2")
-    assert "at epoch 2" in await refused(shell, f"pull photos/a --out i {as_me} 3")
+    await printed(shell, f"pull photos/a --out h {as_me} 2")
+    assert "at epoch 2" in await error_of(shell, f"pull photos/a --out i {as_me} 3")
     status, output, _ = await shell.run_async(
         *["keyring", "show", "photos", "--key", "bob.json", "--trust", "me.pub"]
     )
@@ -167,9 +167,9 @@ async def test_a_sealed_file_is_shared_from_the_shell(shell: Shell, tmp_path: Pa
 
 @pytest.mark.usefixtures("server", "people")
 async def test_a_keyring_is_made_once_for_everybody_named(shell: Shell) -> None:
-    made = await ask(shell, "keyring new photos bob.pub --key me.json")
+    made = await printed(shell, "keyring new photos bob.pub --key me.json")
     assert len(made["recipients"]) == 2
     again = "something is at photos/_keyring already; `pysync keyring add` lets others in"
-    assert again in await refused(shell, "keyring new photos --key me.json")
-    assert "already present" in await refused(shell, "keyring add photos bob.pub --key me.json")
-    assert "no keyring at docs/_keyring" in await refused(shell, "keyring show docs --key me.json")
+    assert again in await error_of(shell, "keyring new photos --key me.json")
+    assert "already present" in await error_of(shell, "keyring add photos bob.pub --key me.json")
+    assert "no keyring at docs/_keyring" in await error_of(shell, "keyring show docs --key me.json")

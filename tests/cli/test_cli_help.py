@@ -63,13 +63,13 @@ async def test_a_missing_document_has_an_exit_status_of_its_own(
     shell: Shell, start: Start, tmp_path: Path
 ) -> None:
     url = await start(SERVICE)
-    asked = ("public/none", "--server", url)
-    assert (await shell.run_async("pull", *asked))[0] == 0
+    arguments = ("public/none", "--server", url)
+    assert (await shell.run_async("pull", *arguments))[0] == 0
     missing = (6, "", "pysync: no document is stored at public/none\n")
-    assert await shell.run_async("pull", *asked, "--fail") == missing
+    assert await shell.run_async("pull", *arguments, "--fail") == missing
     missing = (6, "", "pysync: no file is stored at public/none\n")
-    assert await shell.run_async("pull", *asked, "--fail", "--out", "none.bin") == missing
-    assert (await shell.run_async("pull", *asked, "--out", "none.bin"))[0] == 1
+    assert await shell.run_async("pull", *arguments, "--fail", "--out", "none.bin") == missing
+    assert (await shell.run_async("pull", *arguments, "--out", "none.bin"))[0] == 1
     assert not (tmp_path / "none.bin").exists()
 
 

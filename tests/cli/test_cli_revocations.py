@@ -175,10 +175,10 @@ async def test_a_list_of_somebody_else_is_not_merged(
 ) -> None:
     base = await start(SERVICE)
     await guests(shell, "bob")
-    foreign = issuing.issue_revocation_list(ISSUER, 1, subjects=[("0" * 64, LATER_S)])
+    other_issuers = issuing.issue_revocation_list(ISSUER, 1, subjects=[("0" * 64, LATER_S)])
 
     async def lie(client: Client, issuer: str) -> Any:
-        return foreign
+        return other_issuers
 
     monkeypatch.setattr(Client, "revocations", lie)
     status, output, errors = await shell.run_async(*REVOKE, "bob.cap", "--server", base)

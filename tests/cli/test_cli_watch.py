@@ -32,12 +32,12 @@ async def line(process: Process) -> Any:
 async def test_changes_are_printed_until_it_is_interrupted_and_again_after_any_of_them(start: Start) -> None:
     base = await start(SERVICE)
     async with Client(base) as anyone, anyone.watch() as changes:
-        place = changes.last_event_id
-        assert place is not None
+        cursor = changes.last_event_id
+        assert cursor is not None
         pushed = await anyone.push("notes/e", {})
         await anyone.push("tasks/a", {})
         await anyone.push("notes/b", {})
-        async with running("watch", "--after", place, "--server", base) as process:
+        async with running("watch", "--after", cursor, "--server", base) as process:
             first = await line(process)
             assert first == {
                 "collection": "notes",

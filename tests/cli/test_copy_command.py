@@ -41,8 +41,8 @@ async def test_copy_reports_the_outcome_of_each_object(shell: Shell, tmp_path: P
     await replace(source, "notes/large", flipped)
     status, output, errors = await shell.run_async("copy", "file:from", "file:to")
     assert status == 1
-    told = {**NONE, "alreadyThere": len(before) - 2, "corrupt": 1, "different": 1}
-    assert json.loads(output) == told
+    counts = {**NONE, "alreadyThere": len(before) - 2, "corrupt": 1, "different": 1}
+    assert json.loads(output) == counts
     *said, heading, listed = errors.splitlines()
     assert sorted(said) == [
         f"pysync: notes/large: corrupt: {UNREAD}",
@@ -62,8 +62,8 @@ async def test_a_configuration_file_stands_for_its_store(shell: Shell, tmp_path:
     await source.put("top", DOCUMENTS["top"])
     await source.close()
     (tmp_path / "service.json").write_text('{"version": 1, "store": "file:to"}')
-    for places in (("file:from", "service.json"), ("service.json", "file:third")):
-        status, output, _ = await shell.run_async("copy", *places)
+    for locations in (("file:from", "service.json"), ("service.json", "file:third")):
+        status, output, _ = await shell.run_async("copy", *locations)
         assert (status, json.loads(output)["copied"]) == (0, 1)
 
 

@@ -64,8 +64,8 @@ async def test_folder_is_opened_queried_and_left_as_it_was(shell: Shell, tmp_pat
         ("coordinator", "file:"),
         ("coordinator", "does not exist yet: the first start creates it"),
     ]
-    for line, (what, told) in zip(lines[1:], expected, strict=True):
-        assert re.fullmatch(f"{what} +{told}", line)
+    for line, (subject, finding) in zip(lines[1:], expected, strict=True):
+        assert re.fullmatch(f"{subject} +{finding}", line)
     assert await keys_below(store, "") == []
     await store.close()
 
@@ -124,7 +124,7 @@ def test_differing_clocks_are_reported_with_a_warning() -> None:
     findings = Report()
     for skew_ms in (-900, 2_000, -61_000):
         findings.add_clock_skew("store", skew_ms)
-    assert [told for _, told in findings.rows] == [
+    assert [finding for _, finding in findings.rows] == [
         "as this machine's",
         "this machine's is 2 s ahead",
         "this machine's is 61 s behind",

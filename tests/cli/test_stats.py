@@ -114,9 +114,9 @@ async def test_usage_prints_what_the_caller_uses(shell: Shell, start: Start) -> 
     assert (status, errors) == (0, "")
     status, output, errors = await shell.run_async("usage", *signed)
     assert (status, errors) == (0, "")
-    told = json.loads(output)
-    assert told["identity"] == me
-    assert told["used"]["documents"] == 1
-    assert told["allowed"] == {"documents": 3}
+    report = json.loads(output)
+    assert report["identity"] == me
+    assert report["used"]["documents"] == 1
+    assert report["allowed"] == {"documents": 3}
     status, _, errors = await shell.run_async("usage", "--space", "club", *signed)
     assert (status, errors) == (4, f"pysync: Forbidden{SEE_LOG}\n")

@@ -86,7 +86,7 @@ class Level(Enum):
 
 
 @pytest.mark.parametrize(
-    ("data", "place"),
+    ("data", "location"),
     [
         ({"t": math.nan}, "t"),
         ({"t": math.inf, "n": None}, "t"),
@@ -97,7 +97,7 @@ class Level(Enum):
     ],
 )
 async def test_numbers_that_json_has_not_are_rejected_before_anything_is_sent(
-    data: dict[str, Any], place: str
+    data: dict[str, Any], location: str
 ) -> None:
     keyring = sealed.Keyring.new(KEYS, now_s=NOW_MS // 1000).open(KEYS, [KEYS.ed_pub])
     async with serving() as server, client(server.url, keys=KEYS, certificate=DEVICE) as signed:
@@ -114,10 +114,10 @@ async def test_numbers_that_json_has_not_are_rejected_before_anything_is_sent(
         ]
         for write in writes:
             with pytest.raises(
-                ValueError, match=f"JSON has no NaN and no infinite numbers: .*{place} is one"
+                ValueError, match=f"JSON has no NaN and no infinite numbers: .*{location} is one"
             ):
                 await write()
-        with pytest.raises(ValueError, match=place):
+        with pytest.raises(ValueError, match=location):
             await signed.batch_pull(["notes"], {"notes": [data]})
         with pytest.raises(ValueError, match="JSON has no NaN"):
             keyring.seal(data)
@@ -281,11 +281,13 @@ async def test_a_rejection_is_final(answer: Answer, kind: type[Exception]) -> No
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-@pytest.mark.parametrize("who", [{"keys": KEYS, "certificate": DEVICE}, {"admin_token": "secret"}])
-async def test_credentials_are_not_sent_to_the_target_of_a_redirect(status: int, who: dict[str, Any]) -> None:
+@pytest.mark.parametrize("identity", [{"keys": KEYS, "certificate": DEVICE}, {"admin_token": "secret"}])
+async def test_credentials_are_not_sent_to_the_target_of_a_redirect(
+    status: int, identity: dict[str, Any]
+) -> None:
     async with serving() as elsewhere:
         moved = (status, b"", {"Location": elsewhere.url + "pull/notes/n1"})
-        async with serving(moved, moved) as server, client(server.url, **who) as caller:
+        async with serving(moved, moved) as server, client(server.url, **identity) as caller:
             for request in (caller.pull("notes/n1"), caller.push("notes/n1", {})):
                 with pytest.raises(PysyncError, match=f"HTTP {status}"):
                     await request
@@ -350,13 +352,15 @@ async def test_keys_without_a_certificate_make_their_own_and_renew_it_before_it_
         for day in days:
             clock.now_ms = NOW_MS + int(day * day_ms)
             await signed.pull("notes/n1")
-    told = [certificates.from_authorization(str(text)) for text in server.headers("Authorization")]
-    for day, certificate in zip(days, told, strict=True):
+    certificates_sent = [
+        certificates.from_authorization(str(text)) for text in server.headers("Authorization")
+    ]
+    for day, certificate in zip(days, certificates_sent, strict=True):
         now_s = NOW_MS // 1000 + int(day * day_ms) // 1000
         assert (certificate.kind, certificate.iss, certificate.sub) == ("device", KEYS.ed_pub, KEYS.ed_pub)
         assert certificate.nbf <= now_s
         assert certificate.exp - now_s >= 24 * 3600 - 1
-    made = [certificate.nonce for certificate in told]
+    made = [certificate.nonce for certificate in certificates_sent]
     assert made == [made[0]] * 3 + [made[3]] * 3 + made[6:]
     assert len(set(made)) == 5, "one that holds is used again"
 

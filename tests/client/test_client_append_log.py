@@ -156,10 +156,13 @@ async def test_the_rejections_of_an_append_are_raised_at_once() -> None:
     assert caught.value.extras == {"limit": 3}
 
 
-@pytest.mark.parametrize("who", [{}, SIGNED, {"admin_token": "secret"}])
-async def test_an_anonymous_append_does_not_say_whose_client_it_is(who: Mapping[str, Any]) -> None:
+@pytest.mark.parametrize("identity", [{}, SIGNED, {"admin_token": "secret"}])
+async def test_an_anonymous_append_does_not_say_whose_client_it_is(identity: Mapping[str, Any]) -> None:
     busy: Answer = (503, {"code": "store_unavailable"})
-    async with serving(busy, (200, PUSHED), (200, PUSHED)) as server, client(server.url, **who) as someone:
+    async with (
+        serving(busy, (200, PUSHED), (200, PUSHED)) as server,
+        client(server.url, **identity) as someone,
+    ):
         await someone.append_anonymous("log/a", {"n": 1}, OTHER)
         await someone.append_anonymous("log/a", {"n": 1})
     assert [server.headers(name) for name in CREDENTIALS] == [[None] * 3] * len(CREDENTIALS)

@@ -201,17 +201,17 @@ async def test_the_manifest_is_read_with_the_callers_rights(start: Start) -> Non
     assert [found.name for found in fetched.namespaces["acme"]] == ["notes"]
     headers = {"Authorization": root_device(ISSUER).authorization}
     as_owner = await fetch_server_config(base + "/v1", headers=headers)
-    names_told = [found.name for found in as_owner.collections]
-    assert names_told == ["notes", "top", "own", "profile", "title", "plan", "spaceaccess"]
+    names_listed = [found.name for found in as_owner.collections]
+    assert names_listed == ["notes", "top", "own", "profile", "title", "plan", "spaceaccess"]
     async with owner(base) as mine:
         assert await mine.server_config() == as_owner
 
 
 async def test_the_manifest_has_every_member_that_applies(start: Start) -> None:
     base = await start({**SERVICE, "configEndpoint": {"auth": "public"}})
-    told = {found.name: found for found in (await fetch_server_config(base + "/v1")).collections}
-    assert told["notes"] == CollectionInfo("notes", 1_048_576, "none", ("application/json",))
-    assert told["log"] == CollectionInfo(
+    listed = {found.name: found for found in (await fetch_server_config(base + "/v1")).collections}
+    assert listed["notes"] == CollectionInfo("notes", 1_048_576, "none", ("application/json",))
+    assert listed["log"] == CollectionInfo(
         "log",
         1_048_576,
         "none",

@@ -40,19 +40,19 @@ class Depot:
 
     def __init__(self, content: bytes, *cuts: int, then: bytes | None = None, ranges: bool = True) -> None:
         self.content = content
-        self.asked: list[str | None] = []
+        self.ranges: list[str | None] = []
         self.etag: str | None = None
         self._cuts = list(cuts)
         self._then = then
         self._ranges = ranges
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        asked = request.headers.get("Range")
-        self.asked.append(asked)
+        range_ = request.headers.get("Range")
+        self.ranges.append(range_)
         tag = self.etag or etag(self.content)
         start, headers = 0, {"ETag": tag, "Content-Type": "image/png"}
-        if asked and self._ranges and request.headers["If-Range"] == tag:
-            start = int(asked.removeprefix("bytes=").removesuffix("-"))
+        if range_ and self._ranges and request.headers["If-Range"] == tag:
+            start = int(range_.removeprefix("bytes=").removesuffix("-"))
             headers["Content-Range"] = f"bytes {start}-{len(self.content) - 1}/{len(self.content)}"
         body = self.content[start:]
         response = web.StreamResponse(status=206 if start else 200, headers=headers)
@@ -76,7 +76,7 @@ async def pulling(depot: Depot, **options: Any) -> AsyncIterator[Client]:
         yield anonymous
 
 
-async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:
+async def chunks_once(*chunks: bytes) -> AsyncIterator[bytes]:
     for chunk in chunks:
         yield chunk
 
@@ -95,7 +95,7 @@ async def test_a_file_is_pushed_as_it_is_and_signed_over_nothing() -> None:
 @pytest.mark.parametrize("content", [b"", b"x", LARGE])
 async def test_each_kind_of_source_arrives_whole(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(content)
-    sources = (content, tmp_path / "f", pieces(content[:1], content[1:]))
+    sources = (content, tmp_path / "f", chunks_once(content[:1], content[1:]))
     async with serving(*[(200, PUSHED)] * 3) as server, client(server.url) as anonymous:
         for source in sources:
             await anonymous.push_blob("files/a", source, "image/png")
@@ -116,7 +116,7 @@ async def test_a_file_of_json_is_signed_as_json_is() -> None:
     async with serving((200, PUSHED)) as server, client(server.url, **SIGNED) as signed:
         await signed.push_blob("files/a", b"[1]", "Application/JSON; charset=utf-8")
         with pytest.raises(ValueError, match="pass its bytes"):
-            await signed.push_blob("files/a", pieces(b"[1]"), "application/json")
+            await signed.push_blob("files/a", chunks_once(b"[1]"), "application/json")
     assert is_signed(*server.requests[0], "/push/files/a")
     assert server.requests[0][1] == b"[1]"
 
@@ -143,7 +143,7 @@ async def test_a_push_of_what_can_be_had_again_is_repeated_under_one_idempotency
 async def test_a_push_of_what_can_be_had_once_is_not_repeated() -> None:
     async with serving(None) as server, client(server.url) as anonymous:
         with pytest.raises(Unreachable):
-            await anonymous.push_blob("files/a", pieces(b"a", b"b"), "image/png")
+            await anonymous.push_blob("files/a", chunks_once(b"a", b"b"), "image/png")
     assert len(server.requests) == 1
 
 
@@ -241,12 +241,12 @@ async def test_a_rejection_is_raised_though_the_file_was_not_read_to_its_end() -
             yield bytes(65536)
             await asyncio.sleep(0)
 
-    async def refuse(request: web.Request) -> web.Response:
+    async def reject(request: web.Request) -> web.Response:
         gate.set()
         return web.json_response({"error": "x", "code": "payload_too_large"}, status=413)
 
     app = web.Application()
-    app.router.add_post("/push/files/a", refuse)
+    app.router.add_post("/push/files/a", reject)
     async with TestServer(app) as server, client(str(server.make_url("/"))) as anonymous:
         with pytest.raises(PayloadTooLarge):
             await anonymous.push_blob("files/a", endless(), "image/png")
@@ -350,10 +350,10 @@ async def test_aborted_pull_continues_at_its_offset(tmp_path: Path, ranges: bool
     assert (head.size, head.content_type) == (len(LARGE), "image/png")
     assert (tmp_path / "f").read_bytes() == LARGE
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
-    places = [int((asked or "bytes=0-")[6:-1]) for asked in depot.asked]
-    assert len(places) == len(cuts) + 1
-    assert places == sorted(places)
-    assert 0 < places[-1] < len(LARGE)
+    offsets = [int((range_ or "bytes=0-")[6:-1]) for range_ in depot.ranges]
+    assert len(offsets) == len(cuts) + 1
+    assert offsets == sorted(offsets)
+    assert 0 < offsets[-1] < len(LARGE)
 
 
 async def test_cuts_without_any_progress_are_given_up() -> None:
@@ -361,7 +361,7 @@ async def test_cuts_without_any_progress_are_given_up() -> None:
     async with pulling(depot, backoff=RetryPolicy(attempts=3)) as anonymous:
         with pytest.raises(Unreachable):
             await anonymous.pull_blob("files/a")
-    assert len(depot.asked) == 3
+    assert len(depot.ranges) == 3
 
 
 async def test_a_file_that_changed_after_a_cut_is_pulled_anew(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ async def test_a_file_without_a_strong_version_is_not_put_together_of_parts() ->
     async with pulling(depot) as anonymous:
         with pytest.raises(Unreachable):
             await anonymous.pull_blob("files/a")
-    assert depot.asked == [None]
+    assert depot.ranges == [None]
 
 
 async def test_a_failed_pull_leaves_what_was_there(tmp_path: Path) -> None:

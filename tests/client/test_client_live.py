@@ -39,7 +39,7 @@ async def for_nothing(seconds: float) -> None:
 async def texts(watch: Watch, count: int) -> list[object]:
     """The ids of the documents that the next so many changes are of."""
     found = [await anext(watch) for _ in range(count)]
-    return [told.params["id"] if isinstance(told, ChangeEvent) else told for told in found]
+    return [event.params["id"] if isinstance(event, ChangeEvent) else event for event in found]
 
 
 async def test_watch_receives_only_requested_changes(start: Start) -> None:
@@ -59,14 +59,14 @@ async def test_watch_receives_only_requested_changes(start: Start) -> None:
         appended = await anyone.append("log/c", {"n": 1})
         await anyone.push("notes/b", {})
         await inside.push("notes/d", {})
-        told = await anext(logs)
-        assert isinstance(told, ChangeEvent)
-        assert (told.hash, told.timestamp_ms) == (appended.hash, appended.timestamp_ms)
+        appended_event = await anext(logs)
+        assert isinstance(appended_event, ChangeEvent)
+        assert (appended_event.hash, appended_event.timestamp_ms) == (appended.hash, appended.timestamp_ms)
         assert await texts(all_, 2) == await texts(some, 2) == ["c", "b"]
         for name in ("a", "b", "d"):  # a namespace that shares keys with the root shares their events
-            told = await anext(theirs)
-            assert isinstance(told, ChangeEvent)
-            assert (told.params, told.namespace) == ({"id": name}, "acme")
+            appended_event = await anext(theirs)
+            assert isinstance(appended_event, ChangeEvent)
+            assert (appended_event.params, appended_event.namespace) == ({"id": name}, "acme")
 
 
 async def test_a_watch_is_rejected_as_the_service_rejects(start: Start) -> None:
@@ -291,11 +291,11 @@ async def test_watch_that_is_cut_anywhere_receives_each_write_once(start: Start,
         anyone.watch() as changes,
     ):
         rough(proxy, random.Random(seed), cuts=20)
-        hearing = asyncio.ensure_future(texts(changes, 200))
+        receiving = asyncio.ensure_future(texts(changes, 200))
         written = [f"{n}" for n in range(200)]
         for name in written:
             await writer.push(f"notes/{name}", {})
-        assert await hearing == written
+        assert await receiving == written
 
 
 @pytest.mark.parametrize("seed", range(3))

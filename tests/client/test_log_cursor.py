@@ -31,10 +31,10 @@ from pysync.errors import (
 from pysync.testing import FakeClock
 
 
-def log(name: str, requires_proof: bool = False, **rules: Any) -> dict[str, Any]:
+def log(name: str, requires_proof: bool = False, **settings: Any) -> dict[str, Any]:
     """A collection of logs at `name/{id}`, for everybody."""
-    rules["requireAuthorSignature"] = requires_proof
-    return {"name": name, "storagePath": f"{name}/{{id}}", "appendOnly": rules, **PUBLIC}
+    settings["requireAuthorSignature"] = requires_proof
+    return {"name": name, "storagePath": f"{name}/{{id}}", "appendOnly": settings, **PUBLIC}
 
 
 SERVICE: dict[str, Any] = {
@@ -303,7 +303,7 @@ async def test_unreachable_server_is_reported_and_nothing_taken_in(
             await anyone.append("shut-aged/a", {})
         cursor = LogCursor(anyone, "shut-aged/a", first=3)
         assert len(await cursor.pull()) == before
-        place = cursor.checkpoint_ms
+        checkpoint_ms = cursor.checkpoint_ms
         clock.now_ms += 61_000
         assert await cursor.pull() == []
         for _ in range(after):
@@ -311,7 +311,7 @@ async def test_unreachable_server_is_reported_and_nothing_taken_in(
         for _ in range(2):
             with pytest.raises(CheckpointTooOld):
                 await cursor.pull()
-            assert cursor.checkpoint_ms == place
+            assert cursor.checkpoint_ms == checkpoint_ms
 
 
 async def test_a_log_that_expired_and_began_anew_goes_on(start: Start) -> None:
@@ -449,16 +449,16 @@ async def test_a_server_that_is_lost_and_comes_back_is_followed_on() -> None:
     busy: Answer = (429, {"code": "rate_limited"}, {"Retry-After": "30"})
     answers = [held(1), *[None] * 4, busy, held(1, 2), (503, b""), held(2, 3)]
     waits = Waits()
-    told: list[Exception] = []
+    errors: list[Exception] = []
     async with serving(*answers) as server, client(server.url, backoff=RetryPolicy(attempts=1)) as anyone:
         found: list[int] = []
         async for elements in LogCursor(anyone, "log/a", sleep=waits).follow(
-            initial_s=1.0, max_s=4.0, on_disconnect=told.append
+            initial_s=1.0, max_s=4.0, on_disconnect=errors.append
         ):
             found += times(elements)
             if found == [1, 2, 3]:
                 break
-    assert [type(error) for error in told] == [Unreachable, Unavailable]
+    assert [type(error) for error in errors] == [Unreachable, Unavailable]
     assert waits.seconds == [1.0, 2.0, 4.0, 30.0, 1.0, 2.0]
 
 

@@ -46,7 +46,7 @@ class Teller:
         """End the stream. The next begins when the client connects again."""
         await self._says.put("")
 
-    def where(self, key: str) -> WatchTarget:
+    def target(self, key: str) -> WatchTarget:
         """A place whose `might_match` lets `say` return."""
         read = self._read
 
@@ -66,15 +66,15 @@ async def lookout(key: str = "notes/a") -> AsyncIterator[tuple[Teller, ChangeNot
     async with await asyncio.start_server(teller.serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with client(f"http://127.0.0.1:{port}") as anyone:
-            async with ChangeNotifier(anyone, teller.where(key), is_new, for_ever) as opened:
+            async with ChangeNotifier(anyone, teller.target(key), is_new, for_ever) as opened:
                 yield teller, opened
             await teller.end()
 
 
 async def test_live_stream_and_its_news_trigger_a_poll() -> None:
-    async with lookout() as (teller, looks):
-        await looks.wait(1)
-        waiting = asyncio.ensure_future(looks.wait(1))
+    async with lookout() as (teller, notifier):
+        await notifier.wait(1)
+        waiting = asyncio.ensure_future(notifier.wait(1))
         await asyncio.sleep(0)
         for text in (": beat\n\n", event("1", "old"), event("2", "new", params={"id": "b"})):
             await teller.say(text)
@@ -84,11 +84,11 @@ async def test_live_stream_and_its_news_trigger_a_poll() -> None:
 
 
 async def test_event_during_a_poll_is_news_whatever_it_is() -> None:
-    async with lookout() as (teller, looks):
-        await looks.wait(1)
+    async with lookout() as (teller, notifier):
+        await notifier.wait(1)
         await teller.say(event("1", "old"))  # now somebody looks, and may find what was there before
-        await looks.wait(1)
-        waiting = asyncio.ensure_future(looks.wait(1))
+        await notifier.wait(1)
+        waiting = asyncio.ensure_future(notifier.wait(1))
         await asyncio.sleep(0)
         await teller.say(event("2", "old"))
         assert not waiting.done()
@@ -96,13 +96,13 @@ async def test_event_during_a_poll_is_news_whatever_it_is() -> None:
 
 
 async def test_lost_history_and_a_reconnected_stream_trigger_a_poll() -> None:
-    async with lookout() as (teller, looks):
-        await looks.wait(1)
-        waiting = asyncio.ensure_future(looks.wait(1))
+    async with lookout() as (teller, notifier):
+        await notifier.wait(1)
+        waiting = asyncio.ensure_future(notifier.wait(1))
         await asyncio.sleep(0)
         await teller.say("event: reset\ndata: {}\n\n")
         await waiting
-        waiting = asyncio.ensure_future(looks.wait(1))
+        waiting = asyncio.ensure_future(notifier.wait(1))
         await asyncio.sleep(0)
         await teller.end()
         await waiting
@@ -140,26 +140,26 @@ async def test_lost_stream_falls_back_to_the_interval() -> None:
     async with (
         streaming(*scripts) as server,
         client(server.url, sleep=reconnect) as anyone,
-        ChangeNotifier(anyone, A, is_new, sleep) as looks,
+        ChangeNotifier(anyone, A, is_new, sleep) as notifier,
     ):
-        await looks.wait(0)  # until it is live
+        await notifier.wait(0)  # until it is live
         time_passes.set()
         scripts[0].go.set()
         for n in range(1, 4):
-            await looks.wait(n)
+            await notifier.wait(n)
         assert waits.seconds == [1, 2, 3]
         time_passes.clear()
         reconnecting.set()
-        await looks.wait(4)  # until it is live again
+        await notifier.wait(4)  # until it is live again
         assert waits.seconds == [1, 2, 3]
 
 
 async def test_rejected_stream_is_not_retried_and_a_busy_one_is() -> None:
-    asked: list[float] = []
+    waited: list[float] = []
     later = asyncio.Event()
 
     async def wait(seconds: float) -> None:
-        asked.append(seconds)
+        waited.append(seconds)
         if seconds == RESUBSCRIBE_S:
             await later.wait()
 
@@ -167,57 +167,57 @@ async def test_rejected_stream_is_not_retried_and_a_busy_one_is() -> None:
     async with (
         streaming(*scripts) as server,
         client(server.url) as anyone,
-        ChangeNotifier(anyone, A, is_new, wait) as looks,
+        ChangeNotifier(anyone, A, is_new, wait) as notifier,
     ):
-        while RESUBSCRIBE_S not in asked:
-            await looks.wait(1)
+        while RESUBSCRIBE_S not in waited:
+            await notifier.wait(1)
         later.set()
-        while not looks._listening.done():
-            await looks.wait(1)
-        await looks.wait(1)
+        while not notifier._listening.done():
+            await notifier.wait(1)
+        await notifier.wait(1)
 
 
 @pytest.mark.parametrize(
-    "where", [WatchTarget("notes/a", "none"), WatchTarget("notes/a", "notes", {"x": "a"}), A]
+    "target", [WatchTarget("notes/a", "none"), WatchTarget("notes/a", "notes", {"x": "a"}), A]
 )
-async def test_invalid_stream_parameters_are_raised_by_the_next_wait(where: WatchTarget) -> None:
+async def test_invalid_stream_parameters_are_raised_by_the_next_wait(target: WatchTarget) -> None:
     async with (
         streaming(rejected(400, "bad_request")) as server,
         client(server.url) as anyone,
-        ChangeNotifier(anyone, where, is_new, Waits()) as looks,
+        ChangeNotifier(anyone, target, is_new, Waits()) as notifier,
     ):
-        while not looks._listening.done():
+        while not notifier._listening.done():
             await asyncio.sleep(0)
-        if where is A:
-            await looks.wait(1)
+        if target is A:
+            await notifier.wait(1)
         else:
             with pytest.raises(BadRequest):
-                await looks.wait(1)
+                await notifier.wait(1)
 
 
 async def test_a_client_that_is_closed_is_not_followed_in_silence() -> None:
     async with (
         streaming(streamed(OPENING, End.HOLD)) as server,
         client(server.url) as anyone,
-        ChangeNotifier(anyone, A, is_new, for_ever) as looks,
+        ChangeNotifier(anyone, A, is_new, for_ever) as notifier,
     ):
-        await looks.wait(1)
+        await notifier.wait(1)
         await anyone.close()
         with pytest.raises(RuntimeError, match="not open"):
-            await looks.wait(1)
+            await notifier.wait(1)
 
 
 async def test_a_follower_lets_go_of_its_stream_with_its_iterator() -> None:
     found = iter([None, 1])
 
-    async def look() -> tuple[int | None, bool]:
+    async def poll() -> tuple[int | None, bool]:
         return next(found), False
 
     def following(anyone: Client) -> AsyncGenerator[int]:
         return follow(
             anyone,
             A,
-            look,
+            poll,
             is_new,
             has_started=False,
             initial_s=1,

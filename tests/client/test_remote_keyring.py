@@ -123,9 +123,9 @@ async def test_creator_who_does_not_trust_themselves_creates_no_keyring(owner: C
 
 
 async def test_missing_keyring_is_reported_and_not_created(owner: Client) -> None:
-    for ask in (ring(owner).open, lambda: ring(owner).add(SUBJECT.kem_pub)):
+    for call in (ring(owner).open, lambda: ring(owner).add(SUBJECT.kem_pub)):
         with pytest.raises(sealed.KeyringMissing):
-            await ask()
+            await call()
     assert (await owner.pull("rooms/r1/_keyring")).hash == ""
 
 
@@ -136,13 +136,13 @@ async def test_keyring_that_goes_back_is_rejected_by_a_reader_of_a_later_one(own
     await keyring.remove(SUBJECT.kem_pub)
     new = await owner.pull("rooms/r1/_keyring")
     await owner.push("rooms/r1/_keyring", old.data, new.hash)
-    for ask in (
+    for call in (
         keyring.open(),
         keyring.add(IdentityKeys.generate().kem_pub),
         keyring.remove(STRANGER.kem_pub),
     ):
         with pytest.raises(sealed.KeyringRolledBack):
-            await ask
+            await call
     assert (await ring(owner).open()).epoch == 1
     with pytest.raises(sealed.KeyringRolledBack):
         await ring(owner, min_epoch=2).open()
@@ -181,10 +181,10 @@ async def test_a_sealed_document_is_given_once_though_each_sealing_is_another(ow
 async def test_follower_of_a_sealed_document_receives_its_content(owner: Client) -> None:
     opened = await ring(owner).create()
     await SyncDocument(owner, "rooms/r1", sealing=opened).push({"a": 1})
-    async with aclosing(SyncDocument(owner, "rooms/r1", sealing=opened).follow()) as told:
-        assert await anext(told) == {"a": 1}
+    async with aclosing(SyncDocument(owner, "rooms/r1", sealing=opened).follow()) as changes:
+        assert await anext(changes) == {"a": 1}
         await SyncDocument(owner, "rooms/r1", sealing=opened).update(lambda data: {**data, "b": 2})
-        assert await anext(told) == {"a": 1, "b": 2}
+        assert await anext(changes) == {"a": 1, "b": 2}
 
 
 async def test_a_document_that_is_not_sealed_is_not_taken_in(owner: Client) -> None:
@@ -229,9 +229,9 @@ async def test_too_deep_document_is_reported_and_changes_nothing() -> None:
     answers = [(200, {"data": data, "hash": "h", "timestamp": 5})] * 2
     async with serving(*answers) as server, Client(server.url) as client:
         document = SyncDocument(client, "rooms/r1", sealing=opened)
-        for ask in (document.pull(), document.update(lambda data: data)):
+        for call in (document.pull(), document.update(lambda data: data)):
             with pytest.raises(BodyTooDeep):
-                await ask
+                await call
     assert (document.data, document.hash) == ({}, "")
 
 

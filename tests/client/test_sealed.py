@@ -68,9 +68,9 @@ def test_sealed_bytes_open_whole_with_their_context_and_not_otherwise(
     blob = opened.seal_bytes(plaintext, aad)
     assert len(blob) == len(plaintext) + 32
     assert opened.open_bytes(blob, aad) == plaintext
-    place = draw.draw(st.integers(0, len(blob) - 1))
+    at = draw.draw(st.integers(0, len(blob) - 1))
     tampered = bytearray(blob)
-    tampered[place] ^= draw.draw(st.integers(1, 255))
+    tampered[at] ^= draw.draw(st.integers(1, 255))
     with pytest.raises(sealed.SealedError):
         opened.open_bytes(bytes(tampered), aad)
     with pytest.raises(sealed.SealedError):
@@ -82,9 +82,9 @@ def test_sealed_bytes_open_whole_with_their_context_and_not_otherwise(
 def test_a_tampered_byte_at_any_position_of_a_blob_fails() -> None:
     opened = UnlockedKeyring(258, {258: bytes(32)})
     blob = opened.seal_bytes(b"hello", "docs/a")
-    for place in range(len(blob)):
-        tampered = blob[:place] + bytes([blob[place] ^ 0x80]) + blob[place + 1 :]
-        expected = sealed.UnknownEpoch if place < 4 else sealed.DecryptionFailed
+    for at in range(len(blob)):
+        tampered = blob[:at] + bytes([blob[at] ^ 0x80]) + blob[at + 1 :]
+        expected = sealed.UnknownEpoch if at < 4 else sealed.DecryptionFailed
         with pytest.raises(expected):
             opened.open_bytes(tampered, "docs/a")
 
@@ -92,9 +92,9 @@ def test_a_tampered_byte_at_any_position_of_a_blob_fails() -> None:
 def test_a_tampered_sign_at_any_position_of_a_sealed_document_fails() -> None:
     opened = UnlockedKeyring(1, {1: bytes(32)})
     written = opened.seal({"a": 1})
-    for place, sign in enumerate(written["_encrypted"]):
+    for at, sign in enumerate(written["_encrypted"]):
         other = "B" if sign == "A" else "A"
-        text = written["_encrypted"][:place] + other + written["_encrypted"][place + 1 :]
+        text = written["_encrypted"][:at] + other + written["_encrypted"][at + 1 :]
         with pytest.raises((sealed.DecryptionFailed, sealed.NotSealed)):
             opened.open({**written, "_encrypted": text})
 
@@ -215,13 +215,13 @@ def test_an_entry_that_is_not_as_it_was_signed_is_forged(members: dict[str, Any]
 
 
 def test_untrusted_adder_and_one_with_a_trusted_name_are_distinguished() -> None:
-    by_stranger = Keyring.new(STRANGER, [SUBJECT.kem_pub], now_s=NOW_S)
+    by_unknown = Keyring.new(STRANGER, [SUBJECT.kem_pub], now_s=NOW_S)
     with pytest.raises(sealed.UntrustedAdder, match=STRANGER.ed_pub):
-        by_stranger.open(SUBJECT, TRUSTED)
+        by_unknown.open(SUBJECT, TRUSTED)
     with pytest.raises(sealed.ForgedEntry):
-        edited(by_stranger, addedBy=ISSUER.ed_pub).open(SUBJECT, TRUSTED)
+        edited(by_unknown, addedBy=ISSUER.ed_pub).open(SUBJECT, TRUSTED)
     with pytest.raises(sealed.UntrustedAdder):
-        edited(by_stranger, addedBy=None).open(SUBJECT, TRUSTED)
+        edited(by_unknown, addedBy=None).open(SUBJECT, TRUSTED)
 
 
 @pytest.mark.parametrize("adder", [[], {}, True, "", "\x1b[2J", "\ud800", TRUSTED[0].upper()])
@@ -241,14 +241,14 @@ def test_reader_without_trusted_keys_opens_nothing() -> None:
 
 def test_every_keyring_epoch_and_envelope_has_a_content_key_of_its_own() -> None:
     rotated = shared(SUBJECT).remove(SUBJECT.kem_pub, ISSUER, TRUSTED, now_s=NOW_S)
-    told = [
+    content_keys = [
         *rotated.open(ISSUER, TRUSTED).content_keys.values(),
         *shared().open(ISSUER, TRUSTED).content_keys.values(),
     ]
     for _ in range(2):
         entry = seal_envelope(b"", SUBJECT.kem_pub, ISSUER, now_s=NOW_S)["entry"]
-        told.append(crypto.unwrap_key(entry, SUBJECT))
-    assert len({*told, bytes(32)}) == 6
+        content_keys.append(crypto.unwrap_key(entry, SUBJECT))
+    assert len({*content_keys, bytes(32)}) == 6
 
 
 def test_recipient_named_twice_is_in_a_new_keyring_once() -> None:

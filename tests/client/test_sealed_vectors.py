@@ -77,8 +77,8 @@ def test_a_content_key_is_wrapped_and_unwrapped_as_published(record: dict[str, A
 def test_a_published_keyring_opens_with_all_its_epochs() -> None:
     opened = keyring()
     assert opened.epoch == 2
-    told = {str(epoch): key.hex() for epoch, key in opened.content_keys.items()}
-    assert told == DELEGATED["keyring"]["ceks"]
+    content_keys = {str(epoch): key.hex() for epoch, key in opened.content_keys.items()}
+    assert content_keys == DELEGATED["keyring"]["ceks"]
 
 
 def test_a_keyring_is_made_as_published() -> None:

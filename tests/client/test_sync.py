@@ -285,9 +285,9 @@ async def test_an_edit_of_an_unknown_version_is_rejected_rather_than_discarded()
         again.restore(json.loads(json.dumps(restored.dump())))
         with pytest.raises(UnknownBase):
             await again.pull()
-        by_rule = desk.document(resolve=lambda local, remote: {"both": [local, remote]})
-        by_rule.restore(restored.dump())
-        assert await by_rule.pull() == {"both": [mine, theirs]}
+        by_resolver = desk.document(resolve=lambda local, remote: {"both": [local, remote]})
+        by_resolver.restore(restored.dump())
+        assert await by_resolver.pull() == {"both": [mine, theirs]}
 
 
 @pytest.mark.parametrize(
@@ -389,11 +389,11 @@ async def test_a_resolver_of_ones_own_decides() -> None:
 
 
 async def test_a_resolver_that_rejects_stops_the_push() -> None:
-    def refuse(local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:
+    def reject(local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:
         raise Forbidden("mine or nothing")
 
     async with Desk({"a": "theirs"}) as desk:
-        document = desk.document(resolve=refuse)
+        document = desk.document(resolve=reject)
         with pytest.raises(Forbidden):
             await document.push({"a": "mine"})
         assert desk.shelf.data == {"a": "theirs"}

@@ -102,10 +102,10 @@ def test_every_edit_is_in_the_merge_or_reported_as_dropped(sides: tuple[Data, Da
     merged = MERGE.merge(base, local, remote)
     dropped = MERGE.dropped(base, local, remote, merged)
     for is_local, mine, other in ((True, local, remote), (False, remote, local)):
-        told = {drop.path for drop in dropped if drop.local is is_local}
+        paths_dropped = {drop.path for drop in dropped if drop.local is is_local}
         for path in {*paths(base), *paths(mine)}:
             is_mine_alone = not same(at(mine, path), at(base, path)) and same(at(other, path), at(base, path))
-            if is_mine_alone and not any(path[:end] in told for end in range(len(path) + 1)):
+            if is_mine_alone and not any(path[:end] in paths_dropped for end in range(len(path) + 1)):
                 assert same(in_any_order(at(merged, path)), in_any_order(at(mine, path)))
 
 
@@ -274,19 +274,19 @@ def test_entries_are_distinguished_by_the_named_member() -> None:
 
 def test_a_function_of_ones_own_decides_about_conflicts_alone() -> None:
     def join(conflict: MergeConflict) -> Any:
-        asked.append(conflict)
+        conflicts.append(conflict)
         if MISSING in (conflict.local, conflict.remote):
             return MISSING
         return conflict.local + conflict.remote
 
-    asked: list[MergeConflict] = []
+    conflicts: list[MergeConflict] = []
     base = {"text": "a", "gone": 1, "mine": 1, "theirs": 1}
     local = {"text": "b", "gone": 2, "mine": 2, "theirs": 1}
     remote = {"text": "c", "mine": 1, "theirs": 2}
     merge = ThreeWayMerge(join)
     merged = merge.merge(base, local, remote)
     assert merged == {"text": "bc", "mine": 2, "theirs": 2}
-    assert asked == [
+    assert conflicts == [
         MergeConflict(("text",), "a", "b", "c"),
         MergeConflict(("gone",), 1, 2, MISSING),
     ]

@@ -194,7 +194,7 @@ async def test_a_stream_that_says_nothing_is_taken_for_dead() -> None:
 
 @pytest.mark.slow
 async def test_a_comment_now_and_then_keeps_a_stream_alive() -> None:
-    async def beat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def heartbeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(streamed(OPENING).said)
         for _ in range(7):
@@ -205,7 +205,7 @@ async def test_a_comment_now_and_then_keeps_a_stream_alive() -> None:
         await reader.read()
         writer.close()
 
-    async with await asyncio.start_server(beat, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(heartbeat, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         async with client(f"http://127.0.0.1:{port}") as anyone:
             assert await first(anyone.watch(idle_s=3.0, on_disconnect=never), 1) == [change("1")]
@@ -224,8 +224,8 @@ async def test_a_comment_now_and_then_keeps_a_stream_alive() -> None:
 async def test_a_rejection_ends_a_watch_at_first_and_later(
     status: int, code: str, kind: type[PysyncError]
 ) -> None:
-    refusal = rejected(status, code)
-    async with streaming(refusal, streamed(OPENING), refusal) as server, client(server.url) as anyone:
+    rejection = rejected(status, code)
+    async with streaming(rejection, streamed(OPENING), rejection) as server, client(server.url) as anyone:
         with pytest.raises(kind):
             await anext(anyone.watch())
         with pytest.raises(kind):

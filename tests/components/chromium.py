@@ -31,15 +31,15 @@ _OPTIONS: Final = (
 def chromium(folder: Path) -> Iterator[str]:
     """A Chromium with its files in `folder`, which should be empty: the URL of the WebSocket through which it
     is driven, in the words of the DevTools protocol."""
-    told = folder / "DevToolsActivePort"
+    port_file = folder / "DevToolsActivePort"
     command = [program("chromium"), *_OPTIONS, f"--user-data-dir={folder}", "about:blank"]
     # Some of its files go to the home of its user, whatever it is told.
     process = Process(
         [program("env"), "-u", "XDG_CONFIG_HOME", f"HOME={folder}", *command], folder / "chromium.out"
     )
     try:
-        process.wait_until(lambda: told.read_text().count("\n") > 0)
-        port, path = told.read_text().splitlines()
+        process.wait_until(lambda: port_file.read_text().count("\n") > 0)
+        port, path = port_file.read_text().splitlines()
         yield f"ws://127.0.0.1:{port}{path}"
     finally:
         process.stop()

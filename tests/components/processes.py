@@ -16,7 +16,7 @@ from typing import Final
 
 START_LIMIT_S: Final = 600.0
 STOP_LIMIT_S: Final = 5.0
-_ASK_EVERY_S = 0.01
+_POLL_INTERVAL_S = 0.01
 _PORTS = range(20_000, 32_000)
 """Below those that the system gives to outgoing connections, so none of these takes one between its choice
 and its use, nor while its server is down."""
@@ -79,7 +79,7 @@ class Process:
             with suppress(OSError):
                 if ready():
                     return
-            time.sleep(_ASK_EVERY_S)
+            time.sleep(_POLL_INTERVAL_S)
         said = self._output.read_text(errors="replace")[-2000:]
         raise RuntimeError(f"{self._popen.args!r} does not start (exit status {self._popen.poll()}): {said}")
 

@@ -71,7 +71,7 @@ async def test_writes_of_other_collections_are_not_read(store: LocalStore) -> No
     assert (page.scanned, page.is_end) == (3, True)
 
 
-async def told(log: ChangeLog, after: str = "") -> list[Change]:
+async def changes_of(log: ChangeLog, after: str = "") -> list[Change]:
     """All changes of a log after an id that it still knows."""
     found = await log.read(after, 10_000)
     assert found is not None
@@ -84,9 +84,9 @@ async def test_a_write_and_its_changes_are_made_together(store: LocalStore) -> N
     found = await store.get("a")
     assert isinstance(found, StoredObject)
     assert (found.body, found.etag, found.content_type) == (b"one", etag, "application/json")
-    assert await told(store.change_log) == changes
+    assert await changes_of(store.change_log) == changes
     await store.put("a", b"two", expect=Etag(etag), changes=[change("3")])
-    assert await told(store.change_log) == [*changes, change("3")]
+    assert await changes_of(store.change_log) == [*changes, change("3")]
 
 
 async def test_a_rejected_write_has_no_change_and_takes_none_from_its_neighbours(store: LocalStore) -> None:
@@ -98,7 +98,7 @@ async def test_a_rejected_write_has_no_change_and_takes_none_from_its_neighbours
         return_exceptions=True,
     )
     assert [type(outcome) for outcome in outcomes] == [EtagMismatch] * 2 + [str] * 9
-    assert await told(store.change_log) == [change("any"), *(change(f"{n}") for n in range(8))]
+    assert await changes_of(store.change_log) == [change("any"), *(change(f"{n}") for n in range(8))]
 
 
 async def test_changes_of_a_document_are_listed_in_the_order_of_its_versions(
@@ -119,19 +119,19 @@ async def test_changes_of_a_document_are_listed_in_the_order_of_its_versions(
                 versions.append(after)
 
     await asyncio.gather(*(write_on(through) for through in (store, other) * 4))
-    assert await told(store.change_log) == [change(f"{n + 1}") for n in range(len(versions))]
+    assert await changes_of(store.change_log) == [change(f"{n + 1}") for n in range(len(versions))]
 
 
 async def test_document_that_replaces_a_file_is_a_write_like_any_other(store: LocalStore) -> None:
     await store.write("a", chunks_of(b"file"), "text/plain")
     await store.put("a", b"document", expect=ANY, changes=[change("1")])
     assert await store.open("a") is None
-    assert await told(store.change_log) == [change("1")]
+    assert await changes_of(store.change_log) == [change("1")]
 
 
 async def test_a_group_that_fails_leaves_neither_writes_nor_changes(store: LocalStore) -> None:
     await store.put("a", b"1", expect=ABSENT, changes=[change("1")])
-    place = await store.change_log.last_id()
+    cursor = await store.change_log.last_id()
     store._writer._connection.execute("PRAGMA max_page_count = 20")
     outcomes = await asyncio.gather(
         *(store.put(f"n/{n}", bytes(50_000), expect=ABSENT, changes=[change(f"{n}")]) for n in range(4)),
@@ -139,23 +139,23 @@ async def test_a_group_that_fails_leaves_neither_writes_nor_changes(store: Local
     )
     assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
     assert await store.list("n", None, 10) == []
-    assert await store.change_log.last_id() == place
+    assert await store.change_log.last_id() == cursor
     store._writer._connection.execute("PRAGMA max_page_count = 1000000")
     await store.put("n/1", b"1", expect=ABSENT, changes=[change("2")])
-    assert await told(store.change_log, place) == [change("2")]
+    assert await changes_of(store.change_log, cursor) == [change("2")]
 
 
 async def test_changes_and_the_cursor_of_a_follower_survive_a_restart(tmp_path: Path) -> None:
     first = await LocalStore.open_folder(tmp_path)
     empty = await first.change_log.last_id()
     await first.put("a", b"1", expect=ABSENT, changes=[change("1")])
-    place = await first.change_log.last_id()
+    cursor = await first.change_log.last_id()
     await first.put("b", b"2", expect=ABSENT, changes=[change("2")])
     await first.close()
     second = await LocalStore.open_folder(tmp_path)
-    assert await told(second.change_log, empty) == [change("1"), change("2")]
-    assert await told(second.change_log, place) == [change("2")]
-    assert place < await second.change_log.last_id() < await second.change_log.append([change("3")])
+    assert await changes_of(second.change_log, empty) == [change("1"), change("2")]
+    assert await changes_of(second.change_log, cursor) == [change("2")]
+    assert cursor < await second.change_log.last_id() < await second.change_log.append([change("3")])
     await second.close()
 
 
@@ -183,9 +183,9 @@ async def test_a_folder_of_the_version_before_opens_with_all_it_holds(tmp_path: 
     for store in stores:
         found = await store.get("notes/a")
         assert found == StoredObject(b"{}", "e1", "application/json", 5)
-        assert await told(store.change_log) == []
+        assert await changes_of(store.change_log) == []
     await stores[0].put("notes/a", b"two", expect=Etag("e1"), changes=[change("1")])
-    assert await told(stores[1].change_log) == [change("1")]
+    assert await changes_of(stores[1].change_log) == [change("1")]
     for store in stores:
         await store.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "pysync.db")) as database:
@@ -197,12 +197,12 @@ async def test_changes_of_the_version_before_are_listed_with_their_ids(tmp_path:
     create_database(tmp_path / "pysync.db", SCHEMA._replace(steps=SCHEMA.steps[:4]))
     insert = "INSERT INTO change(at_ms, text, identity) VALUES(5, ?, ?)"
     with contextlib.closing(sqlite3.connect(tmp_path / "pysync.db", isolation_level=None)) as database:
-        ((place,),) = database.execute("SELECT max(id) FROM change").fetchall()
+        ((cursor,),) = database.execute("SELECT max(id) FROM change").fetchall()
         for name in "ab":
             database.execute(insert, change(name, "somebody")[:2])
     store = await LocalStore.open_folder(tmp_path)
     log = store.change_log
-    before = [(changelog.change_id(place + n), change(name, "somebody")) for n, name in ((1, "a"), (2, "b"))]
+    before = [(changelog.change_id(cursor + n), change(name, "somebody")) for n, name in ((1, "a"), (2, "b"))]
     assert await log.read("", 10) == before
     after = await log.append([change("c")])
     assert await log.read(before[0][0], 10) == [before[1], (after, change("c"))]
@@ -215,47 +215,47 @@ async def test_waiting_reader_is_notified_by_its_own_process_and_by_others(
     """Nobody here would stop waiting by itself."""
     monkeypatch.setattr(changelog, "POLLS", 1_000_000)
     for writer in (store, other):
-        place = await store.change_log.last_id()
-        waiting = asyncio.ensure_future(store.change_log.wait_for_change(place))
+        cursor = await store.change_log.last_id()
+        waiting = asyncio.ensure_future(store.change_log.wait_for_change(cursor))
         await asyncio.sleep(0)
         await writer.put("b", b"of no change")
         await asyncio.sleep(0)
         assert not waiting.done()
         await writer.put("a", b"1", expect=ANY, changes=[change("1")])
         await waiting
-        assert await told(store.change_log, place) == [change("1")]
+        assert await changes_of(store.change_log, cursor) == [change("1")]
 
 
 async def test_change_of_another_process_before_the_wait_is_noticed(
     store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changelog, "POLLS", 1_000_000)
-    place = await store.change_log.last_id()
-    assert await told(store.change_log, place) == []
+    cursor = await store.change_log.last_id()
+    assert await changes_of(store.change_log, cursor) == []
     await other.change_log.append([change("1")])
-    await store.change_log.wait_for_change(place)
+    await store.change_log.wait_for_change(cursor)
 
 
 async def test_cancelled_write_is_announced_all_the_same(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(changelog, "POLLS", 1_000_000)
-    place = await store.change_log.last_id()
+    cursor = await store.change_log.last_id()
     writing = asyncio.ensure_future(store.put("a", b"1", expect=ABSENT, changes=[change("1")]))
     await asyncio.sleep(0)
     writing.cancel()
-    await store.change_log.wait_for_change(place)
-    assert await told(store.change_log, place) == [change("1")]
+    await store.change_log.wait_for_change(cursor)
+    assert await changes_of(store.change_log, cursor) == [change("1")]
 
 
 async def test_a_closed_log_is_unavailable(tmp_path: Path) -> None:
     store = await LocalStore.open_folder(tmp_path)
     log = store.change_log
-    place = await log.last_id()
+    cursor = await log.last_id()
     await store.close()
-    for ask in (log.append([change("1")]), log.read(place, 1), log.last_id(), log.wait_for_change(place)):
+    for call in (log.append([change("1")]), log.read(cursor, 1), log.last_id(), log.wait_for_change(cursor)):
         with pytest.raises(StoreUnavailable):
-            await ask
+            await call
 
 
 @pytest.mark.slow
@@ -266,7 +266,7 @@ async def test_configured_retention_is_kept(tmp_path: Path) -> None:
         log = app.store.transactional.change_log
         ids = [await log.append([change(f"{n}")]) for n in range(4 * TRIM_EVERY)]
         assert await log.read(ids[0], 1) is None
-        assert await told(log, ids[2 * TRIM_EVERY])
+        assert await changes_of(log, ids[2 * TRIM_EVERY])
 
 
 class TestForgetting:
@@ -279,7 +279,7 @@ class TestForgetting:
     async def test_old_changes_are_forgotten(self, store: LocalStore, clock: FakeClock) -> None:
         retention = Retention(count=10_000, age_ms=1_000)
         store.change_log._retention = retention
-        place = await store.change_log.append([change("old")])
+        cursor = await store.change_log.append([change("old")])
         for n in range(300):
             await store.change_log.append([change(f"{n}")])
         clock.now_ms += 500
@@ -287,21 +287,21 @@ class TestForgetting:
         clock.now_ms += 501
         for n in range(TRIM_EVERY):
             await store.change_log.append([change(f"{n}")])
-        assert await store.change_log.read(place, 1) is None
-        assert len(await told(store.change_log, young)) == TRIM_EVERY
+        assert await store.change_log.read(cursor, 1) is None
+        assert len(await changes_of(store.change_log, young)) == TRIM_EVERY
         assert self.rows(store) <= 2 * TRIM_EVERY + 2
 
     async def test_of_old_changes_the_last_cursor_is_remembered(
         self, store: LocalStore, clock: FakeClock
     ) -> None:
-        place = ""
+        cursor = ""
         for n in range(2 * TRIM_EVERY):
             clock.now_ms += 2 * RETENTION.age_ms
-            place = await store.change_log.append([change(f"{n}")])
-        assert await store.change_log.last_id() == place
-        assert await store.change_log.read(place, 10) == []
+            cursor = await store.change_log.append([change(f"{n}")])
+        assert await store.change_log.last_id() == cursor
+        assert await store.change_log.read(cursor, 10) == []
         last = await store.change_log.append([change("last")])
-        assert await store.change_log.read(place, 10) == [(last, change("last"))]
+        assert await store.change_log.read(cursor, 10) == [(last, change("last"))]
 
     @pytest.mark.slow
     async def test_one_commit_forgets_a_bounded_number(self, store: LocalStore) -> None:
@@ -375,20 +375,20 @@ class TestAfterAStartOfTheMachine:
         boot = tmp_path / "boot_id"
         monkeypatch.setattr("pysync.clock.BOOT_ID_PATH", boot)
         boot.write_text("one\n")
-        place = ""
+        cursor = ""
         for _ in range(2):
             coordinator = await LocalCoordinator.open_folder(tmp_path)
-            assert not place or await told(coordinator, place) == []
-            place = await coordinator.append([change("1")])
+            assert not cursor or await changes_of(coordinator, cursor) == []
+            cursor = await coordinator.append([change("1")])
             await coordinator.close()
         intent = await self.intend(tmp_path)
         boot.write_text("two\n")
         coordinator = await LocalCoordinator.open_folder(tmp_path)
         other = await LocalCoordinator.open_folder(tmp_path)
         for each in (coordinator, other):
-            assert await each.read(place, 1) is None
-            assert await told(each) == []
-            assert await each.last_id() > place
+            assert await each.read(cursor, 1) is None
+            assert await changes_of(each) == []
+            assert await each.last_id() > cursor
         assert [found.name for found in await coordinator.prepared(10)] == [intent]
         last = await other.append([change("2")], intent)
         assert await coordinator.read("", 10) == [(last, change("2"))]

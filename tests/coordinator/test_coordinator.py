@@ -226,9 +226,9 @@ async def test_a_full_disk_rejects_and_remembers_nothing_by_halves(tmp_path: Pat
     process = subprocess.Popen(
         [sys.executable, "-c", FILL_DISK, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
-    told, _ = await asyncio.to_thread(process.communicate)
+    outputs, _ = await asyncio.to_thread(process.communicate)
     assert process.returncode == 0
-    assert told == "refused\n" * 3
+    assert outputs == "refused\n" * 3
     again = await LocalCoordinator.open_folder(tmp_path, lambda: 1_700_000_000_000)
     for n in range(101):
         assert not await again.consume_nonce("aa", f"{n}", 0)
@@ -271,8 +271,8 @@ async def test_of_processes_racing_with_one_nonce_one_accepts_it(tmp_path: Path)
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    told = await asyncio.gather(*(asyncio.to_thread(process.communicate) for process in processes))
-    accepted = [int(line) for out, _ in told for line in out.split()]
+    outputs = await asyncio.gather(*(asyncio.to_thread(process.communicate) for process in processes))
+    accepted = [int(line) for out, _ in outputs for line in out.split()]
     assert sorted(accepted) == list(range(1000))
 
 

@@ -121,14 +121,14 @@ async def test_accepted_nonce_is_rejected_whatever_redis_forgets(
     signed_ms = wall_clock_ms()
     assert await node.consume_nonce("aa", "n", signed_ms)
     await lose(redis)
-    for asked in (node, other):
-        assert await is_refused(asked, "n", signed_ms)
-        await come_back(asked)
-        assert await is_refused(asked, "n", signed_ms)
+    for node_ in (node, other):
+        assert await is_refused(node_, "n", signed_ms)
+        await come_back(node_)
+        assert await is_refused(node_, "n", signed_ms)
     late = await RedisCoordinator.connect(redis.url)
     assert await is_refused(late, "n", signed_ms)
-    for asked in (node, other, late):
-        await asked.close()
+    for node_ in (node, other, late):
+        await node_.close()
 
 
 async def test_a_nonce_signed_by_a_clock_two_seconds_ahead_is_rejected_after_a_loss(
@@ -180,7 +180,7 @@ async def test_while_redis_comes_and_goes_no_nonce_is_accepted_twice(redis: Redi
     accepted: Counter[str] = Counter()
     is_over = asyncio.Event()
 
-    async def ask(node: Coordinator, nonce: str, signed_ms: int) -> None:
+    async def consume(node: Coordinator, nonce: str, signed_ms: int) -> None:
         if not await is_refused(node, nonce, signed_ms):
             accepted[nonce] += 1
 
@@ -190,7 +190,7 @@ async def test_while_redis_comes_and_goes_no_nonce_is_accepted_twice(redis: Redi
             # By a clock as far ahead as it may be, so that what is new is admitted soon after each loss.
             signed.append((f"{name}-{len(signed)}", wall_clock_ms() + LEEWAY_MS - 1))
             repeated = (signed[-1], signed[len(signed) * 9 // 10], signed[len(signed) // 2])
-            await asyncio.gather(*(ask(node, *request) for request in repeated for node in nodes))
+            await asyncio.gather(*(consume(node, *request) for request in repeated for node in nodes))
             await asyncio.sleep(0)
 
     async with asyncio.TaskGroup() as callers:
@@ -229,7 +229,7 @@ async def test_of_two_nodes_that_say_since_when_redis_remembers_the_first_is_bel
     """Another node says so between what this one reads and what it would write."""
     said = None
 
-    async def ask(*commands: Command) -> list[Any]:
+    async def execute(*commands: Command) -> list[Any]:
         nonlocal said
         if said is None and commands[0][0] == "MULTI":
             other = await RedisCoordinator.connect(redis.url)
@@ -240,9 +240,9 @@ async def test_of_two_nodes_that_say_since_when_redis_remembers_the_first_is_bel
 
     async with client(redis) as own:
         await own.delete(EPOCH_KEY)
-    settled = await coordinator._epoch._establish(ask)
+    epoch = await coordinator._epoch._establish(execute)
     assert said is not None
-    assert settled.text() == said
+    assert epoch.text() == said
 
 
 async def test_a_count_that_comes_late_finds_its_window(redis: RedisServer) -> None:
@@ -303,13 +303,13 @@ async def test_a_redis_that_is_out_of_reach_is_not_waited_for(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
     redis.kill()
-    for ask in (
+    for call in (
         coordinator.increment("b", 60_000),
         coordinator.append([Change(b"x")]),
         coordinator.read("", 1),
     ):
         with pytest.raises(CoordinatorUnavailable):
-            await ask
+            await call
     # What is refused now does not leave the loop's turn.
     refused = asyncio.ensure_future(coordinator.put_if_absent("k", b"v", 60_000))
     await asyncio.sleep(0)
@@ -338,17 +338,17 @@ async def test_a_hundred_at_once_cost_a_few_round_trips(
 async def test_more_than_may_wait_are_rejected_and_cost_the_others_nothing(
     coordinator: RedisCoordinator,
 ) -> None:
-    asked = (coordinator.put_if_absent(f"{n}", b"x", 60_000) for n in range(MAX_WAITING + 10))
-    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    node_ = (coordinator.put_if_absent(f"{n}", b"x", 60_000) for n in range(MAX_WAITING + 10))
+    outcomes = await asyncio.gather(*node_, return_exceptions=True)
     assert outcomes.count(b"x") == MAX_WAITING
     assert sum(isinstance(outcome, CoordinatorUnavailable) for outcome in outcomes) == 10
 
 
 async def test_cancelled_command_takes_no_reply_from_others(coordinator: RedisCoordinator) -> None:
-    asked = [asyncio.ensure_future(coordinator.put_if_absent(f"{n}", b"%d" % n, 60_000)) for n in range(10)]
+    node_ = [asyncio.ensure_future(coordinator.put_if_absent(f"{n}", b"%d" % n, 60_000)) for n in range(10)]
     await asyncio.sleep(0)
-    asked[3].cancel()
-    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    node_[3].cancel()
+    outcomes = await asyncio.gather(*node_, return_exceptions=True)
     assert [outcome for outcome in outcomes if isinstance(outcome, bytes)] == [
         b"%d" % n for n in range(10) if n != 3
     ]

@@ -44,7 +44,7 @@ async def test_one_node_reads_what_another_announces(nodes: list[RedisCoordinato
     for known in (start, ""):
         found = await other.read(known, 10)
         assert found is not None
-        assert [told for _, told in found] == changes
+        assert [each for _, each in found] == changes
         assert [id_ for id_, _ in found] == sorted({id_ for id_, _ in found})
         assert found[-1][0] == last
         assert await other.read(known, 3) == found[:3]
@@ -61,7 +61,7 @@ async def test_changes_of_an_earlier_version_are_read_by_everybody(
     last = await nodes[0].append([change(2)._replace(origin="/notes")])
     page = await nodes[1].read_matching(start, 10, {"/other"}.__contains__)
     assert page is not None
-    assert [told for _, told in page.changes] == [Change(b'{"n":1}', "somebody")]
+    assert [each for _, each in page.changes] == [Change(b'{"n":1}', "somebody")]
     assert (page.last, page.is_end, page.scanned) == (last, True, 2)
 
 
@@ -140,7 +140,7 @@ async def test_an_intent_is_there_until_it_is_announced_or_withdrawn(nodes: list
     assert [intent.name for intent in await one.prepared(10)] == [kept]
     found_changes = await one.read("", 10)
     assert found_changes is not None
-    assert [told for _, told in found_changes] == [change(5), change(6)]
+    assert [each for _, each in found_changes] == [change(5), change(6)]
     assert found_changes[-1][0] == last
 
 
@@ -177,17 +177,17 @@ async def test_an_announcement_that_is_rejected_leaves_its_intent(
 
 async def test_waiting_reader_receives_an_announcement_of_another_node(nodes: list[RedisCoordinator]) -> None:
     one, other = nodes
-    place = await other.last_id()
+    cursor = await other.last_id()
     for n in range(5):
-        waits = [asyncio.create_task(other.wait_for_change(place)) for _ in range(3)]
+        waits = [asyncio.create_task(other.wait_for_change(cursor)) for _ in range(3)]
         await asyncio.sleep(0)
         last = await one.append([change(n)])
-        while not (found := await other.read(place, 10)):
+        while not (found := await other.read(cursor, 10)):
             await asyncio.gather(*waits)
-            waits = [asyncio.create_task(other.wait_for_change(place))]
+            waits = [asyncio.create_task(other.wait_for_change(cursor))]
         await asyncio.gather(*waits)
         assert found == [(last, change(n))]
-        place = last
+        cursor = last
 
 
 async def test_existing_change_ends_the_wait_at_once(nodes: list[RedisCoordinator]) -> None:
@@ -216,42 +216,42 @@ async def test_a_connection_to_wait_on_is_there_only_when_somebody_waits(
 @pytest.mark.slow
 async def test_waiting_survives_cuts_and_restarts(redis: RedisServer, nodes: list[RedisCoordinator]) -> None:
     one, other = nodes
-    place = await other.last_id()
+    cursor = await other.last_id()
     for n, befall in enumerate((cut, end_and_forget, flush, cut)):
-        waiting = asyncio.create_task(other.wait_for_change(place))
+        waiting = asyncio.create_task(other.wait_for_change(cursor))
         await asyncio.sleep(0)
         await befall(redis)
         await waiting
         for node in nodes:
             await come_back(node)
-        if await other.read(place, 1) is None:
-            place = await other.last_id()
+        if await other.read(cursor, 1) is None:
+            cursor = await other.last_id()
         last = await one.append([change(n)])
-        while not (found := await other.read(place, 10)):
-            await other.wait_for_change(place)
+        while not (found := await other.read(cursor, 10)):
+            await other.wait_for_change(cursor)
         assert found == [(last, change(n))]
-        place = last
+        cursor = last
 
 
 @pytest.mark.slow
 async def test_without_redis_a_wait_returns_and_a_read_raises(
     redis: RedisServer, nodes: list[RedisCoordinator]
 ) -> None:
-    place = await nodes[0].last_id()
+    cursor = await nodes[0].last_id()
     redis.kill()
-    await nodes[0].wait_for_change(place)
+    await nodes[0].wait_for_change(cursor)
     await nodes[0].wait_for_change("nobody was given this")
-    for asked in (
-        nodes[0].read(place, 1),
+    for call in (
+        nodes[0].read(cursor, 1),
         nodes[0].last_id(),
         nodes[0].prepared(1),
         nodes[0].acquire_lease("x"),
     ):
         with pytest.raises(CoordinatorUnavailable):
-            await asked
-    for asked in (nodes[0].prepare([change(1)]), nodes[0].abort("1-1")):
+            await call
+    for call in (nodes[0].prepare([change(1)]), nodes[0].abort("1-1")):
         with pytest.raises(CoordinatorUnavailable):
-            await asked
+            await call
 
 
 async def test_one_leads_until_it_closes(nodes: list[RedisCoordinator]) -> None:

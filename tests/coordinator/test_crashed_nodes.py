@@ -60,7 +60,7 @@ async def hashes(follower: RedisCoordinator, count: int) -> list[str]:
     """Of the first changes that are told, once there are so many."""
     while len(found := await follower.read("", 100) or []) < count:
         await follower.wait_for_change(await follower.last_id())
-    return [parse_change(told).hash for _, told in found]
+    return [parse_change(change).hash for _, change in found]
 
 
 async def killed_before_it_announces(
@@ -72,9 +72,9 @@ async def killed_before_it_announces(
         serving(folder, **members(s3, prefix, redis, proxy.url)) as node,
     ):
         proxy.lose_reply("PUT", when=lambda sent: sent.path.endswith(key))
-        looks_again = proxy.delay(until=asyncio.Event(), when=lambda _: proxy.met["lose_reply"] > 0)
+        second_lookup = proxy.delay(until=asyncio.Event(), when=lambda _: proxy.met["lose_reply"] > 0)
         pushing = asyncio.create_task(Browser(node.base, session).push(key, {"n": 1}))
-        await looks_again.wait()
+        await second_lookup.wait()
         node.signal(signal.SIGKILL)
         await node.ended()
         with pytest.raises(aiohttp.ClientError):
@@ -151,9 +151,9 @@ async def test_file_of_a_killed_node_is_announced_before_the_next_write(
             serving(tmp_path, **members(moto, prefix, redis, proxy.url)) as node,
         ):
             proxy.lose_reply(makes_visible, when=lambda sent: "files/a" in sent.path)
-            looks_again = proxy.delay(until=asyncio.Event(), when=lambda _: proxy.met["lose_reply"] > 0)
+            second_lookup = proxy.delay(until=asyncio.Event(), when=lambda _: proxy.met["lose_reply"] > 0)
             pushing = asyncio.create_task(push_file(node.base, "files/a", bytes(size), session))
-            await looks_again.wait()
+            await second_lookup.wait()
             node.signal(signal.SIGKILL)
             await node.ended()
             with pytest.raises(aiohttp.ClientError):
@@ -212,16 +212,16 @@ async def test_event_batch_is_idempotent_across_nodes_after_a_crash(
             serving(tmp_path, **members(moto, prefix, redis, proxy.url)) as node,
         ):
             proxy.lose_reply("PUT", when=lambda sent: sent.path.endswith(".parquet"))
-            looks_again = proxy.delay(until=asyncio.Event(), when=lambda _: proxy.met["lose_reply"] > 0)
+            second_lookup = proxy.delay(until=asyncio.Event(), when=lambda _: proxy.met["lose_reply"] > 0)
             pushing = asyncio.create_task(push(node.base))
-            await looks_again.wait()
+            await second_lookup.wait()
             node.signal(signal.SIGKILL)
             await node.ended()
             with pytest.raises(aiohttp.ClientError):
                 await pushing
-        told = await push(other.base)
+        pushed = await push(other.base)
         async with session.get(f"{other.base}/list/events/web") as answer:
-            assert (await answer.json())["items"] == [told["batchId"]]
-        content = await pulled(other.base, f"events/web/{told['batchId']}", session)
-        assert hashlib.sha256(content).hexdigest() == told["hash"]
-        assert set(await hashes(follower, 1)) == {told["hash"]}
+            assert (await answer.json())["items"] == [pushed["batchId"]]
+        content = await pulled(other.base, f"events/web/{pushed['batchId']}", session)
+        assert hashlib.sha256(content).hexdigest() == pushed["hash"]
+        assert set(await hashes(follower, 1)) == {pushed["hash"]}

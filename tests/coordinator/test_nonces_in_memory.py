@@ -35,11 +35,11 @@ async def coordinator(folder: Path, clock: FakeClock, memory: Path) -> AsyncIter
     await coordinator.close()
 
 
-Broken = Callable[[], AbstractContextManager[None]]
+Breaking = Callable[[], AbstractContextManager[None]]
 
 
 @pytest.fixture(params=NUMBERS, ids=errno.errorcode.get)
-def broken(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Broken:
+def broken(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Breaking:
     """While it is entered, nothing can be written below the folder."""
     return lambda: failing(monkeypatch, folder, request.param, WRITES, nonce_log)
 
@@ -49,7 +49,7 @@ async def read(coordinator: LocalCoordinator, clock: FakeClock, nonce: str) -> b
 
 
 async def test_a_read_is_admitted_once_while_nonces_cannot_be_written(
-    coordinator: LocalCoordinator, clock: FakeClock, broken: Broken
+    coordinator: LocalCoordinator, clock: FakeClock, broken: Breaking
 ) -> None:
     assert await coordinator.consume_nonce("aa", "written", clock())
     with broken():
@@ -59,7 +59,7 @@ async def test_a_read_is_admitted_once_while_nonces_cannot_be_written(
 
 
 async def test_a_write_is_rejected_while_nonces_cannot_be_written(
-    coordinator: LocalCoordinator, clock: FakeClock, broken: Broken
+    coordinator: LocalCoordinator, clock: FakeClock, broken: Breaking
 ) -> None:
     with broken():
         for _ in range(2):
@@ -69,7 +69,7 @@ async def test_a_write_is_rejected_while_nonces_cannot_be_written(
 
 
 async def test_a_nonce_that_was_kept_in_memory_is_known_once_nonces_can_be_written_again(
-    coordinator: LocalCoordinator, clock: FakeClock, broken: Broken
+    coordinator: LocalCoordinator, clock: FakeClock, broken: Breaking
 ) -> None:
     with broken():
         assert await read(coordinator, clock, "kept")
@@ -79,7 +79,7 @@ async def test_a_nonce_that_was_kept_in_memory_is_known_once_nonces_can_be_writt
 
 
 async def test_a_nonce_that_was_kept_in_memory_is_known_to_other_processes_and_after_a_restart(
-    coordinator: LocalCoordinator, folder: Path, clock: FakeClock, broken: Broken
+    coordinator: LocalCoordinator, folder: Path, clock: FakeClock, broken: Breaking
 ) -> None:
     other = await LocalCoordinator.open_folder(folder, clock)
     with broken():
@@ -94,7 +94,7 @@ async def test_a_nonce_that_was_kept_in_memory_is_known_to_other_processes_and_a
 
 
 async def test_a_nonce_that_was_kept_in_memory_is_known_to_a_process_that_has_just_looked(
-    folder: Path, memory: Path, broken: Broken
+    folder: Path, memory: Path, broken: Breaking
 ) -> None:
     first, other = [await LocalCoordinator.open_folder(folder) for _ in range(2)]
     assert await other.consume_nonce("aa", "before", wall_clock_ms())
@@ -106,7 +106,7 @@ async def test_a_nonce_that_was_kept_in_memory_is_known_to_a_process_that_has_ju
 
 
 async def test_a_process_that_has_not_opened_the_newest_file_reads_it(
-    coordinator: LocalCoordinator, folder: Path, clock: FakeClock, broken: Broken
+    coordinator: LocalCoordinator, folder: Path, clock: FakeClock, broken: Breaking
 ) -> None:
     other = await LocalCoordinator.open_folder(folder, clock)
     clock.now_ms += EPOCH_MS
@@ -119,7 +119,7 @@ async def test_a_process_that_has_not_opened_the_newest_file_reads_it(
 
 
 async def test_nonces_are_kept_in_memory_for_ten_minutes(
-    coordinator: LocalCoordinator, clock: FakeClock, broken: Broken
+    coordinator: LocalCoordinator, clock: FakeClock, broken: Breaking
 ) -> None:
     with broken():
         assert await read(coordinator, clock, "first")
@@ -141,26 +141,26 @@ async def test_nonces_are_written_to_the_disk_as_long_as_it_takes_them(
 
 @pytest.mark.parametrize("kind", ["link", "open to others", "file"])
 async def test_memory_that_others_may_have_prepared_is_not_used(
-    coordinator: LocalCoordinator, folder: Path, clock: FakeClock, memory: Path, broken: Broken, kind: str
+    coordinator: LocalCoordinator, folder: Path, clock: FakeClock, memory: Path, broken: Breaking, kind: str
 ) -> None:
-    place = nonce_log.memory_folder(folder / "nonces")
+    path = nonce_log.memory_folder(folder / "nonces")
     if kind == "link":
         (memory / "elsewhere").mkdir(mode=0o700)
-        place.symlink_to(memory / "elsewhere")
+        path.symlink_to(memory / "elsewhere")
     elif kind == "file":
-        place.touch()
+        path.touch()
     else:
-        place.mkdir()
-        place.chmod(0o777)
+        path.mkdir()
+        path.chmod(0o777)
     with broken(), pytest.raises(CoordinatorUnavailable):
         await read(coordinator, clock, "n")
 
 
 async def test_nonces_kept_in_memory_are_closed_to_others(
-    coordinator: LocalCoordinator, clock: FakeClock, memory: Path, broken: Broken
+    coordinator: LocalCoordinator, clock: FakeClock, memory: Path, broken: Breaking
 ) -> None:
     with broken():
         assert await read(coordinator, clock, "n")
-    (place,) = memory.iterdir()
-    assert {path.stat().st_mode & 0o077 for path in (place, *place.iterdir())} == {0}
-    assert place.stat().st_uid == os.geteuid()
+    (kept,) = memory.iterdir()
+    assert {path.stat().st_mode & 0o077 for path in (kept, *kept.iterdir())} == {0}
+    assert kept.stat().st_uid == os.geteuid()

@@ -186,7 +186,7 @@ async def test_node_announces_pending_writes_of_another(
         await own.xadd(INTENTS, {"at": long_ago_ms, left.text: left.identity})
     while not (found := await follower.read("", 10)):
         await follower.wait_for_change(await follower.last_id())
-    assert [told[:2] for _, told in found] == [left[:2]]
+    assert [change[:2] for _, change in found] == [left[:2]]
     assert await follower.prepared(10) == []
     await follower.close()
 

@@ -58,7 +58,7 @@ counts = st.none() | st.integers(0, 30) | st.integers(0, 5000)
 @given(steps, st.data())
 def test_a_log_is_the_twin_whatever_is_appended_sealed_and_read_back(steps: list[Any], data: Any) -> None:
     kept, log, now_ms = Kept(), twin.Log(), NOW_MS
-    marked: dict[str, twin.Outcome] = {}
+    outcomes_by_id: dict[str, twin.Outcome] = {}
     numbers = itertools.count()
     for step in steps:
         if step == "reread":
@@ -68,11 +68,13 @@ def test_a_log_is_the_twin_whatever_is_appended_sealed_and_read_back(steps: list
         else:
             now_ms += step.later_ms
             wanted = step.elements(now_ms, log.ts_ms)
-            marks = [f"{next(numbers):x}" if n % 3 == 0 else "" for n in range(len(wanted))]
+            write_ids = [f"{next(numbers):x}" if n % 3 == 0 else "" for n in range(len(wanted))]
             max_count = None if step.room is None else log.count + step.room
             log, expected = log.append(wanted, now_ms, max_count)
-            assert kept.append(wanted, now_ms, max_count, marks) == expected
-            marked |= {mark: told for mark, told in zip(marks, expected, strict=True) if mark}
+            assert kept.append(wanted, now_ms, max_count, write_ids) == expected
+            outcomes_by_id |= {
+                write_id: outcome for write_id, outcome in zip(write_ids, expected, strict=True) if write_id
+            }
         assert (kept.head.count, kept.head.hash) == (log.count, log.hash)
     times = [element["ts"] for element in log.within()] or [NOW_MS]
     assert kept.read(None, None, None) == log.within()
@@ -83,9 +85,9 @@ def test_a_log_is_the_twin_whatever_is_appended_sealed_and_read_back(steps: list
         newest, oldest = data.draw(st.tuples(counts, st.none()) | st.tuples(st.none(), counts))
         assert kept.read(since, newest, oldest) == log.within(since, newest, oldest)
     everything = kept.segments(None, None, None)
-    for mark in data.draw(st.lists(st.sampled_from([*marked, "ffffff"]), max_size=5)):
-        told = marked.get(mark)
-        assert kept.head.written(mark, everything) == (told if isinstance(told, tuple) else None)
+    for write_id in data.draw(st.lists(st.sampled_from([*outcomes_by_id, "ffffff"]), max_size=5)):
+        outcome = outcomes_by_id.get(write_id)
+        assert kept.head.written(write_id, everything) == (outcome if isinstance(outcome, tuple) else None)
 
 
 def filled(count: int, max_bytes: int = 400, id: str = "0a1b", each: int = 7) -> tuple[Kept, twin.Log]:
@@ -199,8 +201,8 @@ def read_block(stored: bytes) -> object:
 
 def read_segment(stored: bytes) -> object:
     segments = [(SEGMENT[0], stored)]
-    mark = f"{NOW_MS:x}"
-    return DAMAGED.head.slice(segments, False, None, None, None), DAMAGED.head.written(mark, segments)
+    write_id = f"{NOW_MS:x}"
+    return DAMAGED.head.slice(segments, False, None, None, None), DAMAGED.head.written(write_id, segments)
 
 
 OBJECTS = [(read_head, HEAD), (read_block, DAMAGED.objects[BLOCK.name]), (read_segment, SEGMENT[1])]
@@ -278,7 +280,7 @@ def test_an_append_body_decodes_as_the_twin_decodes_it(body: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "refusal"),
+    ("body", "error_type"),
     [
         (b"", InvalidJson),
         (b'{"data":{},"ts":NaN}', InvalidJson),
@@ -293,8 +295,8 @@ def test_an_append_body_decodes_as_the_twin_decodes_it(body: str) -> None:
         (b'{"data":{},"ts":"1"}', InvalidTs),
     ],
 )
-def test_a_bad_append_body_is_rejected_for_its_first_fault(body: bytes, refusal: type[Exception]) -> None:
-    with pytest.raises(refusal):
+def test_a_bad_append_body_is_rejected_for_its_first_fault(body: bytes, error_type: type[Exception]) -> None:
+    with pytest.raises(error_type):
         core.decode_append(body)
 
 
@@ -308,7 +310,7 @@ def test_one_rejected_element_leaves_its_neighbours_alone() -> None:
     kept = Kept()
     wanted = [twin.Element(ts_ms, {"n": ts_ms}) for ts_ms in (5, 5, NOW_MS + 300_001, 6, 4, NOW_MS + 300_000)]
     outcomes = kept.append([*wanted, twin.Element(None, {})], NOW_MS, 4, [""] * 7)
-    assert [told if isinstance(told, str) else told[1] for told in outcomes] == [
+    assert [outcome if isinstance(outcome, str) else outcome[1] for outcome in outcomes] == [
         5, "non_monotonic_timestamp", "ts_too_far_ahead", 6, "non_monotonic_timestamp",
         NOW_MS + 300_000, NOW_MS + 300_001,
     ]  # fmt: skip
@@ -319,6 +321,6 @@ def test_the_time_after_the_last_possible_one_is_not_before_it() -> None:
     last = 2**64 - 1
     log = twin.Log((twin.Element(last, {}),))
     head = core.LogHead.read(json.dumps(twin.starfish_document(log)).encode(), "items")
-    after, [told] = head.append([(core.decode_append(b'{"data":{}}'), "")], NOW_MS, None)
-    assert isinstance(told, str)
+    after, [outcome] = head.append([(core.decode_append(b'{"data":{}}'), "")], NOW_MS, None)
+    assert isinstance(outcome, str)
     assert after.count == 1

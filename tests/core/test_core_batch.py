@@ -46,7 +46,7 @@ bounds = st.none() | st.dictionaries(
 )
 
 
-def asked(collections: str, **members: object) -> str:
+def query_of(collections: str, **members: object) -> str:
     return urlencode({"collections": collections} | {name: json.dumps(v) for name, v in members.items()})
 
 
@@ -58,12 +58,12 @@ def entries(query: str, identity: str, paths: list[str]) -> dict[str, list[tuple
     ]
     body = plan.answer([f"read:{key}" for key, _ in plan.reads], 0, tails=tails).body()
 
-    def told(text: str) -> tuple[str, str]:
+    def parsed(text: str) -> tuple[str, str]:
         kind, colon, rest = text.partition(":")
         return (kind, rest) if colon else ("error", text)
 
     return {
-        name: [told(entry["error"]) for entry in answers]
+        name: [parsed(entry["error"]) for entry in answers]
         for name, answers in json.loads(body)["collections"].items()
     }
 
@@ -87,7 +87,7 @@ def outcome(plan: Any, *args: Any) -> object:
 def test_a_batch_is_planned_as_the_twin_plans_it(
     collections: str, params: Any, append: Any, identity: str, paths: list[str]
 ) -> None:
-    query = asked(collections, params=params, appendParams=append)
+    query = query_of(collections, params=params, appendParams=append)
     expected = outcome(reference.batch_entries, ROWS, LIMITS, query, identity, paths)
     assert outcome(entries, query, identity, paths) == expected
 
@@ -129,7 +129,7 @@ def test_keys_that_were_encoded_are_denied_as_they_are_read() -> None:
 
 def test_document_requested_twice_is_read_once() -> None:
     sets = [{"id": "a"}, {"id": "b"}, {"id": "a"}]
-    plan = PLANNER.plan(asked("notes", params={"notes": sets}).encode(), "")
+    plan = PLANNER.plan(query_of("notes", params={"notes": sets}).encode(), "")
     assert plan.reads == [("notes/a", 0), ("notes/b", 0)]
     assert json.loads(plan.answer(["A", "B"], 0).body())["collections"]["notes"] == [
         {"error": "A"}, {"error": "B"}, {"error": "A"}
@@ -140,7 +140,9 @@ def test_entries_are_grouped_by_what_decides_on_them() -> None:
     mine = [{"identity": "x", "id": "1"}, {"id": "2"}, {"identity": "x", "id": "3"}]
     rooms = [{"room": "r", "id": "1"}, {"room": "s", "id": "1"}]
     planner = core.BatchPlanner(ROWS, 7, 0, [])
-    plan = planner.plan(asked("rooms,mine,gone,files", params={"mine": mine, "rooms": rooms}).encode(), "me")
+    plan = planner.plan(
+        query_of("rooms,mine,gone,files", params={"mine": mine, "rooms": rooms}).encode(), "me"
+    )
     assert plan.collections == [2, 1]
     assert plan.groups == [(2, None, ["r"]), (2, None, ["s"]), (1, "x", []), (1, "me", [])]
     assert [group for _, group in plan.reads] == [0, 1, 2, 3, 2]
@@ -186,7 +188,7 @@ def single(found: bytes | str | None, now_ms: int, ttl_ms: int | None) -> bytes:
 @given(outcomes, outcomes, outcomes, st.integers(0, 4000))
 def test_entries_are_what_single_pulls_answer(first: Any, second: Any, third: Any, now_ms: int) -> None:
     params = {"notes": [{"id": "a"}, {"id": "b"}, {"id": "a"}], "rooms": [{"room": "r", "id": 1}]}
-    plan = PLANNER.plan(asked("notes,rooms", params=params).encode(), "")
+    plan = PLANNER.plan(query_of("notes,rooms", params=params).encode(), "")
     answer = plan.answer([first, second, third], now_ms)
     one, two, three = single(first, now_ms, None), single(second, now_ms, None), single(third, now_ms, 1000)
     assert answer.body() == b'{"collections":{"notes":[%b,%b,%b],"rooms":[%b]}}' % (one, two, one, three)
@@ -197,18 +199,18 @@ def test_entries_are_what_single_pulls_answer(first: Any, second: Any, third: An
 @settings(max_examples=depth(75, 1200), deadline=None)
 @given(st.lists(outcomes, min_size=2, max_size=2), st.lists(outcomes, min_size=2, max_size=2))
 def test_the_etag_depends_on_hashes_and_errors_and_nothing_else(first: list[Any], second: list[Any]) -> None:
-    plan = PLANNER.plan(asked("notes", params={"notes": [{"id": "a"}, {"id": "b"}]}).encode(), "")
+    plan = PLANNER.plan(query_of("notes", params={"notes": [{"id": "a"}, {"id": "b"}]}).encode(), "")
 
-    def told(outcomes: list[Any]) -> list[object]:
+    def shown(outcomes: list[Any]) -> list[object]:
         entries = [json.loads(single(found, 0, None)) for found in outcomes]
         return [(entry.get("hash"), entry.get("error")) for entry in entries]
 
     etags = plan.answer(first, 0).etag, plan.answer(second, 9).etag
-    assert (etags[0] == etags[1]) == (told(first) == told(second))
+    assert (etags[0] == etags[1]) == (shown(first) == shown(second))
 
 
 def test_the_etag_depends_on_keys_and_variants() -> None:
-    plans = [PLANNER.plan(asked("notes", params={"notes": [{"id": n}]}).encode(), "") for n in ("a", "b")]
+    plans = [PLANNER.plan(query_of("notes", params={"notes": [{"id": n}]}).encode(), "") for n in ("a", "b")]
     etags = {plan.answer([None], 0, variant).etag for plan in plans for variant in (None, b"x", b"y")}
     assert len(etags) == 6
     assert plans[0].answer([None], 0).etag == plans[0].answer([None], 7, b"").etag
@@ -217,7 +219,7 @@ def test_the_etag_depends_on_keys_and_variants() -> None:
 def tailing(bounds: list[object], ids: list[str] | None = None) -> str:
     """A query for the log `a`, or those of `ids`, once for each of `bounds`."""
     sets = [{"id": name} for name in ids or ["a"] * len(bounds)]
-    return asked("log", params={"log": sets}, appendParams={"log": bounds})
+    return query_of("log", params={"log": sets}, appendParams={"log": bounds})
 
 
 def test_a_log_is_read_once_for_each_of_its_bounds() -> None:
@@ -241,7 +243,7 @@ def test_a_log_is_read_once_for_each_of_its_bounds() -> None:
 
 
 def test_logs_and_documents_are_answered_side_by_side() -> None:
-    query = asked(
+    query = query_of(
         "log,notes,short",
         params={"log": [{"id": "a"}], "notes": [{"id": "a"}], "short": [{"id": "b"}]},
         appendParams={"log": [{"last": 1}], "short": [{"since": 0}]},
@@ -271,7 +273,7 @@ def test_logs_and_documents_are_answered_side_by_side() -> None:
 )
 def test_bounds_count_what_they_may_return(name: str, bounds: list[object], budget: int) -> None:
     sets = [{"id": f"{n}"} for n in range(len(bounds))]
-    query = asked(name, params={name: sets}, appendParams={name: bounds}).encode()
+    query = query_of(name, params={name: sets}, appendParams={name: bounds}).encode()
     core.BatchPlanner(ROWS, 9, budget, []).plan(query, "me")
     if budget:
         with pytest.raises(BatchAppendBudgetExceeded):
@@ -279,8 +281,8 @@ def test_bounds_count_what_they_may_return(name: str, bounds: list[object], budg
 
 
 def test_the_etag_depends_on_logs_bounds_and_hashes() -> None:
-    def etag(bounds: object, told: tuple[str, bytes, bool] | str, log: str = "a") -> str:
-        return PLANNER.plan(tailing([bounds], [log]).encode(), "").answer([], 0, tails=[told]).etag
+    def etag(bounds: object, shown: tuple[str, bytes, bool] | str, log: str = "a") -> str:
+        return PLANNER.plan(tailing([bounds], [log]).encode(), "").answer([], 0, tails=[shown]).etag
 
     empty, tail = ("", b"", False), ("h", b"1", False)
     distinct = [
@@ -298,7 +300,7 @@ def test_the_etag_depends_on_logs_bounds_and_hashes() -> None:
 
 
 def test_each_read_has_one_outcome() -> None:
-    plan = PLANNER.plan(asked("notes", params={"notes": [{"id": "a"}]}).encode(), "")
+    plan = PLANNER.plan(query_of("notes", params={"notes": [{"id": "a"}]}).encode(), "")
     for count in (0, 2):
         with pytest.raises(ValueError, match="one outcome"):
             plan.answer([None] * count, 0)

@@ -204,7 +204,7 @@ def test_integers_of_64_bits_come_back_exactly_and_are_hashed_as_doubles(data: d
 
 
 @pytest.mark.parametrize(
-    ("body", "refusal"),
+    ("body", "error_type"),
     [
         (b"", InvalidJson),
         (b"{", InvalidJson),
@@ -228,8 +228,8 @@ def test_integers_of_64_bits_come_back_exactly_and_are_hashed_as_doubles(data: d
         (b'{"data":{},"authorSignature":1,"authorPubkey":2}', AuthorProofMissing),
     ],
 )
-def test_a_bad_push_body_is_rejected_for_its_first_fault(body: bytes, refusal: type[PysyncError]) -> None:
-    with pytest.raises(refusal):
+def test_a_bad_push_body_is_rejected_for_its_first_fault(body: bytes, error_type: type[PysyncError]) -> None:
+    with pytest.raises(error_type):
         core.decode_push(body)
 
 

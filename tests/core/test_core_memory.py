@@ -64,5 +64,5 @@ except MemoryError:
     ],
 )
 def test_a_call_without_memory_is_a_memory_error(call: str, megabytes: int) -> None:
-    told, _ = run_python(LIMITED, call, str(megabytes)).communicate()
-    assert told == "MemoryError\n"
+    output, _ = run_python(LIMITED, call, str(megabytes)).communicate()
+    assert output == "MemoryError\n"

@@ -110,17 +110,17 @@ proofs = signatures(author_message).map(author_proof)
 
 @given(st.lists(proofs, min_size=1, max_size=4), st.lists(requests, max_size=3))
 def test_proofs_are_accepted_with_requests_if_and_only_if_each_is_alone(
-    cases: list[tuple[ProofParts, bool]], beside: list[tuple[RequestParts, bool]]
+    cases: list[tuple[ProofParts, bool]], others: list[tuple[RequestParts, bool]]
 ) -> None:
     for proof, is_signed in cases:
         assert verify_author(proof) == is_signed
         assert core.verify_requests([], [proof]) == is_signed
         assert core.verify_requests(honest(2), [proof, proof]) == is_signed
-    given_requests, given_proofs = [request for request, _ in beside], [proof for proof, _ in cases]
-    are_all = all(is_signed for _, is_signed in [*cases, *beside])
+    given_requests, given_proofs = [request for request, _ in others], [proof for proof, _ in cases]
+    are_all = all(is_signed for _, is_signed in [*cases, *others])
     assert core.verify_requests(given_requests, given_proofs) == are_all
     assert core.verify_requests(
-        [request for request, is_signed in beside if is_signed],
+        [request for request, is_signed in others if is_signed],
         [proof for proof, is_signed in cases if is_signed],
     )
 

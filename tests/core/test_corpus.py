@@ -15,9 +15,9 @@ EVERY = 150
 async def test_a_sample_of_real_documents_comes_back_as_it_was(start: Start) -> None:
     url = await start(json.loads(servers.SERVICE.read_text()))
     sample = list(corpus.documents(step=EVERY))
-    tally = await corpus.run(url, sample)
-    assert tally.documents == len(sample) > 10
-    assert tally.text_bytes == sum(len(document.text) for document in sample) > 100_000
+    counts = await corpus.run(url, sample)
+    assert counts.documents == len(sample) > 10
+    assert counts.text_bytes == sum(len(document.text) for document in sample) > 100_000
 
 
 async def answer(request: web.Request) -> web.Response:

@@ -67,8 +67,8 @@ def test_a_range_of_any_length_is_one_of_bytes_or_ignored(first: str, last: str)
 
 @given(st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=30))
 def test_whatever_a_range_header_says_is_read_or_ignored(text: str) -> None:
-    for asked in (text, f"bytes={text}", f"bytes={text}-", f"bytes=-{text}"):
-        span = parse_range(asked)
+    for requested in (text, f"bytes={text}", f"bytes={text}-", f"bytes=-{text}"):
+        span = parse_range(requested)
         assert span is None or span.end is None or span.start < span.end
 
 
@@ -81,7 +81,7 @@ async def browser(start: Start, session: aiohttp.ClientSession) -> Browser:
 
 
 @pytest.mark.parametrize(
-    ("asked", "status", "told"),
+    ("requested", "status", "content_range"),
     [
         (f"bytes={'0' * MANY}-", 206, f"bytes 0-6/{SIZE}"),
         (f"bytes={'0' * MANY}2-{'0' * MANY}3", 206, f"bytes 2-3/{SIZE}"),
@@ -95,12 +95,12 @@ async def browser(start: Start, session: aiohttp.ClientSession) -> Browser:
     ids=lambda value: None if isinstance(value, str) else value,
 )
 async def test_a_range_is_the_same_however_its_numbers_are_written(
-    browser: Browser, asked: str, status: int, told: str | None
+    browser: Browser, requested: str, status: int, content_range: str | None
 ) -> None:
     for method in ("GET", "HEAD"):
-        answer = await browser.request(method, "/pull/photos/a", headers={"Range": asked})
+        answer = await browser.request(method, "/pull/photos/a", headers={"Range": requested})
         if method == "GET":
-            assert (answer.status, answer.headers.get("Content-Range")) == (status, told)
+            assert (answer.status, answer.headers.get("Content-Range")) == (status, content_range)
         else:
             assert answer.status == 200
 

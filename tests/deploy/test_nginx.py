@@ -122,8 +122,8 @@ async def test_a_body_beyond_every_bound_gets_the_same_413_from_nginx(me: Signed
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
     assert head.startswith("HTTP/1.1 413 ")
     assert "Content-Type: application/json" in head
-    told = await reader.readuntil(b"}")
-    assert json.loads(told) == {"error": "Payload too large", "code": "payload_too_large"}
+    body = await reader.readuntil(b"}")
+    assert json.loads(body) == {"error": "Payload too large", "code": "payload_too_large"}
     writer.close()
 
 
@@ -157,8 +157,8 @@ async def pull_from(base: str, address: str) -> Reply:
 
 
 def is_overloaded(reply: Reply) -> bool:
-    is_told = reply.headers["Retry-After"] == "1" and bool(reply.headers["X-Request-Id"])
-    return reply.error == (503, "overloaded") and reply.json["code"] == "overloaded" and is_told
+    has_headers = reply.headers["Retry-After"] == "1" and bool(reply.headers["X-Request-Id"])
+    return reply.error == (503, "overloaded") and reply.json["code"] == "overloaded" and has_headers
 
 
 async def test_address_above_its_rate_is_rejected_in_the_words_of_pysync(
@@ -208,10 +208,10 @@ async def test_path_that_only_contains_metrics_passes(
         "namespaces": {"acme": {"collections": [{"name": "one", **ONE}]}},
     }
     through = Browser(front(start_nginx, await start(members)), session)
-    for place in ("", "/acme"):
-        pushed = await through.request("POST", f"{mount}{place}/push/metrics", {"data": {"n": 1}})
+    for prefix in ("", "/acme"):
+        pushed = await through.request("POST", f"{mount}{prefix}/push/metrics", {"data": {"n": 1}})
         assert pushed.status in (200, 409), "both are one document"
-        assert (await through.request("GET", f"{mount}{place}/pull/metrics")).json["data"] == {"n": 1}
+        assert (await through.request("GET", f"{mount}{prefix}/pull/metrics")).json["data"] == {"n": 1}
     assert (await through.request("GET", f"{mount}/pull/deep/metrics")).status == 200
 
 
@@ -320,13 +320,13 @@ async def test_signed_request_passes_over_http2(
         signed = signer(base, session).headers("GET", f"/pull/u/{ME}/a", b"")
     longest = {"Authorization": "Cap " + "A" * (8192 - len("Cap "))}
     for headers, status in ((signed, 200), (longest, 401)):
-        told = await curl(
+        fetched = await curl(
             "--http2", "--silent", "--show-error", "--cacert", str(tmp_path / "fullchain.pem"),
             "--output", str(tmp_path / "answer"), "--write-out", "%{http_version} %{http_code}",
             *(part for name, value in headers.items() for part in ("--header", f"{name}: {value}")),
             f"{base}/pull/u/{ME}/a",
         )  # fmt: skip
-        assert told == f"2 {status}"
+        assert fetched == f"2 {status}"
 
 
 async def speaks_http2() -> bool:

@@ -31,14 +31,14 @@ async def test_a_long_answer_is_passed_on_before_its_end_is_known(
     whole, reads = await all_of_log(straight, session, store)
     release = asyncio.Event()
     arrived = store.delay("get", release, after=reads - 1)
-    reader, writer = await asking_for_log(base, session)
+    reader, writer = await request_log(base, session)
     await reader.readuntil(b"\r\n\r\n")
     body = await chunk(reader)
     await arrived.wait()
     assert len(body) < whole
     release.set()
-    while piece := await chunk(reader):
-        body += piece
+    while line := await chunk(reader):
+        body += line
     assert [element["data"]["n"] for element in json.loads(body)["data"]["items"]] == list(range(40))
     writer.close()
 
@@ -50,7 +50,7 @@ async def all_of_log(base: str, session: aiohttp.ClientSession, store: FaultySto
     return len(answer.body), store.calls["get"] - before
 
 
-async def asking_for_log(base: str, session: aiohttp.ClientSession) -> Streams:
+async def request_log(base: str, session: aiohttp.ClientSession) -> Streams:
     """A connection on which all of the log has been asked for."""
     target = f"/pull/log/{ME}/l?full=true"
     signed = signer(base, session).headers("GET", target, b"")
@@ -175,9 +175,9 @@ async def test_change_stream_delivers_writes_as_they_are_made(start: Start, star
     ):
         for n in range(3):
             pushed = await me.push(f"u/{ME}/{n}", {})
-            told = await anext(changes)
-            assert isinstance(told, ChangeEvent)
-            assert told.hash == pushed.hash
+            change = await anext(changes)
+            assert isinstance(change, ChangeEvent)
+            assert change.hash == pushed.hash
             waiting = asyncio.ensure_future(anext(found))
             await me.append(key, {"n": n})
             assert [element.data for element in await waiting] == [{"n": n}]
@@ -194,11 +194,11 @@ async def test_change_stream_passes_as_it_is_sent_and_ends_gracefully(
         first = await stream.content.readuntil(b"\n\n")
         assert first.startswith(b":\nid: ")
         written = (await browser.push("notes/a", {"n": 1})).json
-        told = await stream.content.readuntil(b"\n\n")
-        assert json.loads(told.partition(b"data: ")[2])["hash"] == written["hash"]
-        place = told.partition(b"\n")[0].removeprefix(b"id: ").decode()
+        block = await stream.content.readuntil(b"\n\n")
+        assert json.loads(block.partition(b"data: ")[2])["hash"] == written["hash"]
+        cursor = block.partition(b"\n")[0].removeprefix(b"id: ").decode()
         await browser.push("notes/b", {})
-        async with session.get(f"{browser.base}/events", headers={"Last-Event-ID": place}) as again:
+        async with session.get(f"{browser.base}/events", headers={"Last-Event-ID": cursor}) as again:
             while b"data: " not in (block := await again.content.readuntil(b"\n\n")):
                 pass
             assert json.loads(block.partition(b"data: ")[2])["params"] == {"id": "b"}

@@ -409,11 +409,11 @@ async def test_a_merge_has_what_either_side_changed(screen: Chromium) -> None:
 
 
 async def test_a_merge_loses_no_line_that_somebody_wrote(screen: Chromium) -> None:
-    chance = random.Random(6)
+    rng = random.Random(6)
     cases = []
     for _ in range(400):
-        base = [f"{chance.choice('abcd')}\n" for _ in range(chance.randrange(12))]
-        cases.append((base, edited(base, "mine", chance), edited(base, "theirs", chance)))
+        base = [f"{rng.choice('abcd')}\n" for _ in range(rng.randrange(12))]
+        cases.append((base, edited(base, "mine", rng), edited(base, "theirs", rng)))
     found = await merged(screen, [("".join(b), "".join(m), "".join(t)) for b, m, t in cases])
     for (base, mine, theirs), text in zip(cases, found, strict=True):
         for line in mine + theirs:
@@ -421,9 +421,9 @@ async def test_a_merge_loses_no_line_that_somebody_wrote(screen: Chromium) -> No
 
 
 async def test_a_merge_with_a_side_that_changed_nothing_is_the_other(screen: Chromium) -> None:
-    chance = random.Random(7)
-    base = [f"{chance.choice('abcd')}\n" for _ in range(200)]
-    sides = ["".join(edited(base, "x", chance)) for _ in range(20)]
+    rng = random.Random(7)
+    base = [f"{rng.choice('abcd')}\n" for _ in range(200)]
+    sides = ["".join(edited(base, "x", rng)) for _ in range(20)]
     whole = "".join(base)
     assert await merged(screen, [(whole, side, whole) for side in sides]) == sides
     assert await merged(screen, [(whole, whole, side) for side in sides]) == sides
@@ -436,12 +436,12 @@ async def test_long_texts_are_merged_in_a_moment(screen: Chromium) -> None:
     assert {*mine.split(), *theirs.split()} - {*base.split()} <= {*text.split()}
 
 
-def edited(lines: list[str], mark: str, chance: random.Random) -> list[str]:
+def edited(lines: list[str], text_mark: str, rng: random.Random) -> list[str]:
     """The lines with some left out, and others that bear the mark put in."""
     made: list[str] = []
     for number, line in enumerate([*lines, ""]):
-        if chance.random() < 0.2:
-            made.append(f"{mark}{number}\n")
-        if chance.random() < 0.8:
+        if rng.random() < 0.2:
+            made.append(f"{text_mark}{number}\n")
+        if rng.random() < 0.8:
             made.append(line)
     return [line for line in made if line]

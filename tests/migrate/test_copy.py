@@ -72,14 +72,14 @@ async def test_everything_arrives_as_it_was_and_once(source: Store, target: Stor
     before = await contents(source)
     levels = {key.rpartition("/")[2].partition("-")[0] for key in before if key.startswith("_pysync/logs/")}
     assert {"index1", "index2"} <= levels
-    outcomes, told = await copy(source, target)
-    assert told == []
+    outcomes, reports = await copy(source, target)
+    assert reports == []
     assert await contents(target) == before
     size = sum(len(body) for _, body in before.values())
     assert outcomes == CopyReport(copied=len(before), bytes=size)
     assert outcomes.is_complete
-    again, told = await copy(source, target)
-    assert (again, told) == (CopyReport(already_there=len(before)), [])
+    second, reports = await copy(source, target)
+    assert (second, reports) == (CopyReport(already_there=len(before)), [])
 
 
 async def test_how_far_projections_followed_is_not_copied(source: Store, target: Store) -> None:
@@ -107,14 +107,14 @@ async def test_another_run_copies_later_writes(source: Store, target: Store) -> 
     await node.append_at_once(numbered(40, ELEMENTS), key=LOG)
     await node.logs.close()
     before = await contents(target)
-    outcomes, told = await copy(source, target)
+    outcomes, reports = await copy(source, target)
     assert (outcomes.different, outcomes.copied) == (3, 0)
-    assert sorted(told) == [
+    assert sorted(reports) == [
         (key, "different: the target has another object at this key") for key in ("files/b/c", LOG, "notes/a")
     ]
     assert await contents(target) == before
-    outcomes, told = await copy(source, target, overwrite=True)
-    assert told == []
+    outcomes, reports = await copy(source, target, overwrite=True)
+    assert reports == []
     assert outcomes.is_complete
     assert await contents(target) == await contents(source)
 
@@ -152,8 +152,8 @@ async def test_corrupt_objects_are_reported_and_stay_behind(source: Store, targe
     await source.put("notes/bare", b'{"owner":"somebody"}')
     await replace(source, "top", flipped)
     await replace(source, REVOCATIONS, lambda text: text.replace(b'"generation":3', b'"generation":4'))
-    outcomes, told = await copy(source, target)
-    assert dict(told) == {
+    outcomes, reports = await copy(source, target)
+    assert dict(reports) == {
         **dict.fromkeys(("notes/cut", "notes/text", "notes/bare", "top"), f"corrupt: {UNREAD}"),
         REVOCATIONS: "corrupt: bad-signature",
     }
@@ -168,8 +168,8 @@ async def test_corrupt_objects_are_copied_if_they_are_to_be_kept(source: Store, 
     await source.put("notes/bare", b'{"owner":"somebody"}')
     first = (await keys_below(source, "_pysync/logs"))[0]
     await replace(source, first, flipped)
-    outcomes, told = await copy(source, target, keep_corrupt=True)
-    assert {key for key, _ in told} == {"notes/bare", first}
+    outcomes, reports = await copy(source, target, keep_corrupt=True)
+    assert {key for key, _ in reports} == {"notes/bare", first}
     assert outcomes.corrupt == 2
     assert await contents(target) == await contents(source)
 
@@ -190,8 +190,8 @@ async def test_a_log_that_lacks_a_part_gets_no_head(
         held = await source.get(other)
         assert isinstance(held, StoredObject)
         await source.put(damaged, held.body)
-    outcomes, told = await copy(source, target)
-    assert {key for key, _ in told} == {damaged, LOG}
+    outcomes, reports = await copy(source, target)
+    assert {key for key, _ in reports} == {damaged, LOG}
     assert (outcomes.corrupt, outcomes.refused) == (1, 1)
     assert await target.get(LOG) is None
 
@@ -215,8 +215,8 @@ async def test_damaged_log_is_repaired_from_an_older_backup(
     for key in damaged:
         await (target.delete(key) if damage == "missing" else replace(target, key, flipped))
     assert (await copy(source, target, quick=True))[0].healed == 0
-    outcomes, told = await copy(source, target)
-    assert sorted(told) == sorted(
+    outcomes, reports = await copy(source, target)
+    assert sorted(reports) == sorted(
         [
             *((key, "healed: it replaced a damaged object") for key in damaged),
             (LOG, "different: the target has another object at this key"),
@@ -249,10 +249,10 @@ async def test_a_file_that_changed_on_the_way_is_not_written(target: Store) -> N
 
     source = Rotten()
     await source.write("a", chunks_of(b"one", b"two"), "text/plain")
-    outcomes, told = await copy(source, target)
-    assert (outcomes.corrupt, told) == (1, [("a", "corrupt: its bytes do not match its sha256")])
+    outcomes, reports = await copy(source, target)
+    assert (outcomes.corrupt, reports) == (1, [("a", "corrupt: its bytes do not match its sha256")])
     assert await target.open("a") is None
-    assert await copy(source, target, keep_corrupt=True) == (CopyReport(corrupt=1), told)
+    assert await copy(source, target, keep_corrupt=True) == (CopyReport(corrupt=1), reports)
     assert (await read_file(target, "a"))[1] == b"onetwo"
 
 
@@ -261,15 +261,15 @@ async def test_key_that_the_store_does_not_take_is_reported(tmp_path: Path) -> N
     await source.write("a", chunks_of(b"a"), "text/plain")
     await source.write("~incoming/a", chunks_of(b"a"), "text/plain")
     await source.write("long/" + "x" * 300, chunks_of(b"a"), "text/plain")
-    outcomes, told = await copy(source, target)
-    assert (outcomes.copied, outcomes.refused, len(told)) == (1, 2, 2)
+    outcomes, reports = await copy(source, target)
+    assert (outcomes.copied, outcomes.refused, len(reports)) == (1, 2, 2)
     await source.delete("a")
     await source.write("a/b", chunks_of(b"b"), "text/plain")
-    outcomes, told = await copy(source, target)
+    outcomes, reports = await copy(source, target)
     assert (
         "a/b",
         "refused: the target stores folders, and another file has a key above or below this one",
-    ) in told
+    ) in reports
     await target.close()
 
 
@@ -298,8 +298,8 @@ async def test_a_store_that_fails_midway_is_named_and_the_next_run_goes_on(
     failing.fail(verb, after=2)  # type: ignore[arg-type]
     with pytest.raises(StoreUnavailable, match=r"(reading|writing|copying) .+: it does not answer"):
         await copy(source, failing)
-    outcomes, told = await copy(source, target)
-    assert (told, outcomes.is_complete) == ([], True)
+    outcomes, reports = await copy(source, target)
+    assert (reports, outcomes.is_complete) == ([], True)
     assert await contents(target) == await contents(source)
 
 
@@ -357,8 +357,8 @@ async def test_source_that_fails_for_a_moment_is_retried(source: Store, target: 
     await fill(source)
     failing = FaultyStore(source)
     failing.fail("get", "open", after=1)
-    outcomes, told = await copy(failing, target)
-    assert (told, outcomes.is_complete) == ([], True)
+    outcomes, reports = await copy(failing, target)
+    assert (reports, outcomes.is_complete) == ([], True)
     assert await contents(target) == await contents(source)
 
 
@@ -390,8 +390,8 @@ async def test_unreadable_objects_stay_behind_and_the_rest_is_copied(target: Sto
     whole = await contents(source)
     segment = next(key for key in await keys_below(source, "_pysync/logs") if "/index" not in key)
     source.unreadable = ("notes/a", "files/a.parquet", segment)
-    outcomes, told = await copy(source, target)
-    assert dict(told) == {
+    outcomes, reports = await copy(source, target)
+    assert dict(reports) == {
         "notes/a": "unreadable: the disk does not read it",
         "files/a.parquet": "unreadable: the disk does not read it",
         segment: "unreadable: the disk does not read it",
@@ -411,8 +411,8 @@ async def test_a_lost_file_stays_behind_and_the_rest_is_copied(tmp_path: Path, h
     path.unlink()
     if how != "lost":
         path.mkdir()
-    outcomes, told = await copy(source, target)
-    ((key, why),) = told
+    outcomes, reports = await copy(source, target)
+    ((key, why),) = reports
     assert key == "files/b/c"
     assert why.startswith("unreadable: ")
     assert ("the file is lost" in why) == (how == "lost")
@@ -450,12 +450,12 @@ async def test_a_revocation_list_is_never_replaced_by_an_earlier_one(source: Sto
     lists = {generation: issuing.issue_revocation_list(ISSUER, generation).text for generation in (3, 4)}
     await source.put(REVOCATIONS, lists[3])
     await target.put(REVOCATIONS, lists[4])
-    outcomes, told = await copy(source, target, overwrite=True)
-    assert (outcomes.different, told) == (1, [(REVOCATIONS, "different: the target has a later list")])
+    outcomes, reports = await copy(source, target, overwrite=True)
+    assert (outcomes.different, reports) == (1, [(REVOCATIONS, "different: the target has a later list")])
     await target.put(REVOCATIONS, lists[3])
     await source.put(REVOCATIONS, lists[4])
-    outcomes, told = await copy(source, target, overwrite=True)
-    assert (outcomes.copied, told) == (1, [])
+    outcomes, reports = await copy(source, target, overwrite=True)
+    assert (outcomes.copied, reports) == (1, [])
     await source.put(f"{REVOCATIONS[:-1]}x", lists[4])
-    _, told = await copy(source, target)
-    assert told == [(f"{REVOCATIONS[:-1]}x", "corrupt: it is the revocation list of another issuer")]
+    _, reports = await copy(source, target)
+    assert reports == [(f"{REVOCATIONS[:-1]}x", "corrupt: it is the revocation list of another issuer")]

@@ -64,16 +64,16 @@ async def test_a_folder_moves_to_a_bucket_and_back(bucket: Store, local: Store, 
     content = os.urandom(1024) * 20 * 1024
     await local.write("files/large", chunks_of(content), "video/mp4")
     before = await contents(local)
-    outcomes, told = await copy(local, bucket)
-    assert (outcomes.copied, told) == (len(before), [])
-    again, told = await copy(local, bucket)
-    assert (again, told) == (CopyReport(already_there=len(before)), [])
+    outcomes, reports = await copy(local, bucket)
+    assert (outcomes.copied, reports) == (len(before), [])
+    second, reports = await copy(local, bucket)
+    assert (second, reports) == (CopyReport(already_there=len(before)), [])
     node = Node(bucket, MemoryCoordinator(), FakeClock())
     await node.append({"n": ELEMENTS}, key=LOG)
     await node.logs.close()
     back = await LocalStore.open_folder(tmp_path / "back")
-    outcomes, told = await copy(bucket, back)
-    assert told == []
+    outcomes, reports = await copy(bucket, back)
+    assert reports == []
     reader = Node(back, MemoryCoordinator(), FakeClock())
     assert await reader.datas(key=LOG) == numbered(ELEMENTS + 1)
     after = await contents(back)
@@ -104,8 +104,8 @@ async def test_files_and_batches_of_events_move_both_ways_with_their_types_and_h
         await local.write(key, chunks_of(content), content_type)
     back = await LocalStore.open_folder(tmp_path / "back")
     for source, target in ((local, bucket), (bucket, back)):
-        outcomes, told = await copy(source, target)
-        assert (outcomes.copied, told) == (len(files), [])
+        outcomes, reports = await copy(source, target)
+        assert (outcomes.copied, reports) == (len(files), [])
         assert await contents(target) == {key: (type_, content) for key, (content, type_) in files.items()}
         for app in ("shop", "blog"):
             batches = await source.list(f"events/{app}", None, 100)
@@ -149,8 +149,8 @@ async def test_a_bucket_of_starfish_is_read(
         await put("__sync__/config.json", b'{"version":1}', "application/json")
         await put("files/a.png", b"\x89PNG", "image/png")
         await put("files/empty", b"", "application/octet-stream")
-    outcomes, told = await copy(bucket, local)
-    assert (outcomes.copied, told) == (len(values) + 2, [])
+    outcomes, reports = await copy(bucket, local)
+    assert (outcomes.copied, reports) == (len(values) + 2, [])
     held = await contents(local)
     assert held.pop("files/a.png") == ("image/png", b"\x89PNG")
     assert held.pop("files/empty") == ("application/octet-stream", b"")
@@ -165,8 +165,8 @@ async def test_a_run_that_broke_off_is_finished_by_the_next(bucket: Store, local
         failing.crash(after, done=True)
         with pytest.raises(StoreUnavailable):
             await copy(local, failing)
-    outcomes, told = await copy(local, bucket)
-    assert told == []
+    outcomes, reports = await copy(local, bucket)
+    assert reports == []
     assert outcomes.is_complete
     assert outcomes.already_there > 40 - MAX_CONCURRENT, "all but those that were under way"
     assert await contents(bucket) == await contents(local)

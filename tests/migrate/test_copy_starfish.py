@@ -68,8 +68,8 @@ async def test_documents_arrive_as_they_are_and_are_pulled(starfish: Starfish, t
     values = {"notes/a": stored(DATA), "notes/b/_keyring": stored({}), "top": stored({"a": 1})}
     await starfish.put(values)
     await starfish.put({"__sync__/config.json": {"version": 1, "collections": []}})
-    outcomes, told = await copy(starfish.source, target)
-    assert (outcomes.copied, told) == (3, [])
+    outcomes, reports = await copy(starfish.source, target)
+    assert (outcomes.copied, reports) == (3, [])
     assert {key: json.loads(body) for key, (_, body) in (await contents(target)).items()} == values
     pulled = await Documents(target, MemoryCoordinator(), FakeClock()).pull("notes/a")
     assert pulled is not None
@@ -89,8 +89,8 @@ async def test_a_whole_number_that_was_hashed_with_all_its_digits_is_sound(
     log = {"items": [{"ts": 5, "data": data}]}
     exact = sha256(f'{{"last":{text},"n":1}}')
     await starfish.put({"log": {"v": 1, "data": log, "ts": 5, "hash": exact}})
-    outcomes, told = await copy(starfish.source, target)
-    assert (outcomes.copied, told) == (3, [])
+    outcomes, reports = await copy(starfish.source, target)
+    assert (outcomes.copied, reports) == (3, [])
 
 
 @pytest.mark.parametrize("behind", [0, 1])
@@ -98,22 +98,22 @@ async def test_a_whole_number_that_was_hashed_with_all_its_digits_is_sound(
 async def test_a_log_arrives_and_is_appended_to(
     starfish: Starfish, target: MemoryStore, layout: str, behind: int
 ) -> None:
-    beside = {"title": "a log"}
+    extra = {"title": "a log"}
     if layout == "document":
-        values = {"logs/a": twin.starfish_document(LOG, "entries", beside)}
+        values = {"logs/a": twin.starfish_document(LOG, "entries", extra)}
     else:
-        values = twin.starfish_chunks(LOG, "logs/a", 7, beside, behind)
+        values = twin.starfish_chunks(LOG, "logs/a", 7, extra, behind)
     await starfish.put(values)
-    outcomes, told = await copy(starfish.source, target)
-    assert (outcomes.copied, told) == (len(values), [])
+    outcomes, reports = await copy(starfish.source, target)
+    assert (outcomes.copied, reports) == (len(values), [])
     assert await keys_below(target, "") == sorted(values)
-    rules = LogSettings(field="entries") if layout == "document" else LogSettings()
+    log_settings = LogSettings(field="entries") if layout == "document" else LogSettings()
     node = Node(target, MemoryCoordinator(), FakeClock())
-    await node.append({"n": 60}, key="logs/a", rules=rules)
-    assert await node.datas(key="logs/a", rules=rules) == numbered(61)
+    await node.append({"n": 60}, key="logs/a", rules=log_settings)
+    assert await node.datas(key="logs/a", rules=log_settings) == numbered(61)
     await node.logs.close()
-    outcomes, told = await copy(target, MemoryStore())
-    assert (outcomes.is_complete, told) == (True, [])
+    outcomes, reports = await copy(target, MemoryStore())
+    assert (outcomes.is_complete, reports) == (True, [])
 
 
 async def test_unverifiable_objects_stay_behind(starfish: Starfish, target: MemoryStore) -> None:
@@ -131,9 +131,9 @@ async def test_unverifiable_objects_stay_behind(starfish: Starfish, target: Memo
             "logs/shorter": shorter,
         }
     )
-    outcomes, told = await copy(starfish.source, target)
+    outcomes, reports = await copy(starfish.source, target)
     keys = ("notes/a", "notes/cut", "notes/empty", "notes/list", "logs/changed", "logs/shorter")
-    assert dict(told) == dict.fromkeys(keys, f"corrupt: {UNREAD}")
+    assert dict(reports) == dict.fromkeys(keys, f"corrupt: {UNREAD}")
     assert outcomes.copied == 0
     assert await contents(target) == {}
 
@@ -158,8 +158,8 @@ async def test_a_log_whose_chunks_are_not_what_its_head_says_gets_no_head(
     else:
         values[last][-1]["data"] = {"n": 7}
     await starfish.put(values)
-    _, told = await copy(starfish.source, target)
-    assert ("logs/a", text) in told
+    _, reports = await copy(starfish.source, target)
+    assert ("logs/a", text) in reports
     assert await target.get("logs/a") is None
 
 
@@ -168,9 +168,9 @@ async def test_chunk_of_no_log_is_reported(starfish: Starfish, target: MemorySto
     del values["logs/a"]
     values["notes__seg/0000000000000001"] = stored(DATA)
     await starfish.put(values)
-    outcomes, told = await copy(starfish.source, target)
+    outcomes, reports = await copy(starfish.source, target)
     assert (outcomes.copied, outcomes.corrupt) == (1, 2)
-    assert {text for _, text in told} == {"corrupt: it is a chunk of a log whose head is missing"}
+    assert {text for _, text in reports} == {"corrupt: it is a chunk of a log whose head is missing"}
 
 
 async def test_file_has_the_media_type_of_its_sidecar(tmp_path: Path, target: MemoryStore) -> None:
@@ -185,8 +185,8 @@ async def test_file_has_the_media_type_of_its_sidecar(tmp_path: Path, target: Me
     for key, (content, meta, _) in files.items():
         (tmp_path / key).write_bytes(content)
         (tmp_path / f"{key}.__meta__").write_bytes(meta)
-    outcomes, told = await copy(FolderSource(tmp_path), target)
-    assert (outcomes.copied, told) == (len(files), [])
+    outcomes, reports = await copy(FolderSource(tmp_path), target)
+    assert (outcomes.copied, reports) == (len(files), [])
     held = {key: (content_type, content) for key, (content, _, content_type) in files.items()}
     assert await contents(target) == held
 
@@ -199,8 +199,8 @@ async def test_other_files_of_a_folder_are_reported_and_not_guessed(
     (tmp_path / "note.tmp").write_bytes(b'{"v": 1, "da')
     (tmp_path / b"not \xff UTF-8".decode("utf-8", "surrogateescape")).write_bytes(b"{}")
     (tmp_path / "nothing").mkdir()
-    outcomes, told = await copy(FolderSource(tmp_path), target)
-    assert (outcomes.corrupt, outcomes.refused, len(told)) == (3, 1, 4)
+    outcomes, reports = await copy(FolderSource(tmp_path), target)
+    assert (outcomes.corrupt, outcomes.refused, len(reports)) == (3, 1, 4)
     assert await contents(target) == {}
 
 

@@ -34,7 +34,7 @@ from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
-RULES = LogSettings()
+LOG_SETTINGS = LogSettings()
 SHORT = LogSettings(keep_elements=20)
 LOGS = log_prefix("").rstrip("/")
 COUNTS = ("segments", "chunks", "versions", "files", "temporaryFiles", "uploads", "merges", "bytes")
@@ -196,8 +196,8 @@ async def test_nothing_is_lost_while_nodes_write_and_crash(store: Store, clock: 
     random = Random(seed)
     coordinator = MemoryCoordinator(clock)
     keys = [f"logs/{n}" for n in range(4)]
-    rules = [
-        RULES,
+    log_settings = [
+        LOG_SETTINGS,
         SHORT,
         LogSettings(keep_ms=2 * DEFAULT_GRACE_MS),
         LogSettings(ttl_ms=3 * DEFAULT_GRACE_MS),
@@ -233,10 +233,12 @@ async def test_nothing_is_lost_while_nodes_write_and_crash(store: Store, clock: 
             deleted += report.segments
 
     for _ in range(15):
-        writers = [write(key, settings) for key, settings in zip(keys, rules, strict=True) for _ in range(2)]
+        writers = [
+            write(key, settings) for key, settings in zip(keys, log_settings, strict=True) for _ in range(2)
+        ]
         await asyncio.gather(*writers, gc(), gc())
         assert await damages(store) == []
-        for key, settings in zip(keys, rules, strict=True):
+        for key, settings in zip(keys, log_settings, strict=True):
             reader = AppendLogs(store, coordinator, clock)
             found = parsed(await (await reader.read(key, LogRange(), settings)).text())
             if found:
@@ -379,7 +381,7 @@ class TestBuckets:
             left = await client.list_multipart_uploads(Bucket=server.bucket, Prefix=f"{prefix}/")
             assert not left.get("Uploads")
             assert set(await keys_below(store, LOGS)) == await reachable(store, "logs/a")
-            tail = await logs.read("logs/a", LogRange(), RULES)
+            tail = await logs.read("logs/a", LogRange(), LOG_SETTINGS)
             assert [element["data"] for element in parsed(await tail.text())] == numbered(60)
             assert await store.stat("files/a") is not None
             assert (await collect(store, later))[0] == GarbageReport()

@@ -41,10 +41,10 @@ class Leaders(MemoryCoordinator):
     def __init__(self, questions: int = 10_000) -> None:
         super().__init__()
         self.left = questions
-        self.asked: list[str] = []
+        self.leases: list[str] = []
 
     async def acquire_lease(self, name: str) -> bool:
-        self.asked.append(name)
+        self.leases.append(name)
         self.left -= 1
         return self.left >= 0
 
@@ -140,7 +140,7 @@ async def test_a_process_that_does_not_lead_scrubs_nothing(clock: FakeClock) -> 
     await store.put("a", document(b"{}"))
     scrubbed = Scrubbed(store, clock, Leaders(0))
     await scrubbed.scrub.run_if_due()
-    assert scrubbed.coordinator.asked == ["scrub"]
+    assert scrubbed.coordinator.leases == ["scrub"]
     assert store.calls["walk"] == 0
 
 

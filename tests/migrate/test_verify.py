@@ -149,8 +149,8 @@ async def test_the_command_lists_damaged_objects_and_exits_1(shell: Shell, tmp_p
     (tmp_path / "data/files/files/b/c").unlink()
     rot(tmp_path / "data/files/files/a.parquet", 500)
     (tmp_path / "pysync.json").write_text('{"version": 1, "store": "file:data"}')
-    for place in (("--store", "file:data"), ("--config", "pysync.json")):
-        status, output, _ = await shell.run_async("verify", *place)
+    for location in (("--store", "file:data"), ("--config", "pysync.json")):
+        status, output, _ = await shell.run_async("verify", *location)
         assert status == 1
         *listed, counts = map(json.loads, output.splitlines())
         assert {(each["key"], each["kind"]) for each in listed} == {
@@ -310,9 +310,9 @@ class TestBuckets:
             listed = {damage.key: damage for damage in await damages(store)}
             assert listed.keys() == {"top", "files/b/c"}
             assert "its sha256 is" in listed["files/b/c"].why
-            for look in (store.open, store.stat):
+            for read in (store.open, store.stat):
                 with pytest.raises(DamagedFile):
-                    await look("files/b/c")
+                    await read("files/b/c")
             async with opened(server, prefix) as other:
                 with pytest.raises(DamagedFile):
                     await other.open("files/b/c")

@@ -45,15 +45,15 @@ class Keeping:
         params = {**push.request.params, "id": f"n{len(self.pushes)}"}
         key = f"out/{params['app']}/{params['id']}.rows"
         if not self.announces:
-            sha256 = await self.services.store.write(key, _pieces(), "application/x-rows")
+            sha256 = await self.services.store.write(key, _chunks(), "application/x-rows")
             return PushResponse(WriteResult(sha256, 5), {"id": params["id"]}, params)
         written = await self.services.files.push(
-            key, _pieces(), "application/x-rows", DocumentRef("events", params)
+            key, _chunks(), "application/x-rows", DocumentRef("events", params)
         )
         return PushResponse(written, {"id": params["id"]}, params, announced=True)
 
 
-async def _pieces() -> AsyncIterator[bytes]:
+async def _chunks() -> AsyncIterator[bytes]:
     yield ROWS
 
 
@@ -83,7 +83,7 @@ async def test_a_list_names_the_files_without_their_suffix(
     for _ in range(5):
         await browser.push("in/web/x", {})
     for name in ("n3", ".rows", "n3.other", "n 6.rows"):
-        await store.write(f"out/web/_{name}" if name == "n3" else f"out/web/{name}", _pieces(), "x/y")
+        await store.write(f"out/web/_{name}" if name == "n3" else f"out/web/{name}", _chunks(), "x/y")
 
     async def listed(query: str = "") -> Any:
         return (await browser.request("GET", f"/list/in/web{query}")).json
@@ -135,18 +135,18 @@ async def test_write_is_announced_with_the_parameters_of_the_plugin(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     for announces in (True, False):
-        told, keeping = NotifiedPlugin(), Keeping(announces=announces)
-        browser = Browser(await start({"collections": [EVENTS]}, plugins=[keeping, told]), session)
+        plugin, keeping = NotifiedPlugin(), Keeping(announces=announces)
+        browser = Browser(await start({"collections": [EVENTS]}, plugins=[keeping, plugin]), session)
         log = keeping.services.outbox.log
         before = await log.last_id()
         answer = await browser.push("in/web/x", {"n": 1})
         found = await log.read(before, 10)
         assert found is not None
         ((_, change),) = found  # once, whoever announced it
-        subject, hash_, *_ = parse_change(change)
-        assert (subject.params, hash_) == ({"app": "web", "id": "n1"}, answer.json["hash"])
-        assert told.events[0].params == {"app": "web", "id": "n1"}
-        assert told.events[0].body == {"n": 1}
+        ref, hash_, *_ = parse_change(change)
+        assert (ref.params, hash_) == ({"app": "web", "id": "n1"}, answer.json["hash"])
+        assert plugin.events[0].params == {"app": "web", "id": "n1"}
+        assert plugin.events[0].body == {"n": 1}
 
 
 async def test_a_push_says_under_what_its_repetition_is_known(
@@ -177,7 +177,7 @@ async def test_they_are_swept_when_they_have_outlived_the_collection(
     base = await start({"collections": [short]}, store, plugins=[Keeping()], now_ms=clock)
     browser = Browser(base, session)
     await browser.push("in/web/x", {})
-    await store.write("out/web/n1.other", _pieces(), "x/y")
+    await store.write("out/web/n1.other", _chunks(), "x/y")
     clock.now_ms += 2000
     assert (await browser.pull("in/web/n1")).json["hash"] == ""
     (app,) = start.apps  # type: ignore[attr-defined]

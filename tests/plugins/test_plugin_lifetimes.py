@@ -135,11 +135,11 @@ class Choosy:
     name = "choosy"
 
     def __init__(self, kind: str, code: str | Exception | None) -> None:
-        self.cap_validators = {kind: self._look}
+        self.cap_validators = {kind: self._validate}
         self.code = code
         self.seen: list[str] = []
 
-    def _look(self, certificate: Certificate) -> str | None:
+    def _validate(self, certificate: Certificate) -> str | None:
         self.seen.append(certificate.kind)
         if isinstance(self.code, Exception):
             raise self.code
@@ -219,6 +219,6 @@ async def test_every_plugin_checks_a_certificate(start: Start, session: aiohttp.
 
 async def test_a_service_without_plugins_gives_no_roles_by_plugins_and_keeps_no_request_id() -> None:
     async with await create_app(settings(*EVERYTHING)) as app:
-        rules = [route.policy for _, route in app._middleware._routes if route.policy is not None]
-        assert not any(rule.uses_plugin_roles or rule.uses_dynamic_roles for rule in rules)
+        policies = [route.policy for _, route in app._middleware._routes if route.policy is not None]
+        assert not any(policy.uses_plugin_roles or policy.uses_dynamic_roles for policy in policies)
         assert app._middleware._request_id_var is None

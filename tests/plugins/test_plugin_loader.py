@@ -68,10 +68,10 @@ def faults(*references: str, given: tuple[object, ...] = ()) -> list[str]:
 
 
 def faults_of(plugin: object) -> list[str]:
-    told = faults(given=(plugin,))
-    place = "create_app: plugins[0]: "
-    assert all(text.startswith(place) for text in told)
-    return [text.removeprefix(place) for text in told]
+    message = faults(given=(plugin,))
+    prefix = "create_app: plugins[0]: "
+    assert all(text.startswith(prefix) for text in message)
+    return [text.removeprefix(prefix) for text in message]
 
 
 @pytest.mark.parametrize("name", ["plugin", "Audit", "make"])
@@ -111,7 +111,7 @@ def test_an_entry_point_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "told"),
+    ("reference", "message"),
     [
         ("audit:plugin", "there is no module audit"),
         ("audits.parts.more:plugin", "there is no module audits.parts"),
@@ -125,11 +125,11 @@ def test_an_entry_point_is_named(folder: Path) -> None:
         ("audits:make_none", "make_none made no plugin: OSError: no such table"),
     ],
 )  # fmt: skip
-def test_unloadable_plugin_is_reported(reference: str, told: str, folder: Path) -> None:
+def test_unloadable_plugin_is_reported(reference: str, message: str, folder: Path) -> None:
     (folder / "needy.py").write_text("import numbers_of")
     (folder / "broken.py").write_text("print(")
     (folder / "failing.py").write_text("1 / 0")
-    assert faults(reference) == ["plugins[0]: " + told.format(folder=folder)]
+    assert faults(reference) == ["plugins[0]: " + message.format(folder=folder)]
 
 
 def test_module_is_found_next_to_the_configuration_and_hides_none(
@@ -156,7 +156,7 @@ def named(name: object = "sample", **members: object) -> Any:
     return plugin
 
 
-async def asks(request: PluginRequest) -> Any: ...
+async def takes_request(request: PluginRequest) -> Any: ...
 
 
 def waits_not(request: PluginRequest) -> Any: ...
@@ -171,13 +171,13 @@ async def generator(services: PluginContext) -> AsyncIterator[None]:
     yield
 
 
-def looks(certificate: Certificate) -> str | None: ...
+def takes_certificate(certificate: Certificate) -> str | None: ...
 
 
-async def takes_two(request: PluginRequest, what: str) -> Any: ...
+async def takes_two(request: PluginRequest, extra: str) -> Any: ...
 
 
-def takes_two_too(given: object, what: str) -> Any: ...
+def takes_two_too(given: object, extra: str) -> Any: ...
 
 
 class Object:
@@ -187,10 +187,21 @@ class Object:
 @pytest.mark.parametrize(
     "members",
     [
-        {"authorize": asks, "before_pull": asks, "intercept_pull": asks, "intercept_push": asks},
+        {
+            "authorize": takes_request,
+            "before_pull": takes_request,
+            "intercept_pull": takes_request,
+            "intercept_push": takes_request,
+        },
         {"lifespan": lifespan},
-        {"cap_validators": {"device": looks, "member": partial(looks), "audience": looks}},
-        {"authorize": partial(asks)},
+        {
+            "cap_validators": {
+                "device": takes_certificate,
+                "member": partial(takes_certificate),
+                "audience": takes_certificate,
+            }
+        },
+        {"authorize": partial(takes_request)},
         {"authorize": Object()},
         {"_afterWrite": 1, "authorized_by": 1, "events": [], "written": 2, "lifetime_s": 3},
     ],
@@ -216,12 +227,12 @@ def test_object_with_a_name_and_a_hook_is_a_plugin(members: dict[str, object]) -
     ],
 )
 def test_a_hook_with_a_slip_in_its_name_is_rejected(slip: str, hook: str) -> None:
-    told = f"{slip} is no hook; did you mean {hook}? (begin it with _ if it is none)"
-    assert faults_of(named(**{slip: asks})) == [told]
+    message = f"{slip} is no hook; did you mean {hook}? (begin it with _ if it is none)"
+    assert faults_of(named(**{slip: takes_request})) == [message]
 
 
 @pytest.mark.parametrize(
-    ("members", "told"),
+    ("members", "message"),
     [
         ({"name": None}, 'Sample has no name: give it one, name = "..."'),
         ({"name": ""}, 'Sample has no name: give it one, name = "..."'),
@@ -232,29 +243,29 @@ def test_a_hook_with_a_slip_in_its_name_is_rejected(slip: str, hook: str) -> Non
         ({"before_pull": generator}, "before_pull must be async: async def before_pull(self, request)"),
         ({"intercept_push": takes_two},
          "intercept_push takes the wrong arguments: async def intercept_push(self, push)"),
-        ({"lifespan": asks},
+        ({"lifespan": takes_request},
          "lifespan must return an asynchronous context manager: put @asynccontextmanager above it"),
         ({"lifespan": generator},
          "lifespan must return an asynchronous context manager: put @asynccontextmanager above it"),
         ({"lifespan": takes_two_too},
          "lifespan takes the wrong arguments: def lifespan(self, services)"),
-        ({"cap_validators": [looks]},
+        ({"cap_validators": [takes_certificate]},
          "cap_validators must be a mapping of kinds of certificates to functions"),
-        ({"cap_validators": {"members": looks}},
+        ({"cap_validators": {"members": takes_certificate}},
          "cap_validators: there is no kind 'members' of certificates, only device, member, audience"),
         ({"cap_validators": {"member": "no"}}, "cap_validators: that of member is not callable"),
-        ({"cap_validators": {"member": asks}}, "cap_validators: that of member must not be async"),
+        ({"cap_validators": {"member": takes_request}}, "cap_validators: that of member must not be async"),
         ({"cap_validators": {"member": takes_two_too}},
          "cap_validators: that of member takes one argument, the certificate"),
     ],
 )  # fmt: skip
-def test_object_that_is_no_plugin_is_rejected(members: dict[str, object], told: str) -> None:
-    assert faults_of(named(**members)) == [told]
+def test_object_that_is_no_plugin_is_rejected(members: dict[str, object], message: str) -> None:
+    assert faults_of(named(**members)) == [message]
 
 
 def test_an_object_without_hooks_is_rejected() -> None:
-    (told,) = faults_of(type("Idle", (), {"name": "idle"})())
-    assert told.startswith("Idle has no hook: one or more of authorize, before_pull, ")
+    (message,) = faults_of(type("Idle", (), {"name": "idle"})())
+    assert message.startswith("Idle has no hook: one or more of authorize, before_pull, ")
 
 
 def test_hooks_that_are_merely_inherited_from_the_protocol_are_none() -> None:
@@ -307,8 +318,8 @@ async def test_each_worker_loads_its_own_plugins_from_next_to_the_configuration(
                 aiohttp.ClientSession() as session,
                 session.get(f"{served.base}/pull/notes/a") as answer,
             ):
-                made_by, asked = (await answer.read()).split()
-            assert made_by == asked
+                made_by, requested = (await answer.read()).split()
+            assert made_by == requested
             seen.add(made_by)
     assert str(served.process.pid).encode() not in seen
 

@@ -178,10 +178,10 @@ async def test_failed_authorization_is_rejected_and_not_remembered(
     assert (await editor.push("notes/bad", {})).error == (500, "Authorization error")
     found = await batch(editor, notes=[{"id": "bad"}, {"id": "good"}])
     assert [entry.get("error") for entry in found["notes"]] == ["Authorization error", None]
-    told = [record for record in caplog.records if record.name == "pysync.plugins"]
-    assert {record.getMessage() for record in told} == {"plugin refusing: authorize failed"}
-    assert told[0].__dict__["request_id"] == "the-request"
-    assert told[0].exc_info is not None
+    logged = [record for record in caplog.records if record.name == "pysync.plugins"]
+    assert {record.getMessage() for record in logged} == {"plugin refusing: authorize failed"}
+    assert logged[0].__dict__["request_id"] == "the-request"
+    assert logged[0].exc_info is not None
     page = (await editor.request("GET", "/metrics")).body.decode()
     assert 'pysync_plugin_failures_total{hook="authorize",plugin="refusing"} 5.0' in page
     failing.error = Forbidden("not on Sundays")
@@ -275,17 +275,17 @@ async def test_stream_delivers_documents_that_plugins_let_the_caller_pull(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     editor, other, anyone = people(await start({"collections": EVERYTHING}, plugins=[Some()]), session)
-    heard = await listen(editor, collections="notes,cards,open")
+    stream = await listen(editor, collections="notes,cards,open")
     silent = await listen(other, collections="notes,open")
-    assert (heard.status, silent.status) == (200, 200)
+    assert (stream.status, silent.status) == (200, 200)
     refused = await listen(anyone, collections="notes")
     assert refused.status == 401
     for key in ("notes/hidden", "notes/seen", "boards/hidden/cards", "boards/seen/cards", "open/any"):
         assert (await editor.push(key, {})).status == 200
-    told = [(event["collection"], event["params"]["id"]) for event in await heard.events(3)]
-    assert told == [("notes", "seen"), ("cards", "seen"), ("open", "any")]
+    events = [(event["collection"], event["params"]["id"]) for event in await stream.events(3)]
+    assert events == [("notes", "seen"), ("cards", "seen"), ("open", "any")]
     assert [event["collection"] for event in await silent.events(1)] == ["open"]
-    for opened in (heard, silent, refused):
+    for opened in (stream, silent, refused):
         await opened.close()
 
 
@@ -315,13 +315,13 @@ async def test_a_stream_that_plugins_cannot_decide_on_is_cut(
     editor, other, _ = people(base, session)
     streams = [await listen(someone, collections="notes") for someone in (editor, other, editor)]
     assert (await editor.push("notes/good", {})).status == 200
-    for heard in streams:
-        assert (await heard.event()).data["params"] == {"id": "good"}
+    for stream in streams:
+        assert (await stream.event()).data["params"] == {"id": "good"}
     assert (await editor.push("notes/bad", {})).status == 200
-    for heard in streams:
+    for stream in streams:
         with pytest.raises((EOFError, ConnectionError)):
-            await heard.event()
-        await heard.close()
+            await stream.event()
+        await stream.close()
 
 
 @pytest.mark.parametrize("error", [Forbidden(), NotFound()])
@@ -329,8 +329,8 @@ async def test_stream_omits_documents_that_plugins_reject(
     error: Exception, start: Start, session: aiohttp.ClientSession
 ) -> None:
     editor, *_ = people(await start({"collections": EVERYTHING}, plugins=[Undecided(error)]), session)
-    heard = await listen(editor, collections="notes")
+    stream = await listen(editor, collections="notes")
     for key in ("notes/bad", "notes/good"):
         assert (await editor.push(key, {})).status == 200
-    assert (await heard.event()).data["params"] == {"id": "good"}
-    await heard.close()
+    assert (await stream.event()).data["params"] == {"id": "good"}
+    await stream.close()

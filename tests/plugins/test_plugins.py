@@ -35,9 +35,9 @@ from pysync.store.memory import MemoryStore
 async def test_plugins_are_notified_of_every_push_that_was_answered_200(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    told = NotifiedPlugin()
+    plugin = NotifiedPlugin()
     members = {"collections": EVERYTHING, "namespaces": {"acme": {"collections": [NOTES]}}}
-    someone, _, anyone = people(await start(members, plugins=[told]), session)
+    someone, _, anyone = people(await start(members, plugins=[plugin]), session)
     for browser, target, collection, params, namespace in (
         (anyone, "/push/notes/a", "notes", {"id": "a"}, None),
         (someone, f"/push/u/{ISSUER.user_id}", "mine", {"identity": ISSUER.user_id}, None),
@@ -47,28 +47,28 @@ async def test_plugins_are_notified_of_every_push_that_was_answered_200(
     ):
         answer = await browser.request("POST", target, {"data": {"at": target, "__proto__": 1}})
         assert answer.status == 200
-        assert told.events == [
+        assert plugin.events == [
             WriteEvent(
                 collection,
                 params,
                 answer.json["hash"],
                 answer.json["timestamp"],
-                told.events[0].text,
+                plugin.events[0].text,
                 ISSUER.user_id if browser is someone else None,
                 namespace,
             )
         ]
-        assert told.events.pop().body == {"at": target}
+        assert plugin.events.pop().body == {"at": target}
 
 
 async def test_plugins_are_not_notified_of_a_rejected_push(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    told = NotifiedPlugin()
+    plugin = NotifiedPlugin()
     small = {**NOTES, "maxBodyBytes": 100}
-    _, other, anyone = people(await start({"collections": [small, MINE]}, plugins=[told]), session)
+    _, other, anyone = people(await start({"collections": [small, MINE]}, plugins=[plugin]), session)
     assert (await anyone.push("notes/a", {})).status == 200
-    assert len(told.events) == 1
+    assert len(plugin.events) == 1
     for answer, status in (
         (await anyone.push("notes/a", {}), 409),
         (await anyone.push("notes/b", {"x": "y" * 100}), 413),
@@ -78,30 +78,30 @@ async def test_plugins_are_not_notified_of_a_rejected_push(
     ):
         assert answer.status == status
     await anyone.pull("notes/a")
-    assert len(told.events) == 1
+    assert len(plugin.events) == 1
 
 
 async def test_plugins_are_notified_again_of_a_repeated_push(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    told = NotifiedPlugin()
-    *_, anyone = people(await start({"collections": EVERYTHING}, plugins=[told]), session)
+    plugin = NotifiedPlugin()
+    *_, anyone = people(await start({"collections": EVERYTHING}, plugins=[plugin]), session)
     again = {"Idempotency-Key": "once"}
     for key in ("notes/a", "log/l"):
         bodies = {(await anyone.push(key, {"n": 1}, headers=again)).body for _ in range(2)}
         assert len(bodies) == 1
-        assert told.events[-1] == told.events[-2]
-    assert len(told.events) == 4
+        assert plugin.events[-1] == plugin.events[-2]
+    assert len(plugin.events) == 4
 
 
 async def test_plugins_are_notified_of_appends_that_are_stored_nowhere(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    told = NotifiedPlugin()
+    plugin = NotifiedPlugin()
     passing = {**LOG, "appendOnly": {"persist": False, "requireAuthorSignature": False}}
-    *_, anyone = people(await start({"collections": [passing]}, plugins=[told]), session)
+    *_, anyone = people(await start({"collections": [passing]}, plugins=[plugin]), session)
     assert (await anyone.push("log/l", {"n": 1})).status == 200
-    assert told.events[0].body == {"n": 1}
+    assert plugin.events[0].body == {"n": 1}
 
 
 async def test_body_is_parsed_once_and_only_on_request(start: Start, session: aiohttp.ClientSession) -> None:
@@ -150,16 +150,16 @@ class Failing:
 async def test_push_is_answered_after_plugins_are_notified(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    slow, told = Slow(), NotifiedPlugin()
-    *_, anyone = people(await start({"collections": [NOTES]}, plugins=[slow, told]), session)
+    slow, plugin = Slow(), NotifiedPlugin()
+    *_, anyone = people(await start({"collections": [NOTES]}, plugins=[slow, plugin]), session)
     pushing = asyncio.create_task(anyone.push("notes/a", {"n": 1}))
     await slow.arrived.wait()
     assert (await anyone.pull("notes/a")).json["data"] == {"n": 1}
     assert not pushing.done()
-    assert told.events == []
+    assert plugin.events == []
     slow.release.set()
     assert (await pushing).status == 200
-    assert len(told.events) == 1
+    assert len(plugin.events) == 1
 
 
 @pytest.mark.parametrize(
@@ -178,8 +178,8 @@ async def test_failing_after_write_hook_is_logged_and_counted_only(
     session: aiohttp.ClientSession,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = NotifiedPlugin()
-    base = await start({"collections": [NOTES, LOG]}, plugins=[plugin, told], hook_s=hook_s)
+    notified = NotifiedPlugin()
+    base = await start({"collections": [NOTES, LOG]}, plugins=[plugin, notified], hook_s=hook_s)
     *_, anyone = people(base, session)
     for key in ("notes/a", "log/l"):
         answer = await anyone.push(key, {"n": 1}, headers={"X-Request-Id": "the-request"})
@@ -191,7 +191,7 @@ async def test_failing_after_write_hook_is_logged_and_counted_only(
     assert all(record.exc_info for record in failures)
     page = (await anyone.request("GET", "/metrics")).body.decode()
     assert f'pysync_plugin_failures_total{{hook="after_write",plugin="{plugin.name}"}} 2.0' in page
-    assert len(told.events) == 2
+    assert len(notified.events) == 2
 
 
 class Remembering:
@@ -320,12 +320,12 @@ async def test_plugin_is_not_queried_about_forbidden_documents(
 async def test_a_plugin_takes_a_push_and_it_is_announced_like_any_other(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    told = NotifiedPlugin()
+    plugin = NotifiedPlugin()
     taken = PushResponse(WriteResult("0f", 17), {"batchId": "b-1", "hash": "forged"})
     coordinator = MemoryCoordinator()
     for collection, key in (("notes", "notes/a"), ("log", "log/a"), ("cards", "boards/a/cards")):
         taking = Taking(collection, taken)
-        base = await start({"collections": EVERYTHING}, coordinator=coordinator, plugins=[taking, told])
+        base = await start({"collections": EVERYTHING}, coordinator=coordinator, plugins=[taking, plugin])
         *_, anyone = people(base, session)
         before = await coordinator.last_id()
         answer = await anyone.push(key, {"b": 1, "a": 2}, "some base")
@@ -340,7 +340,7 @@ async def test_a_plugin_takes_a_push_and_it_is_announced_like_any_other(
         assert changes is not None
         ((_, change),) = changes
         assert (parse_change(change).ref.collection, parse_change(change).hash) == (collection, "0f")
-        event = told.events.pop()
+        event = plugin.events.pop()
         assert (event.collection, event.hash, event.timestamp) == (collection, "0f", 17)
         assert event.body == {"a": 2, "b": 1}
 
@@ -376,14 +376,14 @@ async def test_a_plugin_may_reject_a_push(start: Start, session: aiohttp.ClientS
 async def test_a_plugin_that_fails_in_the_way_of_a_push_is_an_error(
     answer: Any, start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = NotifiedPlugin()
-    base = await start({"collections": [NOTES]}, plugins=[Taking("notes", answer), told])
+    plugin = NotifiedPlugin()
+    base = await start({"collections": [NOTES]}, plugins=[Taking("notes", answer), plugin])
     *_, anyone = people(base, session)
     refused = await anyone.push("notes/a", {}, headers={"X-Request-Id": "the-request"})
     assert refused.status == 500
     assert refused.json == {"error": "Internal error", "code": "internal_error", "requestId": "the-request"}
     assert (await anyone.pull("notes/a")).json["hash"] == "", "nothing is stored"
-    assert told.events == []
+    assert plugin.events == []
     assert "plugin taking: intercept_push failed" in caplog.messages
     page = (await anyone.request("GET", "/metrics")).body.decode()
     assert 'pysync_plugin_failures_total{hook="intercept_push",plugin="taking"} 1.0' in page
@@ -471,7 +471,7 @@ def test_an_answer_that_cannot_be_sent_is_not_made(make: Callable[[], object]) -
         make()
 
 
-class Held:
+class BlockedPlugin:
     """Has a hook that ends when it is released."""
 
     name = "held"
@@ -501,23 +501,23 @@ async def test_while_too_many_hooks_of_a_plugin_run_requests_that_need_another_a
     hook: str, path: str, start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pysync.plugins.hooks.MAX_RUNNING_HOOKS", 3)
-    held, store = Held(hook), MemoryStore()
-    base = await start({"collections": [NOTES, CARDS]}, store, plugins=[held])
+    blocked, store = BlockedPlugin(hook), MemoryStore()
+    base = await start({"collections": [NOTES, CARDS]}, store, plugins=[blocked])
     *_, anyone = people(base, session)
     is_push = "push" in path
 
-    async def ask(name: str) -> tuple[int, Any]:
+    async def send(name: str) -> tuple[int, Any]:
         body: dict[str, Any] | None = {"data": {}, "baseHash": None} if is_push else None
         answer = await anyone.request("POST" if is_push else "GET", path.format(name), body)
         return answer.status, answer.json.get("code")
 
-    running = [asyncio.ensure_future(ask(f"n{number}")) for number in range(3)]
-    while held.running < 3:
+    running = [asyncio.ensure_future(send(f"n{number}")) for number in range(3)]
+    while blocked.running < 3:
         await asyncio.sleep(0)
-    assert await ask("n3") == (503, "overloaded")
+    assert await send("n3") == (503, "overloaded")
     assert await store.get("notes/n3") is None, "nothing was written"
     page = (await anyone.request("GET", "/metrics")).body
     assert b'\npysync_plugin_rejections_total{plugin="held"} 1.0\n' in page
-    held.release.set()
+    blocked.release.set()
     assert await asyncio.gather(*running) == [(200, None)] * 3
-    assert await ask("n3") == (200, None)
+    assert await send("n3") == (200, None)

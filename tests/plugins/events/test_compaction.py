@@ -60,11 +60,11 @@ def batch_id(at: int) -> str:
 
 
 def batch(at: int, events: int = 3, padding: int = 0) -> bytes:
-    told = [
+    reports = [
         {"event": "seen", "message_id": f"{at}.{n}", "properties": os.urandom(padding).hex()}
         for n in range(events)
     ]
-    return encode(json.dumps({"events": told}).encode(), "2026-01-02T03:04:05.678Z")
+    return encode(json.dumps({"events": reports}).encode(), "2026-01-02T03:04:05.678Z")
 
 
 async def push(store: Store, at: int, app: str = "web", body: bytes | None = None) -> str:
@@ -346,26 +346,26 @@ async def test_the_background_compacts_while_it_leads_and_survives_failures(cloc
         await push(inner, at)
     store = FaultyStore(inner)
     store.fail("walk")
-    leading = iter([False, True, True, True])
-    turns: list[float] = []
+    lease = iter([False, True, True, True])
+    waits: list[float] = []
     ended = asyncio.Event()
 
-    async def leads() -> bool:
-        return next(leading)
+    async def is_leader() -> bool:
+        return next(lease)
 
     async def sleep(seconds: float) -> None:
-        turns.append(seconds)
-        if len(turns) == 4:
+        waits.append(seconds)
+        if len(waits) == 4:
             ended.set()
             await asyncio.Event().wait()
 
     task = asyncio.create_task(
-        compact_periodically(Compaction(store, TEMPLATE, 0, 10**7, clock), 5_000, leads, sleep)
+        compact_periodically(Compaction(store, TEMPLATE, 0, 10**7, clock), 5_000, is_leader, sleep)
     )
     await ended.wait()
     task.cancel()
     await asyncio.wait({task})
-    assert turns == [5.0] * 4
+    assert waits == [5.0] * 4
     assert len(await inner.list("events/web", None, 100)) == 1
 
 

@@ -64,7 +64,7 @@ async def compacting(config: Path) -> subprocess.Process:
 async def test_every_event_is_found_once_whenever_compaction_is_killed(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
-    chance = random.Random(7)
+    rng = random.Random(7)
     async with serving(tmp_path, collections=[EVENTS], events=[SECTION]) as server:
         browser = Browser(server.base, session)
         [config] = tmp_path.glob("config-*.json")
@@ -85,7 +85,7 @@ async def test_every_event_is_found_once_whenever_compaction_is_killed(
             ended = asyncio.ensure_future(compaction.wait())
             while not ended.done() and not is_merging(tmp_path):
                 await asyncio.sleep(0)
-            await push(chance.randrange(3))
+            await push(rng.randrange(3))
             if not ended.done():
                 os.kill(compaction.pid, signal.SIGKILL)
                 killed += 1

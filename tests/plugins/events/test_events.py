@@ -219,23 +219,23 @@ async def test_a_batch_of_very_many_events_keeps_their_order(browser: Browser) -
 async def test_plugins_and_followers_receive_the_id_of_the_batch(
     start: Start, session: aiohttp.ClientSession, store: Store, clock: FakeClock, name: str
 ) -> None:
-    told, coordinator = NotifiedPlugin(), MemoryCoordinator(clock)
+    plugin, coordinator = NotifiedPlugin(), MemoryCoordinator(clock)
     service = {
         "collections": [EVENTS | {"storagePath": f"events/{{app}}/{{{name}}}"}],
         "events": [SECTION | {"storagePath": f"lake/{{app}}/{{{name}}}"}],
     }
-    base = await start(service, store, coordinator=coordinator, plugins=[told], now_ms=clock)
+    base = await start(service, store, coordinator=coordinator, plugins=[plugin], now_ms=clock)
     someone = Signed(base, session, ISSUER, root_device(ISSUER))
     answer = await pushed(someone, {"event": "a"})
     assert await listed(someone) == [answer["batchId"]]
     assert (await table(someone, answer["batchId"])).num_rows == 1
-    (event,) = told.events
+    (event,) = plugin.events
     params = {"app": "web", name: answer["batchId"]}
     assert (event.params, event.hash, event.timestamp) == (params, answer["hash"], answer["timestamp"])
     log = store.transactional.change_log if store.transactional else coordinator
     ((_, change),) = await log.read("", 10) or []
-    subject, hash_, timestamp_ms, _ = parse_change(change)
-    assert (subject.collection, subject.params) == ("events", params)
+    ref, hash_, timestamp_ms, _ = parse_change(change)
+    assert (ref.collection, ref.params) == ("events", params)
     assert (hash_, timestamp_ms) == (answer["hash"], answer["timestamp"])
 
 

@@ -109,13 +109,13 @@ def test_files_at_the_keys_of_others_are_warned_of() -> None:
             events=[EVENTS, {"collection": "taps", "storagePath": "lake/{app}/{batchId}"}],
         )
     )
-    told = [(found.path, found.message) for found in lint(settings) if found.path.startswith("events")]
-    where = "where they could be read, and replaced"
-    assert told == [
-        ("events[0].storagePath", f"its files have keys of any, {where}"),
-        ("events[0].storagePath", f"its files have keys of the events of taps, {where}"),
-        ("events[1].storagePath", f"its files have keys of any, {where}"),
-        ("events[1].storagePath", f"its files have keys of the events of events, {where}"),
+    findings = [(found.path, found.message) for found in lint(settings) if found.path.startswith("events")]
+    suffix = "where they could be read, and replaced"
+    assert findings == [
+        ("events[0].storagePath", f"its files have keys of any, {suffix}"),
+        ("events[0].storagePath", f"its files have keys of the events of taps, {suffix}"),
+        ("events[1].storagePath", f"its files have keys of any, {suffix}"),
+        ("events[1].storagePath", f"its files have keys of the events of events, {suffix}"),
     ]
 
 
@@ -124,12 +124,14 @@ def test_members_of_bundles_are_others_and_the_collection_itself_is_not() -> Non
     settings = parse(
         config(batches(), *members, events=[{**EVENTS, "storagePath": "events/{app}/{batchId}"}])
     )
-    told = [found.message.partition(",")[0] for found in lint(settings) if found.path.startswith("events")]
-    assert told == ["its files have keys of cards", "its files have keys of title"]
+    findings = [
+        found.message.partition(",")[0] for found in lint(settings) if found.path.startswith("events")
+    ]
+    assert findings == ["its files have keys of cards", "its files have keys of title"]
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "told"),
+    ("one", "other", "overlaps"),
     [
         ("a/{x}", "a/{y}", True),
         ("a/{x}", "{y}/b", True),
@@ -138,6 +140,6 @@ def test_members_of_bundles_are_others_and_the_collection_itself_is_not() -> Non
         ("a/b/{x}", "a/{y}/c", True),
     ],
 )
-def test_templates_meet_where_a_key_has_the_shape_of_both(one: str, other: str, told: bool) -> None:
+def test_templates_meet_where_a_key_has_the_shape_of_both(one: str, other: str, overlaps: bool) -> None:
     first, second = KeyTemplate(one), KeyTemplate(other)
-    assert first.overlaps(second) == second.overlaps(first) == told
+    assert first.overlaps(second) == second.overlaps(first) == overlaps

@@ -226,14 +226,14 @@ async def test_pushes_to_other_collections_are_stored_as_documents(
 
 
 async def test_the_event_loop_goes_on_while_a_long_batch_is_encoded() -> None:
-    encoder, turns = Encoder(), 0
+    encoder, ticks = Encoder(), 0
     events = b",".join(b'{"event":"e%d","properties":{"n":%d}}' % (n, n) for n in range(100_000))
     encoding = asyncio.ensure_future(encoder.encode(b'{"events":[%b]}' % events, "now"))
     while not encoding.done():
         await asyncio.sleep(0)
-        turns += 1
+        ticks += 1
     assert pq.read_metadata(io.BytesIO(await encoding)).num_rows == 100_000
-    assert turns > 100
+    assert ticks > 100
     await encoder.close()
 
 
@@ -254,8 +254,8 @@ async def test_batches_above_the_queue_limit_are_rejected_until_there_is_room() 
 
 
 async def test_a_batch_that_nobody_waits_for_any_more_makes_room_and_no_noise() -> None:
-    told: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    changes: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: changes.append(context))
     encoder = Encoder(max_waiting_bytes=100, in_thread_above=0)
     batch = b'{"events":[{"event":"%b"}]}' % (b"x" * 60)
     for _ in range(2):
@@ -267,4 +267,4 @@ async def test_a_batch_that_nobody_waits_for_any_more_makes_room_and_no_noise() 
         while encoder._waiting_bytes:
             await asyncio.sleep(0)
     await encoder.close()
-    assert told == []
+    assert changes == []

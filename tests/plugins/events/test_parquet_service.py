@@ -53,7 +53,7 @@ async def push(browser: Browser, key: str, body: bytes, media_type: str) -> int:
 
 
 @pytest.fixture(params=["file", "moto", "radosgw"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
+def store_config(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
     if request.param == "file":
         return StoreConfig(url=f"file:{tmp_path}/data")
     server: S3Server = request.getfixturevalue(request.param)
@@ -61,9 +61,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> StoreConfig:
 
 
 async def test_pushed_events_are_queried_in_the_store(
-    start: Start, session: aiohttp.ClientSession, place: StoreConfig, tmp_path: Path
+    start: Start, session: aiohttp.ClientSession, store_config: StoreConfig, tmp_path: Path
 ) -> None:
-    browser = Browser(await start(SERVICE, await open_store(place)), session)
+    browser = Browser(await start(SERVICE, await open_store(store_config)), session)
     key = resolve_document_key(REPORT, {"team": "sales", "id": "1.parquet"})
     assert await push(browser, key, parquet(1, 2), PARQUET_MIME_TYPES[0]) == 200
     assert await push(browser, "reports/sales/2.parquet", parquet(3), PARQUET_MIME_TYPES[2]) == 200
@@ -77,9 +77,9 @@ async def test_pushed_events_are_queried_in_the_store(
             return [
                 sorted(connection.sql(query.sql).project(column).fetchall())
                 for query, column in (
-                    (duckdb_read_parquet_sql(place, key), "n"),
-                    (duckdb_read_parquet_sql(place, "reports/sales", glob=True), "n"),
-                    (duckdb_read_parquet_sql(place, "events/app", glob=True), "event, ts"),
+                    (duckdb_read_parquet_sql(store_config, key), "n"),
+                    (duckdb_read_parquet_sql(store_config, "reports/sales", glob=True), "n"),
+                    (duckdb_read_parquet_sql(store_config, "events/app", glob=True), "event, ts"),
                 )
             ]
 
@@ -103,8 +103,8 @@ async def test_a_preset_is_served_as_what_it_stands_for(start: Start, session: a
     assert await push(browser, "reports/a/3", body, "text/html") == 415
     assert await push(browser, "reports/a/3", body, "application/json") == 415
     assert await push(browser, "vault/1", body, PARQUET_MIME_TYPES[2]) == 401
-    told = (await browser.request("GET", "/config")).json["collections"]
-    assert told[1] == {
+    listed = (await browser.request("GET", "/config")).json["collections"]
+    assert listed[1] == {
         "name": "vault",
         "maxBodyBytes": 1_048_576,
         "encryption": "none",

@@ -187,7 +187,7 @@ def test_every_setting_of_a_bucket_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("members", "told"),
+    ("members", "settings"),
     [
         ({}, "ENDPOINT 's3.amazonaws.com', REGION 'us-east-1', URL_STYLE 'vhost', USE_SSL true"),
         (
@@ -204,8 +204,8 @@ def test_every_setting_of_a_bucket_is_passed_on() -> None:
         ),
     ],
 )
-def test_missing_settings_have_the_defaults_of_the_store(members: dict[str, Any], told: str) -> None:
-    assert told in duckdb_read_parquet_sql(replace(AWS, **members), "a").sql
+def test_missing_settings_have_the_defaults_of_the_store(members: dict[str, Any], settings: str) -> None:
+    assert settings in duckdb_read_parquet_sql(replace(AWS, **members), "a").sql
 
 
 def test_the_secret_is_in_the_sql_and_nowhere_else() -> None:
@@ -229,20 +229,20 @@ def test_no_error_of_duckdb_quotes_the_secret(moto: S3Server, duckdb_: duckdb.Du
         with pytest.raises(duckdb.Error) as failed:
             duckdb_.execute(query.sql + " WHERE (")
         assert "hush" not in str(failed.value)
-    told = duckdb_.execute("SELECT * FROM duckdb_secrets()").fetchall()
-    assert "pysync pysync" in str(told)
-    assert "hush" not in str(told)
+    secrets = duckdb_.execute("SELECT * FROM duckdb_secrets()").fetchall()
+    assert "pysync pysync" in str(secrets)
+    assert "hush" not in str(secrets)
 
 
 class Seen(BaseHTTPRequestHandler):
     """Answers 404, and remembers with which credentials it was asked."""
 
-    asked: list[tuple[str | None, str | None]]
+    requests: list[tuple[str | None, str | None]]
 
     def do_HEAD(self) -> None:
         signed = self.headers["Authorization"]
         key_id = signed and re.search("Credential=([^/]*)", signed)
-        self.asked.append((key_id and key_id[1], self.headers["x-amz-security-token"]))
+        self.requests.append((key_id and key_id[1], self.headers["x-amz-security-token"]))
         self.send_response(404)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -254,12 +254,12 @@ class Seen(BaseHTTPRequestHandler):
 @pytest.fixture
 def seen() -> Iterator[tuple[str, list[tuple[str | None, str | None]]]]:
     """The URL of a server, and the key ids and tokens that it was asked with."""
-    asked: list[tuple[str | None, str | None]] = []
-    handler = type("SeenHere", (Seen,), {"asked": asked})
+    requests: list[tuple[str | None, str | None]] = []
+    handler = type("SeenHere", (Seen,), {"requests": requests})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as listening:
         thread = Thread(target=listening.serve_forever, args=(0.01,))
         thread.start()
-        yield f"http://127.0.0.1:{listening.server_port}", asked
+        yield f"http://127.0.0.1:{listening.server_port}", requests
         listening.shutdown()
         thread.join()
 
@@ -278,16 +278,16 @@ def test_credentials_are_those_of_the_store_else_of_the_environment_else_none(
     if in_environment:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
             monkeypatch.setenv(name, "environment")
-    url, asked = seen
+    url, requests = seen
     store = replace(AWS, endpoint=url) if configured else StoreConfig(url="s3://lake", endpoint=url)
     with pytest.raises(duckdb.HTTPException):
         duckdb_.execute(duckdb_read_parquet_sql(store, "a.parquet").sql)
     theirs = ("environment", "environment") if in_environment else (None, None)
-    assert set(asked) == {("AKIA", None) if configured else theirs}
+    assert set(requests) == {("AKIA", None) if configured else theirs}
 
 
 @pytest.mark.parametrize(
-    ("store", "key", "told"),
+    ("store", "key", "message"),
     [
         ("memory:", "a", "the store must be file:DIR or s3://bucket/prefix"),
         ("s3://b'; DROP TABLE t; --", "a", "the store must be"),
@@ -307,12 +307,12 @@ def test_credentials_are_those_of_the_store_else_of_the_environment_else_none(
 )
 @pytest.mark.parametrize("glob", [True, False])
 def test_keys_that_duckdb_would_misread_are_rejected(
-    store: StoreConfig | str, key: str, told: str, glob: bool
+    store: StoreConfig | str, key: str, message: str, glob: bool
 ) -> None:
     if glob and not key:
         assert duckdb_read_parquet_sql(store, key, glob=True).uri == "s3://lake/events/*.parquet"
         return
-    with pytest.raises(ValueError, match=re.escape(told)) as refused:
+    with pytest.raises(ValueError, match=re.escape(message)) as refused:
         duckdb_read_parquet_sql(store, key, glob=glob)
     assert "hush" not in str(refused.value)
 

@@ -46,8 +46,8 @@ async def _one(body: bytes) -> AsyncIterator[bytes]:
 
 async def photo(site: Site, id_: str, body: bytes) -> str:
     key = f"photos/s/{id_}"
-    subject = DocumentRef("photos", {"space": "s", "id": id_}, None, "me", key)
-    return (await site.services.files.push(key, _one(body), "image/png", subject)).hash
+    ref = DocumentRef("photos", {"space": "s", "id": id_}, None, "me", key)
+    return (await site.services.files.push(key, _one(body), "image/png", ref)).hash
 
 
 async def test_files_are_projected_without_a_body_and_rebuilt_from_what_is_there() -> None:
@@ -89,14 +89,14 @@ async def test_batches_of_events_are_projected(start: Start, session: aiohttp.Cl
     ("source", "why"), [("photos", "files"), ("pings", "nothing"), ("batches", "Parquet")]
 )
 def test_a_declared_projection_of_them_may_need_parameters_and_no_body(source: str, why: str) -> None:
-    def told(**more: Any) -> dict[str, Any]:
+    def declared(**more: Any) -> dict[str, Any]:
         id_ = {"id": "{batchId}"} if source == "batches" else {}
         projection = IDS | id_ | {"source": source} | more
         return config(LISTS, PHOTOS, PINGS, BATCHES, events=[EVENTS], projections=[projection])
 
-    parse(told())
+    parse(declared())
     for member, said in (("value", {"t": "/title"}), ("removeWhen", {"/gone": True})):
-        ((path, message),) = faults(told(**{member: said}))
+        ((path, message),) = faults(declared(**{member: said}))
         assert path == f"projections[0].{member}"
         assert message.startswith(f"{source} has no body to point into: ")
         assert why in message

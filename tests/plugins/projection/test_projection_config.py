@@ -133,7 +133,7 @@ number = 7
 
 
 @pytest.fixture
-def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def code_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a module with functions of somebody's, which can be imported."""
     name = f"code_{tmp_path.name.replace('-', '_')}"
     (tmp_path / f"{name}.py").write_text(CODE)
@@ -141,8 +141,8 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-async def test_functions_replace_a_mapping(beside: str) -> None:
-    code = {"source": "notes", "target": f"{beside}:by_first", "project": f"{beside}:shouted"}
+async def test_functions_replace_a_mapping(code_module: str) -> None:
+    code = {"source": "notes", "target": f"{code_module}:by_first", "project": f"{code_module}:shouted"}
     site = Site(members(code))
     await site.note("a", title="anna")
     await site.note("b", title="bob")
@@ -151,20 +151,20 @@ async def test_functions_replace_a_mapping(beside: str) -> None:
     assert await site.items("lists/b") == [entry("b", title="BOB")]
 
 
-def test_missing_code_is_reported_with_its_location(beside: str) -> None:
+def test_missing_code_is_reported_with_its_location(code_module: str) -> None:
     value = members(
         TITLES,
-        {"source": "notes", "target": "lists/{space}", "name": "x", "project": f"{beside}:shouts"},
+        {"source": "notes", "target": "lists/{space}", "name": "x", "project": f"{code_module}:shouts"},
         {"source": "notes", "target": "nowhere:f", "id": "{id}"},
-        {"source": "notes", "target": "lists/{space}", "name": "y", "project": f"{beside}:number"},
+        {"source": "notes", "target": "lists/{space}", "name": "y", "project": f"{code_module}:number"},
     )
     with pytest.raises(ConfigError) as refused:
         projections_of(parse({"version": 1, **value}))
     (one, other, third) = [(problem.path, problem.message) for problem in refused.value.problems]
     assert one[0] == "projections[1]"
-    assert f"{beside} has no shouts; did you mean shouted?" in one[1]
+    assert f"{code_module} has no shouts; did you mean shouted?" in one[1]
     assert other == ("projections[2]", "there is no module nowhere")
-    assert third == ("projections[3]", f"{beside}:number is no function")
+    assert third == ("projections[3]", f"{code_module}:number is no function")
 
 
 def test_check_reads_the_code_next_to_the_file(shell: Shell, tmp_path: Path) -> None:

@@ -165,11 +165,11 @@ class Elected(MemoryCoordinator):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = asyncio.Event()
+        self.requested = asyncio.Event()
         self.is_leader = True
 
     async def acquire_lease(self, name: str) -> bool:
-        self.asked.set()
+        self.requested.set()
         return self.is_leader
 
 
@@ -181,7 +181,7 @@ async def test_follower_without_the_lease_writes_nothing() -> None:
     await site.note("a", title="A")
     puts = store.calls["put"]
     async with following(site):
-        await coordinator.asked.wait()
+        await coordinator.requested.wait()
     assert store.calls["put"] == puts
 
 
@@ -193,15 +193,15 @@ async def test_former_leader_finishes_announced_changes_and_stops() -> None:
         await site.note("a", title="A")
         await lists(site, [entry("a", title="A")])
         coordinator.is_leader = False
-        coordinator.asked.clear()
-        await coordinator.asked.wait()  # it is told so, and then only looks for what came before
-        coordinator.asked.clear()
-        await coordinator.asked.wait()
-        told = len(await site.announced())
+        coordinator.requested.clear()
+        await coordinator.requested.wait()  # it is told so, and then only looks for what came before
+        coordinator.requested.clear()
+        await coordinator.requested.wait()
+        announced_count = len(await site.announced())
         await site.note("b", title="B")
-        coordinator.asked.clear()
-        await coordinator.asked.wait()
-        assert len(await site.announced()) == told
+        coordinator.requested.clear()
+        await coordinator.requested.wait()
+        assert len(await site.announced()) == announced_count
         coordinator.is_leader = True
         await lists(site, [entry("a", title="A"), entry("b", title="B")])
 
@@ -282,8 +282,8 @@ async def _fold_in_any_order(writes: list[str], schedule: list[int]) -> None:
             found = await writer.log.read(after, 100)
             assert found is not None
             after = found[-1][0]
-            told = [parse_change(change) for _, change in found]
-            tasks.create_task((one, other)[n % 2].lists.fold(told))
+            announced = [parse_change(change) for _, change in found]
+            tasks.create_task((one, other)[n % 2].lists.fold(announced))
     items = await one.items() or []
     newest = {id_: n for n, id_ in enumerate(writes)}
     assert {item["id"]: item["value"]["title"] for item in items} == newest
@@ -297,7 +297,7 @@ class Scheduled(MemoryStore):
 
     def __init__(self, schedule: list[int]) -> None:
         super().__init__(wall_clock_ms)
-        self._turns = iter(schedule)
+        self._ticks = iter(schedule)
 
     async def get(self, *arguments: Any) -> Any:
         await self._wait()
@@ -308,7 +308,7 @@ class Scheduled(MemoryStore):
         return await super().put(*arguments, **options)
 
     async def _wait(self) -> None:
-        for _ in range(next(self._turns, 1)):
+        for _ in range(next(self._ticks, 1)):
             await asyncio.sleep(0)
 
 

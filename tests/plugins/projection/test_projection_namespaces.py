@@ -37,10 +37,10 @@ async def test_a_source_may_name_its_namespace(source: Any, read: set[str]) -> N
 
 
 def test_a_source_that_names_a_namespace_without_it_is_rejected() -> None:
-    told = faults(
+    found = faults(
         members({**TITLES, "source": ["beta/notes", "acme/other"]}, namespaces={"acme": TENANTS["acme"]})
     )
-    assert told == [
+    assert found == [
         ("projections[0].source", "there is no collection 'beta/notes'"),
         ("projections[0].source", "there is no collection 'acme/other'"),
     ]
@@ -59,8 +59,8 @@ def test_a_list_may_belong_to_the_namesake_of_a_source_in_another_namespace() ->
 
 def test_a_circle_over_namespaces_is_rejected() -> None:
     back = {"source": "/lists", "target": "acme/{space}/x", "id": "{space}", "value": {}}
-    told = faults(members({**TITLES, "source": "acme/notes"}, back, namespaces={"acme": TENANTS["acme"]}))
-    assert ("projections[1].target", "leads back to lists, one of its sources, by other projections") in told
+    found = faults(members({**TITLES, "source": "acme/notes"}, back, namespaces={"acme": TENANTS["acme"]}))
+    assert ("projections[1].target", "leads back to lists, one of its sources, by other projections") in found
     there = {**back, "source": "beta/notes", "target": "lists/{space}", "name": "there"}
     Site(members({**TITLES, "source": "acme/notes"}, there, namespaces=TENANTS))
 

@@ -105,10 +105,10 @@ async def test_while_too_many_pushes_wait_others_are_answered_at_once(
     start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow(MemoryCoordinator):
-        leads = False
+        is_leader = False
 
         async def acquire_lease(self, name: str) -> bool:
-            return self.leads and await super().acquire_lease(name)
+            return self.is_leader and await super().acquire_lease(name)
 
     monkeypatch.setattr("pysync.server.handlers.plugin_hooks.MAX_WAITING", 1)
     monkeypatch.setattr("pysync.server.handlers.plugin_hooks.MAX_WAIT_S", 3600.0)
@@ -122,7 +122,7 @@ async def test_while_too_many_pushes_wait_others_are_answered_at_once(
     assert not first.done()
     page = (await browser.request("GET", "/metrics")).body
     assert b"\npysync_projection_unawaited_total 1.0\n" in page
-    coordinator.leads = True
+    coordinator.is_leader = True
     assert "projected" not in await first
     assert "projected" not in await push(browser, "notes/s/c", {"title": "C"})
 

@@ -42,10 +42,10 @@ async def test_a_removed_entry_is_gone_and_removing_an_absent_one_does_nothing()
     await site.note("z", deleted=True)
     await site.fold()
     assert await site.items() == [entry("b", title="B")]
-    told = len(await site.announced())
+    announced_count = len(await site.announced())
     await site.note("a", deleted=True, at=2)
     await site.fold()
-    assert len(await site.announced()) == told
+    assert len(await site.announced()) == announced_count
 
 
 async def test_an_emptied_list_stays_and_one_that_was_never_there_is_not_made() -> None:
@@ -195,10 +195,10 @@ async def test_a_written_list_is_announced_once_with_its_hash() -> None:
     site = Site(members(TITLES))
     await site.note("a", title="A")
     await site.fold()
-    (told,) = await site.announced()
+    (change,) = await site.announced()
     document = await site.documents.pull("lists/s")
     assert document is not None
-    assert told == {
+    assert change == {
         "collection": "lists",
         "params": {"space": "s"},
         "hash": document.hash,
@@ -206,7 +206,7 @@ async def test_a_written_list_is_announced_once_with_its_hash() -> None:
     }
     await site.note("a", title="A", beside="the title")
     await site.fold()
-    assert await site.announced() == [told]
+    assert await site.announced() == [change]
 
 
 async def test_a_list_that_belongs_to_no_collection_is_kept_and_not_announced() -> None:
@@ -227,8 +227,8 @@ async def test_sources_in_namespaces_are_projected_and_lists_announced_in_theirs
     await site.push("notes", {"space": "s", "id": "a"}, {"title": "A"}, "acme")
     await site.fold()
     assert await site.items("l/s") == [entry("a", title="A")]
-    (told,) = await site.announced()
-    assert (told["namespace"], told["params"]) == ("acme", {"of": "s"})
+    (change,) = await site.announced()
+    assert (change["namespace"], change["params"]) == ("acme", {"of": "s"})
 
 
 async def test_literal_segments_of_a_storage_path_decide_the_owner_of_the_list() -> None:
@@ -282,8 +282,8 @@ async def test_an_element_carries_the_hash_and_writer_of_its_append() -> None:
     await site.push("journal", {"space": "s"}, {"n": 2}, by="bob")
     await site.push("notes", {"space": "s", "id": "a"}, {"n": 3}, by="cid")
     await site.fold()
-    told = {change["hash"] for name in ("journal", "notes") for change in await site.announced(name)}
-    assert {event.hash for event in seen} == told
+    hashes = {change["hash"] for name in ("journal", "notes") for change in await site.announced(name)}
+    assert {event.hash for event in seen} == hashes
     writers = {event.body["n"]: event.identity for event in seen if event.body is not None}
     assert writers == {1: "ann", 2: "bob", 3: "cid"}
 

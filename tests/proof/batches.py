@@ -15,8 +15,8 @@ from proof.writes import Write, writes
 
 def batches_of(operations: Iterable[Operation]) -> list[Write]:
     """The batches that were pushed."""
-    asked = [operation for operation in operations if operation.kind == "batch"]
-    return writes(asked, lambda batch: str(batch.sent["ids"][0]))
+    requests = [operation for operation in operations if operation.kind == "batch"]
+    return writes(requests, lambda batch: str(batch.sent["ids"][0]))
 
 
 def files_of(operations: Iterable[Operation]) -> dict[str, Operation]:
@@ -63,7 +63,7 @@ def _not_once(key: str, files: dict[str, Operation], batches: list[Write]) -> It
         held[ids[0]] += 1
         if held[ids[0]] > 1:
             yield Violation("once", f"{name} is a batch again", (*batch.attempts, file))
-        elif batch.is_refused:
+        elif batch.is_rejected:
             yield Violation("refused is not done", f"{name} was refused", (*batch.attempts, file))
     for batch in batches:
         if batch.acknowledged and not held[batch.first.sent["ids"][0]]:
@@ -77,18 +77,18 @@ def _untrue_answers(files: dict[str, Operation], batches: list[Write]) -> Iterat
         if file.answer["hash"] != file.answer["sha256"]:
             yield Violation("whole files", "the bytes pulled have another hash", (file,))
     for batch in batches:
-        for told in batch.acknowledged:
-            there = files.get(told.answer["batchId"])
-            if there is None or there.answer["ids"] != told.sent["ids"]:
+        for answered in batch.acknowledged:
+            there = files.get(answered.answer["batchId"])
+            if there is None or there.answer["ids"] != answered.sent["ids"]:
                 yield Violation("true answers", "a batch lies elsewhere than it was told", batch.attempts)
-            elif there.answer["hash"] != told.answer["hash"]:
-                yield Violation("true hashes", "a batch was answered another hash", (told, there))
+            elif there.answer["hash"] != answered.answer["hash"]:
+                yield Violation("true hashes", "a batch was answered another hash", (answered, there))
 
 
 def _unsorted(lists: list[Operation]) -> Iterator[Violation]:
     for listed in lists:
-        told = [listed.sent["after"], *listed.answer["items"]]
-        if any(one >= other for one, other in pairwise(told)):
+        listed_names = [listed.sent["after"], *listed.answer["items"]]
+        if any(one >= other for one, other in pairwise(listed_names)):
             yield Violation("sorted lists", "a list is not in its order", (listed,))
 
 

@@ -89,7 +89,7 @@ class ProofClient:
         from_ms, start = wall_clock_ms(), time.monotonic()
         answer, error = None, ""
         try:
-            answer = await self._ask(node, request, leave_after_s)
+            answer = await self._send(node, request, leave_after_s)
         except NoAnswer as lost:
             error = str(lost)
         end, to_ms = time.monotonic(), wall_clock_ms()
@@ -118,14 +118,14 @@ class ProofClient:
         for connection, _ in self._idle.values():
             connection.close()
 
-    async def _ask(self, node: int, request: Request, leave_after_s: float) -> Answer:
+    async def _send(self, node: int, request: Request, leave_after_s: float) -> Answer:
         address = self._nodes[node].address
         if address is None:
             raise NoAnswer("nobody is there")
         connection, used = self._idle.pop(node, (None, 0))
         if connection is None:
             connection = await Connection.to(address)
-        answer = await connection.ask(request, leave_after_s)
+        answer = await connection.send(request, leave_after_s)
         if node in self._idle or used + 1 >= REQUESTS_PER_CONNECTION:
             connection.close()
         else:

@@ -39,8 +39,8 @@ def judge_document(key: str, operations: Iterable[Operation]) -> Iterator[Violat
 
 def pushes_of(operations: Iterable[Operation]) -> list[Write]:
     """The pushes that were asked for."""
-    asked = [operation for operation in operations if operation.kind == "push"]
-    return writes(asked, lambda push: str(push.sent.get("once", push.nonce)))
+    requests = [operation for operation in operations if operation.kind == "push"]
+    return writes(requests, lambda push: str(push.sent.get("once", push.nonce)))
 
 
 def versions_of(operations: list[Operation]) -> dict[str, int]:
@@ -119,13 +119,13 @@ def _chain(last: Operation, pushes: list[Write]) -> tuple[list[tuple[str, Write]
     while hash_ and hash_ not in seen:
         seen.add(hash_)
         # Made for certain, or perhaps; what was refused only where nobody else wrote it.
-        writers = sorted(by_hash[hash_], key=lambda push: (push.is_refused, push.is_unknown))
+        writers = sorted(by_hash[hash_], key=lambda push: (push.is_rejected, push.is_unknown))
         if not writers:
             said = f"version {hash_[:12]} of {last.key} was written by nobody"
             broken.append(Violation("only what was sent", said, (last,)))
             break
         writer = writers[0]
-        if writer.is_refused:
+        if writer.is_rejected:
             broken.append(Violation("refused is not done", "a refused push was made", writer.attempts))
         chain.append((hash_, writer))
         hash_ = writer.first.sent["base"] or ""

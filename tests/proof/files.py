@@ -28,8 +28,8 @@ def sha256_of(name: str, size: int) -> str:
 
 def uploads_of(operations: Iterable[Operation]) -> list[Write]:
     """The files that were pushed; no two have the same bytes."""
-    asked = [operation for operation in operations if operation.kind == "upload"]
-    return writes(asked, lambda upload: str(upload.sent["sha256"]))
+    requests = [operation for operation in operations if operation.kind == "upload"]
+    return writes(requests, lambda upload: str(upload.sent["sha256"]))
 
 
 def judge_file(key: str, operations: Iterable[Operation]) -> Iterator[Violation]:
@@ -38,9 +38,9 @@ def judge_file(key: str, operations: Iterable[Operation]) -> Iterator[Violation]
     uploads = {str(upload.first.sent["sha256"]): upload for upload in uploads_of(operations)}
     downloads = [operation for operation in operations if operation.kind == "download"]
     for upload in uploads.values():
-        for told in upload.acknowledged:
-            if told.answer["hash"] != told.sent["sha256"]:
-                yield Violation("true hashes", "a file was answered another hash", (told,))
+        for answered in upload.acknowledged:
+            if answered.answer["hash"] != answered.sent["sha256"]:
+                yield Violation("true hashes", "a file was answered another hash", (answered,))
     if not any(download.who == END and download.status == 200 for download in downloads):
         yield Violation("read in the end", f"nobody read {key} in the end", tuple(operations[-1:]))
     reigns = {hash_: Reign(upload.start, upload.end, [upload.first]) for hash_, upload in uploads.items()}
@@ -53,7 +53,7 @@ def judge_file(key: str, operations: Iterable[Operation]) -> Iterator[Violation]
             yield Violation("whole files", "the bytes pulled have another hash", (download,))
         elif seen not in reigns:
             yield Violation("only what was sent", f"{seen[:12]} of {key} was sent by nobody", (download,))
-        elif seen and uploads[seen].is_refused:
+        elif seen and uploads[seen].is_rejected:
             said = "a file that was refused was pulled"
             yield Violation("refused is not done", said, (*uploads[seen].attempts, download))
         elif download.end < reigns[seen].begun:

@@ -40,7 +40,7 @@ class Follower:
         self._history = history
         self._random = random
         self._device = Device(random, service.NAMES)
-        self._place = ""
+        self._cursor = ""
         self._seen = asyncio.Condition()
         self._keys = set[tuple[str, str]]()
         self._resets = 0
@@ -60,9 +60,9 @@ class Follower:
 
     async def _follow(self, node: int) -> bool:
         """One stream; whether it told anything."""
-        headers = [("Last-Event-ID", self._place)] if self._place else []
+        headers = [("Last-Event-ID", self._cursor)] if self._cursor else []
         request = self._device.request(f"/events?collections={','.join(FOLLOWED)}", headers=headers)
-        sent: dict[str, Any] = {"after": self._place} if self._place else {}
+        sent: dict[str, Any] = {"after": self._cursor} if self._cursor else {}
         start, status, error = time.monotonic(), None, ""
         try:
             async with asyncio.timeout(self._random.uniform(0, LONGEST_STREAM_S)):
@@ -83,29 +83,29 @@ class Follower:
             raise NoAnswer("nobody is there")
         return await Connection.to(address)
 
-    async def _listen(self, node: int, pieces: AsyncGenerator[bytes, None], sent: dict[str, Any]) -> None:
-        async with aclosing(pieces):
-            async for block in blocks(pieces, self._place):
+    async def _listen(self, node: int, chunks: AsyncGenerator[bytes, None], sent: dict[str, Any]) -> None:
+        async with aclosing(chunks):
+            async for block in blocks(chunks, self._cursor):
                 if block.id:
                     sent.setdefault("opened", time.monotonic())
-                await self._hear(node, block)
+                await self._receive(node, block)
 
-    async def _hear(self, node: int, block: Block) -> None:
-        self._place = block.id
+    async def _receive(self, node: int, block: Block) -> None:
+        self._cursor = block.id
         if not block.data:
             return
-        told, now = orjson.loads(block.data), time.monotonic()
+        change, now = orjson.loads(block.data), time.monotonic()
         if block.event == "reset":
             self._history.add(self._operation("reset", node, {"id": block.id}, now))
             async with self._seen:
                 self._resets += 1
                 self._seen.notify_all()
             return
-        key = "/".join((told["collection"], *told["params"].values()))
-        heard = self._operation("event", node, {"id": block.id}, now)
-        self._history.add(replace(heard, key=key, answer=told))
+        key = "/".join((change["collection"], *change["params"].values()))
+        received = self._operation("event", node, {"id": block.id}, now)
+        self._history.add(replace(received, key=key, answer=change))
         async with self._seen:
-            self._keys.add((key, told["hash"]))
+            self._keys.add((key, change["hash"]))
             self._seen.notify_all()
 
     def _operation(self, kind: Kind, node: int, sent: dict[str, Any], start: float) -> Operation:
@@ -113,19 +113,19 @@ class Follower:
         return Operation(kind=kind, who=self.name, node=node, sent=sent, start=start, end=end)
 
 
-async def blocks(pieces: AsyncIterator[bytes], place: str) -> AsyncIterator[Block]:
+async def blocks(chunks: AsyncIterator[bytes], cursor: str) -> AsyncIterator[Block]:
     """The blocks of a stream, each told when its blank line is there; `place` is the id until one comes."""
     rest, event, data = b"", "", b""
-    async for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             name, _, value = line.partition(b":")
             value = value.removeprefix(b" ")
             if not line:
-                yield Block(event, data, place)
+                yield Block(event, data, cursor)
                 event, data = "", b""
             elif name == b"id":
-                place = value.decode()
+                cursor = value.decode()
             elif name == b"event":
                 event = value.decode()
             elif name == b"data":

@@ -28,7 +28,7 @@ class Announced:
     is when each that may be told was first asked for; `owed` are the writes that must be told. Where it has
     no places `ended` tells when a version was made for certain."""
 
-    places: Mapping[str, int]
+    positions: Mapping[str, int]
     begun: Mapping[str, float]
     owed: list[tuple[str, Write]] = field(default_factory=list)
     ended: Mapping[str, float] = field(default_factory=dict)
@@ -37,20 +37,20 @@ class Announced:
 
 def judge_followers(operations: list[Operation]) -> Iterator[Violation]:
     """What the streams of changes show to be broken."""
-    told: defaultdict[str, list[Operation]] = defaultdict(list)
+    streams: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in operations:
         if operation.kind in ("follow", "event", "reset"):
-            told[operation.who].append(operation)
-    if not told:
+            streams[operation.who].append(operation)
+    if not streams:
         return
     announced = _announced(operations)
-    for heard in told.values():
-        events = [operation for operation in heard if operation.kind == "event"]
-        yield from _out_of_turn(heard)
+    for events_of_one in streams.values():
+        events = [operation for operation in events_of_one if operation.kind == "event"]
+        yield from _out_of_order(events_of_one)
         yield from _untrue(events, announced)
-        yield from _unordered(heard, announced)
-        yield from _overtaken(heard, announced)
-        yield from _unheard(heard, announced)
+        yield from _unordered(events_of_one, announced)
+        yield from _overtaken(events_of_one, announced)
+        yield from _unheard(events_of_one, announced)
 
 
 def _announced(operations: Iterable[Operation]) -> dict[str, Announced]:
@@ -74,7 +74,7 @@ def _of_document(about: list[Operation], disturbances: list[Operation]) -> Annou
     owed = []
     for push in pushes_of(about):
         hash_ = hash_of(push.first.sent["data"])
-        if not push.is_refused or _is_left_intended(push, disturbances):
+        if not push.is_rejected or _is_left_intended(push, disturbances):
             begun[hash_] = min(push.start, begun.get(hash_, math.inf))
         if push.acknowledged:
             owed.append((hash_, push))
@@ -99,11 +99,11 @@ def _is_left_intended(push: Write, disturbances: list[Operation]) -> bool:
 def _of_log(about: list[Operation]) -> Announced:
     appends = appends_of(about)
     by_id = {str(append.first.sent["data"]["id"]): append for append in appends}
-    places: dict[str, int] = {}
+    positions: dict[str, int] = {}
     begun: dict[str, float] = {}
     for at, element in enumerate(elements_of(about), start=1):
         hash_ = twin.log_hash(at, element["data"])
-        places[hash_] = at
+        positions[hash_] = at
         if (append := by_id.get(str(element["data"].get("id")))) is not None:
             begun[hash_] = append.start
     owed = [(str(append.acknowledged[0].answer["hash"]), append) for append in appends if append.acknowledged]
@@ -113,18 +113,18 @@ def _of_log(about: list[Operation]) -> Announced:
         """When an append was asked for, of which an attempt may have been announced at another place."""
         for append in doubtful:
             data = append.first.sent["data"]
-            if any(twin.log_hash(at, data) == hash_ for at in range(1, len(places) + len(doubtful) + 1)):
+            if any(twin.log_hash(at, data) == hash_ for at in range(1, len(positions) + len(doubtful) + 1)):
                 return append.start
         return None
 
-    return Announced(places, begun, owed, may_be=may_be)
+    return Announced(positions, begun, owed, may_be=may_be)
 
 
 def _of_file(about: list[Operation]) -> Announced:
     """Only of writes that did not overlap it is known which came first."""
     uploads = uploads_of(about)
     named = [(str(upload.first.sent["sha256"]), upload) for upload in uploads]
-    begun = {hash_: upload.start for hash_, upload in named if not upload.is_refused}
+    begun = {hash_: upload.start for hash_, upload in named if not upload.is_rejected}
     ended = {hash_: upload.end for hash_, upload in named}
     return Announced({}, begun, [owed for owed in named if owed[1].acknowledged], ended=ended)
 
@@ -135,9 +135,9 @@ def _of_batches(operations: list[Operation]) -> dict[str, Announced]:
     batches = batches_of(operations)
     by_id = {str(batch.first.sent["ids"][0]): batch for batch in batches}
     named = {
-        f"{told.key}/{told.answer['batchId']}": (str(told.answer["hash"]), batch)
+        f"{answered.key}/{answered.answer['batchId']}": (str(answered.answer["hash"]), batch)
         for batch in batches
-        for told in batch.acknowledged
+        for answered in batch.acknowledged
     }
     for file in files_of(operations).values():
         if file.answer["ids"] and (batch := by_id.get(str(file.answer["ids"][0]))) is not None:
@@ -154,10 +154,10 @@ def _of_batches(operations: list[Operation]) -> dict[str, Announced]:
     return announced
 
 
-def _out_of_turn(heard: list[Operation]) -> Iterator[Violation]:
+def _out_of_order(events_of_one: list[Operation]) -> Iterator[Violation]:
     """Ids that are told again, or do not grow."""
-    told = [operation for operation in heard if operation.kind in ("event", "reset")]
-    for earlier, later in pairwise(told):
+    received = [operation for operation in events_of_one if operation.kind in ("event", "reset")]
+    for earlier, later in pairwise(received):
         if later.sent["id"] <= earlier.sent["id"]:
             said = f"{later.who} was told of {later.sent['id']} after {earlier.sent['id']}"
             yield Violation("told once", said, (earlier, later))
@@ -178,37 +178,37 @@ def _untrue(events: list[Operation], announced: Mapping[str, Announced]) -> Iter
             yield Violation("told of writes", said, (event,))
 
 
-def _unordered(heard: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
+def _unordered(events_of_one: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
     """First events of versions of one document after those of later ones, but for what was asked for before a
     reset, and so was read anew after it."""
     newest: dict[str, tuple[int, Operation]] = {}
     seen = set[tuple[str, str]]()
     reset_at = -math.inf
-    for event in heard:
+    for event in events_of_one:
         if event.kind == "reset":
             reset_at = event.end
         about = announced.get(event.key)
         if event.kind != "event" or about is None:
             continue
         hash_ = str(event.answer["hash"])
-        place = about.places.get(hash_)
-        if place is None or (event.key, hash_) in seen or about.begun.get(hash_, math.inf) < reset_at:
+        position = about.positions.get(hash_)
+        if position is None or (event.key, hash_) in seen or about.begun.get(hash_, math.inf) < reset_at:
             continue
         seen.add((event.key, hash_))
-        if event.key in newest and newest[event.key][0] > place:
+        if event.key in newest and newest[event.key][0] > position:
             later, shown = newest[event.key]
-            said = f"{event.who} was told of version {place} of {event.key} after version {later}"
+            said = f"{event.who} was told of version {position} of {event.key} after version {later}"
             yield Violation("told in order", said, (shown, event))
         else:
-            newest[event.key] = place, event
+            newest[event.key] = position, event
 
 
-def _overtaken(heard: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
+def _overtaken(events_of_one: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
     """First events of files that had been made when those were asked for that were told before, likewise."""
     newest: dict[str, tuple[float, Operation]] = {}
     seen = set[tuple[str, str]]()
     reset_at = -math.inf
-    for event in heard:
+    for event in events_of_one:
         if event.kind == "reset":
             reset_at = event.end
         about = announced.get(event.key)
@@ -227,22 +227,22 @@ def _overtaken(heard: list[Operation], announced: Mapping[str, Announced]) -> It
             newest[event.key] = begun, event
 
 
-def _unheard(heard: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
+def _unheard(events_of_one: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
     """Writes that were made while a follower was there, of which it was told neither then nor later."""
-    who = heard[0].who
-    opened = [one.sent["opened"] for one in heard if one.kind == "follow" and "opened" in one.sent]
+    who = events_of_one[0].who
+    opened = [one.sent["opened"] for one in events_of_one if one.kind == "follow" and "opened" in one.sent]
     if not opened:
         return
     there_from = min(opened)
-    resets = sorted(one.end for one in heard if one.kind == "reset")
-    told: defaultdict[tuple[str, str], float] = defaultdict(lambda: -math.inf)
-    for event in heard:
+    resets = sorted(one.end for one in events_of_one if one.kind == "reset")
+    last_seen: defaultdict[tuple[str, str], float] = defaultdict(lambda: -math.inf)
+    for event in events_of_one:
         if event.kind == "event":
             name = event.key, str(event.answer["hash"])
-            told[name] = max(told[name], event.end)
+            last_seen[name] = max(last_seen[name], event.end)
     for key, about in announced.items():
         for hash_, write in about.owed:
-            if write.start < there_from or told[key, hash_] >= write.start:
+            if write.start < there_from or last_seen[key, hash_] >= write.start:
                 continue
             # A reset has the follower read anew what was written before it.
             if bisect_left(resets, write.start) == len(resets):

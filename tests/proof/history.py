@@ -108,8 +108,8 @@ class History:
 
 def encode(operation: Operation) -> bytes:
     """The line of an operation, without what it does not have."""
-    told = {name: value for name in _NAMES if (value := getattr(operation, name)) not in (None, "", {})}
-    return orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE)
+    members = {name: value for name in _NAMES if (value := getattr(operation, name)) not in (None, "", {})}
+    return orjson.dumps(members, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def read(path: Path) -> list[Operation]:

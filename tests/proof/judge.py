@@ -53,24 +53,24 @@ def judge_operations(operations: list[Operation]) -> Verdict:
 def counts(operations: list[Operation]) -> Counter[str]:
     """How much there was to judge: answers by kind of request, and replays of what was answered before a node
     died, sent when it served again."""
-    told = Counter(
+    counted = Counter(
         f"{operation.kind} {'unknown' if operation.is_unknown else operation.status}"
         for operation in operations
         if operation.kind in ANSWERS
     )
     kills = [operation for operation in operations if operation.kind == "kill"]
     happened = ("kill", "stall", "loss", "event", "reset")
-    told.update(operation.kind for operation in operations if operation.kind in happened)
+    counted.update(operation.kind for operation in operations if operation.kind in happened)
     for operation in operations:
         if operation.kind == "faults":
-            told.update({f"fault {name}": count for name, count in operation.sent.items()})
+            counted.update({f"fault {name}": count for name, count in operation.sent.items()})
     ended = {operation.nonce: operation.end for operation in operations if operation.kind != "replay"}
-    told["replay after a kill"] = sum(
+    counted["replay after a kill"] = sum(
         operation.kind == "replay"
         and any(ended[operation.nonce] < kill.start and kill.end < operation.start for kill in kills)
         for operation in operations
     )
-    return told
+    return counted
 
 
 def _judge_keys(operations: Iterable[Operation]) -> Iterator[Violation]:

@@ -32,18 +32,18 @@ def judge_log(key: str, operations: Iterable[Operation]) -> Iterator[Violation]:
     yield from _not_once(last, elements, appends)
     yield from _unsorted(last, elements)
     hashes = [""] + [twin.log_hash(at, element["data"]) for at, element in enumerate(elements, start=1)]
-    place: dict[str, int] = {}
+    position: dict[str, int] = {}
     for at, element in enumerate(elements, start=1):
-        place.setdefault(str(element["data"].get("id")), at)
-    yield from _told_otherwise(appends, elements, hashes, place)
+        position.setdefault(str(element["data"].get("id")), at)
+    yield from _answered_otherwise(appends, elements, hashes, position)
     yield from _wrong_tails(tails, elements, hashes)
-    yield from _unordered(appends, tails, hashes, place)
+    yield from _unordered(appends, tails, hashes, position)
 
 
 def appends_of(operations: Iterable[Operation]) -> list[Write]:
     """The appends that were asked for."""
-    asked = [operation for operation in operations if operation.kind == "append"]
-    return writes(asked, lambda append: str(append.sent["data"]["id"]))
+    requests = [operation for operation in operations if operation.kind == "append"]
+    return writes(requests, lambda append: str(append.sent["data"]["id"]))
 
 
 def elements_of(operations: list[Operation]) -> list[Element]:
@@ -80,7 +80,7 @@ def _not_once(last: Operation, elements: list[Element], appends: list[Write]) ->
             yield Violation("only what was sent", said, (last,))
         elif id_ in held:
             yield Violation("once", f"{id_} is in {last.key} again at {at}", (*append.attempts, last))
-        elif append.is_refused:
+        elif append.is_rejected:
             said = f"{id_}, which was refused, is in {last.key}"
             yield Violation("refused is not done", said, append.attempts)
         held.add(id_)
@@ -98,18 +98,21 @@ def _unsorted(last: Operation, elements: list[Element]) -> Iterator[Violation]:
             )
 
 
-def _told_otherwise(
-    appends: list[Write], elements: list[Element], hashes: list[str], place: dict[str, int]
+def _answered_otherwise(
+    appends: list[Write], elements: list[Element], hashes: list[str], position: dict[str, int]
 ) -> Iterator[Violation]:
     """Acknowledgements that do not tell the element's place and time."""
     for append in appends:
         id_ = str(append.first.sent["data"]["id"])
-        at = place.get(id_)
+        at = position.get(id_)
         if at is None:
             continue
-        for told in append.acknowledged:
-            if (told.answer["hash"], told.answer["timestamp"]) != (hashes[at], elements[at - 1]["ts"]):
-                yield Violation("true answers", f"{id_} lies elsewhere than it was told", (told,))
+        for answered in append.acknowledged:
+            if (answered.answer["hash"], answered.answer["timestamp"]) != (
+                hashes[at],
+                elements[at - 1]["ts"],
+            ):
+                yield Violation("true answers", f"{id_} lies elsewhere than it was told", (answered,))
 
 
 def _wrong_tails(tails: list[Operation], elements: list[Element], hashes: list[str]) -> Iterator[Violation]:
@@ -130,14 +133,14 @@ def _wrong_tails(tails: list[Operation], elements: list[Element], hashes: list[s
 
 
 def _unordered(
-    appends: list[Write], tails: list[Operation], hashes: list[str], place: dict[str, int]
+    appends: list[Write], tails: list[Operation], hashes: list[str], position: dict[str, int]
 ) -> Iterator[Violation]:
     """What was appended, or seen, out of the order of real time."""
     count = {hash_: at for at, hash_ in enumerate(hashes)}
     sights = [
-        Sight(place[id_], append.start, append.end, append.first, writes=True)
+        Sight(position[id_], append.start, append.end, append.first, writes=True)
         for append in appends
-        if (id_ := str(append.first.sent["data"]["id"])) in place
+        if (id_ := str(append.first.sent["data"]["id"])) in position
     ]
     sights += [
         Sight(count[tail.answer["hash"]], tail.start, tail.end, tail)

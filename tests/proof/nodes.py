@@ -35,7 +35,7 @@ STARTS: Final = 5
 """Of a server whose store may not answer just then: whatever supervises it starts it again."""
 STALL_S: Final = 3.0
 STOP_LIMIT_S: Final = 600.0
-MOST_INTENTS: Final = 10_000
+MAX_INTENTS: Final = 10_000
 """More than there are when the clients have ended."""
 
 
@@ -116,7 +116,7 @@ class Nodes(Protocol):
     def disturbances(self) -> Sequence[Disturb]:
         """What befalls them in a run, in this order."""
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         """Return when all that was written is announced."""
 
 
@@ -134,7 +134,7 @@ class Workers:
     def disturbances(self) -> Sequence[Disturb]:
         return self._kill, self._kill
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         """A write and its change are one here."""
 
     async def _kill(self, random: Random) -> tuple[Kind, int]:
@@ -165,11 +165,11 @@ class Machines:
     def disturbances(self) -> Sequence[Disturb]:
         return self._kill, self._lose if self._forgets else self._stall, self._kill
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         """Start a server anew: it announces what nobody has."""
         redis = await RedisCoordinator.connect(self._redis.url)
         try:
-            before, left = await redis.last_id(), await redis.prepared(MOST_INTENTS)
+            before, left = await redis.last_id(), await redis.prepared(MAX_INTENTS)
             if left:
                 await self.servers[0].kill()
                 await self.servers[0].start()
@@ -256,10 +256,10 @@ async def _serving(servers: list[Server]) -> AsyncIterator[list[Server]]:
 
 async def _are_announced(intents: Sequence[PreparedWrite], before: str, redis: RedisCoordinator) -> bool:
     """Whether these have ended, or been announced since the id `before`."""
-    told = await redis.read(before, MOST_INTENTS)
-    assert told is not None
-    texts = {change.text for _, change in told}
-    open_ = {intent.name for intent in await redis.prepared(MOST_INTENTS)}
+    page = await redis.read(before, MAX_INTENTS)
+    assert page is not None
+    texts = {change.text for _, change in page}
+    open_ = {intent.name for intent in await redis.prepared(MAX_INTENTS)}
     return all(
         intent.name not in open_ or texts.issuperset(change.text for change in intent.changes)
         for intent in intents

@@ -32,7 +32,7 @@ async def prove(nodes: Nodes, path: Path, *, seconds: float, seed: int) -> Verdi
             async with asyncio.TaskGroup() as group:
                 group.create_task(load(nodes.servers, history, random, seconds))
                 group.create_task(_disturb(nodes, history, random, seconds))
-            await nodes.settle()
+            await nodes.flush()
             last = await push_last(nodes.servers, history, random)
             with suppress(TimeoutError):  # what they miss the judge tells
                 async with asyncio.timeout(END_LIMIT_S):

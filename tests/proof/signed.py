@@ -26,7 +26,7 @@ MESSAGE_ID: Final = "message_id"
 HOST: Final = "proof.example"
 """Signed by everybody, whichever node it is for, so that one node's request may be sent to another."""
 ANSWER_LIMIT_S: Final = 15.0
-PIECE_BYTES: Final = 64 * 1024
+CHUNK_BYTES: Final = 64 * 1024
 
 
 class NoAnswer(Exception):
@@ -93,7 +93,7 @@ class Connection:
         except OSError as error:
             raise NoAnswer(repr(error)) from error
 
-    async def ask(self, request: Request, limit_s: float = ANSWER_LIMIT_S) -> Answer:
+    async def send(self, request: Request, limit_s: float = ANSWER_LIMIT_S) -> Answer:
         """The answer to `request`. Raises NoAnswer where none came within `limit_s`; the connection is then
         good for nothing more."""
         try:
@@ -116,7 +116,7 @@ class Connection:
         except (OSError, asyncio.IncompleteReadError) as error:
             self.close()
             raise NoAnswer(repr(error)) from error
-        return self._pieces(headers)
+        return self._stream_chunks(headers)
 
     def close(self) -> None:
         self._writer.transport.abort()
@@ -139,28 +139,28 @@ class Connection:
         content_type = headers.get("content-type")
         if content_type not in (FILE_TYPE, PARQUET_TYPE):
             return orjson.loads(body)
-        told = {"hash": headers["etag"].strip('"'), "sha256": hashlib.sha256(body).hexdigest()}
+        hashes = {"hash": headers["etag"].strip('"'), "sha256": hashlib.sha256(body).hexdigest()}
         if content_type == PARQUET_TYPE:
-            told["ids"] = parquet.read_table(BytesIO(body), columns=[MESSAGE_ID])[MESSAGE_ID].to_pylist()
-        return told
+            hashes["ids"] = parquet.read_table(BytesIO(body), columns=[MESSAGE_ID])[MESSAGE_ID].to_pylist()
+        return hashes
 
-    async def _pieces(self, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
-        pieces = self._chunks() if headers.get("transfer-encoding") == "chunked" else self._to_the_end()
+    async def _stream_chunks(self, headers: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+        chunks = self._chunks() if headers.get("transfer-encoding") == "chunked" else self._to_the_end()
         try:
             while True:
                 async with asyncio.timeout(ANSWER_LIMIT_S):
-                    piece = await anext(pieces, b"")
-                if not piece:
+                    chunk = await anext(chunks, b"")
+                if not chunk:
                     return
-                yield piece
+                yield chunk
         except (OSError, asyncio.IncompleteReadError) as error:
             raise NoAnswer(repr(error)) from error
         finally:
             self.close()
 
     async def _to_the_end(self) -> AsyncGenerator[bytes, None]:
-        while piece := await self._reader.read(PIECE_BYTES):
-            yield piece
+        while chunk := await self._reader.read(CHUNK_BYTES):
+            yield chunk
 
     async def _chunks(self) -> AsyncGenerator[bytes, None]:
         while size := int(await self._reader.readuntil(b"\r\n"), 16):

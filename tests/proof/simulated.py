@@ -55,56 +55,56 @@ class Service:
         self._done: dict[str, Any] = {}
         self._counted: Counter[tuple[int, int]] = Counter()
 
-    def serve(self, asked: Operation, now: int) -> tuple[int, Any]:
+    def serve(self, request: Operation, now: int) -> tuple[int, Any]:
         """Status and answer at the tick `now`."""
-        if asked.nonce in self._nonces and not self._errs("forgets a nonce"):
+        if request.nonce in self._nonces and not self._errs("forgets a nonce"):
             return 401, None
-        self._nonces.add(asked.nonce)
-        if asked.kind == "push":
-            return self._push(asked)
-        if asked.kind == "pull":
-            return self._pull(asked)
-        if asked.kind == "append":
-            return 200, self._append(asked, now)
-        if asked.kind == "tail":
-            return 200, self._tail(asked)
-        if asked.kind == "upload":
-            return 200, self._upload(asked)
-        if asked.kind == "download":
-            return self._download(asked)
-        return self._knock(asked, now), None
+        self._nonces.add(request.nonce)
+        if request.kind == "push":
+            return self._push(request)
+        if request.kind == "pull":
+            return self._pull(request)
+        if request.kind == "append":
+            return 200, self._append(request, now)
+        if request.kind == "tail":
+            return 200, self._tail(request)
+        if request.kind == "upload":
+            return 200, self._upload(request)
+        if request.kind == "download":
+            return self._download(request)
+        return self._knock(request, now), None
 
-    def _push(self, asked: Operation) -> tuple[int, Any]:
-        versions, data = self._versions[asked.key], asked.sent["data"]
+    def _push(self, request: Operation) -> tuple[int, Any]:
+        versions, data = self._versions[request.key], request.sent["data"]
         current = _version(versions[-1])
-        if asked.sent["base"] != current and not self._errs("ignores a base"):
-            if "once" in asked.sent and self._done.get(asked.sent["once"]) == current:
+        if request.sent["base"] != current and not self._errs("ignores a base"):
+            if "once" in request.sent and self._done.get(request.sent["once"]) == current:
                 return 200, {"hash": current}
             return 409, {"currentHash": current}
-        if "once" in asked.sent:
-            self._done[asked.sent["once"]] = _version(data)
+        if "once" in request.sent:
+            self._done[request.sent["once"]] = _version(data)
         if not self._errs("forgets a push"):
             versions.append(data)
         if self._errs("writes and says conflict"):
             return 409, {"currentHash": current}
         return 200, {"hash": _version(data)}
 
-    def _pull(self, asked: Operation) -> tuple[int, Any]:
-        versions = self._versions[asked.key]
-        old = asked.who != END and self._errs("pulls what was")
+    def _pull(self, request: Operation) -> tuple[int, Any]:
+        versions = self._versions[request.key]
+        old = request.who != END and self._errs("pulls what was")
         data = versions[max(0, len(versions) - 3)] if old else versions[-1]
-        if asked.sent.get("known") == _version(data):
+        if request.sent.get("known") == _version(data):
             return 304, None
         return 200, {"data": data, "hash": _version(data)}
 
-    def _append(self, asked: Operation, now: int) -> Any:
-        once = asked.sent.get("once")
+    def _append(self, request: Operation, now: int) -> Any:
+        once = request.sent.get("once")
         if once in self._done and not self._errs("remembers no Idempotency-Key"):
             return self._done[once]
-        log = self._logs[asked.key]
+        log = self._logs[request.key]
         ts = max(now * TICK_MS, log[-1]["ts"] + 1 if log else 0)
-        element = {"ts": ts, "data": asked.sent["data"]}
-        told = {"hash": twin.log_hash(len(log) + 1, element["data"]), "timestamp": ts}
+        element = {"ts": ts, "data": request.sent["data"]}
+        answer = {"hash": twin.log_hash(len(log) + 1, element["data"]), "timestamp": ts}
         if not self._errs("forgets an append"):
             log.append(element)
         if self._errs("appends twice"):
@@ -113,39 +113,39 @@ class Service:
             one, other = log[-2:]
             log[-2:] = [_at(other, one["ts"]), _at(one, other["ts"])]
         if once is not None:
-            self._done[once] = told
-        return told
+            self._done[once] = answer
+        return answer
 
-    def _tail(self, asked: Operation) -> Any:
-        log = self._logs[asked.key]
-        if asked.who != END and self._errs("tells an old tail"):
+    def _tail(self, request: Operation) -> Any:
+        log = self._logs[request.key]
+        if request.who != END and self._errs("tells an old tail"):
             log = log[:-2]
-        since, newest = asked.sent.get("checkpoint", -1), asked.sent.get("last", len(log))
+        since, newest = request.sent.get("checkpoint", -1), request.sent.get("last", len(log))
         within = [element for element in log if element["ts"] > since]
         items = within[max(0, len(within) - newest) :]
         hash_ = twin.log_hash(len(log), log[-1]["data"]) if log else ""
         return {"data": {"items": items} if log else {}, "hash": hash_}
 
-    def _upload(self, asked: Operation) -> Any:
-        files, sha256 = self._files[asked.key], asked.sent["sha256"]
+    def _upload(self, request: Operation) -> Any:
+        files, sha256 = self._files[request.key], request.sent["sha256"]
         if not self._errs("forgets a file"):
             files.append(sha256)
         if len(files) > 2 and self._errs("writes a file twice"):
             files.append(files[-2])
         return {"hash": sha256}
 
-    def _download(self, asked: Operation) -> tuple[int, Any]:
-        files = self._files[asked.key]
-        old = asked.who != END and self._errs("pulls an old file")
+    def _download(self, request: Operation) -> tuple[int, Any]:
+        files = self._files[request.key]
+        old = request.who != END and self._errs("pulls an old file")
         sha256 = files[max(0, len(files) - 3)] if old else files[-1]
         if not sha256:
             return 200, {"hash": ""}
-        if asked.sent.get("known") == sha256:
+        if request.sent.get("known") == sha256:
             return 304, None
         return 200, {"hash": sha256, "sha256": "torn" if self._errs("tears a file") else sha256}
 
-    def _knock(self, asked: Operation, now: int) -> int:
-        node = asked.node if self._flaw == "counts each node apart" else 0
+    def _knock(self, request: Operation, now: int) -> int:
+        node = request.node if self._flaw == "counts each node apart" else 0
         window = node, now * TICK_MS // LIMIT["window_ms"]
         self._counted[window] += 1
         return 200 if self._counted[window] <= LIMIT["max_requests"] else 429
@@ -186,23 +186,23 @@ class Clients:
         for name in list(self._under_way):
             self._end(name)
         for key in DOCUMENTS:
-            self._ask(END, "pull", key, {})
+            self._start(END, "pull", key, {})
             self._end(END)
         for key in LOGS:
-            self._ask(END, "tail", key, {"full": "true"})
+            self._start(END, "tail", key, {"full": "true"})
             self._end(END)
         for key in FILES:
-            self._ask(END, "download", key, {})
+            self._start(END, "download", key, {})
             self._end(END)
         return self.history
 
     def _tick(self) -> None:
         self._now += 1
         name = self._random.choice(self._names)
-        asked = self._under_way.get(name)
-        if asked is None:
+        request = self._under_way.get(name)
+        if request is None:
             self._begin(name)
-        elif asked.status is None and self._random.random() < 0.8:
+        elif request.status is None and self._random.random() < 0.8:
             self._serve(name)
         else:
             self._end(name)
@@ -213,7 +213,7 @@ class Clients:
         if self._again and self._random.random() < 0.3:
             again = self._random.choice(self._again)
             kind = again.kind if again.is_unknown else "replay"
-            self._ask(name, kind, again.key, again.sent, "" if again.is_unknown else again.nonce)
+            self._start(name, kind, again.key, again.sent, "" if again.is_unknown else again.nonce)
             return
         kinds: tuple[Kind, ...] = ("pull", "push", "push", "append", "append", "tail", "metered")
         kind = self._random.choice((*kinds, "upload", "download", "download"))
@@ -231,7 +231,7 @@ class Clients:
             "download": self._random.choice(({}, {"known": self._known} if self._known else {})),
             "tail": dict(self._random.sample(sorted(bounds.items()), self._random.randint(1, 2))),
         }
-        self._ask(name, kind, "metered/1" if kind == "metered" else key, sent.get(kind, {}))
+        self._start(name, kind, "metered/1" if kind == "metered" else key, sent.get(kind, {}))
         if kind == "append" and not once and self._random.random() < 0.3:
             self._twice(name)
 
@@ -239,10 +239,10 @@ class Clients:
         """Somebody who is idle sends the same bytes at the same time."""
         idle = [other for other in self._names if other not in self._under_way]
         if idle:
-            asked = self._under_way[name]
-            self._ask(self._random.choice(idle), asked.kind, asked.key, asked.sent, asked.nonce)
+            request = self._under_way[name]
+            self._start(self._random.choice(idle), request.kind, request.key, request.sent, request.nonce)
 
-    def _ask(self, who: str, kind: Kind, key: str, sent: dict[str, Any], nonce: str = "") -> None:
+    def _start(self, who: str, kind: Kind, key: str, sent: dict[str, Any], nonce: str = "") -> None:
         self._under_way[who] = Operation(
             kind=kind,
             who=who,
@@ -255,29 +255,31 @@ class Clients:
         )
 
     def _serve(self, who: str) -> None:
-        asked = self._under_way[who]
-        status, answer = self._service.serve(asked, self._now)
-        self._under_way[who] = replace(asked, status=status, answer=answer)
+        request = self._under_way[who]
+        status, answer = self._service.serve(request, self._now)
+        self._under_way[who] = replace(request, status=status, answer=answer)
 
     def _end(self, who: str) -> None:
         """Write down what became of the request, as far as its client knows."""
-        asked = self._under_way.pop(who)
+        request = self._under_way.pop(who)
         self._now += 1
         if who == END:
-            status, answer = self._service.serve(asked, self._now)
-            asked = replace(asked, status=status, answer=answer)
-        elif asked.status is None:
-            self._left += [asked] * (self._random.random() < 0.5)
-        elif asked.status == 200 and self._random.random() < 0.1:
-            asked = replace(asked, status=self._random.choice((None, 503)), answer=None)
-        asked = replace(asked, end=self._now)
-        if asked.kind == "metered":
-            asked = replace(asked, sent={"from_ms": asked.start * TICK_MS, "to_ms": asked.end * TICK_MS})
-        if asked.kind == "pull" and asked.status == 200:
-            self._seen[asked.key] = asked.answer["data"]
-        if asked.kind == "download" and asked.status == 200:
-            self._known = asked.answer["hash"]
-        answered = not asked.is_unknown and asked.status != 401
-        if asked.kind not in ("replay", "metered") and (answered or "once" in asked.sent):
-            self._again.append(asked)
-        self.history.append(asked)
+            status, answer = self._service.serve(request, self._now)
+            request = replace(request, status=status, answer=answer)
+        elif request.status is None:
+            self._left += [request] * (self._random.random() < 0.5)
+        elif request.status == 200 and self._random.random() < 0.1:
+            request = replace(request, status=self._random.choice((None, 503)), answer=None)
+        request = replace(request, end=self._now)
+        if request.kind == "metered":
+            request = replace(
+                request, sent={"from_ms": request.start * TICK_MS, "to_ms": request.end * TICK_MS}
+            )
+        if request.kind == "pull" and request.status == 200:
+            self._seen[request.key] = request.answer["data"]
+        if request.kind == "download" and request.status == 200:
+            self._known = request.answer["hash"]
+        answered = not request.is_unknown and request.status != 401
+        if request.kind not in ("replay", "metered") and (answered or "once" in request.sent):
+            self._again.append(request)
+        self.history.append(request)

@@ -49,7 +49,7 @@ class Version:
 NOTHING = Version(0)
 
 
-def asked(
+def operation(
     kind: Kind,
     key: str,
     sent: dict[str, Any],
@@ -89,16 +89,16 @@ def push(
     """`current` is what a 409 tells of."""
     answers = {200: {"hash": version.hash, "timestamp": 1}, 409: {**ERROR, "currentHash": current.hash}}
     sent = {"data": version.data, "base": base.hash} | ({"once": once} if once else {})
-    return asked("push", DOCUMENT, sent, start, end, status, answers.get(status or 0))
+    return operation("push", DOCUMENT, sent, start, end, status, answers.get(status or 0))
 
 
 def pull(version: Version, start: float, end: float, who: str = "c2") -> Operation:
     answer = {"data": version.data, "hash": version.hash, "timestamp": 1}
-    return asked("pull", DOCUMENT, {}, start, end, 200, answer, who=who)
+    return operation("pull", DOCUMENT, {}, start, end, 200, answer, who=who)
 
 
 def pull_304(version: Version, start: float, end: float) -> Operation:
-    return asked("pull", DOCUMENT, {"known": version.hash}, start, end, 304)
+    return operation("pull", DOCUMENT, {"known": version.hash}, start, end, 304)
 
 
 def in_the_end(version: Version) -> Operation:
@@ -106,17 +106,17 @@ def in_the_end(version: Version) -> Operation:
 
 
 def append(
-    id_: str, start: float, end: float, status: int | None = 200, *, place: int = 0, once: str = ""
+    id_: str, start: float, end: float, status: int | None = 200, *, position: int = 0, once: str = ""
 ) -> Operation:
     """`place` is what a 200 tells, counted from 1."""
-    answer = {"hash": twin.log_hash(place, {"id": id_}), "timestamp": FIRST_MS + place}
+    answer = {"hash": twin.log_hash(position, {"id": id_}), "timestamp": FIRST_MS + position}
     sent = {"data": {"id": id_}} | ({"once": once} if once else {})
-    return asked("append", LOG, sent, start, end, status, answer if status == 200 else None)
+    return operation("append", LOG, sent, start, end, status, answer if status == 200 else None)
 
 
 def items(ids: str) -> list[dict[str, Any]]:
     """The elements of a log with these ids."""
-    return [{"ts": FIRST_MS + place, "data": {"id": id_}} for place, id_ in enumerate(ids, start=1)]
+    return [{"ts": FIRST_MS + position, "data": {"id": id_}} for position, id_ in enumerate(ids, start=1)]
 
 
 def tail(
@@ -127,7 +127,7 @@ def tail(
     within = [element for element in elements if shown is None or element["data"]["id"] in shown]
     hash_ = twin.log_hash(len(elements), elements[-1]["data"]) if elements else ""
     answer = {"data": {"items": within} if elements else {}, "hash": hash_, "timestamp": 1}
-    return asked("tail", LOG, sent, start, end, 200, answer, who=who)
+    return operation("tail", LOG, sent, start, end, 200, answer, who=who)
 
 
 def whole(ids: str) -> Operation:
@@ -136,12 +136,12 @@ def whole(ids: str) -> Operation:
 
 def knock(from_ms: int, to_ms: int, status: int = 200) -> Operation:
     sent = {"from_ms": from_ms, "to_ms": to_ms}
-    return asked("metered", DOOR, sent, from_ms / 1000, to_ms / 1000, status)
+    return operation("metered", DOOR, sent, from_ms / 1000, to_ms / 1000, status)
 
 
 def replay(of: Operation, status: int | None = 401, after: float = 10) -> Operation:
     sent = {"kind": of.kind}
-    return asked("replay", of.key, sent, of.end + after, of.end + after + 1, status, nonce=of.nonce)
+    return operation("replay", of.key, sent, of.end + after, of.end + after + 1, status, nonce=of.nonce)
 
 
 V1, V2, V3 = Version(1, "a"), Version(2, "b"), Version(3, "c")
@@ -162,19 +162,19 @@ GOOD_DOCUMENT = (
 )
 GOOD_LOG = (
     tail("", 0, 1, last=5),
-    append("a", 1, 3, place=1),
-    append("b", 2, 5, place=2),
+    append("a", 1, 3, position=1),
+    append("b", 2, 5, position=2),
     tail("a", 3, 4, last=5),
     append("c", 6, 16, None),
-    append("d", 8, 9, place=4),
+    append("d", 8, 9, position=4),
     tail("abcd", 10, 11, shown="cd", last=2),
     tail("abcd", 10, 11, shown="d", checkpoint=FIRST_MS + 3),
     tail("abcd", 10, 11, shown="d", checkpoint=FIRST_MS + 1, last=1),
     tail("abcd", 10, 11, shown="", last=0),
     append("e", 12, 22, 503),
     append("f", 12, 22, None, once="f"),
-    append("f", 23, 24, place=5, once="f"),
-    append("f", 25, 26, place=5, once="f"),
+    append("f", 23, 24, position=5, once="f"),
+    append("f", 25, 26, position=5, once="f"),
     whole("abcdf"),
 )
 
@@ -273,42 +273,42 @@ def test_document_never_read_in_the_end_is_not_proved() -> None:
 
 
 def test_a_lost_append_is_found() -> None:
-    assert broken(*GOOD_LOG, append("g", 30, 31, place=6)) == {"nothing lost"}
+    assert broken(*GOOD_LOG, append("g", 30, 31, position=6)) == {"nothing lost"}
     assert "nothing lost" in broken(*GOOD_LOG[:-1], whole("abcd"))
 
 
 def test_a_doubled_append_is_found() -> None:
-    twice = [append("a", 0, 10, place=1), append("b", 11, 12, place=3)]
+    twice = [append("a", 0, 10, position=1), append("b", 11, 12, position=3)]
     assert broken(*twice, whole("aab")) == {"once"}
-    unknown = [append("a", 0, 10, None), append("b", 11, 12, place=3)]
+    unknown = [append("a", 0, 10, None), append("b", 11, 12, position=3)]
     assert broken(*unknown, whole("aab")) == {"once"}
-    keyed = [append("a", 0, 10, None, once="k"), append("a", 11, 12, place=2, once="k")]
+    keyed = [append("a", 0, 10, None, once="k"), append("a", 11, 12, position=2, once="k")]
     assert broken(*keyed, whole("aa")) == {"once", "true answers"}
 
 
 def test_a_rejected_append_that_is_there_is_found() -> None:
-    assert broken(append("a", 0, 1, 401, place=1), whole("a")) >= {"refused is not done"}
+    assert broken(append("a", 0, 1, 401, position=1), whole("a")) >= {"refused is not done"}
 
 
 def test_an_element_that_nobody_sent_is_found() -> None:
-    assert broken(append("a", 0, 1, place=1), whole("ax")) == {"only what was sent"}
-    changed = replace(append("a", 0, 1, place=1), sent={"data": {"id": "a", "pad": "..."}})
+    assert broken(append("a", 0, 1, position=1), whole("ax")) == {"only what was sent"}
+    changed = replace(append("a", 0, 1, position=1), sent={"data": {"id": "a", "pad": "..."}})
     assert broken(changed, whole("a")) == {"only what was sent"}
 
 
 def test_a_repetition_that_is_answered_otherwise_is_found() -> None:
-    assert broken(*GOOD_LOG, append("f", 27, 28, place=4, once="f")) == {"true answers"}
+    assert broken(*GOOD_LOG, append("f", 27, 28, position=4, once="f")) == {"true answers"}
     late = replace(GOOD_LOG[1], answer={**GOOD_LOG[1].answer, "timestamp": FIRST_MS})
     assert broken(*without(GOOD_LOG, 1), late) == {"true answers"}
 
 
 def test_elements_out_of_order_are_found() -> None:
-    reordered = [append("a", 0, 1, place=2), append("b", 2, 3, place=1), whole("ba")]
+    reordered = [append("a", 0, 1, position=2), append("b", 2, 3, position=1), whole("ba")]
     assert broken(*reordered) == {"real time"}
     assert broken(replace(reordered[0], end=2.5), *reordered[1:]) == set()
     same_time = whole("ab")
     same_time.answer["data"]["items"][1]["ts"] = FIRST_MS + 1
-    assert "later times" in broken(append("a", 0, 1, place=1), append("b", 2, 9, None), same_time)
+    assert "later times" in broken(append("a", 0, 1, position=1), append("b", 2, 9, None), same_time)
 
 
 def test_a_stale_tail_is_found() -> None:
@@ -339,7 +339,7 @@ def test_a_replay_that_nobody_answers_is_none() -> None:
 
 
 def test_a_fresh_request_that_is_rejected_as_a_replay_is_found() -> None:
-    refused = asked("pull", DOCUMENT, {}, 5, 6, 401)
+    refused = operation("pull", DOCUMENT, {}, 5, 6, 401)
     assert broken(*GOOD_DOCUMENT, refused) == {"fresh requests"}
     assert broken(*GOOD_DOCUMENT, refused, replace(refused, status=None, answer=None)) == set()
 
@@ -348,7 +348,7 @@ def test_a_fresh_request_that_is_rejected_as_a_replay_is_found() -> None:
 def test_an_answer_that_nobody_should_get_is_found(status: int) -> None:
     kinds: tuple[Kind, ...] = ("pull", "push")
     for kind in kinds:
-        odd = asked(kind, DOCUMENT, {"data": {}, "base": ""}, 5, 6, status)
+        odd = operation(kind, DOCUMENT, {"data": {}, "base": ""}, 5, 6, status)
         assert broken(*GOOD_DOCUMENT, odd) == {"only known answers"}
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from proof.history import END, Operation
-from proof.test_judge import asked, violations, without
-from proof.test_judge_followers import follow, heard
+from proof.test_judge import operation, violations, without
+from proof.test_judge_followers import event, follow
 
 FOLDER = "events/a"
 
@@ -23,17 +23,17 @@ def batch(
     """A push of events with these ids, each a letter; its file has got a name where that was answered."""
     sent = {"ids": list(ids)} | ({"once": once} if once else {})
     answer = {"hash": hash_of(ids), "timestamp": 1, "batchId": name} if status == 200 else None
-    return asked("batch", FOLDER, sent, start, end, status, answer)
+    return operation("batch", FOLDER, sent, start, end, status, answer)
 
 
 def listed(names: Sequence[str], at: float, after: str = "", who: str = "p1") -> Operation:
     answer = {"items": list(names), "hasMore": False}
-    return asked("list", FOLDER, {"after": after}, at, at + 0.5, 200, answer, who=who)
+    return operation("list", FOLDER, {"after": after}, at, at + 0.5, 200, answer, who=who)
 
 
 def rows(name: str, ids: str) -> Operation:
     answer = {"hash": hash_of(ids), "sha256": hash_of(ids), "ids": list(ids)}
-    return asked("rows", f"{FOLDER}/{name}", {}, 40, 41, 200, answer, who=END)
+    return operation("rows", f"{FOLDER}/{name}", {}, 40, 41, 200, answer, who=END)
 
 
 PUSHED = (
@@ -98,8 +98,8 @@ def test_a_file_too_many_is_found(ids: str, promise: str) -> None:
 
 
 def test_answer_without_the_file_is_found() -> None:
-    told = batch("ab", 1, 2, "3")
-    assert "true answers" in broken(told, *without(GOOD, 0))
+    pushed = batch("ab", 1, 2, "3")
+    assert "true answers" in broken(pushed, *without(GOOD, 0))
     assert "true answers" in broken(batch("c", 12, 13, "3", once="k"), *GOOD), "told otherwise at first"
     other = replace(PUSHED[0], answer={**PUSHED[0].answer, "hash": hash_of("x")})
     assert broken(other, *without(GOOD, 0)) == {"true hashes"}
@@ -129,21 +129,21 @@ def test_a_batch_that_a_poller_has_passed_is_found_where_that_is_promised() -> N
     assert broken(*PUSHED, *missing, listed(["2"], 6, who="p2"), *FOUND) == {"nothing missed"}
 
 
-TOLD = [
-    heard(at, f"{FOLDER}/{name}", hash_of(ids))
+EVENTS = [
+    event(at, f"{FOLDER}/{name}", hash_of(ids))
     for name, ids, at in (("1", "ab", 2), ("3", "d", 5), ("2", "c", 6), ("4", "e", 9))
 ]
 
 
 def test_of_each_batch_a_follower_is_notified_in_any_order() -> None:
-    assert broken(*GOOD, follow(), *TOLD) == set()
-    assert broken(*GOOD, follow(), *TOLD[:3]) == set(), "nobody knows that e was written"
-    assert broken(*GOOD, follow(), *TOLD, heard(9.1, f"{FOLDER}/5", hash_of("f"))) == set(), "perhaps f"
+    assert broken(*GOOD, follow(), *EVENTS) == set()
+    assert broken(*GOOD, follow(), *EVENTS[:3]) == set(), "nobody knows that e was written"
+    assert broken(*GOOD, follow(), *EVENTS, event(9.1, f"{FOLDER}/5", hash_of("f"))) == set(), "perhaps f"
 
 
 def test_batch_without_an_event_or_without_a_push_is_found() -> None:
     for left_out in range(3):
-        assert broken(*GOOD, follow(), *without(TOLD, left_out)) == {"told of each write"}
-    early = heard(1.5, f"{FOLDER}/5", hash_of("f"))
-    assert broken(*GOOD, follow(), early, *TOLD) == {"told of writes"}
-    assert broken(*GOOD, follow(), *TOLD, heard(9.1, f"{FOLDER}/1", hash_of("x"))) == {"told of writes"}
+        assert broken(*GOOD, follow(), *without(EVENTS, left_out)) == {"told of each write"}
+    early = event(1.5, f"{FOLDER}/5", hash_of("f"))
+    assert broken(*GOOD, follow(), early, *EVENTS) == {"told of writes"}
+    assert broken(*GOOD, follow(), *EVENTS, event(9.1, f"{FOLDER}/1", hash_of("x"))) == {"told of writes"}

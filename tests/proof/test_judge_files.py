@@ -7,8 +7,8 @@ import pytest
 
 from proof.files import content, sha256_of
 from proof.history import END, Operation
-from proof.test_judge import asked, broken, without
-from proof.test_judge_followers import follow, heard, reset
+from proof.test_judge import broken, operation, without
+from proof.test_judge_followers import event, follow, reset
 
 FILE = "files/a"
 HASHES = {name: sha256_of(name, 10) for name in "abcdx"} | {"": ""}
@@ -16,16 +16,18 @@ HASHES = {name: sha256_of(name, 10) for name in "abcdx"} | {"": ""}
 
 def upload(name: str, start: float, end: float, status: int | None = 200) -> Operation:
     sent = {"sha256": HASHES[name], "size": 10}
-    return asked("upload", FILE, sent, start, end, status, {"hash": HASHES[name]} if status == 200 else None)
+    return operation(
+        "upload", FILE, sent, start, end, status, {"hash": HASHES[name]} if status == 200 else None
+    )
 
 
 def download(name: str, start: float, end: float, who: str = "c2") -> Operation:
     answer = {"hash": HASHES[name]} | ({"sha256": HASHES[name]} if name else {})
-    return asked("download", FILE, {}, start, end, 200, answer, who=who)
+    return operation("download", FILE, {}, start, end, 200, answer, who=who)
 
 
 def unchanged(name: str, start: float, end: float) -> Operation:
-    return asked("download", FILE, {"known": HASHES[name]}, start, end, 304)
+    return operation("download", FILE, {"known": HASHES[name]}, start, end, 304)
 
 
 GOOD = (
@@ -93,23 +95,23 @@ def test_file_never_read_in_the_end_is_found() -> None:
     assert broken(*GOOD[:-1]) == {"read in the end"}
 
 
-TOLD = [heard(at, FILE, HASHES[name]) for name, at in (("a", 2.5), ("c", 9.1), ("b", 9.2), ("d", 13))]
+EVENTS = [event(at, FILE, HASHES[name]) for name, at in (("a", 2.5), ("c", 9.1), ("b", 9.2), ("d", 13))]
 
 
 def test_of_each_file_a_follower_is_notified_in_any_possible_order() -> None:
-    assert broken(*GOOD, follow(), *TOLD) == set()
-    assert broken(*GOOD, follow(), *TOLD[:3]) == set(), "nobody knows that d was written"
-    assert broken(*GOOD, follow(), *TOLD, heard(20, FILE, HASHES["a"])) == set(), "told again"
+    assert broken(*GOOD, follow(), *EVENTS) == set()
+    assert broken(*GOOD, follow(), *EVENTS[:3]) == set(), "nobody knows that d was written"
+    assert broken(*GOOD, follow(), *EVENTS, event(20, FILE, HASHES["a"])) == set(), "told again"
 
 
 def test_file_without_an_event_is_found() -> None:
     for left_out in range(3):
-        assert broken(*GOOD, follow(), *without(TOLD, left_out)) == {"told of each write"}
-    assert broken(*GOOD, follow(), *TOLD, heard(20, FILE, HASHES["x"])) == {"told of writes"}
-    assert broken(*GOOD, follow(), *TOLD[1:], heard(0.7, FILE, HASHES["a"])) >= {"told of writes"}
+        assert broken(*GOOD, follow(), *without(EVENTS, left_out)) == {"told of each write"}
+    assert broken(*GOOD, follow(), *EVENTS, event(20, FILE, HASHES["x"])) == {"told of writes"}
+    assert broken(*GOOD, follow(), *EVENTS[1:], event(0.7, FILE, HASHES["a"])) >= {"told of writes"}
 
 
 def test_file_events_out_of_order_are_found() -> None:
-    late = [*TOLD[1:3], heard(9.5, FILE, HASHES["a"]), TOLD[3]]
+    late = [*EVENTS[1:3], event(9.5, FILE, HASHES["a"]), EVENTS[3]]
     assert broken(*GOOD, follow(), *late) == {"told in order"}
     assert broken(*GOOD, follow(), *late[:2], reset(9.3), *late[2:]) == set()

@@ -20,10 +20,10 @@ class Violation:
     operations: tuple[Operation, ...]
 
     def __str__(self) -> str:
-        told = [f"{self.promise}: {self.said}", *map(_shown, self.operations[:SHOWN])]
+        lines = [f"{self.promise}: {self.said}", *map(_shown, self.operations[:SHOWN])]
         if len(self.operations) > SHOWN:
-            told.append(f"    and {len(self.operations) - SHOWN} more lines")
-        return "\n".join(told)
+            lines.append(f"    and {len(self.operations) - SHOWN} more lines")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class Verdict:
     violations: list[Violation]
 
     def __str__(self) -> str:
-        told = [f"{count:>9,} {what}" for what, count in sorted(self.counts.items())]
+        lines = [f"{count:>9,} {what}" for what, count in sorted(self.counts.items())]
         if not self.violations:
-            return "\n".join((*told, "every promise was kept"))
+            return "\n".join((*lines, "every promise was kept"))
         by_promise = Counter(violation.promise for violation in self.violations)
         broken = ", ".join(f"{promise} ({count})" for promise, count in by_promise.most_common())
-        return "\n\n".join(("\n".join(told), *map(str, self.violations[:SHOWN]), f"NOT KEPT: {broken}"))
+        return "\n\n".join(("\n".join(lines), *map(str, self.violations[:SHOWN]), f"NOT KEPT: {broken}"))
 
 
 def _shown(operation: Operation) -> str:

@@ -33,7 +33,7 @@ LAST: Final = "counters/last"
 
 FRESH_MS: Final = 280_000
 """Of what is sent again: older signatures would be refused for their time."""
-MOST_KEPT: Final = 20_000
+MAX_KEPT: Final = 20_000
 OLDEST: Final = 50
 ATTEMPTS: Final = 20
 """At one write whose outcome stays unknown, or at reading what is there in the end."""
@@ -49,12 +49,12 @@ SMALL_BYTES: Final = 20_000
 LARGE_BYTES: Final = 3_000_000
 """The most that a file has; beyond 2 MB a bucket gets it in parts."""
 LARGE: Final = 0.05
-MOST_EVENTS: Final = 20
+MAX_EVENTS: Final = 20
 """In a batch."""
 POLLERS: Final = 4
 PAGE: Final = 50
 """Names that a poller asks for."""
-MOST_KEPT_BYTES: Final = 65_536
+MAX_KEPT_BYTES: Final = 65_536
 """Of one request that is kept."""
 
 
@@ -74,10 +74,10 @@ class Requests:
     kept: list[Kept] = field(default_factory=list)
 
     def keep(self, operation: Operation, request: Request, random: Random) -> None:
-        if operation.is_unknown or operation.status == 401 or len(request.text) > MOST_KEPT_BYTES:
+        if operation.is_unknown or operation.status == 401 or len(request.text) > MAX_KEPT_BYTES:
             return
-        if len(self.kept) >= MOST_KEPT:
-            self.kept[random.randrange(MOST_KEPT)] = self.kept[-1]
+        if len(self.kept) >= MAX_KEPT:
+            self.kept[random.randrange(MAX_KEPT)] = self.kept[-1]
             self.kept.pop()
         self.kept.append(Kept(request, operation.kind, operation.key))
 
@@ -107,7 +107,7 @@ class Client(ProofClient):
             self._increment: 5,
             self._append: 6,
             self._append_twice_at_once: 1,
-            self._look: 2,
+            self._pull_twice: 2,
             self._read_tail: 3,
             self._upload: 3,
             self._download: 3,
@@ -144,7 +144,7 @@ class Client(ProofClient):
         nodes = self._random.choices(self.up(), k=2)
         await asyncio.gather(*(self.send(node, "append", key, sent, request) for node in nodes))
 
-    async def _look(self) -> None:
+    async def _pull_twice(self) -> None:
         """Pull a counter twice: it may not have changed."""
         key = self._random.choice(MARKED + PLAIN)
         seen = await self._pull(key)
@@ -165,8 +165,8 @@ class Client(ProofClient):
 
     async def _upload(self) -> None:
         key, name = self._random.choice(FILES), self._new_id()
-        most = LARGE_BYTES if self._random.random() < LARGE else SMALL_BYTES
-        size = self._random.randint(0, most)
+        max_bytes = LARGE_BYTES if self._random.random() < LARGE else SMALL_BYTES
+        size = self._random.randint(0, max_bytes)
         request = self.uploading(key, content(name, size))
         sent = {"sha256": sha256_of(name, size), "size": size}
         uploaded = await self.send(self._any_node(), "upload", key, sent, request, self._leave_after_s())
@@ -182,7 +182,7 @@ class Client(ProofClient):
             await self._after(again, request)
 
     async def _push_events(self) -> None:
-        ids = [self._new_id() for _ in range(self._random.randint(1, MOST_EVENTS))]
+        ids = [self._new_id() for _ in range(self._random.randint(1, MAX_EVENTS))]
         await self.write("batch", self._random.choice(EVENTS), {"ids": ids})
 
     async def _replay(self) -> None:

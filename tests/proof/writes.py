@@ -31,7 +31,7 @@ class Write:
         return not self.acknowledged and any(attempt.is_unknown for attempt in self.attempts)
 
     @property
-    def is_refused(self) -> bool:
+    def is_rejected(self) -> bool:
         return not self.acknowledged and not self.is_unknown
 
     @property

@@ -103,9 +103,9 @@ async def test_damaged_file_is_served_no_more(store: LocalStore, path: Path) -> 
         await store.verify(KEY)
     assert "its sha256 is" in caught.value.detail
     for _ in range(2):
-        for look in (store.open, store.stat, store.verify):
+        for read in (store.open, store.stat, store.verify):
             with pytest.raises(DamagedFile):
-                await look(KEY)
+                await read(KEY)
     again = await LocalStore.open_folder(path.parents[2])
     with pytest.raises(DamagedFile):
         await again.open(KEY)
@@ -306,9 +306,9 @@ async def test_copy_over_a_damaged_file_repairs_it(store: LocalStore, path: Path
     rot(path)
     if is_known:
         assert len(await damages(store)) == 1
-    outcomes, told = await copy(backup, store)
+    outcomes, reports = await copy(backup, store)
     assert (outcomes.healed, outcomes.is_complete) == (1, True)
-    assert told == [(KEY, "healed: it replaced a damaged object")]
+    assert reports == [(KEY, "healed: it replaced a damaged object")]
     assert (await read_file(store, KEY))[1] == CONTENT
     assert (await copy(backup, store))[0].already_there == 1
 

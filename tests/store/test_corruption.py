@@ -60,7 +60,7 @@ def flips(stored: bytes) -> list[bytes]:
     ]
 
 
-def told(stored: bytes) -> Any:
+def served(stored: bytes) -> Any:
     """All that is served of a stored document; None where it is found to be damaged."""
     try:
         document = _core.read_document(stored)
@@ -69,21 +69,21 @@ def told(stored: bytes) -> Any:
     return document.answer(5), document.hash, document.ts_ms
 
 
-@pytest.mark.parametrize("mark", [b"", as_whitespace(new_write_id())], ids=["plain", "marked"])
+@pytest.mark.parametrize("write_id", [b"", as_whitespace(new_write_id())], ids=["plain", "marked"])
 @pytest.mark.parametrize("body", [b'{"data":{}}', PLAIN, BODY], ids=["empty", "plain", "escapes"])
-def test_no_byte_of_a_document_changes_unnoticed(body: bytes, mark: bytes) -> None:
-    stored = _core.decode_push(body).stored(TS_MS, mark)
-    assert told(stored) is not None
+def test_no_byte_of_a_document_changes_unnoticed(body: bytes, write_id: bytes) -> None:
+    stored = _core.decode_push(body).stored(TS_MS, write_id)
+    assert served(stored) is not None
     for damaged in flips(stored):
-        assert told(damaged) is None, damaged
+        assert served(damaged) is None, damaged
         assert _core.is_document(damaged), "so that nobody takes it for what others wrote"
         with pytest.raises(DocumentCorrupt):
             _core.LogHead.read(damaged, "items")
     assert _core.LogHead.read(stored, "items").count == 0, "a document whose collection has logs now"
     for cut in range(len(stored)):
-        assert told(stored[:cut]) is None
+        assert served(stored[:cut]) is None
     for more in (b"}", b"\0", b"\n", stored):
-        assert told(stored + more) is None
+        assert served(stored + more) is None
 
 
 @pytest.mark.parametrize("body", [b'{"data":{}}', PLAIN, BODY], ids=["empty", "plain", "escapes"])
@@ -93,10 +93,10 @@ def test_without_checksum_only_time_and_author_can_change_undetected(body: bytes
     push = _core.decode_push(body)
     proof = push.author_pubkey, push.author_signature
     stored = reference.stored(push.data, push.hash, TS_MS, *proof)
-    _, hash_, ts_ms = told(stored)
+    _, hash_, ts_ms = served(stored)
     assert (hash_, ts_ms) == (push.hash, TS_MS)
     for damaged in flips(stored):
-        found = told(damaged)
+        found = served(damaged)
         if found is None:
             continue
         document = _core.read_document(damaged)
@@ -112,9 +112,9 @@ def test_without_checksum_only_time_and_author_can_change_undetected(body: bytes
 def test_of_starfishs_documents_no_byte_of_data_or_hash_changes_unnoticed(style: dict[str, Any]) -> None:
     hash_ = reference.content_hash(json.dumps(DATA).encode())
     stored = json.dumps({"v": 1, "data": DATA, "ts": TS_MS, "hash": hash_}, **style).encode()
-    assert told(stored) is not None
+    assert served(stored) is not None
     for damaged in flips(stored):
-        if told(damaged) is not None:
+        if served(damaged) is not None:
             document = _core.read_document(damaged)
             assert document.hash == hash_, damaged
             assert reference.content_hash(document.data) == hash_, damaged
@@ -298,8 +298,8 @@ async def test_no_byte_of_a_row_in_sqlite_changes_unnoticed(tmp_path: Path) -> N
     parts = [max(key for key in logs if f"/{name}" in key) for name in ("index1-", "180-")] + [LOG]
     for key, body in logs.items():
         await store.put(key, body)
-    beside = sqlite3.connect(tmp_path / "pysync.db", isolation_level=None)
-    beside.execute("pragma synchronous = off")
+    direct = sqlite3.connect(tmp_path / "pysync.db", isolation_level=None)
+    direct.execute("pragma synchronous = off")
 
     async def read(key: str) -> object:
         await asyncio.sleep(0)  # what is read in one turn of the event loop is of one moment
@@ -312,17 +312,17 @@ async def test_no_byte_of_a_row_in_sqlite_changes_unnoticed(tmp_path: Path) -> N
 
     for key in ("notes/a", *parts):
         parent, name = key.rsplit("/", 1)
-        where = "where parent = ? and name = ?"
-        ((body,),) = beside.execute(f"select body from object {where}", (parent, name))
+        row_filter = "where parent = ? and name = ?"
+        ((body,),) = direct.execute(f"select body from object {row_filter}", (parent, name))
         right = await read(key)
         for at in range(len(body)):
             damaged = body[:at] + bytes([body[at] ^ (1 << at % 8)]) + body[at + 1 :]
-            beside.execute(f"update object set body = ? {where}", (damaged, parent, name))
+            direct.execute(f"update object set body = ? {row_filter}", (damaged, parent, name))
             with pytest.raises(DocumentCorrupt):
                 await read(key)
-        beside.execute(f"update object set body = ? {where}", (body, parent, name))
+        direct.execute(f"update object set body = ? {row_filter}", (body, parent, name))
         assert await read(key) == right
-    beside.close()
+    direct.close()
     await store.close()
 
 

@@ -229,15 +229,15 @@ async def test_a_document_that_is_unmodified_is_looked_up_once_until_anybody_com
     statements: list[str] = []
     store._reader._connection.set_trace_callback(statements.append)
 
-    def looked_up() -> int:
+    def lookups() -> int:
         return sum("FROM object" in statement for statement in statements)
 
     for _ in range(3):
         assert await store.get("a/b", etag) is NOT_MODIFIED
-    assert looked_up() == 1
+    assert lookups() == 1
     found = await store.get("a/b", "another")
     assert isinstance(found, StoredObject)
-    assert looked_up() == 2
+    assert lookups() == 2
     other = await LocalStore.open_folder(folder)
     await other.put("a/b", b"2")
     await other.close()

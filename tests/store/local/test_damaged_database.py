@@ -130,21 +130,21 @@ async def test_nothing_that_damage_raises_leaves_a_callback_of_the_loop(
     met: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: met.append(context))
     store = await LocalStore.open_folder(folder)
-    asks: list[Callable[[], Awaitable[object]]] = [
+    calls: list[Callable[[], Awaitable[object]]] = [
         lambda: store.get("notes/a000"),
         lambda: store.put("notes/b", b"{}"),
         store.probe,
     ]
-    for ask in asks * 2:
+    for call in calls * 2:
         with pytest.raises(StoreUnavailable):
-            await ask()
+            await call()
         await asyncio.sleep(0)
     assert await store.change_log.last_id()
     await store.close()
     await asyncio.sleep(0)
     assert met == []
-    (told,) = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.CRITICAL]
-    assert "is damaged" in told
+    (message,) = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.CRITICAL]
+    assert "is damaged" in message
 
 
 async def test_a_probe_leaves_nothing_in_a_store(folder: Path) -> None:
@@ -217,11 +217,11 @@ async def test_readiness_is_answered_while_the_disk_hangs(
 async def test_a_probe_that_fails_unexpectedly_is_no_readiness(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    class Broken(MemoryStore):
+    class BrokenStore(MemoryStore):
         async def probe(self) -> None:
             raise LookupError("unforeseen")
 
-    browser = Browser(await start({"collections": [NOTES]}, store=Broken()), session)
+    browser = Browser(await start({"collections": [NOTES]}, store=BrokenStore()), session)
     assert (await browser.request("GET", "/health/ready")).status == 503
 
 
@@ -263,8 +263,8 @@ async def test_a_database_that_is_larger_than_configured_is_not_checked_at_the_s
     damage_table(folder / "pysync.db", "object")
     size = (folder / "pysync.db").stat().st_size
     settings = {"version": 1, **served(folder), "coordinator": "memory:"}
-    for most in (0, size - 1):
-        serve.check_databases(config.parse({**settings, "server": {"quickCheckMaxBytes": most}}))
+    for limit in (0, size - 1):
+        serve.check_databases(config.parse({**settings, "server": {"quickCheckMaxBytes": limit}}))
     with pytest.raises(ValueError, match="is damaged"):
         serve.check_databases(config.parse({**settings, "server": {"quickCheckMaxBytes": size}}))
     with pytest.raises(ValueError, match="is damaged"):

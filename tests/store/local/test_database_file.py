@@ -91,10 +91,10 @@ async def test_no_write_to_a_database_that_is_gone_is_acknowledged(
             await store.put("a", b'{"n":1}')
     with pytest.raises(StoreUnavailable):
         await store.delete("a")
-    (told,) = criticals(caplog)
-    assert "pysync.db" in told
-    assert "deleted or replaced" in told
-    assert "docs/how-to/repair-damage.md" in told
+    (message,) = criticals(caplog)
+    assert "pysync.db" in message
+    assert "deleted or replaced" in message
+    assert "docs/how-to/repair-damage.md" in message
 
 
 @pytest.mark.parametrize("lose", LOSSES)
@@ -316,8 +316,8 @@ async def test_workers_acknowledge_nothing_after_their_database_was_deleted(
         for _ in range(5):
             assert (await on_fresh_connection(service.base, push)).status == 503
         assert not (folder / "pysync.db").exists()
-        told = [entry for entry in service.entries() if entry["level"] == "critical"]
-        stored = [entry["worker"] for entry in told if "pysync.db" in entry["message"]]
+        message = [entry for entry in service.entries() if entry["level"] == "critical"]
+        stored = [entry["worker"] for entry in message if "pysync.db" in entry["message"]]
         assert sorted(stored) == [1, 2], "each says so once"
 
 
@@ -369,7 +369,7 @@ async def test_a_worker_that_is_replaced_after_the_folder_was_deleted_begins_no_
     async def push(browser: Browser) -> Reply:
         return await browser.push(f"notes/{os.urandom(4).hex()}", {"n": 1})
 
-    def told(text: str) -> bool:
+    def is_logged(text: str) -> bool:
         return any(text in entry["message"] + entry.get("error", "") for entry in service.entries())
 
     async with workers(tmp_path, server={"workers": 2}) as service:
@@ -377,8 +377,8 @@ async def test_a_worker_that_is_replaced_after_the_folder_was_deleted_begins_no_
         replies = await replies_of_all_workers(service.base, push, 2)
         assert {(reply.status, reply.json["code"]) for reply in replies} == {(503, "store_unavailable")}
         os.kill(service.pids()[2], signal.SIGKILL)
-        await until(lambda: told("worker 2 ended with status 1"))
-        assert told("was deleted while the service ran")
+        await until(lambda: is_logged("worker 2 ended with status 1"))
+        assert is_logged("was deleted while the service ran")
         assert {(await on_fresh_connection(service.base, push)).status for _ in range(5)} == {503}
         assert not folder.exists()
 

@@ -144,16 +144,16 @@ async def test_a_kill_at_any_step_leaves_everything_once(
     step, died = 0, True
     while died:
         step += 1
-        beside = await LocalStore.open_folder(folder)
-        assert await lines_in(beside) == EVERYTHING
+        other = await LocalStore.open_folder(folder)
+        assert await lines_in(other) == EVERYTHING
         died = merge_until(step)
         assert lines_on_disk(folder).keys() == EVERYTHING.keys(), f"at step {step}"
         outcomes.add("".join(sorted(os.listdir(folder / "files/e"))))
         if step % 2:
-            assert await lines_in(beside) == EVERYTHING, f"at step {step}, by who had the store open"
+            assert await lines_in(other) == EVERYTHING, f"at step {step}, by who had the store open"
         store = await LocalStore.open_folder(folder)
         assert lines_on_disk(folder) == EVERYTHING, f"at step {step}, opened"
-        assert await lines_in(beside) == await lines_in(store) == EVERYTHING, f"at step {step}"
+        assert await lines_in(other) == await lines_in(store) == EVERYTHING, f"at step {step}"
         names = await store.list("e", None, 100)
         assert names == sorted(os.listdir(folder / "files/e"))
         assert names in ([*"1234567"], ["4-", "6", "7"])
@@ -164,7 +164,7 @@ async def test_a_kill_at_any_step_leaves_everything_once(
             await write(store, *"12345")
             await store.delete("e/4-")
         await store.close()
-        await beside.close()
+        await other.close()
     assert {"1234567", "12344-567", "44-567", "4-67"} <= outcomes
 
 
@@ -194,16 +194,16 @@ async def test_readers_during_a_merge_find_each_file_once(store: LocalStore, fol
     wanted = dict(EVERYTHING)
     written = set(EVERYTHING)
     done = asyncio.Event()
-    looks = 0
+    reads = 0
 
-    async def look(through: LocalStore) -> None:
-        nonlocal looks
+    async def read_all(through: LocalStore) -> None:
+        nonlocal reads
         while not done.is_set():
             before = set(written)
             found = await lines_in(through)
             assert set(found.values()) == {1}
             assert before <= found.keys()
-            looks += 1
+            reads += 1
 
     async def write_some(through: LocalStore, start: int) -> None:
         for n in range(start, start + 60):
@@ -212,20 +212,20 @@ async def test_readers_during_a_merge_find_each_file_once(store: LocalStore, fol
             wanted[str(n)] = 1
 
     async def merge() -> None:
-        for turn in range(12):
+        for round_ in range(12):
             names = [name for name in await store.list("e", None, 1000) if not name.startswith("9")][:20]
             texts = {name: (await read_file(store, f"e/{name}"))[1] for name in names}
             merged = await sha256s(store, *names)
             body = b"".join(texts.values())
-            await store.merge(f"e/{max(names)}-{turn:02}", chunks_of(body), "text/plain", merged)
+            await store.merge(f"e/{max(names)}-{round_:02}", chunks_of(body), "text/plain", merged)
 
-    looking = asyncio.gather(look(store), look(other))
+    looking = asyncio.gather(read_all(store), read_all(other))
     try:
         await asyncio.gather(write_some(store, 100), write_some(other, 300), write_some(store, 900), merge())
     finally:
         done.set()
         await looking
-    assert looks > 3
+    assert reads > 3
     assert lines_on_disk(folder) == Counter(wanted)
     assert await lines_in(store) == Counter(wanted)
     assert await lines_in(other) == Counter(wanted)
@@ -378,11 +378,11 @@ async def test_a_folder_with_folders_in_it_is_merged(store: LocalStore, folder: 
 
 
 async def test_a_merge_that_is_cancelled_is_made_or_not(store: LocalStore, folder: Path) -> None:
-    chance = random.Random(3)
+    rng = random.Random(3)
     for _ in range(30):
         merged = await sha256s(store, *"12345")
         merging = asyncio.ensure_future(store.merge("e/4-", chunks_of(MERGED), "text/plain", merged))
-        for _ in range(chance.randrange(60)):
+        for _ in range(rng.randrange(60)):
             await asyncio.sleep(0)
         merging.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -108,12 +108,12 @@ async def test_damage_is_checked_for_later_if_no_thread_can_be_started(
 
 
 async def test_one_writers_own_fault_is_its_own(writer: GroupCommit, path: Path) -> None:
-    def refuse(cursor: sqlite3.Cursor) -> int:
+    def reject(cursor: sqlite3.Cursor) -> int:
         raise LookupError("mine")
 
     outcomes = await asyncio.gather(
         writer.submit(insert, 1),
-        writer.submit(refuse),
+        writer.submit(reject),
         writer.submit(insert, 1),
         writer.submit(insert, 2),
         return_exceptions=True,
@@ -284,10 +284,10 @@ class Work:
     def after_rollback(self) -> None:
         self._do("undone")
 
-    def _do(self, what: str) -> None:
-        self.calls.append(what)
-        if what in self.fails:
-            raise self.fails.pop(what)
+    def _do(self, step: str) -> None:
+        self.calls.append(step)
+        if step in self.fails:
+            raise self.fails.pop(step)
 
 
 class Failing(sqlite3.Connection):
@@ -321,11 +321,11 @@ async def failing(path: Path, work: Work) -> AsyncIterator[GroupCommit]:
 
 
 @pytest.mark.parametrize("error", [LookupError("unforeseen"), MemoryError(), Panic("unforeseen")])
-@pytest.mark.parametrize("where", ["BEGIN IMMEDIATE", "COMMIT", "prepare"])
+@pytest.mark.parametrize("step", ["BEGIN IMMEDIATE", "COMMIT", "prepare"])
 async def test_an_unexpected_error_fails_its_group_and_no_other(
-    failing: GroupCommit, path: Path, work: Work, where: str, error: BaseException
+    failing: GroupCommit, path: Path, work: Work, step: str, error: BaseException
 ) -> None:
-    (work.fails if where == "prepare" else Failing.failures)[where] = error
+    (work.fails if step == "prepare" else Failing.failures)[step] = error
     outcomes = await asyncio.gather(
         failing.submit(insert, 1), failing.submit(insert, 2), return_exceptions=True
     )

@@ -134,12 +134,12 @@ async def test_document_that_replaces_a_file_removes_it(store: LocalStore, folde
 
 async def test_a_file_that_was_replaced_from_outside_is_damaged(store: LocalStore, folder: Path) -> None:
     await store.write("a", chunks_of(b"old"), "text/plain")
-    beside = folder / "files" / "~incoming" / "x"
-    beside.write_bytes(b"newer")
-    os.replace(beside, folder / "files" / "a")
-    for look in (store.open, store.stat, store.verify) * 2:
+    temporary = folder / "files" / "~incoming" / "x"
+    temporary.write_bytes(b"newer")
+    os.replace(temporary, folder / "files" / "a")
+    for read in (store.open, store.stat, store.verify) * 2:
         with pytest.raises(DamagedFile):
-            await look("a")
+            await read("a")
     assert [listed.size async for listed in store.walk("")] == [3]
 
 
@@ -159,9 +159,9 @@ async def test_a_crash_before_the_unlink_is_made_good_on_opening(store: LocalSto
 async def test_a_file_lost_from_disk_is_damaged_not_missing(store: LocalStore, folder: Path) -> None:
     await store.write("a", chunks_of(b"1"), "text/plain")
     (folder / "files" / "a").unlink()
-    for look in (store.open, store.stat):
+    for read in (store.open, store.stat):
         with pytest.raises(DamagedFile) as caught:
-            await look("a")
+            await read("a")
         assert "the file is lost" in caught.value.detail
     await store.write("a", chunks_of(b"2"), "text/plain")
     assert (await read_file(store, "a"))[1] == b"2"
@@ -209,17 +209,17 @@ async def test_a_clock_that_is_set_ahead_makes_no_leftover_of_a_file_that_is_bei
 async def test_a_process_whose_clock_is_ahead_leaves_a_file_that_another_one_writes(
     store: LocalStore, folder: Path
 ) -> None:
-    came, go_on = asyncio.Event(), asyncio.Event()
+    arrived, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
         yield b"1" * CHECKED_BYTES
         yield b"2"  # the first chunk is on disk once this one has come
-        came.set()
+        arrived.set()
         await go_on.wait()
         yield b"3"
 
     writing = asyncio.ensure_future(store.write("f/a", slow(), "text/plain"))
-    await came.wait()
+    await arrived.wait()
     ahead = FakeClock(wall_clock_ms() + 2 * 86_400_000)
     await (await LocalStore.open_folder(folder, ahead)).close()
     go_on.set()
@@ -337,9 +337,9 @@ async def test_of_files_above_and_below_each_other_one_is_taken(store: LocalStor
 async def test_a_write_whose_caller_is_gone_is_carried_out_or_leaves_nothing(
     store: LocalStore, folder: Path
 ) -> None:
-    for turns in range(12):
-        writing = asyncio.ensure_future(store.write(f"f/{turns}", chunks_of(b"1"), "text/plain"))
-        for _ in range(turns):
+    for ticks in range(12):
+        writing = asyncio.ensure_future(store.write(f"f/{ticks}", chunks_of(b"1"), "text/plain"))
+        for _ in range(ticks):
             await asyncio.sleep(0)
         writing.cancel()
         await asyncio.wait([writing])
@@ -352,13 +352,13 @@ async def test_a_rejected_write_whose_caller_is_gone_leaves_nothing(
 ) -> None:
     await store.write("f", chunks_of(b"1"), "text/plain")
     placing = asyncio.Event()
-    place = store._files.commit
+    commit = store._files.commit
 
-    async def place_and_tell(*args: Any) -> Any:
+    async def commit_and_signal(*args: Any) -> Any:
         placing.set()
-        return await place(*args)
+        return await commit(*args)
 
-    monkeypatch.setattr(store._files, "commit", place_and_tell)
+    monkeypatch.setattr(store._files, "commit", commit_and_signal)
     writing = asyncio.ensure_future(store.write("f/below", chunks_of(b"2"), "text/plain"))
     await placing.wait()
     writing.cancel()
@@ -553,19 +553,19 @@ while status:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("settle_every", [0, FLUSH_EVERY])
+@pytest.mark.parametrize("flush_every", [0, FLUSH_EVERY])
 async def test_a_kill_before_any_step_on_disk_leaves_files_and_rows_at_one(
-    tmp_path: Path, settle_every: int
+    tmp_path: Path, flush_every: int
 ) -> None:
-    process = run_python(KILL_AT_EACH_STEP, str(tmp_path), json.dumps(STEPS), str(settle_every))
+    process = run_python(KILL_AT_EACH_STEP, str(tmp_path), json.dumps(STEPS), str(flush_every))
     await asyncio.to_thread(process.communicate)
     assert process.returncode == 0
     expected, met = states(), set()
-    for place in tmp_path.iterdir():
-        done = (place / "done").stat().st_size
+    for path in tmp_path.iterdir():
+        done = (path / "done").stat().st_size
         met.add(done)
-        files = await reopened(place / "data")
-        store = await LocalStore.open_folder(place / "data")
+        files = await reopened(path / "data")
+        store = await LocalStore.open_folder(path / "data")
         document = await store.get("e/2.parquet")
         await store.close()
         now = {key: ("write", content) for key, content in files.items()}
@@ -627,15 +627,15 @@ async def test_after_kills_files_and_rows_agree_and_what_was_acknowledged_is_the
         lines += await asyncio.to_thread(process.stdout.readlines)
         process.communicate()
     files = await reopened(folder)
-    told = dict(line.split() for line in lines if line.endswith("\n"))
-    for key, last in told.items():
+    acknowledged_keys = dict(line.split() for line in lines if line.endswith("\n"))
+    for key, last in acknowledged_keys.items():
         if key.startswith("next/"):
             assert hashlib.sha256(files[key]).hexdigest() == last
         elif key not in files:
             assert int(last) % 5 in (3, 4)
         else:
             assert int(files[key][:8]) in (int(last), int(last) + 1)
-    assert {"f/x/0", "f/y/0"} <= told.keys() or acknowledged < 30
+    assert {"f/x/0", "f/y/0"} <= acknowledged_keys.keys() or acknowledged < 30
     store = await LocalStore.open_folder(folder)
     changes = await store.change_log.read("", 100_000)
     assert changes is not None
@@ -769,7 +769,7 @@ async def test_ticks_go_on_when_the_clock_steps_back(folder: Path) -> None:
     ]
 
 
-def where(key: str, tick: HybridTimestamp) -> str:
+def located(key: str, tick: HybridTimestamp) -> str:
     return key
 
 
@@ -777,9 +777,9 @@ async def test_file_without_a_location_takes_no_tick_and_leaves_nothing(
     store: LocalStore, folder: Path
 ) -> None:
     await store.write("taken", chunks_of(b"1"), "text/plain")
-    for key, refusal in (("taken/a", KeyConflict), ("~incoming/a", ValueError), ("a//b", ValueError)):
-        with pytest.raises(refusal):
-            await store.write_ordered(partial(where, key), chunks_of(b"2"), "text/plain", changed)
+    for key, error_type in (("taken/a", KeyConflict), ("~incoming/a", ValueError), ("a//b", ValueError)):
+        with pytest.raises(error_type):
+            await store.write_ordered(partial(located, key), chunks_of(b"2"), "text/plain", changed)
     assert await stored(store) == on_disk(folder) == {"taken": b"1"}
     assert list((folder / "files" / "~incoming").iterdir()) == []
     changes = await store.change_log.read("", 10)

@@ -43,8 +43,8 @@ asyncio.run(main())
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the size of a process in /proc")
 def test_no_statement_keeps_a_large_document(tmp_path: Path) -> None:
-    told, _ = run_python(WRITE, str(tmp_path / "data")).communicate()
-    assert int(told) < 32
+    output, _ = run_python(WRITE, str(tmp_path / "data")).communicate()
+    assert int(output) < 32
 
 
 async def test_the_writer_keeps_no_document_while_it_waits_for_the_next(tmp_path: Path) -> None:

@@ -92,12 +92,12 @@ async def test_a_merge_that_has_not_exchanged_its_folders_is_undone(folder: Path
     assert await content(folder) == FILES
 
 
-@pytest.mark.parametrize("is_beside", [True, False], ids=["whole", "without the old folder"])
-async def test_a_merge_that_has_exchanged_its_folders_is_finished(folder: Path, is_beside: bool) -> None:
+@pytest.mark.parametrize("has_leftover", [True, False], ids=["whole", "without the old folder"])
+async def test_a_merge_that_has_exchanged_its_folders_is_finished(folder: Path, has_leftover: bool) -> None:
     """A backup may lack the old folder."""
     build(folder)
     exchange(folder)
-    if not is_beside:
+    if not has_leftover:
         (folder / "merging").rename(folder.parent / "merging")
     assert await content(folder) == {"2-": MERGED, "3": FILES["3"]}
 

@@ -27,9 +27,9 @@ async def store(tmp_path: Path) -> AsyncIterator[LocalStore]:
     await opened.close()
 
 
-async def used(store: LocalStore, subject: Subject) -> Usage:
+async def used(store: LocalStore, account: Subject) -> Usage:
     assert store.ledger is not None
-    return (await store.ledger.used([subject]))[subject]
+    return (await store.ledger.used([account]))[account]
 
 
 async def test_documents_logs_and_files_count_for_their_account(store: LocalStore) -> None:

@@ -164,13 +164,13 @@ class TestDeleting:
             await store.put("p/a", b"three", expect=Etag(etag))
 
     async def test_one_of_many_creates_the_object_anew(self, store: S3Store) -> None:
-        for turn in range(3):
+        for attempt in range(3):
             etag = await store.put("a", b"one", expect=ABSENT)
             await store.delete("a", Etag(etag))
             outcomes = await asyncio.gather(
                 *(store.put("a", b"%d" % n, expect=ABSENT) for n in range(8)), return_exceptions=True
             )
-            assert sum(isinstance(outcome, str) for outcome in outcomes) == 1, turn
+            assert sum(isinstance(outcome, str) for outcome in outcomes) == 1, attempt
             await store.delete("a")
 
     async def test_a_server_that_honours_them_deletes(self, moto: S3Server) -> None:
@@ -186,7 +186,7 @@ class TestDeleting:
             await bucket.store.put("a", b"three", expect=ABSENT)
 
 
-class TestWhatOthersWrote:
+class TestObjectsOfOthers:
     async def test_json_is_a_document_and_anything_else_a_file(
         self, store: S3Store, client: Any, radosgw: S3Server, prefix: str
     ) -> None:

@@ -59,12 +59,12 @@ async def test_the_region_is_the_environments_where_none_is_configured(
 
 async def test_the_credentials_of_a_role_are_renewed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     without_credentials(monkeypatch, tmp_path)
-    asked = itertools.count(1)
+    key_numbers = itertools.count(1)
 
     async def lend(request: web.Request) -> web.Response:
         # So near its end that each use asks for newer ones.
         ends = datetime.now(UTC) + timedelta(minutes=1)
-        lent = {"AccessKeyId": f"key-{next(asked)}", "SecretAccessKey": "hush", "Token": "token"}
+        lent = {"AccessKeyId": f"key-{next(key_numbers)}", "SecretAccessKey": "hush", "Token": "token"}
         return web.json_response({**lent, "Expiration": ends.strftime("%Y-%m-%dT%H:%M:%SZ")})
 
     app = web.Application()
@@ -95,5 +95,5 @@ async def test_a_bucket_with_a_host_of_its_own_is_served(
         etag = await store.put("a/é", b'{"data":1}')
         assert await store.get("a/é", etag) is NOT_MODIFIED
         assert await store.list("a", None, 10) == ["é"]
-    async with opened(moto, prefix) as beside:
-        assert await beside.list("a", None, 10) == ["é"]
+    async with opened(moto, prefix) as neighbour:
+        assert await neighbour.list("a", None, 10) == ["é"]

@@ -34,14 +34,14 @@ async def body_of(store: Store, key: str) -> bytes | None:
 async def put_not_looked_up(bucket: Proxied, etag: str) -> AsyncIterator[asyncio.Future[str]]:
     """A put of `two` at `a`, over `etag`, without an answer: at the end it looks up what became of it."""
     end = asyncio.Event()
-    asks = bucket.proxy.delay("HEAD", until=end)
+    lookup = bucket.proxy.delay("HEAD", until=end)
     putting = asyncio.ensure_future(bucket.store.put("a", b"two", expect=Etag(etag)))
-    await asks.wait()
+    await lookup.wait()
     yield putting
     end.set()
 
 
-class TestAPutWhoseAnswerIsLost:
+class TestPutWithALostAnswer:
     async def test_is_found_where_it_was_stored(self, bucket: Proxied) -> None:
         bucket.proxy.lose_reply("PUT")
         etag = await bucket.store.put("a", b"one", expect=ABSENT)
@@ -158,9 +158,9 @@ class TestAPutWhoseAnswerIsLost:
         bucket.proxy.delay("PUT", until=arrives)
         etag = await store.put("a", b"two", expect=Etag(etag))
         await bucket.other.put("a", b"three", expect=Etag(etag))
-        refused = bucket.proxy.statuses[412]
+        rejected_count = bucket.proxy.statuses[412]
         arrives.set()
-        while bucket.proxy.statuses[412] == refused:
+        while bucket.proxy.statuses[412] == rejected_count:
             await asyncio.sleep(0)
         assert await body_of(bucket.other, "a") == b"three"
 

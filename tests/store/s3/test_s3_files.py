@@ -48,8 +48,8 @@ class TestStat:
     async def test_it_is_one_request_without_a_body(self, bucket: Proxied) -> None:
         sha256 = await bucket.other.write("a", chunks_of(bytes(MB)), "application/x-test")
         file, _ = await read_file(bucket.other, "a")
-        told = FileStat(MB, sha256, "application/x-test", file.modified_ms, etag=file.etag)
-        assert await bucket.store.stat("a") == told
+        expected = FileStat(MB, sha256, "application/x-test", file.modified_ms, etag=file.etag)
+        assert await bucket.store.stat("a") == expected
         assert bucket.proxy.calls == {"HEAD": 1}
 
     async def test_of_an_object_that_is_no_file_is_none(self, bucket: Proxied) -> None:
@@ -97,26 +97,26 @@ class TestReceived:
 
     async def test_is_reported_before_the_file_is_seen(self, bucket: Proxied, size: int) -> None:
         await bucket.other.write("a", chunks_of(b"old"), "text/plain")
-        told = []
+        reported = []
 
         async def received(sha256: str) -> None:
-            told.append(sha256)
+            reported.append(sha256)
             assert await content_of(bucket.other, "a") == b"old"
 
         sha256 = await bucket.store.write("a", chunks_of(bytes(size)), "text/plain", received)
-        assert told == [sha256] == [hashlib.sha256(bytes(size)).hexdigest()]
+        assert reported == [sha256] == [hashlib.sha256(bytes(size)).hexdigest()]
         assert await content_of(bucket.other, "a") == bytes(size)
 
     async def test_rejected_upload_leaves_no_trace(
         self, bucket: Proxied, client: Any, radosgw: S3Server, size: int
     ) -> None:
-        async def refuse(sha256: str) -> None:
+        async def reject(sha256: str) -> None:
             raise PermissionError
 
         await bucket.other.write("a", chunks_of(b"old"), "text/plain")
         for key in ("a", "b"):
             with pytest.raises(PermissionError):
-                await bucket.store.write(key, chunks_of(bytes(size)), "text/plain", refuse)
+                await bucket.store.write(key, chunks_of(bytes(size)), "text/plain", reject)
         assert await content_of(bucket.other, "a") == b"old"
         assert await bucket.other.list("", None, 10) == ["a"]
         assert await uploads(client, radosgw, bucket) == []
@@ -155,13 +155,13 @@ class TestASmallFile:
         again."""
         await bucket.other.write("a", chunks_of(b"one"), "text/plain")
         bucket.proxy.lose_reply("PUT")
-        looks_again = asyncio.Event()
-        looked = bucket.proxy.delay(until=looks_again, when=lambda _: bucket.proxy.met["lose_reply"] > 0)
+        go_on = asyncio.Event()
+        second_attempt = bucket.proxy.delay(until=go_on, when=lambda _: bucket.proxy.met["lose_reply"] > 0)
         writing = asyncio.ensure_future(bucket.store.write("a", chunks_of(b"two"), "text/plain"))
-        await looked.wait()
+        await second_attempt.wait()
         assert await content_of(bucket.other, "a") == b"two"
         await bucket.other.write("a", chunks_of(b"three"), "text/plain")
-        looks_again.set()
+        go_on.set()
         await writing
         assert await content_of(bucket.other, "a") == b"three"
 
@@ -217,25 +217,25 @@ class TestALargeFile:
         assert await bucket.other.list("", None, 10) == ["a"]
 
     async def test_is_never_held_in_memory(self, bucket: Proxied) -> None:
-        size, piece = 64 * MB, random.Random(3).randbytes(256 * KB)
+        size, block = 64 * MB, random.Random(3).randbytes(256 * KB)
 
-        async def pieces() -> AsyncIterator[bytes]:
-            for _ in range(size // len(piece)):
-                yield piece
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(size // len(block)):
+                yield block
 
         tracemalloc.start()
         try:
-            sha256 = await bucket.other.write("a", pieces(), "text/plain")
+            sha256 = await bucket.other.write("a", chunks(), "text/plain")
             digest = hashlib.sha256()
             file = await bucket.other.open("a")
             assert file is not None
             async for chunk in file.chunks:
                 digest.update(chunk)
-            _, most = tracemalloc.get_traced_memory()
+            _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
         assert digest.hexdigest() == sha256
-        assert most < 16 * MB
+        assert peak < 16 * MB
 
 
 WRITE = """

@@ -37,7 +37,7 @@ async def lax(moto: S3Server) -> AsyncIterator[FaultProxy]:
         yield proxy
 
 
-async def refusal(server: S3Server, endpoint: str | None = None, **members: Any) -> str:
+async def error_of(server: S3Server, endpoint: str | None = None, **members: Any) -> str:
     with pytest.raises(StoreUnavailable) as refused:
         await S3Store.connect(replace(server.store("x", endpoint), **members), retry_policy=HASTY)
     return refused.value.message
@@ -47,31 +47,33 @@ class TestABucketThatCannotBeUsed:
     """The reason is one sentence, and says what to do."""
 
     async def test_the_access_key_is_unknown(self, radosgw: S3Server) -> None:
-        told = await refusal(radosgw, access_key_id="nobody")
-        assert told.startswith("s3://pysync at 127.0.0.1: the access key is not known there: correct ")
-        assert "store.accessKeyId or AWS_ACCESS_KEY_ID" in told
+        message = await error_of(radosgw, access_key_id="nobody")
+        assert message.startswith("s3://pysync at 127.0.0.1: the access key is not known there: correct ")
+        assert "store.accessKeyId or AWS_ACCESS_KEY_ID" in message
 
     async def test_the_secret_is_wrong(self, radosgw: S3Server) -> None:
-        told = await refusal(radosgw, secret_access_key="hush")
-        assert "the secret key is not that of the access key" in told
-        assert "store.secretAccessKey or AWS_SECRET_ACCESS_KEY" in told
-        assert "hush" not in told
+        message = await error_of(radosgw, secret_access_key="hush")
+        assert "the secret key is not that of the access key" in message
+        assert "store.secretAccessKey or AWS_SECRET_ACCESS_KEY" in message
+        assert "hush" not in message
 
     async def test_there_is_no_such_bucket(self, radosgw: S3Server) -> None:
-        told = await refusal(radosgw, url="s3://nowhere/x")
-        assert told == "s3://nowhere at 127.0.0.1: there is no such bucket: create it, or correct store.url"
+        message = await error_of(radosgw, url="s3://nowhere/x")
+        assert (
+            message == "s3://nowhere at 127.0.0.1: there is no such bucket: create it, or correct store.url"
+        )
 
     async def test_nobody_listens(self, radosgw: S3Server) -> None:
-        told = await refusal(radosgw, endpoint=f"http://127.0.0.1:{free_port()}")
-        assert "it cannot be reached: ClientConnectorError" in told
+        message = await error_of(radosgw, endpoint=f"http://127.0.0.1:{free_port()}")
+        assert "it cannot be reached: ClientConnectorError" in message
 
     async def test_there_are_no_credentials(
         self, radosgw: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         without_credentials(monkeypatch, tmp_path)
-        told = await refusal(radosgw, access_key_id=None, secret_access_key=None)
-        for place in ("store.accessKeyId", "AWS_ACCESS_KEY_ID", "~/.aws", "role"):
-            assert place in told
+        message = await error_of(radosgw, access_key_id=None, secret_access_key=None)
+        for name in ("store.accessKeyId", "AWS_ACCESS_KEY_ID", "~/.aws", "role"):
+            assert name in message
 
     @pytest.mark.parametrize(
         ("status", "body", "headers"),
@@ -89,7 +91,7 @@ class TestABucketThatCannotBeUsed:
         self, radosgw: S3Server, proxy: FaultProxy, status: int, body: bytes, headers: dict[str, str]
     ) -> None:
         proxy.respond(status=status, body=body, headers=headers, times=None)
-        assert "set store.region to eu-west-1" in await refusal(radosgw, proxy.url)
+        assert "set store.region to eu-west-1" in await error_of(radosgw, proxy.url)
 
     @pytest.mark.parametrize(("off_s", "side"), [(-1200, "ahead of"), (1200, "behind")])
     async def test_the_clock_is_wrong(
@@ -97,16 +99,16 @@ class TestABucketThatCannotBeUsed:
     ) -> None:
         date = {"Date": formatdate(wall_clock_ms() / 1000 + off_s, usegmt=True)}
         proxy.respond(status=403, body=s3_error("RequestTimeTooSkewed"), headers=date, times=None)
-        told = await refusal(radosgw, proxy.url)
-        assert told.endswith(f"s {side} the server's: set it")
-        assert any(f"clock is {seconds} s" in told for seconds in range(1190, 1210))
+        credentials_file = await error_of(radosgw, proxy.url)
+        assert credentials_file.endswith(f"s {side} the server's: set it")
+        assert any(f"clock is {seconds} s" in credentials_file for seconds in range(1190, 1210))
 
     async def test_too_little_is_allowed(self, radosgw: S3Server, proxy: FaultProxy) -> None:
         proxy.respond("PUT", status=403, body=s3_error("AccessDenied"))
-        told = await refusal(radosgw, proxy.url)
-        assert "s3:ListBucket, s3:GetObject, s3:PutObject, s3:DeleteObject" in told
+        credentials_file = await error_of(radosgw, proxy.url)
+        assert "s3:ListBucket, s3:GetObject, s3:PutObject, s3:DeleteObject" in credentials_file
         proxy.respond("LIST", status=403, body=s3_error("AccessDenied"))
-        assert "its keys cannot be listed" in await refusal(radosgw, proxy.url)
+        assert "its keys cannot be listed" in await error_of(radosgw, proxy.url)
 
 
 class TestCredentials:
@@ -139,27 +141,27 @@ class TestCredentials:
     ) -> None:
         without_credentials(monkeypatch, tmp_path)
         own = {"AccessKeyId": radosgw.access_key_id, "SecretAccessKey": radosgw.secret_access_key}
-        told = tmp_path / "told"
-        (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {told}\n")
+        credentials_file = tmp_path / "told"
+        (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {credentials_file}\n")
 
-        def tell(until_s: float) -> None:
+        def write_credentials(until_s: float) -> None:
             until = formatdate(wall_clock_ms() / 1000 + until_s, usegmt=True)
-            told.write_text(json.dumps({"Version": 1, **own, "Expiration": until}))
+            credentials_file.write_text(json.dumps({"Version": 1, **own, "Expiration": until}))
 
-        tell(-1)
+        write_credentials(-1)
         of_a_role = replace(radosgw.store("x"), access_key_id=None, secret_access_key=None)
         with pytest.raises(StoreUnavailable) as refused:
             await S3Store.connect(of_a_role)
         assert "are still expired" in refused.value.detail
-        tell(60)  # so soon that each request asks for newer ones
+        write_credentials(60)  # so soon that each request asks for newer ones
         async with opened(radosgw, new_prefix(), access_key_id=None, secret_access_key=None) as store:
-            tell(-1)
+            write_credentials(-1)
             with pytest.raises(StoreUnavailable, match=StoreUnavailable.default_message):
                 await store.get("a")
-            told.write_text("")
+            credentials_file.write_text("")
             with pytest.raises(StoreUnavailable, match=StoreUnavailable.default_message):
                 await store.get("a")
-            tell(3600)
+            write_credentials(3600)
             await store.put("a", b"{}")
 
 

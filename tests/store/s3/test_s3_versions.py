@@ -78,20 +78,20 @@ def test_outcome_of_a_write_is_decided_by_lineages(
 @given(st.integers(0, 10**9))
 def test_a_verdict_is_never_wrong(seed: int) -> None:
     """A write is applied once, or never, among many others: whatever is decided fits."""
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     current: Version | None = None
     written = 0
     over: ExpectedVersion | None = None
     applied = False
-    for _ in range(chance.randrange(1, 40)):
-        if over is None and chance.random() < 0.2:
+    for _ in range(rng.randrange(1, 40)):
+        if over is None and rng.random() < 0.2:
             over = NO_VERSION if current is None else ExpectedVersion(current.etag, current.ids)
-            if chance.random() < 0.5:
+            if rng.random() < 0.5:
                 applied = True
                 current = version("w", *over.replaced)
             continue
         written += 1
-        known = () if chance.random() < 0.05 else NO_VERSION.ids if current is None else current.ids
+        known = () if rng.random() < 0.05 else NO_VERSION.ids if current is None else current.ids
         current = version(f"i{written}", *known[:MAX_REPLACED])
     if over is None:
         return

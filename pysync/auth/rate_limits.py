@@ -1,10 +1,8 @@
 """Rate limits: fixed windows of requests per identity, per address or per both.
 
-The coordinator counts, so that a limit applies across processes. To ask it for each request would cost more
-than most requests do, so a process that serves many requests of one bucket counts several ahead (`reserves`
-them), and gives back within five seconds those that it did not need. All processes together never allow more
-requests than the limit. Once the coordinator has said that a limit is reached, requests are refused until the
-window ends without asking again.
+Each process counts in memory. It shares its counts through the coordinator, once a second for each bucket in
+use, so a limit that is reached is reached everywhere a second later. One process never allows more than the
+limit. Several together may allow more, by what they received within that second.
 
 See docs/reference/protocol.md#rate-limits.
 """
@@ -12,21 +10,22 @@ See docs/reference/protocol.md#rate-limits.
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from math import inf
 from typing import Final, NamedTuple
 
 from pysync.auth.policy import AccessPolicy
+from pysync.cache import BoundedCache
+from pysync.concurrency import gather_bounded
 from pysync.config import Limit
-from pysync.coordinator import Coordinator, Window
+from pysync.coordinator import Coordinator, window_end_ms
 from pysync.errors import CoordinatorUnavailable, RateLimited
 
 MAX_COUNTERS: Final = 20_000
 """Counters that are remembered, each in about 500 bytes. The coordinator is asked about all others."""
-MAX_RESERVED: Final = 256
-"""Requests that are reserved at one time."""
-RESERVED_SHARE: Final = 8
-"""At most one request of this many that are left is reserved."""
-RESERVED_S: Final = 5.0
-"""Seconds after which reserved requests are given back."""
+SHARE_EVERY_S: Final = 1.0
+"""Seconds after which the counts of a process are shared."""
+MAX_CONCURRENT: Final = 64
+"""Counts that are shared concurrently."""
 
 
 class Counter(NamedTuple):
@@ -42,143 +41,86 @@ class RateLimiter:
     def __init__(self, coordinator: Coordinator, now_ms: Callable[[], int]) -> None:
         self._coordinator = coordinator
         self._now_ms = now_ms
-        self._known: dict[tuple[str, int], _KnownWindow] = {}
-        self._releasing = set[asyncio.Task[None]]()
-
-    def check(self, counters: Iterable[Counter]) -> None:
-        """Raise RateLimited if one of these limits is known to be reached. Counts nothing and asks nobody."""
-        now_ms = self._now_ms()
-        for limit, bucket in counters:
-            known = self._known.get((bucket, limit.window_ms))
-            if known is not None and known.is_over(limit, now_ms):
-                raise _rate_limited(limit, known.until_ms - now_ms)
+        self._windows = BoundedCache[tuple[str, int], _Window](MAX_COUNTERS)
+        self._unshared: set[_Window] = set()
+        self._sharing: asyncio.Task[None] | None = None
 
     async def enforce(self, counters: Iterable[Counter]) -> None:
-        """Count a request against these limits. Raises RateLimited and CoordinatorUnavailable."""
-        for counter in counters:
-            if not self.counts_reserved(counter):
-                await self.count(counter)
-
-    def counts_reserved(self, counter: Counter) -> bool:
-        """Count one request and return True, if one is reserved."""
-        known = self._known.get((counter.bucket, counter.limit.window_ms))
-        if known is None or not known.reserved or not known.is_current(self._now_ms()):
-            return False
-        known.reserved -= 1
-        known.used += 1
-        return True
-
-    async def count(self, counter: Counter) -> None:
-        """Count one request. Raises RateLimited above the limit, and CoordinatorUnavailable."""
-        if self.counts_reserved(counter):
-            return
-        limit, bucket = counter
-        key = bucket, limit.window_ms
-        asked_ms = self._now_ms()
-        known = self._known.get(key)
-        if known is not None and known.is_current(asked_ms):
-            if known.count > limit.max_requests:
-                raise _rate_limited(limit, known.until_ms - asked_ms)
-            ahead = known.ahead(limit, asked_ms)
-        else:
-            known, ahead = None, 0
-        try:
-            window = await self._coordinator.increment(bucket, limit.window_ms, 1 + ahead)
-        except CoordinatorUnavailable:
-            self._known.pop(key, None)
-            raise
-        granted = limit.max_requests - (window.count - 1 - ahead)
-        self._note(key, known, window, asked_ms, min(granted, 1 + ahead) - 1)
-        if granted <= 0:
-            raise _rate_limited(limit, window.resets_in_ms)
+        """Count a request against these limits. Raises RateLimited above one of them, and
+        CoordinatorUnavailable."""
+        for limit, bucket in counters:
+            now_ms = self._now_ms()
+            window = self._window(bucket, limit.window_ms, now_ms)
+            count = window.count
+            if count <= limit.max_requests:
+                window.unshared += 1
+                window.count = count = count + 1
+                if not 0 <= now_ms - window.shared_ms < SHARE_EVERY_S * 1000:
+                    count = await self._share(window, now_ms)
+                else:
+                    self._share_later(window)
+            if count > limit.max_requests:
+                raise _rate_limited(limit, window.ends_ms - now_ms)
 
     async def close(self) -> None:
-        """Give back what is reserved."""
-        for key, known in self._known.items():
-            if known.timer is not None:
-                known.timer.cancel()
-            self._release(key, known)
-        self._known.clear()
-        while self._releasing:
-            await asyncio.wait(self._releasing)
+        """Share the last counts."""
+        if self._sharing is not None:
+            self._sharing.cancel()
+            await asyncio.wait({self._sharing})
+        await self._share_all()
 
-    def _note(
-        self,
-        key: tuple[str, int],
-        known: "_KnownWindow | None",
-        window: Window,
-        asked_ms: int,
-        reserved: int,
-    ) -> None:
-        """Note what the coordinator answered, with the number of requests that this reserved."""
-        if known is None or known.ends_ms != window.ends_ms:
-            known = self._known.pop(key, None)
-            if known is None or known.ends_ms != window.ends_ms:
-                known = _KnownWindow(asked_ms, window)
-            self._known[key] = known
-            if len(self._known) > MAX_COUNTERS:
-                oldest = next(iter(self._known))
-                self._release(oldest, self._known.pop(oldest))
-        known.count = max(known.count, window.count)
-        known.asked_ms, known.used, known.is_asking = asked_ms, 1, False
-        if reserved > 0:
-            known.reserved += reserved
-            if known.timer is None:
-                known.timer = asyncio.get_running_loop().call_later(RESERVED_S, self._on_time, key, known)
+    def _window(self, bucket: str, window_ms: int, now_ms: int) -> "_Window":
+        """Return the current window of a bucket."""
+        key, ends_ms = (bucket, window_ms), window_end_ms(now_ms, window_ms)
+        window = self._windows.get(key)
+        if window is None or window.ends_ms != ends_ms:
+            window = _Window(bucket, window_ms, ends_ms)
+            self._windows.put(key, window)
+        return window
 
-    def _on_time(self, key: tuple[str, int], known: "_KnownWindow") -> None:
-        known.timer = None
-        self._release(key, known)
+    async def _share(self, window: "_Window", now_ms: int) -> int:
+        """Add what is not shared of a window to the coordinator's count, and return that."""
+        added, window.unshared = window.unshared, 0
+        window.shared_ms = now_ms
+        try:
+            count = await self._coordinator.increment(window.bucket, window.window_ms, added)
+        except CoordinatorUnavailable:
+            self._windows.evict((window.bucket, window.window_ms))
+            raise
+        window.count = count + window.unshared
+        return count
 
-    def _release(self, key: tuple[str, int], known: "_KnownWindow") -> None:
-        """Give back what is reserved of a window."""
-        if known.reserved and self._now_ms() < known.until_ms:
-            task = asyncio.get_running_loop().create_task(
-                self._give_back(*key, known.ends_ms, known.reserved)
-            )
-            self._releasing.add(task)
-            task.add_done_callback(self._releasing.discard)
-            known.count -= known.reserved
-        known.reserved = 0
+    def _share_later(self, window: "_Window") -> None:
+        self._unshared.add(window)
+        if self._sharing is None or self._sharing.done():
+            self._sharing = asyncio.get_running_loop().create_task(self._share_soon())
 
-    async def _give_back(self, bucket: str, window_ms: int, ends_ms: int, count: int) -> None:
-        # Without an answer they stay counted, and the limit is reached a little early.
+    async def _share_soon(self) -> None:
+        while self._unshared:
+            await asyncio.sleep(SHARE_EVERY_S)
+            await self._share_all()
+
+    async def _share_all(self) -> None:
+        """Share the counts of all windows, unless the coordinator cannot be reached."""
+        now_ms = self._now_ms()
+        unshared, self._unshared = self._unshared, set()
+        current = [each for each in unshared if each.unshared and now_ms < each.ends_ms]
         with suppress(CoordinatorUnavailable):
-            await self._coordinator.decrement(bucket, window_ms, ends_ms, count)
+            await gather_bounded(MAX_CONCURRENT, current, lambda each: self._share(each, now_ms))
 
 
-class _KnownWindow:
-    """The window of a counter, as the coordinator described it. `count` includes the requests of all
-    processes and those that they reserved; `reserved` are those of this process. `used` is the number of
-    requests since the coordinator was asked last, at `asked_ms`."""
+class _Window:
+    """The current window of a counter. `count` is the coordinator's, of all processes, and what this process
+    counted since: `unshared`."""
 
-    __slots__ = ("asked_ms", "count", "ends_ms", "is_asking", "reserved", "timer", "until_ms", "used")
+    __slots__ = ("bucket", "count", "ends_ms", "shared_ms", "unshared", "window_ms")
 
-    def __init__(self, asked_ms: int, window: Window) -> None:
-        self.asked_ms = asked_ms
-        self.ends_ms = window.ends_ms
-        self.until_ms = asked_ms + window.resets_in_ms
-        self.count = self.reserved = self.used = 0
-        self.is_asking = False
-        self.timer: asyncio.TimerHandle | None = None
-
-    def is_current(self, now_ms: int) -> bool:
-        """Return True if the window has not ended. A clock that was set back leaves it, too."""
-        return self.asked_ms <= now_ms < self.until_ms
-
-    def is_over(self, limit: Limit, now_ms: int) -> bool:
-        """Return True if the limit is reached, and nothing is reserved."""
-        return self.count > limit.max_requests and not self.reserved and self.is_current(now_ms)
-
-    def ahead(self, limit: Limit, now_ms: int) -> int:
-        """Return the number of requests to reserve: those that will come within `RESERVED_S` at the present
-        rate, unless they are many of those that are left. Of requests at one time only one reserves."""
-        if self.is_asking:
-            return 0
-        self.is_asking = True
-        expected = int(self.used * RESERVED_S * 1000) // max(1, now_ms - self.asked_ms)
-        left = (limit.max_requests - self.count) // RESERVED_SHARE
-        return max(0, min(expected - 1, left, self.count // 2, MAX_RESERVED))
+    def __init__(self, bucket: str, window_ms: int, ends_ms: int) -> None:
+        self.bucket = bucket
+        self.window_ms = window_ms
+        self.ends_ms = ends_ms
+        self.count = self.unshared = 0
+        self.shared_ms = -inf
 
 
 def counters(

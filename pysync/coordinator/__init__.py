@@ -9,9 +9,9 @@ from pysync.coordinator.base import (
     PreparedWrite,
     ReplayMemoryFull,
     Standing,
-    Window,
     nonce_epoch,
     release_claim,
+    window_end_ms,
 )
 from pysync.coordinator.open import open_coordinator
 
@@ -24,8 +24,8 @@ __all__ = [
     "PreparedWrite",
     "ReplayMemoryFull",
     "Standing",
-    "Window",
     "nonce_epoch",
     "open_coordinator",
     "release_claim",
+    "window_end_ms",
 ]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
@@ -62,16 +61,6 @@ def window_end_ms(now_ms: int, window_ms: int) -> int:
     return now_ms - now_ms % window_ms + window_ms
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A fixed window, of which `resets_in_ms` are left. `count` includes what was just counted. `ends_ms` is
-    its end, by the clock of the process that counted."""
-
-    count: int
-    resets_in_ms: int
-    ends_ms: int
-
-
 class PreparedWrite(NamedTuple):
     """The changes of a write that was prepared `age_ms` ago."""
 
@@ -105,12 +94,9 @@ class Coordinator(ChangeLog, Protocol):
         """Consume these nonces together and at once. Return for each what `consume_nonce` would return, or
         the error that it would raise; None, with nothing consumed, if that would have to wait."""
 
-    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> Window:
-        """Count `by` more in the current window of `bucket`. Windows start at multiples of `window_ms`."""
-
-    async def decrement(self, bucket: str, window_ms: int, ends_ms: int, by: int) -> None:
-        """Take `by` counts back from the window of `bucket` that ends at `ends_ms`. Does nothing if that
-        window has ended."""
+    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> int:
+        """Count `by` more in the current window of `bucket`, and return the count of all processes. Windows
+        start at multiples of `window_ms`."""
 
     async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         """Return the value of `key`, which is set to `value` for `ttl_ms` unless it has one. Of several

@@ -18,7 +18,7 @@ import orjson
 
 from pysync.changelog import Change, Retention
 from pysync.clock import HybridTimestamp, boot_id, elapsed_of, wall_clock_ms
-from pysync.coordinator.base import MAX_LIVE_NONCES, PreparedWrite, Standing, Window, window_end_ms
+from pysync.coordinator.base import MAX_LIVE_NONCES, PreparedWrite, Standing, window_end_ms
 from pysync.coordinator.lease_files import LeaseFiles
 from pysync.coordinator.nonce_log import NonceLog
 from pysync.errors import CoordinatorUnavailable
@@ -77,7 +77,6 @@ _COUNT = """
         count = CASE WHEN ends_ms = excluded.ends_ms THEN count ELSE 0 END + excluded.count,
         ends_ms = excluded.ends_ms
     RETURNING count"""
-_TAKE_BACK = "UPDATE counter SET count = count - ? WHERE bucket = ? AND window_ms = ? AND ends_ms = ?"
 _SWEEP_COUNTERS = f"""
     DELETE FROM counter WHERE (bucket, window_ms) IN (
         SELECT bucket, window_ms FROM counter WHERE ends_ms <= ? LIMIT {SWEEP_ROWS})"""  # noqa: S608
@@ -141,13 +140,9 @@ class LocalCoordinator(SqliteChangeLog):
             raise CoordinatorUnavailable(f"cannot open the coordinator in {folder}: {reason}") from error
         return cls(database, nonces, leading, now_ms, retention)
 
-    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> Window:
+    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> int:
         """See `Coordinator.increment`."""
         return await self._writer.submit(_increment, bucket, window_ms, by, self._now_ms)
-
-    async def decrement(self, bucket: str, window_ms: int, ends_ms: int, by: int) -> None:
-        """See `Coordinator.decrement`."""
-        await self._writer.submit(_decrement, bucket, window_ms, ends_ms, by)
 
     async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         """See `Coordinator.put_if_absent`."""
@@ -261,19 +256,13 @@ def _reset_after_reboot(writer: sqlite3.Connection, boot: str) -> None:
     writer.execute("COMMIT")
 
 
-def _increment(
-    cursor: sqlite3.Cursor, bucket: str, window_ms: int, by: int, clock: Callable[[], int]
-) -> Window:
+def _increment(cursor: sqlite3.Cursor, bucket: str, window_ms: int, by: int, clock: Callable[[], int]) -> int:
     # The clock is read here, in the order of the writes: at a window's end no count falls back into the old.
     now_ms = clock()
     cursor.execute(_SWEEP_COUNTERS, (now_ms,))
     ends_ms = window_end_ms(now_ms, window_ms)
     ((count,),) = cursor.execute(_COUNT, (bucket, window_ms, ends_ms, by)).fetchall()
-    return Window(count, ends_ms - now_ms, ends_ms)
-
-
-def _decrement(cursor: sqlite3.Cursor, bucket: str, window_ms: int, ends_ms: int, by: int) -> None:
-    cursor.execute(_TAKE_BACK, (by, bucket, window_ms, ends_ms))
+    return int(count)
 
 
 def _put_if_absent(

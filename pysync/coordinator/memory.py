@@ -21,7 +21,6 @@ from pysync.coordinator.base import (
     PreparedWrite,
     ReplayMemoryFull,
     Standing,
-    Window,
     nonce_epoch,
     window_end_ms,
 )
@@ -96,7 +95,7 @@ class MemoryCoordinator:
         """See `Coordinator.record_nonces`. `consume_nonce` never waits, so this would save nothing."""
         return None
 
-    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> Window:
+    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> int:
         """See `Coordinator.increment`."""
         now_ms = self._now_ms()
         self._sweep(now_ms)
@@ -107,13 +106,7 @@ class MemoryCoordinator:
         elif not count and len(self._counters) >= MAX_ENTRIES:
             raise CoordinatorUnavailable()
         self._counters[bucket, window_ms] = (ends_ms, count + by)
-        return Window(count + by, ends_ms - now_ms, ends_ms)
-
-    async def decrement(self, bucket: str, window_ms: int, ends_ms: int, by: int) -> None:
-        """See `Coordinator.decrement`."""
-        known_ends_ms, count = self._counters.get((bucket, window_ms), (0, 0))
-        if known_ends_ms == ends_ms:
-            self._counters[bucket, window_ms] = (ends_ms, count - by)
+        return count + by
 
     async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         """See `Coordinator.put_if_absent`."""

@@ -124,9 +124,7 @@ class Authorizer:
         policy = match.policy
         if policy.is_open:
             if policy.limit is not None:
-                for counter in self._counters(request, ANONYMOUS, (policy,)):
-                    if not self._rate_limiter.counts_reserved(counter):
-                        await self._rate_limiter.count(counter)
+                await self._rate_limiter.enforce(self._counters(request, ANONYMOUS, (policy,)))
             access = _OPEN
         else:
             if credentials is None:
@@ -285,21 +283,13 @@ class Authorizer:
         these policies. The nonce is not recorded yet: call `consume_nonce` once the request is allowed.
         Raises as `Authenticator.authenticate` and `RateLimiter.enforce`."""
         verified = ANONYMOUS_REQUEST
-        is_metered = policy.limit is not None or others
-        counted: list[Counter] | None = None
         if credentials is not NO_CREDENTIALS:
-            if is_metered and isinstance(credentials.certificate, VerifiedCertificate):
-                # What is refused anyway needs no verified signature.
-                counted = self._counters(request, credentials.certificate.caller, [policy, *others])
-                self._rate_limiter.check(counted)
             signed = self._signed_request(request, policy.namespace)
             verified = await self._authenticator.authenticate(credentials, signed, body)
             if self._log.logs_requests and verified.certificate is not None:
                 self._log.set_identity(verified.caller.identity)
-        if is_metered:
-            if counted is None:
-                counted = self._counters(request, verified.caller, [policy, *others])
-            await self._rate_limiter.enforce(counted)
+        if policy.limit is not None or others:
+            await self._rate_limiter.enforce(self._counters(request, verified.caller, [policy, *others]))
         return verified
 
     async def authenticate_optional(

@@ -1,14 +1,13 @@
-"""The rate limiter asks the coordinator only if that could matter, and allows no more than the limit."""
+"""The rate limiter counts in memory, shares its counts once a second, and allows no more than the limit."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
 
-from pysync.auth.rate_limits import MAX_COUNTERS, RESERVED_S, Counter, RateLimiter
+from pysync.auth.rate_limits import MAX_COUNTERS, Counter, RateLimiter
 from pysync.config import Limit
-from pysync.coordinator import Window
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable, RateLimited
 from pysync.testing import FakeClock
@@ -22,13 +21,16 @@ class Counting(MemoryCoordinator):
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
         self.queries: list[int] = []
+        self.is_shared = asyncio.Event()
         self.is_away = False
 
-    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> Window:
+    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> int:
         await asyncio.sleep(0)
         if self.is_away:
             raise CoordinatorUnavailable
         self.queries.append(by)
+        if by > 1:
+            self.is_shared.set()
         return await super().increment(bucket, window_ms, by)
 
 
@@ -63,9 +65,9 @@ def counter(max_requests: int, bucket: str = "bucket") -> Counter:
     return Counter(Limit(window_ms=WINDOW_MS, max_requests=max_requests), bucket)
 
 
-async def is_allowed(counted: Awaitable[None]) -> bool:
+async def is_allowed(limiter: RateLimiter, max_requests: int, bucket: str = "bucket") -> bool:
     try:
-        await counted
+        await limiter.enforce([counter(max_requests, bucket)])
     except RateLimited:
         return False
     return True
@@ -77,135 +79,106 @@ async def test_one_process_allows_as_many_requests_as_the_limit_says(
 ) -> None:
     limiter = connect()
     for _ in range(3):
-        counted = [await is_allowed(limiter.count(counter(limit))) for _ in range(limit + 10)]
+        counted = [await is_allowed(limiter, limit) for _ in range(limit + 10)]
         assert counted == [True] * limit + [False] * 10
         clock.now_ms += WINDOW_MS
 
 
-@pytest.mark.parametrize("limit", [3, 100, 1000])
-async def test_several_processes_allow_no_more_than_the_limit_and_little_less(
+@pytest.mark.parametrize("limit", [1, 3, 100])
+async def test_concurrent_requests_of_one_process_are_no_more_than_the_limit(
     connect: Connect, limit: int
+) -> None:
+    limiter = connect()
+    assert sum(await asyncio.gather(*(is_allowed(limiter, limit) for _ in range(2 * limit)))) == limit
+
+
+@pytest.mark.parametrize("limit", [3, 40])
+async def test_several_processes_with_a_request_a_second_allow_no_more_than_the_limit(
+    connect: Connect, clock: FakeClock, limit: int
 ) -> None:
     limiters = [connect() for _ in range(4)]
     allowed = 0
-    for n in range(2 * limit):
-        allowed += await is_allowed(limiters[n % 4].count(counter(limit)))
-    for limiter in limiters:
-        allowed += sum([await is_allowed(limiter.count(counter(limit))) for _ in range(limit)])
+    for _ in range(limit):
+        allowed += sum([await is_allowed(limiter, limit) for limiter in limiters])
+        clock.now_ms += 1_000
     assert allowed == limit
 
 
-@pytest.mark.parametrize("limit", [3, 100, 1000])
-async def test_requests_at_one_time_are_no_more_than_the_limit(connect: Connect, limit: int) -> None:
-    limiters = [connect() for _ in range(4)]
-    counts = (limiter.count(counter(limit)) for _ in range(limit) for limiter in limiters)
-    assert sum(await asyncio.gather(*map(is_allowed, counts))) <= limit
-    rest = [await is_allowed(limiter.count(counter(limit))) for limiter in limiters for _ in range(limit)]
-    assert sum(rest) <= limit
+async def test_limit_that_one_process_has_reached_is_reached_in_others_a_second_later(
+    connect: Connect, clock: FakeClock, coordinator: Counting
+) -> None:
+    first, second = connect(), connect()
+    assert await is_allowed(second, 10)
+    assert [await is_allowed(first, 10) for _ in range(10)] == [True] * 9 + [False]
+    await coordinator.is_shared.wait()
+    assert coordinator.queries == [1, 1, 9]
+    clock.now_ms += 1_000
+    assert not await is_allowed(second, 10)
 
 
-async def test_the_coordinator_is_queried_for_few_of_many_requests(
-    connect: Connect, coordinator: Counting
+async def test_the_coordinator_is_queried_once_a_second(
+    connect: Connect, coordinator: Counting, clock: FakeClock
 ) -> None:
     limiter = connect()
     for _ in range(1000):
-        await limiter.count(counter(100_000))
-    assert len(coordinator.queries) < 30
-
-
-async def test_a_slow_caller_reserves_nothing(
-    connect: Connect, coordinator: Counting, clock: FakeClock
-) -> None:
-    limiter = connect()
-    for _ in range(50):
-        await limiter.count(counter(1000))
-        clock.now_ms += int(RESERVED_S * 1000)
-    assert coordinator.queries == [1] * 50
-
-
-async def test_caller_with_a_request_every_second_is_counted_several_times_at_once(
-    connect: Connect, coordinator: Counting, clock: FakeClock
-) -> None:
-    limiter = connect()
-    for _ in range(60):
-        await limiter.count(counter(600))
-        clock.now_ms += 1000
-    assert len(coordinator.queries) < 20
+        await limiter.enforce([counter(100_000)])
+    assert coordinator.queries == [1]
+    clock.now_ms += 1_000
+    await limiter.enforce([counter(100_000)])
+    assert coordinator.queries == [1, 1000]
 
 
 async def test_above_the_limit_the_coordinator_is_not_queried_until_the_window_ends(
     connect: Connect, coordinator: Counting, clock: FakeClock
 ) -> None:
     limiter = connect()
-    await limiter.count(counter(1))
-    with pytest.raises(RateLimited):
-        await limiter.count(counter(1))
+    assert await is_allowed(limiter, 1)
+    assert not await is_allowed(limiter, 1)
     coordinator.queries.clear()
     clock.now_ms += WINDOW_MS - 1
     with pytest.raises(RateLimited) as refused:
-        await limiter.count(counter(1))
+        await limiter.enforce([counter(1)])
     assert refused.value.headers == {
         "Retry-After": "1",
         "RateLimit": '"default";r=0;t=1',
         "RateLimit-Policy": '"default";q=1;w=60',
     }
-    with pytest.raises(RateLimited):
-        limiter.check([counter(1)])
     assert coordinator.queries == []
     clock.now_ms += 1
-    limiter.check([counter(1)])
-    await limiter.count(counter(1))
+    assert await is_allowed(limiter, 1)
 
 
 async def test_a_clock_that_is_set_back_rejects_nobody_for_longer(connect: Connect, clock: FakeClock) -> None:
     limiter = connect()
-    await limiter.count(counter(1))
-    with pytest.raises(RateLimited):
-        await limiter.count(counter(1))
+    assert await is_allowed(limiter, 1)
+    assert not await is_allowed(limiter, 1)
     clock.now_ms -= 10 * WINDOW_MS
-    await limiter.count(counter(1))
+    assert await is_allowed(limiter, 1)
 
 
-async def test_unused_reservation_is_given_back(connect: Connect, coordinator: Counting) -> None:
+async def test_process_that_ends_leaves_its_counts_to_others(connect: Connect) -> None:
     first, second = connect(), connect()
-    for _ in range(50):
-        await first.count(counter(100))
+    assert all([await is_allowed(first, 100) for _ in range(50)])
     await first.close()
-    counted = [await is_allowed(second.count(counter(100))) for _ in range(60)]
-    assert counted == [True] * 50 + [False] * 10
+    assert [await is_allowed(second, 100) for _ in range(60)] == [True] * 50 + [False] * 10
 
 
-async def test_reservation_expires_after_some_time(
-    connect: Connect, coordinator: Counting, monkeypatch: pytest.MonkeyPatch
+async def test_unreachable_coordinator_is_queried_again(
+    connect: Connect, coordinator: Counting, clock: FakeClock
 ) -> None:
-    monkeypatch.setattr("pysync.auth.rate_limits.RESERVED_S", 0.01)
-    given_back = asyncio.Event()
-
-    async def decrement(*args: object) -> None:
-        given_back.set()
-
-    monkeypatch.setattr(coordinator, "decrement", decrement)
     limiter = connect()
-    for _ in range(50):
-        await limiter.count(counter(10_000))
-    await given_back.wait()
-
-
-async def test_unreachable_coordinator_is_queried_again(connect: Connect, coordinator: Counting) -> None:
-    limiter = connect()
-    await limiter.count(counter(2))
+    assert await is_allowed(limiter, 2)
+    clock.now_ms += 1_000
     coordinator.is_away = True
     with pytest.raises(CoordinatorUnavailable):
-        await limiter.count(counter(2))
+        await limiter.enforce([counter(2)])
     coordinator.is_away = False
-    await limiter.count(counter(2))
-    with pytest.raises(RateLimited):
-        await limiter.count(counter(2))
+    assert await is_allowed(limiter, 2)
+    assert not await is_allowed(limiter, 2)
 
 
-async def test_the_counters_that_are_remembered_are_bounded(connect: Connect, coordinator: Counting) -> None:
+async def test_counters_that_are_not_remembered_are_the_coordinators(connect: Connect) -> None:
     limiter = connect()
-    for n in range(MAX_COUNTERS + 100):
-        await limiter.count(counter(1, f"bucket {n}"))
-    assert len(limiter._known) == MAX_COUNTERS
-    assert not await is_allowed(limiter.count(counter(1, "bucket 0"))), "the coordinator remembers"
+    for n in range(MAX_COUNTERS + 1):
+        assert await is_allowed(limiter, 1, f"bucket {n}")
+    assert not await is_allowed(limiter, 1, "bucket 0")

@@ -107,7 +107,7 @@ async def test_nonces_counts_and_claims_survive_a_restart(tmp_path: Path, clock:
     second = await LocalCoordinator.open_folder(tmp_path, clock)
     for n in range(100):
         assert not await second.consume_nonce("aa", f"{n}", 0)
-    assert (await second.increment("b", 10 * EPOCH_MS)).count == 2
+    assert await second.increment("b", 10 * EPOCH_MS) == 2
     assert await second.put_if_absent("k", b"other", EPOCH_MS) == b"held"
     await second.close()
 

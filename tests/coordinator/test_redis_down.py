@@ -22,6 +22,7 @@ from pysync.coordinator.redis.coordinator import INTENTS, LEEWAY_MS, RedisCoordi
 from pysync.engine.changes import DocumentRef, parse_change
 from pysync.engine.outbox import INTENT_TIMEOUT_MS
 from pysync.store.memory import MemoryStore
+from pysync.testing import FakeClock
 
 LIMIT = limit_of(1_000)
 SERVED: dict[str, Any] = {
@@ -202,14 +203,17 @@ async def test_a_replay_is_rejected_by_the_other_node(
     assert sorted(answer.status for answer in statuses) == [200] + [401] * 19
 
 
-async def test_a_limit_holds_over_all_nodes(
+async def test_limit_that_one_node_has_reached_holds_over_all_nodes_a_second_later(
     redis: RedisServer, start: Start, session: aiohttp.ClientSession
 ) -> None:
+    clock = FakeClock(wall_clock_ms())
     limited = {"name": "l", "storagePath": "l/{id}", **PUBLIC}
-    members = {"collections": [{**limited, "rateLimit": {"pull": limit_of(10)}}]}
-    nodes = [await start({**members, "coordinator": redis.url}, store=MemoryStore()) for _ in range(3)]
-    answers = await asyncio.gather(*(Browser(base, session).pull("l/a") for base in nodes * 10))
-    assert sorted(answer.status for answer in answers) == [200] * 10 + [429] * 20
+    members = {"collections": [{**limited, "rateLimit": {"pull": limit_of(10)}}], "coordinator": redis.url}
+    nodes = [await start(members, store=MemoryStore(), now_ms=clock) for _ in range(3)]
+    first, second, third = (Browser(base, session) for base in nodes)
+    assert [(await first.pull("l/a")).status for _ in range(10)] == [200] * 10
+    clock.now_ms += 1_000
+    assert [(await each.pull("l/a")).status for each in (first, second, third)] == [429] * 3
 
 
 @pytest.mark.process

@@ -23,7 +23,7 @@ from typing import Any, Final
 from proof.history import History, Operation, numbered, read
 from proof.judge import judge_operations
 from proof.nodes import Server
-from proof.service import LIMIT
+from proof.service import JUDGED_LIMIT
 from proof.verdict import Verdict
 from proof.workload import load, push_last, read_all
 
@@ -40,7 +40,7 @@ async def drill(folder: Path, *, seconds: float, seed: int) -> Verdict:
     server = Server("drilled", folder, {"store": f"file:{folder}/data", "server": {"workers": WORKERS}})
     ahead_s = time.time() - time.monotonic()
     with History(folder / "before.jsonl") as history:
-        setup = {"seed": seed, "limit": LIMIT, "is_ordered": True}
+        setup = {"seed": seed, "limit": JUDGED_LIMIT, "is_ordered": True}
         history.add(_event("setup", setup))
         try:
             await server.start()

@@ -13,7 +13,7 @@ from proof.follower import FOLLOWERS, Follower
 from proof.history import History, Kind, Operation
 from proof.judge import judge
 from proof.nodes import Nodes
-from proof.service import LIMIT
+from proof.service import JUDGED_LIMIT
 from proof.verdict import Verdict
 from proof.workload import LAST, load, push_last, read_all
 
@@ -26,7 +26,7 @@ async def prove(nodes: Nodes, path: Path, *, seconds: float, seed: int) -> Verdi
     and judge it. `seed` decides what is asked and killed, not how it overlaps."""
     random = Random(seed)
     with History(path) as history:
-        setup = {"seed": seed, "limit": LIMIT, "is_ordered": nodes.is_ordered}
+        setup = {"seed": seed, "limit": JUDGED_LIMIT, "is_ordered": nodes.is_ordered}
         history.add(_event("setup", setup))
         async with _following(nodes, history, random) as followers:
             async with asyncio.TaskGroup() as group:

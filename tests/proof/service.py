@@ -2,8 +2,10 @@
 
 from typing import Any, Final
 
-LIMIT: Final = {"window_ms": 1000, "max_requests": 8}
+LIMIT: Final = {"window_ms": 10_000, "max_requests": 8}
 """Of what is `metered`, for all clients together: they have one address."""
+JUDGED_LIMIT: Final = {**LIMIT, "max_requests": 8 * LIMIT["max_requests"]}
+"""Until it knows of others each process may allow as many: four, and those in the place of killed ones."""
 FILE_TYPE: Final = "application/octet-stream"
 
 

@@ -31,7 +31,6 @@ from pysync.coordinator.base import (
     Nonce,
     PreparedWrite,
     Standing,
-    Window,
     window_end_ms,
 )
 from pysync.coordinator.redis.connection import (
@@ -61,10 +60,6 @@ GRACE_MS: Final = 60_000
 _REPLACE_CLAIM: Final = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] then redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL') else redis.call('DEL', KEYS[1]) end
-return 1"""
-
-_TAKE_BACK: Final = """
-if redis.call('EXISTS', KEYS[1]) == 1 then redis.call('DECRBY', KEYS[1], ARGV[1]) end
 return 1"""
 
 _BEFORE_ALL: Final = "0-0"
@@ -138,18 +133,14 @@ class RedisCoordinator:
         """See `Coordinator.record_nonces`. To wait for the coordinator costs more than this would save."""
         return None
 
-    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> Window:
+    async def increment(self, bucket: str, window_ms: int, by: int = 1) -> int:
         """See `Coordinator.increment`."""
         now_ms = self._now_ms()
         ends_ms = window_end_ms(now_ms, window_ms)
         key = _counter_key(bucket, window_ms, ends_ms)
         ttl_ms = ends_ms - now_ms + GRACE_MS
         count, _ = await self._epoch.execute(("INCRBY", key, by), ("PEXPIRE", key, ttl_ms, "NX"))
-        return Window(count, ends_ms - now_ms, ends_ms)
-
-    async def decrement(self, bucket: str, window_ms: int, ends_ms: int, by: int) -> None:
-        """See `Coordinator.decrement`."""
-        await self._epoch.execute(("EVAL", _TAKE_BACK, 1, _counter_key(bucket, window_ms, ends_ms), by))
+        return int(count)
 
     async def put_if_absent(self, key: str, value: bytes, ttl_ms: int) -> bytes:
         """See `Coordinator.put_if_absent`."""

@@ -76,7 +76,7 @@ class DocumentHandlers:
         """Serve `POST /revocations`. The signature of the list authorises the request
         (docs/reference/protocol.md#revocation-lists)."""
         bucket = f"revocations:{self._authorizer.client_ip(request)}"
-        await self._service.rate_limiter.count(Counter(REVOCATION_LIMIT, bucket))
+        await self._service.rate_limiter.enforce([Counter(REVOCATION_LIMIT, bucket)])
         text = await read_body(request, MAX_REVOCATION_BYTES, self._service.in_flight)
         publish = self._service.revocations.publish(text)
         generation = await self._service.write_deadline.run(request, match, publish)

@@ -1,6 +1,6 @@
 """pysync beside a bare aiohttp application: same core, same loop, in turns.
 
-    python -m benches.compare [--quick] [--rounds N] [--workload NAME]... [--json FILE]
+    python -m benches.compare [--quick] [--rounds N] [--workload NAME]...
 
 The servers stay on one core, the load generator on another; only one server is loaded at a time. Every round
 runs all workloads once, each right after the bare workload that it is measured against; its share is the
@@ -11,7 +11,6 @@ Prints Markdown.
 """
 
 import argparse
-import dataclasses
 import json
 import os
 import platform
@@ -27,7 +26,7 @@ from typing import Any
 from benches import floors, servers
 from benches.floors import NO_WORK, Prices, Work
 from benches.half_load import Waits, half_busy_rate
-from benches.servers import CHECKOUT, Memory, Running
+from benches.servers import CHECKOUT, Running
 from benches.workloads import (
     BATCH,
     BIG_BYTES,
@@ -99,7 +98,11 @@ HALF_LOADED = ("pull", "push", "append")
 # With as many appends under way, the server commits more of them at once.
 FILL_CONNECTIONS = 256
 FILL_LIMIT_S = 900
-QUICK_LOGGED = 50_000
+# With `--quick` a bench shows that it works: few requests of few kinds, for a moment.
+QUICK = ("pull", "signed-push", "log-last")
+QUICK_S = 0.2
+QUICK_COUNT = 2_000
+QUICK_LOGGED = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,26 +116,16 @@ class Turn:
 Turns = dict[str, list[Turn]]
 
 
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """What the server takes beside time per request: `idle` after its start, `warm` after a tenth of
-    `requests`, `worn` after all of them."""
-
-    start_s: float
-    idle: Memory
-    warm: Memory
-    worn: Memory
-    requests: int
-
-
-def rounds(bare: Running, ours: Running, goals: Sequence[Goal], count: int, seconds: float) -> Turns:
-    """`count` turns of the workload of each goal, by its name."""
+def rounds(
+    bare: Running, ours: Running, goals: Sequence[Goal], count: int, seconds: float, most: int | None = None
+) -> Turns:
+    """`count` turns of the workload of each goal, by its name, with `most` requests each at most."""
     found: Turns = {goal.workload: [] for goal in goals}
     for number in range(count):
         print(f"round {number + 1} of {count}", file=sys.stderr)
         for goal in goals:
-            beside = load(bare, goal.of, seconds)
-            found[goal.workload].append(Turn(beside, load(ours, goal.workload, seconds)))
+            beside = load(bare, goal.of, seconds, most)
+            found[goal.workload].append(Turn(beside, load(ours, goal.workload, seconds, most)))
     return found
 
 
@@ -198,28 +191,6 @@ def fill(server: Running, workload: str, count: int, connections: int = CONNECTI
     if filled.answers < count:
         raise RuntimeError(f"{workload} stored {filled.answers:,} of {count:,} in {FILL_LIMIT_S} s")
     return filled
-
-
-def footprint(starts: int, requests: int) -> Footprint:
-    """Start our server several times, then load the last one, half pulls and half pushes."""
-    times = []
-    for _ in range(starts - 1):
-        with servers.pysync(SERVER_CORE) as server:
-            times.append(server.start_s)
-    with servers.pysync(SERVER_CORE) as server:
-        times.append(server.start_s)
-        idle = server.memory()
-        _half_and_half(server, requests // 10)
-        warm = server.memory()
-        _half_and_half(server, requests)
-        return Footprint(statistics.median(times), idle, warm, server.memory(), requests)
-
-
-def _half_and_half(server: Running, requests: int) -> None:
-    slice_size = min(requests // 2, 25_000)
-    for _ in range(requests // 2 // slice_size):
-        for workload in ("pull", "push"):
-            load(server, workload, seconds=600, count=slice_size)
 
 
 def table(found: Turns, goals: Sequence[Goal] = GOALS, prices: Prices | None = None) -> str:
@@ -307,22 +278,6 @@ def _cpu_us(run: Measurement) -> float:
     return run.server_cpu_us
 
 
-def footprint_table(measured: Footprint) -> str:
-    warm, worn = measured.warm, measured.worn
-    growth, own_growth = worn.rss_mb / warm.rss_mb - 1, worn.own_mb / warm.own_mb - 1
-    return "\n".join(
-        (
-            "| | measured | goal |",
-            "|---|---:|---:|",
-            f"| start to first answer | {measured.start_s:.2f} s | < 0.50 s |",
-            f"| idle RSS | {measured.idle.rss_mb:.1f} MB | < 60 MB |",
-            f"| RSS after {measured.requests // 10:,} requests | {warm.rss_mb:.1f} MB | |",
-            f"| its growth over {measured.requests:,} more | {growth:+.1%} | within 5 % |",
-            f"| the same without mapped files | {own_growth:+.1%} | within 5 % |",
-        )
-    )
-
-
 INSTRUCTION_SETS = {"sha_ni": "SHA", "avx2": "AVX2", "avx512ifma": "AVX-512 IFMA"}
 """Those of which speed depends, by their flags in /proc/cpuinfo."""
 
@@ -346,20 +301,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benches.compare", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help="two short rounds: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="few requests: to see that it works")
     parser.add_argument(
         "--workload",
         action="append",
         choices=[goal.workload for goal in GOALS],
-        help="only this one, without the footprint; may be repeated",
+        help="only this one; may be repeated",
     )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
     options = parser.parse_args()
-    count, seconds, starts, requests = (
-        (2, 1.0, 2, 20_000) if options.quick else (options.rounds, 3.0, 5, 200_000)
-    )
-    goals = [goal for goal in GOALS if not options.workload or goal.workload in options.workload]
+    count, seconds, most = (1, QUICK_S, QUICK_COUNT) if options.quick else (options.rounds, 3.0, None)
+    names = options.workload or (QUICK if options.quick else [goal.workload for goal in GOALS])
+    goals = [goal for goal in GOALS if goal.workload in names]
     with servers.bare(SERVER_CORE) as bare, servers.pysync(SERVER_CORE) as ours:
         if any(goal.workload.startswith("list-") for goal in goals):
             fill(ours, "fill-list", LISTED)
@@ -367,8 +320,11 @@ def main() -> None:
         if any(goal.workload.startswith("log-") for goal in goals):
             filled = fill(ours, "fill-log", QUICK_LOGGED if options.quick else LOGGED, FILL_CONNECTIONS)
         prices = floors.measure({goal.work.flushed for goal in goals if goal.work.flushed}, SERVER_CORE)
-        found = rounds(bare, ours, goals, count, seconds)
-        waits = half_load(bare, ours, found, count, seconds)
+        found = rounds(bare, ours, goals, count, seconds, most)
+        if options.quick:
+            waits = [[wait(ours, QUICK[0], QUICK_COUNT, seconds)]]
+        else:
+            waits = half_load(bare, ours, found, count, seconds)
     parts = [f"{machine()}; {count} rounds of {seconds:g} s.", table(found, prices=prices)]
     parts.append(floors.table(prices))
     if waits:
@@ -377,20 +333,7 @@ def main() -> None:
         parts.append(last_page_beside_first(found))
     if filled is not None:
         parts.append(how_filled(filled))
-    measured = None if options.workload else footprint(starts, requests)
-    if measured is not None:
-        parts.append(footprint_table(measured))
     print(*parts, sep="\n\n")
-    if options.json:
-        turns = {name: [dataclasses.asdict(turn) for turn in taken] for name, taken in found.items()}
-        report: dict[str, object] = {"machine": machine(), "turns": turns}
-        report["prices"] = dataclasses.asdict(prices)
-        report["waits"] = [[dataclasses.asdict(run) for run in runs] for runs in waits]
-        if filled is not None:
-            report["filled"] = dataclasses.asdict(filled)
-        if measured is not None:
-            report["footprint"] = dataclasses.asdict(measured)
-        options.json.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

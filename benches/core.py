@@ -1,11 +1,13 @@
 """What each function of the core costs beside its plain Python twin (`tests/support/reference.py`).
 
-    python -m benches.core            a table: microseconds a call, median of 7 rounds, lowest and highest
-    python -m benches.core --json     the same as JSON
+    python -m benches.core [--quick]
+
+Prints microseconds a call: the median of 7 rounds, the lowest and the highest.
 
 Twins that libraries carry (OpenSSL, hashlib, json) are as fast as Python gets without the core.
 """
 
+import argparse
 import base64
 import hashlib
 import json
@@ -13,7 +15,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -61,18 +64,18 @@ class Row:
         return self.body_bytes / self.core_us
 
 
-def microseconds(call: Call) -> list[float]:
+def microseconds(call: Call, rounds: int = ROUNDS, round_s: float = ROUND_S) -> list[float]:
     """The CPU time of one call, in each of the rounds, lowest first."""
     started = time.thread_time()
     call()
-    calls = max(1, int(ROUND_S / (time.thread_time() - started)))
-    rounds = []
-    for _ in range(ROUNDS):
+    calls = max(1, int(round_s / (time.thread_time() - started)))
+    found = []
+    for _ in range(rounds):
         started = time.thread_time()
         for _ in range(calls):
             call()
-        rounds.append((time.thread_time() - started) / calls * 1e6)
-    return sorted(rounds)
+        found.append((time.thread_time() - started) / calls * 1e6)
+    return sorted(found)
 
 
 def small_body() -> bytes:
@@ -305,21 +308,23 @@ def cases() -> list[Case]:
     return [Case(*each) for each in calls]
 
 
-def measure() -> list[Row]:
+def measure(quick: bool) -> list[Row]:
     rows = []
+    timed = partial(microseconds, rounds=1, round_s=0.0) if quick else microseconds
     for case in cases():
-        rounds = microseconds(case.call)
-        twin_us = statistics.median(microseconds(case.twin))
+        rounds = timed(case.call)
+        twin_us = statistics.median(timed(case.twin))
         spread = rounds[0], rounds[-1]
         rows.append(Row(case.name, statistics.median(rounds), spread, twin_us, case.body_bytes))
     return rows
 
 
 def main() -> None:
-    rows = measure()
-    if "--json" in sys.argv[1:]:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-        return
+    parser = argparse.ArgumentParser(
+        prog="python -m benches.core", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="each call twice: to see that it works")
+    rows = measure(parser.parse_args().quick)
     print(f"{'':36} {'core us':>9} {'spread':>19} {'MB/s':>6} {'Python us':>10} {'times':>6}")
     for row in rows:
         low, high = row.core_spread_us

@@ -98,12 +98,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benches.events", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help="two short rounds: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="one short round: to see that it works")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--connections", type=int, default=CONNECTIONS)
     options = parser.parse_args()
-    rounds, seconds = (2, 1.0) if options.quick else (options.rounds, options.seconds)
+    rounds, seconds = (1, 0.5) if options.quick else (options.rounds, options.seconds)
     with servers.fresh_folder() as folder:
         with servers.serving(folder, SERVER_CORE, config=servers.EVENTS) as server:
             warm = measure(server, seconds, options.connections, WARM_UP)

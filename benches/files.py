@@ -256,13 +256,13 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="few short rounds: to see that it works")
     quick = parser.parse_args().quick
-    count, seconds, files = (2, 1.0, 200) if quick else (5, 3.0, PUSHED)
+    count, seconds, files, mib = (1, 0.2, 16, 4) if quick else (5, 3.0, PUSHED, LONG_MIB)
     with servers.bare(SERVER_CORE) as bare, servers.pysync(SERVER_CORE) as ours:
         pulls = rounds(bare, ours, GOALS, count, seconds)
     pushed = {clients: [pushes(clients, files) for _ in range(count)] for clients in CLIENTS}
-    long = long_transfers(LONG_MIB, count)
+    long = long_transfers(mib, count)
     print(f"{machine()}; {count} rounds of {seconds:g} s, and of {files:,} pushes.")
-    print("", table(pulls, GOALS), push_table(pushed), long_table(long, LONG_MIB), sep="\n\n")
+    print("", table(pulls, GOALS), push_table(pushed), long_table(long, mib), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What quotas cost a push: the same load against a service that counts and one that does not.
 
-    python -m benches.quotas [--rounds N] [--seconds S] [--connections N] [--rows NAME...]
+    python -m benches.quotas [--quick] [--rounds N] [--seconds S] [--connections N] [--rows NAME...]
                              [--store folder|s3] [--coordinator file|redis]
 
 Two services run on one core, on folders of their own, and are loaded in turns by a generator on another;
@@ -144,6 +144,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    parser.add_argument("--quick", action="store_true", help="one short round: to see that it works")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--connections", type=int, default=32)
@@ -153,8 +154,8 @@ def main() -> None:
     coordinator = options.coordinator if options.store == "s3" else None
     print(machine())
     print()
-    rows = tuple(options.rows)
-    print(table(compare(rows, options.rounds, options.seconds, options.connections, coordinator)))
+    rounds, seconds = (1, 0.2) if options.quick else (options.rounds, options.seconds)
+    print(table(compare(tuple(options.rows), rounds, seconds, options.connections, coordinator)))
 
 
 if __name__ == "__main__":

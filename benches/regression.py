@@ -1,6 +1,6 @@
 """This checkout beside another one: the CPU time that each kind of request costs.
 
-    python -m benches.regression CHECKOUT [--workload NAME]... [--rounds N] [--seconds S]
+    python -m benches.regression CHECKOUT [--quick] [--workload NAME]... [--rounds N] [--seconds S]
 
 CHECKOUT is a clone at the commit to compare with, set up by `make build`. Both servers stay on one core, the
 load generator on another; only one server is loaded at a time. In each round every workload runs once on
@@ -14,7 +14,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benches import servers
-from benches.compare import LOAD_CORE, SERVER_CORE, fill, load, machine, spread
+from benches.compare import (
+    LOAD_CORE,
+    QUICK,
+    QUICK_COUNT,
+    QUICK_LOGGED,
+    QUICK_S,
+    SERVER_CORE,
+    fill,
+    load,
+    machine,
+    spread,
+)
 from benches.servers import Running
 
 WORKLOADS = (
@@ -39,9 +50,15 @@ Costs = dict[str, list[tuple[float, float]]]
 
 
 def measure(
-    before: Running, now: Running, workloads: Sequence[str], count: int, seconds: float, logged: int = LOGGED
+    before: Running,
+    now: Running,
+    workloads: Sequence[str],
+    count: int,
+    seconds: float,
+    logged: int = LOGGED,
+    most: int | None = None,
 ) -> Costs:
-    """Return `count` rounds of each workload."""
+    """Return `count` rounds of each workload, with `most` requests each at most."""
     if "log-last" in workloads:
         for server in (before, now):
             fill(server, "fill-log", logged, connections=64)
@@ -49,7 +66,7 @@ def measure(
     for number in range(count):
         for name in workloads:
             order = (before, now) if number % 2 == 0 else (now, before)
-            costs = {server: load(server, name, seconds).server_cpu_us or 0.0 for server in order}
+            costs = {server: load(server, name, seconds, most).server_cpu_us or 0.0 for server in order}
             found[name].append((costs[before], costs[now]))
     return found
 
@@ -69,18 +86,23 @@ def main() -> None:
         prog="python -m benches.regression", description=(__doc__ or "").split("\n")[0]
     )
     parser.add_argument("checkout", type=Path, metavar="CHECKOUT", help="a built clone to compare with")
+    parser.add_argument("--quick", action="store_true", help="few requests: to see that it works")
     parser.add_argument("--workload", action="append", choices=WORKLOADS, help="only this; may be repeated")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="the length of a run")
     options = parser.parse_args()
+    count, seconds, logged, most = options.rounds, options.seconds, LOGGED, None
+    workloads = options.workload or WORKLOADS
+    if options.quick:
+        count, seconds, logged, most, workloads = 1, QUICK_S, QUICK_LOGGED, QUICK_COUNT, QUICK
     with (
         servers.fresh_folder() as theirs,
         servers.fresh_folder() as ours,
         servers.serving(theirs, SERVER_CORE, checkout=options.checkout.resolve()) as before,
         servers.serving(ours, SERVER_CORE) as now,
     ):
-        found = measure(before, now, options.workload or WORKLOADS, options.rounds, options.seconds)
-    print(f"{machine()}; generator on core {LOAD_CORE}; {options.rounds} rounds of {options.seconds:g} s.")
+        found = measure(before, now, workloads, count, seconds, logged, most)
+    print(f"{machine()}; generator on core {LOAD_CORE}; {count} rounds of {seconds:g} s.")
     print(table(found))
 
 

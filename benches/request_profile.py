@@ -1,6 +1,6 @@
 """Where the microseconds of a request go: by stage, and by the library that is at work.
 
-    python -m benches.request_profile [--workload NAME]... [--seconds S] [--functions N]
+    python -m benches.request_profile [--quick] [--workload NAME]... [--seconds S] [--functions N]
 
 The server stays on one core, the load generator on another, with 32 connections. *By stage* is the CPU time
 of the event loop's thread, shared out by samples of what it was at (`sampler.py`), and that of the other
@@ -214,16 +214,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benches.request_profile", description=(__doc__ or "").split("\n")[0]
     )
+    parser.add_argument("--quick", action="store_true", help="pulls for a moment: to see that it works")
     parser.add_argument("--workload", action="append", choices=WORKLOADS, help="only this; may be repeated")
     parser.add_argument("--seconds", type=float, default=3.0, help="CPU time to sample (default: 3)")
     parser.add_argument("--functions", type=int, default=0, metavar="N", help="list the N costliest")
     options = parser.parse_args()
     with servers.pinned(LOAD_CORE):
-        found = {name: profile(name, options.seconds) for name in options.workload or DEFAULT}
+        names, seconds = options.workload or DEFAULT, options.seconds
+        if options.quick:
+            names, seconds = ("pull",), 0.1
+        found = {name: profile(name, seconds) for name in names}
         by_library = {}
-        if shutil.which("perf"):
-            by_library = {name: libraries(name, options.seconds) for name in (*BARE, *found)}
-    print(f"{machine()}; {options.seconds:g} s of CPU each.\n\n{table(found, by_library)}")
+        if shutil.which("perf") and not options.quick:
+            by_library = {
+                name: libraries(name, seconds) for name in (*(() if options.quick else BARE), *found)
+            }
+    print(f"{machine()}; {seconds:g} s of CPU each.\n\n{table(found, by_library)}")
     if options.functions:
         for name, one in found.items():
             print(f"\n{functions_table(name, one, options.functions)}")

@@ -226,13 +226,17 @@ def table(rows: list[Trips]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benches.s3", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="CPU: two short rounds")
+    parser.add_argument("--quick", action="store_true", help="with moto, few requests: to see that it works")
     parser.add_argument("--server", choices=SERVERS, default="radosgw", help="default: radosgw")
     options = parser.parse_args()
+    name = "moto" if options.quick else options.server
     try:
-        with TemporaryDirectory() as folder, SERVERS[options.server](Path(folder)) as server:
+        with TemporaryDirectory() as folder, SERVERS[name](Path(folder)) as server:
             rows = uvloop.run(trips(server))
-        print(f"{options.server}:\n\n{table(rows)}\n", flush=True)
+        print(f"{name}:\n\n{table(rows)}\n", flush=True)
+        if any(row.goal is not None and row.calls.total() > row.goal for row in rows):
+            print("more requests than the goal", file=sys.stderr)
+            return 1
     except Missing as missing:
         print(f"round trips: not counted, {missing}\n", flush=True)
     cost = [sys.executable, "-m", "benches.s3_cost", *(["--quick"] if options.quick else [])]

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 
 SERVICE = Path(__file__).with_name("service.json")
 EVENTS = Path(__file__).with_name("events.json")
-STREAMS = Path(__file__).with_name("streams.json")
 CHECKOUT = Path(__file__).parent.parent
 BUILD = CHECKOUT / "target"
 START_LIMIT_S = 60.0

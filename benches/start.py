@@ -1,7 +1,7 @@
 """From starting a server to its first answer, and what it holds then: ours, the bare application, and that of
 another checkout, in turns.
 
-    python -m benches.start [--starts N] [CHECKOUT]
+    python -m benches.start [--quick] [--starts N] [CHECKOUT]
 
 CPU is that of all threads until the first answer, which other processes disturb less than time. The bare
 application loads aiohttp with its client, and no SQLite.
@@ -57,13 +57,14 @@ def main() -> None:
         prog="python -m benches.start", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument("checkout", nargs="?", type=Path, metavar="CHECKOUT", help="another one, built")
+    parser.add_argument("--quick", action="store_true", help="one start: to see that it works")
     parser.add_argument("--starts", type=int, default=11)
     options = parser.parse_args()
     measured = {"pysync": partial(servers.pysync, SERVER_CORE), "bare": partial(servers.bare, SERVER_CORE)}
     if options.checkout is not None:
         measured["other checkout"] = partial(servers.pysync, SERVER_CORE, options.checkout.resolve())
     found: dict[str, list[Start]] = {name: [] for name in measured}
-    for _ in range(options.starts):
+    for _ in range(1 if options.quick else options.starts):
         for name, server in measured.items():
             found[name].append(start(server))
     print("| | first answer, s | fastest | CPU, s | idle RSS, MB | without mapped files |")

@@ -200,12 +200,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benches.workers", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--quick", action="store_true", help="two short rounds: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="one short round: to see that it works")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--connections", type=int, default=CONNECTIONS)
     options = parser.parse_args()
-    rounds, seconds = (2, 1.0) if options.quick else (options.rounds, options.seconds)
+    rounds, seconds = (1, 0.2) if options.quick else (options.rounds, options.seconds)
     # What it starts is scheduled as usual.
     os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
     gc.disable()  # nothing here makes cycles, and a pause would be taken for the server's

@@ -40,10 +40,9 @@ COLLECTIONS: Final = 50
 # `data` of a log's element; the element as it is read back, without proof: '{"ts":...,"data":...}'.
 ELEMENT_DATA_BYTES: Final = 200
 ELEMENT_BYTES: Final = len('{"ts":1700000000000,"data":}') + ELEMENT_DATA_BYTES
-# The logs of `append-1000`; the elements of `fill-log`, of `fill-full` and of `fill-singly`, and of a tail.
+# The logs of `append-1000`; the elements of `fill-log`, and of a tail.
 LOGS: Final = 1_000
 LOGGED: Final = 1_000_000
-FULL: Final = 100_000
 TAIL: Final = 20
 
 
@@ -348,8 +347,6 @@ WORKLOADS: Final[dict[str, Workload]] = {
         Workload("append-1000", _append_in_turn, prepare=_begin_logs, count=80_000),
         Workload("signed-append", _signed_append, count=30_000),
         Workload("fill-log", _fill("long"), count=LOGGED),
-        Workload("fill-full", _fill("full"), count=FULL),
-        Workload("fill-singly", _fill("singly"), count=FULL),
         Workload("log-last", _log_last, count=120_000, at_least=TAIL * ELEMENT_BYTES),
         Workload("log-checkpoint", _log_checkpoint, count=120_000, at_least=TAIL * ELEMENT_BYTES),
         Workload("config", _config, count=100_000, at_least=COLLECTIONS * len('{"name":"notes"},')),

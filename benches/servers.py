@@ -129,13 +129,12 @@ def serving(
     checkout: Path = CHECKOUT,
     program: Sequence[str] = ("-m", "pysync"),
     settings: Mapping[str, object] | None = None,
-    url: str | None = None,
 ) -> Iterator[Running]:
-    """Our server with the documents in `folder`, in the store at `url`, or in memory; all its workers
-    answer. `checkout` may be another clone, which has been built; `program` are the arguments of Python that
-    run the command line, and `settings` members of the configuration, in place of those of the file."""
+    """Our server with the documents in `folder`, or in memory; all its workers answer. `checkout` may be
+    another clone, which has been built; `program` are the arguments of Python that run the command line, and
+    `settings` members of the configuration, in place of those of the file."""
     port = free_port()
-    store = url or ("memory:" if folder is None else f"file:{folder}")
+    store = "memory:" if folder is None else f"file:{folder}"
     with TemporaryDirectory() as place:
         if settings:
             members = json.loads(config.read_bytes()) | settings

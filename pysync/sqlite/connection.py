@@ -147,31 +147,6 @@ class CommitHooks(Protocol):
         """Called if the group was not committed, or its outcome is unknown."""
 
 
-class _BothHooks:
-    """Two hooks as one."""
-
-    def __init__(self, *both: CommitHooks) -> None:
-        self._both = both
-
-    @property
-    def has_work(self) -> bool:
-        return any(hooks.has_work for hooks in self._both)
-
-    def before_commit(self, cursor: sqlite3.Cursor) -> None:
-        for hooks in self._both:
-            if hooks.has_work:
-                hooks.before_commit(cursor)
-
-    def after_commit(self) -> None:
-        for hooks in self._both:
-            if hooks.has_work:
-                hooks.after_commit()
-
-    def after_rollback(self) -> None:
-        for hooks in self._both:
-            hooks.after_rollback()
-
-
 # Plain tuples, because a named one takes several times as long to make.
 _Write = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...], int]
 """The future result of a write, its function of a cursor, further arguments, and its size in bytes."""
@@ -239,10 +214,6 @@ class GroupCommit:
         self._waiting += 1
         self._waiting_bytes += size
         return future
-
-    def add_hooks(self, hooks: CommitHooks) -> None:
-        """Call these hooks too, after the others. Call it before the first write that needs them."""
-        self._hooks = hooks if self._hooks is None else _BothHooks(self._hooks, hooks)
 
     async def close(self) -> None:
         """Finish the submitted writes, then close the connection."""

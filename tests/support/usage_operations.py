@@ -73,7 +73,7 @@ def stored(folder: Path) -> tuple[Counts, Counts]:
         for kind, name, *amounts in database.execute("""
             SELECT kind, usage.name, coalesce(length(body), object.size),
                 sha256 IS NULL AND object.elements IS NULL, coalesce(object.elements, 0), sha256 IS NOT NULL
-            FROM object JOIN charge ON charge.owner = abs(object.owner) JOIN usage ON usage.id = charge.usage
+            FROM object JOIN charge ON charge.owner = object.owner JOIN usage ON usage.id = charge.usage
         """):
             sums.update({((kind, name), at): amount for at, amount in enumerate(amounts)})
     expected = {subject: Usage(*(sums[subject, at] for at in range(4))) for subject in counters}

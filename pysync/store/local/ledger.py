@@ -4,15 +4,15 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pysync.errors import QuotaExceeded
+from pysync._core import split_key
 from pysync.model import QuotaLimits, Usage
 from pysync.sqlite.changelog import ChangeRows
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.store.local import tables, usage
 from pysync.store.local.put_statements import APPEND_COUNTED, PUT_COUNTED
 from pysync.store.local.rename_journal import RenameJournal
-from pysync.store.local.usage import NO_RECEIPT, UsageCounters, amounts_of
-from pysync.store.types import ABSENT, ANY, Precondition
+from pysync.store.local.usage import Owners, amounts_of
+from pysync.store.types import Precondition
 from pysync.store.usage import (
     Charge,
     ChargeOf,
@@ -31,19 +31,19 @@ _UNCOUNTED = """
     SELECT o.id, parent, o.name, etag, CASE WHEN sha256 IS NULL THEN length(body) ELSE o.size END,
         sha256 IS NOT NULL
     FROM object AS o WHERE o.id > ? AND o.id <= ? AND (owner IS NULL OR owner != 0
-        AND NOT EXISTS(SELECT 1 FROM charge WHERE charge.owner = abs(o.owner))) ORDER BY o.id"""
+        AND NOT EXISTS(SELECT 1 FROM charge WHERE charge.owner = o.owner)) ORDER BY o.id"""
 
 
 class LocalLedger:
     """The `Ledger` of a local store. Create one with `open`."""
 
     def __init__(
-        self, reader: SnapshotReader, writer: GroupCommit, counters: UsageCounters, charge_of: ChargeOf
+        self, reader: SnapshotReader, writer: GroupCommit, owners: Owners, charge_of: ChargeOf
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._charge_of = charge_of
-        self.counters = counters
+        self.owners = owners
 
     @classmethod
     async def open(
@@ -52,9 +52,7 @@ class LocalLedger:
         """Switch the counters on, if they are off, and return their ledger."""
         if not reader.rows("SELECT 1 FROM usage_state WHERE state != 0"):
             await writer.submit(usage.switch_on)
-        counters = UsageCounters(limits)
-        writer.add_hooks(counters)
-        return cls(reader, writer, counters, charge_of)
+        return cls(reader, writer, Owners(limits), charge_of)
 
     def charge(self, key: str, charge: Charge | None) -> Charge:
         """Return what a write of `key` counts as, if the writer says `charge`."""
@@ -67,8 +65,8 @@ class LocalLedger:
     def owner_of_file(self, charge: Charge | None) -> tables.OwnerOf:
         """Return the function that charges for a file."""
 
-        def owner_of(cursor: sqlite3.Cursor, key: str, size: int) -> int | None:
-            return self.counters.charge_file(cursor, key, size, self.charge(key, charge))
+        def owner_of(cursor: sqlite3.Cursor, key: str, size: int) -> int:
+            return self.owners.charge_file(cursor, *split_key(key), size, self.charge(key, charge))
 
         return owner_of
 
@@ -110,11 +108,11 @@ class LocalLedger:
     async def count(self, rows: Sequence[CountedRow]) -> None:
         """See `CountableLedger.count`."""
         if rows:
-            await self._writer.submit(self.counters.count_rows, rows)
+            await self._writer.submit(self.owners.count_rows, rows)
 
     async def prune(self) -> None:
         """See `CountableLedger.prune`."""
-        await self._writer.submit(self.counters.prune)
+        await self._writer.submit(usage.prune)
 
 
 def put_counted(
@@ -123,56 +121,39 @@ def put_counted(
     row: tuple[Any, ...],
     expect: Precondition,
     changes: ChangeRows,
-    counters: UsageCounters,
+    owners: Owners,
     charge: Charge,
     also: tables.Rows = (),
 ) -> tuple[bool, int]:
-    """Call `tables.put`, append objects, and count all in the same transaction. Raises QuotaExceeded
-    if the precondition holds."""
-    if not counters.is_on(cursor):
-        return tables.put_with(cursor, also, renames, row, expect, changes)
+    """Call `tables.put`, and append objects, as rows that count. Raises QuotaExceeded if the precondition
+    holds."""
     etag, content_type, now_ms, body, parent, name = row
-    size, elements = len(body), charge.elements
-    amounts = amounts_of(size, elements)
-    old = NO_RECEIPT if expect is ABSENT else counters.replaced(cursor, parent, name, expect)
-    wanted = amounts
-    if (
-        also
-        and counters.owner_of_kept(cursor, old, charge).id == counters.owner_of(cursor, charge.account).id
-    ):
-        wanted = (size + sum(len(each[3]) for each in also), *amounts[1:])
-    try:
-        owner = counters.charge(cursor, old, charge, wanted)
-    except QuotaExceeded:
+    elements, wanted = charge.elements, amounts_of(len(body), charge.elements)
+    owner = owners.owner_of(cursor, charge.account)
+    id_ = kept = owner.id
+    if also or charge.inherits:
+        kept = owners.owner_of_replaced(cursor, parent, name, owner)
+        if charge.inherits:
+            id_ = kept
+        elif kept == id_:
+            wanted = (len(body) + sum(len(each[3]) for each in also), *wanted[1:])
+    if charge.checked and not owners.has_room(owner, wanted):
         tables.check_current(cursor, parent, name, expect)
-        raise
-    counted = (etag, content_type, now_ms, body, size, -owner.id, elements, parent, name)
+        owners.make_room(cursor, owner, wanted, parent, name)
+    counted = (etag, content_type, now_ms, body, len(body), id_, elements, parent, name)
     result = tables.put(cursor, renames, counted, expect, changes, PUT_COUNTED)
-    counters.replace(cursor, old, owner, amounts, etag)
-    if also:
-        _append_counted(cursor, counters, counters.owner_of_kept(cursor, old, charge), also)
+    _append_counted(cursor, kept, also)
     return result
 
 
 def append_objects(
-    cursor: sqlite3.Cursor,
-    counters: UsageCounters,
-    charge: Charge,
-    also: tables.Rows,
-    parent: str,
-    name: str,
+    cursor: sqlite3.Cursor, owners: Owners, charge: Charge, also: tables.Rows, parent: str, name: str
 ) -> None:
     """Call `tables.append_objects` before an object is deleted, and count the appended ones as bytes."""
-    if not counters.is_on(cursor):
-        tables.append_objects(cursor, also)
-        return
-    old = counters.replaced(cursor, parent, name, ANY)
-    _append_counted(cursor, counters, counters.owner_of_kept(cursor, old, charge), also)
+    owner = owners.owner_of(cursor, charge.account)
+    _append_counted(cursor, owners.owner_of_replaced(cursor, parent, name, owner), also)
 
 
-def _append_counted(
-    cursor: sqlite3.Cursor, counters: UsageCounters, owner: usage.Owner, also: tables.Rows
-) -> None:
+def _append_counted(cursor: sqlite3.Cursor, owner: int, also: tables.Rows) -> None:
     for row in also:
-        cursor.execute(APPEND_COUNTED, (*row[:4], len(row[3]), -owner.id, 0, *row[4:]))
-    counters.add_bytes(owner, sum(len(each[3]) for each in also))
+        cursor.execute(APPEND_COUNTED, (*row[:4], len(row[3]), owner, 0, *row[4:]))

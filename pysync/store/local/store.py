@@ -267,7 +267,7 @@ class LocalStore:
             return tables.put, *put
         if charge is None or charge.account is None:
             charge = ledger.charge(key, charge)
-        return put_counted, *put, ledger.counters, charge
+        return put_counted, *put, ledger.owners, charge
 
     def _puts_of(self, segments: Sequence[Segment], rows: ChangeRows) -> Iterator[tables.Put]:
         """Yield the writes of segments."""
@@ -429,16 +429,9 @@ class LocalStore:
 
     async def purge_deleted(self) -> None:
         """See `Store.purge_deleted`."""
-        if self.ledger is None:
-            await self._writer.submit(usage.prune)
-        else:
-            await self.ledger.prune()
         await self._files.purge_deleted()
         await self._writer.submit(capture.forget_writes)
-        if self.ledger is None:
-            await self._writer.submit(usage.forget_unused)
-        else:
-            await self.ledger.prune()
+        await self._writer.submit(usage.prune)
         try:
             await purge_database(self._database.path)
         except (sqlite3.Error, TimeoutError) as error:
@@ -479,7 +472,7 @@ class LocalStore:
             return partial(tables.append_objects, also=rows)
         counted, (parent, name) = ledger.charge(key, charge), split_key(key)
         return partial(
-            append_objects, counters=ledger.counters, charge=counted, also=rows, parent=parent, name=name
+            append_objects, owners=ledger.owners, charge=counted, also=rows, parent=parent, name=name
         )
 
     def _new_etag(self) -> str:

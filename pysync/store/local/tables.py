@@ -98,7 +98,6 @@ SCHEMA: Final = Schema(
         # The checksum of a file, NULL until a file of an earlier version was found right.
         "ALTER TABLE object ADD COLUMN xxh3 TEXT",
         claims.TABLE,
-        usage.INDEXES,
     )
 )
 

@@ -227,11 +227,10 @@ async def test_the_bytes_that_wait_are_bounded_but_one_write_is_always_accepted(
 
 
 async def test_writes_of_several_ticks_share_a_transaction_if_as_many_did_before(
-    writer: GroupCommit, monkeypatch: pytest.MonkeyPatch
+    failing: GroupCommit, work: "Work", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(concurrency, "GATHER_S", inf)
-    work = Work()
-    writer.add_hooks(work)
+    writer = failing
 
     async def write_after(ticks: int) -> None:
         for _ in range(ticks):

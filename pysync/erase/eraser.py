@@ -1,58 +1,74 @@
-"""The steps of an erasure. Each may be repeated, so an erasure that was interrupted anywhere is finished by
-carrying out all of them again.
+"""The steps of an erasure. Each finds what is left by itself, so an erasure that was interrupted anywhere is
+finished by carrying out all of them again.
 
-1. The journal names the request.
-2. Pages of keys: a plan is stored, then carried out. Repeated until no key is left. Access documents of
-   spaces go once all else has gone: the next caller who makes one owns what is left of the space.
+1. A note in the store names the request, for the service that starts after a crash.
+2. Pages of keys. Of each page first what only its objects name: entries of lists, earlier versions and
+   segments of logs. Then the objects. Repeated until no key is left. Access documents of spaces go once all
+   else has gone: the next caller who makes one owns what is left of the space.
 3. Entries of keyrings, counters, idempotency records, and names of damaged files.
 4. The change log is cleared, once followers have had time to read the removals.
-5. The journal forgets all names; deleted bytes are removed from the files; the journal entry goes.
+5. The note forgets the request, deleted bytes are removed from the files, and the note goes.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
 from pysync.changelog import Change
 from pysync.concurrency import gather_bounded
-from pysync.engine.changes import DocumentRef, parse_change
+from pysync.engine.changes import parse_change
 from pysync.engine.counted_store import forget_subject
-from pysync.erase.journal import JournalEntry, unfinished
-from pysync.erase.keyrings import KeyringEntries, remove_entries
-from pysync.erase.plan import PAGE, ErasePlan, EraseReport, Planner, delete_log_objects
-from pysync.erase.request import EraseRequest
-from pysync.erase.scope import Scope
+from pysync.erase.plan import (
+    CONCURRENT,
+    PAGE,
+    ErasePlan,
+    EraseReport,
+    PlannedObject,
+    Planner,
+    delete_log_objects,
+)
+from pysync.erase.scope import EraseRequest, Scope
 from pysync.errors import BadRequest, StoreUnavailable, Unavailable
 from pysync.plugins import FileBackedCollection, PluginContext
 from pysync.plugins.projection.lists import ListTransform, ListWriter, PendingEntry, apply_entries
 from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
-from pysync.store import ANY, Etag, EtagMismatch, StoredObject, Subject
+from pysync.store import ANY, Etag, EtagMismatch, Precondition, StoredObject, Subject
 
+NOTES: Final = "_pysync/erase"
+UNFINISHED: Final = f"{NOTES}/unfinished"
+"""The note: the members of the request, none once only deleted bytes remain to be removed."""
 LEASE: Final = "erase"
 LEASE_RENEW_S: Final = 1.0
 SETTLE_S: Final = 2.0
 """Seconds that followers of the change log have to read the removals before it is cleared, and requests under
 way to end."""
-MAX_PASSES: Final = 100
-"""The number of passes over the keys while others keep writing them."""
-_EXACT_PASSES: Final = 3
-"""Passes that erase only versions for which there is a plan. Later ones erase any version."""
-_LIST_ATTEMPTS: Final = 20
+MAX_ATTEMPTS: Final = 100
+"""The number of attempts at what others keep writing."""
 _BUSY: Final = "an erasure is under way: try again when it has finished"
 _LEASE_ATTEMPTS: Final = 8
 """A lease is free some seconds after its holder has ended."""
-_INTENTS: Final = 1_000
-_CHANGES: Final = 1_000
-_CONCURRENT: Final = 16
+_PAGE: Final = 1_000
 _DAMAGED: Final = "_pysync/damaged"
 
 log = logging.getLogger("pysync.erase")
+
+
+@dataclass(slots=True)
+class _Erasure:
+    """An erasure under way: the report so far, and the ids of logs and the hashes of what went."""
+
+    request: EraseRequest
+    scope: Scope
+    report: EraseReport = field(default_factory=EraseReport)
+    log_ids: set[str] = field(default_factory=set)
+    hashes: set[str] = field(default_factory=set)
 
 
 class Eraser:
@@ -83,139 +99,118 @@ class Eraser:
         report, scope = EraseReport(), self._scope(request)
         await self._check_spaces(scope)
         async for keys in self._pages(scope):
-            report.add((await self._planner.plan(keys)).report)
-        report.add_keyrings(await self._remove_keyring_entries(request, dry_run=True))
+            await self._planner.plan(keys, report)
+        await self._planner.remove_keyring_entries(request, scope, report, dry_run=True)
         return report
 
     async def run(self, request: EraseRequest) -> EraseReport:
-        """Finish the erasures that were interrupted, erase what belongs to the request, and return what
-        went. Raises BadRequest, without erasing anything of the request, if data of a space would be left
-        without the space's access document. Raises Unavailable if another process erases, or something could
-        not be erased; the next run, or the start of a service, continues then."""
+        """Finish an erasure of something else that was interrupted, erase what belongs to the request, and
+        return what went. Raises BadRequest, without erasing anything of the request, if data of a space would
+        be left without the space's access document. Raises Unavailable if another process erases, or
+        something could not be erased; the next run, or the start of a service, continues then."""
         async with self._exclusive():
-            report = EraseReport()
-            for entry in await unfinished(self._store):
-                is_this = entry.request == request
-                finished = await self._finish(entry)
-                if is_this:
-                    report.add(finished)
+            unfinished = await self._unfinished()
+            if unfinished is not None and unfinished != request.members:
+                await self._finish(unfinished)
             await self._check_spaces(self._scope(request))
-            report.add(await self._finish(await JournalEntry.begin(self._store, request)))
-        return report
+            return await self._finish(request.members)
 
-    async def resume(self) -> int:
-        """Finish the erasures that were interrupted, unless another process is erasing. Returns their number.
-        Raises Unavailable."""
-        if not await unfinished(self._store):
-            return 0
+    async def resume(self) -> bool:
+        """Finish the erasure that was interrupted, unless another process is erasing. Returns False if there
+        was none. Raises Unavailable."""
+        if await self._unfinished() is None:
+            return False
         async with self._exclusive():
-            entries = await unfinished(self._store)
-            for entry in entries:
-                await self._finish(entry)
-            return len(entries)
+            unfinished = await self._unfinished()
+            if unfinished is not None:
+                await self._finish(unfinished)
+            return unfinished is not None
 
-    async def _finish(self, entry: JournalEntry) -> EraseReport:
-        if entry.request is not None:
-            await entry.end_deletion(await self._delete(entry, entry.request))
-        await entry.delete_plans()
+    async def _unfinished(self) -> dict[str, Any] | None:
+        """Return what the note of an erasure says, also of one under way; None without one."""
+        if not [listed async for listed in self._store.walk(NOTES)]:
+            return None
+        found = await self._store.get(UNFINISHED)
+        return orjson.loads(found.body) if isinstance(found, StoredObject) else None
+
+    async def _finish(self, members: dict[str, Any]) -> EraseReport:
+        """Carry out the request with these members; without any only remove deleted bytes."""
+        report = EraseReport()
+        if members:
+            await self._store.put(UNFINISHED, orjson.dumps(members))
+            report = await self._erase(EraseRequest.parse(members))
+            await self._store.put(UNFINISHED, b"{}")
         await self._coordinator.purge_deleted()
         await self._store.purge_deleted()
-        await entry.delete()
-        return entry.report
-
-    async def _delete(self, entry: JournalEntry, request: EraseRequest) -> EraseReport:
-        """Delete and announce everything of the request."""
-        scope, report = self._scope(request), EraseReport()
-        await self._store.recover_merges()
-        logs, hashes = list[str](), set[str]()
-
-        async def carry_out(plan: ErasePlan, *, is_exact: bool) -> None:
-            await self._carry_out(plan, is_exact=is_exact)
-            report.add(plan.report)
-            logs.extend(plan.logs)
-            hashes.update(plan.hashes)
-
-        of_access_documents = []
-        async for plan in entry.plans():
-            if any(map(scope.is_access_document, plan.keys)):
-                of_access_documents.append(plan)
-            else:
-                await carry_out(plan, is_exact=True)
-        for number in range(MAX_PASSES):
-            found = 0
-            async for keys in self._pages(scope, access_documents=False):
-                plan = await self._planner.plan(keys)
-                await entry.add_plan(plan)
-                await carry_out(plan, is_exact=number < _EXACT_PASSES)
-                found += len(plan.keys) + len(plan.objects)
-            if found:
-                continue
-            if await self._is_merged(scope):
-                await self._sleep(LEASE_RENEW_S)
-                continue
-            async for keys in self._pages(scope, access_documents=True):
-                plan = await self._planner.plan(keys)
-                await entry.add_plan(plan)
-                of_access_documents.append(plan)
-            if not of_access_documents:
-                break
-            while of_access_documents:
-                plan = of_access_documents.pop()
-                # Earlier versions first: whoever made the next access document could read them.
-                await gather_bounded(_CONCURRENT, plan.objects, self._store.delete)
-                await carry_out(plan, is_exact=number < _EXACT_PASSES)
-        else:
-            raise StoreUnavailable("others write it all the time: revoke their keys first")
-        report.add_keyrings(await self._remove_keyring_entries(request))
-        await self._forget_damage(scope)
-        await self._sleep(SETTLE_S)
-        # A request that was under way may have stored a part of a log after its head was gone.
-        await delete_log_objects(self._store, logs)
-        report.add(await self._forget(request, scope, hashes.union(logs)))
+        await self._store.delete(UNFINISHED)
         return report
 
-    async def _carry_out(self, plan: ErasePlan, *, is_exact: bool) -> None:
-        """Delete what a plan names. A version that is not the planned one is left if `is_exact`, if the store
+    async def _erase(self, request: EraseRequest) -> EraseReport:
+        """Delete and announce everything of the request."""
+        erasure = _Erasure(request, self._scope(request))
+        await self._store.recover_merges()
+        for _ in range(MAX_ATTEMPTS):
+            if await self._erase_pages(erasure, access_documents=False):
+                continue
+            if await self._is_merged(erasure.scope):
+                await self._sleep(LEASE_RENEW_S)
+            elif not await self._erase_pages(erasure, access_documents=True):
+                break
+        else:
+            raise StoreUnavailable("others write it all the time: revoke their keys first")
+        await self._planner.remove_keyring_entries(request, erasure.scope, erasure.report)
+        await self._forget_damage(erasure.scope)
+        await self._sleep(SETTLE_S)
+        # A request that was under way may have stored a part of a log after its head was gone.
+        await delete_log_objects(self._store, erasure.log_ids)
+        await self._forget(erasure)
+        return erasure.report
+
+    async def _erase_pages(self, erasure: _Erasure, *, access_documents: bool) -> bool:
+        """Erase what is stored now: access documents, or all else. Returns False if there was nothing."""
+        is_found = False
+        async for keys in self._pages(erasure.scope, access_documents=access_documents):
+            plan = await self._planner.plan(keys, erasure.report)
+            await self._drop_entries(plan, erasure.scope)
+            await gather_bounded(CONCURRENT, plan.other, self._store.delete)
+            await gather_bounded(CONCURRENT, plan.objects, lambda planned: self._delete(planned, erasure))
+            await self._drop_entries(plan, erasure.scope)  # a projection may have just read the objects
+            is_found = is_found or bool(plan.objects or plan.other)
+        return is_found
+
+    async def _delete(self, planned: PlannedObject, erasure: _Erasure) -> None:
+        """Delete an object, after what only it names. A later version stays, for the next pass, if the store
         deletes by version without leaving a trace."""
-        now_ms = self._services.now_ms()
-        is_exact = is_exact and self._store.transactional is not None
+        key, etag, head = planned.key, planned.etag, planned.head
+        erasure.hashes.add(planned.hash)
+        with suppress(EtagMismatch):
+            if head is not None:
+                erasure.log_ids.update(planned.log_ids)
+                emptied, etag = await self._services.logs.begin_deletion(key, head, etag)
+                await delete_log_objects(self._store, planned.log_ids)
+                erasure.log_ids.update(filter(None, [emptied.id]))
+            expect: Precondition = ANY if self._store.transactional is None else Etag(etag)
+            changes = self._planner.removals(key, planned.hash, self._services.now_ms())
+            await self._outbox.delete(key, expect, changes, planned.hash)
 
-        async def delete(key: str) -> None:
-            etag, hash_ = plan.keys[key]
-            changes = self._planner.removals(key, hash_, now_ms)
-            with suppress(EtagMismatch):
-                await self._outbox.delete(key, Etag(etag) if is_exact else ANY, changes, hash_)
-
-        await gather_bounded(_CONCURRENT, plan.keys, delete)
-        await gather_bounded(_CONCURRENT, plan.objects, self._store.delete)
-        await delete_log_objects(self._store, plan.logs)
+    async def _drop_entries(self, plan: ErasePlan, scope: Scope) -> None:
+        """Remove the entries of a plan from the lists that stay. Raises StoreUnavailable if others write one
+        all the time."""
         for key, pairs in groupby(sorted(plan.entries), lambda entry: entry[0]):
-            await self._drop_entries(key, [id_ for _, id_ in pairs])
+            if not scope.includes(key) and await self._store.get(key) is not None:
+                await self._drop_from(key, [id_ for _, id_ in pairs])
 
-    async def _drop_entries(self, key: str, ids: Sequence[str]) -> None:
-        """Remove these entries from the list at `key`. Raises StoreUnavailable if others write it all the
-        time."""
+    async def _drop_from(self, key: str, ids: Sequence[str]) -> None:
         projections = self._lists.projections
-        if await self._store.get(key) is None or not projections:
-            return
         work = [PendingEntry(projections[0], EntryChange(id_, None), 0, 0) for id_ in ids]
 
         async def make() -> ListTransform:
             return partial(apply_entries, work)
 
-        for _ in range(_LIST_ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             if await self._lists.write(key, projections, make) is not None:
                 return
         raise StoreUnavailable(f"the list {key} cannot be written")
-
-    async def _remove_keyring_entries(
-        self, request: EraseRequest, *, dry_run: bool = False
-    ) -> KeyringEntries:
-        def ref_of(key: str) -> DocumentRef | None:
-            places = self._planner.locations(key)
-            return places[0].document_ref if places else None
-
-        return await remove_entries(self._services, request, self._scope(request), ref_of, dry_run=dry_run)
 
     async def _is_merged(self, scope: Scope) -> bool:
         """Return True if files of the scope are being merged into another one."""
@@ -232,11 +227,11 @@ class Eraser:
                 with suppress(EtagMismatch):  # the next finding replaces the list as well
                     await self._store.put(_DAMAGED, orjson.dumps({"files": kept}), expect=Etag(found.etag))
 
-    async def _forget(self, request: EraseRequest, scope: Scope, known: set[str]) -> EraseReport:
-        """Remove what the coordinator and the change log know of the request. `known` are the ids of logs and
-        the hashes that were erased."""
+    async def _forget(self, erasure: _Erasure) -> None:
+        """Remove what the coordinator and the change log know of the request."""
+        request, scope = erasure.request, erasure.scope
         await self._wait_for_intents(request, scope)
-        report, changes = EraseReport(), 0
+        known, changes = erasure.hashes | erasure.log_ids, 0
         async for hash_ in self._written(request, scope):
             changes += 1
             known.add(hash_)
@@ -258,15 +253,14 @@ class Eraser:
             claims += await self._store.transactional.claims.forget(is_claim)
         if self._store.transactional is None and request.kind == "identity":
             await forget_subject(self._store, Subject("identity", request.value))
-        report.erased.update(rateCounters=counters, idempotencyRecords=claims, changes=changes)
+        erasure.report.erased.update(rateCounters=counters, idempotencyRecords=claims, changes=changes)
         if changes:
             await self._outbox.log.clear()
-        return report
 
     async def _written(self, request: EraseRequest, scope: Scope) -> AsyncIterator[str]:
         """Yield the hash of every change in the log that names something of the request."""
         after = ""
-        while found := await self._outbox.log.read(after, _CHANGES):
+        while found := await self._outbox.log.read(after, _PAGE):
             for _, change in found:
                 if self._names(change, request, scope):
                     yield parse_change(change).hash
@@ -283,7 +277,7 @@ class Eraser:
         """Wait until no write that names something of the request waits to be announced."""
         while self._outbox.needs_recovery:
             await self._outbox.recover()
-            intents = await self._coordinator.prepared(_INTENTS)
+            intents = await self._coordinator.prepared(_PAGE)
             changes = [change for intent in intents for change in intent.changes]
             if not any(self._names(change, request, scope) for change in changes):
                 return

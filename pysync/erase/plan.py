@@ -1,22 +1,22 @@
-"""Plans: what goes with a page of keys. A plan is stored before anything of it is erased, so that a crash
-leaves nothing of which only the erased objects knew."""
+"""What an erasure removes: the objects and entries of lists that go with a page of keys, entries of keyrings,
+and the report of what went and what stays."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from pysync import _core
+from pysync.auth.certificates import user_id
 from pysync.changelog import Change
 from pysync.concurrency import gather_bounded
 from pysync.engine.append_log import chunk_keys, log_prefix
 from pysync.engine.changes import DocumentRef
 from pysync.engine.history import entries_of
-from pysync.erase.keyrings import KeyringEntries
-from pysync.erase.request import EraseRequest
-from pysync.errors import DocumentCorrupt
+from pysync.erase.scope import EraseRequest, Scope, is_public_key, keyring_templates
+from pysync.errors import Conflict, DocumentCorrupt
 from pysync.plugins import PluginContext
 from pysync.plugins.projection.lists import ListWriter
 from pysync.plugins.projection.sources import ChangedSource, DocumentLocation
@@ -24,7 +24,7 @@ from pysync.store import DamagedFile, Store, StoredObject
 
 PAGE: Final = 128
 """The number of keys of a plan."""
-_CONCURRENT: Final = 16
+CONCURRENT: Final = 16
 
 _KEPT: Final = {
     "backups": "earlier backups and copies keep it until they are pruned",
@@ -61,32 +61,10 @@ class EraseReport:
     keyrings: int = 0
     signed_keyrings: list[str] = field(default_factory=list)
 
-    def add(self, other: Self) -> None:
-        """Add what another report counts."""
-        self.erased.update(other.erased)
-        self.bytes += other.bytes
-        self.keyrings = max(self.keyrings, other.keyrings)
-        self.signed_keyrings = sorted({*self.signed_keyrings, *other.signed_keyrings})
-
-    def add_keyrings(self, found: KeyringEntries) -> None:
-        """Add what is removed from keyrings, and what is left in them."""
-        self.erased["keyringEntries"] += found.removed
-        self.keyrings, self.signed_keyrings = found.keyrings, sorted(found.signed)
-
     @property
     def is_found(self) -> bool:
         """True if there was anything to erase."""
         return self.erased.total() > 0
-
-    @property
-    def members(self) -> dict[str, Any]:
-        """The report as JSON members."""
-        counts = {kind: count for kind, count in sorted(self.erased.items()) if count}
-        return {"erased": counts, "bytes": self.bytes}
-
-    def encode(self) -> dict[str, Any]:
-        """Return the members that `parse` takes."""
-        return self.members | {"keyrings": self.keyrings, "signedKeyrings": self.signed_keyrings}
 
     def describe(self, request: EraseRequest, *, is_dry_run: bool) -> dict[str, Any]:
         """Return the report for an operator, with what an erasure does not touch."""
@@ -94,47 +72,35 @@ class EraseReport:
         if self.keyrings and not request.kem_keys:
             kept |= {"keyrings": _KEPT_IN_KEYRINGS % self.keyrings}
         if self.signed_keyrings:
-            named = ", ".join(self.signed_keyrings[:MAX_NAMED])
+            named = ", ".join(sorted(self.signed_keyrings)[:MAX_NAMED])
             kept |= {"keyringSignatures": _SIGNED_IN_KEYRINGS % (len(self.signed_keyrings), named)}
-        found = {"dryRun": is_dry_run, "found": self.is_found}
-        return request.members | found | self.members | {"notTouched": kept}
+        counts = {kind: count for kind, count in sorted(self.erased.items()) if count}
+        found = {"dryRun": is_dry_run, "found": self.is_found, "erased": counts, "bytes": self.bytes}
+        return request.members | found | {"notTouched": kept}
 
-    @classmethod
-    def parse(cls, members: dict[str, Any]) -> Self:
-        """Return the report with these members."""
-        left = members.get("keyrings", 0), members.get("signedKeyrings", [])
-        return cls(Counter(members["erased"]), members["bytes"], *left)
+
+class PlannedObject(NamedTuple):
+    """A document, log or file that goes: its version and hash, and the head if it is a log."""
+
+    key: str
+    etag: str
+    hash: str = ""
+    head: _core.LogHead | None = None
+
+    @property
+    def log_ids(self) -> list[str]:
+        """The ids of the logs whose objects this head names."""
+        return [] if self.head is None else [id_ for id_ in (self.head.id, self.head.previous) if id_]
 
 
 @dataclass(slots=True)
 class ErasePlan:
-    """What goes with some keys: `keys` themselves, each with its etag and its hash, `objects` at other keys,
-    the ids of `logs`, and `entries` of lists that are kept, as pairs of a list's key and an entry's id."""
+    """What goes with some keys: `objects` at these keys, and what depends on them, namely objects at `other`
+    keys, and `entries` of lists, as pairs of a list's key and an entry's id."""
 
-    keys: dict[str, tuple[str, str]] = field(default_factory=dict)
-    objects: list[str] = field(default_factory=list)
-    logs: list[str] = field(default_factory=list)
+    objects: list[PlannedObject] = field(default_factory=list)
+    other: list[str] = field(default_factory=list)
     entries: list[tuple[str, str]] = field(default_factory=list)
-    report: EraseReport = field(default_factory=EraseReport)
-
-    @property
-    def hashes(self) -> set[str]:
-        """The hashes of what goes."""
-        return {hash_ for _, hash_ in self.keys.values()}
-
-    def encode(self) -> bytes:
-        """Return the plan as JSON text."""
-        members = {"keys": self.keys, "objects": self.objects, "logs": self.logs, "entries": self.entries}
-        return orjson.dumps(members | {"report": self.report.members})
-
-    @classmethod
-    def decode(cls, text: bytes) -> Self:
-        """Return the plan in `text`."""
-        members = orjson.loads(text)
-        entries = [(key, id_) for key, id_ in members["entries"]]
-        report = EraseReport.parse(members["report"])
-        keys = {key: (etag, hash_) for key, (etag, hash_) in members["keys"].items()}
-        return cls(keys, members["objects"], members["logs"], entries, report)
 
 
 class Planner:
@@ -142,15 +108,27 @@ class Planner:
 
     def __init__(self, lists: ListWriter, services: PluginContext) -> None:
         self._lists = lists
+        self._services = services
         self._store = services.store
 
-    async def plan(self, keys: Sequence[str]) -> ErasePlan:
-        """Return what goes with the objects at `keys`. Keys without an object are left out. Raises
-        StoreUnavailable."""
+    async def plan(self, keys: Sequence[str], report: EraseReport) -> ErasePlan:
+        """Return what goes with the objects at `keys`, and add it to the report. Keys without an object are
+        left out. Raises StoreUnavailable."""
         plan = ErasePlan()
-        await gather_bounded(_CONCURRENT, keys, lambda key: self._add(plan, key))
-        plan.entries = await self._entries(list(plan.keys))
-        plan.report.erased["entries"] += len(plan.entries)
+
+        async def add(key: str) -> None:
+            versions = await entries_of(self._store, key)
+            plan.other += versions
+            report.erased["versions"] += len(versions)
+            found = await self._store.get(key)
+            if isinstance(found, StoredObject):
+                plan.objects.append(await self._object(key, found, plan, report))
+            elif (file := await self._file(key, report)) is not None:
+                plan.objects.append(file)
+
+        await gather_bounded(CONCURRENT, keys, add)
+        plan.entries = await self._entries([each.key for each in plan.objects])
+        report.erased["entries"] += len(plan.entries)
         return plan
 
     def locations(self, key: str) -> list[DocumentLocation]:
@@ -163,54 +141,41 @@ class Planner:
         places = self.locations(key)[:1]
         return [place.document_ref.change(hash_, now_ms, removed=True) for place in places]
 
-    async def _add(self, plan: ErasePlan, key: str) -> None:
-        versions = await entries_of(self._store, key)
-        plan.objects += versions
-        plan.report.erased["versions"] += len(versions)
-        found = await self._store.get(key)
-        if not isinstance(found, StoredObject):
-            await self._add_file(plan, key)
-            return
-        hash_, kind = "", "documents"
-        is_log = _core.is_log(found.body)
-        if is_log or any(place.kind == "log" for place in self.locations(key)):
-            kind = "logs"
-            hash_ = await self._add_log(plan, key, found.body)
-        else:
-            try:
-                hash_ = _core.read_document(found.body).hash
-            except DocumentCorrupt:
-                plan.report.erased["damaged"] += 1
-        plan.keys[key] = found.etag, hash_
-        plan.report.erased[kind] += 1
-        plan.report.bytes += len(found.body)
-
-    async def _add_log(self, plan: ErasePlan, key: str, body: bytes) -> str:
-        """Add the objects of a log with this head, and return its hash."""
-        plan.objects += await chunk_keys(self._store, key)
+    async def _object(
+        self, key: str, found: StoredObject, plan: ErasePlan, report: EraseReport
+    ) -> PlannedObject:
+        report.bytes += len(found.body)
         try:
-            head = _core.LogHead.read(body, "")
+            if _core.is_log(found.body) or any(place.kind == "log" for place in self.locations(key)):
+                report.erased["logs"] += 1
+                plan.other += await chunk_keys(self._store, key)
+                head = _core.LogHead.read(found.body, "")
+                planned = PlannedObject(key, found.etag, head.hash, head)
+                report.erased["elements"] += head.count - head.start
+                for id_ in planned.log_ids:
+                    report.erased["segments"] += len(
+                        [each async for each in self._store.walk(log_prefix(id_))]
+                    )
+                return planned
+            report.erased["documents"] += 1
+            return PlannedObject(key, found.etag, _core.read_document(found.body).hash)
         except DocumentCorrupt:
-            plan.report.erased["damaged"] += 1
-            return ""
-        plan.report.erased["elements"] += head.count - head.start
-        for id_ in filter(None, (head.id, head.previous)):
-            plan.logs.append(id_)
-            plan.report.erased["segments"] += len([each async for each in self._store.walk(log_prefix(id_))])
-        return head.hash
+            report.erased["damaged"] += 1
+            return PlannedObject(key, found.etag)
 
-    async def _add_file(self, plan: ErasePlan, key: str) -> None:
+    async def _file(self, key: str, report: EraseReport) -> PlannedObject | None:
         try:
             stat = await self._store.stat(key)
         except DamagedFile as error:
-            plan.keys[key] = error.etag, ""
-            plan.report.erased["damaged"] += 1
+            planned = PlannedObject(key, error.etag)
+            report.erased["damaged"] += 1
         else:
             if stat is None:
-                return
-            plan.keys[key] = stat.etag, stat.sha256
-            plan.report.bytes += stat.size
-        plan.report.erased["files"] += 1
+                return None
+            planned = PlannedObject(key, stat.etag, stat.sha256)
+            report.bytes += stat.size
+        report.erased["files"] += 1
+        return planned
 
     async def _entries(self, keys: Sequence[str]) -> list[tuple[str, str]]:
         """Return the entries that projections have made from what is at these keys now."""
@@ -231,9 +196,82 @@ class Planner:
                     entries[target, change.id] = None
         return list(entries)
 
+    async def remove_keyring_entries(
+        self, request: EraseRequest, scope: Scope, report: EraseReport, *, dry_run: bool = False
+    ) -> None:
+        """Remove the entries for the X25519 keys of a request from all keyrings that `scope` leaves, also
+        from their earlier epochs, announce it, and add to the report what went and what is left. An author
+        proof of a changed keyring is dropped, since it no longer matches. Raises Unavailable."""
+        if request.kind != "identity":
+            return
+        async for key in self._keyrings():
+            while not scope.includes(key):
+                found = await self._store.get(key)
+                if not isinstance(found, StoredObject):
+                    break
+                try:
+                    document = _core.read_document(found.body)
+                except DocumentCorrupt:
+                    break
+                data = orjson.loads(document.data)
+                count = _drop(data, request.kem_keys)
+                if count and not dry_run:
+                    body = _core.decode_push(orjson.dumps({"data": data, "baseHash": document.hash}))
+                    ref = next((place.document_ref for place in self.locations(key)), None)
+                    try:
+                        await self._services.documents.push(key, body, None, ref)
+                    except Conflict:
+                        continue
+                entries = [*_keyring_entries(data)]
+                report.erased["keyringEntries"] += count
+                report.keyrings += bool(entries)
+                if any(_added_by(entry) == request.value for entry in entries):
+                    report.signed_keyrings.append(key)
+                break
 
-async def delete_log_objects(store: Store, ids: Sequence[str]) -> None:
+    async def _keyrings(self) -> AsyncIterator[str]:
+        """Yield the keys of all keyrings, each once."""
+        collections = [collection for _, _, collection in self._services.config.each_collection()]
+        seen = set[str]()
+        for template in set(keyring_templates(collections)):
+            folder = template.prefix if template.params else template.prefix.rpartition("/")[0]
+            async for listed in self._store.walk(folder):
+                if template.matches(listed.key) and listed.key not in seen:
+                    seen.add(listed.key)
+                    yield listed.key
+
+
+def _keyring_entries(data: Any) -> Iterator[dict[str, Any]]:
+    """Yield the entries of a keyring; none of any other document."""
+    epochs = data.get("epochs") if isinstance(data, dict) else None
+    for epoch in epochs.values() if isinstance(epochs, dict) else ():
+        entries = epoch.get("wrappedKeys") if isinstance(epoch, dict) else None
+        if isinstance(entries, list):
+            yield from (entry for entry in entries if isinstance(entry, dict))
+
+
+def _added_by(entry: dict[str, Any]) -> str | None:
+    """Return the user id of who added an entry; None if that is no key."""
+    adder = entry.get("addedBy")
+    return user_id(adder) if isinstance(adder, str) and is_public_key(adder) else None
+
+
+def _drop(data: Any, kem_keys: Collection[str]) -> int:
+    """Remove the entries of these recipients from the data of a keyring, and return their number; 0 for any
+    other document."""
+    epochs = data.get("epochs") if isinstance(data, dict) else None
+    count = 0
+    for epoch in epochs.values() if isinstance(epochs, dict) else ():
+        entries = epoch.get("wrappedKeys") if isinstance(epoch, dict) else None
+        if isinstance(entries, list):
+            kept = [one for one in entries if not (isinstance(one, dict) and one.get("subKem") in kem_keys)]
+            count += len(entries) - len(kept)
+            epoch["wrappedKeys"] = kept
+    return count
+
+
+async def delete_log_objects(store: Store, ids: Iterable[str]) -> None:
     """Delete the objects of these logs."""
     for id_ in ids:
         keys = [listed.key async for listed in store.walk(log_prefix(id_))]
-        await gather_bounded(_CONCURRENT, keys, store.delete)
+        await gather_bounded(CONCURRENT, keys, store.delete)

@@ -42,7 +42,7 @@ from pysync.plugins.loader import load_plugins
 from pysync.plugins.projection import projections_in, projections_of
 from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
-from pysync.server.background import HistorySweeper, OutboxRelay, Scrubber, resume_erasures
+from pysync.server.background import HistorySweeper, OutboxRelay, Scrubber, resume_erasure
 from pysync.server.early_rejection import EarlyRejections
 from pysync.server.erasure import ErasureEndpoint
 from pysync.server.expiry import TtlSweeper
@@ -287,7 +287,7 @@ class App(AbstractAsyncContextManager["App"]):
             set_lag=counters.set_lag,
         )
         self.eraser = Eraser(self._services, projections_in(plugins), hooks.stored_files)
-        self.erasure = loop.create_task(resume_erasures(self.eraser)) if sweeps else None
+        self.erasure = loop.create_task(resume_erasure(self.eraser)) if sweeps else None
 
     async def open(self) -> None:
         """Enter the plugins' lifespans. Raises ValueError if one of them fails."""

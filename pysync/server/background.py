@@ -1,7 +1,7 @@
 """Background jobs of a service.
 
 `HistorySweeper` deletes old versions of documents. `OutboxRelay` announces writes whose announcement was
-lost. `Scrubber` verifies everything that is stored and reports damage. `resume_erasures` finishes what an
+lost. `Scrubber` verifies everything that is stored and reports damage. `resume_erasure` finishes what an
 earlier process left unfinished.
 """
 
@@ -184,12 +184,12 @@ class OutboxRelay:
             log.info("announced %d writes whose announcement may have been lost", recovered)
 
 
-async def resume_erasures(eraser: Eraser, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-    """Finish the erasures that an earlier process left unfinished. Retries until that succeeds."""
+async def resume_erasure(eraser: Eraser, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    """Finish the erasure that an earlier process left unfinished. Retries until that succeeds."""
     while True:
         try:
-            if finished := await eraser.resume():
-                log.info("finished %d interrupted erasures", finished)
+            if await eraser.resume():
+                log.info("finished an interrupted erasure")
             return
         except PysyncError as error:
             detail = error.detail if isinstance(error, Unavailable) else str(error)

@@ -299,6 +299,18 @@ class AppendLogs:
             await delete_objects(self._store, keys)
             deleted += len(keys)
 
+    async def begin_deletion(self, key: str, head: _core.LogHead, etag: str) -> tuple[_core.LogHead, str]:
+        """Let the log at `key` have no elements if some are in objects of their own. Returns the head that is
+        then stored, which refers to the objects until they are deleted: neither an append of a node whose
+        clock is behind nor a crash can then leave a part of the log. Raises EtagMismatch if this is not the
+        stored version."""
+        if head.previous is not None:
+            await delete_log_objects(self._store, head.previous)
+        if not head.nodes():
+            return head, etag
+        emptied = _core.LogHead(os.urandom(16).hex(), head.id)
+        return emptied, await self._put_head(key, emptied, etag)
+
     async def close(self) -> None:
         """Finish the pending appends."""
         await self._batcher.close()
@@ -352,14 +364,9 @@ class AppendLogs:
             return False
         if not settings.is_expired(head, now_ms):
             return False
-        if head.previous is not None:
-            await delete_log_objects(self._store, head.previous)
         try:
-            if head.nodes():
-                # A node whose clock is behind must not append to a log that is losing its segments, and until
-                # they are deleted a head must refer to them.
-                tombstone = _core.LogHead(os.urandom(16).hex(), head.id)
-                etag = await self._put_head(key, tombstone, etag)
+            emptied, etag = await self.begin_deletion(key, head, etag)
+            if emptied is not head:
                 await delete_log_objects(self._store, head.id)
             changes = [] if ref is None else [ref.change(head.hash, now_ms, removed=True)]
             await self._outbox.delete(key, Etag(etag), changes, head.hash)

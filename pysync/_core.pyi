@@ -501,15 +501,14 @@ class BatchPlan:
         """How often the response contains each of `reads`, and each of `tails`."""
     def answer(
         self,
-        stored: Sequence[bytes | tuple[bytes, object, object, object] | tuple[str, object, int] | str | None],
+        stored: Sequence[bytes | tuple[bytes, object, object, object] | str | None],
         now_ms: int,
         variant: bytes | None = None,
         tails: list[tuple[str, bytes, bool] | str] | None = None,
     ) -> BatchAnswer:
         """Return the response. `stored` has the result of each of `reads`: bytes, or a tuple that begins with
-        them; None for no object; or the text of an error. A tuple that begins with the hash of a document and
-        ends with its time may replace its bytes; the response then has an ETag and no `body`. Bytes that are
-        not a document give `document_corrupt`, and a document that has outlived its `ttlMs` is missing.
+        them; None for no object; or the text of an error. Bytes that are not a document give
+        `document_corrupt`, and a document that has outlived its `ttlMs` is missing.
         `variant` distinguishes responses to callers who see different parts. `tails` has the result of each
         of `self.tails`: the hash of the log, the text of `data` and True if elements were omitted, or the
         text of an error. Omit it if there are none.
@@ -530,14 +529,10 @@ class BatchAnswer:
     def failed(self) -> bool:
         """True if any entry is an error."""
     @property
-    def versions(self) -> list[tuple[str, int] | None]:
-        """Hash and time of each document that was read."""
-    @property
     def corrupt(self) -> list[str]:
         """Keys of `reads` whose bytes are not a document."""
     def body(self) -> bytes:
-        """Return `{"collections":{name:[entry..]}}`; an entry is a pull response or `{"error":text}`. Raises
-        ValueError if the bytes of a document are missing."""
+        """Return `{"collections":{name:[entry..]}}`; an entry is a pull response or `{"error":text}`."""
 
 @final
 class ReplayWindow:

@@ -9,8 +9,6 @@ use twox_hash::XxHash3_64;
 pub enum Stored<'a> {
     Missing,
     Bytes(&'a [u8]),
-    /// A document of which only hash and time are known.
-    Known(String, u64),
     Failed(&'a str),
 }
 
@@ -18,8 +16,6 @@ pub enum Stored<'a> {
 pub enum Found {
     Missing,
     Document(Document),
-    /// Hash of the document.
-    Known(String),
     Failed(String),
 }
 
@@ -39,8 +35,6 @@ impl Found {
         match stored {
             Stored::Missing => Self::Missing,
             Stored::Failed(text) => Self::Failed((*text).into()),
-            Stored::Known(_, ts_ms) if has_expired(*ts_ms) => Self::Missing,
-            Stored::Known(hash, _) => Self::Known(hash.clone()),
             Stored::Bytes(bytes) => match Document::locate(bytes) {
                 Err(_) => Self::Failed("document_corrupt".into()),
                 Ok(document) if has_expired(document.ts_ms) => Self::Missing,
@@ -78,7 +72,6 @@ impl Plan {
                         match &outcomes.reads[*at] {
                             Found::Missing => add(0xFC, b""),
                             Found::Document(document) => add(0xFD, document.hash.as_bytes()),
-                            Found::Known(hash) => add(0xFD, hash.as_bytes()),
                             Found::Failed(text) => add(0xFA, text.as_bytes()),
                         }
                     }
@@ -176,7 +169,7 @@ impl Frame {
     fn document(&mut self, at: usize, found: &Found, now_ms: u64) {
         match found {
             Found::Failed(text) => return self.error(text),
-            Found::Missing | Found::Known(_) => {
+            Found::Missing => {
                 self.text
                     .extend_from_slice(b"{\"data\":{},\"hash\":\"\",\"timestamp\":");
                 self.number(now_ms);

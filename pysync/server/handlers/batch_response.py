@@ -1,20 +1,18 @@
 """Build the response of a batch pull from what it reads (docs/reference/protocol.md#batch-pull)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import orjson
 
 from pysync import _core
 from pysync.auth import field_permissions
 from pysync.engine.append_log import LogRange, LogSettings
-from pysync.engine.documents import CachedVersion
 from pysync.errors import DocumentCorrupt, Forbidden
 from pysync.server.authorization import Access
 from pysync.server.handlers import Service
 from pysync.server.handlers.batch_reads import (
     Budget,
-    Infos,
     LogReadOutcome,
     LogReadRequest,
     LogReads,
@@ -36,22 +34,12 @@ Decision = Access | str
 """The decision on a group of entries: the access, or the text of an error."""
 
 
-class BatchVersion(NamedTuple):
-    """The ETag of a response, and True if any entry is an error."""
-
-    etag: str
-    failed: bool
-
-
 class PlannedBatch:
-    """The plan of a query, which callers who poll send again and again. `lasts` is True if the response stays
-    the same as long as its documents do. When these had the etags `stored` (None for those that did not
-    exist), the version of the response was `version`."""
+    """The plan of a query, taken out of the core once."""
 
-    def __init__(self, plan: _core.BatchPlan, query_bytes: int, *, lasts: bool) -> None:
-        self.plan = plan
+    def __init__(self, plan: _core.BatchPlan, query_bytes: int) -> None:
         self.query_bytes = query_bytes
-        self.lasts = lasts
+        self.answer = plan.answer
         self.collections = plan.collections
         self.groups = plan.groups
         self.reads = plan.reads
@@ -59,8 +47,6 @@ class PlannedBatch:
         self.tails = plan.tails
         self.document_times, self.tail_times = plan.times
         self.times = dict(zip(self.keys, self.document_times, strict=True))
-        self.stored: list[str | None] = []
-        self.version: BatchVersion | None = None
 
 
 class BatchReads:
@@ -72,7 +58,7 @@ class BatchReads:
         self,
         service: Service,
         log_settings: Sequence[LogSettings | None],
-        planned: PlannedBatch,
+        plan: PlannedBatch,
         decisions: Sequence[Decision],
         shadowed: frozenset[tuple[str, int]],
         access: Mapping[str, ReadOutcome],
@@ -80,11 +66,9 @@ class BatchReads:
     ) -> None:
         self._service = service
         self._store = service.store
-        self._documents = service.documents
         self._versions = service.documents.versions
-        self._planned = planned
-        self._plan = planned.plan
-        self._reads = planned.reads
+        self._plan = plan
+        self._reads = plan.reads
         self._errors = [decision if isinstance(decision, str) else None for decision in decisions]
         self._hidden = [
             decision.hidden if isinstance(decision, Access) else _NOTHING for decision in decisions
@@ -93,23 +77,23 @@ class BatchReads:
         self._access = access
         self._found: dict[str, ReadOutcome] = dict(access)
         self._is_plain = not shadowed and not any(self._errors) and not any(self._hidden)
-        self._times = planned.times
+        self._times = plan.times
         if not self._is_plain or len(self._times) < len(self._reads):
             self._times = {}
-            for read, times in zip(self._reads, planned.document_times, strict=True):
+            for read, times in zip(self._reads, plan.document_times, strict=True):
                 if self._error_for(read) is None:
                     self._times[read[0]] = self._times.get(read[0], 0) + times
         self._budget = Budget(self._store, self._times, service.config.max_batch_bytes, reservation)
         self._log_outcomes: list[LogReadOutcome] = []
-        self._logs = self._make_log_reads(log_settings) if planned.tails else []
+        self._logs = self._make_log_reads(log_settings) if plan.tails else []
 
     def _error_for(self, read: tuple[str, int]) -> str | None:
         return Forbidden.default_message if read in self._shadowed else self._errors[read[1]]
 
     def _make_log_reads(self, log_settings: Sequence[LogSettings | None]) -> list[LogReads]:
         logs: dict[tuple[str, int], LogReads] = {}
-        rows = [row for row, _, _ in self._planned.groups]
-        for (key, group, *bounds), times in zip(self._planned.tails, self._planned.tail_times, strict=True):
+        rows = [row for row, _, _ in self._plan.groups]
+        for (key, group, *bounds), times in zip(self._plan.tails, self._plan.tail_times, strict=True):
             error = self._error_for((key, group))
             if error is None:
                 log = logs.get((key, rows[group]))
@@ -123,9 +107,8 @@ class BatchReads:
             self._log_outcomes.append(error or "")
         return list(logs.values())
 
-    async def begin(self, *, wants_body: bool) -> None:
-        """Read the heads of logs and, if a body is wanted, the logs that consist of a head alone. Raises
-        BatchTooLarge."""
+    async def full(self, now_ms: int) -> _core.BatchAnswer:
+        """Read all, and build the response. Raises BatchTooLarge."""
         for key in self._access.keys() & self._times.keys():
             stored = self._access[key]
             size = stored.size if isinstance(stored, StoredObject) else 0
@@ -133,61 +116,12 @@ class BatchReads:
         # If reads wait for a network, everything that is certainly needed is read concurrently.
         keys = self._unread() if self._store.is_remote else []
         if keys or self._logs:
-            await self._read(keys, [log.begin if wants_body else log.open for log in self._logs])
-            if wants_body:
-                self._logs = [log for log in self._logs if log.is_open]
-
-    async def weigh(self) -> None:
-        """Add the bytes that logs will send to the budget, as far as the store knows them. Raises
-        BatchTooLarge."""
-        if self._logs:
-            await self._read([], [log.weigh for log in self._logs])
-
-    async def check_size(self) -> None:
-        """Check the budget without reading what is not read yet. Raises BatchTooLarge."""
-        await self.weigh()
-        self._budget.check_sizes(await self._budget.infos(self._unread()))
-
-    async def version(self, now_ms: int) -> BatchVersion:
-        """Return the version of the response. Documents whose version is cached are not read. Raises
-        BatchTooLarge."""
-        infos, planned = await self._budget.infos(self._unread()), self._planned
-        stored: list[str | None] | None = None
-        if planned.lasts and self._is_plain and len(infos) == len(self._times):
-            stored = [None if (info := infos[key]) is None else info.etag for key in self._times]
-            if planned.version is not None and stored == planned.stored:
-                return planned.version
-        answer = await self._version_of(infos, now_ms)
-        version = BatchVersion(answer.etag, answer.failed)
-        if stored is not None and not version.failed:
-            planned.stored, planned.version = stored, version
-        return version
-
-    async def _version_of(self, infos: Infos, now_ms: int) -> _core.BatchAnswer:
-        """Build the response without a body."""
-        self._found |= dict.fromkeys([key for key, info in infos.items() if info is None])
-        cached = self._documents.cached_versions(infos)
-        if not self._is_plain:
-            for key, group in self._reads:
-                if self._hidden[group]:  # then the version depends on the data
-                    cached.pop(key, None)
-        unread = [key for key in self._unread() if key not in cached]
-        if not unread:
-            return await self._build(now_ms, cached)
-        self._budget.check_sizes(infos)
-        await self._read(unread, [])
-        answer = await self._build(now_ms, cached)
-        for (key, group), built in zip(self._reads, answer.versions, strict=True):
-            stored = self._found.get(key)
-            if built is not None and isinstance(stored, StoredObject) and not self._hidden[group]:
-                self._documents.cache_version(key, CachedVersion(built[0], stored.etag, built[1]))
-        return answer
-
-    async def full(self, now_ms: int) -> _core.BatchAnswer:
-        """Build the response with its body. Raises BatchTooLarge."""
-        await self.weigh()
-        await self._read(self._unread(), [log.read for log in self._logs])
-        return await self._build(now_ms, {})
+            await self._read(keys, [log.begin for log in self._logs])
+        logs = [log for log in self._logs if log.is_open]
+        if logs:
+            await self._read([], [log.weigh for log in logs])
+        await self._read(self._unread(), [log.read for log in logs])
+        return await self._build(now_ms)
 
     async def body(self, answer: _core.BatchAnswer) -> bytes:
         """Return the body of a response from `full`."""
@@ -200,18 +134,16 @@ class BatchReads:
     async def _read(self, keys: Sequence[str], extra_reads: Sequence[ReadTask]) -> None:
         self._found |= await read_many(self._store, keys, extra_reads, self._budget)
 
-    async def _build(self, now_ms: int, cached: Mapping[str, CachedVersion]) -> _core.BatchAnswer:
-        """Build the response from what was read, and from the `cached` versions of other documents."""
-        found: Mapping[str, ReadOutcome | CachedVersion] = (
-            {**self._found, **cached} if cached else self._found
-        )
+    async def _build(self, now_ms: int) -> _core.BatchAnswer:
+        """Build the response from what was read."""
+        found = self._found
         if not self._is_plain and any(self._hidden):
             await self._versions.load()
 
         def build() -> _core.BatchAnswer:
             if self._is_plain:
                 return self._plan.answer(
-                    list(map(found.__getitem__, self._planned.keys)), now_ms, None, self._log_outcomes
+                    list(map(found.__getitem__, self._plan.keys)), now_ms, None, self._log_outcomes
                 )
             stored = [self._redacted(read, found.get(read[0])) for read in self._reads]
             hidden = orjson.dumps([sorted(names) for names in self._hidden])
@@ -225,9 +157,7 @@ class BatchReads:
     async def _in_thread_if_large(self, work: Callable[[], _T]) -> _T:
         return await run_heavy(work) if self._budget.sent > IN_THREAD_ABOVE else work()
 
-    def _redacted(
-        self, read: tuple[str, int], stored: ReadOutcome | CachedVersion
-    ) -> ReadOutcome | CachedVersion | bytes:
+    def _redacted(self, read: tuple[str, int], stored: ReadOutcome) -> ReadOutcome | bytes:
         """Return the stored document as the caller may see it."""
         key, group = read
         hidden = self._hidden[group]

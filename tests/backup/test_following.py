@@ -81,7 +81,7 @@ async def test_a_full_or_absent_destination_is_retried_and_then_complete(
     await follower.close()
 
 
-async def test_what_was_read_is_forgotten_in_small_transactions(
+async def test_read_rows_are_forgotten_in_small_transactions(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture, "TRIM_ROWS", 2)
@@ -103,7 +103,7 @@ async def test_what_was_read_is_forgotten_in_small_transactions(
     follower.close()
 
 
-def test_a_follower_makes_two_snapshots_a_second_unless_told_otherwise() -> None:
+def test_follower_makes_two_snapshots_a_second_by_default() -> None:
     """The recovery point is the pause and twice the time of a round, and should be below a second."""
     assert BackupConfig(to="file:./backup").every_ms == 500
     assert build_parser().parse_args(["backup", "--to", "file:./backup", "--follow"]).every == 0.5

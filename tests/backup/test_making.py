@@ -117,7 +117,7 @@ async def test_a_file_of_several_parts_is_stored_once(
     assert await restored(target) == await contents(backed.store)
 
 
-async def test_what_is_compressed_already_is_not_compressed_again(backed: Backed) -> None:
+async def test_compressed_content_is_not_compressed_again(backed: Backed) -> None:
     await backed.store.write("photo", chunks_of(b"\0" * 100_000), "image/png")
     raw = await back_up(backed.source, MemoryTarget())
     assert raw.bytes_written > 100_000
@@ -294,7 +294,7 @@ class TestFolders:
         assert await restored(target) == everything
 
     @pytest.mark.parametrize("put", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("elsewhere")])
-    async def test_what_is_no_file_is_named_and_the_rest_is_stored(
+    async def test_node_that_is_no_file_is_reported_and_the_rest_stored(
         self, store: LocalStore, tmp_path: Path, put: Callable[[Path], None]
     ) -> None:
         await fill(store, 100)
@@ -365,7 +365,7 @@ class TestFolders:
         await asyncio.sleep(0)
         assert triggers() == []
 
-    async def test_who_follows_too_slowly_lists_everything(
+    async def test_slow_follower_lists_everything_again(
         self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         create = "pysync.store.local.capture._CREATE"
@@ -390,7 +390,7 @@ STEPS = st.lists(st.tuples(NAMES, st.sampled_from(["put", "delete", "backup"])),
 
 
 @given(steps=STEPS)
-async def test_each_snapshot_has_what_was_stored_when_it_was_made(
+async def test_each_snapshot_has_the_store_of_its_time(
     steps: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     store, target = MemoryStore(), MemoryTarget()

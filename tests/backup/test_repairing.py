@@ -111,7 +111,7 @@ async def test_a_file_that_was_asked_for_after_the_disk_cut_it_short_is_repaired
     assert await damages(store) == []
 
 
-async def test_what_the_backup_has_no_such_version_of_is_named(
+async def test_version_missing_from_the_backup_is_reported(
     store: LocalStore, target: MemoryTarget, tmp_path: Path
 ) -> None:
     await store.put("new", document(b"{}"))
@@ -129,7 +129,7 @@ async def test_what_the_backup_has_no_such_version_of_is_named(
     assert await store.get("top") == before
 
 
-async def test_what_was_damaged_before_the_backup_is_named(store: LocalStore, tmp_path: Path) -> None:
+async def test_damage_older_than_the_backup_is_reported(store: LocalStore, tmp_path: Path) -> None:
     decay(tmp_path, "top")
     target, source = MemoryTarget(), source_of(store, tmp_path / "data")
     await back_up(source, target)
@@ -139,9 +139,7 @@ async def test_what_was_damaged_before_the_backup_is_named(store: LocalStore, tm
     assert "that in the backup is damaged, too" in (told["top"] or "")
 
 
-async def test_what_is_written_meanwhile_stays(
-    store: LocalStore, target: MemoryTarget, tmp_path: Path
-) -> None:
+async def test_write_during_a_repair_stays(store: LocalStore, target: MemoryTarget, tmp_path: Path) -> None:
     decay(tmp_path, "top")
     rot(tmp_path / "data/files/files/b/c")
     found = await damages(store)

@@ -130,7 +130,7 @@ async def test_the_second_encrypted_backup_costs_what_has_changed() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"public":"00","metadata":"11"}', b'{"public":1}'])
-def test_what_is_no_key_is_named(text: bytes) -> None:
+def test_malformed_key_is_reported(text: bytes) -> None:
     with pytest.raises(ValueError, match="key of a backup"):
         BackupKey.parse(text)
 
@@ -230,7 +230,7 @@ async def test_a_backup_of_a_store_that_is_being_restored_can_be_restored() -> N
     assert (await restored(target)).keys() == {"notes/a"}
 
 
-async def test_what_a_damaged_backup_lacks_is_named_and_the_rest_restored() -> None:
+async def test_parts_missing_from_a_damaged_backup_are_reported_and_the_rest_restored() -> None:
     store, target = await filled()
     repository, told = await Repository.open(target), dict[str, str]()
     snapshot = await repository.newest()
@@ -260,7 +260,7 @@ async def test_a_backup_whose_newest_snapshot_is_damaged_is_made_whole() -> None
     assert await restored(target, snapshot) == await contents(store)
 
 
-async def test_who_followed_the_old_store_gets_a_reset(tmp_path: Path) -> None:
+async def test_follower_of_the_old_store_receives_a_reset(tmp_path: Path) -> None:
     store = await LocalStore.open_folder(tmp_path / "data")
     await store.put("a", document(b"{}"), changes=[Change(b"{}")])
     target, source = MemoryTarget(), source_of(store, tmp_path / "data")
@@ -494,7 +494,7 @@ class TestTargets:
         assert await target.names("") == []
 
     @pytest.mark.parametrize("command", ["backup", "prune"])
-    async def test_what_killed_processes_left_is_deleted_a_day_later(
+    async def test_leftovers_of_killed_processes_are_deleted_a_day_later(
         self, command: str, tmp_path: Path
     ) -> None:
         store, target = MemoryStore(), FolderTarget(tmp_path)
@@ -606,7 +606,7 @@ class TestCommands:
         assert await contents(new) == expected
         await new.close()
 
-    async def test_what_cannot_be_done_is_named(self, shell: Shell, tmp_path: Path) -> None:
+    async def test_impossible_command_is_reported(self, shell: Shell, tmp_path: Path) -> None:
         store = await LocalStore.open_folder(tmp_path / "data")
         await store.close()
         (tmp_path / "other").mkdir()

@@ -63,7 +63,7 @@ async def test_an_owner_only_collection_is_reached_by_its_owner(
 
 
 @pytest.mark.parametrize("shipped", [False, True])
-async def test_a_space_is_entered_by_those_whom_its_owner_lists(
+async def test_space_admits_those_whom_its_owner_lists(
     start: Start, session: aiohttp.ClientSession, shipped: bool
 ) -> None:
     members = configured("Spaces")
@@ -91,7 +91,7 @@ async def test_a_space_is_entered_by_those_whom_its_owner_lists(
     assert (await friend.pull(room)).status == 403
 
 
-async def test_trusted_issuers_are_admitted_as_the_page_says_and_strangers_are_not(
+async def test_trusted_issuers_are_admitted_as_the_page_says_and_others_are_not(
     start: Start,
     session: aiohttp.ClientSession,
     shell: Shell,

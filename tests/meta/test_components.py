@@ -146,7 +146,7 @@ def test_nginx_answers_as_it_is_configured(start_nginx: StartNginx) -> None:
         socket.create_connection(("127.0.0.1", port)).close()
 
 
-def test_what_does_not_start_says_why(start_nginx: StartNginx) -> None:
+def test_component_that_does_not_start_says_why(start_nginx: StartNginx) -> None:
     with pytest.raises(RuntimeError, match="unknown directive"):
         start_nginx("nonsense on;", components.free_port())
 

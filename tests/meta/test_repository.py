@@ -188,7 +188,7 @@ def test_make_help_lists_every_target() -> None:
 
 @pytest.mark.process
 @pytest.mark.process
-def test_what_goes_further_in_a_long_run_is_part_of_one() -> None:
+def test_deeper_test_of_a_long_run_is_marked_long() -> None:
     """However a test asks for its depth: in its body, in a decorator, or by way of hypothesis."""
     grown = {
         "tests/engine/test_history_model.py": "test_killed_processes_lose_no_version_in_a_folder",
@@ -267,7 +267,7 @@ def test_the_newest_python_that_works_is_chosen(toolchain: Toolchain) -> None:
 
 
 @pytest.mark.process
-def test_a_python_that_is_asked_for_is_taken_or_refused(toolchain: Toolchain) -> None:
+def test_requested_python_is_taken_or_rejected(toolchain: Toolchain) -> None:
     ran = toolchain("mine", mine="exit 1", python3_12="exit 0")
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "mine is not a Python from 3.11 to 3.14" in ran.stderr

@@ -146,7 +146,7 @@ async def test_large_and_chunked_bodies_pass_both_ways(upstream: Upstream, ask: 
     assert len(upstream.connections) == 1
 
 
-async def test_a_client_that_waits_to_be_told_is_told(upstream: Upstream, ask: Asking) -> None:
+async def test_client_that_expects_a_continue_receives_it(upstream: Upstream, ask: Asking) -> None:
     assert (await ask("PUT", "/b/a", b"one", expect100=True))[0] == 200
     assert upstream.held == {"/b/a": b"one"}
 
@@ -213,7 +213,7 @@ async def test_a_fault_is_met_by_the_requests_that_it_is_for(proxy: FaultProxy, 
     assert (await ask("PUT", "/b/%C3%A9", headers={"If-Match": "1"}))[0] == 200
 
 
-async def test_faults_of_one_kind_are_met_in_the_order_of_asking(proxy: FaultProxy, ask: Asking) -> None:
+async def test_faults_of_one_kind_are_met_in_the_order_of_requests(proxy: FaultProxy, ask: Asking) -> None:
     proxy.respond("PUT", status=500, after=1)
     proxy.respond("PUT", status=502)
     proxy.respond(status=504)
@@ -231,7 +231,7 @@ async def test_throttling_is_said_as_s3_says_it(proxy: FaultProxy, upstream: Ups
     assert (await ask("PUT", "/b/a", b"one"))[0] == 200
 
 
-async def test_an_answer_of_ours_may_hide_what_was_applied(
+async def test_answer_of_the_proxy_may_hide_an_applied_write(
     proxy: FaultProxy, upstream: Upstream, ask: Asking
 ) -> None:
     proxy.respond("PUT", status=409, body=s3_error("ConditionalRequestConflict"))
@@ -373,7 +373,7 @@ async def test_an_upstream_that_is_not_there_is_a_broken_connection(unused_tcp_p
         FaultProxy("127.0.0.1:80")
 
 
-async def test_a_closed_proxy_ends_what_is_delayed(upstream: Upstream, proxy: FaultProxy) -> None:
+async def test_closed_proxy_ends_delayed_requests(upstream: Upstream, proxy: FaultProxy) -> None:
     upstream_url = "http://{}:{}".format(*proxy._upstream)
     async with aiohttp.ClientSession() as session:
         async with FaultProxy(upstream_url) as other:

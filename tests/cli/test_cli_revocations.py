@@ -11,6 +11,7 @@ import pytest
 from support.cli_runner import Shell
 from support.clients import ISSUER, SUBJECT, Browser, Start
 from support.collections import collection
+from support.fake_server import serving
 
 from pysync.auth import certificates, issuing
 from pysync.auth.identity_keys import IdentityKeys
@@ -85,22 +86,27 @@ async def test_a_key_is_taken_back_with_all_that_it_holds(shell: Shell, start: S
     assert [await reads(shell, name, server) for name in ("bob", "ann")] == [4, 4]
 
 
-async def test_a_list_that_another_publishes_meanwhile_is_merged_with(
-    shell: Shell, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = await start(SERVICE)
+class OvertakenStore(MemoryStore):
+    """Another publishes its own list first, each time that a list is about to be stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lists = list[bytes]()
+
+    async def put(self, key: str, *args: Any, **options: Any) -> str:
+        if "/revocations/" in key and self.lists:
+            await super().put(key, self.lists.pop())
+        return await super().put(key, *args, **options)
+
+
+async def test_a_list_that_another_publishes_meanwhile_is_merged_with(shell: Shell, start: Start) -> None:
+    store = OvertakenStore()
+    base = await start(SERVICE, store=store)
     await guests(shell, "bob", "eve")
     owner = IdentityKeys.from_json(Path("owner.json").read_bytes())
-    others = iter([issuing.issue_revocation_list(owner, 7, subjects=[("0" * 64, LATER_S)])])
-    publish = Client.revoke
-
-    async def overtaken(client: Client, listed: Any) -> int:
-        for other in others:
-            await publish(client, other)
-        return await publish(client, listed)
-
-    monkeypatch.setattr(Client, "revoke", overtaken)
+    store.lists = [issuing.issue_revocation_list(owner, 7, subjects=[("0" * 64, LATER_S)]).text]
     status, output, errors = await shell.run_async(*REVOKE, "bob.cap", "--server", base)
+    assert store.lists == []
     printed = json.loads(output)
     assert (status, errors, printed["generation"]) == (0, "", 8)
     assert (len(printed["revoked"]), len(printed["revokedSubjects"])) == (1, 1)
@@ -170,17 +176,10 @@ async def test_a_stored_list_that_cannot_be_read_is_replaced(shell: Shell, start
     assert await reads(shell, "bob", server) == 4
 
 
-async def test_a_list_of_somebody_else_is_not_merged(
-    shell: Shell, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = await start(SERVICE)
+async def test_a_list_of_somebody_else_is_not_merged(shell: Shell) -> None:
     await guests(shell, "bob")
     other_issuers = issuing.issue_revocation_list(ISSUER, 1, subjects=[("0" * 64, LATER_S)])
-
-    async def lie(client: Client, issuer: str) -> Any:
-        return other_issuers
-
-    monkeypatch.setattr(Client, "revocations", lie)
-    status, output, errors = await shell.run_async(*REVOKE, "bob.cap", "--server", base)
+    async with serving((200, other_issuers.text)) as server:
+        status, output, errors = await shell.run_async(*REVOKE, "bob.cap", "--server", server.url)
     assert (status, output) == (1, "")
     assert errors == "pysync: the server answers with the revocation list of another issuer\n"

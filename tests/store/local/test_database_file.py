@@ -23,7 +23,6 @@ from support.worker_processes import gone, on_fresh_connection, replies_of_all_w
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import CoordinatorUnavailable, StoreUnavailable
 from pysync.sqlite import connection
-from pysync.sqlite.database_file import DatabaseFile
 from pysync.store.local.store import LocalStore
 from pysync.store.local.tables import SCHEMA
 
@@ -150,20 +149,15 @@ async def test_a_database_that_is_put_back_is_not_trusted_before_a_restart(
 async def test_idle_store_checks_its_database(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "CHECK_INTERVAL_S", 0.001)
     found = threading.Event()
-    check = DatabaseFile.check
-
-    def watched(file: DatabaseFile, first: int | None = None) -> None:
-        try:
-            check(file, first)
-        except Exception:
-            found.set()
-            raise
-
-    monkeypatch.setattr(DatabaseFile, "check", watched)
+    handler = logging.Handler(logging.CRITICAL)
+    handler.emit = lambda record: found.set()  # type: ignore[method-assign]
+    logger = logging.getLogger("pysync")
+    logger.addHandler(handler)
     store = await LocalStore.open_folder(folder)
     await store.put("a", b"{}")
     delete(folder)
     await asyncio.to_thread(found.wait)
+    logger.removeHandler(handler)
     with pytest.raises(StoreUnavailable):
         await store.get("a")
     await store.close()

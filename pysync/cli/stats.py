@@ -17,12 +17,12 @@ from pysync.concurrency import closing
 from pysync.config import Collection, Config
 from pysync.config.key_templates import RESERVED
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.accounts import Accounts
 from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.append_log.read import LogRange, log_prefix
 from pysync.errors import DocumentCorrupt
 from pysync.model import Usage
 from pysync.plugins.events import events_of
+from pysync.quotas.accounts import Accounts
 from pysync.store import ListEntry, Store, StoredObject, open_store
 
 _OTHER: Final = "other"

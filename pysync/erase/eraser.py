@@ -24,7 +24,6 @@ import orjson
 from pysync.changelog import Change
 from pysync.concurrency import gather_bounded
 from pysync.engine.changes import parse_change
-from pysync.engine.counted_store import forget_subject
 from pysync.erase.plan import (
     CONCURRENT,
     PAGE,
@@ -39,6 +38,7 @@ from pysync.errors import BadRequest, StoreUnavailable, Unavailable
 from pysync.plugins import FileBackedCollection, PluginContext
 from pysync.plugins.projection.lists import ListTransform, ListWriter, PendingEntry, apply_entries
 from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
+from pysync.quotas.bucket import forget_subject
 from pysync.store import ANY, Etag, EtagMismatch, Precondition, StoredObject, Subject
 
 NOTES: Final = "_pysync/erase"

@@ -40,6 +40,7 @@ from pysync.plugins.events import events_of
 from pysync.plugins.hooks import Hooks, request_id
 from pysync.plugins.loader import load_plugins
 from pysync.plugins.projection import projections_in, projections_of
+from pysync.quotas.usage_tracking import Tracked, track_usage
 from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
 from pysync.server.background import HistorySweeper, OutboxRelay, Scrubber, resume_erasure
@@ -62,7 +63,6 @@ from pysync.server.router import Router
 from pysync.server.routes import RouteBuilder, key_owner_tables, owning_collections
 from pysync.server.sse import SSEHub, StreamLimits
 from pysync.server.stream_authorization import KeyIndex, StreamAuthorizer
-from pysync.server.usage_tracking import Tracked, track_usage
 from pysync.server.write_deadline import WriteDeadline
 from pysync.store import Store, ledger_of, open_store
 

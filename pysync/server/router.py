@@ -13,11 +13,11 @@ from aiohttp import web
 
 from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import MAX_KEY_BYTES, RESERVED, KeyTemplate, is_parameter
-from pysync.engine.accounts import ChargeOfCaller
 from pysync.engine.changes import DocumentRef
 from pysync.engine.files import FileSettings
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
 from pysync.model import Caller
+from pysync.quotas.accounts import ChargeOfCaller
 from pysync.server.responses import Response
 
 Handler = Callable[[web.BaseRequest, "Match"], Awaitable[Response]]

@@ -10,10 +10,10 @@ from aiohttp import web
 from pysync.auth.policy import AccessPolicy, PolicyTable, Use
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.routes import RouteSpec, routes_of
-from pysync.engine.accounts import Accounts
 from pysync.engine.append_log import LogSettings
 from pysync.engine.files import FileSettings
 from pysync.errors import NotFound, SchemaViolation
+from pysync.quotas.accounts import Accounts
 from pysync.server.handlers import Service, owners_of
 from pysync.server.handlers.append_log import LogHandlers
 from pysync.server.handlers.batch import BatchHandler, make_plans

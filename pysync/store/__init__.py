@@ -12,6 +12,19 @@ from pysync.store.base import (
     get_many_concurrently,
     ledger_of,
 )
+from pysync.store.ledger import (
+    KINDS,
+    NOTHING,
+    Account,
+    Charge,
+    ChargeOf,
+    CountableLedger,
+    CountedRow,
+    Ledger,
+    Subject,
+    SubjectKind,
+    UncountedRow,
+)
 from pysync.store.open import RESTORE_KEY, open_store, unfinished_restore
 from pysync.store.types import (
     ABSENT,
@@ -46,19 +59,6 @@ from pysync.store.types import (
     check_precondition,
     clamp_range,
     no_pace,
-)
-from pysync.store.usage import (
-    KINDS,
-    NOTHING,
-    Account,
-    Charge,
-    ChargeOf,
-    CountableLedger,
-    CountedRow,
-    Ledger,
-    Subject,
-    SubjectKind,
-    UncountedRow,
 )
 
 __all__ = [

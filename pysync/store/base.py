@@ -10,6 +10,7 @@ from pysync.clock import HybridTimestamp
 from pysync.concurrency import gather_bounded
 from pysync.model import Diagnosis, QuotaLimits
 from pysync.protocol import JSON_TYPE
+from pysync.store.ledger import Charge, ChargeOf, CountableLedger, Ledger
 from pysync.store.types import (
     ANY,
     AppendedObject,
@@ -29,7 +30,6 @@ from pysync.store.types import (
     StoredObject,
     no_pace,
 )
-from pysync.store.usage import Charge, ChargeOf, CountableLedger, Ledger
 
 MAX_CONCURRENT_READS: Final = 100
 """Maximum number of concurrent reads for one request. By default it covers all reads of a batch."""

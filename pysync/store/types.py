@@ -7,7 +7,7 @@ from typing import Final, Literal, NamedTuple, Protocol
 from pysync._core import split_key
 from pysync.clock import HybridTimestamp
 from pysync.errors import DocumentCorrupt, StoreUnavailable
-from pysync.store.usage import Charge
+from pysync.store.ledger import Charge
 
 
 class StoredObject(NamedTuple):

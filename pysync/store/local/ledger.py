@@ -8,12 +8,7 @@ from pysync._core import split_key
 from pysync.model import QuotaLimits, Usage
 from pysync.sqlite.changelog import ChangeRows
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
-from pysync.store.local import tables, usage
-from pysync.store.local.put_statements import APPEND_COUNTED, PUT_COUNTED
-from pysync.store.local.rename_journal import RenameJournal
-from pysync.store.local.usage import Owners, amounts_of
-from pysync.store.types import Precondition
-from pysync.store.usage import (
+from pysync.store.ledger import (
     Charge,
     ChargeOf,
     CountedRow,
@@ -21,6 +16,11 @@ from pysync.store.usage import (
     SubjectKind,
     UncountedRow,
 )
+from pysync.store.local import counters, tables
+from pysync.store.local.counters import Owners, amounts_of
+from pysync.store.local.put_statements import APPEND_COUNTED, PUT_COUNTED
+from pysync.store.local.rename_journal import RenameJournal
+from pysync.store.types import Precondition
 
 _USED = "SELECT bytes, documents, elements, files FROM usage WHERE kind = ? AND name = ?"
 _LARGEST = """
@@ -51,7 +51,7 @@ class LocalLedger:
     ) -> "LocalLedger":
         """Switch the counters on, if they are off, and return their ledger."""
         if not reader.rows("SELECT 1 FROM usage_state WHERE state != 0"):
-            await writer.submit(usage.switch_on)
+            await writer.submit(counters.switch_on)
         return cls(reader, writer, Owners(limits), charge_of)
 
     def charge(self, key: str, charge: Charge | None) -> Charge:
@@ -84,15 +84,15 @@ class LocalLedger:
     async def is_complete(self) -> bool:
         """See `Ledger.is_complete`."""
         ((state,),) = self._reader.rows("SELECT state FROM usage_state")
-        return bool(state == usage.COMPLETE)
+        return bool(state == counters.COMPLETE)
 
     async def begin_count(self) -> None:
         """See `CountableLedger.begin_count`."""
-        await self._writer.submit(usage.set_state, usage.INCOMPLETE, usage.COUNTING)
+        await self._writer.submit(counters.set_state, counters.INCOMPLETE, counters.COUNTING)
 
     async def end_count(self) -> None:
         """See `CountableLedger.end_count`."""
-        await self._writer.submit(usage.set_state, usage.COUNTING, usage.COMPLETE)
+        await self._writer.submit(counters.set_state, counters.COUNTING, counters.COMPLETE)
 
     def uncounted(self, after: int) -> tuple[list[UncountedRow], int | None]:
         """See `CountableLedger.uncounted`."""
@@ -112,7 +112,7 @@ class LocalLedger:
 
     async def prune(self) -> None:
         """See `CountableLedger.prune`."""
-        await self._writer.submit(usage.prune)
+        await self._writer.submit(counters.prune)
 
 
 def put_counted(

@@ -32,7 +32,8 @@ from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import Database, make_private_dir, open_database, reason_of
 from pysync.sqlite.purge import purge_database
-from pysync.store.local import capture, tables, usage
+from pysync.store.ledger import Charge, ChargeOf
+from pysync.store.local import capture, counters, tables
 from pysync.store.local.claims import MAX_LIVE, LocalClaims
 from pysync.store.local.disk import FileTree
 from pysync.store.local.files import LocalFiles
@@ -64,7 +65,6 @@ from pysync.store.types import (
     check_mergeable,
     no_pace,
 )
-from pysync.store.usage import Charge, ChargeOf
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class LocalStore:
     async def stop_tracking_usage(self) -> None:
         """See `TransactionalStore.stop_tracking_usage`."""
         if self._read("SELECT 1 FROM usage_state WHERE state != 0"):
-            await self._writer.submit(usage.switch_off)
+            await self._writer.submit(counters.switch_off)
 
     async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         """See `Store.get`."""
@@ -431,7 +431,7 @@ class LocalStore:
         """See `Store.purge_deleted`."""
         await self._files.purge_deleted()
         await self._writer.submit(capture.forget_writes)
-        await self._writer.submit(usage.prune)
+        await self._writer.submit(counters.prune)
         try:
             await purge_database(self._database.path)
         except (sqlite3.Error, TimeoutError) as error:

@@ -14,7 +14,7 @@ from pysync.errors import StoreUnavailable
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, insert_changes
 from pysync.sqlite.database_file import Schema
-from pysync.store.local import claims, usage
+from pysync.store.local import claims, counters
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
 from pysync.store.local.put_statements import APPEND, PUT, PutStatements
 from pysync.store.local.rename_journal import RenameJournal
@@ -82,7 +82,7 @@ SCHEMA: Final = Schema(
         BEGIN INSERT OR REPLACE INTO came VALUES(OLD.parent, OLD.name); END
     """,
         changelog.ADD_ORIGIN_SQL,
-        usage.TABLES,
+        counters.TABLES,
         # A server of 0.1.0, which had the database open when it was upgraded, would lose what is written
         # during its merges without the triggers. One that is under way ends: its file counts as written
         # meanwhile. No other one can begin.
@@ -123,7 +123,7 @@ _COUNT_UNCHANGED = """
 
 
 OwnerOf = Callable[[sqlite3.Cursor, str, int], int | None]
-"""Returns the owner that counts a file of this key and size (`usage.py`). May raise QuotaExceeded."""
+"""Returns the owner that counts a file of this key and size (`counters.py`). May raise QuotaExceeded."""
 
 
 class FileRow(NamedTuple):

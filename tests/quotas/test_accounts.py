@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from pysync import config
-from pysync.engine.accounts import Accounts
 from pysync.model import Caller, Claims
+from pysync.quotas.accounts import Accounts
 from pysync.store import Account
 
 WRITER = Caller("anna", claims=Claims("issuer", frozenset(), frozenset()))

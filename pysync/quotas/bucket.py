@@ -18,12 +18,12 @@ from pysync import _core
 from pysync.cache import BoundedCache
 from pysync.config.key_templates import RESERVED
 from pysync.engine import history
-from pysync.engine.accounts import Accounts
 from pysync.engine.append_log.head import LogSettings
 from pysync.engine.append_log.read import log_prefix
 from pysync.errors import DocumentCorrupt, QuotaExceeded
 from pysync.model import QuotaLimits, Usage, check_limit
 from pysync.protocol import JSON_TYPE
+from pysync.quotas.accounts import Accounts
 from pysync.store import (
     ABSENT,
     ANY,

@@ -18,10 +18,10 @@ from support.s3_stores import new_prefix, opened
 from pysync import config
 from pysync.engine.history import new_entry
 from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
-from pysync.engine.recount import RECOUNT_MS, Recount
 from pysync.errors import CoordinatorUnavailable, QuotaExceeded, StoreUnavailable, Unavailable
 from pysync.model import Usage
-from pysync.server.usage_tracking import track_usage
+from pysync.quotas.recount import RECOUNT_MS, Recount
+from pysync.quotas.usage_tracking import track_usage
 from pysync.store import ABSENT, ANY, Charge, Etag, EtagMismatch, MergeRejected, Precondition, Store, Subject
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from pysync.config import Collection, Config
 from pysync.coordinator import Coordinator
-from pysync.engine.accounts import Accounts
-from pysync.engine.counted_store import BucketLedger, CountedStore
-from pysync.engine.recount import Recount
-from pysync.engine.usage_count import UsageCount
 from pysync.plugins.hooks import Hooks
+from pysync.quotas.accounts import Accounts
+from pysync.quotas.bucket import BucketLedger, CountedStore
+from pysync.quotas.recount import Recount
+from pysync.quotas.usage_count import UsageCount
 from pysync.store import Store
 
 

@@ -9,10 +9,10 @@ from typing import Final
 from pysync.config import Collection
 from pysync.coordinator import Coordinator
 from pysync.engine import history
-from pysync.engine.accounts import Accounts
 from pysync.engine.append_log.read import log_prefix
-from pysync.engine.counted_store import Amounts, BucketLedger, names_of
 from pysync.model import Usage
+from pysync.quotas.accounts import Accounts
+from pysync.quotas.bucket import Amounts, BucketLedger, names_of
 from pysync.store import NOTHING, Account, DamagedFile, EtagMismatch, ListEntry, Store, StoredObject
 
 log = logging.getLogger("pysync.server")

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from pysync.model import QuotaLimits, check_limit
-from pysync.store.usage import Account, Charge, CountedRow, Subject
+from pysync.store.ledger import Account, Charge, CountedRow, Subject
 
 _IS_VERSION: Final = "parent > '_pysync/history/' AND parent < '_pysync/history0' AND owner IS NOT NULL"
 TABLES: Final = f"""

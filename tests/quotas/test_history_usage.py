@@ -13,15 +13,15 @@ from pysync import _core, config
 from pysync.clock import wall_clock_ms
 from pysync.config import HistoryConfig
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.accounts import Accounts
 from pysync.engine.changes import DocumentRef
-from pysync.engine.counted_store import BucketLedger, CountedStore
 from pysync.engine.documents import Documents
 from pysync.engine.history import entries_of
-from pysync.engine.recount import Recount
-from pysync.engine.usage_count import UsageCount
 from pysync.errors import QuotaExceeded
 from pysync.model import Usage
+from pysync.quotas.accounts import Accounts
+from pysync.quotas.bucket import BucketLedger, CountedStore
+from pysync.quotas.recount import Recount
+from pysync.quotas.usage_count import UsageCount
 from pysync.store import Account, Charge, Store, Subject, ledger_of
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

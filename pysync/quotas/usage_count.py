@@ -7,10 +7,10 @@ from typing import Final
 
 from pysync import _core
 from pysync.config import Collection
-from pysync.engine.accounts import NOBODY, Accounts
 from pysync.engine.append_log import LogSettings
 from pysync.engine.append_log.read import log_prefix
 from pysync.errors import DocumentCorrupt
+from pysync.quotas.accounts import NOBODY, Accounts
 from pysync.store import Account, Charge, CountableLedger, CountedRow, Store, StoredObject, UncountedRow
 
 log = logging.getLogger("pysync.server")

@@ -2,10 +2,11 @@
 
 DIR/coordinator.db   counters, idempotency records, the change log, prepared writes and the last timestamp
 DIR/nonces/          the nonce log (`nonce_log.py`): on the path of every signed request, too hot for SQLite
-DIR/leads/<name>     leases (`lease_files.py`)
+DIR/leads/<name>     leases (`LeaseFiles`)
 """
 
 import asyncio
+import fcntl
 import logging
 import os
 import sqlite3
@@ -13,13 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final, Self
+from urllib.parse import quote
 
 import orjson
 
 from pysync.changelog import Change, Retention
 from pysync.clock import HybridTimestamp, boot_id, elapsed_of, wall_clock_ms
-from pysync.coordinator.base import MAX_LIVE_NONCES, PreparedWrite, Standing, window_end_ms
-from pysync.coordinator.lease_files import LeaseFiles
+from pysync.coordinator.base import LEASE_MS, MAX_LIVE_NONCES, PreparedWrite, Standing, window_end_ms
 from pysync.coordinator.nonce_log import NonceLog
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Diagnosis
@@ -106,7 +107,7 @@ class LocalCoordinator(SqliteChangeLog):
         self,
         database: Database,
         nonces: NonceLog,
-        leases: LeaseFiles,
+        leases: "LeaseFiles",
         now_ms: Callable[[], int],
         retention: Retention,
     ) -> None:
@@ -227,7 +228,7 @@ class LocalCoordinator(SqliteChangeLog):
 
 def _prepare(
     folder: Path, now_ms: Callable[[], int], max_live_nonces: int, max_changes: int
-) -> tuple[Database, NonceLog, LeaseFiles]:
+) -> tuple[Database, NonceLog, "LeaseFiles"]:
     folder = folder.absolute()
     make_private_dir(folder, may_be_link=True)
     path = folder / "coordinator.db"
@@ -324,3 +325,63 @@ def _next_timestamp(cursor: sqlite3.Cursor, clock: Callable[[], int]) -> HybridT
     tick = HybridTimestamp(*cursor.execute("SELECT ms, number FROM tick").fetchone()).next(clock())
     cursor.execute("UPDATE tick SET ms = ?, number = ?", tick)
     return tick
+
+
+class LeaseFiles:
+    """The leases that this process holds, of all processes that share `folder`. Raises OSError.
+
+    Each lease is a file that its holder locks, and touches at each renewal. The kernel releases the lock of a
+    process that ends, so that another acquires the lease at once. A process that hangs keeps its lock. Once
+    its file is older than a lease, another process replaces the file, and the process that hung finds at its
+    next renewal that its file is gone.
+    """
+
+    def __init__(self, folder: Path, elapsed_ms: Callable[[], int]) -> None:
+        make_private_dir(folder)
+        self._folder = folder
+        self._elapsed_ms = elapsed_ms
+        self._leases: dict[str, int] = {}
+
+    def acquire_lease(self, name: str) -> bool:
+        """Acquire or renew the lease for `LEASE_MS`; return True if this process holds it. Raises OSError."""
+        path = self._folder / quote(name, safe="")
+        if name in self._leases and not _is_same_file(path, self._leases[name]):
+            os.close(self._leases.pop(name))
+        if name not in self._leases:
+            lock = self._try_lock(path)
+            if lock is None:
+                return False
+            self._leases[name] = lock
+        now_ns = self._elapsed_ms() * 1_000_000
+        os.utime(self._leases[name], ns=(now_ns, now_ns))
+        return True
+
+    def close(self) -> None:
+        """Release all leases."""
+        for lock in self._leases.values():
+            os.close(lock)
+        self._leases.clear()
+
+    def _try_lock(self, path: Path) -> int | None:
+        """Return the file at `path`, locked by this process; None while another process holds the lease."""
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hangs = os.fstat(lock).st_mtime_ns // 1_000_000 + LEASE_MS < self._elapsed_ms()
+            if hangs and _is_same_file(path, lock):
+                path.unlink()
+            os.close(lock)
+            return self._try_lock(path) if hangs else None
+        if _is_same_file(path, lock):
+            return lock
+        os.close(lock)
+        return None
+
+
+def _is_same_file(path: Path, lock: int) -> bool:
+    """Return True if the open file is the one at `path`."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(lock))
+    except FileNotFoundError:
+        return False

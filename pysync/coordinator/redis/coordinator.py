@@ -13,6 +13,8 @@ After Redis lost data, requests that were signed before are rejected, since thei
 Followers of the change log reset, and prepared writes are gone.
 """
 
+import asyncio
+import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -35,10 +37,12 @@ from pysync.coordinator.base import (
 )
 from pysync.coordinator.redis.connection import (
     Command,
+    Execute,
+    PipelinedConnection,
+    ReplyError,
     make_connection,
 )
 from pysync.coordinator.redis.epoch import EpochGuard, time_ms
-from pysync.coordinator.redis.stream_waiter import StreamWaiter
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Diagnosis
 
@@ -62,11 +66,17 @@ if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] then redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL') else redis.call('DEL', KEYS[1]) end
 return 1"""
 
+WAIT_S: Final = 1.0
+"""Maximum seconds that `StreamWaiter.wait` waits."""
+
 _BEFORE_ALL: Final = "0-0"
 """The id before all entries."""
 
 _NO_CHANGE: Final = b'{"collection":"","params":{},"hash":"","timestamp":0}'
 """The text of a change that concerns no document, and that no subscriber receives."""
+
+_silent_logger = logging.Logger("quiet", logging.CRITICAL)
+"""For the connection that waits: the other one logs the failures of Redis."""
 
 _is_change_id = re.compile(r"(?P<since>[0-9]{15})\.(?P<ms>[0-9]{15})-(?P<n>[0-9]{10})").fullmatch
 
@@ -349,3 +359,63 @@ def _prepared_write(entry_id: bytes, fields: list[bytes], now_ms: int) -> Prepar
         max(0, now_ms - int(at_ms)),
         [Change(bytes(text), identity.decode()) for text, identity in pairs],
     )
+
+
+class StreamWaiter:
+    """Waits for entries of the stream at `key`, on a connection of its own. Ids of entries increase, compared
+    as text."""
+
+    def __init__(self, connection: Connection, key: str) -> None:
+        self._connection = PipelinedConnection(connection, _accept_any, log=_silent_logger)
+        self._is_open = False
+        self._key = key
+        self._newest = ""
+        self._news = asyncio.Event()
+        self._listening: asyncio.Task[None] | None = None
+
+    def observe(self, id_: str) -> None:
+        """Note that there is an entry with this id. Callers that wait for one after an earlier id return."""
+        if id_ > self._newest:
+            self._newest = id_
+            self._news.set()
+
+    async def wait(self, after: str, entry_id: str) -> None:
+        """Return when there may be an entry after the id `after`, which is at `entry_id`: at once if this
+        process knows of one, as soon as Redis reports one from another process, and after a second in any
+        case."""
+        if after < self._newest:
+            return
+        self._news.clear()
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._listen(entry_id))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                await self._news.wait()
+
+    async def close(self) -> None:
+        """See `Coordinator.close`."""
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait([self._listening])
+        await self._connection.close()
+
+    async def _listen(self, entry_id: str) -> None:
+        """Wait in Redis for an entry after `entry_id`, and wake the waiting callers."""
+        block_ms = int(WAIT_S * 1000)
+        try:
+            if not self._is_open:
+                await self._connection.open()
+                self._is_open = True
+            (reply,) = await self._connection.execute(
+                ("XREAD", "BLOCK", block_ms, "COUNT", 1, "STREAMS", self._key, entry_id)
+            )
+            if not isinstance(reply, ReplyError):
+                self._news.set()
+        except CoordinatorUnavailable:
+            pass
+        finally:
+            self._listening = None
+
+
+async def _accept_any(ask: Execute) -> None:
+    """Accept any connection, without checking the epoch on the other side."""

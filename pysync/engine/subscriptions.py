@@ -2,9 +2,8 @@
 
 A change is read once, and serialised once for each collection that could pull the written document, however
 many subscribers there are. Subscribers are found by collection and parameters, so the cost of a write depends
-on its own subscribers alone. `pysync.engine.catch_up` first brings a subscriber that resumes from the past up
-to the follower's cursor. Every event has a position in the log, so none is missed or delivered twice at the
-handover.
+on its own subscribers alone. A subscriber that resumes from the past first reads the changes that it has
+missed. Every event has a position in the log, so none is missed or delivered twice at the handover.
 
 See docs/reference/protocol.md#change-stream.
 """
@@ -12,6 +11,7 @@ See docs/reference/protocol.md#change-stream.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Final, NamedTuple, Protocol
 
 import orjson
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 PAGE_SIZE: Final = 128
 """The number of changes that are read at a time."""
+MAX_READERS: Final = 4
+"""The number of subscribers that read a page of what they have missed at one time. Others wait their turn."""
 RETRY_S: Final = 1.0
 """Seconds after which a failed read of the change log is retried."""
 SLICE_S: Final = 0.002
@@ -146,6 +148,7 @@ class ChangeDispatcher:
         self._index = SubscriberIndex()
         self._cursor = ""
         self._follower: asyncio.Task[None] | None = None
+        self._readers = asyncio.Semaphore(MAX_READERS)
         self.watermark = ""
         """All subscribers have received everything up to this id."""
 
@@ -155,6 +158,40 @@ class ChangeDispatcher:
         if after and await self.log.read(after, 1) is not None:
             return StartPosition(after, is_resumed=True)
         return StartPosition(await self.log.last_id(), is_reset=bool(after))
+
+    async def catch_up(self, subscriber: Subscriber, max_missed: int) -> bool:
+        """Deliver the changes that the subscriber has missed, then subscribe it. It gets a reset if it has
+        missed more than `max_missed` changes of its collections.
+
+        Returns True if it is subscribed, False if its connection is closed or the change log cannot be read;
+        the latter aborts its stream.
+        """
+        written_by = self.keys.may_write_to(subscriber.filter)
+        index = SubscriberIndex()
+        index.add(subscriber)
+        try:
+            async with self._readers:
+                missed = await self.log.count_after(subscriber.cursor, max_missed, written_by)
+                if missed is not None and missed > max_missed:
+                    subscriber.reset(await self.log.last_id())
+            left = max_missed if missed is None else inf
+            while await subscriber.drained():
+                async with self._readers:
+                    page = await self.log.read_matching(subscriber.cursor, PAGE_SIZE, written_by)
+                    left -= 0 if page is None else page.scanned
+                    if page is None or left < 0:
+                        subscriber.reset(await self.log.last_id())
+                        left = max_missed if missed is None else inf
+                        continue
+                    await self.deliver(await self.plan_deliveries(page.changes, index))
+                    subscriber.cursor = max(subscriber.cursor, page.last)
+                    if page.is_end and self.subscribe(subscriber):
+                        return True
+                await asyncio.sleep(0)  # the log may return at once
+        except Unavailable as error:
+            log.warning("aborted a change stream: failed to read changes: %s", error.detail)
+            subscriber.abort()
+        return False
 
     def subscribe(self, subscriber: Subscriber) -> bool:
         """Deliver everything after its cursor to the subscriber. Returns False if the follower is past that
@@ -187,7 +224,7 @@ class ChangeDispatcher:
                     for subscriber in list(self._index.subscribers):
                         subscriber.reset(self._cursor)
                 elif page:
-                    # A new subscriber receives the later pages here, and this one from `CatchUp`.
+                    # A new subscriber receives the later pages here, and this one from `catch_up`.
                     self._cursor = page[-1][0]
                     writes = await self.deliver(await self.plan_deliveries(page, self._index))
                 self.watermark = self._cursor

@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 from pysync._core import PanicException
 from pysync.auth.verification import VerifiedCertificate
-from pysync.engine.catch_up import CatchUp
 from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition
 from pysync.errors import Overloaded
 from pysync.model import Caller
@@ -188,7 +187,7 @@ class SSEConnection(asyncio.Protocol):
 
     async def _catch_up(self) -> None:
         try:
-            self._is_live = await self._hub.catch_up.catch_up(self)
+            self._is_live = await self._hub.dispatcher.catch_up(self, self._hub.max_missed)
         except (Exception, PanicException) as error:
             log.exception("failed to catch up a change stream", extra={"repeats": repr(error)})
             self.abort()
@@ -251,8 +250,8 @@ class UnreadBytes:
 
 
 class RenderedPage:
-    """The text of the events that were delivered last. Streams that catch up together receive the same ones,
-    and their text is made once."""
+    """The text of the events that were delivered last. Streams often receive the same ones, and their text
+    is made once."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
@@ -278,7 +277,7 @@ class SSEHub:
         limits: StreamLimits,
     ) -> None:
         self.dispatcher = dispatcher
-        self.catch_up = CatchUp(dispatcher, max_missed)
+        self.max_missed = max_missed
         self.counters = counters
         self.unread = UnreadBytes()
         self.page = RenderedPage()
@@ -350,7 +349,6 @@ class SSEHub:
             check.cancel()
         if self._heartbeat_timer is not None:
             self._heartbeat_timer.cancel()
-        self.catch_up.close()
         self.dispatcher.close()
 
     def _report(self) -> None:

@@ -10,7 +10,6 @@ from support.change_feed import NOTES, Ear, Followed, Log, following, note, unti
 from support.depth import depth
 
 from pysync.changelog import Retention
-from pysync.engine import catch_up as catch_up_module
 from pysync.engine import subscriptions as feed_module
 from pysync.engine.subscriptions import (
     Authorize,
@@ -69,11 +68,11 @@ def test_every_subscriber_gets_each_change_exactly_once(steps: list[str], turns:
         feed.close()
 
     page = feed_module.PAGE_SIZE
-    feed_module.PAGE_SIZE = catch_up_module.PAGE_SIZE = 3  # type: ignore[misc]
+    feed_module.PAGE_SIZE = 3  # type: ignore[misc]
     try:
         asyncio.run(asyncio.wait_for(play(), 20))
     finally:
-        feed_module.PAGE_SIZE = catch_up_module.PAGE_SIZE = page  # type: ignore[misc]
+        feed_module.PAGE_SIZE = page  # type: ignore[misc]
 
 
 async def test_what_is_told_while_somebody_reads_the_past_is_not_lost_on_them() -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pysync.changelog import Change, ChangePage, OriginFilter, Retention
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.catch_up import CatchUp
 from pysync.engine.changes import DocumentRef, origin
 from pysync.engine.subscriptions import (
     Authorize,
@@ -117,7 +116,10 @@ class Followed(ChangeDispatcher):
 
     def __init__(self, log: Log, authorize: AuthorizeDeliveries, most_missed: int = 20_000) -> None:
         super().__init__(log, Keys(), authorize)
-        self.bring = CatchUp(self, most_missed).catch_up
+        self._most_missed = most_missed
+
+    async def bring(self, ear: Ear) -> bool:
+        return await self.catch_up(ear, self._most_missed)
 
 
 def following(log: Log, most_missed: int = 20_000) -> Followed:

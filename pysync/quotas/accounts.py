@@ -3,10 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from pysync import _core
 from pysync.cache import BoundedCache
 from pysync.config import Collection, Config
 from pysync.config.key_templates import RESERVED, KeyTemplate, TemplateIndex
 from pysync.engine import history
+from pysync.engine.append_log.head import LogSettings
+from pysync.errors import DocumentCorrupt
 from pysync.model import Caller
 from pysync.store import Account, Charge
 
@@ -122,6 +125,21 @@ class Accounts:
     def collection_of(self, key: str) -> Collection | None:
         """Return the collection that the key counts for."""
         return self._owned_key(key).collection
+
+    def is_log(self, key: str) -> bool:
+        """Return True if the object at a key is the head of a log."""
+        collection = self._owned_key(key).collection
+        return collection is not None and collection.append_only is not None
+
+    def head_of(self, key: str, body: bytes) -> _core.LogHead | None:
+        """Return the head of the log at a key; None if the key is no log's, or the head is damaged."""
+        collection = self._owned_key(key).collection
+        if collection is None or collection.append_only is None:
+            return None
+        try:
+            return _core.LogHead.read(body, LogSettings.from_collection(collection).field)
+        except DocumentCorrupt:
+            return None
 
     def log_prefixes(self) -> list[str]:
         """Return the prefixes of the keys of all logs."""

@@ -14,13 +14,11 @@ from typing import ClassVar, Final, Self
 
 import orjson
 
-from pysync import _core
 from pysync.cache import BoundedCache
 from pysync.config.key_templates import RESERVED
 from pysync.engine import history
-from pysync.engine.append_log.head import LogSettings
 from pysync.engine.append_log.read import log_prefix
-from pysync.errors import DocumentCorrupt, QuotaExceeded
+from pysync.errors import QuotaExceeded
 from pysync.model import QuotaLimits, Usage, check_limit
 from pysync.protocol import JSON_TYPE
 from pysync.quotas.accounts import Accounts
@@ -53,40 +51,13 @@ _HISTORY: Final = f"{history.PREFIX}/"
 _UNCHECKED: Final = Charge(checked=False)
 
 
-class Amounts:
-    """What the objects of a store count as. `added_bytes` is `Store.added_bytes`."""
-
-    def __init__(self, accounts: Accounts, added_bytes: int) -> None:
-        self.accounts: Final = accounts
-        self._added_bytes = added_bytes
-
-    def of_document(
-        self, key: str, body: bytes, *, is_document: bool = False
-    ) -> tuple[Usage, _core.LogHead | None]:
-        """Return what a document, or an object of a log or a history, counts as, and its head if it is that
-        of a log. `is_document`: it is none."""
-        size = len(body) + self._added_bytes
-        if key.startswith((_LOGS, _HISTORY)):
-            return Usage(size), None
-        if is_document:
-            return Usage(size, 1), None
-        collection = self.accounts.collection_of(key)
-        if collection is None or collection.append_only is None:
-            return Usage(size, 1), None
-        try:
-            head = _core.LogHead.read(body, LogSettings.from_collection(collection).field)
-        except DocumentCorrupt:
-            return Usage(size, 1), None
-        return Usage(size, 0, head.count - head.start), head
-
-
 def total_name(kind: str, name: str) -> str:
-    """Return the name of a subject in the coordinator."""
+    """Return the name of a subject in the totals."""
     return f"{kind}:{name}"
 
 
 def names_of(account: Account) -> dict[str, str]:
-    """Return the names of an account's subjects in the coordinator, by their kinds."""
+    """Return the names of an account's subjects in the totals, by their kinds."""
     return {kind: f"{kind}:{name}" for kind, name in zip(KINDS, account, strict=True) if name is not None}
 
 
@@ -189,7 +160,7 @@ class CountedStore:
         self._store = store
         self.ledger: Final = ledger
         self._now_ms = now_ms
-        self._amounts = Amounts(accounts, store.added_bytes)
+        self._accounts = accounts
         self._known = BoundedCache[str, Usage](MAX_CACHED)
         self._keys_of_logs = BoundedCache[str, str](MAX_CACHED)
         self.is_remote: Final = store.is_remote
@@ -302,15 +273,20 @@ class CountedStore:
             if charge.key:
                 self._keys_of_logs.put(id_, charge.key)
             log_key = self._keys_of_logs.get(id_)
-            return None if log_key is None else self._amounts.accounts.charge_of(log_key).account
-        return self._amounts.accounts.charge_of(key).account
+            return None if log_key is None else self._accounts.charge_of(log_key).account
+        return self._accounts.charge_of(key).account
 
     def _of_document(self, key: str, body: bytes, *, is_document: bool = False) -> Usage:
-        amounts, head = self._amounts.of_document(key, body, is_document=is_document)
-        if head is not None:
-            for id_ in filter(None, (head.id, head.previous)):
-                self._keys_of_logs.put(id_, key)
-        return amounts
+        """Return what an object that is no file counts as."""
+        size = len(body) + self.added_bytes
+        if key.startswith((_LOGS, _HISTORY)):
+            return Usage(size)
+        head = None if is_document else self._accounts.head_of(key, body)
+        if head is None:
+            return Usage(size, 1)
+        for id_ in filter(None, (head.id, head.previous)):
+            self._keys_of_logs.put(id_, key)
+        return Usage(size, 0, head.count - head.start)
 
     async def _before(self, key: str, expect: Precondition) -> Usage:
         """Return what a write with this precondition replaces, unless the precondition fails."""

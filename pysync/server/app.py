@@ -40,7 +40,7 @@ from pysync.plugins.events import events_of
 from pysync.plugins.hooks import Hooks, request_id
 from pysync.plugins.loader import load_plugins
 from pysync.plugins.projection import projections_in, projections_of
-from pysync.quotas.usage_tracking import Tracked, track_usage
+from pysync.quotas.recount import Tracked, track_usage
 from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
 from pysync.server.background import HistorySweeper, OutboxRelay, Scrubber, resume_erasure

@@ -20,8 +20,7 @@ from pysync.engine.history import new_entry
 from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
 from pysync.errors import CoordinatorUnavailable, QuotaExceeded, StoreUnavailable, Unavailable
 from pysync.model import Usage
-from pysync.quotas.recount import RECOUNT_MS, Recount
-from pysync.quotas.usage_tracking import track_usage
+from pysync.quotas.recount import RECOUNT_MS, BucketCount, track_usage
 from pysync.store import ABSENT, ANY, Charge, Etag, EtagMismatch, MergeRejected, Precondition, Store, Subject
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -52,7 +51,7 @@ ANNA: Final = Subject("identity", "anna")
 class Node:
     """A process that writes to a bucket that others share. `faulty` is the bucket as it sees it."""
 
-    def __init__(self, faulty: FaultyStore, store: Any, counter: Recount, outbox: Outbox) -> None:
+    def __init__(self, faulty: FaultyStore, store: Any, counter: BucketCount, outbox: Outbox) -> None:
         self.faulty, self.store, self.counter, self.outbox = faulty, store, counter, outbox
 
     async def push(self, id_: str, size: int = 2, expect: Precondition = ABSENT) -> str:
@@ -77,7 +76,7 @@ class Bucket:
         faulty = FaultyStore(self.objects)
         faulty.added_bytes = self.objects.added_bytes  # type: ignore[misc]
         tracked = await track_usage(self._config, faulty, self.coordinator, (), self._clock)
-        assert isinstance(tracked.counter, Recount)
+        assert isinstance(tracked.counter, BucketCount)
         return Node(faulty, tracked.store, tracked.counter, Outbox(tracked.store, self.coordinator))
 
     async def stored(self) -> dict[Subject, Usage]:

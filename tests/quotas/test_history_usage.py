@@ -20,8 +20,7 @@ from pysync.errors import QuotaExceeded
 from pysync.model import Usage
 from pysync.quotas.accounts import Accounts
 from pysync.quotas.bucket import BucketLedger, CountedStore
-from pysync.quotas.recount import Recount
-from pysync.quotas.usage_count import UsageCount
+from pysync.quotas.recount import BucketCount, FolderCount
 from pysync.store import Account, Charge, Store, Subject, ledger_of
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
@@ -147,13 +146,15 @@ async def test_the_count_is_exact_whatever_is_written(place: Place, seed: int) -
             await place.documents.history.prune(key, KEPT)
         if isinstance(place.store, LocalStore) and documents is place.documents and chosen.random() < 0.5:
             ledger: Any = place.store.ledger
-            await UsageCount(place.store, ledger, ACCOUNTS).run_if_needed()
+            await FolderCount(place.store, ledger, ACCOUNTS).run_if_needed()
             assert await place.used() == await place.stored()
     if isinstance(place.store, LocalStore):
-        await UsageCount(place.store, ledger, ACCOUNTS).run_if_needed()
+        await FolderCount(place.store, ledger, ACCOUNTS).run_if_needed()
     else:
         ledger = ledger_of(place.store)
-        recount = Recount(place.other, ledger, place.coordinator, ACCOUNTS, wall_clock_ms, lambda _: False)
+        recount = BucketCount(
+            place.other, ledger, place.coordinator, ACCOUNTS, wall_clock_ms, lambda _: False
+        )
         await recount.run()
     assert await place.used() == await place.stored()
 

@@ -39,7 +39,7 @@ from pysync.errors import (
     Unavailable,
 )
 from pysync.server.erasure import ERASE_PATH, AdminRequest, ErasureEndpoint
-from pysync.server.handlers.service import VERSION
+from pysync.server.handlers.health import VERSION
 from pysync.server.listener import bound_sockets
 from pysync.server.metrics import GAUGES, METRICS_TYPE, Counters
 from pysync.server.readiness import Readiness

@@ -48,8 +48,9 @@ from pysync.server.early_rejection import EarlyRejections
 from pysync.server.erasure import ErasureEndpoint
 from pysync.server.expiry import TtlSweeper
 from pysync.server.handlers import Service
+from pysync.server.handlers.health import ServiceHandlers
+from pysync.server.handlers.manifest import CallerResolver
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
-from pysync.server.handlers.service import CallerResolver, ServiceHandlers
 from pysync.server.handlers.usage import usage_of_all
 from pysync.server.http_server import HttpServer
 from pysync.server.in_flight import BytesInFlight

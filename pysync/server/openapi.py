@@ -26,7 +26,8 @@ from pysync.config import Collection, Config
 from pysync.engine.files import FileSettings
 from pysync.errors import errors_by_code
 from pysync.protocol import JSON_TYPE
-from pysync.server.handlers.service import CallerResolver, is_visible, media_type
+from pysync.server.handlers.examples import media_type
+from pysync.server.handlers.manifest import CallerResolver, is_visible
 from pysync.server.responses import Response
 from pysync.server.router import Match, Route, Router
 

@@ -21,11 +21,13 @@ from pysync.server.handlers.bundle import BundleHandler
 from pysync.server.handlers.delete import DeleteHandler
 from pysync.server.handlers.documents import DocumentHandlers
 from pysync.server.handlers.events import EventStreamHandler
+from pysync.server.handlers.examples import Examples
 from pysync.server.handlers.files import FileHandlers
+from pysync.server.handlers.health import ServiceHandlers
 from pysync.server.handlers.history import HistoryHandlers
 from pysync.server.handlers.listing import ListHandler, PluginFileListHandler
+from pysync.server.handlers.manifest import CallerResolver, Manifest
 from pysync.server.handlers.plugin_hooks import ProjectionWaiter
-from pysync.server.handlers.service import CallerResolver, Examples, Manifest, ServiceHandlers
 from pysync.server.handlers.usage import UsageHandler
 from pysync.server.openapi import OpenApi
 from pysync.server.responses import Response, cache_headers

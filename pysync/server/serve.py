@@ -25,7 +25,7 @@ from pysync.config.plugin_validation import projection_name
 from pysync.server import logs
 from pysync.server.admin import AdminListener
 from pysync.server.app import App, Worker, create_app
-from pysync.server.handlers.service import INDEX, file_names
+from pysync.server.handlers.examples import INDEX, file_names
 from pysync.server.heavy_work import limit_arenas
 from pysync.server.listener import Listener, bound_sockets
 from pysync.server.metrics import SupervisorCounters

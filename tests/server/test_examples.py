@@ -12,7 +12,7 @@ from support.clients import Browser, Start
 from support.configurations import ROOT, collection, config, faults
 
 from pysync.config import load, parse
-from pysync.server.handlers.service import MAX_BYTES
+from pysync.server.handlers.examples import MAX_BYTES
 from pysync.server.serve import banner
 
 PAGES = sorted((ROOT / "deploy/examples").glob("*.html"))

@@ -15,6 +15,7 @@ from pysync.store import Account, Charge
 
 NOBODY: Final = Charge(elements=0, checked=False)
 """What the server's own objects count as."""
+_BY_KEY: Final = Charge()
 
 ChargeOfCaller = Callable[[Sequence[str], Caller], Charge]
 """Returns what a document counts as that a caller writes to a route, by the values of its parameters."""
@@ -25,7 +26,7 @@ _SPACE_ROLES: Final = frozenset({"space", "admin"})
 _MEMBERS: Final = frozenset({"space:owner", "space:member"})
 
 MAX_CACHED: Final = 10_000
-"""Number of charges that a route caches, and of keys whose collections are cached."""
+"""Number of keys whose collections are cached."""
 
 
 class _Owned(NamedTuple):
@@ -74,41 +75,33 @@ class Accounts:
         spaces = config.auth.spaces
         self._space_param = None if spaces is None else spaces.param
         self._by_suffix: dict[str, TemplateIndex[_Owned]] = {}
-        self._templates: list[KeyTemplate] = []
         self._keys = BoundedCache[str, _OwnedKey](MAX_CACHED)
         for rank, (namespace, _, collection) in enumerate(config.each_collection()):
             text, suffix = file_templates.get(collection.name, (collection.key_template.text, ""))
             template = KeyTemplate.of(text)
             name = qualified_name(namespace, collection.name)
             owned = _Owned(rank, template, namespace, name, self._space_param, collection)
-            self._templates.append(template)
             self._by_suffix.setdefault(suffix, TemplateIndex()).add(template, owned)
 
     def of_route(self, namespace: str | None, collection: Collection) -> ChargeOfCaller:
         """Return the function that gives the charges of writes to the routes of a collection."""
+        if self._by_key:
+            return lambda values, caller: _BY_KEY
         name, prefix = qualified_name(namespace or "", collection.name), namespace or ""
         template = collection.key_template
         owned = _Owned(0, template, prefix, name, self._space_param, collection)
-        is_sole = self._by_key and self._is_sole(collection)
-        by_key = self._by_key or collection.append_only is not None
+        is_log = collection.append_only is not None
         params = template.params
         space_at = params.index(self._space_param) if self._space_param in params else None
-        cache: dict[Account, Charge] = {}
 
         def charge(values: Sequence[str], caller: Caller) -> Charge:
-            issuer = None if caller.claims is None or self._by_key else caller.claims.issuer
-            if by_key:
-                account = owned.account(dict(zip(params, values, strict=True)))._replace(issuer=issuer)
-            else:
-                is_member = space_at is not None and not _MEMBERS.isdisjoint(caller.roles)
-                space = values[space_at] if is_member and space_at is not None else None
-                account = Account(prefix, name, caller.identity or None, space, issuer)
-            found = cache.get(account)
-            if found is None:
-                if len(cache) >= MAX_CACHED:
-                    cache.clear()
-                found = cache[account] = Charge(account, by_key=is_sole)
-            return found
+            issuer = None if caller.claims is None else caller.claims.issuer
+            if is_log:
+                account = owned.account(dict(zip(params, values, strict=True)))
+                return Charge(account._replace(issuer=issuer))
+            is_member = space_at is not None and not _MEMBERS.isdisjoint(caller.roles)
+            space = values[space_at] if is_member and space_at is not None else None
+            return Charge(Account(prefix, name, caller.identity or None, space, issuer))
 
         return charge
 
@@ -147,12 +140,6 @@ class Accounts:
             found.key_template for _, _, found in self._config.each_collection() if found.append_only
         ]
         return sorted({KeyTemplate("/".join(template.segments[:-1])).prefix for template in templates})
-
-    def _is_sole(self, collection: Collection) -> bool:
-        """Return True if the keys of this collection are documents that count for no other one."""
-        template = collection.key_template
-        sharing = sum(other.overlaps(template) for other in self._templates)
-        return sharing == 1 and self._by_suffix.keys() == {""} and collection.append_only is None
 
     def _owned_key(self, key: str) -> _OwnedKey:
         found = self._keys.get(key)

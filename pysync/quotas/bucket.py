@@ -197,10 +197,10 @@ class CountedStore:
     ) -> str:
         """See `CountingStore.put`."""
         charge = charge or _UNCHECKED
-        account = charge.account if charge.by_key else self._account(key, charge)
+        account = self._account(key, charge)
         if account is None:
             return await self._store.put(key, body, content_type, expect)
-        new = self._of_document(key, body, is_document=charge.by_key)
+        new = self._of_document(key, body)
         more = new.minus(await self._before(key, expect))
         try:
             with self.ledger.added(account, more, is_checked=charge.checked):
@@ -276,12 +276,12 @@ class CountedStore:
             return None if log_key is None else self._accounts.charge_of(log_key).account
         return self._accounts.charge_of(key).account
 
-    def _of_document(self, key: str, body: bytes, *, is_document: bool = False) -> Usage:
+    def _of_document(self, key: str, body: bytes) -> Usage:
         """Return what an object that is no file counts as."""
         size = len(body) + self.added_bytes
         if key.startswith((_LOGS, _HISTORY)):
             return Usage(size)
-        head = None if is_document else self._accounts.head_of(key, body)
+        head = self._accounts.head_of(key, body)
         if head is None:
             return Usage(size, 1)
         for id_ in filter(None, (head.id, head.previous)):

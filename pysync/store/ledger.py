@@ -42,14 +42,13 @@ NOTHING: Final = Usage()
 class Charge(NamedTuple):
     """What a write counts as. If `account` is None, it is that of `key`, and `key` is by default what is
     written. `elements` is the number of elements of a log whose head is written, 0 for other objects that are
-    neither a document nor a file, and else None. No quota rejects a write that is not `checked`. A write that
-    `inherits` counts for the account of what it replaces, if that is counted."""
+    neither a document nor a file, and else None. A write that is not `checked` is one of the server itself.
+    No quota rejects it, and it counts for the account of what it replaces, if that is counted."""
 
     account: Account | None = None
     elements: int | None = None
     key: str = ""
     checked: bool = True
-    inherits: bool = False
 
 
 ChargeOf = Callable[[str], Charge]

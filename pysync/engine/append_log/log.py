@@ -317,7 +317,7 @@ class AppendLogs:
 
     async def _put_head(self, key: str, head: _core.LogHead, etag: str) -> str:
         """Replace a head by one with which no element is added, and return its etag."""
-        charge = Charge(elements=head.count - head.start, checked=False, inherits=True)
+        charge = Charge(elements=head.count - head.start, checked=False)
         return await self._outbox.put(key, head.stored(), Etag(etag), [], charge=charge)
 
     def _ephemeral_write(self, element: _core.Append) -> WriteResult:

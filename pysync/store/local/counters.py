@@ -226,7 +226,9 @@ class Owners:
     def charge_file(self, cursor: sqlite3.Cursor, parent: str, name: str, size: int, charge: Charge) -> int:
         """Return the owner of a file that is about to be written. Raises QuotaExceeded."""
         owner, new = self.owner_of(cursor, charge.account), (size, 0, 0, 1)
-        if charge.checked and not self.has_room(owner, new):
+        if not charge.checked:
+            return self.owner_of_replaced(cursor, parent, name, owner)
+        if not self.has_room(owner, new):
             self.make_room(cursor, owner, new, parent, name)
         return owner.id
 

@@ -131,9 +131,9 @@ def put_counted(
     elements, wanted = charge.elements, amounts_of(len(body), charge.elements)
     owner = owners.owner_of(cursor, charge.account)
     id_ = kept = owner.id
-    if also or charge.inherits:
+    if also or not charge.checked:
         kept = owners.owner_of_replaced(cursor, parent, name, owner)
-        if charge.inherits:
+        if not charge.checked:
             id_ = kept
         elif kept == id_:
             wanted = (len(body) + sum(len(each[3]) for each in also), *wanted[1:])

@@ -50,10 +50,19 @@ async def test_a_document_counts_for_its_last_account(store: LocalStore) -> None
     etag = await store.put("notes/anna/1", b"x" * 20, TYPE, Etag(etag), charge=Charge(account_of("ben")))
     assert await used(store, ANNA) == Usage()
     assert await used(store, BEN) == Usage(20, 1, 0, 0)
-    await store.write("notes/anna/1", chunks_of(b"x" * 30), TYPE)
+    await store.write("notes/anna/1", chunks_of(b"x" * 30), TYPE, charge=Charge(account_of("anna")))
     assert await used(store, BEN) == Usage()
     assert await used(store, ANNA) == Usage(30, 0, 0, 1)
     await store.delete("notes/anna/1")
+    assert await used(store, ANNA) == Usage()
+
+
+async def test_a_write_of_the_server_counts_for_whom_the_replaced_object_counted(store: LocalStore) -> None:
+    await store.put("notes/anna/1", b"x" * 10, charge=Charge(account_of("ben")))
+    await store.put("notes/anna/1", b"x" * 20)
+    assert await used(store, BEN) == Usage(20, 1, 0, 0)
+    await store.write("notes/anna/1", chunks_of(b"x" * 30), TYPE)
+    assert await used(store, BEN) == Usage(30, 0, 0, 1)
     assert await used(store, ANNA) == Usage()
 
 

@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import sqlite3
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from contracts.change_logs import RETENTION, ChangeLogContract, change
 from contracts.files import chunks_of
+from support.python_process import run_python
 from support.round_robin import round_robin
 
 from pysync.changelog import Change, ChangeLog, Retention
@@ -346,9 +345,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.process
 async def test_after_a_kill_there_is_a_change_for_each_write_and_for_no_other(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", WRITE_ON, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    process = run_python(WRITE_ON, str(tmp_path))
     assert process.stdout is not None
     acknowledged = [await asyncio.to_thread(process.stdout.readline) for _ in range(1_000)]
     process.kill()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from contracts.change_logs import RETENTION, change
 from contracts.coordinators import BoundedNoncesContract, CoordinatorContract, LeaseContract
+from support.python_process import run_python, run_together
 from support.round_robin import first_member, round_robin
 
 from pysync.clock import MAX_COUNTER, HybridTimestamp, boot_clock_ms, wall_clock_ms
@@ -223,9 +224,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.process
 async def test_a_full_disk_rejects_and_remembers_nothing_by_halves(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", FILL_DISK, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    process = run_python(FILL_DISK, str(tmp_path))
     outputs, _ = await asyncio.to_thread(process.communicate)
     assert process.returncode == 0
     assert outputs == "refused\n" * 3
@@ -255,24 +254,8 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.process
 async def test_of_processes_racing_with_one_nonce_one_accepts_it(tmp_path: Path) -> None:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", RACE, str(tmp_path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    outputs = await asyncio.gather(*(asyncio.to_thread(process.communicate) for process in processes))
-    accepted = [int(line) for out, _ in outputs for line in out.split()]
+    outputs = await run_together(RACE, str(tmp_path))
+    accepted = [int(line) for output in outputs for line in output.split()]
     assert sorted(accepted) == list(range(1000))
 
 
@@ -292,9 +275,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.process
 async def test_every_accepted_nonce_survives_a_kill(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    process = run_python(KILLED, str(tmp_path))
     assert process.stdout is not None
     for _ in range(500):
         await asyncio.to_thread(process.stdout.readline)
@@ -363,9 +344,7 @@ asyncio.run(main(sys.argv[1]))
 @pytest.fixture
 def leader(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     """Another process, which leads in "a/b"."""
-    with subprocess.Popen(
-        [sys.executable, "-c", LEAD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with run_python(LEAD, str(tmp_path)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "leads\n"
         yield process

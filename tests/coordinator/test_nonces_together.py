@@ -4,8 +4,6 @@ import asyncio
 import errno
 import fcntl
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.faulty_disk import WRITES, failing
+from support.python_process import run_python
 
 from pysync._core import ReplayWindow
 from pysync.coordinator import nonce_log
@@ -291,9 +290,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.process
 async def test_every_nonce_that_was_accepted_survives_a_kill(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    process = run_python(KILLED, str(tmp_path))
     assert process.stdout is not None
     lines = [await asyncio.to_thread(process.stdout.readline) for _ in range(505)]
     process.kill()

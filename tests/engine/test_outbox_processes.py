@@ -1,12 +1,11 @@
 """The outbox of processes that are killed, with the log of changes in a coordinator's folder."""
 
 import asyncio
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.faulty_store import FaultyStore
+from support.python_process import run_python
 
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.local import LocalCoordinator
@@ -42,9 +41,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.parametrize("writes", [1, 100, 400])
 async def test_what_a_killed_process_wrote_is_announced_by_the_next(tmp_path: Path, writes: int) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", WRITE_ON, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    process = run_python(WRITE_ON, str(tmp_path))
     assert process.stdout is not None
     for _ in range(writes):
         assert await asyncio.to_thread(process.stdout.readline), "it ended by itself"

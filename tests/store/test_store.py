@@ -12,7 +12,7 @@ import pytest
 from contracts.files import chunks_of, read_file
 from contracts.stores import StoreContract, TransactionalStoreContract
 from support.faulty_store import FaultyStore
-from support.python_process import run_python
+from support.python_process import run_python, run_together
 
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
@@ -298,17 +298,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @pytest.mark.process
 async def test_two_processes_on_one_folder_lose_no_update(folder: Path) -> None:
-    processes = [run_python(COUNT_UP, str(folder), "200") for _ in range(2)]
-    for process in processes:
-        assert process.stdout is not None
-        assert await asyncio.to_thread(process.stdout.readline) == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in processes:
-        await asyncio.to_thread(process.communicate)
-        assert process.returncode == 0
+    await run_together(COUNT_UP, str(folder), "200")
     store = await LocalStore.open_folder(folder)
     found = await store.get("counter")
     assert isinstance(found, StoredObject)

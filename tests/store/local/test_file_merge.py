@@ -7,7 +7,6 @@ import random
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from contracts.files import chunks_of, read_file
 from support.folder_search import files_with
+from support.python_process import run_python
 
 from pysync.errors import StoreUnavailable
 from pysync.store import EtagMismatch
@@ -105,8 +105,7 @@ async def write(store: LocalStore, *names: str) -> None:
 @pytest.fixture(scope="module")
 def forking() -> Iterator["subprocess.Popen[str]"]:
     """What merges, and dies meanwhile: processes of one that has imported what they need."""
-    command = [sys.executable, "-c", DIES_AT_STEP]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with run_python(DIES_AT_STEP) as process:
         yield process
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from components import S3Server
 from contracts.files import chunks_of, read_file
+from support.python_process import WITH_HELPERS
 from support.s3_stores import Proxied, another_program, proxied
 
 from pysync.errors import StoreUnavailable
@@ -208,7 +209,13 @@ class TestALargeFile:
         completes = bucket.proxy.delay("POST uploadId", until=asyncio.Event())
         url = f"s3://{radosgw.bucket}/{bucket.prefix}?endpoint={bucket.proxy.url}&path_style=true"
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", WRITE, url, radosgw.access_key_id, radosgw.secret_access_key
+            sys.executable,
+            "-c",
+            WRITE,
+            url,
+            radosgw.access_key_id,
+            radosgw.secret_access_key,
+            env=WITH_HELPERS,
         )
         await completes.wait()
         process.kill()

@@ -238,9 +238,8 @@ def _prepare(
     with ExitStack() as opened:
         database = opened.enter_context(closing(open_database(path, SCHEMA, "NORMAL")))
         boot = boot_id()
-        if not database.is_read_only:
-            database.writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + max_changes // CHANGES_PER_PAGE}")
-            _reset_after_reboot(database.writer, boot)
+        database.writer.execute(f"PRAGMA max_page_count = {MAX_PAGES + max_changes // CHANGES_PER_PAGE}")
+        _reset_after_reboot(database.writer, boot)
         nonces = NonceLog(folder / "nonces", now_ms, max_live_nonces, boot, database.file)
         opened.pop_all()
     return database, nonces, LeaseFiles(folder / "leads", elapsed_of(now_ms))

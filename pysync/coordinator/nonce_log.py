@@ -151,23 +151,12 @@ class NonceLog:
         self._shares_calls = False
         """True if there were several in the last tick that had any."""
         self._waiting: list[tuple[Nonce, asyncio.Future[bool]]] = []
-        self._is_read_only = False
-        """True if the file system was read-only at the start."""
         make_private_dir(folder)
-        try:
-            self._lock = os.open(folder / "lock", _FLAGS, 0o600)
-        except OSError as error:
-            if error.errno != errno.EROFS:
-                raise
-            self._lock = os.open(folder / "lock", _READ_FLAGS)
-            self._is_read_only = True
+        self._lock = os.open(folder / "lock", _FLAGS, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
-            if not self._is_read_only:
-                self._epoch_offset = self._load_epoch_offset(boot or "-")
-                self._advance()
-            else:
-                self._earlier = [*self._read_later(0)]
+            self._epoch_offset = self._load_epoch_offset(boot or "-")
+            self._advance()
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         if database is not None:
@@ -265,8 +254,6 @@ class NonceLog:
 
     def _record(self, nonces: Sequence[Nonce]) -> list[bool | Exception]:
         """Do as `_decide`, under the lock. Raises OSError if the disk takes none of them."""
-        if self._is_read_only:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         self._current.catch_up()
         elapsed_ms = self._elapsed_ms()
         if elapsed_ms >= self._ends_ms or self._current.is_sealed:
@@ -438,12 +425,11 @@ class NonceLog:
 
     def _read_later(self, epoch: int) -> Iterator[ReplayWindow]:
         """Yield the nonces recorded for this epoch or later, and remove the files of earlier epochs."""
-        flags = _READ_FLAGS if self._is_read_only else _FLAGS
         for path in self._folder.glob(f"{_LATER}*"):
             if int(path.name.removeprefix(_LATER)) <= epoch - LIVE_EPOCHS:
                 path.unlink(missing_ok=True)
                 continue
-            with closing(NonceLogFile(path, flags)) as later:
+            with closing(NonceLogFile(path)) as later:
                 later.catch_up()
                 yield later.seen
 

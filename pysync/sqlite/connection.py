@@ -261,7 +261,6 @@ class GroupCommit:
             del parts, group  # while nothing is written they would keep the last bodies
         cursor.close()
         self._connection.close()
-        self._file.wait_for_check()
 
     def _commit(self, cursor: sqlite3.Cursor, group: list[_Write]) -> list[_Outcome]:
         try:

@@ -6,13 +6,10 @@ import logging
 import os
 import shutil
 import sqlite3
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import quote
 
 log = logging.getLogger("pysync.sqlite")
 
@@ -28,9 +25,6 @@ _REMEDIES: Final = {
 BUSY_TIMEOUT_MS: Final = 5_000
 """Time that a write waits for the transaction of another process before it fails."""
 
-LOCK_RETRY_S: Final = 0.01
-"""Seconds between two attempts to lock a database that is being created."""
-
 _FULL_BELOW_BYTES: Final = 65_536
 """Free space that the files of an open database do not fit into."""
 
@@ -39,9 +33,6 @@ READ_BUSY_TIMEOUT_MS: Final = 100
 
 CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two checks that an idle database is still at its path."""
-
-DAMAGE_CHECK_PAUSE_S: Final = 10.0
-"""Seconds between two checks of damage that SQLite reports."""
 
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _GONE = "the database was deleted or replaced: restart the server"
@@ -74,17 +65,12 @@ class DatabaseFile:
     Writes to such a file are lost when the last process closes it.
     """
 
-    def __init__(self, path: Path, find_damage: Callable[["DatabaseFile"], bool] | None = None) -> None:
-        """`find_damage` returns True if the file is damaged, and raises OSError if the disk cannot read it.
-        It is called in a thread; without it, damage that SQLite reports is believed at once."""
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.moved = False
         """Stays set even if the file is put back: another process may have written to it meanwhile."""
         self.damage: str | None = None
         """SQLite's message about the first damage that was found."""
-        self._find_damage = find_damage
-        self._check: threading.Thread | None = None
-        self._check_from = 0.0
         self._watched: list[tuple[str, int, int]] = []
         self.watch(path)
 
@@ -114,50 +100,22 @@ class DatabaseFile:
             raise DatabaseMoved(_GONE)
 
     def record_error(self, error: BaseException) -> None:
-        """Record an error of SQLite that reports damage. SQLite reports an error of the disk in the same way,
-        so the file is checked first, in a thread, and until then the database has a `fault`."""
-        if self.damage is not None or not is_damage(error):
-            return
-        if self._find_damage is None:
-            self._record_damage(error)
-        elif self._check is None and time.monotonic() >= self._check_from:
-            self._check = threading.Thread(target=self._check_damage, args=(error,), daemon=True)
-            try:
-                self._check.start()
-            except RuntimeError:  # no memory for a thread: check when it is met again
-                self._check = None
-
-    def wait_for_check(self) -> None:
-        """Wait until a check for damage has ended, for a second at most."""
-        if (check := self._check) is not None:
-            check.join(CHECK_INTERVAL_S)
-
-    def _check_damage(self, error: BaseException) -> None:
-        try:
-            assert self._find_damage is not None
-            if self._find_damage(self):
-                self._record_damage(error)
-            else:
-                log.error("SQLite reported damage of %s, and a check found none: %s", self.path, error)
-        except OSError as cause:
-            log.error("the database %s cannot be read: %s", self.path, cause)
-        except Exception:
-            log.exception("failed to check the database %s", self.path)
-        self._check_from = time.monotonic() + DAMAGE_CHECK_PAUSE_S
-        self._check = None
-
-    def _record_damage(self, error: BaseException) -> None:
-        self.damage = str(error)
-        log.critical("the database %s is damaged: %s; restore it from a backup", self.path, error)
+        """Record an error of SQLite that reports damage. An error of the disk may look the same."""
+        if self.damage is None and is_damage(error):
+            self.damage = str(error)
+            log.critical(
+                "SQLite reports damage of the database %s: %s. If dmesg has errors of the disk, repair it "
+                "and restart; otherwise restore the database from a backup",
+                self.path,
+                error,
+            )
 
     @property
     def fault(self) -> str | None:
         """The reason why the database is unusable until a restart; None if it is usable."""
         if self.moved:
             return _GONE
-        if self.damage is not None:
-            return f"{self.path} is damaged: {self.damage}"
-        return None if self._check is None else f"SQLite reports that {self.path} is damaged: checking it"
+        return None if self.damage is None else f"SQLite reports damage of {self.path}: {self.damage}"
 
 
 class Database(NamedTuple):
@@ -168,8 +126,6 @@ class Database(NamedTuple):
     file: DatabaseFile
     is_durable: bool = True
     """True if commits survive the loss of power."""
-    is_read_only: bool = False
-    """True if all commits fail, because the file system is read-only."""
 
     def close(self) -> None:
         """Close both connections."""
@@ -189,15 +145,9 @@ def make_private_dir(path: Path, *, may_be_link: bool = False) -> None:
 
 def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence[Path] = ()) -> Database:
     """Create or upgrade the database as `create_database` does, then open it. `synchronous` is that of
-    SQLite: FULL survives the loss of power. A database that exists is opened read-only if its file system is
-    read-only. Raises as `create_database`."""
-    try:
-        create_database(path, schema, traces)
-    except OSError as error:
-        if error.errno != errno.EROFS or not path.exists():
-            raise
-        return _open_read_only(path, schema)
-    file = DatabaseFile(path, _has_damage)
+    SQLite: FULL survives the loss of power. Raises as `create_database`."""
+    create_database(path, schema, traces)
+    file = DatabaseFile(path)
     with ExitStack() as opened:
         reader = opened.enter_context(closing(_connect(path, READ_BUSY_TIMEOUT_MS)))
         writer = opened.enter_context(closing(connect_writer(path, synchronous)))
@@ -211,47 +161,6 @@ def open_database(path: Path, schema: Schema, synchronous: str, traces: Sequence
     return Database(reader, writer, file, synchronous == "FULL")
 
 
-class _Connection(sqlite3.Connection):
-    """A connection that may hold a lock until it is closed."""
-
-    lock: int | None = None
-
-    def close(self) -> None:
-        super().close()
-        if self.lock is not None:
-            os.close(self.lock)
-            self.lock = None
-
-
-def _open_read_only(path: Path, schema: Schema) -> Database:
-    """Open a database whose file system is read-only. Until it is closed, no process can open it for writing,
-    should the file system become writable. Raises sqlite3.Error or OSError."""
-    real = os.path.realpath(path)
-    file = DatabaseFile(path, _has_damage)
-    if os.path.exists(f"{real}-shm"):
-        # A process that has it open, or was killed, left its write-ahead log. SQLite needs both to read that.
-        mode = "mode=ro"
-        file.watch(Path(f"{real}-wal"), Path(f"{real}-shm"))
-    elif os.path.exists(f"{real}-wal") and os.stat(f"{real}-wal").st_size:
-        raise OSError(errno.EROFS, "its write-ahead log cannot be read without pysync.db-shm", str(path))
-    else:
-        mode = "immutable=1"  # SQLite would create both files otherwise
-    with ExitStack() as opened:
-        reader, writer = (
-            opened.enter_context(closing(_connect(f"file:{quote(real)}?{mode}", READ_BUSY_TIMEOUT_MS)))
-            for _ in range(2)
-        )
-        reader.lock = os.open(path.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        fcntl.flock(reader.lock, fcntl.LOCK_SH)
-        for connection in (reader, writer):
-            (version,) = connection.execute("PRAGMA user_version").fetchone()  # opens the WAL and SHM files
-            if version != schema.version:
-                raise OSError(errno.EROFS, f"its schema {version} would have to be upgraded", str(path))
-        file.check()
-        opened.pop_all()
-    return Database(reader, writer, file, is_read_only=True)
-
-
 def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> None:
     """Create the file at `path` or upgrade it to `schema`, in WAL mode: all missing steps are applied, or
     none. Any number of processes may call this at once.
@@ -261,7 +170,7 @@ def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> 
     """
     # Turning a database to WAL ignores the busy timeout, so that step needs a lock of its own.
     with open(path.with_suffix(".lock"), "ab", opener=_open_private) as lock:
-        _lock_alone(lock.fileno(), path)
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not path.exists() or not path.stat().st_size:
             _check_is_new(path, traces)
             # Only for a new file: closing an existing one would release the locks of this process on it.
@@ -291,20 +200,6 @@ def create_database(path: Path, schema: Schema, traces: Sequence[Path] = ()) -> 
             connection.close()
         fsync_dir(path.parent)
         fsync_dir(path.parent.parent)
-
-
-def _lock_alone(lock: int, path: Path) -> None:
-    """Wait for the lock of those who create a database. Raises OSError if one that has opened it read-only
-    keeps it."""
-    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                reason = "a process opened it while the file system was read-only: stop that one first"
-                raise OSError(errno.EBUSY, reason, str(path)) from None
-        time.sleep(LOCK_RETRY_S)
 
 
 def reason_of(error: Exception, folder: str | Path) -> str:
@@ -355,46 +250,23 @@ def connect_writer(path: Path, synchronous: str) -> sqlite3.Connection:
     return connection
 
 
-def _connect(path: Path | str, busy_timeout_ms: int) -> "_Connection":
-    """Connect to a database; `path` is a URI if it is text."""
+def _connect(path: Path, busy_timeout_ms: int) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        path,
-        uri=isinstance(path, str),
-        isolation_level=None,
-        timeout=busy_timeout_ms / 1000,
-        check_same_thread=False,
-        factory=_Connection,
+        path, isolation_level=None, timeout=busy_timeout_ms / 1000, check_same_thread=False
     )
     connection.execute("PRAGMA cache_size = -8192")
     return connection
 
 
 def quick_check(path: Path, *, with_indexes: bool = False) -> str | None:
-    """Return sentences that say how the database at `path` is damaged, or that the disk does not let it be
-    read, and what to do. Returns None if `quick_check`, which reads all of it, finds nothing or cannot run;
-    opening the database then reports the reason. `with_indexes` also compares indexes with their tables,
-    which takes longer."""
-    try:
-        found = _find_damage(path, "integrity_check" if with_indexes else "quick_check")
-    except OSError as error:
-        return f"{path} cannot be read: {error.strerror}. The disk fails"
-    if found is None:
-        return None
-    return f"{path} is damaged: {' '.join(found.split())}. {_REMEDIES.get(path.name, _REMEDY)}"
-
-
-def _has_damage(file: DatabaseFile) -> bool:
-    """Return True if an open database is damaged. Raises OSError if the disk does not let it be read."""
-    return _find_damage(file.path, "integrity_check") is not None
-
-
-def _find_damage(path: Path, pragma: str) -> str | None:
-    """Return what this check of SQLite finds, None for nothing. SQLite reports an error of the disk as damage
-    too; then raises OSError."""
+    """Return sentences that say how the database at `path` is damaged, and what to do. Returns None if
+    `quick_check`, which reads all of it, finds nothing or cannot run; opening the database then reports the
+    reason. `with_indexes` also compares indexes with their tables, which takes longer."""
     if not path.exists():
         return None
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            pragma = "integrity_check" if with_indexes else "quick_check"
             ((found,),) = connection.execute(f"PRAGMA {pragma}(1)").fetchall()
     except sqlite3.Error as error:
         if not is_damage(error):
@@ -402,28 +274,7 @@ def _find_damage(path: Path, pragma: str) -> str | None:
         found = str(error)
     if found == "ok":
         return None
-    _read_all(path)
-    return str(found)
-
-
-_kept_open: Final[dict[Path, int]] = {}
-"""Databases that `_read_all` has read. To close one would release the locks that SQLite holds on it."""
-
-
-def _read_all(path: Path) -> None:
-    """Read a database and its log, as they are on disk. Raises OSError."""
-    fd = _kept_open.get(path)
-    if fd is None or not os.path.samestat(os.fstat(fd), os.stat(path)):
-        fd = _kept_open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    _read_to_end(fd)
-    with suppress(FileNotFoundError), open(f"{os.path.realpath(path)}-wal", "rb", buffering=0) as wal:
-        _read_to_end(wal.fileno())
-
-
-def _read_to_end(fd: int) -> None:
-    at = 0
-    while size := len(os.pread(fd, 1 << 20, at)):
-        at += size
+    return f"{path} is damaged: {' '.join(str(found).split())}. {_REMEDIES.get(path.name, _REMEDY)}"
 
 
 def is_damage(error: BaseException) -> bool:

@@ -1,8 +1,9 @@
 """A service whose disk fails while it serves: a real file system, and the process of a server."""
 
+import asyncio
 import shutil
+import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from support.clients import ISSUER, Browser, Reply, Signed, root_device
 from support.collections import NOTES, OWN, UNSIGNED, collection
 from support.faulty_disk import Disk, mounted
 from support.server_process import Process, serving
-from support.worker_processes import workers
 
 from pysync.coordinator.nonce_log import memory_folder
 
@@ -146,54 +146,19 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
         shutil.rmtree(memory, ignore_errors=True)
 
 
-@pytest.mark.parametrize("is_killed", [True, False])
-async def test_a_server_that_starts_on_a_read_only_disk_serves_reads(
-    disk: Disk, tmp_path: Path, is_killed: bool
-) -> None:
-    target, port, used = f"/pull/{OWN_KEY}", 0, list[dict[str, str]]()
-
-    @asynccontextmanager
-    async def started() -> AsyncIterator[Scene]:
-        options: dict[str, Any] = {"program": ("-c", PROBING), "store": f"file:{disk.data}", **MEMBERS}
-        async with serving(tmp_path, port, **options) as process, aiohttp.ClientSession() as session:
-            scene = Scene(process, disk, session)
-            for headers in used:
-                assert (await scene.anyone.request("GET", target, None, headers)).status == 401, "a replay"
-            yield scene
-            if not is_killed:
-                process.process.terminate()
-                await process.process.wait()
-
-    async def read_signed(scene: Scene) -> None:
-        used.append(scene.owner.headers("GET", target, b""))
-        for status in (200, 401):
-            assert (await scene.anyone.request("GET", target, None, used[-1])).status == status
-
-    async with started() as scene:
-        port = int(scene.process.base.rpartition(":")[2])
+async def test_server_does_not_start_on_a_read_only_disk_and_says_so(disk: Disk, tmp_path: Path) -> None:
+    members = {"store": f"file:{disk.data}", **MEMBERS}
+    async with serving(tmp_path, **members) as process, aiohttp.ClientSession() as session:
+        scene = Scene(process, disk, session)
         assert told(await scene.write("a")) == {(200, "")}
-        await read_signed(scene)
     disk.remount("ro")
-    for _ in range(2):
-        async with started() as scene:
-            assert told(await scene.read()) == {(200, "")}
-            assert told(await scene.write("refused")) <= UNAVAILABLE
-            await read_signed(scene)
-            await scene.ready(503)
-            assert scene.process.log.read_text().count("is read-only: writes fail until a restart") == 1
+    refused = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pysync", "serve", "--store", f"file:{disk.data}", "--port", "0",
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, errors = await refused.communicate()
+    assert (refused.returncode, b"the file system is read-only" in errors) == (5, True)
     disk.remount("rw")
-    async with started() as scene:
-        assert told(await scene.write("b")) == told(await scene.read("b")) == {(200, "")}
-        await scene.ready(200)
-
-
-async def test_a_worker_is_replaced_on_a_disk_that_became_read_only(disk: Disk, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"store": f"file:{disk.data}", "server": {"workers": 2}, **MEMBERS}
-    async with workers(tmp_path, **options) as service, aiohttp.ClientSession() as session:
-        scene = Scene(service, disk, session)
-        assert told(await scene.write("a")) == {(200, "")}
-        disk.become_read_only()
-        for number in service.pids():
-            await service.kill(number)
-            assert told(await scene.read()) == {(200, "")}
-            assert told(await scene.write("refused")) <= UNAVAILABLE
+    async with serving(tmp_path, **members) as process, aiohttp.ClientSession() as session:
+        scene = Scene(process, disk, session)
+        assert told(await scene.read()) == told(await scene.write("b")) == {(200, "")}

@@ -148,9 +148,6 @@ class LocalStore:
                 f"cannot open the store in {folder}: {reason_of(error, folder)}"
             ) from error
         store = cls(database, tree, now_ms, retention, max_claims)
-        if database.is_read_only:
-            log.warning("the file system of %s is read-only: writes fail until a restart", folder)
-            return store
         try:
             await end_old_merges(tree, store._writer, store._reader)
             await store._files.recover()
@@ -507,7 +504,6 @@ def _prepare(folder: Path) -> tuple[Database, FileTree]:
         if not is_marked:
             with suppress(OSError):  # a full disk is still readable
                 lock.write_bytes(b"pysync.db was made here\n")
-        if not database.is_read_only:
-            files.create()
+        files.create()
         opened.pop_all()
     return database, files

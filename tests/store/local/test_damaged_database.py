@@ -117,7 +117,7 @@ async def test_a_coordinator_that_has_met_damage_is_not_ready_any_more(folder: P
     await coordinator.probe()
     with pytest.raises(CoordinatorUnavailable):
         await claim_all()
-    with pytest.raises(CoordinatorUnavailable, match="is damaged"):
+    with pytest.raises(CoordinatorUnavailable, match="reports damage"):
         await coordinator.probe()
     await coordinator.close()
 
@@ -144,7 +144,7 @@ async def test_nothing_that_damage_raises_leaves_a_callback_of_the_loop(
     await asyncio.sleep(0)
     assert met == []
     (message,) = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.CRITICAL]
-    assert "is damaged" in message
+    assert "reports damage" in message
 
 
 async def test_a_probe_leaves_nothing_in_a_store(folder: Path) -> None:

@@ -1,9 +1,7 @@
 """Errors of the disk below a local store: they are `store_unavailable`, they pass, and nothing is damaged."""
 
 import errno
-import logging
 import os
-import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -13,12 +11,9 @@ import pytest
 from support.depth import depth
 from support.faulty_disk import READS, WRITES, Disk, failing, mounted
 
-from pysync import config
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import StoreUnavailable, Unavailable
 from pysync.protocol import JSON_TYPE
-from pysync.server.serve import check_databases
-from pysync.sqlite import database_file
 from pysync.store import NotModified, OpenFile, StoredObject
 from pysync.store.local import disk, files
 from pysync.store.local.store import LocalStore
@@ -64,20 +59,16 @@ def _target(fd: str) -> str:
         return ""
 
 
-async def test_a_document_that_the_disk_cannot_read_is_unavailable_and_not_damaged(
-    store: LocalStore, folder: Path, caplog: pytest.LogCaptureFixture
+async def test_document_that_the_disk_cannot_read_is_unavailable_until_it_can(
+    store: LocalStore, folder: Path
 ) -> None:
     with broken_descriptors(folder / "pysync.db"):
         for n in range(5):
             with pytest.raises(StoreUnavailable):
                 await store.get(f"notes/{n}")
-    store._database.wait_for_check()
-    assert store._database.fault is None
     found = await store.get("notes/0")
-    assert found is not None
-    assert not isinstance(found, tuple) or found.body == BODY
-    await store.probe()
-    assert not [entry for entry in caplog.records if entry.levelno == logging.CRITICAL]
+    assert isinstance(found, StoredObject)
+    assert found.body == BODY
 
 
 async def test_a_write_that_the_disk_does_not_take_is_unavailable_and_the_next_is_made(
@@ -88,10 +79,8 @@ async def test_a_write_that_the_disk_does_not_take_is_unavailable_and_the_next_i
         for _ in range(2):
             with pytest.raises(StoreUnavailable):
                 await store.put("notes/refused", BODY)
-    store._database.wait_for_check()
     await store.put("notes/next", BODY)
     assert await store.list("notes", None, 10) == ["0", "1", "2", "3", "4", "acknowledged", "next"]
-    assert store._database.fault is None
     await store.close()
     reopened = await LocalStore.open_folder(store._database.path.parent)
     assert len(await reopened.list("notes", None, 10)) == 7
@@ -197,35 +186,6 @@ def small_disk(tmp_path: Path) -> Iterator[Disk]:
         yield small
 
 
-async def test_a_store_that_was_opened_read_only_keeps_others_from_writing(
-    small_disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(database_file, "BUSY_TIMEOUT_MS", 50)
-    store = await LocalStore.open_folder(small_disk.data)
-    await store.put("a", b"1")
-    await store.close()
-    small_disk.remount("ro")
-    reader = await LocalStore.open_folder(small_disk.data)
-    small_disk.remount("rw")
-    try:
-        with pytest.raises(StoreUnavailable, match="a process opened it while the file system was read-only"):
-            await LocalStore.open_folder(small_disk.data)
-        found = await reader.get("a")
-        assert isinstance(found, StoredObject)
-        assert found.body == b"1"
-    finally:
-        await reader.close()
-    await (await LocalStore.open_folder(small_disk.data)).close()
-
-
-async def test_a_log_that_cannot_be_read_on_a_read_only_disk_is_not_ignored(small_disk: Disk) -> None:
-    await (await LocalStore.open_folder(small_disk.data)).close()
-    (small_disk.data / "pysync.db-wal").write_bytes(b"acknowledged writes")
-    small_disk.remount("ro")
-    with pytest.raises(StoreUnavailable, match="its write-ahead log cannot be read"):
-        await LocalStore.open_folder(small_disk.data)
-
-
 @pytest.mark.parametrize("seed", range(depth(2, 20)))
 async def test_acknowledged_writes_on_an_intermittently_full_disk_survive_a_restart(
     tmp_path: Path, seed: int
@@ -269,26 +229,3 @@ async def test_acknowledged_writes_on_an_intermittently_full_disk_survive_a_rest
             store = await LocalStore.open_folder(folder)
         assert refused
         await store.close()
-
-
-async def test_a_database_on_a_disk_that_answers_with_errors_is_not_called_damaged_by_a_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = await LocalStore.open_folder(tmp_path / "data")
-    await store.put("notes/a", BODY)
-    await store.close()
-    path = tmp_path / "data/pysync.db"
-
-    def fails_to_read(*args: object, **options: object) -> None:
-        error = sqlite3.DatabaseError("database disk image is malformed")
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise error
-
-    monkeypatch.setattr(sqlite3, "connect", fails_to_read)
-    damage = database_file.quick_check(path)
-    assert damage is not None, "all of it can be read"
-    assert "is damaged" in damage
-    with failing(monkeypatch, tmp_path, errno.EIO, ("pread",), database_file):
-        assert database_file.quick_check(path) == f"{path} cannot be read: Input/output error. The disk fails"
-        with pytest.raises(ValueError, match="cannot be read"):
-            check_databases(config.parse({"version": 1, "store": f"file:{tmp_path}/data", "collections": []}))

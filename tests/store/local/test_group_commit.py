@@ -83,30 +83,6 @@ async def test_a_failure_that_cannot_even_be_logged_does_not_end_the_thread(
     assert values(path) == [7]
 
 
-async def test_damage_is_checked_for_later_if_no_thread_can_be_started(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path.touch()
-    checked = threading.Event()
-
-    def find_damage(_: DatabaseFile) -> bool:
-        checked.set()
-        return False
-
-    def exhausted(*args: object) -> NoReturn:
-        raise RuntimeError("can't start new thread")
-
-    file, damage = DatabaseFile(path, find_damage), sqlite3.DatabaseError("malformed")
-    damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-    with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", exhausted)
-        file.record_error(damage)
-    assert file.fault is None
-    file.record_error(damage)
-    assert checked.wait(30)
-    file.wait_for_check()
-
-
 async def test_one_writers_own_fault_is_its_own(writer: GroupCommit, path: Path) -> None:
     def reject(cursor: sqlite3.Cursor) -> int:
         raise LookupError("mine")

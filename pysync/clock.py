@@ -112,25 +112,6 @@ class SteadyClock:
         self._step_ms = 0
         self._stepped_at_ms = 0
         self._lock = threading.Lock()
-        self._saved_ms = self._ahead_ms
-        self._save: Callable[[], None] = lambda: None
-
-    def resume(self, path: Path, boot: str) -> None:
-        """Continue from the state that processes since the same boot have saved at `path`, so that a process
-        that starts shortly after a step knows about it; and save the state there from now on."""
-
-        def save() -> None:
-            self._saved_ms = self._ahead_ms
-            try:
-                save_number(path, boot, self._ahead_ms)
-            except OSError as error:
-                log.warning("failed to save the state of the clock at %s: %s", path, error)
-
-        if (ahead_ms := read_saved_number(path, boot)) is not None:
-            self._ahead_ms = ahead_ms
-        self()
-        self._save = save
-        save()
 
     def __call__(self) -> int:
         """Return the time in milliseconds since the epoch."""
@@ -138,9 +119,6 @@ class SteadyClock:
         ahead_ms = self.wall_ms() - elapsed_ms
         if self.is_stable and -STEP_THRESHOLD_MS <= ahead_ms - self._ahead_ms <= STEP_THRESHOLD_MS:
             self._ahead_ms = ahead_ms
-            if abs(ahead_ms - self._saved_ms) > STEP_THRESHOLD_MS // 4:
-                self._saved_ms = ahead_ms
-                self._save()
             return elapsed_ms + ahead_ms
         with self._lock:
             self._handle_step(ahead_ms, elapsed_ms)
@@ -158,4 +136,3 @@ class SteadyClock:
             self._step_ms, self._stepped_at_ms, self.is_stable = step_ms, elapsed_ms, False
         elif elapsed_ms - self._stepped_at_ms >= STEP_GRACE_MS:
             self._step_ms, self._ahead_ms, self.is_stable = 0, ahead_ms, True
-            self._save()

@@ -8,7 +8,7 @@ from functools import partial
 from pysync.cli.io import print_lines
 from pysync.cli.parser import Parser, add_config
 from pysync.cli.stores import check_store, load_config
-from pysync.clock import SteadyClock, boot_id, is_stable
+from pysync.clock import SteadyClock
 from pysync.concurrency import closing
 from pysync.config import Config
 from pysync.config.collection import wire_name
@@ -52,13 +52,10 @@ async def collect(options: argparse.Namespace) -> int:
         )
     # A configuration says nothing about the collections of another store.
     knows_collections = options.config is not None and options.store is None
-    clock = _clock_of(settings)
-    if not is_stable(clock):
-        raise ValueError("the clock stepped less than ten minutes ago, so no age is certain: try again later")
     async with closing(open_store(settings.store)) as store:
         collector = GarbageCollector(
             store,
-            clock,
+            SteadyClock(),
             lambda kind, key: print_lines({"kind": wire_name(kind), "key": key}),
             has_history=partial(_has_history, settings) if knows_collections else None,
             grace_ms=grace_ms,
@@ -81,12 +78,3 @@ def _has_history(settings: Config, key: str) -> bool:
         collection.history is not None and collection.key_template.matches(key)
         for _, _, collection in settings.each_collection()
     )
-
-
-def _clock_of(settings: Config) -> SteadyClock:
-    """Return the clock of the processes that use the store."""
-    clock = SteadyClock()
-    for _, database in settings.database_paths[:1]:
-        if database.exists() and (boot := boot_id()):
-            clock.resume(database.with_name("clock"), boot)
-    return clock

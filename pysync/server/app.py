@@ -23,7 +23,7 @@ from pysync.auth.revocation import Ownership, RevocationRegistry
 from pysync.auth.signature_batch import SignatureBatch
 from pysync.auth.spaces import Spaces
 from pysync.changelog import Retention
-from pysync.clock import SteadyClock, boot_id, wall_clock_ms
+from pysync.clock import SteadyClock, wall_clock_ms
 from pysync.concurrency import every
 from pysync.config import Config
 from pysync.coordinator import Coordinator, open_coordinator
@@ -367,7 +367,6 @@ async def create_app(
     """
     clock = SteadyClock(now_ms)
     hooked = load_plugins(config, (*plugins, *events_of(config), *projections_of(config)))
-    is_resumed = _resume_clock(config, clock)
     async with AsyncExitStack() as opened:
         url = config.store.url
         retention = Retention(config.changes.max_count, config.changes.max_age_ms)
@@ -378,8 +377,6 @@ async def create_app(
             folder = url.removeprefix("file:") if url.startswith("file:") else None
             coordinator = await open_coordinator(config.effective_coordinator, folder, clock, retention)
             opened.push_async_callback(coordinator.close)
-        if not is_resumed:  # the folder is new
-            _resume_clock(config, clock)
         tracked = await track_usage(config, store, coordinator, hooked, clock)
         app = App(config, tracked.store, coordinator, clock, worker, hooked, hook_s, tracked)
         opened.pop_all()
@@ -387,13 +384,3 @@ async def create_app(
         await app.open()
         opened.pop_all()
         return app
-
-
-def _resume_clock(config: Config, clock: SteadyClock) -> bool:
-    """Continue the clock of the processes that used the folder before. Return False if there is no database
-    yet, or no folder."""
-    for _, database in config.database_paths[:1]:
-        if database.exists() and (boot := boot_id()):
-            clock.resume(database.with_name("clock"), boot)
-            return True
-    return False

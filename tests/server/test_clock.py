@@ -1,7 +1,6 @@
 """A clock that is set: what was signed, stored and dated must not notice."""
 
 import logging
-import os
 from pathlib import Path
 
 import aiohttp
@@ -231,17 +230,13 @@ async def test_nonces_survive_a_start_of_the_machine_whatever_its_clock_says(
 
 @pytest.mark.parametrize("kept", ["", "x", "{boot} x", "{boot} 1 2", "{boot}"])
 async def test_what_is_kept_of_the_time_may_be_damaged(clock: FakeClock, tmp_path: Path, kept: str) -> None:
-    for name in ("clock", "nonces/boot"):
-        before = await LocalCoordinator.open_folder(tmp_path, SteadyClock(clock))
-        assert await before.consume_nonce("aa", name, clock())
-        await before.close()
-        (tmp_path / name).write_text(kept.format(boot=boot_id()))
-        steady = SteadyClock(clock)
-        steady.resume(tmp_path / "clock", boot_id())
-        assert steady() == clock()
-        after = await LocalCoordinator.open_folder(tmp_path, steady)
-        assert not await after.consume_nonce("aa", name, clock())
-        await after.close()
+    before = await LocalCoordinator.open_folder(tmp_path, SteadyClock(clock))
+    assert await before.consume_nonce("aa", "n", clock())
+    await before.close()
+    (tmp_path / "nonces/boot").write_text(kept.format(boot=boot_id()))
+    after = await LocalCoordinator.open_folder(tmp_path, SteadyClock(clock))
+    assert not await after.consume_nonce("aa", "n", clock())
+    await after.close()
 
 
 async def test_nonces_do_not_pile_up_where_no_start_of_the_machine_has_a_name(
@@ -356,55 +351,6 @@ async def test_nothing_expires_or_is_swept_by_a_step_before_ten_minutes(
     clock.now_ms += 1
     assert (await browser.pull("notes/a")).json["hash"] == ""
     assert await app.ttl_sweeper.sweep() == 1
-
-
-@pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
-async def test_a_process_that_starts_after_a_step_knows_of_it(
-    start: Start, session: aiohttp.ClientSession, clock: FakeClock, tmp_path: Path, step_ms: int
-) -> None:
-    members = {"store": f"file:{tmp_path}/data", "collections": [NOTES | {"ttlMs": HOUR_MS // 2}]}
-    first = Browser(await start(members, now_ms=clock), session)
-    pushed = (await first.push("notes/a", {"n": 1})).json["hash"]
-    clock.step(step_ms)
-    second = Browser(await start(members, now_ms=clock), session)
-    app = start.apps[-1]  # type: ignore[attr-defined]
-    assert (await second.pull("notes/a")).json["hash"] == pushed
-    assert await app.ttl_sweeper.sweep() == 0
-    clock.now_ms += STEP_GRACE_MS
-    assert await app.ttl_sweeper.sweep() == (step_ms > 0)
-    third = Browser(await start(members, now_ms=clock), session)
-    await third.push("notes/b", {"n": 1})
-    stored = await start.apps[-1].store.get("notes/b")  # type: ignore[attr-defined]
-    assert stored.modified_ms == clock(), "what lasts is taken over by all"
-    assert (tmp_path / "data/clock").stat().st_mode & 0o777 == 0o600
-
-
-async def test_a_process_that_starts_after_a_step_removes_no_file_that_another_is_writing(
-    start: Start, clock: FakeClock, tmp_path: Path
-) -> None:
-    members = {"store": f"file:{tmp_path}/data", "collections": [NOTES]}
-    await start(members, now_ms=clock)
-    incoming = tmp_path / "data/files/~incoming/young"
-    incoming.write_bytes(b"x")
-    os.utime(incoming, (clock() / 1000, clock() / 1000))
-    clock.step(48 * HOUR_MS)
-    await start(members, now_ms=clock)
-    assert incoming.exists()
-
-
-async def test_another_start_of_the_machine_is_no_step(
-    clock: FakeClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    SteadyClock(clock).resume(tmp_path / "clock", "one")
-    clock.booted_ms = clock.now_ms
-    steady = SteadyClock(clock)
-    steady.resume(tmp_path / "clock", "two")
-    assert steady() == clock()
-    assert steady.is_stable
-    (tmp_path / "clock").write_text("two x y")
-    SteadyClock(clock).resume(tmp_path / "clock", "two")
-    SteadyClock(clock).resume(tmp_path / "nowhere/clock", "two")
-    assert [told for told in logged(caplog) if "stepped" in told] == []
 
 
 async def test_what_has_expired_is_not_swept_within_ten_minutes_of_a_step(

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import pysync._core as core
 from benches.workloads import big_document, push_body
-from pysync.auth.signature_batch import RequestParts
+from pysync.auth.authentication import RequestParts
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from support import reference

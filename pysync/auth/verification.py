@@ -1,4 +1,5 @@
-"""Verification of certificates: from the header that presents one to the caller that it identifies."""
+"""Verification of certificates: from the header that presents one to the caller that it identifies, and their
+cache."""
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -8,12 +9,15 @@ from typing import Final, NamedTuple
 from pysync import _core
 from pysync.auth import certificates
 from pysync.auth.certificates import Certificate, CertificateError, CertificateSummary
+from pysync.cache import BoundedCache
 from pysync.config import Config
 from pysync.errors import Forbidden, Unauthorized
 from pysync.model import Caller, Claims
 
 log = logging.getLogger("pysync.auth.authentication")
 
+MAX_CACHE_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of the cache of verified certificates: about 16,000 callers."""
 BYTES_PER_CERTIFICATE: Final = 2_000
 BYTES_PER_CHAR: Final = 3
 """Memory of a verified certificate per character of its header: the header itself, and the paths again."""
@@ -48,6 +52,11 @@ class VerifiedCertificate(CertificateSummary):
     def size(self) -> int:
         """Estimated size in memory, in bytes."""
         return BYTES_PER_CERTIFICATE + BYTES_PER_CHAR * len(self.cache_key)
+
+
+def make_certificate_cache() -> BoundedCache[str, VerifiedCertificate]:
+    """Return an empty cache of the certificates of callers, by `VerifiedCertificate.cache_key`."""
+    return BoundedCache(MAX_CACHE_BYTES, lambda certificate: certificate.size)
 
 
 class CertificateVerifier:
@@ -160,19 +169,13 @@ def open_certificate(authorization: str) -> tuple[bytes, tuple[str, int, int]]:
 
 
 def signed_certificate(
-    authorization: str, presenter: str, text: bytes, opened: tuple[str, int, int]
+    cache_key: str, presenter: str, text: bytes, opened: tuple[str, int, int]
 ) -> SignedCertificate:
-    """Return the certificate of a header that `open_certificate` has opened. Raises Unauthorized if its
-    subject, or else the presenter, is not a public key."""
+    """Return a certificate that `open_certificate` has opened. Raises Unauthorized if its subject, or else
+    the presenter, is not a public key."""
     subject, nbf, exp = opened
     try:
         key = _core.PublicKey(subject or presenter)
     except ValueError:
         raise Unauthorized("certificate: not a public key") from None
-    return SignedCertificate(text, key, nbf, exp, cache_key_of(authorization, "" if subject else presenter))
-
-
-def cache_key_of(authorization: str, presenter: str) -> str:
-    """Return the key in the certificate cache of the certificate in a header, for one presenter or, if that
-    is `""`, for any."""
-    return f"{authorization}\n{presenter}" if presenter else authorization
+    return SignedCertificate(text, key, nbf, exp, cache_key)

@@ -41,12 +41,6 @@ class Standing(IntEnum):
     TRUSTED = 8
 
 
-Nonce = tuple[bytes, int, Standing, bool]
-"""A nonce for `Coordinator.record_nonces`: the digest of it and of its key (`ReplayWindow.digest`), and the
-arguments `signed_ms`, `standing` and `is_read` of `Coordinator.consume_nonce`. A Python function would make a
-named tuple, at the cost of half as much as all the rest of recording a nonce."""
-
-
 class ReplayMemoryFull(CoordinatorUnavailable):
     """There is no room for the nonce of a caller of this standing."""
 
@@ -89,10 +83,6 @@ class Coordinator(ChangeLog, Protocol):
 
         Raises ReplayMemoryFull if the share of this `standing` is full, and CoordinatorUnavailable if the
         request was signed (`signed_ms`) before memory was lost that may have contained its nonce."""
-
-    def record_nonces(self, nonces: Sequence[Nonce]) -> Sequence[bool | Exception] | None:
-        """Consume these nonces together and at once. Return for each what `consume_nonce` would return, or
-        the error that it would raise; None, with nothing consumed, if that would have to wait."""
 
     async def increment(self, bucket: str, window_ms: int, by: int = 1) -> int:
         """Count `by` more in the current window of `bucket`, and return the count of all processes. Windows

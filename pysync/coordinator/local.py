@@ -115,8 +115,6 @@ class LocalCoordinator(SqliteChangeLog):
         super().__init__(reader, GroupCommit(database, CoordinatorUnavailable), now_ms, retention)
         self.consume_nonce: Final = nonces.consume
         """See `Coordinator.consume_nonce`."""
-        self.record_nonces: Final = nonces.record
-        """See `Coordinator.record_nonces`."""
         self._database = database.file
         self._nonces = nonces
         self._leases = leases

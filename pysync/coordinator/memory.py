@@ -17,7 +17,6 @@ from pysync.coordinator.base import (
     AHEAD_MS,
     LIVE_EPOCHS,
     MAX_LIVE_NONCES,
-    Nonce,
     PreparedWrite,
     ReplayMemoryFull,
     Standing,
@@ -90,10 +89,6 @@ class MemoryCoordinator:
             later = nonce_epoch(self._elapsed_ms() + ahead_ms)
             self._seen.setdefault(later, ReplayWindow()).add(digest)
         return self._seen[self._epoch].add(digest)
-
-    def record_nonces(self, nonces: Sequence[Nonce]) -> Sequence[bool | Exception] | None:
-        """See `Coordinator.record_nonces`. `consume_nonce` never waits, so this would save nothing."""
-        return None
 
     async def increment(self, bucket: str, window_ms: int, by: int = 1) -> int:
         """See `Coordinator.increment`."""

@@ -36,7 +36,6 @@ from pysync.coordinator.base import (
     AHEAD_MS,
     EPOCH_MS,
     LIVE_EPOCHS,
-    Nonce,
     ReplayMemoryFull,
     Standing,
     nonce_epoch,
@@ -67,6 +66,11 @@ LOCK_TIMEOUT_S: Final = 1.0
 _LATER: Final = "later-"
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _READ_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+
+Nonce = tuple[bytes, int, Standing, bool]
+"""A nonce to record: the digest of it and of its key (`ReplayWindow.digest`), and the arguments `signed_ms`,
+`standing` and `is_read` of `Coordinator.consume_nonce`. A Python function would make a named tuple, at the
+cost of half as much as all the rest of recording a nonce."""
 
 
 def memory_folder(folder: Path) -> Path:
@@ -190,15 +194,6 @@ class NonceLog:
         decided: asyncio.Future[bool] = loop.create_future()
         self._waiting.append((new, decided))
         return await decided
-
-    def record(self, nonces: Sequence[Nonce]) -> Sequence[bool | Exception] | None:
-        """See `Coordinator.record_nonces`."""
-        if self._database is not None and self._database.moved:
-            return None
-        try:
-            return self._decide(nonces)
-        except OSError:  # another process holds the lock
-            return None
 
     def close(self) -> None:
         """Close all files."""

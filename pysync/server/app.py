@@ -15,12 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from pysync.auth.authentication import Authenticator
+from pysync.auth.authentication import Authenticator, SignatureBatch
 from pysync.auth.certificates import user_id
 from pysync.auth.policy import PolicyTable
 from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.revocation import Ownership, RevocationRegistry
-from pysync.auth.signature_batch import SignatureBatch
 from pysync.auth.spaces import Spaces
 from pysync.changelog import Retention
 from pysync.clock import SteadyClock, wall_clock_ms
@@ -145,7 +144,7 @@ class App(AbstractAsyncContextManager["App"]):
             revocations,
             ownership.owns_data,
             clock.wall_ms,
-            SignatureBatch(self.load.queue.has_unstarted, coordinator.record_nonces),
+            SignatureBatch(self.load.queue.has_unstarted),
             validate_certificate,
         )
         request_log = RequestLog(

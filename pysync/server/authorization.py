@@ -1,16 +1,15 @@
 """Authorisation: decides who may read or write a key, for all handlers.
 
-Single requests, lists, batches, bundles, keyring folds and change streams are all authorised here. A handler
-receives an `Access`, which names the caller and the members of the data that it must not see; there is no
-other way to obtain one. The decision takes into account the credentials, the rate limits, the roles that a
-space or a plugin gives for this request alone, the collection's policy, the plugins' veto and the field
-permissions.
+Every route passes through `Authorizer.admit`, the one order of checks. A handler of a key receives an
+`Access`, which names the caller and the members of the data that it must not see; there is no other way to
+obtain one. `decide` and `decide_event` decide on documents that are read together with others and on events
+of change streams, as on single pulls of them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from aiohttp import hdrs, web
 
@@ -19,18 +18,16 @@ from pysync.auth.addresses import forwarded_ip
 from pysync.auth.authentication import (
     ANONYMOUS_REQUEST,
     NO_CREDENTIALS,
-    VERIFY_IN_THREAD_ABOVE,
     AuthenticatedRequest,
     Authenticator,
+    AuthorProof,
     Credentials,
     SignedRequest,
 )
 from pysync.auth.policy import AccessPolicy
-from pysync.auth.rate_limits import Counter, RateLimiter, counters
-from pysync.auth.signature_batch import AuthorProof
+from pysync.auth.rate_limits import RateLimiter, counters
 from pysync.auth.signing import canonical_host_of_header
 from pysync.auth.spaces import Membership, Spaces, add_roles
-from pysync.auth.verification import VerifiedCertificate
 from pysync.engine.subscriptions import Event
 from pysync.errors import Forbidden, PysyncError, Unauthorized
 from pysync.model import ANONYMOUS, Caller
@@ -38,6 +35,8 @@ from pysync.plugins import PluginRequest, PullResponse
 from pysync.plugins.hooks import Hooks
 from pysync.server.logs import RequestLog
 from pysync.server.router import Match
+
+D = TypeVar("D")
 
 
 class Access(NamedTuple):
@@ -61,11 +60,7 @@ Memberships = Mapping[str, Membership | None]
 
 class Authorizer:
     """The authorisation of one service. `mount` is the prefix of every route. `proxy_hops` is the number of
-    trusted proxies, whose X-Forwarded-For is believed.
-
-    The order of checks is always the same: the signature, rate limits, roles and scope, and the nonce last,
-    so that a rejected request takes no replay memory. Then plugins may veto a pull, or respond to it.
-    """
+    trusted proxies, whose X-Forwarded-For is believed."""
 
     def __init__(
         self,
@@ -78,13 +73,102 @@ class Authorizer:
         proxy_hops: int,
     ) -> None:
         self.spaces: Final = spaces
-        self.consume_nonce: Final = authenticator.consume_nonce
         self._authenticator = authenticator
         self._rate_limiter = rate_limiter
         self._hooks = hooks
         self._log = request_log
         self._mount = mount
         self._proxy_hops = proxy_hops
+
+    async def admit(
+        self,
+        request: web.BaseRequest,
+        namespace: str | None,
+        credentials: Credentials,
+        body: bytes,
+        metered: Callable[[Caller], Iterable[AccessPolicy]],
+        decide: Callable[[AuthenticatedRequest], Awaitable[D]],
+        author: AuthorProof | None = None,
+    ) -> D:
+        """Return what `decide` finds that a request may do: the one order of checks, for all routes.
+
+        `credentials` are those of the headers, with a certificate that its issuer has signed. The request is
+        to `namespace`, and counts against the limits of the policies that `metered` names for its caller. If
+        the caller may do nothing, `decide` raises an error or, as for a batch, which is answered even then,
+        returns a false value. The proof of the body's `author` is perhaps verified with the signature.
+        Raises as `Authenticator.authenticate`, `RateLimiter.enforce`, `decide` and
+        `Authenticator.consume_nonce`.
+        """
+        # Who the caller is: the signature of the request, the rest of the certificate, and its revocation.
+        verified = ANONYMOUS_REQUEST
+        if credentials is not NO_CREDENTIALS:
+            signed = self._signed_request(request, namespace)
+            verified = await self._authenticator.authenticate(credentials, signed, body, author)
+            if self._log.logs_requests and verified.certificate is not None:
+                self._log.set_identity(verified.caller.identity)
+        # How often it may ask.
+        if limited := [policy for policy in metered(verified.caller) if policy.limit is not None]:
+            client_ip = partial(self.client_ip, request)
+            await self._rate_limiter.enforce(counters(limited, verified.caller.identity, client_ip))
+        # What it may do: roles, scope and restrictions.
+        decision = await decide(verified)
+        # Once: a request that may do nothing has used up nothing but its place in the rate limit.
+        if decision and verified.certificate is not None:
+            await self._authenticator.consume_nonce(verified)
+        return decision
+
+    async def admit_anyone(
+        self,
+        request: web.BaseRequest,
+        namespace: str | None,
+        metered: Callable[[Caller], Iterable[AccessPolicy]],
+        decide: Callable[[AuthenticatedRequest], Awaitable[D]],
+    ) -> D:
+        """Return as `admit` what a request without a body may do, which is anonymous if its credentials are
+        invalid."""
+        try:
+            credentials = self.parse_credentials(request)
+            return await self.admit(request, namespace, credentials, b"", metered, decide)
+        except (Unauthorized, Forbidden) as error:
+            self._log.log_ignored_credentials(request, error)
+            return await self.admit(request, namespace, NO_CREDENTIALS, b"", metered, decide)
+
+    async def authorize(
+        self,
+        request: web.BaseRequest,
+        match: Match,
+        credentials: Credentials | None = None,
+        body: bytes = b"",
+        *,
+        pushes_document: bool = False,
+        author: AuthorProof | None = None,
+    ) -> Access:
+        """Admit a request for the key of its path. `credentials` are those of its headers, if they were read
+        before the `body`. Then plugins may veto a pull, or respond to it.
+
+        Raises as `credentials_for` and `admit`; Forbidden; AuthorizationError or RolesUnavailable if the
+        roles cannot be determined; and the error with which a plugin rejects the request.
+        """
+        policy = match.policy
+        if policy.is_open and policy.limit is None:
+            access = _OPEN
+        else:
+            if credentials is None:
+                credentials = self.credentials_for(request, policy)
+            text = body if pushes_document else None
+            access = await self.admit(
+                request,
+                policy.namespace,
+                credentials,
+                body,
+                lambda caller: (policy,),
+                lambda verified: self._decide_key(match, verified.caller, text),
+                author,
+            )
+        if self._hooks.has_pull_hooks and policy.action == "pull":
+            about = plugin_request(policy, access.caller, match.params, match.key)
+            access = access._replace(reply=await self._hooks.run_pull_hooks(about))
+        return access
 
     def credentials_for(self, request: web.BaseRequest, policy: AccessPolicy) -> Credentials:
         """Return the credentials in the headers, checked as far as possible without the body. Raises
@@ -104,86 +188,19 @@ class Authorizer:
         """Return the caller that the headers claim as `Authenticator.identify_unverified`."""
         return await self._authenticator.identify_unverified(request.headers)
 
-    async def authorize(
-        self,
-        request: web.BaseRequest,
-        match: Match,
-        credentials: Credentials | None = None,
-        body: bytes = b"",
-        *,
-        pushes_document: bool = False,
-        author: AuthorProof | None = None,
-    ) -> Access:
-        """Authorise a request for the key of its path. `credentials` are those of its headers, if they were
-        read before the `body`. The proof of its `author` is perhaps verified with its signature.
-
-        Raises as `credentials_for`, `authenticate` and `Authenticator.consume_nonce`; Forbidden;
-        AuthorizationError or RolesUnavailable if the roles cannot be determined; and the error with which a
-        plugin rejects the request.
-        """
-        policy = match.policy
-        if policy.is_open:
-            if policy.limit is not None:
-                await self._rate_limiter.enforce(self._counters(request, ANONYMOUS, (policy,)))
-            access = _OPEN
-        else:
-            if credentials is None:
-                credentials = self.credentials_for(request, policy)
-            known = self._access_if_signed(policy, match, credentials)
-            if known is not None and len(body) <= VERIFY_IN_THREAD_ABOVE:
-                signed = self._signed_request(request, policy.namespace)
-                await self._authenticator.admit(credentials, signed, body, author)
-                access = known
-            else:
-                access = await self._authorize_in_steps(request, match, credentials, body, pushes_document)
-        if self._hooks.has_pull_hooks and policy.action == "pull":
-            about = plugin_request(policy, access.caller, match.params, match.key)
-            access = access._replace(reply=await self._hooks.run_pull_hooks(about))
-        return access
-
-    def _access_if_signed(
-        self, policy: AccessPolicy, match: Match, credentials: Credentials
-    ) -> Access | None:
-        """Return the access of a request with a known certificate, if its signature alone is left to check.
-        None if more is, and if it would be rejected, since only its signer may be told why."""
-        certificate = credentials.certificate
-        if (
-            policy.uses_dynamic_roles
-            or policy.limit is not None
-            or self._log.logs_requests
-            or not isinstance(certificate, VerifiedCertificate)
-            or certificate.not_in_audience
-        ):
-            return None
-        decision = _decide(policy, certificate.caller, match.identity, match.key, certificate.caller)
-        return decision if isinstance(decision, Access) else None
-
-    async def _authorize_in_steps(
-        self,
-        request: web.BaseRequest,
-        match: Match,
-        credentials: Credentials,
-        body: bytes,
-        pushes_document: bool,
-    ) -> Access:
-        """Authorise any request, as `authorize` does before the plugins' hooks."""
-        policy = match.policy
-        verified = await self.authenticate(request, credentials, body, policy)
-        caller = verified.caller
+    async def _decide_key(self, match: Match, signer: Caller, text: bytes | None) -> Access:
+        """Return the access of a caller to the key of a path. `text` is the body of a push of a document.
+        Raises Forbidden."""
+        policy, caller = match.policy, signer
         if policy.uses_dynamic_roles:
             params, key = match.params, match.key
-            if pushes_document:
-                caller = await self.spaces.add_space_roles_for_push(policy, caller, params, key, body)
+            if text is not None:
+                caller = await self.spaces.add_space_roles_for_push(policy, caller, params, key, text)
             else:
                 memberships = await self.spaces.load_membership(policy, caller, params)
                 caller = self.spaces.add_space_roles(policy, caller, params, memberships)
             caller = await self._add_plugin_roles(policy, caller, params, key)
-        decision = _decide(policy, caller, match.identity, match.key, verified.caller)
-        if isinstance(decision, Forbidden):
-            raise decision
-        if verified.certificate is not None:
-            await self.consume_nonce(verified)
-        return decision
+        return _decide(policy, caller, match.identity, match.key, signer)
 
     async def decide(
         self,
@@ -197,11 +214,10 @@ class Authorizer:
         """Decide on a document that is read together with others. Return the access that a pull of it would
         get, or the error with which the pull would fail. `caller` is authenticated, and `identity` is the
         `{identity}` of the document's path. `memberships` has the members of its space, if they were read
-        already; if None, they are read.
+        already; if None, they are read. Hooks of pulls do not run: see `veto`.
 
-        If a plugin would respond to the pull, the decision is an error, because a nested read cannot carry
-        its response. If plugins are not involved, one decision may cover many documents: `key` is then `""`
-        and the scope of `caller` None, and the scope must be checked elsewhere.
+        If plugins are not involved, one decision may cover many documents: `key` is then `""` and the scope
+        of `caller` None, and the scope must be checked elsewhere.
         """
         try:
             caller = _presented(policy, caller)
@@ -213,12 +229,9 @@ class Authorizer:
                 caller = self.spaces.add_space_roles(policy, caller, params, memberships)
             if policy.uses_plugin_roles:
                 caller = await self._add_plugin_roles(policy, caller, params, key)
-            access = _OPEN if policy.is_open else _decide(policy, caller, identity, key)
-            if self._hooks.has_pull_hooks and isinstance(access, Access):
-                await self._hooks.veto_nested_read(plugin_request(policy, caller, params, key))
+            return _OPEN if policy.is_open else _decide(policy, caller, identity, key)
         except PysyncError as error:
             return error
-        return access
 
     def decide_event(
         self, policy: AccessPolicy, caller: Caller, event: Event, memberships: Memberships
@@ -233,34 +246,18 @@ class Authorizer:
         except PysyncError as error:
             return error
 
-    async def decide_event_with_plugins(
-        self, policy: AccessPolicy, caller: Caller, event: Event, memberships: Memberships
+    async def veto(
+        self, policy: AccessPolicy, access: Access, params: Mapping[str, str], key: str
     ) -> Access | PysyncError:
-        """Decide as `decide_event`, if plugins give roles or reject callers."""
-        try:
-            caller = _presented(policy, caller)
-            caller = self.spaces.add_space_roles(policy, caller, event.params, memberships)
-            caller = await self._add_plugin_roles(policy, caller, event.params, event.key)
-            return _decide(policy, caller, event.params.get("identity"), event.key)
-        except PysyncError as error:
-            return error
-
-    async def may_read_nested(
-        self,
-        policy: AccessPolicy,
-        caller: Caller,
-        identity: str | None,
-        params: Mapping[str, str],
-        key: str,
-        memberships: Memberships | None = None,
-    ) -> Access | None:
-        """Return the access of `decide`; None if a pull would be rejected. Raises errors of the server."""
-        decision = await self.decide(policy, caller, identity, params, key, memberships)
-        if isinstance(decision, Access):
-            return decision
-        if decision.status >= 500:
-            raise decision
-        return None
+        """Run the plugins' hooks of pulls for a document that is read together with others. Return `access`;
+        or the error if one rejects it, or would respond in its place, since a nested read cannot carry
+        that."""
+        if self._hooks.has_pull_hooks:
+            try:
+                await self._hooks.veto_nested_read(plugin_request(policy, access.caller, params, key))
+            except PysyncError as error:
+                return error
+        return access
 
     async def _add_plugin_roles(
         self, policy: AccessPolicy, caller: Caller, params: Mapping[str, str], key: str
@@ -270,66 +267,6 @@ class Authorizer:
         if not policy.uses_plugin_roles or (caller == ANONYMOUS and not policy.allows_anonymous):
             return caller
         return add_roles(caller, await self._hooks.roles(plugin_request(policy, caller, params, key)))
-
-    async def authenticate(
-        self,
-        request: web.BaseRequest,
-        credentials: Credentials,
-        body: bytes,
-        policy: AccessPolicy,
-        *others: AccessPolicy,
-    ) -> AuthenticatedRequest:
-        """Return the caller of a request after verifying its signature and counting it against the limits of
-        these policies. The nonce is not recorded yet: call `consume_nonce` once the request is allowed.
-        Raises as `Authenticator.authenticate` and `RateLimiter.enforce`."""
-        verified = ANONYMOUS_REQUEST
-        if credentials is not NO_CREDENTIALS:
-            signed = self._signed_request(request, policy.namespace)
-            verified = await self._authenticator.authenticate(credentials, signed, body)
-            if self._log.logs_requests and verified.certificate is not None:
-                self._log.set_identity(verified.caller.identity)
-        if policy.limit is not None or others:
-            await self._rate_limiter.enforce(self._counters(request, verified.caller, [policy, *others]))
-        return verified
-
-    async def authenticate_optional(
-        self, request: web.BaseRequest, namespace: str | None
-    ) -> AuthenticatedRequest:
-        """Return the caller of a request without a body that anyone may send; `ANONYMOUS_REQUEST` if its
-        credentials are invalid. The request is not counted, and its nonce is not recorded."""
-        try:
-            credentials = self.parse_credentials(request)
-            if credentials is NO_CREDENTIALS:
-                return ANONYMOUS_REQUEST
-            signed = self._signed_request(request, namespace)
-            verified = await self._authenticator.authenticate(credentials, signed, b"")
-        except (Unauthorized, Forbidden) as error:
-            self._log.log_ignored_credentials(request, error)
-            return ANONYMOUS_REQUEST
-        if self._log.logs_requests:
-            self._log.set_identity(verified.caller.identity)
-        return verified
-
-    async def enforce_rate_limits(
-        self, request: web.BaseRequest, caller: Caller, policies: list[AccessPolicy]
-    ) -> None:
-        """Count a request once for each of `policies` that has a limit. Raises as `RateLimiter.enforce`."""
-        await self._rate_limiter.enforce(self._counters(request, caller, policies))
-
-    def _counters(
-        self, request: web.BaseRequest, caller: Caller, policies: Iterable[AccessPolicy]
-    ) -> list[Counter]:
-        """Return the limits of `policies` for a request of `caller`."""
-        return list(counters(policies, caller.identity, partial(self.client_ip, request)))
-
-    async def consume_optional_nonce(self, request: web.BaseRequest, verified: AuthenticatedRequest) -> bool:
-        """Record the nonce of a request that anyone may send. Return False if its credentials are invalid."""
-        try:
-            await self.consume_nonce(verified)
-        except Unauthorized as error:
-            self._log.log_ignored_credentials(request, error)
-            return False
-        return True
 
     def client_ip(self, request: web.BaseRequest) -> str:
         """Return the client's address, as the outermost trusted proxy saw it."""
@@ -348,6 +285,15 @@ class Authorizer:
             targets.insert(0 if namespace is None else 1, request.raw_path.removeprefix(mount))
         host = canonical_host_of_header(request.headers.get(hdrs.HOST, ""), "http")
         return request.method, targets, host
+
+
+def unless_server_error(decision: Access | PysyncError) -> Access | None:
+    """Return the access of a decision; None if the caller has none. Raises errors of the server."""
+    if isinstance(decision, Access):
+        return decision
+    if decision.status >= 500:
+        raise decision
+    return None
 
 
 def may_read(policy: AccessPolicy, caller: Caller, identity: str | None) -> bool:
@@ -379,11 +325,11 @@ def _presented(policy: AccessPolicy, caller: Caller) -> Caller:
 
 def _decide(
     policy: AccessPolicy, caller: Caller, identity: str | None, key: str, signer: Caller = ANONYMOUS
-) -> Access | Forbidden:
-    """Return the decision on a caller that has all its roles for this key."""
+) -> Access:
+    """Return the access of a caller that has all its roles for this key. Raises Forbidden."""
     reason = policy.denial_reason(caller, identity, key)
     if reason is not None:
-        return Forbidden(reason=reason)
+        raise Forbidden(reason=reason)
     permissions = policy.collection.field_permissions
     if not permissions:
         return Access(caller, signer)

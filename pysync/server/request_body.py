@@ -14,7 +14,7 @@ from aiohttp import hdrs, web
 from aiohttp.streams import StreamReader
 
 from pysync import _core, protocol
-from pysync.auth.signature_batch import AuthorProof
+from pysync.auth.authentication import AuthorProof
 from pysync.auth.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
 from pysync.auth.verification import VerifiedCertificate
 from pysync.errors import (

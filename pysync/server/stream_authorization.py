@@ -247,8 +247,13 @@ class StreamAuthorizer:
 
         async def decide(delivery: tuple[AuthorizedSubscriber, Event]) -> None:
             subscriber, event = delivery
-            found[id(subscriber), event.id] = await self._authorizer.decide_event_with_plugins(
-                self._rules[event.topic], subscriber.caller, event, known
+            found[id(subscriber), event.id] = await self._authorizer.decide(
+                self._rules[event.topic],
+                subscriber.caller,
+                event.params.get("identity"),
+                event.params,
+                event.key,
+                known,
             )
 
         with suppress(TimeoutError):

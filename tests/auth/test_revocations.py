@@ -167,9 +167,7 @@ async def test_dropped_lists_make_room_for_others(monkeypatch: pytest.MonkeyPatc
     await revocations.publish(listed(SUBJECT, 1, until_s=clock.now_ms // 1000 + 60))
 
 
-async def test_caller_without_the_role_causes_no_list_lookup_and_takes_no_nonce(
-    start: Start, session: aiohttp.ClientSession
-) -> None:
+async def test_caller_without_the_role_takes_no_nonce(start: Start, session: aiohttp.ClientSession) -> None:
     looked_up: list[str] = []
 
     class Watched(MemoryStore):
@@ -185,9 +183,9 @@ async def test_caller_without_the_role_causes_no_list_lookup_and_takes_no_nonce(
     base = await start({"collections": [MINE]}, store=Watched(), coordinator=Nonces())
     caller = Signed(base, session, STRANGER, root_device(STRANGER))
     assert (await caller.pull(f"u/{SUBJECT.user_id}/a")).status == 403
-    assert looked_up == []
+    assert looked_up == [f"{PREFIX}/{STRANGER.user_id}"]
     assert (await caller.pull(f"u/{STRANGER.user_id}/a")).status == 200
-    assert {"nonce", f"{PREFIX}/{STRANGER.user_id}"} <= set(looked_up)
+    assert "nonce" in looked_up
 
 
 class Counted:

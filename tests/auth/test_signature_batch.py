@@ -1,7 +1,7 @@
 """Which signatures wait for others, for how long, and what wrong ones cost."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -10,18 +10,14 @@ from hypothesis import strategies as st
 from support.clients import ISSUER, SUBJECT
 
 from pysync import _core
-from pysync.auth.signature_batch import (
+from pysync.auth.authentication import (
     MAX_BATCH,
     AuthorProof,
-    Outcome,
     ProofParts,
-    RecordNonces,
     RequestParts,
     SignatureBatch,
 )
 from pysync.auth.signing import DOCUMENT_AUTHOR, sign_author
-from pysync.coordinator import Nonce, Standing
-from pysync.errors import CoordinatorUnavailable
 
 
 def request(nonce: int, *, is_signed: bool = True) -> RequestParts:
@@ -32,10 +28,6 @@ def request(nonce: int, *, is_signed: bool = True) -> RequestParts:
     return _core.PublicKey(signer.ed_pub), signature, method, [target], *rest  # type: ignore[return-value]
 
 
-def nonce(number: int) -> Nonce:
-    return bytes([number]) * 16, 1_700_000_000_000, Standing.TRUSTED, False
-
-
 def author_proof(number: int, *, is_signed: bool = True) -> AuthorProof:
     """A proof by the signer of `request(number)`."""
     signer = (ISSUER, SUBJECT)[number % 2]
@@ -44,30 +36,20 @@ def author_proof(number: int, *, is_signed: bool = True) -> AuthorProof:
 
 
 class Turn:
-    """The requests that the event loop handles in one turn. `recorded` are the nonces of each batch."""
+    """The requests that the event loop handles in one turn."""
 
-    def __init__(self, record_nonces: RecordNonces | None = None) -> None:
+    def __init__(self) -> None:
         self.following = 0
-        self.recorded: list[list[Nonce]] = []
-        self.batch = SignatureBatch(lambda: self.following > 0, record_nonces or self.record)
-
-    def record(self, nonces: Sequence[Nonce]) -> Sequence[bool | Exception]:
-        self.recorded.append([*nonces])
-        return [True for _ in nonces]
+        self.batch = SignatureBatch(lambda: self.following > 0)
 
     async def handle(self, requests: list[RequestParts]) -> list[bool]:
         """Whether each of these is signed."""
         self.following = len(requests)
-        return await asyncio.gather(*(self.handle_one(each) for each in requests))
+        return await asyncio.gather(*map(self.verify_one, requests))
 
-    async def handle_one(self, request: RequestParts) -> bool:
-        return (await self.verify_one(request))[0]
-
-    async def verify_one(
-        self, request: RequestParts, nonce: Nonce | None = None, proof: AuthorProof | None = None
-    ) -> tuple[bool, Outcome]:
+    async def verify_one(self, request: RequestParts, proof: AuthorProof | None = None) -> bool:
         self.following -= 1
-        return await self.batch.verify(request, nonce, proof)
+        return await self.batch.verify(request, proof)
 
 
 class Checks:
@@ -99,12 +81,12 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
     return Checks(monkeypatch)
 
 
-def result_at_once(coroutine: Coroutine[Any, Any, tuple[bool, Outcome]]) -> bool:
+def result_at_once(coroutine: Coroutine[Any, Any, bool]) -> bool:
     """Whether a request is signed, by a coroutine that does not give the event loop a turn."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
-        return bool(ended.value[0])
+        return bool(ended.value)
     coroutine.close()
     raise AssertionError("it waits")
 
@@ -112,8 +94,7 @@ def result_at_once(coroutine: Coroutine[Any, Any, tuple[bool, Outcome]]) -> bool
 @pytest.mark.parametrize("is_signed", [True, False])
 def test_a_lone_request_waits_for_nothing(checks: Checks, is_signed: bool) -> None:
     turn = Turn()
-    assert result_at_once(turn.batch.verify(request(1, is_signed=is_signed), nonce(1))) == is_signed
-    assert not turn.recorded, "it records its nonce itself"
+    assert result_at_once(turn.batch.verify(request(1, is_signed=is_signed))) == is_signed
     assert (checks.singly, checks.together) == (1, [])
 
 
@@ -125,7 +106,7 @@ async def test_requests_of_one_tick_are_verified_together(checks: Checks) -> Non
 async def test_the_last_request_of_a_tick_waits_for_nothing(checks: Checks) -> None:
     turn = Turn()
     turn.following = 2
-    first = asyncio.create_task(turn.handle_one(request(1)))
+    first = asyncio.create_task(turn.verify_one(request(1)))
     await asyncio.sleep(0)
     turn.following -= 1
     assert result_at_once(turn.batch.verify(request(2)))
@@ -143,7 +124,7 @@ async def test_request_waits_one_tick_if_those_that_follow_have_no_signature(che
     while not task.done():
         await asyncio.sleep(0)
         turns += 1
-    assert task.result() == (True, None)
+    assert task.result()
     assert turns <= 2, "the turn in which it is verified, and the one in which it goes on"
     assert (checks.singly, checks.together) == (1, [])
 
@@ -166,51 +147,14 @@ async def test_a_request_that_is_given_up_leaves_the_others(checks: Checks) -> N
     await asyncio.sleep(0)
     tasks[1].cancel()
     turn.following = 0
-    assert [is_signed for is_signed, _ in await asyncio.gather(tasks[0], tasks[2])] == [True, True]
-
-
-async def test_nonces_of_a_batch_are_recorded_together() -> None:
-    outcomes: list[bool | Exception] = [True, False, CoordinatorUnavailable()]
-    turn = Turn(lambda nonces: outcomes if nonces == [nonce(0), nonce(2), nonce(3)] else None)
-    turn.following = 4
-    each = [turn.verify_one(request(n), None if n == 1 else nonce(n)) for n in range(4)]
-    assert await asyncio.gather(*each) == [(True, True), (True, None), (True, False), (True, outcomes[2])]
-
-
-async def test_no_nonce_is_recorded_together_with_a_wrong_signature() -> None:
-    turn = Turn()
-    turn.following = 4
-    each = [turn.verify_one(request(n, is_signed=n != 2), nonce(n)) for n in range(4)]
-    assert await asyncio.gather(*each) == [(n != 2, None) for n in range(4)]
-    assert not turn.recorded
-
-
-async def test_the_nonce_of_a_request_that_is_given_up_is_not_recorded() -> None:
-    turn = Turn()
-    turn.following = 3
-    tasks = [asyncio.create_task(turn.batch.verify(request(n), nonce(n))) for n in range(3)]
-    await asyncio.sleep(0)
-    tasks[1].cancel()
-    turn.following = 0
-    assert [await tasks[0], await tasks[2]] == [(True, True)] * 2
-    assert turn.recorded == [[nonce(0), nonce(2)]]
-
-
-async def test_requests_whose_nonces_cannot_be_recorded_at_once_are_still_signed() -> None:
-    turn = Turn(lambda nonces: None)
-    turn.following = 3
-    each = [turn.verify_one(request(n), nonce(n)) for n in range(3)]
-    assert await asyncio.gather(*each) == [(True, None)] * 3
+    assert all(await asyncio.gather(tasks[0], tasks[2]))
 
 
 async def test_author_proofs_are_verified_with_the_requests_that_carry_them(checks: Checks) -> None:
     turn, proofs = Turn(), [author_proof(0), author_proof(2)]
     turn.following = 3
-    each = [
-        turn.verify_one(request(n), nonce(n), proof)
-        for n, proof in ((0, proofs[0]), (1, None), (2, proofs[1]))
-    ]
-    assert await asyncio.gather(*each) == [(True, True)] * 3
+    each = [turn.verify_one(request(n), proof) for n, proof in ((0, proofs[0]), (1, None), (2, proofs[1]))]
+    assert await asyncio.gather(*each) == [True] * 3
     assert all(proof.is_verified for proof in proofs)
     assert (checks.singly, checks.together) == (0, [5])
 
@@ -218,30 +162,28 @@ async def test_author_proofs_are_verified_with_the_requests_that_carry_them(chec
 def test_a_lone_request_with_an_author_proof_waits_for_nothing(checks: Checks) -> None:
     async def lone() -> None:
         turn, proof = Turn(), author_proof(1)
-        assert await turn.batch.verify(request(1), nonce(1), proof) == (True, True)
+        assert await turn.batch.verify(request(1), proof)
         assert proof.is_verified
-        assert turn.recorded == [[nonce(1)]]
 
     asyncio.run(lone())
     assert (checks.singly, checks.together) == (0, [2])
 
 
-async def test_a_wrong_author_proof_is_left_unverified_and_records_no_nonce(checks: Checks) -> None:
+async def test_a_wrong_author_proof_is_left_unverified(checks: Checks) -> None:
     turn, proofs = Turn(), [author_proof(n, is_signed=n != 1) for n in range(3)]
     turn.following = 3
-    each = [turn.verify_one(request(n), nonce(n), proof) for n, proof in enumerate(proofs)]
-    assert await asyncio.gather(*each) == [(True, None)] * 3
+    each = [turn.verify_one(request(n), proof) for n, proof in enumerate(proofs)]
+    assert await asyncio.gather(*each) == [True] * 3
     assert not any(proof.is_verified for proof in proofs), "each verifies its own"
-    assert not turn.recorded
     assert (checks.singly, checks.together) == (3, [6])
     for n in range(48):
-        assert await turn.verify_one(request(n), nonce(n), author_proof(n)) == (True, None)
+        assert await turn.verify_one(request(n), author_proof(n))
     assert checks.together == [6], "the next 48 are verified one by one"
 
 
 async def test_the_author_proof_of_a_wrong_request_is_left_unverified() -> None:
     turn, proof = Turn(), author_proof(1)
-    assert await turn.verify_one(request(1, is_signed=False), nonce(1), proof) == (False, None)
+    assert not await turn.verify_one(request(1, is_signed=False), proof)
     assert not proof.is_verified
 
 
@@ -252,7 +194,7 @@ async def test_others_go_on_if_a_batch_cannot_be_verified(monkeypatch: pytest.Mo
     monkeypatch.setattr(_core, "verify_requests", fail)
     turn = Turn()
     turn.following = 3
-    tasks = [asyncio.create_task(turn.handle_one(request(n))) for n in range(3)]
+    tasks = [asyncio.create_task(turn.verify_one(request(n))) for n in range(3)]
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert results[:2] == [True, True]
     assert isinstance(results[2], MemoryError)

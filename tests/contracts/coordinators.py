@@ -7,7 +7,6 @@ import pytest
 
 from contracts.change_logs import ChangeLogContract, change
 from contracts.fake_time import Advance, FakeTime
-from pysync._core import ReplayWindow
 from pysync.changelog import ChangeLog
 from pysync.coordinator import EPOCH_MS, LEASE_MS, Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import CoordinatorUnavailable
@@ -34,17 +33,6 @@ class CoordinatorContract(ChangeLogContract):
     ) -> None:
         outcomes = await asyncio.gather(*(coordinator.consume_nonce("aa", "n", clock()) for _ in range(50)))
         assert outcomes.count(True) == 1
-
-    async def test_nonces_that_are_recorded_together_are_consumed(
-        self, coordinator: Coordinator, clock: FakeClock
-    ) -> None:
-        assert await coordinator.consume_nonce("aa", "n", clock())
-        texts = ["n", "m", "o", "m"]
-        nonces = [(ReplayWindow.digest("aa", text), clock(), Standing.TRUSTED, False) for text in texts]
-        recorded = coordinator.record_nonces(nonces)
-        assert recorded in (None, [False, True, True, False])
-        for text in "mo":
-            assert await coordinator.consume_nonce("aa", text, clock()) == (recorded is None)
 
     async def test_a_nonce_is_refused_for_ten_minutes(
         self, coordinator: Coordinator, clock: FakeClock, advance: Advance

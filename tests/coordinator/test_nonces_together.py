@@ -13,9 +13,8 @@ import pytest
 from support.faulty_disk import WRITES, failing
 from support.python_process import run_python
 
-from pysync._core import ReplayWindow
 from pysync.coordinator import nonce_log
-from pysync.coordinator.base import AHEAD_MS, EPOCH_MS, Nonce, ReplayMemoryFull, Standing
+from pysync.coordinator.base import AHEAD_MS, ReplayMemoryFull, Standing
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import CoordinatorUnavailable
 from pysync.testing import FakeClock
@@ -75,62 +74,6 @@ async def test_they_share_a_lock_and_a_write(
     found = await outcomes(coordinator, clock, *(f"{n}" for n in range(10, 40)))
     assert found == [False] * 20 + [True] * 10
     assert calls == {"flock": 2, "pread": 1, "write": 1}
-
-
-def nonce(
-    text: str, signed_ms: int, standing: Standing = Standing.TRUSTED, *, is_read: bool = False
-) -> Nonce:
-    return ReplayWindow.digest("aa", text), signed_ms, standing, is_read
-
-
-async def test_those_of_verified_requests_are_recorded_without_waiting(
-    coordinator: LocalCoordinator, folder: Path, clock: FakeClock, calls: Counter[str]
-) -> None:
-    now = clock()
-    assert coordinator.record_nonces([nonce("first", now)]) == [True]
-    calls.clear()
-    assert coordinator.record_nonces([nonce(each, now) for each in "abc"]) == [True] * 3
-    assert calls == {"flock": 2, "pread": 1, "write": 1}
-    assert coordinator.record_nonces([nonce(each, now) for each in "dadb"]) == [True, False, False, False]
-    assert await outcomes(coordinator, clock, *"abcde") == [False] * 4 + [True]
-    other = await LocalCoordinator.open_folder(folder, clock)
-    assert other.record_nonces([nonce(each, now) for each in "aef"]) == [False, False, True]
-    await other.close()
-
-
-async def test_those_of_verified_requests_are_known_as_long_as_others(
-    coordinator: LocalCoordinator, clock: FakeClock
-) -> None:
-    clock.now_ms -= clock.now_ms % EPOCH_MS
-    signed = clock()
-    ahead = signed + AHEAD_MS + 1
-    assert coordinator.record_nonces([nonce("a", signed), nonce("ahead", ahead)]) == [True, True]
-    clock.now_ms += 599_999
-    assert coordinator.record_nonces([nonce("a", signed), nonce("b", signed)]) == [False, True]
-    clock.now_ms = ahead + 300_000
-    assert coordinator.record_nonces([nonce("ahead", ahead)]) == [False]
-
-
-async def test_those_of_verified_requests_leave_the_shares_of_others(
-    tmp_path: Path, clock: FakeClock
-) -> None:
-    coordinator = await LocalCoordinator.open_folder(tmp_path, clock, max_live_nonces=8)
-    strangers = [nonce(each, clock(), standing=Standing.STRANGER) for each in "abcdefgh"]
-    found = coordinator.record_nonces(strangers)
-    assert found is not None
-    assert found[:6] == [True] * 6
-    assert {type(outcome) for outcome in found[6:]} == {ReplayMemoryFull}
-    assert coordinator.record_nonces([nonce("i", clock())]) == [True]
-    await coordinator.close()
-
-
-async def test_none_is_recorded_while_another_process_holds_the_lock(
-    coordinator: LocalCoordinator, folder: Path, clock: FakeClock
-) -> None:
-    with (folder / "nonces" / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert coordinator.record_nonces([nonce("a", clock())]) is None
-    assert coordinator.record_nonces([nonce("a", clock())]) == [True]
 
 
 async def test_one_that_is_alone_does_not_wait(

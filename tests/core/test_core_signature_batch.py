@@ -12,7 +12,7 @@ from support import edwards, reference
 from support.edwards import BASE, IDENTITY, TORSION, Point, add, encode, multiply
 
 import pysync._core as core
-from pysync.auth.signature_batch import ProofParts, RequestParts
+from pysync.auth.authentication import ProofParts, RequestParts
 
 MALLEATED_IDENTITIES = [
     (1 | 1 << 255).to_bytes(32, "little"),  # an x of -0

@@ -16,7 +16,7 @@ from yarl import URL
 
 from pysync import _core
 from pysync.auth import issuing, revocation
-from pysync.auth.signature_batch import ProofParts, RequestParts
+from pysync.auth.authentication import ProofParts, RequestParts
 from pysync.auth.signing import DOCUMENT_AUTHOR, Signer, sign_author
 from pysync.clock import wall_clock_ms
 from pysync.store import ABSENT, Store
@@ -131,21 +131,6 @@ async def test_a_request_that_arrives_twice_at_once_is_accepted_once(
     assert sorted(await client.send([*requests, requests[0]])) == [200] * (CONNECTIONS - 1) + [401]
     assert batches == [CONNECTIONS]
     assert await client.send(requests) == [401] * (CONNECTIONS - 1)
-
-
-async def test_requests_that_arrive_at_once_wait_for_one_tick_only(
-    client: Client, start: Start, batches: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: object, **options: object) -> bool:
-        raise AssertionError("a nonce is recorded in another tick than its signature is verified")
-
-    monkeypatch.setattr(
-        start.apps[0]._coordinator,  # type: ignore[attr-defined]
-        "consume_nonce",
-        fail,
-    )
-    assert await client.statuses(CONNECTIONS) == [200] * CONNECTIONS
-    assert batches == [CONNECTIONS]
 
 
 async def test_requests_that_wait_for_too_long_are_refused(

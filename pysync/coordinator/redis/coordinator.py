@@ -30,7 +30,6 @@ from pysync.coordinator.base import (
     AHEAD_MS,
     EPOCH_MS,
     LEASE_MS,
-    Nonce,
     PreparedWrite,
     Standing,
     window_end_ms,
@@ -138,10 +137,6 @@ class RedisCoordinator:
         if signed_ms < self._signed_from_ms:
             raise CoordinatorUnavailable
         return True
-
-    def record_nonces(self, nonces: Sequence[Nonce]) -> Sequence[bool | Exception] | None:
-        """See `Coordinator.record_nonces`. To wait for the coordinator costs more than this would save."""
-        return None
 
     async def increment(self, bucket: str, window_ms: int, by: int = 1) -> int:
         """See `Coordinator.increment`."""

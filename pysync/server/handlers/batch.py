@@ -9,16 +9,16 @@ See docs/reference/protocol.md#batch-pull.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiohttp import web
 
 from pysync import _core
-from pysync.auth.authentication import ANONYMOUS_REQUEST, AuthenticatedRequest
+from pysync.auth.authentication import AuthenticatedRequest
 from pysync.auth.policy import AccessPolicy
 from pysync.cache import BoundedCache
 from pysync.engine.append_log import LogSettings
-from pysync.errors import AuthorizationError, RolesUnavailable
+from pysync.errors import AuthorizationError, PysyncError, RolesUnavailable
 from pysync.model import Caller
 from pysync.server.authorization import Access, Memberships
 from pysync.server.handlers import Service
@@ -42,6 +42,19 @@ def make_plans() -> Plans:
 _Group = tuple[int, str | None, list[str]]
 """Entries that share one decision, as a plan names them: the row of their collection, the `{identity}` of
 their paths, and the values of the parameters on which the decision depends."""
+
+
+class _Admitted(NamedTuple):
+    """What the caller of a batch may read: the decision on each group of its plan."""
+
+    plan: PlannedBatch
+    caller: Caller
+    access_documents: dict[str, ReadOutcome]
+    decisions: list[Decision]
+
+    def __bool__(self) -> bool:
+        """True if the caller may read anything."""
+        return any(isinstance(decision, Access) for decision in self.decisions)
 
 
 class BatchHandler:
@@ -88,28 +101,10 @@ class BatchHandler:
         """Serve a batch pull. An error of an entry concerns that entry alone. Errors of the whole request are
         raised before any document is read."""
         query = request.raw_path.partition("?")[2].encode(errors="surrogateescape")
-        verified = await self._authorizer.authenticate_optional(request, self._namespace)
-        return await self._respond(request, query, verified)
-
-    async def _respond(
-        self, request: web.BaseRequest, query: bytes, verified: AuthenticatedRequest
-    ) -> Response:
-        """Serve the request, as anonymous if its credentials are invalid. The nonce is consumed once
-        something is allowed, or before hooks of plugins run, which may have effects."""
-        caller = verified.caller
-        plan = self._plan(query, caller)
+        plan, caller, access_documents, decisions = await self._admit(request, query)
+        if self._hooks.has_pull_hooks:
+            decisions = await asyncio.gather(*map(self._veto, plan.groups, decisions))
         named = [self._rules[row] for row in plan.collections]
-        await self._authorizer.enforce_rate_limits(request, caller, named)
-        authorizer, has_pull_hooks = self._authorizer, self._hooks.has_pull_hooks
-        if has_pull_hooks and not await authorizer.consume_optional_nonce(request, verified):
-            return await self._respond(request, query, ANONYMOUS_REQUEST)
-        access_documents = await self._read_access(plan, caller)
-        decisions = await self._decide(
-            plan, caller, self._spaces.memberships(access_documents) if access_documents else {}
-        )
-        skips_nonce = has_pull_hooks or all(isinstance(decision, str) for decision in decisions)
-        if not skips_nonce and not await authorizer.consume_optional_nonce(request, verified):
-            return await self._respond(request, query, ANONYMOUS_REQUEST)
         shadowed = self._shadowed_reads(plan)
         reservation = self._service.in_flight.reservation(request)
         reads = BatchReads(
@@ -122,6 +117,23 @@ class BatchHandler:
         if request.method == "HEAD":
             return HeadResponse(headers)
         return Response(200, await reads.body(answer), headers)
+
+    async def _admit(self, request: web.BaseRequest, query: bytes) -> _Admitted:
+        """Return what the caller of a batch may read, who is anonymous if its credentials are invalid."""
+        plan: PlannedBatch
+
+        def metered(caller: Caller) -> list[AccessPolicy]:
+            nonlocal plan
+            plan = self._plan(query, caller)
+            return [self._rules[row] for row in plan.collections]
+
+        async def decide(verified: AuthenticatedRequest) -> _Admitted:
+            caller = verified.caller
+            access_documents = await self._read_access(plan, caller)
+            memberships = self._spaces.memberships(access_documents) if access_documents else {}
+            return _Admitted(plan, caller, access_documents, await self._decide(plan, caller, memberships))
+
+        return await self._authorizer.admit_anyone(request, self._namespace, metered, decide)
 
     def _plan(self, query: bytes, caller: Caller) -> PlannedBatch:
         """Return the plan of a query of this caller, who may send it again and again. Raises as
@@ -157,14 +169,24 @@ class BatchHandler:
         return [await self._decide_group(group, caller, memberships) for group in plan.groups]
 
     async def _decide_group(self, group: _Group, caller: Caller, memberships: Memberships) -> Decision:
-        row, identity, values = group
-        policy = self._rules[row]
+        row, identity, _ = group
+        params, key = self._params_and_key(group)
+        return _decision(
+            await self._authorizer.decide(self._rules[row], caller, identity, params, key, memberships)
+        )
+
+    async def _veto(self, group: _Group, decision: Decision) -> Decision:
+        """Return the decision, or that of plugins that reject a pull of the group's document."""
+        if isinstance(decision, str):
+            return decision
+        params, key = self._params_and_key(group)
+        return _decision(await self._authorizer.veto(self._rules[group[0]], decision, params, key))
+
+    def _params_and_key(self, group: _Group) -> tuple[dict[str, str], str]:
+        """Return the parameters on which a decision depends and, with hooks, the key of the document."""
+        row, _, values = group
         params = dict(zip(self._deciding_params[row], values, strict=True))
-        key = policy.collection.path_template.fill(params) if self._has_hooks else ""
-        access = await self._authorizer.decide(policy, caller, identity, params, key, memberships)
-        if isinstance(access, Access):
-            return access
-        return AuthorizationError.default_message if isinstance(access, RolesUnavailable) else access.message
+        return params, self._rules[row].collection.path_template.fill(params) if self._has_hooks else ""
 
     def _shadowed_reads(self, plan: PlannedBatch) -> frozenset[tuple[str, int]]:
         """Return the reads whose key belongs to another collection. A single pull of the key would require
@@ -174,6 +196,13 @@ class BatchHandler:
         rows = [row for row, _, _ in plan.groups]
         reads = plan.reads + [tail[:2] for tail in plan.tails]
         return frozenset((key, group) for key, group in reads if not self._rules[rows[group]].owns_key(key))
+
+
+def _decision(access: Access | PysyncError) -> Decision:
+    """Return a decision as entries have it: the access, or the text of the error."""
+    if isinstance(access, Access):
+        return access
+    return AuthorizationError.default_message if isinstance(access, RolesUnavailable) else access.message
 
 
 def _headers(named: list[AccessPolicy], caller: Caller, answer: _core.BatchAnswer) -> str:

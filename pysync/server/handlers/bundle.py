@@ -17,7 +17,7 @@ from pysync.auth import field_permissions
 from pysync.auth.policy import AccessPolicy
 from pysync.engine.documents import CachedVersion
 from pysync.model import Caller
-from pysync.server.authorization import Access
+from pysync.server.authorization import Access, unless_server_error
 from pysync.server.handlers import Service
 from pysync.server.responses import Response, bodiless_response, json_response, wants_body
 from pysync.server.router import Match
@@ -58,13 +58,16 @@ class BundleHandler:
         """Serve `GET {ns}/pull/<path>`: `{"collections": {name: {"data", "hash"}}, "timestamp"}`."""
         authorizer = self._authorizer
         credentials = authorizer.credentials_for(request, self.policy)
-        # The rate limits of the other members count too.
-        verified = await authorizer.authenticate(request, credentials, b"", self.policy, *self.policies[1:])
+        readable = await authorizer.admit(
+            request,
+            self.policy.namespace,
+            credentials,
+            b"",
+            lambda caller: self.policies,
+            lambda verified: self._readable_members(verified.caller, match),
+        )
         if self._hooks.has_pull_hooks:
-            await authorizer.consume_nonce(verified)  # hooks of plugins may have effects
-        readable = await self._readable_members(verified.caller, match)
-        if readable and not self._hooks.has_pull_hooks:
-            await authorizer.consume_nonce(verified)
+            readable = await self._without_vetoed(readable, match)
         members = await self._read(readable, match.key, whole=wants_body(request))
         etag = _etag(members)
         headers = f'{match.route.read_headers}ETag: "{etag}"\r\n'
@@ -83,18 +86,30 @@ class BundleHandler:
 
     async def _readable_members(self, caller: Caller, match: Match) -> list[tuple[AccessPolicy, Access]]:
         """Return the members that the caller may read, possibly none. Members whose own pull would be
-        rejected, or served by a plugin, are left out. Raises the error if access cannot be decided."""
+        rejected are left out. Raises the error if access cannot be decided."""
         params, spaces = match.params, self._authorizer.spaces
         memberships = await spaces.load_membership(self.policy, caller, params)
         readable = []
         for policy in self.policies:
             key = f"{match.key}/{policy.collection.name}"
-            access = await self._authorizer.may_read_nested(
-                policy, caller, match.identity, params, key, memberships
+            access = unless_server_error(
+                await self._authorizer.decide(policy, caller, match.identity, params, key, memberships)
             )
             if access is not None:
                 readable.append((policy, access))
         return readable
+
+    async def _without_vetoed(
+        self, readable: Sequence[tuple[AccessPolicy, Access]], match: Match
+    ) -> list[tuple[AccessPolicy, Access]]:
+        """Return the members without those whose own pull a plugin would reject or serve."""
+        left = []
+        for policy, access in readable:
+            key = f"{match.key}/{policy.collection.name}"
+            vetoed = await self._authorizer.veto(policy, access, match.params, key)
+            if unless_server_error(vetoed) is not None:
+                left.append((policy, access))
+        return left
 
     async def _read(
         self, readable: Sequence[tuple[AccessPolicy, Access]], path: str, *, whole: bool

@@ -18,7 +18,7 @@ from pysync.config.key_templates import RESERVED, KeyTemplate
 from pysync.engine.documents import STALE_BASE, CachedVersion
 from pysync.errors import Conflict, NotFound
 from pysync.model import Caller, WriteResult
-from pysync.server.authorization import Access
+from pysync.server.authorization import Access, unless_server_error
 from pysync.server.handlers import Service, owners_of
 from pysync.server.handlers.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.request_body import (
@@ -148,9 +148,11 @@ class DocumentHandlers:
             collection = owner.policy.collection
             if collection.push_only or collection.append_only is not None:
                 continue
-            access = await self._authorizer.may_read_nested(
-                owner.policy, caller, owner.identity, owner.params, key
-            )
+            params = owner.params
+            decision = await self._authorizer.decide(owner.policy, caller, owner.identity, params, key)
+            access = unless_server_error(decision)
+            if access is not None:
+                access = unless_server_error(await self._authorizer.veto(owner.policy, access, params, key))
             if access is not None:
                 return await self._read_keyring(key, now_ms, collection.ttl_ms, access.hidden)
         return None if owners else await self._read_keyring(key, now_ms, None, frozenset())

@@ -4,7 +4,6 @@ See docs/reference/protocol.md#change-stream.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 import orjson
@@ -14,17 +13,18 @@ from aiohttp.http import HttpVersion
 
 from pysync import _core, protocol
 from pysync.auth.addresses import network_of
-from pysync.auth.authentication import NO_CREDENTIALS
+from pysync.auth.authentication import NO_CREDENTIALS, AuthenticatedRequest
 from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import is_parameter
 from pysync.engine.subscriptions import Topic
 from pysync.errors import Forbidden, InvalidParams, MissingCollections, Unauthorized, UnknownCollection
+from pysync.model import Caller
 from pysync.server.connection import Connection
 from pysync.server.handlers import Service
 from pysync.server.responses import Response
 from pysync.server.router import Match
 from pysync.server.sse import SSEConnection, SSEHub
-from pysync.server.stream_authorization import StreamAuthorizer, topic_of
+from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant, topic_of
 
 HEADERS = "Cache-Control: no-store\r\nX-Accel-Buffering: no\r\nVary: Authorization\r\n"
 _MAX_EVENT_ID_CHARS: Final = 100
@@ -43,8 +43,7 @@ class EventStreamHandler:
         hub: SSEHub,
     ) -> None:
         self._policies = {policy.collection.name: policy for policy in policies}
-        # The policy of the stream as a whole: valid credentials if any collection needs them.
-        self._policy = replace(policies[0], limit=None)
+        self._namespace = policies[0].namespace
         self._authenticator = service.authenticator
         self._authorizer = service.authorizer
         self._stream_authorizer = stream_authorizer
@@ -64,19 +63,26 @@ class EventStreamHandler:
         named, wanted = self._parse_topics(request.query)
         needs_credentials = any(rule.needs_credentials for rule in named)
         credentials = self._authorizer.parse_credentials(request) if needs_credentials else NO_CREDENTIALS
-        verified = await self._authorizer.authenticate(request, credentials, b"", self._policy)
-        if verified.certificate is not None and self._authenticator.has_expired(verified.certificate):
-            raise Unauthorized("expired: a stream would end at once")
-        grant = self._stream_authorizer.grant(wanted, verified.caller)
-        if not grant.filter:
-            if credentials is NO_CREDENTIALS:
-                raise Unauthorized("no credentials")
-            raise Forbidden(reason="roles: none of the collections")
-        account = verified.caller.identity or network_of(self._authorizer.client_ip(request))
-        self._hub.require_room(account)
-        delivered = [rule for rule in named if topic_of(rule) in grant.filter]
-        await self._authorizer.enforce_rate_limits(request, verified.caller, delivered)
-        await self._authorizer.consume_nonce(verified)
+
+        def delivered(caller: Caller) -> list[AccessPolicy]:
+            grant = self._stream_authorizer.grant(wanted, caller)
+            return [rule for rule in named if topic_of(rule) in grant.filter]
+
+        async def decide(verified: AuthenticatedRequest) -> tuple[AuthenticatedRequest, StreamGrant, str]:
+            if verified.certificate is not None and self._authenticator.has_expired(verified.certificate):
+                raise Unauthorized("expired: a stream would end at once")
+            grant = self._stream_authorizer.grant(wanted, verified.caller)
+            if not grant.filter:
+                if credentials is NO_CREDENTIALS:
+                    raise Unauthorized("no credentials")
+                raise Forbidden(reason="roles: none of the collections")
+            account = verified.caller.identity or network_of(self._authorizer.client_ip(request))
+            self._hub.require_room(account)
+            return verified, grant, account
+
+        verified, grant, account = await self._authorizer.admit(
+            request, self._namespace, credentials, b"", delivered, decide
+        )
         start = await self._hub.dispatcher.resolve_start(_last_event_id(request))
         subscriber = SSEConnection(self._hub, grant, verified.caller, verified.certificate, start, account)
         return EventStreamResponse(subscriber.begin)

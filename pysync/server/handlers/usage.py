@@ -1,7 +1,6 @@
 """What the caller and its spaces use (docs/reference/protocol.md#usage)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
@@ -28,7 +27,7 @@ class UsageHandler:
         assert ledger is not None
         self._ledger = ledger
         self._limits = quotas.limits()
-        self._policy = replace(policies[0], limit=None)
+        self._namespace = policies[0].namespace
         self._authorizer = service.authorizer
         self._spaces = service.authorizer.spaces
 
@@ -42,24 +41,32 @@ class UsageHandler:
             InvalidParams: `spaces` names too many.
             Unavailable, AuthorizationError, RolesUnavailable.
         """
-        credentials = self._authorizer.parse_credentials(request)
-        verified = await self._authorizer.authenticate(request, credentials, b"", self._policy)
-        identity = verified.caller.identity
-        if not identity:
-            raise Unauthorized("usage: the caller has no identity")
         names = list(dict.fromkeys(filter(None, request.query.get("spaces", "").split(","))))
-        if len(names) > MAX_SPACES:
-            raise InvalidParams
-        for name in names:
-            if not await self._spaces.is_member(identity, name):
-                raise Forbidden(reason=f"usage: not a member of the space {name!a}")
-        await self._authorizer.consume_nonce(verified)
+        identity = await self._authorizer.admit(
+            request,
+            self._namespace,
+            self._authorizer.parse_credentials(request),
+            b"",
+            lambda caller: (),
+            lambda verified: self._decide(verified.caller.identity, names),
+        )
         own, spaces = Subject("identity", identity), [Subject("space", name) for name in names]
         used = await self._ledger.used([own, *spaces])
         body: dict[str, Any] = {"identity": identity, **self._shown(own, used[own])}
         if spaces:
             body["spaces"] = {space.name: self._shown(space, used[space]) for space in spaces}
         return json_response({**body, "complete": await self._ledger.is_complete()}, NO_STORE)
+
+    async def _decide(self, identity: str, names: Sequence[str]) -> str:
+        """Return the identity of a caller that may see its own usage and that of these spaces."""
+        if not identity:
+            raise Unauthorized("usage: the caller has no identity")
+        if len(names) > MAX_SPACES:
+            raise InvalidParams
+        for name in names:
+            if not await self._spaces.is_member(identity, name):
+                raise Forbidden(reason=f"usage: not a member of the space {name!a}")
+        return identity
 
     def _shown(self, subject: Subject, used: Usage) -> Mapping[str, Any]:
         limit = self._limits.get(subject.kind, ())

@@ -5,11 +5,10 @@
 //! index. Segments contain the elements before the tail, and blocks contain entries of the index. Positions
 //! count from 0.
 
-use crate::canonical::{hex, sha256};
 use crate::envelope::{Author, Content, Member, decode_body, write_author};
 use crate::error::CoreError;
 use crate::hash_check::is_hash_of;
-use crate::log_format::{self, Entry, Lines};
+use crate::log_format::{self, Entry, Lines, hash, hashed};
 use crate::log_index::{self, Index, Node, Object, select};
 use crate::log_range::LogRange;
 use std::fmt::Write;
@@ -351,22 +350,6 @@ impl Head {
         }
         Ok(None)
     }
-}
-
-/// Returns the hash of a log of `count` elements; `last` is the canonical text of the data of the last one.
-pub fn hash(count: u64, last: &[u8]) -> String {
-    hex(&sha256(&hashed(count, last)))
-}
-
-/// Returns the text that is hashed.
-pub fn hashed(count: u64, last: &[u8]) -> Vec<u8> {
-    let mut text = Vec::with_capacity(last.len() + 40);
-    text.extend_from_slice(b"{\"last\":");
-    text.extend_from_slice(last);
-    text.extend_from_slice(b",\"n\":");
-    text.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
-    text.push(b'}');
-    text
 }
 
 /// Returns the text without its first `skip` elements, and without those that are not after `since`.

@@ -7,7 +7,6 @@
 use crate::error::CoreError;
 use crate::json_number::{self, Form};
 use crate::json_string::{self, Key};
-use sha2::{Digest, Sha256};
 use std::cmp::Ordering;
 use std::mem::take;
 use std::ops::Range;
@@ -41,25 +40,6 @@ pub fn rewrite(text: &[u8], integers: Integers, max_depth: u32) -> Result<Vec<u8
 /// Makes room in `list` for `more` items.
 pub fn reserve<T>(list: &mut Vec<T>, more: usize) -> Result<(), CoreError> {
     list.try_reserve(more).map_err(|_| CoreError::OutOfMemory)
-}
-
-pub fn sha256(bytes: &[u8]) -> [u8; 32] {
-    Sha256::digest(bytes).into()
-}
-
-pub fn hex(bytes: &[u8]) -> String {
-    let mut digits = vec![0; 2 * bytes.len()];
-    write_hex(&mut digits, bytes);
-    String::from_utf8(digits).expect("digits are ASCII")
-}
-
-/// Fills `digits`, twice as long as `bytes`, with their hex digits.
-pub fn write_hex(digits: &mut [u8], bytes: &[u8]) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
-        pair[0] = DIGITS[usize::from(byte >> 4)];
-        pair[1] = DIGITS[usize::from(byte & 15)];
-    }
 }
 
 /// Selects the members of an object that are kept.

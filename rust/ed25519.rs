@@ -9,7 +9,7 @@
 //! and compares its bytes, which is the same without the factor 8. So it accepts a
 //! little less: not some signatures that only the holder of the key can make, and only on purpose.
 
-use crate::canonical::{hex, sha256};
+use crate::digest::{hex, sha256};
 use crate::error::CoreError;
 use base64::{Engine, prelude::BASE64_STANDARD};
 use curve25519_dalek::constants::ED25519_BASEPOINT_POINT;

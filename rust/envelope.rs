@@ -4,7 +4,8 @@
 //! followed by a mark. The checksum covers everything else in the object, and the mark. Earlier versions wrote
 //! no checksum.
 
-use crate::canonical::{Integers, Keys, Reader, canonicalize, hex, sha256, write_hex};
+use crate::canonical::{Integers, Keys, Reader, canonicalize};
+use crate::digest::{hex, sha256, write_hex};
 use crate::error::CoreError;
 use crate::hash_check::is_hash_of;
 use crate::json_string::write_string;

@@ -1,6 +1,7 @@
 //! Checks of the hashes of stored texts, including those that Starfish wrote.
 
-use crate::canonical::{Integers, hex, rewrite, sha256};
+use crate::canonical::{Integers, rewrite};
+use crate::digest::{hex, sha256};
 use crate::error::CoreError;
 
 /// Returns true if `hash` is the SHA-256 of this JSON: of the text itself, of its canonical form, or of that

@@ -1,6 +1,6 @@
 //! Strings of JSON: their ends, their escapes, and the keys of members.
 
-use crate::canonical::hex;
+use crate::digest::hex;
 use crate::error::CoreError;
 use std::cmp::Ordering;
 use std::ops::Range;

@@ -6,6 +6,7 @@ pub mod batch;
 pub mod batch_params;
 pub mod batch_response;
 pub mod canonical;
+pub mod digest;
 pub mod ed25519;
 pub mod envelope;
 pub mod error;
@@ -24,6 +25,7 @@ pub mod revocation;
 pub mod scope;
 pub mod signing;
 pub mod starfish;
+pub mod starfish_log;
 pub mod store_key;
 
 #[cfg(feature = "python")]

@@ -5,6 +5,7 @@
 //! break, so a slice of the elements is a slice of the text and is copied into a response unchanged. A block
 //! has no items.
 
+use crate::digest::{hex, sha256};
 use crate::error::CoreError;
 use memchr::memmem;
 use serde::Deserialize;
@@ -246,4 +247,20 @@ impl<'a> Iterator for Lines<'a> {
             &self.text[start..start + length.saturating_sub(1)]
         }))
     }
+}
+
+/// Returns the hash of a log of `count` elements; `last` is the canonical text of the data of the last one.
+pub fn hash(count: u64, last: &[u8]) -> String {
+    hex(&sha256(&hashed(count, last)))
+}
+
+/// Returns the text that is hashed.
+pub fn hashed(count: u64, last: &[u8]) -> Vec<u8> {
+    let mut text = Vec::with_capacity(last.len() + 40);
+    text.extend_from_slice(b"{\"last\":");
+    text.extend_from_slice(last);
+    text.extend_from_slice(b",\"n\":");
+    text.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
+    text.push(b'}');
+    text
 }

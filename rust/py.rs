@@ -8,7 +8,7 @@ pub mod _core {
     use crate::envelope;
     use crate::py_shared::{concat_bytes, copy_bytes, detach_if_large, utf8, with_memory};
     use crate::replay::{self, DIGEST};
-    use crate::{canonical, ed25519, plain_gets, signing, store_key};
+    use crate::{canonical, digest, ed25519, plain_gets, signing, store_key};
     use pyo3::exceptions::PyValueError;
     use pyo3::panic::PanicException;
     use pyo3::prelude::*;
@@ -48,8 +48,7 @@ pub mod _core {
 
     #[pyfunction]
     fn content_hash(py: Python<'_>, text: &[u8]) -> PyResult<String> {
-        let hash =
-            || canonical::canonicalize(text).map(|text| canonical::hex(&canonical::sha256(&text)));
+        let hash = || canonical::canonicalize(text).map(|text| digest::hex(&digest::sha256(&text)));
         Ok(with_memory(py, text.len(), hash)??)
     }
 

@@ -3,7 +3,7 @@
 use crate::append_log::{self, Head, Refusal};
 use crate::log_range::LogRange;
 use crate::py_shared::{concat_bytes, copy_bytes, with_memory};
-use crate::{log_format, log_index, starfish};
+use crate::{log_format, log_index, starfish_log};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
@@ -96,7 +96,7 @@ impl LogNode {
 #[pyclass(frozen, module = "pysync._core")]
 pub struct LogHead {
     head: Head,
-    chunked: Option<starfish::Chunked>,
+    chunked: Option<starfish_log::Chunked>,
 }
 
 impl From<Head> for LogHead {
@@ -137,7 +137,7 @@ impl LogHead {
             let head = with_memory(py, stored.len(), || Head::read(stored))??;
             return Ok(Self::from(head));
         }
-        let (head, chunked) = with_memory(py, stored.len(), || starfish::read(stored, field))??;
+        let (head, chunked) = with_memory(py, stored.len(), || starfish_log::read(stored, field))??;
         Ok(Self { head, chunked })
     }
 
@@ -158,7 +158,7 @@ impl LogHead {
         let Some(chunked) = self.chunked else {
             return Ok(Self::from(self.copy_head(py, 0)?));
         };
-        let gather = || starfish::gather(self.head.clone(), chunked, &chunks, whole);
+        let gather = || starfish_log::gather(self.head.clone(), chunked, &chunks, whole);
         Ok(Self::from(with_memory(py, size, gather)??))
     }
 

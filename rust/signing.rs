@@ -1,6 +1,7 @@
 //! Ed25519 signatures of requests and authors (docs/reference/protocol.md#request-signature).
 
-use crate::canonical::{canonicalize, hex, sha256};
+use crate::canonical::canonicalize;
+use crate::digest::{hex, sha256};
 use crate::ed25519::{Claim, PublicKey};
 use crate::json_number::write_integer;
 use crate::json_string::write_string;

@@ -3,7 +3,8 @@
 //! Where the two published implementations disagree, a record holds what to follow in `recommended`, in
 //! words or as a value; the words are kept by the tests named for them.
 
-use _core::canonical::{canonicalize, hex, sha256};
+use _core::canonical::canonicalize;
+use _core::digest::{hex, sha256};
 use _core::ed25519::PublicKey;
 use _core::envelope::{Author, Document, Push};
 use _core::error::CoreError;

@@ -35,11 +35,12 @@ def test_cargo_toml_is_the_one_source_of_the_version() -> None:
     assert PROJECT["dynamic"] == ["version"]
 
 
-def test_version_of_unreleased_changes_is_later_than_the_last_release() -> None:
-    _, unreleased, last, *_ = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
-    released, (number, *suffix) = re.findall(r"\d+", last)[:3], CARGO["version"].split("-")
-    is_later = [int(part) for part in number.split(".")] > [int(part) for part in released]
-    assert is_later == bool(suffix) == ("###" in unreleased)
+def test_the_changelog_begins_with_the_version() -> None:
+    first = re.search(r"^## \[(.+)\] - (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    number, *suffix = CARGO["version"].split("-")
+    assert first is not None
+    assert first[1] == number
+    assert (first[2] == "unreleased") == bool(suffix)
 
 
 def test_no_source_file_repeats_the_version() -> None:
@@ -153,10 +154,9 @@ def test_the_changelog_keeps_its_format() -> None:
     lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
     assert lines[0] == "# Changelog"
     versions = [line[3:] for line in lines if line.startswith("## ")]
-    assert versions[0] == "[Unreleased]"
-    for version in versions[1:]:
-        assert re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d{2}-\d{2}", version), version
-    numbers = [tuple(map(int, re.findall(r"\d+", version)[:3])) for version in versions[1:]]
+    for version in versions:
+        assert re.fullmatch(r"\[\d+\.\d+\.\d+\] - (\d{4}-\d{2}-\d{2}|unreleased)", version), version
+    numbers = [tuple(map(int, re.findall(r"\d+", version)[:3])) for version in versions]
     assert numbers == sorted(numbers, reverse=True)
     for section in re.split(r"^## ", "\n".join(lines), flags=re.M)[1:]:
         kinds = re.findall(r"^### (.*)", section, re.M)

@@ -233,7 +233,7 @@ async def test_the_event_loop_goes_on_while_a_long_batch_is_encoded() -> None:
         await asyncio.sleep(0)
         ticks += 1
     assert pq.read_metadata(io.BytesIO(await encoding)).num_rows == 100_000
-    assert ticks > 100
+    assert ticks > 10, "on the loop it would be one or two"
     await encoder.close()
 
 

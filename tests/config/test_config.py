@@ -301,7 +301,7 @@ def test_variables_are_substituted_in_any_string() -> None:
     assert type(read.collections[0].name) is str
 
 
-def test_a_variable_of_the_environment_is_not_looked_into() -> None:
+def test_variable_of_the_environment_is_not_substituted_again() -> None:
     assert parse({}, {"PYSYNC_ADMIN_TOKEN": "a${b}" * 4}).auth.admin_token == "a${b}" * 4
 
 
@@ -311,7 +311,7 @@ def test_a_missing_variable_is_a_problem() -> None:
     ]
 
 
-def test_an_empty_token_is_refused() -> None:
+def test_an_empty_token_is_rejected() -> None:
     path, _ = faults({"auth": {"adminToken": "${A}"}}, {"A": ""})[0]
     assert path == "auth.adminToken"
 
@@ -367,7 +367,7 @@ def test_secrets_stay_out_of_repr_and_messages() -> None:
         ),
     ],
 )
-def test_a_file_that_cannot_be_read_is_refused(
+def test_a_file_that_cannot_be_read_is_rejected(
     tmp_path: Path, name: str, content: str | bytes, message: str
 ) -> None:
     path = tmp_path / name
@@ -393,7 +393,7 @@ def test_a_broken_file_is_not_quoted(tmp_path: Path, name: str, content: str) ->
     assert "hush" not in str(refused.value)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load(tmp_path / "none.json")
 
@@ -448,7 +448,7 @@ def refused_or_read(value: object) -> None:
 
 
 @given(VALUES)
-def test_any_value_is_read_or_refused(value: object) -> None:
+def test_any_value_is_read_or_rejected(value: object) -> None:
     refused_or_read(value)
 
 
@@ -467,5 +467,5 @@ def damaged(draw: st.DrawFn) -> object:
 
 
 @given(damaged())
-def test_a_damaged_configuration_is_read_or_refused(value: object) -> None:
+def test_a_damaged_configuration_is_read_or_rejected(value: object) -> None:
     refused_or_read(value)

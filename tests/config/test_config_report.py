@@ -125,7 +125,7 @@ def test_the_linter_warns_of_issuers_that_several_namespaces_trust() -> None:
     assert (told[0], told[1].replace("acme, beta", "the root, acme")) in root
 
 
-def test_the_linter_asks_for_the_public_hosts_where_everybody_may_write() -> None:
+def test_the_linter_suggests_the_public_hosts_if_everybody_may_write() -> None:
     """A page whose own name comes to lead to this server is told apart by its Host alone."""
     open_to_all = collection(writeRoles=["public"])
     told = (
@@ -165,7 +165,7 @@ def test_the_linter_has_nothing_to_say_of_a_careful_configuration() -> None:
     assert warnings(private, public, posts) == []
 
 
-def test_the_route_table_tells_what_is_not_documents() -> None:
+def test_the_route_table_names_routes_without_documents() -> None:
     read = parse(
         config(
             collection(listable=True),
@@ -193,7 +193,7 @@ def test_the_route_table_tells_what_is_not_documents() -> None:
 
 
 @pytest.mark.process
-def test_what_keeps_the_server_from_starting_is_told_before(tmp_path: Path) -> None:
+def test_problem_that_keeps_the_server_from_starting_is_reported_before(tmp_path: Path) -> None:
     value = config(collection(readRoles=["public"]), plugins=["nowhere:plugin", "nowhere"])
     (tmp_path / "c.json").write_text(json.dumps(value))
     for command, told in ((["check", "c.json"], "stdout"), (["serve", "--config", "c.json"], "stderr")):
@@ -256,7 +256,7 @@ def test_the_linter_warns_of_keys_that_two_collections_keep_otherwise() -> None:
     assert not any("keys" in message for _, message in alike)
 
 
-def test_the_linter_names_the_place_in_a_namespace() -> None:
+def test_the_linter_names_the_location_in_a_namespace() -> None:
     value = {"namespaces": {"acme": {"collections": [collection(writeRoles=["public"])]}}, "server": HOSTS}
     assert [problem.path for problem in lint(parse(value))] == ["namespaces.acme.collections[0].writeRoles"]
 
@@ -341,7 +341,7 @@ def test_the_report_aligns_warnings_and_routes() -> None:
     ]
 
 
-def test_check_prints_every_problem_of_a_refused_file(tmp_path: Path) -> None:
+def test_check_prints_every_problem_of_a_rejected_file(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_text('{"server": {"port": "x"}, "stor": 1}')
     accepted, text = check(str(path), {})
@@ -404,7 +404,7 @@ def test_the_linter_warns_of_anonymous_writes_that_no_quota_limits() -> None:
     assert told not in warnings({**inbox, "writeRoles": ["self"]}, quotas=quotas)
 
 
-def test_a_problem_reads_as_its_place_and_message() -> None:
+def test_problem_reads_as_its_location_and_message() -> None:
     assert str(ConfigError([Problem("a.b", "is wrong"), Problem("", "no file")])) == "a.b: is wrong\nno file"
 
 
@@ -450,7 +450,7 @@ def test_history_of_spaces_says_who_reads_what_was_there_before_they_came() -> N
         ({"deletable": True, "deleteRoles": ["admin"]}, None),
     ],
 )
-def test_who_may_delete_is_warned_about(members: dict[str, Any], said: str | None) -> None:
+def test_delete_roles_of_everybody_are_a_warning(members: dict[str, Any], said: str | None) -> None:
     found = [
         message for _, message in warnings(collection(readRoles=["public"], writeRoles=["public"], **members))
     ]

@@ -56,7 +56,7 @@ def about(role: str, members: dict[str, Any], auth: dict[str, Any]) -> list[str]
         ),
     ],
 )
-def test_a_role_that_nobody_holds_is_told_once(
+def test_role_that_nobody_holds_is_reported_once(
     role: str, members: dict[str, Any], auth: dict[str, Any], told: str
 ) -> None:
     assert about(role, members, auth) == [told]
@@ -83,7 +83,7 @@ def test_the_environment_may_give_the_token() -> None:
     assert lint(read) == []
 
 
-def test_roles_of_single_members_are_looked_at_too() -> None:
+def test_roles_of_single_members_are_checked_too() -> None:
     secret = {"salary": {"readRoles": ["admin"], "writeRoles": ["boss"]}}
     assert warnings(collection(readRoles=["public"], fieldPermissions=secret)) == [
         (

@@ -23,7 +23,7 @@ from pysync.config import parse
         ({"bundle": "b"}, "listable cannot be used with bundle"),
     ],
 )
-def test_listable_is_refused_in_the_words_of_the_specification(members: Any, message: str) -> None:
+def test_listable_is_rejected_in_the_words_of_the_specification(members: Any, message: str) -> None:
     assert only(config(collection(listable=True, **members))) == ("collections[0].listable", message)
 
 
@@ -67,7 +67,7 @@ NOTHING_STORED = "cannot be used with persist=false: nothing is stored"
         ({"maxItems": 1.5}, {}, "appendOnly.maxItems", "must be an integer, not a fraction"),
     ],
 )
-def test_a_log_that_cannot_work_is_refused(log: Any, members: Any, path: str, message: str) -> None:
+def test_a_log_that_cannot_work_is_rejected(log: Any, members: Any, path: str, message: str) -> None:
     fault = only(config(collection(appendOnly=log, **members)))
     assert fault == (f"collections[0].{path}", message)
 
@@ -146,7 +146,7 @@ def test_storage_paths_of_one_shape_collide_within_a_namespace_only() -> None:
 
 
 @pytest.mark.parametrize("listable", [False, True])
-def test_what_one_collection_only_pushes_another_may_only_pull(listable: bool) -> None:
+def test_collection_that_shares_keys_may_be_pulled_by_another_only(listable: bool) -> None:
     inbox = collection(name="in", pushOnly=True)
     view = collection(name="out", storagePath="notes/{key}", pullOnly=True, listable=listable)
     assert [kept.name for kept in parse(config(inbox, view)).collections] == ["in", "out"]
@@ -282,7 +282,7 @@ def test_a_bundle_and_its_members_own_their_keys(other: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_a_collection_that_cannot_work_is_refused(members: Any, path: str, message: str) -> None:
+def test_a_collection_that_cannot_work_is_rejected(members: Any, path: str, message: str) -> None:
     assert only(config(collection(**members))) == (f"collections[0].{path}", message)
 
 
@@ -415,7 +415,7 @@ def test_a_schema_stands_by_itself(ref: str) -> None:
         ([], "", "the configuration must be an object"),
     ],
 )
-def test_a_service_that_cannot_work_is_refused(value: Any, path: str, message: str) -> None:
+def test_a_service_that_cannot_work_is_rejected(value: Any, path: str, message: str) -> None:
     assert only(value) == (path, message)
 
 
@@ -437,12 +437,12 @@ PROJECTION = {"source": "notes", "target": "lists/all", "id": "{id}"}
         ({"removeWhen": {"gone": True}}, "removeWhen", "JSON pointers start with a slash"),
     ],
 )
-def test_a_projection_that_cannot_work_is_refused(changed: Any, path: str, message: str) -> None:
+def test_a_projection_that_cannot_work_is_rejected(changed: Any, path: str, message: str) -> None:
     value = config(collection(), projections=[PROJECTION | changed])
     assert (f"projections[0].{path}", message) in faults(value)
 
 
-def test_an_unknown_member_is_refused_with_the_nearest_name() -> None:
+def test_an_unknown_member_is_rejected_with_the_nearest_name() -> None:
     value = config(
         collection(storage_path="x", readRole=[], zzzz=1, appendOnly={"fields": "x"}),
         servr={},
@@ -458,7 +458,7 @@ def test_an_unknown_member_is_refused_with_the_nearest_name() -> None:
     ]
 
 
-def test_every_problem_is_told_at_once_with_its_place_in_the_file() -> None:
+def test_every_problem_is_reported_at_once_with_its_location_in_the_file() -> None:
     value = config(
         {"name": "broken"},
         collection(name="late", listable=True, storagePath="late"),

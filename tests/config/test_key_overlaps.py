@@ -55,7 +55,7 @@ def test_the_access_path_is_its_own_writers_alone(members: Any) -> None:
     assert fault[0] == "namespaces.app.collections[0].storagePath"
 
 
-def test_who_only_pulls_access_documents_lets_nobody_write_them() -> None:
+def test_pull_access_to_access_documents_grants_no_write() -> None:
     shown = {**ACCESS, "pullOnly": True}
     docs = {**ANY_DOC, "writeRoles": ["space:owner"]}
     (fault,) = faults(config(shown, **SPACES, **elsewhere(docs)))
@@ -82,7 +82,7 @@ def test_who_only_pulls_access_documents_lets_nobody_write_them() -> None:
         config({**VAULT, "encryption": "none"}, {**RING, "writeRoles": ["public"]}),
     ],
 )  # fmt: skip
-def test_what_takes_nothing_over_is_accepted(value: Any) -> None:
+def test_harmless_overlap_is_accepted(value: Any) -> None:
     parse(value)
 
 
@@ -193,7 +193,7 @@ def test_lists_and_files_of_events_replace_no_access_document_and_no_keyring() -
     )
 
 
-def test_the_linter_tells_who_may_read_what_namespaces_share() -> None:
+def test_the_linter_reports_readers_of_keys_shared_by_namespaces() -> None:
     notes = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["admin"], "writeRoles": ["admin"]}
     open_to_all = {"name": "any", "storagePath": "{kind}/{id}", "readRoles": ["public"], "pullOnly": True}
     shared = (
@@ -209,7 +209,7 @@ def test_the_linter_tells_who_may_read_what_namespaces_share() -> None:
     assert only[1].endswith("(under other trust)")
 
 
-def test_the_linter_tells_of_spaces_whose_members_may_replace_their_owner() -> None:
+def test_the_linter_reports_spaces_whose_members_may_replace_their_owner() -> None:
     docs = {**ANY_DOC, "writeRoles": ["space:member"]}
     assert warnings(config(docs, **SPACES)) == [
         (
@@ -247,7 +247,7 @@ def listed(*sources: dict[str, Any], roles: list[str], target: str, **members: A
         (["admin"], "lists/all", False),
     ],
 )
-def test_the_linter_tells_of_lists_that_more_may_read_than_their_sources(
+def test_the_linter_reports_lists_with_more_readers_than_their_sources(
     roles: list[str], target: str, warns: bool
 ) -> None:
     told = [one for one in warnings(listed(DIARY, roles=roles, target=target)) if "projected" in one[1]]
@@ -282,7 +282,7 @@ def test_and_of_members_that_the_source_hides(value: dict[str, str], warns: bool
     assert warnings(said) == ([("projections[0].target", message)] if warns else [])
 
 
-def test_of_what_is_only_pushed_the_twin_that_is_pulled_says_who_may_read() -> None:
+def test_readers_of_a_push_only_collection_are_those_of_the_one_that_is_pulled() -> None:
     pushed = {**DIARY, "readRoles": [], "pushOnly": True}
     assert "which only nobody may read" in str(warnings(listed(pushed, roles=["public"], target="lists/all")))
     twin = {**DIARY, "name": "shown", "readRoles": ["public"], "pullOnly": True}
@@ -301,7 +301,7 @@ def test_of_what_is_only_pushed_the_twin_that_is_pulled_says_who_may_read() -> N
     ],
 )
 @pytest.mark.parametrize("is_elsewhere", [False, True])
-def test_the_linter_tells_where_hidden_members_are_not_hidden(
+def test_the_linter_reports_hidden_members_that_are_not_hidden(
     other: dict[str, Any], who: str, is_elsewhere: bool
 ) -> None:
     """A conflict tells the hash of the whole document, from which they can be computed."""

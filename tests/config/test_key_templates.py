@@ -34,12 +34,14 @@ def test_each_parameter_is_replaced_by_its_value() -> None:
         ("/".join(f"{{p{at}}}" for at in range(5)), {f"p{at}": "v" * 250 for at in range(5)}, "1254 bytes"),
     ],
 )
-def test_what_makes_no_key_is_refused_and_told(template: str, values: dict[str, str], told: str) -> None:
+def test_value_that_makes_no_key_is_rejected_and_reported(
+    template: str, values: dict[str, str], told: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(told)):
         resolve_document_key(template, values)
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(ValueError, match=r"\{app\} has no value; 'ap' is no parameter .*; \{batchId\} must"):
         resolve_document_key(TEMPLATE, {"ap": "a", "batchId": "x y"})
 

@@ -79,9 +79,7 @@ def test_the_media_types_of_parquet_are_those_of_the_specification() -> None:
         ([], ["a"], ((), ("a",), False, False)),
     ],
 )
-def test_who_may_read_and_write_is_a_word_or_roles(
-    create: Create, preset: str, read: Any, write: Any, made: Any
-) -> None:
+def test_access_is_a_word_or_roles(create: Create, preset: str, read: Any, write: Any, made: Any) -> None:
     found = create(preset, name="r", storage_path="r", read=read, write=write)
     assert (found.read_roles, found.write_roles, found.pull_only, found.push_only) == made
     assert found.require_auth is None, "what is public is open, what is not is not"
@@ -105,7 +103,7 @@ def test_the_other_options_are_those_of_every_collection(create: Create) -> None
 
 
 @pytest.mark.parametrize("preset", FACTORIES)
-def test_a_collection_that_nobody_reads_and_nobody_writes_is_refused(preset: str) -> None:
+def test_a_collection_that_nobody_reads_and_nobody_writes_is_rejected(preset: str) -> None:
     closed = {"preset": preset, "name": "r", "storagePath": "/r", "read": "none", "write": "none"}
     assert faults(config(closed)) == [
         ("collections[0].write", "read and write cannot both be none"),
@@ -115,7 +113,7 @@ def test_a_collection_that_nobody_reads_and_nobody_writes_is_refused(preset: str
         FACTORIES[preset](name="r", storage_path="/r", read="none", write="none")
 
 
-def test_all_that_is_wrong_with_an_option_is_told_in_python_too() -> None:
+def test_all_problems_of_an_option_are_reported_in_python_too() -> None:
     options: dict[str, Any] = {"read": "pubic", "write": 5, "max_body_bytes": 0, "rate_limit": {"pull": 1}}
     with pytest.raises(ValueError, match=r"^read: ") as refused:
         create_parquet_collection(name="r", storage_path="r/{a b}", cache_duration_ms=-1, **options)
@@ -142,7 +140,7 @@ def test_all_that_is_wrong_with_an_option_is_told_in_python_too() -> None:
         ({"read": "reports"}, ("read", 'must be "public" or "authenticated" or "none" or a list')),
     ],
 )
-def test_what_a_preset_does_not_leave_open_is_refused(member: dict[str, Any], told: tuple[str, str]) -> None:
+def test_member_fixed_by_a_preset_is_rejected(member: dict[str, Any], told: tuple[str, str]) -> None:
     path, message = told
     preset = {"preset": "parquet", "name": "r", "storagePath": "r/{id}", **member}
     plain = {"name": "notes", "storagePath": "notes/{id}"}
@@ -150,7 +148,7 @@ def test_what_a_preset_does_not_leave_open_is_refused(member: dict[str, Any], to
     assert found == (f"namespaces.acme.collections[1].{path}", message)
 
 
-def test_a_collection_without_a_preset_is_asked_whether_it_meant_one() -> None:
+def test_collection_without_a_preset_is_offered_one() -> None:
     plain = {"name": "notes", "storagePath": "notes/{id}"}
     assert only(config({**plain, "prest": "parquet"})) == (
         "collections[0].prest",
@@ -160,14 +158,14 @@ def test_a_collection_without_a_preset_is_asked_whether_it_meant_one() -> None:
     assert parse(config({**plain, "preset": None})) == parse(config(plain))
 
 
-def test_what_is_wrong_elsewhere_names_the_place_of_a_preset() -> None:
+def test_problem_elsewhere_names_the_location_of_a_preset() -> None:
     preset = {"preset": "parquet", "name": "r", "storagePath": "notes/{id}"}
     assert faults(config({"name": "notes", "storagePath": "notes/{id}"}, preset)) == [
         ("collections[1].storagePath", "matches the same keys as collections[0].storagePath")
     ]
 
 
-def test_the_reference_tells_of_presets() -> None:
+def test_the_reference_lists_presets() -> None:
     text = (Path(__file__).parents[2] / "docs/reference/configuration.md").read_text()
     assert "list of [Collection](#collection) or [Parquet preset](#parquet-preset)" in text
     assert text.count("## Parquet preset\n") == 1

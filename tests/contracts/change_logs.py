@@ -67,7 +67,7 @@ class ChangeLogContract(FakeTime):
         ids = await asyncio.gather(*(log.append([change(f"{n}")]) for n in range(50)))
         assert await _retained(log) == sorted((id_, change(f"{n}")) for n, id_ in enumerate(ids))
 
-    async def test_who_fell_behind_the_changes_that_are_kept_is_told(self, log: ChangeLog) -> None:
+    async def test_reader_behind_the_retained_changes_receives_a_reset(self, log: ChangeLog) -> None:
         before = await log.last_id()
         ids = [await log.append([change(f"{n}")]) for n in range(500)]
         assert await log.read(before, 10) is None
@@ -150,7 +150,7 @@ class ChangeLogContract(FakeTime):
         assert await log.read(empty, 10) == [(first, change("1")), (second, change("2"))]
         assert await log.read(first, 10) == [(second, change("2"))]
 
-    async def test_who_knew_the_log_before_it_was_restarted_is_told(self, log: ChangeLog) -> None:
+    async def test_reader_of_a_log_from_before_a_restart_receives_a_reset(self, log: ChangeLog) -> None:
         ids = [await log.last_id(), *[await log.append([change(f"{n}")]) for n in range(5)]]
         waiting = asyncio.ensure_future(log.wait_for_change(ids[-1]))
         await log.begin_epoch()
@@ -165,7 +165,7 @@ class ChangeLogContract(FakeTime):
         assert await log.read(fresh, 10) == [(after, change("x"))]
         assert await log.read("", 10) == [(after, change("x"))]
 
-    async def test_who_waits_hears_of_a_change_that_was_or_will_be_announced(self, log: ChangeLog) -> None:
+    async def test_waiting_reader_is_notified_of_an_earlier_or_later_change(self, log: ChangeLog) -> None:
         place = await log.last_id()
         for n in range(10):
             is_late = n % 2

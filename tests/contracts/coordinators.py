@@ -158,7 +158,7 @@ class CoordinatorContract(ChangeLogContract):
         assert [intent.name for intent in await coordinator.prepared(10)] == names[2:]
         assert await coordinator.read("", 10) == [(last, change("c"))]
 
-    async def test_what_another_has_announced_or_withdrawn_is_announced_all_the_same(
+    async def test_change_committed_or_aborted_by_another_is_announced_all_the_same(
         self, coordinator: Coordinator
     ) -> None:
         names = [await coordinator.prepare([change("a")]) for _ in range(2)]
@@ -219,7 +219,7 @@ class LeaseContract(FakeTime):
         await advance(LEASE_MS + 1)
         assert await other.acquire_lease("a")
 
-    async def test_who_has_not_asked_for_the_time_of_a_lease_leads_no_longer(
+    async def test_leader_that_did_not_renew_for_the_time_of_a_lease_leads_no_longer(
         self, pair: tuple[Coordinator, Coordinator], advance: Advance
     ) -> None:
         one, other = pair

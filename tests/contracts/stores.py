@@ -25,7 +25,7 @@ from pysync.store import (
 class StoreContract(FileContract):
     """The contract of `Store`. The subclass provides the fixture `store`: an open, empty store."""
 
-    async def test_what_was_put_is_read_at_once(self, store: Store) -> None:
+    async def test_put_object_is_read_at_once(self, store: Store) -> None:
         before_ms = time.time_ns() // 1_000_000
         etag = await store.put("notes/a", b"one", "application/x-test")
         found = await store.get("notes/a")
@@ -337,7 +337,7 @@ class TransactionalStoreContract(StoreContract):
         assert await store.stat("f/a") is None
         await self._assert_body(store, "kept", b"4")
 
-    async def test_what_is_not_there_is_removed_without_a_change(self, store: TransactionalStore) -> None:
+    async def test_missing_object_is_removed_without_a_change(self, store: TransactionalStore) -> None:
         last = await store.change_log.last_id()
         await store.delete("a", changes=[change("one")])
         assert await store.change_log.last_id() == last

@@ -25,7 +25,7 @@ async def filled(log: Log, count: int) -> str:
     return place
 
 
-async def test_a_page_is_handed_to_a_listener_in_one_piece() -> None:
+async def test_page_is_delivered_to_a_subscriber_at_once() -> None:
     class Counting(Ear):
         times = 0
 
@@ -40,7 +40,7 @@ async def test_a_page_is_handed_to_a_listener_in_one_piece() -> None:
     feed.close()
 
 
-async def test_only_what_its_collections_may_have_written_is_read_for_a_listener() -> None:
+async def test_only_changes_of_its_collections_are_read_for_a_subscriber() -> None:
     log = Log()
     place = await filled(log, 1_000)
     feed, ear = following(log), Ear(place, {("elsewhere", "notes"): {}})
@@ -50,7 +50,7 @@ async def test_only_what_its_collections_may_have_written_is_read_for_a_listener
 
 
 @pytest.mark.parametrize("kind", [Log, Uncounted])
-async def test_who_has_missed_too_much_is_reset_and_goes_on(kind: type[Log]) -> None:
+async def test_subscriber_that_missed_too_much_is_reset_and_continues(kind: type[Log]) -> None:
     log = kind()
     place = await filled(log, 1_000)
     feed, far, near = following(log, 400), Ear(place), Ear(place, {("elsewhere", "notes"): {}})
@@ -67,7 +67,7 @@ async def test_who_has_missed_too_much_is_reset_and_goes_on(kind: type[Log]) -> 
     feed.close()
 
 
-async def test_others_have_their_turn_while_many_are_told_much(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_run_while_many_receive_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriptions, "SLICE_S", -1.0)
     log = Log()
     place = await filled(log, 100)
@@ -80,7 +80,7 @@ async def test_others_have_their_turn_while_many_are_told_much(monkeypatch: pyte
     feed.close()
 
 
-async def test_who_reads_slowly_keeps_nobody_waiting() -> None:
+async def test_slow_reader_keeps_nobody_waiting() -> None:
     class Stuck(Ear):
         async def drained(self) -> bool:
             if not self.heard:
@@ -104,7 +104,7 @@ async def test_who_reads_slowly_keeps_nobody_waiting() -> None:
     feed.close()
 
 
-async def test_who_leaves_meanwhile_is_told_nothing_more_and_the_others_are() -> None:
+async def test_leaving_subscriber_receives_nothing_more_and_others_do() -> None:
     log = Log(ticks=[3] * 1_000)
     place = await filled(log, 1_000)
     feed, leaving, other = following(log), Ear(place), Ear(place)
@@ -117,7 +117,7 @@ async def test_who_leaves_meanwhile_is_told_nothing_more_and_the_others_are() ->
     feed.close()
 
 
-async def test_a_listener_that_nobody_can_decide_on_does_not_end_the_others() -> None:
+async def test_subscriber_that_cannot_be_authorized_does_not_end_the_others() -> None:
     async def breaks(plan: Deliveries) -> Authorize:
         raise RuntimeError("a bug")
 

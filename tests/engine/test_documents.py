@@ -70,7 +70,7 @@ async def test_a_push_on_what_was_read_here_reads_nothing_more() -> None:
     assert (store.calls["get"], store.calls["put"]) == (0, 1)
 
 
-async def test_what_another_process_wrote_is_noticed() -> None:
+async def test_write_of_another_process_is_noticed() -> None:
     store, coordinator = MemoryStore(), MemoryCoordinator()
     here, there = (Documents(store, coordinator, lambda: 1) for _ in range(2))
     first = (await here.push("a", decode_push(b'{"data":{"n":1}}'))).hash.encode()
@@ -96,7 +96,7 @@ async def test_a_write_of_the_same_bytes_in_the_same_millisecond_is_not_taken_fo
         await documents.push_idempotent("a", body, "k")
 
 
-async def test_what_is_found_stored_is_told_although_another_replaces_it() -> None:
+async def test_stored_version_is_answered_although_another_replaces_it() -> None:
     shared = MemoryStore()
     store = FaultyStore(shared)
     documents, other = [Documents(way, MemoryCoordinator(), lambda: 1) for way in (store, shared)]
@@ -116,7 +116,7 @@ async def test_what_is_found_stored_is_told_although_another_replaces_it() -> No
     assert await again == (written.hash, 1)
 
 
-async def test_of_attempts_under_one_key_at_once_all_are_told_the_same() -> None:
+async def test_concurrent_attempts_under_one_key_have_the_same_answer() -> None:
     store, coordinator = MemoryStore(), MemoryCoordinator()
     times = iter(range(1, 100))
     nodes = [Documents(store, coordinator, lambda: next(times)) for _ in range(4)]

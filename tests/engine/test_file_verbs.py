@@ -77,7 +77,7 @@ async def test_a_file_is_gone_when_its_time_is_over(scene: Scene, files: Files) 
     assert (stat.size, stat.modified_ms) == (3, scene.clock.now_ms)
 
 
-async def test_what_is_not_there_is_none(scene: Scene, files: Files) -> None:
+async def test_missing_file_is_none(scene: Scene, files: Files) -> None:
     await scene.kept.put("photos/b", b"{}")
     for key in ("photos/a", "photos/b"):
         assert await files.stat(key) is None

@@ -127,7 +127,7 @@ async def test_every_version_that_was_stored_is_listed_whatever_crashes(seed: in
     assert await listed(reader) == [Listed(hash_, writers[hash_]) for hash_ in earlier]
 
 
-async def test_pruning_keeps_who_wrote_the_oldest_version_beside_entries_of_writes_that_were_not_made(
+async def test_pruning_keeps_the_author_of_the_oldest_version_despite_entries_of_failed_writes(
     clock: FakeClock,
 ) -> None:
     """A writer that lost, or that was killed, may leave an entry that is newer than that of the winner."""
@@ -158,7 +158,7 @@ async def test_pruning_keeps_who_wrote_the_oldest_version_beside_entries_of_writ
 
 @settings(max_examples=depth(20, 200), deadline=None)
 @given(seed=st.integers(0, 2**32))
-async def test_what_is_pruned_is_what_is_not_listed(seed: int, tmp_path_factory: Any) -> None:
+async def test_pruned_versions_are_those_not_listed(seed: int, tmp_path_factory: Any) -> None:
     """Of a store with a log of changes, where an entry is written with its version or not at all."""
     chosen, clock = Random(seed), FakeClock()
     store = await LocalStore.open_folder(tmp_path_factory.mktemp("pruned"), clock)

@@ -51,7 +51,7 @@ async def test_a_write_is_announced_once_and_leaves_no_intent(scene: Scene) -> N
     assert len(await scene.announced()) == 2
 
 
-async def test_a_write_of_no_change_asks_nobody(scene: Scene) -> None:
+async def test_write_without_a_change_queries_nobody(scene: Scene) -> None:
     scene.coordinator.crash()
     await scene.outbox.put("a", b"1", ABSENT, [])
     assert await scene.kept.get("a") is not None
@@ -59,7 +59,7 @@ async def test_a_write_of_no_change_asks_nobody(scene: Scene) -> None:
     await scene.outbox.reannounce([])
 
 
-async def test_a_refused_write_is_withdrawn(scene: Scene) -> None:
+async def test_a_rejected_write_is_withdrawn(scene: Scene) -> None:
     await scene.kept.put("a", b"0")
     with pytest.raises(EtagMismatch):
         await scene.outbox.put("a", b"1", ABSENT, [change("1")])
@@ -67,7 +67,7 @@ async def test_a_refused_write_is_withdrawn(scene: Scene) -> None:
     assert await scene.announced() == []
 
 
-async def test_what_cannot_be_intended_is_not_written(scene: Scene) -> None:
+async def test_failed_prepare_prevents_the_write(scene: Scene) -> None:
     for done in (False, True):
         scene.coordinator.fail("intend", done=done)
         with pytest.raises(CoordinatorUnavailable):
@@ -87,7 +87,7 @@ async def test_a_write_whose_announcement_fails_is_done_and_announced_later(
 
 
 @pytest.mark.parametrize("done", [False, True])
-async def test_a_refusal_that_cannot_be_withdrawn_is_one_and_withdrawn_later(
+async def test_a_rejection_that_cannot_be_withdrawn_is_one_and_withdrawn_later(
     scene: Scene, caplog: pytest.LogCaptureFixture, done: bool
 ) -> None:
     await scene.kept.put("a", b"0")
@@ -99,7 +99,7 @@ async def test_a_refusal_that_cannot_be_withdrawn_is_one_and_withdrawn_later(
     assert await scene.announced() == []
 
 
-async def test_a_refusal_of_a_process_that_ended_before_it_withdrew_is_announced(scene: Scene) -> None:
+async def test_a_rejection_of_a_process_that_ended_before_it_withdrew_is_announced(scene: Scene) -> None:
     """Nobody can tell that it was one."""
     await scene.kept.put("a", b"0")
     scene.coordinator.fail("withdraw")
@@ -110,7 +110,7 @@ async def test_a_refusal_of_a_process_that_ended_before_it_withdrew_is_announced
     assert await scene.announced() == [ONE]
 
 
-async def test_what_could_not_be_told_is_told_by_the_next_write(scene: Scene) -> None:
+async def test_failed_announcement_is_made_by_the_next_write(scene: Scene) -> None:
     scene.coordinator.fail("announce")
     etag = await scene.outbox.put("a", b"1", ABSENT, [change("1")])
     await scene.outbox.put("b", b"2", ABSENT, [change("2")])
@@ -147,7 +147,7 @@ async def test_a_write_whose_writer_was_cancelled_is_announced(scene: Scene) -> 
     assert await scene.announced() == [ONE]
 
 
-async def test_what_is_young_is_left_to_its_writer(scene: Scene) -> None:
+async def test_young_intent_is_left_to_its_writer(scene: Scene) -> None:
     await scene.coordinator.prepare([change("1")])
     scene.clock.now_ms += EARLY_RECOVERY_MS - 1
     assert await scene.outbox.recover(early=True) == 0
@@ -162,7 +162,7 @@ async def test_what_is_young_is_left_to_its_writer(scene: Scene) -> None:
     assert await scene.announced() == [ONE] * 2
 
 
-async def test_any_number_of_intents_is_healed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_any_number_of_intents_is_repaired(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pysync.engine.outbox._PAGE", 10)
     for n in range(35):
         await scene.coordinator.prepare([change(f"{n}")])
@@ -208,7 +208,7 @@ async def test_the_next_write_announces_the_one_before_it_first(scene: Scene) ->
     assert await versions_told(scene) == [0, 1, 2, 3, 4]
 
 
-async def test_whichever_collection_writes_a_key_its_versions_are_told_in_their_order(scene: Scene) -> None:
+async def test_versions_of_a_key_are_announced_in_order_by_any_collection(scene: Scene) -> None:
     notes, papers = (
         DocumentRef("notes", {"id": "a"}, key="a"),
         DocumentRef("papers", {"sheet": "a"}, "acme", key="a"),
@@ -220,7 +220,9 @@ async def test_whichever_collection_writes_a_key_its_versions_are_told_in_their_
     assert await versions_told(scene) == [0, 1]
 
 
-async def test_only_who_did_not_announce_the_version_before_looks_for_its_intent(scene: Scene) -> None:
+async def test_intent_is_looked_up_only_by_a_writer_that_did_not_announce_the_version_before(
+    scene: Scene,
+) -> None:
     etag = await put_version(scene.outbox, 0, ABSENT)
     scene.coordinator.fail("intents")
     etag = await put_version(scene.outbox, 1, Etag(etag), version(b"0"))
@@ -331,7 +333,7 @@ class TestRemovals:
         assert await scene.coordinator.prepared(10) == []
         assert await scene.kept.get("a") is None
 
-    async def test_a_refused_removal_is_withdrawn(self, scene: Scene) -> None:
+    async def test_a_rejected_removal_is_withdrawn(self, scene: Scene) -> None:
         await scene.kept.put("a", b"1")
         with pytest.raises(EtagMismatch):
             await remove(scene.outbox, "another", 1)
@@ -357,7 +359,7 @@ class TestRemovals:
         assert is_gone == (crash in ("deleted", "announce", "announced"))
         assert (await changes_told(scene))[-1] == (version(b"1"), is_gone)
 
-    async def test_who_creates_it_anew_has_the_last_word(self, scene: Scene) -> None:
+    async def test_new_creation_after_a_delete_is_announced_last(self, scene: Scene) -> None:
         etag = await put_version(scene.outbox, 1, ABSENT, subject=KEYED)
         release = asyncio.Event()
         arrived = scene.store.delay("get", release)
@@ -389,7 +391,9 @@ class TestDocuments:
         [(_, told)] = found
         assert parse_change(told)[:3] == (SUBJECT, written.hash, written.timestamp_ms)
 
-    async def test_a_repeated_push_announces_what_its_first_attempt_could_not(self, scene: Scene) -> None:
+    async def test_repeated_push_announces_the_version_of_its_failed_first_attempt(
+        self, scene: Scene
+    ) -> None:
         documents = Documents(scene.store, scene.coordinator, scene.clock)
         scene.store.lose_reply("put")
         with pytest.raises(StoreUnavailable):
@@ -452,7 +456,7 @@ class TestLogs:
 class TestHealing:
     """The healer of a service."""
 
-    async def test_it_announces_soon_what_was_left_behind_and_goes_on(self, scene: Scene) -> None:
+    async def test_it_announces_leftovers_soon_and_continues(self, scene: Scene) -> None:
         turns = [asyncio.Event() for _ in range(4)]
         turn = iter(turns)
         going_on = asyncio.Semaphore(0)
@@ -483,7 +487,7 @@ class TestHealing:
         assert await scene.coordinator.prepared(10) == []
         healing.close()
 
-    async def test_an_outage_is_told_once_and_the_first_turn_made_up_for(
+    async def test_outage_is_logged_once_and_the_first_round_made_up_for(
         self, scene: Scene, caplog: pytest.LogCaptureFixture
     ) -> None:
         await scene.coordinator.prepare([change("1")])
@@ -509,7 +513,7 @@ class TestHealing:
         assert caplog.text.count("announced 1 writes") == 1
         healing.close()
 
-    async def test_one_that_does_not_sweep_settles_what_is_its_own(self, scene: Scene) -> None:
+    async def test_one_that_does_not_sweep_recovers_its_own(self, scene: Scene) -> None:
         await scene.coordinator.prepare([change("2")])
         scene.clock.now_ms += INTENT_TIMEOUT_MS
         scene.coordinator.fail("announce")

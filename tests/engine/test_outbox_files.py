@@ -105,7 +105,7 @@ async def test_a_file_that_cannot_be_intended_is_not_written(scene: Scene) -> No
     assert await scene.kept.open("a") is None
 
 
-async def test_a_file_that_has_no_place_is_withdrawn(tmp_path: Path, scene: Scene) -> None:
+async def test_file_without_a_location_is_aborted(tmp_path: Path, scene: Scene) -> None:
     store = await LocalStore.open_folder(tmp_path)
     await store.write("a", chunks_of(b"one"), "text/plain")
     outbox = Outbox(FaultyStore(store), scene.coordinator)  # it shows no log of its own
@@ -171,7 +171,7 @@ async def test_a_file_that_overtakes_another_of_its_key_is_announced_after_it(sc
     assert list(dict.fromkeys(own)) == [told_of(b"one"), told_of(b"two")]
 
 
-async def test_the_next_write_of_a_key_announces_what_another_node_left_behind_first(scene: Scene) -> None:
+async def test_next_write_of_a_key_first_announces_leftovers_of_another_node(scene: Scene) -> None:
     for content in (b"one", b"two"):
         scene.coordinator.fail("announce")
         await write(Outbox(scene.kept, scene.coordinator), content)

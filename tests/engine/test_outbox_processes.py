@@ -40,7 +40,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.parametrize("writes", [1, 100, 400])
-async def test_what_a_killed_process_wrote_is_announced_by_the_next(tmp_path: Path, writes: int) -> None:
+async def test_write_of_a_killed_process_is_announced_by_the_next(tmp_path: Path, writes: int) -> None:
     process = run_python(WRITE_ON, str(tmp_path))
     assert process.stdout is not None
     for _ in range(writes):

@@ -75,7 +75,7 @@ def test_every_subscriber_gets_each_change_exactly_once(steps: list[str], turns:
         feed_module.PAGE_SIZE = page  # type: ignore[misc]
 
 
-async def test_what_is_told_while_somebody_reads_the_past_is_not_lost_on_them() -> None:
+async def test_change_during_a_catch_up_is_not_lost() -> None:
     log = Log()
     feed, place = following(log), await log.last_id()
     other, late = Ear(place), Ear(place)
@@ -95,7 +95,7 @@ async def test_what_is_told_while_somebody_reads_the_past_is_not_lost_on_them() 
     feed.close()
 
 
-async def test_nobody_reads_the_log_while_nobody_listens() -> None:
+async def test_idle_dispatcher_does_not_read_the_log() -> None:
     log = Log()
     feed, ear = following(log), Ear(await log.last_id())
     assert feed.subscribe(ear)
@@ -110,7 +110,7 @@ async def test_nobody_reads_the_log_while_nobody_listens() -> None:
     assert log.reads == reads
 
 
-async def test_the_log_is_read_once_for_all_who_listen() -> None:
+async def test_log_is_read_once_for_all_subscribers() -> None:
     log = Log()
     feed = following(log)
     ears = [Ear(await log.last_id()) for _ in range(100)]
@@ -122,7 +122,7 @@ async def test_the_log_is_read_once_for_all_who_listen() -> None:
     feed.close()
 
 
-async def test_a_listener_hears_of_the_values_that_it_wants() -> None:
+async def test_subscriber_receives_the_values_that_it_filters_for() -> None:
     log = Log()
     feed, place = following(log), await log.last_id()
     two = ("acme", "notes")
@@ -136,7 +136,7 @@ async def test_a_listener_hears_of_the_values_that_it_wants() -> None:
     feed.close()
 
 
-async def test_listeners_are_reset_where_the_log_forgets_faster_than_it_is_read() -> None:
+async def test_subscribers_are_reset_if_the_log_forgets_faster_than_it_is_read() -> None:
     log = Log(ticks=[0, 0] + [50] * 100, retention=Retention(count=2))
     feed, ear = following(log), Ear(await log.last_id())
     assert feed.subscribe(ear)
@@ -169,7 +169,7 @@ async def test_a_log_that_cannot_be_read_for_a_while_costs_no_listener_an_event(
     feed.close()
 
 
-async def test_where_events_cannot_be_told_everybody_is_cut() -> None:
+async def test_failed_delivery_aborts_every_subscriber() -> None:
     async def breaks(plan: Deliveries) -> Authorize:
         raise RuntimeError("a bug")
 
@@ -192,7 +192,7 @@ async def test_where_events_cannot_be_told_everybody_is_cut() -> None:
     feed.close()
 
 
-async def test_who_is_asked_about_waits_for_no_other_and_no_other_for_them() -> None:
+async def test_authorization_of_one_subscriber_delays_no_other() -> None:
     release = asyncio.Event()
 
     async def slowly(plan: Deliveries) -> Authorize:
@@ -214,7 +214,7 @@ async def test_who_is_asked_about_waits_for_no_other_and_no_other_for_them() -> 
 
 
 @pytest.mark.parametrize("is_past", [True, False])
-async def test_others_have_their_turn_while_much_is_read_that_nobody_hears(is_past: bool) -> None:
+async def test_others_run_while_much_is_read_without_subscribers(is_past: bool) -> None:
     log = Log()
     feed = following(log)
     ear = Ear(await log.last_id(), {NOTES: {"id": "nobody"}})
@@ -247,7 +247,7 @@ class Noting(Ear):
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
-async def test_others_have_their_turn_while_thousands_are_told(is_asked: bool) -> None:
+async def test_others_run_while_thousands_are_notified(is_asked: bool) -> None:
     log = Log()
     feed = following(log)
     ears = [Noting(await log.last_id()) for _ in range(2_000)]
@@ -265,7 +265,7 @@ async def test_others_have_their_turn_while_thousands_are_told(is_asked: bool) -
     assert all(ear.pieces == [2] for ear in ears)
 
 
-async def test_what_comes_while_thousands_are_told_is_told_in_one_piece() -> None:
+async def test_changes_during_a_large_delivery_are_delivered_together() -> None:
     log = Log()
     feed = following(log)
     ears = [Noting(await log.last_id()) for _ in range(feed_module.MANY_WRITES + 1)]

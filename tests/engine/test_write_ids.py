@@ -9,7 +9,7 @@ from pysync.write_ids import as_whitespace, has_write_id, new_write_id, strip_wr
 
 
 @given(st.binary(max_size=200))
-def test_a_mark_goes_on_and_off(body: bytes) -> None:
+def test_write_id_goes_on_and_off(body: bytes) -> None:
     mark = new_write_id()
     stored = with_write_id(body, mark)
     assert stored.startswith(body)
@@ -22,12 +22,12 @@ def test_a_mark_goes_on_and_off(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"{}\n", b"\n" + b" " * 63, b"x\n" + b" " * 63 + b"\n"])
-def test_what_others_wrote_is_taken_as_it_is(body: bytes) -> None:
+def test_document_without_a_write_id_is_taken_as_it_is(body: bytes) -> None:
     assert strip_write_id(body) == body
 
 
 @pytest.mark.parametrize("data", [b'{"n":1}', b'{"n":9007199254740993}'])
-def test_a_marked_document_reads_as_before(data: bytes) -> None:
+def test_document_with_a_write_id_reads_as_before(data: bytes) -> None:
     push, mark = decode_push(b'{"data":%b}' % data), new_write_id()
     plain, read = read_document(push.stored(7)), read_document(push.stored(7, as_whitespace(mark)))
     assert has_write_id(push.stored(7, as_whitespace(mark)), mark)

@@ -86,7 +86,9 @@ async def test_a_full_log_takes_no_more(node: Node) -> None:
     assert await node.datas() == numbered(3)
 
 
-async def test_a_refused_append_to_nothing_stores_nothing(node: Node, store: Store, clock: FakeClock) -> None:
+async def test_a_rejected_append_to_nothing_stores_nothing(
+    node: Node, store: Store, clock: FakeClock
+) -> None:
     with pytest.raises(TsTooFarAhead):
         await node.append(at(clock.now_ms + 300_001))
     assert await keys_below(store, "") == []
@@ -102,7 +104,7 @@ async def test_one_bad_element_never_fails_its_neighbours(node: Node, clock: Fak
     assert node.calls["put"] == 1
 
 
-async def test_a_refusal_is_told_by_the_log_as_it_is_now(make_node: MakeNode) -> None:
+async def test_rejection_is_decided_by_the_log_as_it_is_now(make_node: MakeNode) -> None:
     one, other = make_node(), make_node()
     rules = LogSettings(max_items=3)
     await one.append({"n": 0}, rules=rules)
@@ -111,7 +113,7 @@ async def test_a_refusal_is_told_by_the_log_as_it_is_now(make_node: MakeNode) ->
         await one.append({"n": 3}, rules=rules)
 
 
-async def test_what_is_not_persisted_is_answered_and_not_stored(
+async def test_element_that_is_not_persisted_is_answered_and_not_stored(
     node: Node, store: Store, clock: FakeClock
 ) -> None:
     rules = LogSettings(persist=False)
@@ -209,7 +211,7 @@ async def body(store: Store, key: str) -> bytes:
     return found.body
 
 
-async def test_what_is_sealed_is_never_written_again(node: Node, store: Store) -> None:
+async def test_sealed_segment_is_never_written_again(node: Node, store: Store) -> None:
     seen: dict[str, str] = {}
     for n in range(100):
         await node.append({"n": n})
@@ -224,7 +226,7 @@ async def test_a_chunk_size_bounds_the_tail(make_node: MakeNode, store: Store) -
     assert len(await keys_below(store, "_pysync/logs")) == 4
 
 
-async def test_too_many_waiting_appends_are_refused_and_not_queued(node: Node) -> None:
+async def test_too_many_waiting_appends_are_rejected_and_not_queued(node: Node) -> None:
     told = await node.append_at_once(numbered(append.MAX_WAITING + 100))
     refused = [outcome for outcome in told if not isinstance(outcome, WriteResult)]
     assert {type(outcome) for outcome in refused} == {StoreUnavailable}
@@ -243,7 +245,7 @@ async def test_closing_finishes_the_appends_that_wait(make_node: MakeNode) -> No
     assert await make_node().datas() == numbered(50)
 
 
-async def test_an_append_nobody_waits_for_any_more_leaves_its_neighbours_alone(node: Node) -> None:
+async def test_cancelled_append_leaves_its_neighbours_alone(node: Node) -> None:
     waiting = [asyncio.ensure_future(node.append({"n": n})) for n in range(5)]
     await asyncio.sleep(0)
     waiting[2].cancel()
@@ -310,7 +312,7 @@ async def test_a_read_of_an_unchanged_log_costs_one_get(node: Node) -> None:
 
 
 @pytest.mark.slow
-async def test_a_long_tail_comes_in_pieces_that_make_the_same_text(node: Node) -> None:
+async def test_long_tail_in_chunks_makes_the_same_text(node: Node) -> None:
     await filled(node, 1000)
     for bounds in (LogRange(), LogRange(since=95), LogRange(newest=900), LogRange(9990), LogRange(newest=0)):
         tail = await node.logs.read(KEY, bounds, RULES)
@@ -322,7 +324,7 @@ async def test_a_long_tail_comes_in_pieces_that_make_the_same_text(node: Node) -
 
 
 @pytest.mark.slow
-async def test_a_piece_stays_small_though_elements_become_long(make_node: MakeNode) -> None:
+async def test_chunk_stays_small_though_elements_become_long(make_node: MakeNode) -> None:
     node = make_node(None)
     await node.append(*({"n": n, "text": "s" * 1000} for n in range(300)))
     await node.append(*({"n": n, "text": "l" * 200_000} for n in range(60)))
@@ -347,7 +349,7 @@ async def test_a_tail_is_of_one_moment(node: Node) -> None:
     assert tail.hash == twin.log_hash(50, {"n": 49})
 
 
-async def test_what_another_node_appended_is_read_at_once(make_node: MakeNode) -> None:
+async def test_append_of_another_node_is_read_at_once(make_node: MakeNode) -> None:
     one, other = make_node(), make_node()
     for n in range(60):
         await (one, other)[n % 3 == 0].append({"n": n})
@@ -394,7 +396,7 @@ async def test_nodes_that_collide_lose_nothing(make_node: MakeNode) -> None:
 
 
 @pytest.mark.parametrize("stored", [b"", b"{}", b"x", b'{"v":1,"data":{"items":1}}'])
-async def test_what_is_no_log_is_corrupt_and_left_alone(node: Node, store: Store, stored: bytes) -> None:
+async def test_malformed_log_is_corrupt_and_left_alone(node: Node, store: Store, stored: bytes) -> None:
     await store.put(KEY, stored)
     with pytest.raises(DocumentCorrupt):
         await node.elements()
@@ -403,7 +405,7 @@ async def test_what_is_no_log_is_corrupt_and_left_alone(node: Node, store: Store
     assert await body(store, KEY) == stored
 
 
-async def test_a_lost_segment_is_told_by_those_who_need_it_alone(node: Node, store: Store) -> None:
+async def test_lost_segment_is_reported_to_its_readers_alone(node: Node, store: Store) -> None:
     await filled(node, 100)
     lost = next(key for key in await keys_below(store, "_pysync/logs") if "/0-" in key)
     await store.delete(lost)

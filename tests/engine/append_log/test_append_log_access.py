@@ -14,7 +14,9 @@ from pysync.clock import wall_clock_ms
 # What is not kept, listed, restricted
 
 
-async def test_what_does_not_persist_is_answered_and_forgotten(anyone: Browser, unique: Unique) -> None:
+async def test_element_that_is_not_persisted_is_answered_and_forgotten(
+    anyone: Browser, unique: Unique
+) -> None:
     key, data = unique("signals"), {"b": 1, "a": 2}
     sent = await append(anyone, key, data)
     assert sent.status == 200
@@ -53,7 +55,7 @@ async def test_a_namespace_is_a_prefix_over_the_same_logs(anyone: Browser, uniqu
         assert len(pulled.json["data"]["items"]) == 3
 
 
-async def test_wrong_methods_and_paths_are_refused_as_for_documents(anyone: Browser, unique: Unique) -> None:
+async def test_wrong_methods_and_paths_are_rejected_as_for_documents(anyone: Browser, unique: Unique) -> None:
     key = unique("log")
     answer = await anyone.request("POST", f"/pull/{key}", {"data": {}})
     assert (answer.status, answer.headers["Allow"]) == (405, "GET, HEAD")

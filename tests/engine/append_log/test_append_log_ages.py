@@ -61,7 +61,7 @@ async def test_a_log_of_starfish_is_read_and_nothing_rewritten(
     assert (node.calls["put"], node.calls["delete"]) == (0, 0)
 
 
-async def test_others_have_their_turn_while_a_big_log_of_starfish_is_read(
+async def test_others_run_while_a_big_log_of_starfish_is_read(
     node: Node, store: Store, clock: FakeClock
 ) -> None:
     log = log_of([{"text": "x" * 100}] * 40_000, clock.now_ms - 50_000)
@@ -90,7 +90,7 @@ async def test_the_first_append_takes_a_log_of_starfish_over(
 
 
 @layouts
-async def test_what_starfish_kept_beside_the_elements_stays(
+async def test_unknown_members_next_to_starfish_elements_stay(
     node: Node, make_node: MakeNode, store: Store, clock: FakeClock, layout: str
 ) -> None:
     extra = {"title": "é", "n": [1, {"items": []}], "big": 2**60}
@@ -105,7 +105,7 @@ async def test_what_starfish_kept_beside_the_elements_stays(
 
 
 @layouts
-async def test_a_refused_append_leaves_a_log_of_starfish_as_it_is(
+async def test_a_rejected_append_leaves_a_log_of_starfish_as_it_is(
     node: Node, store: Store, clock: FakeClock, layout: str
 ) -> None:
     stored = starfish(log_of(numbered(9), clock.now_ms - 1000), layout)
@@ -163,7 +163,7 @@ async def test_a_log_that_lacks_chunks_is_corrupt_and_never_a_shorter_one(
     assert node.calls["put"] == 0
 
 
-async def test_a_log_keeps_its_elements_in_the_field_that_it_is_told(
+async def test_log_keeps_its_elements_in_the_configured_field(
     node: Node, store: Store, clock: FakeClock
 ) -> None:
     log = log_of(numbered(5), clock.now_ms - 1000)

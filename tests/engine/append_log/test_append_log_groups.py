@@ -91,7 +91,7 @@ async def test_a_head_leaves_room_for_what_is_added(make_node: MakeNode, store: 
         assert len(head.body) < 4000
 
 
-async def test_a_log_that_is_gone_refuses_nothing_from_memory(node: Node, store: Store) -> None:
+async def test_a_log_that_is_gone_rejects_nothing_from_memory(node: Node, store: Store) -> None:
     rules = LogSettings(max_items=1)
     await node.append({"n": 0}, rules=rules)
     await store.delete(KEY)
@@ -99,9 +99,7 @@ async def test_a_log_that_is_gone_refuses_nothing_from_memory(node: Node, store:
     assert await node.datas(rules=rules) == [{"n": 1}]
 
 
-async def test_nothing_of_a_deleted_log_is_stored_again_by_who_remembers_its_head(
-    make_node: MakeNode, store: Store
-) -> None:
+async def test_deleted_log_is_not_stored_again_from_a_cached_head(make_node: MakeNode, store: Store) -> None:
     node = make_node(head_bytes=4000)
     await node.append({"text": "x" * 3000})
     await store.delete(KEY)
@@ -152,7 +150,7 @@ async def test_nodes_that_collide_wait_a_little_and_ever_longer(
     assert len(await one.datas(rules=RULES)) == 10
 
 
-async def test_an_unforeseen_failure_is_told_to_all_that_wait_and_ends_with_them(
+async def test_unforeseen_failure_is_raised_to_all_that_wait_and_ends_with_them(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
     put = node.put

@@ -25,7 +25,7 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head, "CACHE_BYTES", 20_000)
 
 
-async def test_the_heads_of_the_logs_met_last_are_known_and_no_more(small_cache: None, node: Node) -> None:
+async def test_heads_of_recent_logs_are_cached_within_a_bound(small_cache: None, node: Node) -> None:
     keys = [f"logs/{n}" for n in range(40)]
     for key in keys:
         await node.append(*numbered(5), key=key)
@@ -75,7 +75,7 @@ async def test_a_chunk_of_starfish_that_is_listed_and_not_there_is_no_shorter_lo
     assert await node.datas(None, 3) == numbered(3, 17)
 
 
-async def test_chunks_of_starfish_are_listed_page_by_page_and_told_from_others(
+async def test_chunks_of_starfish_are_listed_page_by_page_apart_from_others(
     node: Node, store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(head, "_CHUNK_PAGE", 2)

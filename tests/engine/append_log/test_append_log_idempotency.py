@@ -38,7 +38,7 @@ async def test_a_repetition_is_answered_as_the_first_was(make_node: MakeNode, cl
     assert (await node.datas()).count({"n": 3}) == 1
 
 
-async def test_a_repetition_that_cannot_be_looked_for_fails_alone(node: Node, store: Store) -> None:
+async def test_repetition_that_cannot_be_looked_up_fails_alone(node: Node, store: Store) -> None:
     node.fail("put")
     with pytest.raises(StoreUnavailable):
         await node.once({"n": 0}, "k")
@@ -125,7 +125,7 @@ async def test_attempts_at_once_make_one_element(make_node: MakeNode) -> None:
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 10_000, -10_000])
-async def test_a_write_that_is_slow_to_happen_is_not_made_beside_its_repetition(
+async def test_slow_write_is_not_made_in_addition_to_its_repetition(
     make_node: MakeNode, ahead_ms: int
 ) -> None:
     slow, other = make_node(), make_node(ahead_ms=ahead_ms)
@@ -151,7 +151,7 @@ async def test_a_repetition_joins_others_in_one_put(node: Node) -> None:
     assert await node.datas() == numbered(3)
 
 
-async def test_a_key_asks_the_store_nothing_of_a_log_that_was_just_written(make_node: MakeNode) -> None:
+async def test_key_queries_the_store_for_nothing_of_a_fresh_log(make_node: MakeNode) -> None:
     node = make_node(head_bytes=None)
     await node.append({})
     node.calls.clear()
@@ -159,7 +159,7 @@ async def test_a_key_asks_the_store_nothing_of_a_log_that_was_just_written(make_
     assert (node.calls["get"], node.calls["put"]) == (0, 1)
 
 
-async def test_a_refused_append_is_refused_again_and_made_once_it_may_be(node: Node) -> None:
+async def test_a_rejected_append_is_rejected_again_and_made_once_it_may_be(node: Node) -> None:
     await node.append(twin.Element(100, {}))
     for _ in range(2):
         with pytest.raises(NonMonotonicTimestamp):
@@ -176,7 +176,7 @@ async def test_a_refused_append_is_refused_again_and_made_once_it_may_be(node: N
         (twin.Element(None, {"n": -1}), AppendLimitExceeded, LogSettings(max_items=1)),
     ],
 )
-async def test_an_append_that_is_refused_is_not_looked_for_when_it_is_repeated(
+async def test_rejected_append_is_not_looked_up_when_it_is_repeated(
     node: Node, element: twin.Element, refused: type[PysyncError], rules: LogSettings
 ) -> None:
     await node.append(twin.Element(100, {}))
@@ -193,7 +193,7 @@ async def test_an_append_that_is_refused_is_not_looked_for_when_it_is_repeated(
         await node.once({"n": -1}, "k")
 
 
-async def test_other_data_under_a_key_is_refused_by_every_node(make_node: MakeNode) -> None:
+async def test_other_data_under_a_key_is_rejected_by_every_node(make_node: MakeNode) -> None:
     node, other = make_node(), make_node()
     told = await node.once({"n": 0}, "k")
     await node.append(*numbered(40, 1))
@@ -217,7 +217,7 @@ async def test_idempotency_key_with_other_data_is_rejected_even_if_the_first_ans
     assert await other.datas() == numbered(1)
 
 
-async def test_a_refused_repetition_does_not_free_the_key_of_an_append_that_was_stored(
+async def test_a_rejected_repetition_does_not_free_the_key_of_an_append_that_was_stored(
     make_node: MakeNode,
 ) -> None:
     """The second attempt cannot know whether the first one, which got no answer, will still be written."""
@@ -235,7 +235,7 @@ async def test_a_refused_repetition_does_not_free_the_key_of_an_append_that_was_
     assert await other.datas() == [{}, {"n": 1}]
 
 
-async def test_what_one_attempt_looked_through_no_other_looks_through_again(
+async def test_segments_searched_by_one_attempt_are_not_searched_by_another(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read, "CHUNK_BYTES", 1)
@@ -253,7 +253,7 @@ async def test_what_one_attempt_looked_through_no_other_looks_through_again(
     assert len(other.got) < 30
 
 
-async def test_an_attempt_looks_through_so_much_and_the_next_one_goes_on_from_there(
+async def test_attempt_searches_up_to_a_bound_and_the_next_one_continues(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read, "CHUNK_BYTES", 1)
@@ -284,7 +284,7 @@ async def test_a_claim_of_an_earlier_version_is_honoured(node: Node) -> None:
     assert await node.datas() == numbered(1)
 
 
-async def test_a_node_that_slept_looks_only_through_what_came_since_the_key(
+async def test_node_that_slept_searches_only_elements_after_the_key(
     make_node: MakeNode, clock: FakeClock
 ) -> None:
     sleepy, busy = make_node(), make_node()
@@ -321,7 +321,7 @@ async def test_a_log_of_starfish_is_taken_over_once_by_a_repeated_append(
         assert await other.datas() == numbered(51 + after)
 
 
-async def test_what_is_not_persisted_is_answered_again_too(node: Node, clock: FakeClock) -> None:
+async def test_append_that_is_not_persisted_is_answered_again_too(node: Node, clock: FakeClock) -> None:
     rules = LogSettings(persist=False)
     told = await node.once({"n": 1}, "k", rules)
     clock.now_ms += 1000

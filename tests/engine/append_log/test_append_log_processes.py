@@ -98,7 +98,7 @@ async def test_four_processes_and_32_clients_append_to_one_log(
         await clients.check()
 
 
-async def test_what_was_acknowledged_outlives_the_process_that_did(
+async def test_acknowledged_appends_outlive_the_process(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     async with AsyncExitStack() as stack:

@@ -141,7 +141,7 @@ async def test_an_idempotency_key_belongs_to_one_log_and_one_caller(
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 129, "tab\there"])
-async def test_an_unusable_idempotency_key_is_refused(anyone: Browser, unique: Unique, bad: str) -> None:
+async def test_an_unusable_idempotency_key_is_rejected(anyone: Browser, unique: Unique, bad: str) -> None:
     key = unique("log")
     assert (await append(anyone, key, {}, {"Idempotency-Key": bad})).json["code"] == "bad_request"
     assert await elements(anyone, key) == []

@@ -91,7 +91,7 @@ async def test_a_client_may_date_its_elements(anyone: Browser, unique: Unique) -
     assert [each["ts"] for each in await elements(anyone, key)] == [0, 7, ahead, ahead + 1, ahead + 2]
 
 
-async def test_a_time_too_far_ahead_is_refused(anyone: Browser, unique: Unique) -> None:
+async def test_a_time_too_far_ahead_is_rejected(anyone: Browser, unique: Unique) -> None:
     key = unique("log")
     refused = await append(anyone, key, {}, ts=wall_clock_ms() + 400_000)
     assert refused.error == (400, "ts is too far in the future")
@@ -101,7 +101,7 @@ async def test_a_time_too_far_ahead_is_refused(anyone: Browser, unique: Unique) 
 
 
 @pytest.mark.parametrize("ts", ["-1", '"1"', "1.5", "true", "[]", "{}"])
-async def test_a_time_that_is_none_is_refused(anyone: Browser, unique: Unique, ts: str) -> None:
+async def test_a_time_that_is_none_is_rejected(anyone: Browser, unique: Unique, ts: str) -> None:
     body = b'{"data":{},"ts":%b}' % ts.encode()
     refused = await anyone.request("POST", f"/push/{unique('log')}", body)
     assert refused.error == (400, "ts must be a non-negative integer")
@@ -138,7 +138,7 @@ async def test_integers_of_64_bits_come_back_exactly(anyone: Browser, unique: Un
         (b'{"data":[]}', "Missing or invalid data"),
     ],
 )
-async def test_a_bad_body_is_refused_and_nothing_is_appended(
+async def test_a_bad_body_is_rejected_and_nothing_is_appended(
     anyone: Browser, unique: Unique, body: bytes, error: str
 ) -> None:
     key = unique("log")
@@ -256,7 +256,7 @@ async def test_a_pull_gives_the_elements_within_its_bounds(
         ("full=true&since=5", "full_with_bounds"),
     ],
 )
-async def test_bounds_that_are_none_are_refused(
+async def test_bounds_that_are_none_are_rejected(
     anyone: Browser, unique: Unique, query: str, error: str
 ) -> None:
     """Whether or not something is stored."""
@@ -267,7 +267,7 @@ async def test_bounds_that_are_none_are_refused(
     assert (await anyone.pull(key)).error == (400, "pull_bound_required")
 
 
-async def test_a_log_may_refuse_to_be_read_as_a_whole(anyone: Browser, unique: Unique) -> None:
+async def test_a_log_may_reject_to_be_read_as_a_whole(anyone: Browser, unique: Unique) -> None:
     key = unique("few")
     assert (await tail(anyone, key, "full=true")).error == (400, "full_not_allowed")
     assert (await tail(anyone, key, "full=true&last=1")).error == (400, "full_with_bounds")

@@ -92,7 +92,7 @@ async def test_a_checkpoint_before_what_stays_is_too_old(node: Node, store: Stor
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_what_stays_is_the_end_of_the_log_however_it_grows(
+async def test_retained_elements_are_the_end_of_the_log_however_it_grows(
     make_node: MakeNode, store: Store, clock: FakeClock, seed: int
 ) -> None:
     random = Random(seed)

@@ -183,7 +183,9 @@ async def test_a_checkpoint_is_ignored_where_a_log_is_always_sent_whole(
 # Who may do what
 
 
-async def test_refusals_come_in_the_order_of_documents(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_rejections_come_in_the_order_of_documents(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
     log = {
         "name": "log", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"],
         "appendOnly": True, "maxBodyBytes": 2000,
@@ -272,7 +274,7 @@ async def test_a_log_is_no_keyring_and_no_document(start: Start, session: aiohtt
     assert (answer.status, answer.json["data"], "keyring" in answer.json) == (200, {"n": 1}, False)
 
 
-async def test_what_does_not_persist_may_be_in_a_bundle_and_is_empty_there(
+async def test_bundle_contains_a_log_that_is_not_persisted_as_empty(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     page = {**NOTES, "storagePath": "pages/{page}", "bundle": "page"}
@@ -438,7 +440,7 @@ class Ailing(MemoryStore):
         return await super().get(key, *arguments)
 
 
-async def test_a_long_answer_that_fails_at_once_is_refused_and_later_is_incomplete(
+async def test_a_long_answer_that_fails_at_once_is_rejected_and_later_is_incomplete(
     start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Ailing()

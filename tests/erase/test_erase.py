@@ -50,7 +50,7 @@ async def test_nothing_of_an_erased_person_is_in_any_file(served: Served, folder
     assert board.erased["elements"] == 36
 
 
-async def test_what_belongs_to_others_is_not_touched(served: Served) -> None:
+async def test_data_of_others_is_not_touched(served: Served) -> None:
     me = BERT.user_id
     keys = [key for key in await stored_keys(served.store) if me in key]
     before = {key: await served.store.get(key) for key in keys}
@@ -64,7 +64,7 @@ async def test_what_belongs_to_others_is_not_touched(served: Served) -> None:
     assert (await served.anne.push(f"users/{ANNE.user_id}/notes/a", {"title": "again"})).status == 200
 
 
-async def test_lists_lose_the_entries_of_what_is_erased(served: Served) -> None:
+async def test_lists_lose_the_entries_of_erased_documents(served: Served) -> None:
     assert len((await served.bert.pull("lists/titles")).json["data"]["items"]) == 6
     report = await served.eraser.run(ANNES)
     items = (await served.bert.pull("lists/titles")).json["data"]["items"]
@@ -145,7 +145,7 @@ async def test_entries_of_a_keyring_are_removed_by_their_key(served: Served) -> 
     assert left.open(BERT, [BERT.ed_pub]).epoch == 1
 
 
-async def test_the_report_says_what_of_a_person_is_left_in_keyrings(served: Served) -> None:
+async def test_the_report_names_remains_of_a_person_in_keyrings(served: Served) -> None:
     """An entry names its recipient by an X25519 key alone, and by a signing key who added it."""
     ring = Keyring.new(BERT, [ANNE.kem_pub], now_s=1)
     assert (await served.bert.push("rooms/a/_keyring", ring.data)).status == 200
@@ -236,7 +236,7 @@ async def test_the_history_of_a_deleted_document_goes_too(served: Served) -> Non
         ({"key": "a", "kemKeys": ["0" * 64]}, "belong to an identity"),
     ],
 )
-def test_a_request_that_names_nothing_that_can_be_erased_is_refused(given: Any, why: str) -> None:
+def test_a_request_that_names_nothing_that_can_be_erased_is_rejected(given: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         EraseRequest.parse(given)
 

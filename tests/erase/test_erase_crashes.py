@@ -147,7 +147,7 @@ sys.exit(main.main(sys.argv[2:]))
 
 @pytest.mark.process
 @pytest.mark.slow
-async def test_a_process_killed_at_any_step_leaves_what_the_next_service_finishes(
+async def test_process_killed_at_any_step_leaves_work_that_the_next_service_finishes(
     start: Start, session: aiohttp.ClientSession, folder: Path, tmp_path: Path
 ) -> None:
     """Every so many steps of the command, which runs beside a service."""

@@ -61,7 +61,7 @@ async def operators(start: Start, session: aiohttp.ClientSession, folder: Path) 
     await listener.close()
 
 
-async def test_the_listener_reports_what_it_erases(operators: Operators, folder: Path) -> None:
+async def test_listener_reports_erased_objects(operators: Operators, folder: Path) -> None:
     status, dry = await operators.post({**ANNES, "dryRun": True})
     assert (status, dry["dryRun"]) == (200, True)
     assert files_with(folder, ANNE.user_id)
@@ -163,7 +163,7 @@ async def test_an_erasure_that_a_shutdown_ends_is_answered_and_continues_with_th
     assert files_with(folder, ANNE.user_id) == set()
 
 
-async def test_the_command_erases_beside_a_running_service(
+async def test_command_erases_while_a_service_runs(
     operators: Operators, shell: Shell, folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "pysync.json").write_bytes(
@@ -181,7 +181,7 @@ async def test_the_command_erases_beside_a_running_service(
     assert files_with(folder, ANNE.user_id) == set()
 
 
-def test_the_command_names_what_is_wrong(shell: Shell, tmp_path: Path) -> None:
+def test_command_reports_wrong_arguments(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "pysync.json").write_bytes(orjson.dumps({"version": 1, "store": "memory:", **members()}))
     config = ("--config", str(tmp_path / "pysync.json"))
     for arguments, status, why in (

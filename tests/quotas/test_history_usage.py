@@ -93,7 +93,7 @@ def body(size: int, base: str | None) -> _core.PushBody:
     return _core.decode_push(json.dumps({"data": {"text": "x" * size}, "baseHash": base}).encode())
 
 
-async def test_what_history_keeps_counts_and_never_stands_in_the_way_of_a_push(place: Place) -> None:
+async def test_history_counts_and_never_blocks_a_push(place: Place) -> None:
     """A push that a quota leaves room for is made, at the least without the version that it replaces."""
     base, key, ref = None, "notes/anna/a", subject("a")
     for n in range(20):

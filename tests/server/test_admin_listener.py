@@ -132,7 +132,7 @@ async def test_health_fails_once_the_event_loop_is_blocked_for_long(start_admin:
     assert b"blocked for 11 s" in response.content
 
 
-async def test_the_time_for_which_the_event_loop_is_blocked_is_known_to_other_threads() -> None:
+async def test_time_of_a_blocked_event_loop_is_known_to_other_threads() -> None:
     turned, now, measured = asyncio.Event(), 100.0, list[float]()
 
     class Watched(LoopMonitor):
@@ -173,7 +173,7 @@ async def test_a_service_that_is_about_to_stop_is_healthy_and_not_ready(start_ad
     assert (await service.ask("/health")).status == 200
 
 
-async def test_requests_that_are_no_reads_of_a_page_are_refused(start_admin: StartAdmin) -> None:
+async def test_requests_that_are_no_reads_of_a_page_are_rejected(start_admin: StartAdmin) -> None:
     service = await start_admin()
     unknown, posted = await service.ask("/pull/notes/a"), await service.ask("/metrics", "POST")
     assert (unknown.status, json.loads(unknown.body)["error"]) == (404, "Not found")
@@ -334,7 +334,7 @@ async def test_changes_of_readiness_are_logged_once_each(
     ]
 
 
-async def test_probes_that_come_at_once_ask_the_store_once() -> None:
+async def test_concurrent_probes_query_the_store_once() -> None:
     store = Wavering(True)
     checked = readiness.Readiness([store.probe])
     assert await asyncio.gather(*(checked.check() for _ in range(100))) == [None] * 100

@@ -214,7 +214,7 @@ class SlowClock:
         return self._now_s
 
 
-async def test_valid_requests_beyond_capacity_are_answered_or_refused(
+async def test_valid_requests_beyond_capacity_are_answered_or_rejected(
     make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app_module, "LoadShedder", partial(LoadShedder, now=SlowClock()))
@@ -258,7 +258,7 @@ def junk(count: int, **headers: str) -> list[bytes]:
     return made
 
 
-async def test_junk_is_refused_and_leaves_known_clients_alone(make_site: MakeSite) -> None:
+async def test_junk_is_rejected_and_leaves_known_clients_alone(make_site: MakeSite) -> None:
     site = await make_site()
     found = await site.during(statuses(site, junk(80)))
     assert set(found) <= {400, 401, 404, 503}
@@ -266,7 +266,7 @@ async def test_junk_is_refused_and_leaves_known_clients_alone(make_site: MakeSit
     assert (await site.ask()).status == 200
 
 
-async def test_forged_certificates_are_refused_and_leave_known_clients_alone(make_site: MakeSite) -> None:
+async def test_forged_certificates_are_rejected_and_leave_known_clients_alone(make_site: MakeSite) -> None:
     site = await make_site()
     text = site.good.certificate.text
     expiry = json.loads(text)["exp"]
@@ -301,7 +301,7 @@ async def test_clients_that_never_read_their_answers_hold_no_more_than_the_budge
     await site.until(lambda: site.app.in_flight.budget.waiting == 0)
 
 
-async def test_large_bodies_are_stored_or_refused(make_site: MakeSite) -> None:
+async def test_large_bodies_are_stored_or_rejected(make_site: MakeSite) -> None:
     site = await make_site()
     body = json.dumps({"data": {"text": "x" * MB}, "baseHash": None}).encode()
     texts = [push(f"/push/big/{number}", len(body), body) for number in range(20)]
@@ -311,7 +311,7 @@ async def test_large_bodies_are_stored_or_refused(make_site: MakeSite) -> None:
     assert found.total() == 20
 
 
-async def test_the_largest_batches_are_answered_or_refused(make_site: MakeSite) -> None:
+async def test_the_largest_batches_are_answered_or_rejected(make_site: MakeSite) -> None:
     site = await make_site()
     await store_large(site)
     params = json.dumps({"big": [{"id": "megabyte"}] * 3})
@@ -347,7 +347,7 @@ async def streams(site: Site, count: int, target: str) -> list[asyncio.StreamRea
     return opened
 
 
-async def test_streams_beyond_the_limit_are_refused_and_all_others_get_every_event(
+async def test_streams_beyond_the_limit_are_rejected_and_all_others_get_every_event(
     make_site: MakeSite,
 ) -> None:
     site = await make_site()

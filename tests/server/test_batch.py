@@ -322,7 +322,7 @@ async def test_namespaces_keep_to_themselves(anyone: Browser) -> None:
     assert entries(there, "special") == [{"error": "Collection not found"}]
 
 
-async def test_what_a_batch_does_not_serve_is_not_found_once_per_set(anyone: Browser) -> None:
+async def test_sets_that_a_batch_does_not_serve_are_not_found_each(anyone: Browser) -> None:
     names = ("gone", "dropbox", "files", "part")
     answer = await batch(anyone, *names, params={name: [{"id": "a"}, {}] for name in names})
     assert answer.json["collections"] == {name: [{"error": "Collection not found"}] * 2 for name in names}
@@ -374,7 +374,7 @@ async def test_parameters_may_be_numbers_and_others_are_ignored(anyone: Browser,
         ('collections=notes&params={"notes":[{"id":"a"},{"id":"_members"}]}', "batch_key_denied"),
     ],
 )
-async def test_a_faulty_batch_is_refused_before_anything_is_read(
+async def test_a_faulty_batch_is_rejected_before_anything_is_read(
     anyone: Browser, store: FaultyStore, query: str, error: str
 ) -> None:
     store.calls.clear()
@@ -467,7 +467,7 @@ async def test_a_batch_is_cached_as_its_most_private_entry(
     assert answer.headers["Vary"] == "Authorization"
 
 
-async def test_a_head_tells_what_a_get_would(anyone: Browser) -> None:
+async def test_head_reports_the_headers_of_a_get(anyone: Browser) -> None:
     target = "/batch/pull?collections=special"
     got, told = await anyone.request("GET", target), await anyone.request("HEAD", target)
     assert (told.status, told.body, told.headers["ETag"]) == (200, b"", got.headers["ETag"])
@@ -551,7 +551,7 @@ async def test_reads_wait_for_the_store_together(anyone: Browser, store: FaultyS
     assert store.max_concurrent_reads == 80
 
 
-async def test_reads_at_once_are_bounded_as_asked() -> None:
+async def test_concurrent_reads_are_bounded_as_configured() -> None:
     store = FaultyStore(MemoryStore())
     await store.put("k/3", b"three")
     store.fail("get")

@@ -363,7 +363,7 @@ async def test_a_checkpoint_may_be_too_old(anyone: Browser, store: FaultyStore, 
     assert items(unbounded) == held
 
 
-async def test_what_is_not_stored_is_an_empty_list(anyone: Browser, store: FaultyStore, now_ms: int) -> None:
+async def test_missing_log_is_an_empty_list(anyone: Browser, store: FaultyStore, now_ms: int) -> None:
     nothing = {"data": {"items": []}, "hash": "", "timestamp": now_ms}
     await store.put("fleeting/a", b"from another time")
     store.calls.clear()
@@ -400,7 +400,7 @@ async def test_an_expired_log_is_empty(anyone: Browser, store: FaultyStore, now_
         ("log", [{"last": 2**64 - 1}, {"last": 1}], "Batch append element budget exceeded"),
     ],
 )
-async def test_unusable_bounds_refuse_the_whole_batch_before_anything_is_read(
+async def test_unusable_bounds_reject_the_whole_batch_before_anything_is_read(
     anyone: Browser, store: FaultyStore, name: str, bounds: object, error: str
 ) -> None:
     params = {name: [{"id": "a"}, {"id": "b"}], "notes": [{"id": "a"}]}
@@ -409,7 +409,7 @@ async def test_unusable_bounds_refuse_the_whole_batch_before_anything_is_read(
     assert store.calls["get"] == 0
 
 
-async def test_the_budget_counts_what_may_come_back(anyone: Browser, store: FaultyStore) -> None:
+async def test_the_budget_counts_possible_results(anyone: Browser, store: FaultyStore) -> None:
     """Not what is asked for: `short` returns seven at most, `deep` two thousand."""
     for name, bounds, fits in (
         ("short", [{"last": 5000}] * 100, True),
@@ -453,7 +453,7 @@ async def test_a_segment_that_cannot_be_read_fails_its_log_alone(
     assert items(other) == []
 
 
-async def test_logs_and_documents_come_in_the_order_asked_for(anyone: Browser, store: FaultyStore) -> None:
+async def test_logs_and_documents_come_in_the_requested_order(anyone: Browser, store: FaultyStore) -> None:
     await append(store, "log", "log/a", ALL)
     await store.put("notes/a", stored({"n": 1}))
     names = ["log", "notes", "gone", "lines"]
@@ -565,9 +565,7 @@ async def test_hidden_members_are_left_out_of_each_element(anyone: Browser, stor
     assert b'"pay":{"pay":2}' not in less.body
 
 
-async def test_hidden_members_of_what_starfish_wrote_are_left_out(
-    anyone: Browser, store: FaultyStore
-) -> None:
+async def test_hidden_members_of_starfish_data_are_left_out(anyone: Browser, store: FaultyStore) -> None:
     """Beside the elements too; what is no object has none."""
     odd: list[dict[str, Any]] = [
         {"ts": 1, "data": ["pay"]},

@@ -64,7 +64,7 @@ def test_the_ceiling_is_32_mib_unless_configured() -> None:
     assert config.parse({"version": 1, "store": "memory:"}).max_batch_bytes == 32 * MB
 
 
-async def test_documents_are_refused_above_the_ceiling_and_served_below(
+async def test_documents_are_rejected_above_the_ceiling_and_served_below(
     start: Start, session: aiohttp.ClientSession, watched: Watched
 ) -> None:
     browser = await serving(start, session, watched)
@@ -117,7 +117,7 @@ async def test_hidden_members_do_not_lift_the_ceiling(
     assert (await ask(browser, {"cards": [{"id": "a"}] * 11})).error == TOO_LARGE
 
 
-async def test_many_large_documents_are_refused_before_they_are_read(
+async def test_many_large_documents_are_rejected_before_they_are_read(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     store = Watched()
@@ -162,7 +162,7 @@ async def test_overlapping_tails_of_a_log_share_its_segments_and_count_each(
     assert same.error == TOO_LARGE, "one read, sent three times"
 
 
-async def test_tails_are_refused_before_segments_are_read(
+async def test_tails_are_rejected_before_segments_are_read(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     store = Watched()
@@ -176,7 +176,7 @@ async def test_tails_are_refused_before_segments_are_read(
     assert (await ask(browser, {"log": [{"id": "a"}]}, {"log": [{"last": 9}]})).status == 200
 
 
-async def test_a_store_that_cannot_tell_sizes_reads_tails_no_further_than_the_ceiling(
+async def test_store_without_sizes_reads_tails_no_further_than_the_ceiling(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     store = Far()
@@ -215,7 +215,7 @@ async def test_documents_and_tails_count_together(
     assert (await ask(browser, params, {"log": [{"last": 7}]})).error == TOO_LARGE
 
 
-async def test_large_answers_are_verified_and_joined_beside_the_event_loop(
+async def test_large_answers_are_verified_and_joined_in_a_thread(
     start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     browser = await serving(start, session, Watched(), 8 * MB)

@@ -70,7 +70,7 @@ async def test_head_has_the_headers_of_get_but_no_length(browser: Browser, targe
 
 
 @pytest.mark.parametrize("target", [target for name, target in TARGETS.items() if name != "batch"])
-async def test_a_known_version_is_told_without_reading_it(
+async def test_known_version_is_answered_without_reading_it(
     browser: Browser, store: Watched, target: str
 ) -> None:
     tag = (await browser.request("GET", target)).headers["ETag"]
@@ -104,7 +104,7 @@ async def test_a_version_that_another_process_wrote_is_read_once(
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-async def test_what_changed_is_never_told_as_unchanged(
+async def test_changed_document_is_never_answered_as_unchanged(
     start: Start, session: aiohttp.ClientSession, browser: Browser, store: Watched, target: str
 ) -> None:
     other = Browser(await start({"collections": COLLECTIONS}, store), session)
@@ -151,7 +151,7 @@ async def test_a_corrupt_document_is_an_error_to_head_and_conditions(
             assert (await browser.request(method, "/pull/notes/a", headers=headers)).status == 500
 
 
-async def test_the_embedded_store_tells_versions_without_bodies(tmp_path: Path) -> None:
+async def test_the_embedded_store_reports_versions_without_bodies(tmp_path: Path) -> None:
     store = await LocalStore.open_folder(tmp_path)
     try:
         etags = {
@@ -170,7 +170,7 @@ async def test_the_embedded_store_tells_versions_without_bodies(tmp_path: Path) 
         await store.close()
 
 
-async def test_what_another_process_wrote_is_told_though_this_one_knows_an_earlier_version(
+async def test_write_of_another_process_is_answered_despite_a_known_earlier_version(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     notes = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}

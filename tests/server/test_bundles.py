@@ -85,7 +85,7 @@ async def test_a_caller_who_may_read_no_member_gets_none(
     assert await pulled(stranger, "boards/b1") == {}
 
 
-async def test_each_member_asks_for_its_own_scope(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_each_member_needs_its_own_scope(start: Start, session: aiohttp.ClientSession) -> None:
     roles = "cap:read:boards"
     base = await start(service(part("title", roles), part("cards", roles), part("news", "public")))
 
@@ -107,7 +107,7 @@ async def test_each_member_asks_for_its_own_scope(start: Start, session: aiohttp
     assert list(await pulled(member("boards/b1"), "boards/b1")) == ["news"]
 
 
-async def test_the_identity_of_the_path_is_the_readers_own_for_members_that_ask_for_self(
+async def test_the_identity_of_the_path_is_the_readers_own_for_members_with_the_role_self(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     mine = part("settings", "self", storagePath="people/{identity}")
@@ -118,7 +118,7 @@ async def test_the_identity_of_the_path_is_the_readers_own_for_members_that_ask_
     assert list(await pulled(owner, f"people/{SUBJECT.user_id}")) == ["face"]
 
 
-async def test_bad_credentials_are_refused_unless_every_member_is_open(
+async def test_bad_credentials_are_rejected_unless_every_member_is_open(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     bad = {"Authorization": "Bearer wrong"}
@@ -137,7 +137,7 @@ async def test_a_signed_pull_of_a_bundle_is_good_once(start: Start, session: aio
     assert (await anyone.pull("boards/b1", headers)).error == (401, "Unauthorized")
 
 
-async def test_a_member_that_wants_to_know_its_readers_is_left_out_for_nobody(
+async def test_member_that_needs_an_identity_is_left_out_for_anonymous_readers(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     base = await start(service(part("a", "public", requireAuth=True), part("b", "public")))
@@ -165,7 +165,7 @@ async def test_the_path_of_a_bundle_takes_no_push_and_a_members_key_no_pull(
     assert (await browser.request("POST", "/pull/boards/b1", {})).status == 405
 
 
-async def test_writing_asks_for_the_roles_of_the_member(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_writing_needs_the_roles_of_the_member(start: Start, session: aiohttp.ClientSession) -> None:
     browser = Browser(await start(service(part("a", "public", "admin"), part("b", "public"))), session)
     assert (await browser.push("boards/b1/a", {"n": 1})).error == (401, "Unauthorized")
     assert (await browser.push("boards/b1/a", {"n": 1}, None, ADMIN)).status == 200
@@ -277,7 +277,7 @@ async def test_bundles_of_one_name_in_two_namespaces_are_apart(
 
 
 @pytest.mark.parametrize(("role", "expected"), [("admin", None), ("public", {"v": 1})])
-async def test_a_keyring_that_is_a_member_asks_for_the_members_roles(
+async def test_keyring_of_a_member_needs_the_members_roles(
     start: Start, session: aiohttp.ClientSession, role: str, expected: dict[str, int] | None
 ) -> None:
     docs: dict[str, Any] = {"name": "docs", "storagePath": "docs/{id}", "keyringPath": "boards/{id}/keys"}

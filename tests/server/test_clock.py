@@ -166,7 +166,7 @@ async def test_a_process_that_starts_while_the_clock_is_wrong_forgets_no_nonce(
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
 @pytest.mark.parametrize("is_restarted", [False, True])
-async def test_what_was_signed_while_the_clock_was_ahead_is_no_news_when_that_time_comes(
+async def test_request_signed_while_the_clock_was_ahead_is_a_replay_when_that_time_comes(
     clock: FakeClock, tmp_path: Path, kind: str, is_restarted: bool
 ) -> None:
     steady = SteadyClock(clock)
@@ -229,7 +229,7 @@ async def test_nonces_survive_a_start_of_the_machine_whatever_its_clock_says(
 
 
 @pytest.mark.parametrize("kept", ["", "x", "{boot} x", "{boot} 1 2", "{boot}"])
-async def test_what_is_kept_of_the_time_may_be_damaged(clock: FakeClock, tmp_path: Path, kept: str) -> None:
+async def test_damaged_clock_file_is_tolerated(clock: FakeClock, tmp_path: Path, kept: str) -> None:
     before = await LocalCoordinator.open_folder(tmp_path, SteadyClock(clock))
     assert await before.consume_nonce("aa", "n", clock())
     await before.close()
@@ -297,7 +297,7 @@ async def test_an_upgrade_in_the_midst_of_an_epoch_forgets_no_nonce_early(
     upgraded.close()
 
 
-async def test_a_replay_is_refused_after_the_clock_stepped_there_and_back(
+async def test_a_replay_is_rejected_after_the_clock_stepped_there_and_back(
     start: Start, session: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     for store in ("memory:", f"file:{tmp_path}/data"):
@@ -353,7 +353,7 @@ async def test_nothing_expires_or_is_swept_by_a_step_before_ten_minutes(
     assert await app.ttl_sweeper.sweep() == 1
 
 
-async def test_what_has_expired_is_not_swept_within_ten_minutes_of_a_step(
+async def test_expired_documents_are_not_swept_within_ten_minutes_of_a_step(
     start: Start, session: aiohttp.ClientSession, clock: FakeClock
 ) -> None:
     short = NOTES | {"ttlMs": 1000}

@@ -35,7 +35,7 @@ async def serving(start: Start, session: aiohttp.ClientSession, **server: Any) -
 
 @pytest.mark.parametrize("content_type", SIMPLE)
 @pytest.mark.parametrize("origin", [FOREIGN, "null", "https://evil.example:8443", "nonsense"])
-async def test_what_a_foreign_page_sends_without_asking_is_refused(
+async def test_request_of_another_site_without_a_preflight_is_rejected(
     start: Start, session: aiohttp.ClientSession, content_type: str, origin: str
 ) -> None:
     browser = await serving(start, session, cors={"origins": ["https://app.example"]})
@@ -61,18 +61,14 @@ async def test_own_pages_allowed_pages_and_programs_push_as_they_did(
     assert await sent(anybody, content_type, Origin="null") == (200, "")
 
 
-async def test_a_page_of_another_public_host_is_no_foreign_one(
-    start: Start, session: aiohttp.ClientSession
-) -> None:
+async def test_page_of_another_public_host_is_accepted(start: Start, session: aiohttp.ClientSession) -> None:
     browser = await serving(start, session, publicHosts=["one.example", "two.example"])
     origins = {"https://two.example": 200, "https://three.example": 403}
     for origin, status in origins.items():
         assert (await sent(browser, "text/plain", Origin=origin, Host="one.example"))[0] == status
 
 
-async def test_what_a_browser_asks_about_first_is_not_looked_at(
-    start: Start, session: aiohttp.ClientSession
-) -> None:
+async def test_request_with_a_preflight_is_not_checked(start: Start, session: aiohttp.ClientSession) -> None:
     browser = await serving(start, session)
     for content_type in ("application/json", "image/png"):
         assert await sent(browser, content_type, Origin=FOREIGN) == (200, "")
@@ -82,7 +78,7 @@ async def test_what_a_browser_asks_about_first_is_not_looked_at(
     assert (await browser.request("GET", "/pull/files/a", headers={"Origin": FOREIGN})).status == 200
 
 
-async def test_what_a_browser_adds_by_itself_is_no_credential(
+async def test_headers_that_a_browser_adds_by_itself_are_no_credential(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     """Of a site behind a password it knows that, and sends it for pages of other sites too."""

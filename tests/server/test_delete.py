@@ -88,7 +88,7 @@ async def test_a_repeated_delete_gets_the_same_answer(anybody: Browser) -> None:
     assert (await delete(anybody, "notes/a", hash_)).status == 409
 
 
-async def test_a_refused_delete_leaves_no_claim(anybody: Browser) -> None:
+async def test_a_rejected_delete_leaves_no_claim(anybody: Browser) -> None:
     once = {"Idempotency-Key": "k"}
     hash_ = hashlib.sha256(b'{"n":1}').hexdigest()
     assert (await delete(anybody, "notes/a", hash_, **once)).status == 409
@@ -195,7 +195,7 @@ def signed(base: str, session: aiohttp.ClientSession, keys: Any) -> Signed:
     return Signed(base, session, keys, root_device(keys))
 
 
-async def test_who_may_delete(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_delete_needs_a_delete_role(start: Start, session: aiohttp.ClientSession) -> None:
     mine = collection("mine", "u/{identity}/{id}", **OWN, deletable=True)
     guarded = collection("guarded", **{**OWN, "writeRoles": ["public"]}, requireAuth=True)
     guarded |= {"deletable": True, "deleteRoles": ["keeper"], "readRoles": ["public"]}
@@ -312,7 +312,7 @@ async def test_a_delete_does_not_evade_a_plugin_that_guards_writes(
         assert plugin.sees == ["push notes/kept", "push notes/free"]
 
 
-async def test_a_plugin_that_knows_pushes_and_not_deletes_has_them_refused(
+async def test_a_plugin_that_knows_pushes_and_not_deletes_has_them_rejected(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     anybody = Browser(await start({"collections": [LISTED]}, plugins=[Guard()]), session)
@@ -335,7 +335,7 @@ class Index:
         self.sees.append(event)
 
 
-async def test_a_plugin_sees_what_was_deleted(
+async def test_plugin_sees_the_deleted_document(
     start: Start, session: aiohttp.ClientSession, kept: Store
 ) -> None:
     index = Index()
@@ -362,7 +362,7 @@ async def test_a_plugin_sees_what_was_deleted(
     assert index.sees[0].timestamp == reply.json["timestamp"]
 
 
-async def test_a_repeated_delete_is_told_again(
+async def test_repeated_delete_has_the_same_answer(
     start: Start, session: aiohttp.ClientSession, kept: Store
 ) -> None:
     index = Index()

@@ -67,14 +67,14 @@ def from_address(ip: str) -> bytes:
     return b"X-Forwarded-For: %b\r\n" % ip.encode()
 
 
-def test_an_address_that_uses_more_than_its_share_is_refused() -> None:
+def test_an_address_that_uses_more_than_its_share_is_rejected() -> None:
     server = Server()
     assert server.load.address(HEAVY).use > FAIR_USE
     assert server.is_refused(get())
     assert not server.is_refused(get(), LIGHT)
 
 
-def test_the_refusal_is_the_ordinary_one_and_is_counted() -> None:
+def test_the_rejection_is_the_ordinary_one_and_is_counted() -> None:
     server = Server()
     rejection = server.decide(get())
     assert isinstance(rejection, bytes)
@@ -118,7 +118,7 @@ def test_requests_that_have_waited_too_long_are_rejected(latest: float, count: i
     assert rest == data[count * len(get()) :]
 
 
-def test_each_refusal_has_a_request_id_of_its_own() -> None:
+def test_each_rejection_has_a_request_id_of_its_own() -> None:
     server = Server()
     ids = set()
     for _ in range(3):

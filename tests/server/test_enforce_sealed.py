@@ -100,7 +100,7 @@ async def test_sealed_data_is_stored_as_it_is(browser: Browser, sealed: dict[str
         {"data": DOCUMENT},
     ],
 )
-async def test_plaintext_is_refused_and_nothing_is_stored(
+async def test_plaintext_is_rejected_and_nothing_is_stored(
     browser: Browser, store: MemoryStore, data: dict[str, Any]
 ) -> None:
     for key in ("teams/a/plans/b", "vault/u/x", "board/b/part"):
@@ -126,7 +126,7 @@ async def test_keyrings_stay_plaintext(browser: Browser) -> None:
     assert (await browser.push("vault/other/team", KEYRING.data)).error == NOT_SEALED
 
 
-async def test_what_is_not_allowed_is_refused_before_the_data_is_looked_at(
+async def test_forbidden_push_is_rejected_before_its_data_is_checked(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     closed = {**COLLECTIONS[1], "writeRoles": ["self"]}

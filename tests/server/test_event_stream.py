@@ -17,7 +17,7 @@ from pysync.auth.issuing import Grant
 ROOMS = collection("rooms", "rooms/{room}/{id}", readRoles=["cap:read:rooms"], writeRoles=["public"])
 
 
-async def test_a_write_is_told_with_its_hash_and_time(serve: Serve, subscribe: Listen) -> None:
+async def test_write_is_delivered_with_its_hash_and_time(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(NOTES)
     heard = await subscribe(browser, collections="notes")
     assert (heard.status, heard.headers["Content-Type"]) == (200, "text/event-stream")
@@ -25,7 +25,7 @@ async def test_a_write_is_told_with_its_hash_and_time(serve: Serve, subscribe: L
     assert await heard.events(1) == [{"collection": "notes", "params": {"id": "a"}, **written}]
 
 
-async def test_a_stream_begins_with_a_comment_and_a_place_to_resume_from(
+async def test_stream_begins_with_a_comment_and_a_cursor_to_resume_from(
     serve: Serve, subscribe: Listen
 ) -> None:
     browser = await serve(NOTES)
@@ -39,7 +39,7 @@ async def test_a_stream_begins_with_a_comment_and_a_place_to_resume_from(
     assert (await again.event()).data["hash"] == written["hash"]
 
 
-async def test_a_stream_resumes_after_the_last_event_that_came(serve: Serve, subscribe: Listen) -> None:
+async def test_stream_resumes_after_the_last_received_event(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(NOTES)
     heard = await subscribe(browser)
     for name in "abc":
@@ -52,7 +52,7 @@ async def test_a_stream_resumes_after_the_last_event_that_came(serve: Serve, sub
         await browser.push("notes/later", {"name": name})
 
 
-async def test_who_resumes_is_told_only_of_what_it_could_pull(
+async def test_resumed_stream_delivers_only_readable_documents(
     serve: Serve, subscribe: Listen, session: aiohttp.ClientSession
 ) -> None:
     browser = await serve(ROOMS)
@@ -66,7 +66,7 @@ async def test_who_resumes_is_told_only_of_what_it_could_pull(
     assert told == [("mine", "1"), ("mine", "2"), ("mine", "3")]
 
 
-async def test_where_a_browser_stopped_counts_before_where_it_began(serve: Serve, subscribe: Listen) -> None:
+async def test_last_event_id_header_wins_over_the_parameter(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(NOTES)
     began = (await (await subscribe(browser)).block()).id
     for key in "ab":
@@ -76,7 +76,7 @@ async def test_where_a_browser_stopped_counts_before_where_it_began(serve: Serve
     assert (await again.event()).data["params"] == {"id": "b"}
 
 
-async def test_a_stream_that_hears_of_nothing_keeps_a_young_place(
+async def test_idle_stream_keeps_a_young_cursor(
     serve: Serve, subscribe: Listen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02)
@@ -130,9 +130,7 @@ async def test_a_namespace_has_a_stream_of_its_own(serve: Serve, subscribe: List
     assert ("namespace" in told, told["params"]) == (False, {"id": "b"})
 
 
-async def test_a_stream_tells_of_the_collections_and_parameters_that_it_is_asked_for(
-    serve: Serve, subscribe: Listen
-) -> None:
+async def test_stream_delivers_requested_collections_and_parameters(serve: Serve, subscribe: Listen) -> None:
     lists = {**NOTES, "name": "lists", "storagePath": "lists/{owner}/{id}"}
     browser = await serve(NOTES, lists)
     everything = await subscribe(browser)
@@ -149,7 +147,7 @@ async def test_a_stream_tells_of_the_collections_and_parameters_that_it_is_asked
     assert len(await everything.events(5)) == 5
 
 
-async def test_what_nobody_could_listen_for_is_refused_before_the_stream_begins(
+async def test_unreadable_subscription_is_rejected_before_the_stream_begins(
     serve: Serve, subscribe: Listen, session: aiohttp.ClientSession
 ) -> None:
     sealed = {**NOTES, "name": "sealed", "storagePath": "s/{id}", "pushOnly": True}
@@ -236,9 +234,7 @@ async def test_a_subscription_counts_as_a_pull_of_each_collection_that_it_names(
     assert (await subscribe(browser, collections="notes")).status == 200
 
 
-async def test_a_subscription_counts_once_and_only_for_what_it_tells_of(
-    serve: Serve, subscribe: Listen
-) -> None:
+async def test_subscription_counts_once_and_only_for_its_collections(serve: Serve, subscribe: Listen) -> None:
     twice = {"pull": limit_of(2)}
     closed = {**ROOMS, "rateLimit": {"pull": limit_of(1)}}
     browser = await serve({**NOTES, "rateLimit": twice}, closed)
@@ -246,7 +242,7 @@ async def test_a_subscription_counts_once_and_only_for_what_it_tells_of(
     assert statuses == [200, 200, 429]
 
 
-async def test_an_append_is_told_with_the_hash_of_its_answer(serve: Serve, subscribe: Listen) -> None:
+async def test_append_is_delivered_with_the_hash_of_its_answer(serve: Serve, subscribe: Listen) -> None:
     log = {**NOTES, "appendOnly": {"requireAuthorSignature": False}}
     passing = {
         **log,
@@ -273,7 +269,7 @@ async def test_a_members_event_has_the_parameters_of_its_bundle(serve: Serve, su
     assert (told["collection"], told["params"]) == ("title", {"id": "a"})
 
 
-async def test_metrics_tell_of_open_streams_and_events_sent(serve: Serve, subscribe: Listen) -> None:
+async def test_metrics_count_open_streams_and_sent_events(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(namespaces={"acme": {"collections": [NOTES]}})
     heard, other = await subscribe(browser, "/acme/events"), await subscribe(browser, "/acme/events")
     await browser.request("POST", "/acme/push/notes/a", {"data": {}})

@@ -98,7 +98,7 @@ async def test_a_stream_ends_when_its_certificate_is_taken_back(
     assert (await open_to_all.event()).data["params"] == {"id": "a"}
 
 
-async def test_membership_is_what_it_is_when_the_event_is_sent(
+async def test_membership_is_decided_when_the_event_is_sent(
     serve: Serve, subscribe: Listen, session: aiohttp.ClientSession
 ) -> None:
     access = {**NOTES, "name": "access", "storagePath": "spaces/{spaceId}/_access"}
@@ -124,7 +124,7 @@ def ids(told: list[Any]) -> list[str]:
     return [data["params"]["id"] for data in told]
 
 
-async def test_a_stream_is_cut_where_nobody_can_tell_who_belongs_to_a_space(
+async def test_stream_is_aborted_if_the_membership_of_a_space_is_unknown(
     serve: Serve, subscribe: Listen, session: aiohttp.ClientSession
 ) -> None:
     store, log = FaultyStore(MemoryStore()), MemoryCoordinator()
@@ -148,7 +148,7 @@ async def test_a_stream_is_cut_where_nobody_can_tell_who_belongs_to_a_space(
 
 
 @pytest.mark.slow
-async def test_a_slow_reader_is_cut_and_resumes_where_it_was(serve: Serve, subscribe: Listen) -> None:
+async def test_slow_reader_is_aborted_and_resumes_at_its_cursor(serve: Serve, subscribe: Listen) -> None:
     log, count = MemoryCoordinator(), 0
     browser = await serve({**NOTES, "storagePath": "notes/{room}/{id}"}, coordinator=log)
     slow = await slow_reader(browser)
@@ -168,7 +168,7 @@ async def test_a_slow_reader_is_cut_and_resumes_where_it_was(serve: Serve, subsc
 
 
 @pytest.mark.slow
-async def test_who_catches_up_slowly_is_given_time(serve: Serve, subscribe: Listen) -> None:
+async def test_slow_catch_up_is_given_time(serve: Serve, subscribe: Listen) -> None:
     log, count = MemoryCoordinator(), 20_000
     browser = await serve({**NOTES, "storagePath": "notes/{room}/{id}"}, coordinator=log)
     place = (await (await subscribe(browser)).block()).id
@@ -182,7 +182,7 @@ async def test_who_catches_up_slowly_is_given_time(serve: Serve, subscribe: List
     await heard.close()
 
 
-def test_a_beat_says_no_later_place_to_who_catches_up() -> None:
+def test_heartbeat_names_no_later_cursor_during_a_catch_up() -> None:
     """Who resumed from there would miss what lies in between."""
     start = StartPosition("1", is_resumed=True)
     subscriber = SSEConnection(cast(SSEHub, None), StreamGrant({}, frozenset()), ANONYMOUS, None, start)
@@ -237,7 +237,7 @@ async def test_streams_of_a_process_end_in_good_order(tmp_path: Path, subscribe:
 
 
 @pytest.mark.process
-async def test_a_write_on_one_worker_is_heard_on_the_others(tmp_path: Path, subscribe: Listen) -> None:
+async def test_write_on_one_worker_is_delivered_by_the_others(tmp_path: Path, subscribe: Listen) -> None:
     connector = aiohttp.TCPConnector(force_close=True)
     async with (
         serving(tmp_path, server={"workers": 2}) as process,
@@ -265,7 +265,7 @@ async def test_a_process_may_have_as_many_connections_as_the_system_allows(tmp_p
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_a_process_that_stood_still_does_not_make_up_for_every_beat(
+async def test_process_that_stood_still_does_not_make_up_for_every_heartbeat(
     serve: Serve, subscribe: Listen, start: StartService
 ) -> None:
     heard = await subscribe(await serve(NOTES))

@@ -63,7 +63,7 @@ async def write(base: str, names: list[str], written: asyncio.Queue[str]) -> Non
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_every_write_is_told_once_across_kills_and_cuts(
+async def test_every_write_is_delivered_once_across_kills_and_aborts(
     tmp_path: Path, unused_tcp_port: int, workers: int
 ) -> None:
     chances = random.Random(workers)
@@ -113,7 +113,7 @@ async def test_every_write_is_told_once_across_kills_and_cuts(
         await asyncio.gather(*followers, *writers, return_exceptions=True)
 
 
-async def test_a_stream_passes_a_proxy_and_resumes_where_that_was_cut(tmp_path: Path) -> None:
+async def test_stream_passes_a_proxy_and_resumes_at_its_cursor(tmp_path: Path) -> None:
     async with (
         serving(tmp_path) as process,
         FaultProxy(process.base) as proxy,

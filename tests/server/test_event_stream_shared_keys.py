@@ -34,7 +34,9 @@ async def put(browser: Browser, path: str, data: Data, **members: object) -> Dat
     return answer
 
 
-async def test_a_write_is_told_in_each_namespace_as_that_knows_it(serve: Serve, subscribe: Listen) -> None:
+async def test_write_is_delivered_in_each_namespace_under_its_own_name(
+    serve: Serve, subscribe: Listen
+) -> None:
     browser = await serve(TEXTS, namespaces={"acme": {"collections": [PAPERS]}})
     root, acme = await subscribe(browser), await subscribe(browser, "/acme/events")
     first = await put(browser, "/acme/push/n/r/1", {"n": 1})
@@ -49,7 +51,7 @@ async def test_a_write_is_told_in_each_namespace_as_that_knows_it(serve: Serve, 
     ]
 
 
-async def test_what_one_collection_only_pushes_is_told_of_the_one_that_pulls(
+async def test_push_to_a_push_only_collection_is_delivered_as_one_of_the_pulled_collection(
     serve: Serve, subscribe: Listen
 ) -> None:
     browser = await serve(INBOX, READ)
@@ -79,7 +81,7 @@ async def test_parameters_are_wanted_by_the_names_of_the_collection_that_is_foll
     assert [told["params"]["sheet"] for told in await heard.events(2)] == ["1", "2"]
 
 
-async def test_who_resumes_is_told_once_of_each_write_whoever_made_it(
+async def test_resumed_stream_delivers_each_write_once_from_any_collection(
     serve: Serve, subscribe: Listen
 ) -> None:
     browser = await serve(TEXTS, INBOX, READ, namespaces={"acme": {"collections": [PAPERS]}})
@@ -99,7 +101,7 @@ async def test_who_resumes_is_told_once_of_each_write_whoever_made_it(
     assert (await (await subscribe(browser, lastEventId=place)).event()).data["params"] == {"letter": "last"}
 
 
-async def test_a_key_that_literal_segments_give_to_another_collection_is_told_there_alone(
+async def test_key_with_literal_segments_of_another_collection_is_delivered_there_alone(
     serve: Serve, subscribe: Listen
 ) -> None:
     plan = {"name": "plan", "storagePath": "n/{room}/plan", **PUBLIC}
@@ -115,7 +117,7 @@ async def test_a_key_that_literal_segments_give_to_another_collection_is_told_th
 
 
 @pytest.mark.parametrize("kind", ["log", "file"])
-async def test_appends_and_files_are_told_to_those_who_share_their_keys(
+async def test_appends_and_files_are_delivered_to_collections_that_share_their_keys(
     serve: Serve, subscribe: Listen, kind: str
 ) -> None:
     more: Data = {"appendOnly": {"requireAuthorSignature": False}}
@@ -132,7 +134,7 @@ async def test_appends_and_files_are_told_to_those_who_share_their_keys(
     assert (told["collection"], told["hash"]) == ("texts", response.json["hash"])
 
 
-async def test_plugins_are_told_once_of_a_write_that_several_share(
+async def test_plugins_are_notified_once_of_a_shared_write(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     told = NotifiedPlugin()
@@ -172,7 +174,7 @@ def as_before(collection: str, params: Mapping[str, str], namespace: str | None 
     return Change(json.dumps(told if namespace is None else told | {"namespace": namespace}).encode())
 
 
-async def test_changes_of_an_earlier_version_are_told_in_the_same_way(
+async def test_changes_of_an_earlier_version_are_delivered_in_the_same_way(
     serve: Serve, subscribe: Listen
 ) -> None:
     log = MemoryCoordinator()
@@ -192,7 +194,7 @@ async def test_changes_of_an_earlier_version_are_told_in_the_same_way(
     ]
 
 
-async def test_what_a_collection_wrote_that_has_another_name_now_is_told_by_that(
+async def test_change_of_a_renamed_collection_is_delivered_under_the_new_name(
     serve: Serve, subscribe: Listen
 ) -> None:
     log = MemoryCoordinator()

@@ -261,7 +261,7 @@ async def scene(request: pytest.FixtureRequest, start: Start, session: aiohttp.C
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_who_has_the_roles_reads_everything_on_every_path(path: Read, scene: Scene) -> None:
+async def test_caller_with_the_roles_reads_everything_on_every_path(path: Read, scene: Scene) -> None:
     seen = await path(scene, scene.reader(ISSUER))
     assert seen is not None
     assert seen.data in (None, DATA)
@@ -269,7 +269,7 @@ async def test_who_has_the_roles_reads_everything_on_every_path(path: Read, scen
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_stranger_to_the_space_or_the_plugin_is_refused_on_every_path(
+async def test_caller_outside_the_space_or_the_plugin_is_rejected_on_every_path(
     path: Read, scene: Scene
 ) -> None:
     assert await path(scene, scene.reader(STRANGER)) is None
@@ -288,7 +288,7 @@ async def test_a_hidden_field_and_the_plain_version_are_hidden_on_every_path(
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_plugin_that_refuses_to_give_roles_vetoes_every_path(
+async def test_a_plugin_that_rejects_to_give_roles_vetoes_every_path(
     path: Read, source: str, start: Start, session: aiohttp.ClientSession
 ) -> None:
     scene = await scene_with(start, session, source, Vetoing(HELD, "authorize"))

@@ -144,7 +144,7 @@ async def test_a_file_that_is_pushed_again_with_the_same_bytes_stays(
     assert (await anybody.request("GET", "/pull/me/pics/p")).status == 200
 
 
-async def test_a_sweep_of_a_folder_costs_what_expired(
+async def test_sweep_of_a_folder_costs_only_expired_documents(
     start: Start, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counts the steps that SQLite takes for the reads of a sweep, and the rows that it returns."""

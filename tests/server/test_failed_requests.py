@@ -9,7 +9,7 @@ KEY = f"u/{SUBJECT.user_id}/a"
 
 
 @pytest.mark.parametrize("target", [f"/pull/{KEY}", "/nowhere"])
-async def test_new_device_is_served_beside_a_logged_out_client_of_its_address(
+async def test_new_device_is_served_despite_a_logged_out_client_of_its_address(
     start: Start, session: aiohttp.ClientSession, target: str
 ) -> None:
     base = await start({"collections": [MINE]})

@@ -102,7 +102,7 @@ UNAVAILABLE = {(503, "store_unavailable"), (503, "coordinator_unavailable")}
 
 
 @pytest.mark.parametrize("scene", ["tmpfs", "ext4"], indirect=True)
-async def test_a_full_disk_refuses_writes_and_serves_reads_until_there_is_space(scene: Scene) -> None:
+async def test_a_full_disk_rejects_writes_and_serves_reads_until_there_is_space(scene: Scene) -> None:
     scene.disk.fill()
     for n in range(3):
         assert told(await scene.write(f"refused-{n}")) <= UNAVAILABLE

@@ -51,7 +51,7 @@ async def test_a_process_of_few_descriptors_goes_on_while_connections_take_all_t
 
 
 @pytest.mark.process
-async def test_files_that_cannot_be_opened_are_refused_and_the_others_stored(tmp_path: Path) -> None:
+async def test_files_that_cannot_be_opened_are_rejected_and_the_others_stored(tmp_path: Path) -> None:
     async with serving(tmp_path, program=("-c", LIMITED), collections=[NOTES, FILES]) as service:
 
         async def upload(n: int) -> int | None:

@@ -90,7 +90,7 @@ async def put(
     return await browser.request("POST", f"/push/{key}", body, PNG if headers is None else headers)
 
 
-async def test_what_is_pushed_is_pulled_byte_for_byte(browser: Browser, clock: FakeClock) -> None:
+async def test_pushed_file_is_pulled_byte_for_byte(browser: Browser, clock: FakeClock) -> None:
     written = await put(browser, "photos/a")
     assert (written.status, written.json) == (200, {"hash": HASH, "timestamp": clock.now_ms})
     assert written.headers["Cache-Control"] == "no-store"
@@ -145,7 +145,7 @@ async def test_a_version_that_the_client_has_is_not_sent_again(browser: Browser,
     assert (other.status, other.body) == (200, BYTES)
 
 
-async def test_a_version_is_told_without_opening_the_file(
+async def test_version_is_answered_without_opening_the_file(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     store = FaultyStore(MemoryStore())
@@ -157,7 +157,7 @@ async def test_a_version_is_told_without_opening_the_file(
     assert (await browser.pull("photos/a")).status == 503
 
 
-async def test_head_tells_what_get_would(browser: Browser) -> None:
+async def test_head_reports_the_headers_of_get(browser: Browser) -> None:
     await put(browser, "photos/a")
     pulled = await browser.pull("photos/a")
     told = await browser.request("HEAD", "/pull/photos/a", headers={"Range": "bytes=0-1"})
@@ -198,7 +198,7 @@ async def test_a_range_is_answered_with_that_part(
     "asked",
     ["bytes=2048-", "bytes=2048-2050", "bytes=-0", f"bytes={'9' * 4000}-", "bytes=99999999999999999999-"],
 )
-async def test_a_range_beyond_the_file_is_refused_with_its_size(browser: Browser, asked: str) -> None:
+async def test_a_range_beyond_the_file_is_rejected_with_its_size(browser: Browser, asked: str) -> None:
     await put(browser, "photos/a")
     refused = await browser.pull("photos/a", {"Range": asked})
     assert refused.error == (416, "Range not satisfiable")
@@ -277,7 +277,7 @@ async def test_media_types_are_compared_without_parameters(browser: Browser) -> 
     assert (await browser.pull("photos/d")).json["hash"] == ""
 
 
-async def test_a_push_without_a_content_type_is_refused(browser: Browser) -> None:
+async def test_a_push_without_a_content_type_is_rejected(browser: Browser) -> None:
     for key in ("photos/a", "any/a", "mixed/a"):
         answer = await raw(browser, f"POST /push/{key} HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx")
         assert answer.startswith(b"HTTP/1.1 415 "), answer
@@ -305,7 +305,7 @@ async def test_a_content_type_cannot_break_out_of_its_line(browser: Browser) -> 
         assert "Evil" not in (await browser.pull("photos/a")).headers
 
 
-async def test_what_others_stored_cannot_break_out_of_its_line(
+async def test_media_type_stored_by_others_cannot_break_out_of_its_header(
     start: Start, session: aiohttp.ClientSession, store: Store
 ) -> None:
     await store.write("photos/a", pieces(b"x"), "text/plain\r\nEvil: yes")
@@ -335,7 +335,7 @@ async def test_documents_and_files_live_in_one_collection(browser: Browser) -> N
     assert [entry["hash"] for entry in entries["mixed"]] == [document.json["hash"], ""]
 
 
-async def test_a_file_takes_the_place_of_a_document_and_back(browser: Browser) -> None:
+async def test_file_replaces_a_document_and_back(browser: Browser) -> None:
     await browser.push("mixed/a", {"n": 1})
     await put(browser, "mixed/a")
     assert (await browser.pull("mixed/a")).body == BYTES
@@ -347,7 +347,7 @@ async def test_a_file_takes_the_place_of_a_document_and_back(browser: Browser) -
     assert (await browser.push("mixed/a", {"n": 3}, HASH)).status == 409
 
 
-async def test_a_file_that_takes_the_place_of_a_document_between_two_looks_is_found(
+async def test_file_that_replaces_a_document_between_two_lookups_is_found(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     class Taken(MemoryStore):
@@ -466,7 +466,7 @@ async def test_a_body_that_ends_early_leaves_what_was_there(browser: Browser, fr
 
 
 @pytest.mark.slow
-async def test_a_client_that_waits_to_continue_is_refused_before_it_sends(browser: Browser) -> None:
+async def test_a_client_that_waits_to_continue_is_rejected_before_it_sends(browser: Browser) -> None:
     for head, first in (
         ("/push/photos/a HTTP/1.1\r\nContent-Type: text/html", b"415"),
         ("/push/photos/a HTTP/1.1\r\nContent-Type: image/png\r\nContent-Encoding: br", b"415"),
@@ -552,7 +552,7 @@ async def test_members_of_a_space_push_and_pull_its_files(
     assert (await stranger.pull("spaces/s/a")).status == 403
 
 
-async def test_a_replayed_push_is_refused_before_its_body_is_read(browser: Browser) -> None:
+async def test_a_replayed_push_is_rejected_before_its_body_is_read(browser: Browser) -> None:
     client = Unsigned(browser.base, browser.session, SUBJECT, root_device(SUBJECT))
     key = f"u/{SUBJECT.user_id}/a"
     signed = client.headers("POST", f"/push/{key}", b"")
@@ -593,7 +593,7 @@ async def test_an_expired_file_is_missing_and_is_swept(
     assert await store.list("photos", None, 10) == ["new"]
 
 
-async def test_a_push_is_told_to_followers_and_plugins(
+async def test_push_is_announced_to_followers_and_plugins(
     start: Start, session: aiohttp.ClientSession, store: Store
 ) -> None:
     told = NotifiedPlugin()
@@ -659,7 +659,7 @@ async def test_a_store_that_fails_in_the_middle_cuts_the_answer(
 
 
 @pytest.mark.parametrize("size", [100, 5000])
-async def test_a_file_of_another_length_than_was_told_cuts_the_answer(
+async def test_file_of_another_length_than_announced_aborts_the_answer(
     start: Start, session: aiohttp.ClientSession, size: int
 ) -> None:
     class Lying(MemoryStore):
@@ -676,7 +676,9 @@ async def test_a_file_of_another_length_than_was_told_cuts_the_answer(
     assert (await browser.pull("photos/none")).json["hash"] == "", "another connection, in order"
 
 
-async def test_a_store_that_cannot_take_a_file_is_told(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_store_that_cannot_take_a_file_is_reported(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
     store = FaultyStore(MemoryStore())
     browser = Browser(await start({"collections": [PHOTOS]}, store), session)
     store.fail("write")
@@ -684,7 +686,7 @@ async def test_a_store_that_cannot_take_a_file_is_told(start: Start, session: ai
     assert (await put(browser, "photos/a")).status == 200
 
 
-async def test_pages_elsewhere_may_ask_for_ranges(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_pages_elsewhere_may_request_ranges(start: Start, session: aiohttp.ClientSession) -> None:
     cors = {"origins": ["https://a.example"]}
     browser = Browser(await start({"collections": [PHOTOS], "server": {"cors": cors}}), session)
     await put(browser, "photos/a")
@@ -695,7 +697,9 @@ async def test_pages_elsewhere_may_ask_for_ranges(start: Start, session: aiohttp
     assert "Content-Range" in part.headers["Access-Control-Expose-Headers"]
 
 
-async def test_clients_are_told_what_a_collection_takes(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_clients_learn_the_accepted_types_of_a_collection(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
     members = {"collections": [PHOTOS, MIXED], "configEndpoint": {"auth": "public"}}
     browser = Browser(await start(members), session)
     told = (await browser.request("GET", "/config")).json["collections"]

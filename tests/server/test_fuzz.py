@@ -147,6 +147,6 @@ def test_no_malformed_request_is_a_server_error_or_leaves_a_trace(caplog: pytest
     assert len(store.put_keys) == len(accepted), "what was refused was not stored"
 
 
-async def test_every_documented_refusal_has_one_code(start: Start) -> None:
+async def test_every_documented_rejection_has_one_code(start: Start) -> None:
     kinds = list(errors_by_code().values())
     assert len({kind.code for kind in kinds}) == len(kinds)

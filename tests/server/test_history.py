@@ -58,7 +58,7 @@ async def versions(browser: Browser, key: str = "notes/a") -> list[dict[str, Any
     return found
 
 
-async def test_what_was_replaced_is_listed_and_pulled(anybody: Browser, clock: FakeClock) -> None:
+async def test_replaced_version_is_listed_and_pulled(anybody: Browser, clock: FakeClock) -> None:
     assert await versions(anybody) == []
     hashes = await push_each(anybody, clock, "notes/a", 3)
     now = clock.now_ms
@@ -227,7 +227,7 @@ async def test_it_says_who_pushed_each_version(
     assert [each["identity"] for each in found] == [users[1], users[0], users[1]]
 
 
-async def test_who_may_read_history(
+async def test_history_needs_a_history_role(
     start: Start, session: aiohttp.ClientSession, kept: Store, clock: FakeClock
 ) -> None:
     guarded = collection("guarded", requireAuth=True, history={}, historyRoles=["keeper"])
@@ -374,7 +374,7 @@ async def test_a_damaged_entry_hides_one_version_and_a_damaged_document_none(
     assert [each["hash"] for each in await versions(anybody)] == [again, hashes[0]]
 
 
-async def test_keys_that_leave_no_room_for_entries_are_refused(
+async def test_keys_that_leave_no_room_for_entries_are_rejected(
     start: Start, session: aiohttp.ClientSession, kept: Store
 ) -> None:
     deep = {**KEPT, "storagePath": "notes/{a}/{b}/{c}/{d}"}

@@ -459,7 +459,7 @@ async def test_memory_is_given_back_once_after_a_burst(monkeypatch: pytest.Monke
         assert asking.trims.empty()
 
 
-async def test_pieces_that_are_not_sent_are_closed() -> None:
+async def test_unsent_chunks_are_closed() -> None:
     asking, is_closed = Asking(), asyncio.Event()
 
     async def pieces() -> AsyncIterator[bytes]:

@@ -111,7 +111,7 @@ async def test_no_template_reaches_the_servers_own_keys(
     assert (await browser.push("space/_pysync/a", {"n": 1})).status == 200, "reserved is the first segment"
 
 
-async def test_a_refused_upload_is_not_read_to_its_end(start: Start) -> None:
+async def test_a_rejected_upload_is_not_read_to_its_end(start: Start) -> None:
     small = {"name": "small", "storagePath": "small/{id}", "maxBodyBytes": 1024, **PUBLIC}
     url = URL(await start({"collections": [small]}))
     size = 256 * 1024 * 1024

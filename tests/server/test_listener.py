@@ -98,7 +98,7 @@ async def test_a_health_probe_that_comes_late_is_answered_during_an_overload() -
             assert (await receive(client)).endswith(b"answered")
 
 
-async def test_a_health_probe_that_comes_in_pieces_is_answered_during_an_overload() -> None:
+async def test_health_probe_in_chunks_is_answered_during_an_overload() -> None:
     load = Overloaded()
     async with listening(load) as address:
         with connect(address, b"GET /he") as client:
@@ -113,7 +113,7 @@ async def test_a_health_probe_that_comes_in_pieces_is_answered_during_an_overloa
             assert await receive(client)
 
 
-async def test_a_connection_that_ends_within_a_health_probe_is_not_looked_at_again() -> None:
+async def test_connection_that_ends_within_a_health_probe_is_not_read_again() -> None:
     load = Overloaded()
     async with listening(load) as address:
         with connect(address, b"GET /he") as client:

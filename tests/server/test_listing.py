@@ -116,7 +116,7 @@ async def test_a_limit_above_the_largest_is_the_largest(
 
 
 @pytest.mark.parametrize("limit", ["", "0", "-1", "+1", "01", "1.0", "1e2", "%201", "1%0A", "x", "%D9%A1"])
-async def test_a_limit_that_is_no_canonical_positive_number_is_refused(
+async def test_a_limit_that_is_no_canonical_positive_number_is_rejected(
     start: Start, session: aiohttp.ClientSession, limit: str
 ) -> None:
     browser = Browser(await start(SERVICE), session)
@@ -127,7 +127,7 @@ async def test_a_limit_that_is_no_canonical_positive_number_is_refused(
 @pytest.mark.parametrize(
     "after", ["", ".", "..", "a..b", "a/b", "a%2Fb", "a%0A", "a%20b", "%C3%A9", "a" * 256]
 )
-async def test_an_after_that_no_parameter_could_hold_is_refused(
+async def test_an_after_that_no_parameter_could_hold_is_rejected(
     start: Start, session: aiohttp.ClientSession, after: str
 ) -> None:
     browser = Browser(await start(SERVICE), session)
@@ -135,7 +135,7 @@ async def test_an_after_that_no_parameter_could_hold_is_refused(
     assert answer.error == (400, "Invalid after parameter")
 
 
-async def test_only_names_that_can_be_asked_for_are_listed_and_they_fill_the_page(
+async def test_only_requestable_names_are_listed_and_they_fill_the_page(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     store = MemoryStore()
@@ -203,7 +203,7 @@ async def test_a_list_is_cached_as_reads_are_and_has_a_head(
     assert head.headers["Content-Length"] == cached.headers["Content-Length"]
 
 
-async def test_what_is_listed_is_the_callers_own_where_the_prefix_names_an_identity(
+async def test_prefix_with_an_identity_lists_the_callers_own_names(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     store = MemoryStore()
@@ -216,9 +216,7 @@ async def test_what_is_listed_is_the_callers_own_where_the_prefix_names_an_ident
     assert (await nobody.request("GET", f"/list/users/{ISSUER.user_id}")).error == (401, "Unauthorized")
 
 
-async def test_nobody_is_self_where_the_identities_are_what_is_listed(
-    start: Start, session: aiohttp.ClientSession
-) -> None:
+async def test_nobody_is_self_in_a_list_of_identities(start: Start, session: aiohttp.ClientSession) -> None:
     owner = Signed(await start(SERVICE), session, ISSUER, root_device(ISSUER))
     assert (await owner.push(f"people/{ISSUER.user_id}", {"n": 1})).status == 200
     assert (await owner.request("GET", "/list/people")).error == (403, "Forbidden")
@@ -360,7 +358,7 @@ async def test_pages_are_full_and_continue_where_names_are_denied(
     assert await listed(caller, "/list/rooms?limit=10&after=r0019") == (ROOMS[20:30], False)
 
 
-async def test_a_list_looks_at_a_bounded_number_of_denied_names(
+async def test_list_reads_a_bounded_number_of_denied_names(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     names = [f"a{n:05}" for n in range(2 * listing.MAX_DENIED)]
@@ -372,9 +370,7 @@ async def test_a_list_looks_at_a_bounded_number_of_denied_names(
     assert await listed(caller, "/list/rooms?after=a09500") == (["b"], False)
 
 
-async def test_who_needs_no_certificate_is_denied_no_names(
-    start: Start, session: aiohttp.ClientSession
-) -> None:
+async def test_anonymous_caller_is_denied_no_names(start: Start, session: aiohttp.ClientSession) -> None:
     base = await start(SERVICE)
     caller = member(base, session, ("read", "list"), "notes/**", "!notes/secret")
     assert (await caller.push("notes/secret", {"n": 1})).status == 200
@@ -387,9 +383,7 @@ async def test_who_needs_no_certificate_is_denied_no_names(
     st.sets(st.text("ab.", min_size=1, max_size=4)),
     st.sampled_from(["", "a/", "b/a/"]),
 )
-def test_what_is_left_of_names_is_what_no_deny_covers(
-    denies: list[str], names: set[str], prefix: str
-) -> None:
+def test_allowed_names_are_those_no_deny_covers(denies: list[str], names: set[str], prefix: str) -> None:
     scope = _core.Scope(["**", *(f"!{deny}" for deny in denies)], "ab")
     left = [name for name in sorted(names) if scope.allows(prefix + name)]
     assert scope.undenied(prefix, sorted(names)) == left

@@ -215,7 +215,7 @@ def test_a_line_that_belongs_to_no_request_is_written_too(
 
 
 @pytest.mark.usefixtures("own_logging")
-def test_where_credentials_were_found_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_location_of_found_credentials_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
     """A library's news at each start; its warnings are."""
     logs.configure(human=False)
     log = logging.getLogger("aiobotocore.credentials")

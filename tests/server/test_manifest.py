@@ -66,7 +66,7 @@ async def test_a_service_that_does_not_enable_it_has_no_manifest(
         assert (await browser.request("GET", path)).error == (404, "Not found")
 
 
-async def test_each_collection_is_told_with_the_members_that_apply(
+async def test_each_collection_is_listed_with_the_members_that_apply(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     browser = Browser(await start(service("public")), session)
@@ -91,7 +91,7 @@ async def test_each_collection_is_told_with_the_members_that_apply(
     }
 
 
-async def test_a_public_manifest_shows_everybody_everything_and_looks_at_no_credentials(
+async def test_public_manifest_shows_everybody_everything_and_reads_no_credentials(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     browser = Browser(await start(service("public")), session)
@@ -139,7 +139,7 @@ async def test_a_signed_request_is_shown_what_its_certificate_alone_is(
     "authorization",
     ["", "Cap", "Cap !", "Bearer wrong", "Basic eDp5", encoded({"v": 1}), encoded({"kind": "device"})],
 )
-async def test_credentials_that_do_not_hold_are_shown_nothing_and_told_no_error(
+async def test_invalid_credentials_are_shown_nothing_and_no_error(
     start: Start, session: aiohttp.ClientSession, authorization: str
 ) -> None:
     browser = Browser(await start(service("role-filtered", namespaces=SPACES)), session)
@@ -179,7 +179,7 @@ async def test_a_store_that_fails_leaves_the_manifest_empty(
     assert await told(browser) == ["news", "inbox"]
 
 
-async def test_namespaces_are_told_beside_the_root_and_each_at_its_own_place(
+async def test_namespaces_are_listed_with_the_root_and_each_at_its_own_path(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     browser = Browser(await start(service("public", namespaces=SPACES)), session)

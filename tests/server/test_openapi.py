@@ -123,7 +123,9 @@ async def test_the_manifest_is_described_where_it_is_served(
     assert {"capability": []} in filtered["paths"]["/config"]["get"]["security"]
 
 
-async def test_what_is_stored_is_answered_as_described(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_every_stored_kind_is_answered_as_described(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
     """With documents, which requests made from the description seldom meet."""
     page = {**NOTES, "storagePath": "pages/{page}", "bundle": "page"}
     base = await start(
@@ -197,7 +199,7 @@ async def test_a_parameter_is_described_with_its_form(start: Start, session: aio
     assert (form["minLength"], form["maxLength"]) == (1, 255)
 
 
-async def test_every_refusal_is_described_with_its_status_and_code(
+async def test_every_rejection_is_described_with_its_status_and_code(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     components = (await described(start, session, NOTES))["components"]
@@ -210,7 +212,7 @@ async def test_every_refusal_is_described_with_its_status_and_code(
     assert components["schemas"]["Error"]["properties"]["code"]["enum"] == list(errors_by_code())
 
 
-async def test_a_route_names_the_refusals_that_its_rule_can_lead_to(
+async def test_a_route_names_the_rejections_that_its_rule_can_lead_to(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     limit = {"windowMs": 1000, "maxRequests": 5}
@@ -224,7 +226,7 @@ async def test_a_route_names_the_refusals_that_its_rule_can_lead_to(
     assert refused(paths["/health"]["get"]) == {"400", "408", "500"}
 
 
-async def test_a_service_with_public_hosts_may_refuse_another(
+async def test_a_service_with_public_hosts_may_reject_another(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     browser = Browser(

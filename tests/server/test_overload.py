@@ -126,7 +126,7 @@ def test_a_few_late_requests_are_no_overload() -> None:
         overload.now += 1.0
 
 
-def test_requests_that_waited_too_long_are_refused_while_overloaded() -> None:
+def test_requests_that_waited_too_long_are_rejected_while_overloaded() -> None:
     overload = Overload()
     (client,) = overload.clients(1)
     overload.begin()
@@ -282,7 +282,7 @@ def test_the_addresses_of_an_ipv6_network_are_counted_as_one() -> None:
     assert load.address("2001:db8::1") is not load.address("2001:db8:0:1::1")
 
 
-def test_a_server_that_stops_refuses_nothing_more() -> None:
+def test_a_server_that_stops_rejects_nothing_more() -> None:
     overload = Overload()
     clients = overload.clients(100)
     overload.load.close()
@@ -317,7 +317,7 @@ async def test_the_server_goes_on_watching_after_a_failure() -> None:
 
 
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/healthy", 503), ("/pull/a", 503)])
-async def test_of_all_requests_only_health_probes_are_never_refused(
+async def test_of_all_requests_only_health_probes_are_never_rejected(
     start: Start, session: aiohttp.ClientSession, path: str, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = await start({"collections": []})

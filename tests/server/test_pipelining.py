@@ -34,7 +34,7 @@ async def test_many_requests_behind_a_body_that_arrives_late_are_all_answered() 
         writer.close()
 
 
-async def test_requests_behind_one_that_asks_for_an_upgrade_are_answered() -> None:
+async def test_requests_behind_an_upgrade_request_are_answered() -> None:
     async with listening(LoadShedder(inf)) as address:
         reader, writer = await asyncio.open_connection(*address)
         upgrade = b"Host: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"

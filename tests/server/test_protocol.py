@@ -194,7 +194,7 @@ async def test_an_idempotency_key_belongs_to_one_document_and_one_body(
     assert (await anyone.push(key, {"n": 1}, None, once)).json == first.json
 
 
-async def test_a_push_that_is_refused_leaves_its_idempotency_key_free(
+async def test_a_push_that_is_rejected_leaves_its_idempotency_key_free(
     anyone: Browser, unique: Unique
 ) -> None:
     key, once = unique("notes"), {"Idempotency-Key": os.urandom(8).hex()}
@@ -217,7 +217,7 @@ async def test_a_repetition_of_a_replaced_push_does_not_free_its_key_for_other_d
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 129, "tab\there"])
-async def test_an_unusable_idempotency_key_is_refused(anyone: Browser, unique: Unique, bad: str) -> None:
+async def test_an_unusable_idempotency_key_is_rejected(anyone: Browser, unique: Unique, bad: str) -> None:
     answer = await anyone.push(unique("notes"), {}, None, {"Idempotency-Key": bad})
     assert answer.json["code"] == "bad_request"
 
@@ -253,7 +253,7 @@ async def test_an_unusable_idempotency_key_is_refused(anyone: Browser, unique: U
          "author proof requires authorPubkey and authorSignature"),
     ],
 )  # fmt: skip
-async def test_a_bad_body_is_refused_and_nothing_is_stored(
+async def test_a_bad_body_is_rejected_and_nothing_is_stored(
     anyone: Browser, unique: Unique, body: bytes, error: str
 ) -> None:
     key = unique("notes")
@@ -269,7 +269,7 @@ async def test_nesting_of_64_is_taken(anyone: Browser, unique: Unique) -> None:
 @pytest.mark.parametrize(
     "media_type", ["text/plain", "application/x-www-form-urlencoded", "x/y; application/json"]
 )
-async def test_other_media_types_are_refused(anyone: Browser, unique: Unique, media_type: str) -> None:
+async def test_other_media_types_are_rejected(anyone: Browser, unique: Unique, media_type: str) -> None:
     answer = await anyone.request("POST", f"/push/{unique('notes')}", b"{}", {"Content-Type": media_type})
     assert answer.error == (415, "Content-Type must be application/json")
 
@@ -290,7 +290,7 @@ async def test_media_type_parameters_do_not_matter(anyone: Browser, unique: Uniq
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("method", "action"), [("GET", "pull"), ("POST", "push")])
-async def test_an_unsafe_path_is_refused(anyone: Browser, path: str, method: str, action: str) -> None:
+async def test_an_unsafe_path_is_rejected(anyone: Browser, path: str, method: str, action: str) -> None:
     answer = await anyone.request(method, f"/{action}/{path}", b"{}" if method == "POST" else None)
     if path.startswith("_pysync/x"):
         assert answer.status == 404
@@ -298,7 +298,7 @@ async def test_an_unsafe_path_is_refused(anyone: Browser, path: str, method: str
         assert answer.error == (400, "Invalid path parameter")
 
 
-async def test_an_unsafe_path_is_refused_before_authentication(anyone: Browser) -> None:
+async def test_an_unsafe_path_is_rejected_before_authentication(anyone: Browser) -> None:
     assert (await anyone.pull("rooms/a%2Fb")).status == 400
 
 
@@ -328,7 +328,9 @@ async def test_unknown_paths_are_404(anyone: Browser, target: str) -> None:
     assert (await anyone.request("GET", target)).error == (404, "Not found")
 
 
-async def test_a_body_over_the_limit_is_refused_declared_or_streamed(anyone: Browser, unique: Unique) -> None:
+async def test_a_body_over_the_limit_is_rejected_declared_or_streamed(
+    anyone: Browser, unique: Unique
+) -> None:
     key = unique("notes")
     body = orjson.dumps({"data": {"a": "x" * 5000}})
     assert (await anyone.request("POST", f"/push/{key}", body)).error == (413, "Payload too large")
@@ -358,7 +360,7 @@ def talk(base: str, sent: bytes) -> bytes:
         return heard
 
 
-async def test_a_request_with_two_lengths_is_refused_and_closed(base: str) -> None:
+async def test_a_request_with_two_lengths_is_rejected_and_closed(base: str) -> None:
     sent = (
         b"POST /push/notes/x HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
         b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
@@ -415,14 +417,14 @@ async def test_a_body_that_is_not_exactly_chunked_is_400_and_closes(
         b"GET / HTTP/1.1\r\nX: " + b"y" * 70000 + b"\r\n\r\n",
     ],
 )
-async def test_what_is_not_http_gets_json_and_is_closed(base: str, sent: bytes) -> None:
+async def test_malformed_http_gets_json_and_is_closed(base: str, sent: bytes) -> None:
     heard = await asyncio.to_thread(talk, base, sent)
     assert heard.startswith(b"HTTP/1.1 400 ")
     assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"]
 
 
 @pytest.mark.slow
-async def test_a_refused_upload_is_closed_after_its_answer(base: str) -> None:
+async def test_a_rejected_upload_is_closed_after_its_answer(base: str) -> None:
     sent = (
         b"POST /push/notes/x HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
         b"Content-Length: 100000\r\n\r\n" + b"x" * 1000
@@ -432,7 +434,7 @@ async def test_a_refused_upload_is_closed_after_its_answer(base: str) -> None:
     assert b"Connection: close" in heard
 
 
-async def test_a_client_that_asks_first_is_told_to_go_on(base: str, unique: Unique) -> None:
+async def test_client_that_expects_a_continue_receives_it(base: str, unique: Unique) -> None:
     body = b'{"data":{}}'
     sent = (
         f"POST /push/{unique('notes')} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
@@ -578,7 +580,7 @@ async def test_credentials_on_an_open_collection_are_not_examined(anyone: Browse
     assert (await anyone.pull(key, broken)).status == 200
 
 
-async def test_a_replayed_request_is_refused(owner: Signed) -> None:
+async def test_a_replayed_request_is_rejected(owner: Signed) -> None:
     owner.nonce = os.urandom(16)
     key = f"users/{ISSUER.user_id}/a"
     assert (await owner.pull(key)).status == 200
@@ -593,7 +595,7 @@ async def test_a_nonce_belongs_to_its_key(owner: Signed, stranger: Signed) -> No
 
 
 @pytest.mark.parametrize("offset_ms", [-310_000, 310_000, -(10**12), 10**15])
-async def test_a_stale_signature_is_refused(owner: Signed, offset_ms: int) -> None:
+async def test_a_stale_signature_is_rejected(owner: Signed, offset_ms: int) -> None:
     owner.ts_ms = minted_at()["now_s"] * 1000 + offset_ms
     assert (await owner.pull(f"users/{ISSUER.user_id}/a")).error == (401, "Unauthorized")
 
@@ -629,7 +631,9 @@ def changed(name: str, change: Callable[[str], str]) -> Callable[[dict[str, str]
         changed("X-Starfish-Ts", lambda text: ""),
     ],
 )  # fmt: skip
-async def test_a_tampered_request_is_refused(owner: Signed, tamper: Callable[[dict[str, str]], None]) -> None:
+async def test_a_tampered_request_is_rejected(
+    owner: Signed, tamper: Callable[[dict[str, str]], None]
+) -> None:
     owner.tamper = tamper
     assert (await owner.pull(f"users/{ISSUER.user_id}/a")).error == (401, "Unauthorized")
 
@@ -663,7 +667,7 @@ async def test_a_signature_covers_method_path_query_host_and_body(owner: Signed,
         {"sub": "01" + "00" * 31},
     ],
 )
-async def test_a_forged_certificate_is_refused(owner: Signed, change: dict[str, Any]) -> None:
+async def test_a_forged_certificate_is_rejected(owner: Signed, change: dict[str, Any]) -> None:
     forged = encoded({**orjson.loads(owner.certificate.text), **change})
     owner.tamper = lambda headers: headers.update({"Authorization": forged})
     assert (await owner.pull(f"users/{ISSUER.user_id}/a")).error == (401, "Unauthorized")
@@ -683,7 +687,7 @@ async def test_a_shared_certificate_without_paths_is_forbidden(base: str, anyone
     assert (await caller.pull("rooms/a")).error == (403, "Forbidden")
 
 
-async def test_a_revoked_certificate_is_refused_and_lists_only_grow(anyone: Browser, base: str) -> None:
+async def test_a_revoked_certificate_is_rejected_and_lists_only_grow(anyone: Browser, base: str) -> None:
     root, device = IdentityKeys.generate(), IdentityKeys.generate()
     certificate = issuing.issue_device_certificate(root, device.ed_pub, device.kem_pub, **minted_at())
     caller = Signed(base, anyone.session, device, certificate)
@@ -707,7 +711,7 @@ async def test_a_revoked_certificate_is_refused_and_lists_only_grow(anyone: Brow
     assert (await caller.pull(key)).status == 200
 
 
-async def test_bad_revocation_lists_are_refused(anyone: Browser) -> None:
+async def test_bad_revocation_lists_are_rejected(anyone: Browser) -> None:
     good = orjson.loads(issuing.issue_revocation_list(IdentityKeys.generate(), 1).text)
     for body, expected in (
         ({**good, "generation": 2}, (403, "bad-signature")),
@@ -822,7 +826,7 @@ async def test_restrictions_name_identities(anyone: Browser, base: str, stranger
     assert (await anyone.pull("picked/a")).error == (403, "Forbidden")
 
 
-async def test_requests_over_the_rate_are_refused_and_may_be_repeated(owner: Signed) -> None:
+async def test_requests_over_the_rate_are_rejected_and_may_be_repeated(owner: Signed) -> None:
     owner.certificate = root_device(ISSUER, collections=("rooms",))
     statuses = [(await owner.pull("metered/a")).status for _ in range(5)]
     limited = await owner.pull("metered/a")
@@ -891,7 +895,7 @@ async def test_signed_requests_work_in_a_namespace(owner: Signed) -> None:
     assert (await owner.request("POST", target, {"data": {}})).status == 200
 
 
-async def test_operators_can_ask(anyone: Browser) -> None:
+async def test_operators_can_query(anyone: Browser) -> None:
     health = await anyone.request("GET", "/health")
     assert health.json == {"ok": True, "ts": health.json["ts"]}
     assert (await anyone.request("GET", "/health/ready")).json["ok"] is True

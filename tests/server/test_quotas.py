@@ -152,7 +152,7 @@ async def test_files_are_limited(service: Service) -> None:
 
 
 @pytest.mark.parametrize("url", ["folder"], indirect=True)
-async def test_what_was_pushed_before_quotas_is_counted(service: Service, start: Start) -> None:
+async def test_documents_pushed_before_quotas_are_counted(service: Service, start: Start) -> None:
     anyone = await service(None)
     me = signed(anyone)
     await me.push(f"users/{ME}/notes/1", {})
@@ -213,7 +213,7 @@ async def test_anonymous_writes_fill_no_quota_of_an_identity(service: Service, s
     assert (await used(app_of(start), "identity", ME)).documents == 1
 
 
-async def test_writes_of_strangers_fill_no_quota_of_a_space(service: Service, start: Start) -> None:
+async def test_writes_of_outsiders_fill_no_quota_of_a_space(service: Service, start: Start) -> None:
     anyone = await service(
         {"space": {"bytes": 10_000}},
         collections=[ACCESS, {**MIXED, "storagePath": "spaces/{spaceId}/mixed/{id}"}, THREAD],
@@ -332,7 +332,7 @@ async def test_a_write_displaces_at_most_100_versions(service: Service) -> None:
     assert 50 <= left < 150
 
 
-async def test_the_caller_is_told_what_it_and_its_spaces_use(service: Service) -> None:
+async def test_caller_sees_the_usage_of_itself_and_its_spaces(service: Service) -> None:
     anyone = await service({"identity": {"documents": 5, "bytes": 9000}, "space": {"documents": 3}})
     me = signed(anyone)
     await me.push(f"users/{ME}/notes/1", {})
@@ -358,7 +358,7 @@ async def test_without_quotas_there_is_no_usage(service: Service) -> None:
     assert (await anyone.request("GET", "/usage")).status == 404
 
 
-async def test_every_namespace_tells_the_same(service: Service) -> None:
+async def test_every_namespace_reports_the_same(service: Service) -> None:
     inner = {"name": "inner", "storagePath": "inner/{identity}/{id}", **OWN}
     anyone = await service({}, namespaces={"acme": {"collections": [inner]}})
     me = signed(anyone)

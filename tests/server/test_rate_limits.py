@@ -45,7 +45,7 @@ PUSHES = ["push"]
         ({"rateLimit": {"push": False}}, NOTHING),
     ],
 )
-async def test_a_collection_meters_what_it_names_beside_the_limit_of_the_server(
+async def test_collection_limits_count_in_addition_to_those_of_the_server(
     start: Start, session: aiohttp.ClientSession, limits: dict[str, Any], metered: list[str]
 ) -> None:
     browser = Browser(await start({"rateLimit": ONE, "collections": [{**NOTES, **limits}]}), session)

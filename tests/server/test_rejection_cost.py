@@ -96,7 +96,7 @@ async def test_a_forged_certificate_is_not_read(
     assert looked == []
 
 
-async def test_who_is_refused_is_not_remembered_and_who_is_allowed_is(
+async def test_rejected_certificate_is_not_cached_and_an_accepted_one_is(
     start: Start, session: aiohttp.ClientSession, looked: Looked
 ) -> None:
     caller = Signed(await start({"collections": [MINE]}), session, STRANGER, root_device(STRANGER))
@@ -130,7 +130,7 @@ async def test_a_batch_whose_signature_does_not_hold_is_anybodys(
     assert found["data"] == {"n": 1}
 
 
-async def test_what_is_refused_takes_no_replay_memory_and_what_is_allowed_does(
+async def test_rejected_request_takes_no_replay_memory_and_an_accepted_one_does(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     base = await start({"collections": [MINE, LOG]}, coordinator=MemoryCoordinator(max_live_nonces=8))
@@ -151,7 +151,7 @@ async def test_what_is_refused_takes_no_replay_memory_and_what_is_allowed_does(
     assert [(await owner.pull(KEY)).status for _ in range(7)] == [200] * 6 + [503]
 
 
-async def test_owners_are_served_after_strangers_filled_their_share_of_memory(
+async def test_owners_are_served_after_unknown_identities_filled_their_share_of_memory(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     members = {"collections": [MINE], "auth": {"trustedIssuers": [ISSUER.ed_pub]}}
@@ -169,7 +169,7 @@ async def test_owners_are_served_after_strangers_filled_their_share_of_memory(
     assert (await trusted.pull(f"u/{ISSUER.user_id}/a")).status == 200
 
 
-async def test_who_presents_a_certificate_for_anybody_is_a_stranger_whoever_issued_it(
+async def test_bearer_of_an_audience_certificate_for_anybody_has_unknown_standing(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     shared = {
@@ -190,7 +190,7 @@ async def test_who_presents_a_certificate_for_anybody_is_a_stranger_whoever_issu
     assert (await Signed(base, session, SUBJECT, named).pull("shared/a")).status == 200
 
 
-async def test_a_certificate_that_expires_while_its_request_is_served_is_refused(
+async def test_a_certificate_that_expires_while_its_request_is_served_is_rejected(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     """A step before the nonce may take long: here reading the access document of the space."""
@@ -223,7 +223,7 @@ async def test_readiness_fails_where_signed_requests_do(start: Start, session: a
     assert (await Browser(base, session).request("GET", "/health/ready")).status == 503
 
 
-async def test_a_replay_of_what_is_allowed_is_refused_on_every_route(
+async def test_replay_of_an_allowed_request_is_rejected_on_every_route(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     base = await start({"collections": [{**MINE, "listable": True}, LOG, PART]})
@@ -273,7 +273,7 @@ class Watcher:
         (f"/batch/pull?collections=mine&params={quote(orjson.dumps({'mine': [{'id': 'a'}]}))}", KEY),
     ],
 )
-async def test_no_plugin_hears_of_a_replayed_pull(
+async def test_plugin_is_not_notified_of_a_replayed_pull(
     start: Start, session: aiohttp.ClientSession, target: str, key: str
 ) -> None:
     watcher = Watcher()

@@ -44,7 +44,7 @@ def told(line: dict[str, Any]) -> tuple[Any, ...]:
     return line["message"], line["status"], line["check"].partition(":")[0], line["requestId"]
 
 
-async def test_each_refusal_says_which_check_failed(
+async def test_each_rejection_says_which_check_failed(
     start: Start, session: aiohttp.ClientSession, lines: Lines
 ) -> None:
     clock = FakeClock(wall_clock_ms())
@@ -108,7 +108,7 @@ async def test_a_host_that_is_not_served_is_logged(
 
 
 @pytest.mark.parametrize("human", [False, True])
-async def test_no_bytes_that_a_client_sends_keep_a_refusal_out_of_the_log(
+async def test_no_bytes_that_a_client_sends_keep_a_rejection_out_of_the_log(
     start: Start, capsys: pytest.CaptureFixture[str], lines: Lines, human: bool
 ) -> None:
     base = await start({**LOGGED, "server": {"logRefusals": True, "publicHosts": ["notes.example"]}})
@@ -151,7 +151,7 @@ async def test_the_query_of_a_request_is_not_logged_with_its_signature(
     assert "secret" not in str(line)
 
 
-async def test_the_refusal_of_a_foreign_page_says_which_check_failed(
+async def test_rejection_of_another_sites_page_names_the_failed_check(
     start: Start, session: aiohttp.ClientSession, lines: Lines
 ) -> None:
     base = await start(LOGGED)
@@ -178,7 +178,7 @@ async def test_a_batch_whose_credentials_do_not_hold_is_logged(
 
 
 @pytest.mark.parametrize(("level", "count"), [("info", 0), ("debug", 1)])
-async def test_refusals_are_logged_at_the_level_debug_alone_unless_asked_for(
+async def test_rejections_are_logged_at_the_level_debug_alone_by_default(
     start: Start, session: aiohttp.ClientSession, lines: Lines, level: str, count: int
 ) -> None:
     logs.configure(human=False, level=level)
@@ -216,7 +216,7 @@ def test_a_stream_is_logged_without_a_length() -> None:
     assert EventStreamResponse(lambda connection, head: None).size is None
 
 
-async def test_no_access_log_is_kept_unless_asked_for(
+async def test_access_log_is_off_by_default(
     start: Start, session: aiohttp.ClientSession, lines: Lines
 ) -> None:
     base = await start({"collections": [MINE]})
@@ -241,7 +241,7 @@ async def test_a_line_of_text_has_the_same_fields(
 
 
 @pytest.mark.usefixtures("lines")
-async def test_only_the_service_itself_tells_more_at_the_level_debug() -> None:
+async def test_only_the_service_itself_logs_more_at_the_level_debug() -> None:
     logs.configure(human=False, level="debug")
     assert logging.getLogger("pysync.server").isEnabledFor(logging.DEBUG)
     assert not logging.getLogger("botocore.auth").isEnabledFor(logging.DEBUG)

@@ -90,7 +90,7 @@ async def test_others_have_their_part_during_an_overload() -> None:
     assert sum(name < 0 for name in begun) == min(2, REQUESTS_PER_TICK // OTHERS_EVERY)
 
 
-async def test_what_has_waited_too_long_is_given_up_during_an_overload() -> None:
+async def test_request_that_waited_too_long_is_given_up_during_an_overload() -> None:
     queue = Queue()
     queue.add(1, waited_s=2 * MAX_WAIT_S)
     assert await queue.tick() == [1]

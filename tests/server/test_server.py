@@ -120,7 +120,7 @@ async def test_a_push_whose_reply_was_lost_may_be_repeated(
     assert (await browser.push("notes/a", {"n": 1}, None, once)).status == 200
 
 
-async def test_an_unforeseen_error_tells_only_its_request_id(
+async def test_unforeseen_error_reports_only_its_request_id(
     start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(MemoryStore):
@@ -171,7 +171,7 @@ async def test_forwarding_headers_count_only_behind_known_proxies(
     assert (await proxied.pull("notes/a", forwarded[0])).status == 429
 
 
-async def test_a_refused_rate_does_not_take_the_nonce(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_a_rejected_rate_does_not_take_the_nonce(start: Start, session: aiohttp.ClientSession) -> None:
     clock = Clock()
     metered = {**MINE, "rateLimit": {"pull": {"windowMs": 10_000, "maxRequests": 1}}}
     base = await start({"collections": [metered]}, now_ms=clock)
@@ -390,7 +390,7 @@ async def test_a_folded_keyring_is_what_a_pull_of_it_gives(
     assert answer.get("keyring", {"data": None})["data"] == folded
 
 
-async def test_a_refused_schema_quotes_nothing_and_stops_at_the_first_fault(
+async def test_a_rejected_schema_quotes_nothing_and_stops_at_the_first_fault(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     schema = {"properties": {"many": {"items": {"type": "string"}}}, "maxProperties": 2}
@@ -430,7 +430,7 @@ async def test_a_locked_value_that_is_hidden_cannot_be_guessed(
         assert (await browser.push("notes/a", {"pin": 7}, base)).json["currentHash"] == version
 
 
-async def test_what_depends_on_the_caller_is_not_cached_for_all(
+async def test_answer_that_depends_on_the_caller_is_not_cached_for_all(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     cached = {**NOTES, "cacheDurationMs": 60_000}
@@ -440,7 +440,7 @@ async def test_what_depends_on_the_caller_is_not_cached_for_all(
         assert (answer.status, answer.headers["Cache-Control"]) == (200, "private, max-age=60")
 
 
-async def test_a_namespace_is_where_published_clients_ask_for_it(
+async def test_namespace_is_served_at_the_path_of_published_clients(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     browser = Browser(await start({"namespaces": {"acme": {"collections": [NOTES]}}}), session)

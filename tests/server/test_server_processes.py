@@ -53,7 +53,7 @@ async def test_two_processes_on_one_folder_lose_no_update(
         assert pushed == 200
 
 
-async def test_a_replay_is_refused_by_the_other_process_and_after_a_restart(
+async def test_a_replay_is_rejected_by_the_other_process_and_after_a_restart(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     key = f"u/{SUBJECT.user_id}/a"

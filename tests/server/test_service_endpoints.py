@@ -43,7 +43,7 @@ async def test_probes_go_by_address_and_nothing_else_does(
         assert (await browser.request("GET", other)).status == 421, other
 
 
-async def test_why_the_store_cannot_be_used_is_not_told_to_clients(
+async def test_reason_of_an_unusable_store_is_not_reported_to_clients(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     class Astray(MemoryStore):
@@ -71,13 +71,13 @@ async def test_why_the_store_cannot_be_used_is_not_told_to_clients(
         ({"Forwarded": "for=192.0.2.1"}, "::1", False),
     ],
 )
-def test_requests_of_this_machine_are_told_from_those_of_others(
+def test_requests_of_this_machine_are_distinguished_from_those_of_others(
     headers: dict[str, str], peer: str | None, is_shown: bool
 ) -> None:
     assert is_local(headers, peer) == is_shown
 
 
-async def test_metrics_do_not_exist_for_strangers(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_metrics_do_not_exist_for_outsiders(start: Start, session: aiohttp.ClientSession) -> None:
     browser = Browser(await start({"auth": {"adminToken": TOKEN}}), session)
     unknown = await browser.request("GET", "/unknown")
     for credentials, status in ((None, 404), ("wrong" * 4, 404), (TOKEN, 200)):
@@ -104,7 +104,7 @@ SERVED: dict[str, Any] = {
 PRIVATE = (b"hush", b"vault", b"acme", b"plans")
 
 
-async def test_strangers_find_nothing_about_private_collections(
+async def test_outsiders_find_nothing_about_private_collections(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     base = await start(SERVED)

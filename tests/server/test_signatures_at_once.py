@@ -119,7 +119,7 @@ async def test_signatures_that_arrive_at_once_are_verified_together(
     assert batches == [CONNECTIONS], "a lone one is verified alone"
 
 
-async def test_a_forged_signature_refuses_only_its_request(client: Client, batches: list[int]) -> None:
+async def test_a_forged_signature_rejects_only_its_request(client: Client, batches: list[int]) -> None:
     assert await client.statuses(CONNECTIONS, forged=2) == [200, 200, 401, 200, 200, 200]
     assert batches == [CONNECTIONS]
 
@@ -133,7 +133,7 @@ async def test_a_request_that_arrives_twice_at_once_is_accepted_once(
     assert await client.send(requests) == [401] * (CONNECTIONS - 1)
 
 
-async def test_requests_that_wait_for_too_long_are_refused(
+async def test_requests_that_wait_for_too_long_are_rejected(
     client: Client, clock: FakeClock, batches: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verify_requests = _core.verify_requests
@@ -147,7 +147,7 @@ async def test_requests_that_wait_for_too_long_are_refused(
     assert batches == [CONNECTIONS]
 
 
-async def test_a_certificate_that_another_node_revoked_is_refused_within_5_seconds(
+async def test_a_certificate_that_another_node_revoked_is_rejected_within_5_seconds(
     client: Client, clock: FakeClock, start: Start, batches: list[int]
 ) -> None:
     assert await client.statuses(CONNECTIONS) == [200] * CONNECTIONS
@@ -177,7 +177,7 @@ async def test_author_proofs_are_verified_with_the_signatures_of_their_requests(
     assert sum(batches) == 2 * CONNECTIONS + 2, "both of a lone one as well"
 
 
-async def test_a_wrong_author_proof_refuses_only_its_push(client: Client, batches: list[int]) -> None:
+async def test_a_wrong_author_proof_rejects_only_its_push(client: Client, batches: list[int]) -> None:
     pushes = [client.push(n, authored(n, is_proven=n != 2)) for n in range(CONNECTIONS - 1)]
     pushes.append(client.push(CONNECTIONS, authored(CONNECTIONS, author=ISSUER)))
     assert await client.send(pushes) == [200, 200, 403, 200, 200, 403]
@@ -185,7 +185,7 @@ async def test_a_wrong_author_proof_refuses_only_its_push(client: Client, batche
     assert await client.send(pushes) == [401] * CONNECTIONS, "the nonces of all are recorded"
 
 
-async def test_only_who_signed_a_push_is_told_what_is_wrong_with_its_body(client: Client) -> None:
+async def test_only_the_signer_of_a_push_learns_the_fault_of_its_body(client: Client) -> None:
     for text in (b'{"authorSignature"', b'{"data":1,"authorSignature":"x"}'):
         assert await client.send([client.push(1, text)]) == [400]
         assert await client.send([client.push(1, text, b"other")]) == [401]

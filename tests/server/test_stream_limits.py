@@ -27,7 +27,7 @@ def said(heard: EventStream) -> tuple[int, str, str]:
 FULL = 503, "overloaded", str(sse.RETRY_AFTER_S)
 
 
-async def test_beyond_the_streams_that_may_be_open_another_is_refused_until_one_ends(
+async def test_beyond_the_streams_that_may_be_open_another_is_rejected_until_one_ends(
     serve: Serve, subscribe: Listen
 ) -> None:
     browser = await serve(NOTES, server={"maxStreams": 2})
@@ -140,7 +140,7 @@ def event(size: int) -> Event:
     return Event("1", TOPIC, {}, "key", b"x" * size)
 
 
-async def test_where_too_much_waits_in_all_streams_those_with_the_most_end(
+async def test_streams_with_the_most_unread_bytes_end_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sse, "MAX_UNREAD", 1_000_000)
@@ -166,7 +166,7 @@ async def test_where_too_much_waits_in_all_streams_those_with_the_most_end(
     streams.close()
 
 
-async def test_a_stream_ends_where_too_much_waits_in_it() -> None:
+async def test_stream_with_too_many_unread_bytes_ends() -> None:
     streams = hub()
     (stream, pipe), (_, other) = opened(streams), opened(streams)
     stream.deliver([event(sse.MAX_WRITE_BUFFER)])

@@ -99,7 +99,7 @@ async def unchunked(reader: asyncio.StreamReader) -> bytes:
     return body
 
 
-def test_pieces_are_sent_in_chunks_and_the_connection_serves_on(run: Run) -> None:
+def test_chunks_are_grouped_and_the_connection_serves_on(run: Run) -> None:
     async def scenario() -> None:
         async with connected(Source(PIECES)) as (reader, writer):
             for _ in range(2):
@@ -129,7 +129,7 @@ def test_a_client_of_http_1_0_gets_the_body_until_the_end_of_the_connection(run:
     run(scenario())
 
 
-def test_head_is_answered_without_making_a_piece(run: Run) -> None:
+def test_head_is_answered_without_making_a_chunk(run: Run) -> None:
     async def scenario() -> None:
         source = Source(PIECES)
         async with connected(source) as (reader, writer):
@@ -142,7 +142,7 @@ def test_head_is_answered_without_making_a_piece(run: Run) -> None:
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable(), RuntimeError("unforeseen")])
-def test_a_piece_that_fails_leaves_the_body_incomplete(
+def test_failing_chunk_leaves_the_body_incomplete(
     run: Run, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
@@ -241,7 +241,7 @@ def test_half_a_head_that_follows_does_not_break_into_an_answer(
     run(scenario())
 
 
-def test_others_have_their_turn_between_pieces(run: Run) -> None:
+def test_others_run_between_chunks(run: Run) -> None:
     async def scenario() -> None:
         source, turns = Source([b"x"] * 200), 0
         async with connected(source) as (reader, writer):
@@ -260,7 +260,7 @@ def test_others_have_their_turn_between_pieces(run: Run) -> None:
     run(scenario())
 
 
-def test_a_client_that_leaves_ends_the_pieces(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+def test_leaving_client_ends_the_chunks(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         source = Source([b"x" * 300_000] * 1000)
         async with connected(source) as (reader, writer):
@@ -334,7 +334,7 @@ def test_a_client_that_takes_little_is_waited_for(run: Run, monkeypatch: pytest.
     run(scenario())
 
 
-def test_a_long_answer_is_given_to_the_connection_piece_by_piece(run: Run) -> None:
+def test_long_answer_is_given_to_the_connection_chunk_by_chunk(run: Run) -> None:
     async def scenario() -> None:
         body, most = bytes(range(256)) * 20_000, 0
         source = Source([])

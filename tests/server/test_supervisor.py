@@ -66,7 +66,9 @@ def outcome(work: str) -> list[str]:
         ("raise type('Local', (Exception,), {})('unknown here')", "WorkerFailed Local: unknown here"),
     ],
 )
-def test_what_keeps_a_worker_from_starting_is_raised_and_nobody_left_behind(work: str, told: str) -> None:
+def test_error_that_keeps_a_worker_from_starting_is_raised_and_no_process_left_behind(
+    work: str, told: str
+) -> None:
     assert outcome(work) == [told, "no child is left"]
 
 
@@ -95,7 +97,7 @@ def test_an_output_that_nobody_reads_ends_no_worker_in_disorder() -> None:
     assert "no child is left" in outcome(work)
 
 
-def test_who_dies_again_soon_is_replaced_later_each_time_up_to_a_bound() -> None:
+def test_repeatedly_dying_worker_is_replaced_later_each_time_up_to_a_bound() -> None:
     supervisor = Supervisor(1, lambda post: None, 0.1)
     place = supervisor._slots[1] = _Slot()
     next_waits = []

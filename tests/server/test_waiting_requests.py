@@ -85,7 +85,7 @@ async def test_requests_that_wait_are_answered_in_their_order(
     assert load.queue.kept_bytes == 0
 
 
-async def test_requests_that_have_waited_too_long_are_refused_unparsed(
+async def test_requests_that_have_waited_too_long_are_rejected_unparsed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 1000.0
@@ -161,7 +161,7 @@ async def test_requests_that_the_parser_holds_back_are_answered_during_an_overlo
         writer.close()
 
 
-async def test_what_waits_is_not_refused_before_an_earlier_request_is_answered(
+async def test_waiting_request_is_not_rejected_before_an_earlier_one_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     load, waiting = LoadShedder(0.0), Waiting()
@@ -182,7 +182,7 @@ async def test_what_waits_is_not_refused_before_an_earlier_request_is_answered(
 
 
 @pytest.mark.parametrize("way", ["force_close", "close the transport"])
-async def test_a_closed_connection_whose_turn_comes_is_not_written_to(
+async def test_closed_connection_whose_request_is_due_is_not_written_to(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = LoadShedder(0.0)

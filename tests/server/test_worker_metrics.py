@@ -42,7 +42,7 @@ def test_counts_read_as_they_were_written() -> None:
     assert members(Counters.decode(tally.encode())) == members(tally)
 
 
-async def test_who_takes_a_workers_place_counts_on(tmp_path: Path) -> None:
+async def test_replacement_of_a_worker_continues_its_counts(tmp_path: Path) -> None:
     first, other = counted((200, 0.5)), counted((404, 0.5))
     shared = MultiprocessCounters(first, tmp_path, 1)
     beside = MultiprocessCounters(other, tmp_path, 2)
@@ -60,7 +60,7 @@ async def test_who_takes_a_workers_place_counts_on(tmp_path: Path) -> None:
         open_.close()
 
 
-async def test_what_one_worker_told_of_itself_every_other_tells(tmp_path: Path) -> None:
+async def test_counts_of_one_worker_are_reported_by_every_other(tmp_path: Path) -> None:
     own = Counters()
     asked, other = MultiprocessCounters(own, tmp_path, 1), MultiprocessCounters(Counters(), tmp_path, 2)
     for _ in range(3):
@@ -106,7 +106,7 @@ async def test_coordinator_is_up_if_every_worker_reaches_it(tmp_path: Path) -> N
     beside.close()
 
 
-async def test_counts_that_cannot_be_written_are_told_to_nobody(tmp_path: Path) -> None:
+async def test_counts_that_cannot_be_written_are_not_reported(tmp_path: Path) -> None:
     """Else another worker would tell fewer."""
     own = counted((200, 0.5))
     shared = MultiprocessCounters(own, tmp_path, 1)

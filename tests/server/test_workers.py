@@ -40,7 +40,7 @@ async def health(browser: Browser) -> Reply:
     return await browser.request("GET", "/health")
 
 
-async def test_every_worker_answers_and_says_in_its_log_who_it_is(tmp_path: Path) -> None:
+async def test_every_worker_answers_and_logs_its_identity(tmp_path: Path) -> None:
     async with workers(tmp_path) as service:
         assert {reply.status for reply in await replies_of_all_workers(service.base, health)} == {200}
         assert all(map(runs, service.pids().values()))
@@ -52,7 +52,7 @@ async def test_every_worker_answers_and_says_in_its_log_who_it_is(tmp_path: Path
         assert "worker" not in last
 
 
-async def test_a_replay_is_refused_by_every_worker(tmp_path: Path) -> None:
+async def test_a_replay_is_rejected_by_every_worker(tmp_path: Path) -> None:
     async with workers(tmp_path) as service, aiohttp.ClientSession() as session:
         signer = Signed(service.base, session, SUBJECT, root_device(SUBJECT))
         key = f"u/{SUBJECT.user_id}/a"
@@ -120,7 +120,7 @@ async def test_no_two_writes_have_one_etag(tmp_path: Path) -> None:
     assert writes == etags >= 40
 
 
-async def test_what_was_acknowledged_outlives_its_worker_and_others_take_its_place(tmp_path: Path) -> None:
+async def test_acknowledged_writes_outlive_a_worker_and_others_replace_it(tmp_path: Path) -> None:
     key = f"logs/{SUBJECT.user_id}/a"
     pushed: dict[str, str] = {}
     appended: set[tuple[int, int]] = set()
@@ -339,7 +339,7 @@ def healths(page: Reply) -> int:
     return int(found[1]) if found else 0
 
 
-async def test_any_worker_tells_the_metrics_of_all_and_no_count_goes_back(tmp_path: Path) -> None:
+async def test_every_worker_reports_the_metrics_of_all_and_no_count_goes_back(tmp_path: Path) -> None:
     async with workers(tmp_path) as service:
         told = 0
         for number in (1, 2, 3):

@@ -180,7 +180,6 @@ class App(AbstractAsyncContextManager["App"]):
             write_deadline=WriteDeadline(
                 server.write_timeout_ms / 1000,
                 partial(counters.count, "pysync_write_timeouts"),
-                lambda *late: self._middleware.respond_late(*late),
                 cancels_uploads=not store.is_remote,
             ),
         )

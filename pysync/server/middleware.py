@@ -28,7 +28,7 @@ from pysync.errors import (
     PysyncError,
     Unavailable,
 )
-from pysync.server.connection import Connection, Request
+from pysync.server.connection import Request
 from pysync.server.in_flight import SMALL_BYTES, BytesInFlight
 from pysync.server.logs import RequestLog
 from pysync.server.metrics import Counters
@@ -99,8 +99,6 @@ class Middleware:
         self._client_ip = client_ip
         self._in_flight = in_flight
         self.draining = False
-        self._answered: set[Connection] = set()
-        """The connections whose request was answered although its handler goes on."""
         self._ids = itertools.count(1)
         self._id_prefix = os.urandom(5).hex()
 
@@ -136,24 +134,8 @@ class Middleware:
         except (Exception, PanicException, BaseExceptionGroup) as error:
             response = self._unexpected_error_response(request, match, error, request_id)
             _forget_frames(error)
-        if self._answered and request.connection in self._answered:
-            self._answered.remove(request.connection)
-        else:
-            self._complete(request, match, response, request_id, time.perf_counter() - started)
+        self._complete(request, match, response, request_id, time.perf_counter() - started)
         return response
-
-    def respond_late(self, request: web.BaseRequest, match: Match, error: PysyncError) -> None:
-        """Answer a request whose handler goes on, and close its connection. Call it in the context of the
-        request."""
-        assert isinstance(request, Request)
-        request_id = (self._request_id_var and self._request_id_var.get()) or self._id_of(request)
-        response = self._error_response(request, match, error, request_id)
-        _, read_at = request.arrival
-        self._complete(request, match, response, request_id, time.perf_counter() - read_at)
-        self._answered.add(request.connection)
-        if request.transport is not None:
-            request.transport.write(response.to_bytes())
-            request.transport.close()
 
     def _id_of(self, request: web.BaseRequest) -> str:
         """Return the id that the client gave to a request, or a new one."""

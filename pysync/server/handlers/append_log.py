@@ -104,8 +104,6 @@ class LogHandlers:
         subject = match.document_ref(caller)
         once = idempotency_key(request, caller, match.key)
         return await self._service.write_deadline.run(
-            request,
-            match,
             self._logs.append(match.key, element, self._settings, subject)
             if once is None
             else self._logs.append_idempotent(match.key, element, self._settings, once, subject),

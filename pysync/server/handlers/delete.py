@@ -38,7 +38,7 @@ class DeleteHandler:
         once = idempotency_key(request, access.caller, match.key)
         idempotent = None if once is None else IdempotentRequest(once, f"delete {base_hash}")
         removal = self._remove(match, access, base_hash, idempotent)
-        removed = await service.write_deadline.run(request, match, removal)
+        removed = await service.write_deadline.run(removal)
         await run_after_write(service, match, access.caller, removed, match.params, None, removed=True)
         return write_response("", removed.timestamp_ms)
 

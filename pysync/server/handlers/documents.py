@@ -79,7 +79,7 @@ class DocumentHandlers:
         await self._service.rate_limiter.enforce([Counter(REVOCATION_LIMIT, bucket)])
         text = await read_body(request, MAX_REVOCATION_BYTES, self._service.in_flight)
         publish = self._service.revocations.publish(text)
-        generation = await self._service.write_deadline.run(request, match, publish)
+        generation = await self._service.write_deadline.run(publish)
         return json_response({"ok": True, "generation": generation}, NO_STORE)
 
     async def revocations(self, request: web.BaseRequest, match: Match) -> Response:
@@ -193,8 +193,6 @@ class DocumentHandlers:
         once = idempotency_key(request, access.caller, match.key)
         try:
             return await self._service.write_deadline.run(
-                request,
-                match,
                 self._documents.push(match.key, body, ttl_ms, subject, history)
                 if once is None
                 else self._documents.push_idempotent(

@@ -14,10 +14,11 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from math import inf
 from operator import gt, sub
-from typing import Final, NamedTuple
+from typing import Final
 
 import orjson
 
+from pysync.errors import QuotaExceeded
 from pysync.model import QuotaLimits, check_limit
 from pysync.store.ledger import Account, Charge, CountedRow, Subject
 
@@ -100,10 +101,13 @@ _ADD_SUBJECT = "INSERT OR IGNORE INTO usage(kind, name) VALUES(?, ?)"
 _ADD_CHARGE = """
     INSERT INTO charge SELECT o.id, s.id FROM usage AS o, usage AS s
     WHERE o.kind = ? AND o.name = ? AND s.kind = ? AND s.name = ?"""
-_SUBJECTS = f"""
-    SELECT s.id, s.kind, s.bytes, s.documents, s.elements, s.files, o.id
+# One row for all subjects, because SQLite lets go of the interpreter for each. It names all parameters.
+_FIND_OWNER = f"""
+    SELECT o.id, max(?2 + ?3 + ?4 + ?5 < 0{{}})
     FROM usage AS o CROSS JOIN charge ON owner = o.id CROSS JOIN usage AS s ON s.id = charge.usage
-    WHERE o.kind = '{_OWNER}' AND o.name = ?"""  # noqa: S608
+    WHERE o.kind = '{_OWNER}' AND o.name = ?1"""  # noqa: S608
+_SUBJECTS = """
+    SELECT id, kind, bytes, documents, elements, files FROM charge JOIN usage ON id = usage WHERE owner = ?"""
 _OLD_ROW = """
     SELECT owner, size, elements, sha256 IS NOT NULL FROM object
     WHERE parent = ? AND name = ? AND owner IS NOT NULL"""
@@ -130,15 +134,8 @@ Amounts = tuple[int, int, int, int]
 _NONE: Final[Amounts] = (0, 0, 0, 0)
 
 
-class Owner(NamedTuple):
-    """An owner. `subjects` are those that its rows count for: id, kind, amounts and the owner's id. The owner
-    of the server's own objects is 0, and has none."""
-
-    id: int
-    subjects: Sequence[tuple[int, str, int, int, int, int, int]] = ()
-
-
-_NOBODY: Final = Owner(0)
+_Subject = tuple[int, str, int, int, int, int]
+"""A subject of an owner: its id in `usage`, its kind and what it uses."""
 
 
 class Owners:
@@ -146,60 +143,58 @@ class Owners:
 
     def __init__(self, limits: QuotaLimits) -> None:
         self._limits = limits
-        self._limited = {
-            kind: [(at, most) for at, most in enumerate(limit) if most != inf]
+        has_no_room = [
+            f"s.kind = '{kind}' AND ?{at + 2} > 0 AND s.{column} + ?{at + 2} > {int(most)}"
             for kind, limit in limits.items()
-        }
+            for at, (column, most) in enumerate(zip(_NEW, limit, strict=True))
+            if most != inf
+        ]
+        self._find = _FIND_OWNER.format("".join(f" OR {each}" for each in has_no_room))
 
-    def owner_of(self, cursor: sqlite3.Cursor, account: Account | None) -> Owner:
-        """Return the owner of what counts for this account, which is made if there is none."""
+    def find(self, cursor: sqlite3.Cursor, account: Account | None, new: Amounts = _NONE) -> tuple[int, bool]:
+        """Return the owner of what counts for this account, which is made if there is none, and whether there
+        is room to add these amounts. The owner of the server's own objects is 0."""
         if account is None:
-            return _NOBODY
+            return 0, True
         name = orjson.dumps(list(account)).decode()
-        rows = cursor.execute(_SUBJECTS, (name,)).fetchall()
-        if not rows:
+        ((owner, has_no_room),) = cursor.execute(self._find, (name, *new)).fetchall()
+        if owner is None:
             subjects = list(account.subjects())
             cursor.executemany(_ADD_SUBJECT, [Subject(_OWNER, name), *subjects])
             cursor.executemany(_ADD_CHARGE, [(_OWNER, name, *subject) for subject in subjects])
-            rows = cursor.execute(_SUBJECTS, (name,)).fetchall()
-        return Owner(rows[0][-1], rows)
+            ((owner, has_no_room),) = cursor.execute(self._find, (name, *new)).fetchall()
+        return owner, not has_no_room
 
-    def owner_of_replaced(self, cursor: sqlite3.Cursor, parent: str, name: str, owner: Owner) -> int:
-        """Return the id of the owner of the object at a key, and that of `owner` if the object is not
-        counted. An account is not filled by what others wrote and it replaced or deleted."""
+    def owner_of_replaced(self, cursor: sqlite3.Cursor, parent: str, name: str, owner: int) -> int:
+        """Return the owner of the object at a key, and `owner` if the object is not counted. An account is
+        not filled by what others wrote and it replaced or deleted."""
         before, _ = _replaced(cursor, parent, name)
-        return before if cursor.execute(_IS_COUNTED, (before,)).fetchone() else owner.id
+        return before if cursor.execute(_IS_COUNTED, (before,)).fetchone() else owner
 
-    def has_room(self, owner: Owner, more: Amounts) -> bool:
-        """Return True if an owner may add these amounts."""
-        for subject in owner.subjects:
-            used = subject[2:6]
-            for at, most in self._limited.get(subject[1], ()):
-                if 0 < more[at] > most - used[at]:
-                    return False
-        return True
-
-    def make_room(self, cursor: sqlite3.Cursor, owner: Owner, new: Amounts, parent: str, name: str) -> None:
+    def make_room(self, cursor: sqlite3.Cursor, owner: int, new: Amounts, parent: str, name: str) -> None:
         """Make room for an object of an owner. Earlier versions give way. Raises QuotaExceeded, unless the
         object is smaller than the one that it replaces, and of its kind."""
         before, old = _replaced(cursor, parent, name)
         if new[0] < old[0] and not any(map(gt, new[1:], old[1:])):
             return
-        more = _minus(new, old) if before == owner.id else new
-        if self.has_room(owner, more) or self._displace_versions(cursor, owner, more):
-            return
-        for _, kind, *used, _ in owner.subjects:
-            if kind in self._limits:
+        more = _minus(new, old) if before == owner else new
+        rows = cursor.execute(_SUBJECTS, (owner,)).fetchall()
+        limited: list[_Subject] = [row for row in rows if row[1] in self._limits]
+        try:
+            for _, kind, *used in limited:
                 check_limit(kind, self._limits[kind], used, more)
+        except QuotaExceeded:
+            if not self._displace_versions(cursor, owner, limited, more):
+                raise
 
-    def _displace_versions(self, cursor: sqlite3.Cursor, owner: Owner, more: Amounts) -> bool:
+    def _displace_versions(
+        self, cursor: sqlite3.Cursor, owner: int, limited: Sequence[_Subject], more: Amounts
+    ) -> bool:
         """Delete the oldest earlier versions of what has too little room for the bytes of `more`: of all
         collections for an identity or a space, else of the owner. Deletes none, and returns False, if that
         makes not enough room."""
         chosen: dict[int, int] = {}
-        for id_, kind, *used, _ in owner.subjects:
-            if kind not in self._limits:
-                continue
+        for id_, kind, *used in limited:
             room = [
                 most - now - added for most, now, added in zip(self._limits[kind], used, more, strict=True)
             ]
@@ -208,7 +203,7 @@ class Owners:
             lacking = -room[0]
             if more[0] <= 0 or lacking <= 0:
                 continue
-            owners = [(owner.id,)]
+            owners = [(owner,)]
             if kind in ("identity", "space"):
                 owners = cursor.execute(_OWNERS, (id_,)).fetchall()
             versions = [row for one in owners for row in cursor.execute(_OLDEST_VERSIONS, one)]
@@ -225,17 +220,18 @@ class Owners:
 
     def charge_file(self, cursor: sqlite3.Cursor, parent: str, name: str, size: int, charge: Charge) -> int:
         """Return the owner of a file that is about to be written. Raises QuotaExceeded."""
-        owner, new = self.owner_of(cursor, charge.account), (size, 0, 0, 1)
+        new = (size, 0, 0, 1)
+        owner, has_room = self.find(cursor, charge.account, new)
         if not charge.checked:
             return self.owner_of_replaced(cursor, parent, name, owner)
-        if not self.has_room(owner, new):
+        if not has_room:
             self.make_room(cursor, owner, new, parent, name)
-        return owner.id
+        return owner
 
     def count_rows(self, cursor: sqlite3.Cursor, rows: Iterable[CountedRow]) -> None:
         """Give rows their owners."""
         for row, charge in rows:
-            owner = self.owner_of(cursor, charge.account).id
+            owner, _ = self.find(cursor, charge.account)
             cursor.execute(_COUNT_ROW, (owner, row.size, charge.elements, row.id, row.etag))
 
 

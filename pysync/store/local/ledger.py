@@ -128,19 +128,19 @@ def put_counted(
     """Call `tables.put`, and append objects, as rows that count. Raises QuotaExceeded if the precondition
     holds."""
     etag, content_type, now_ms, body, parent, name = row
-    elements, wanted = charge.elements, amounts_of(len(body), charge.elements)
-    owner = owners.owner_of(cursor, charge.account)
-    id_ = kept = owner.id
+    elements, size = charge.elements, len(body)
+    all_bytes = size + sum(len(each[3]) for each in also)
+    id_, has_room = owners.find(cursor, charge.account, amounts_of(all_bytes, elements))
+    kept = id_
     if also or not charge.checked:
-        kept = owners.owner_of_replaced(cursor, parent, name, owner)
-        if not charge.checked:
-            id_ = kept
-        elif kept == id_:
-            wanted = (len(body) + sum(len(each[3]) for each in also), *wanted[1:])
-    if charge.checked and not owners.has_room(owner, wanted):
+        kept = owners.owner_of_replaced(cursor, parent, name, id_)
+    if not charge.checked:
+        id_ = kept
+    elif not has_room:
         tables.check_current(cursor, parent, name, expect)
-        owners.make_room(cursor, owner, wanted, parent, name)
-    counted = (etag, content_type, now_ms, body, len(body), id_, elements, parent, name)
+        wanted = amounts_of(all_bytes if kept == id_ else size, elements)
+        owners.make_room(cursor, id_, wanted, parent, name)
+    counted = (etag, content_type, now_ms, body, size, id_, elements, parent, name)
     result = tables.put(cursor, renames, counted, expect, changes, PUT_COUNTED)
     _append_counted(cursor, kept, also)
     return result
@@ -150,7 +150,7 @@ def append_objects(
     cursor: sqlite3.Cursor, owners: Owners, charge: Charge, also: tables.Rows, parent: str, name: str
 ) -> None:
     """Call `tables.append_objects` before an object is deleted, and count the appended ones as bytes."""
-    owner = owners.owner_of(cursor, charge.account)
+    owner, _ = owners.find(cursor, charge.account)
     _append_counted(cursor, owners.owner_of_replaced(cursor, parent, name, owner), also)
 
 

@@ -25,7 +25,7 @@ from pysync.coordinator import open_coordinator
 from pysync.engine.append_log import AppendLogs
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
-from pysync.engine.outbox import Outbox
+from pysync.engine.outbox import outbox_of
 from pysync.errors import StoreUnavailable
 from pysync.migrate import (
     Copier,
@@ -310,7 +310,7 @@ async def open_services(
             open_coordinator(settings.effective_coordinator, own_folder, wall_clock_ms, retention)
         ) as coordinator,
     ):
-        outbox = Outbox(store, coordinator)
+        outbox = outbox_of(store, coordinator)
         yield PluginContext(
             config=settings,
             store=store,

@@ -17,7 +17,7 @@ from pysync.corruption import CorruptionReporter
 from pysync.engine.changes import DocumentRef
 from pysync.engine.history import History, check_key, new_entry
 from pysync.engine.idempotency import Attempt, IdempotentRequest, carry_out_once
-from pysync.engine.outbox import Outbox
+from pysync.engine.outbox import Outbox, outbox_of
 from pysync.errors import Conflict, DocumentCorrupt, QuotaExceeded, StoreUnavailable
 from pysync.model import WriteResult
 from pysync.store import (
@@ -32,6 +32,7 @@ from pysync.store import (
     Precondition,
     Store,
     StoredObject,
+    Write,
 )
 from pysync.write_ids import as_whitespace, has_write_id
 
@@ -115,7 +116,7 @@ class Documents:
     ) -> None:
         self._store = store
         self._coordinator = coordinator
-        self._outbox = outbox or Outbox(store, coordinator)
+        self._outbox = outbox or outbox_of(store, coordinator)
         self._requests = self._outbox.coordinated_requests(now_ms)
         self._corruption = corruption or CorruptionReporter()
         self.versions = KeyedVersions(store, now_ms, self._corruption)
@@ -295,7 +296,8 @@ class Documents:
                 also = [new_entry(key, _kept(found, base_hash), "", removed.timestamp_ms, identity)]
             try:
                 charge = None if ref is None else ref.charge
-                await self._outbox.delete(key, expect, changes, base_hash, also, charge, claims)
+                write = Write(key, None, expect, changes, base_hash, charge, also, claims=claims)
+                await self._outbox.commit(write)
             except EtagMismatch:
                 continue
             if history is not None:
@@ -314,7 +316,7 @@ class Documents:
             return False  # other programs write files to a bucket that keep their etag
         removal = ref.change(hash_, now_ms, removed=True)
         try:
-            await self._outbox.delete(listed.key, Etag(listed.etag), [removal], hash_)
+            await self._outbox.commit(Write(listed.key, None, Etag(listed.etag), [removal], hash_))
         except EtagMismatch:
             return False
         return True
@@ -374,9 +376,9 @@ class Documents:
                 identity = "" if ref is None else ref.identity
                 also = [new_entry(key, replaced, written.hash, written.timestamp_ms, identity)]
             try:
-                etag = await self._outbox.put(
-                    key, stored, expect, changes, body.base_hash or "", charge, also, claims=claims
-                )
+                base = body.base_hash or ""
+                write = Write(key, stored, expect, changes, base, charge, also, claims=claims)
+                etag = await self._outbox.commit(write)
             except EtagMismatch:
                 expect = None
             except QuotaExceeded as error:

@@ -13,14 +13,14 @@ See docs/reference/protocol.md#delivery.
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Final
+from typing import ClassVar, Final
 
 from pysync.cache import BoundedCache
 from pysync.changelog import Change, ChangeLog
-from pysync.clock import HybridTimestamp
 from pysync.coordinator import Coordinator, PreparedWrite
 from pysync.engine.changes import parse_change
 from pysync.engine.idempotency import SETTLED_MS, CoordinatedRequests
@@ -28,21 +28,19 @@ from pysync.errors import CoordinatorUnavailable, KeyConflict, QuotaExceeded, St
 from pysync.store import (
     ABSENT,
     ANY,
-    AppendedObject,
     Charge,
     Claim,
     DamagedFile,
     EtagMismatch,
     OnReceived,
     Precondition,
-    Segment,
     Store,
+    TransactionalStore,
+    Write,
 )
 
 log = logging.getLogger(__name__)
 
-INTENT_TIMEOUT_MS: Final = SETTLED_MS
-"""Age at which the write of an intent has been made or never will be."""
 EARLY_RECOVERY_MS: Final = 5_000
 """Age at which nearly every write has been made, or rejected and its intent withdrawn."""
 MAX_UNREPORTED: Final = 10_000
@@ -57,132 +55,206 @@ _KEY_LOCKS: Final = 256
 _NO_INTENT: Final = PreparedWrite("", 0, [])
 
 
-class Outbox:
+def outbox_of(store: Store, coordinator: Coordinator) -> "Outbox":
+    """Return the outbox that suits the store."""
+    if store.transactional is None:
+        return AnnouncingOutbox(store, coordinator)
+    return TransactionalOutbox(store.transactional, coordinator)
+
+
+class Outbox(ABC):
     """The writes of documents, logs and files to a store, and the announcement of their changes in `log`."""
 
-    def __init__(self, store: Store, coordinator: Coordinator) -> None:
-        self._store = store
+    is_transactional: ClassVar[bool]
+    """True if a write, its changes and its segments are one transaction. Otherwise changes may have to be
+    recovered."""
+
+    def __init__(self, log: ChangeLog, coordinator: Coordinator) -> None:
+        self.log: Final = log
         self._coordinator = coordinator
-        self._transactional = store.transactional
+
+    @abstractmethod
+    def commit(self, write: Write) -> Awaitable[str]:
+        """Carry out a write or a removal and announce its changes, after the pending change of the version
+        with the hash `base`. Returns the etag, `""` after a removal. A store without a change log appends the
+        objects of `also` before: they may stay although the write was not made. The segments are stored with
+        it as well, or before it, and stay. Only a transactional store takes claims.
+
+        The changes of a removal name their document with its key. A store with a change log announces nothing
+        if there was nothing to remove. Otherwise a removal may be announced although another writer has
+        created the document again; a change without `removed` then follows it.
+
+        Raises the errors of `Store.put` and `Store.delete`; after StoreUnavailable the changes may be
+        announced although the write was not made. Raises CoordinatorUnavailable if the intent cannot be
+        prepared; nothing is written then.
+        """
+
+    @abstractmethod
+    def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        changes_of: Callable[[str], Sequence[Change]],
+        charge: Charge | None = None,
+        claim_of: Callable[[str], Claim] | None = None,
+        received: OnReceived | None = None,
+    ) -> Awaitable[str]:
+        """Write a file as `Store.write` and announce `changes_of(sha256)`, which is at least one change.
+        `charge` is that of a `Write`. Only a transactional store takes a claim; any other calls `received`.
+        Raises as `Store.write` and `commit`.
+
+        If the store has no change log, the changes of two writes of one key are announced in the order of the
+        writes, unless these overlap on two nodes: the last write is not known then.
+        """
+
+    async def announce(self, changes: Sequence[Change]) -> None:
+        """Announce changes without a write to the store. Raises Unavailable."""
+        if changes:
+            await self.log.append(changes)
+
+    @abstractmethod
+    async def reannounce(self, changes: Sequence[Change]) -> None:
+        """Announce the write of an earlier attempt again, in case that attempt did not get to it. Raises
+        CoordinatorUnavailable."""
+
+    def coordinated_requests(self, now_ms: Callable[[], int]) -> CoordinatedRequests:
+        """Return the claims of requests, for a store that is not transactional."""
+        return CoordinatedRequests(self._coordinator, now_ms)
+
+    @property
+    @abstractmethod
+    def is_flushed(self) -> bool:
+        """True if every write with a known outcome has been announced."""
+
+    @abstractmethod
+    async def flush_outcomes(self) -> None:
+        """Report the outcomes that could not be reported to the coordinator at their time. Raises
+        CoordinatorUnavailable."""
+
+    @abstractmethod
+    async def recover(self, *, early: bool = False) -> int:
+        """Announce the intents whose writer will not announce them any more. With `early`, also announce
+        younger ones, which their writers or a later call may announce once more. Returns the number of
+        announced intents. Raises CoordinatorUnavailable."""
+
+
+class TransactionalOutbox(Outbox):
+    """The outbox of a store with a change log of its own: there is nothing to recover."""
+
+    is_transactional = True
+    is_flushed = True
+
+    def __init__(self, store: TransactionalStore, coordinator: Coordinator) -> None:
+        super().__init__(store.change_log, coordinator)
+        self._store = store
+
+    def commit(self, write: Write) -> Awaitable[str]:
+        """See `Outbox.commit`."""
+        return self._store.commit(write)
+
+    def write(
+        self,
+        key: str,
+        chunks: AsyncIterable[bytes],
+        content_type: str,
+        changes_of: Callable[[str], Sequence[Change]],
+        charge: Charge | None = None,
+        claim_of: Callable[[str], Claim] | None = None,
+        received: OnReceived | None = None,
+    ) -> Awaitable[str]:
+        """See `Outbox.write`."""
+        return self._store.write(
+            key, chunks, content_type, changes_of=changes_of, charge=charge, claim_of=claim_of
+        )
+
+    async def reannounce(self, changes: Sequence[Change]) -> None:
+        """See `Outbox.reannounce`."""
+
+    async def flush_outcomes(self) -> None:
+        """See `Outbox.flush_outcomes`."""
+
+    async def recover(self, *, early: bool = False) -> int:
+        """See `Outbox.recover`."""
+        return 0
+
+
+class AnnouncingOutbox(Outbox):
+    """The outbox of any other store: its changes are announced by the coordinator."""
+
+    is_transactional = False
+
+    def __init__(self, store: Store, coordinator: Coordinator) -> None:
+        super().__init__(coordinator, coordinator)
+        self._store = store
         self._counting = store.counting
-        self.log: ChangeLog = coordinator if self._transactional is None else self._transactional.change_log
         self._last_announced = BoundedCache[str, Change](ANNOUNCED_CACHE_SIZE)
         self._key_locks = [asyncio.Lock() for _ in range(_KEY_LOCKS)]
         self._flush_lock = asyncio.Lock()
         self._unreported: deque[tuple[str, list[Change]]] = deque(maxlen=MAX_UNREPORTED)
 
-    def put(
-        self,
-        key: str,
-        body: bytes,
-        expect: Precondition,
-        changes: Sequence[Change],
-        base: str = "",
-        charge: Charge | None = None,
-        also: Sequence[AppendedObject] = (),
-        segments: Sequence[Segment] = (),
-        claims: Sequence[Claim] = (),
-    ) -> Awaitable[str]:
-        """Write as `Store.put` and announce `changes`, after the pending change of the version with the hash
-        `base` that this write replaces (`""` for none). If usage is tracked, the write counts as `charge`, by
-        default as its key says. The objects of `also` are appended with it. A store without a change log
-        appends them before: they may stay although the write was not made. The segments are stored
-        with it as well, or before it, and stay. Only a transactional store takes claims.
-
-        Raises the errors of `Store.put`; after StoreUnavailable the changes may be announced although the
-        write was not made. Raises CoordinatorUnavailable if the intent cannot be prepared; nothing is written
-        then.
-        """
-        if self._transactional is not None:
-            return self._transactional.put(
-                key,
-                body,
-                expect=expect,
-                changes=changes,
-                charge=charge,
-                also=also,
-                segments=segments,
-                claims=claims,
-            )
-        return self._put_announced(key, body, expect, changes, base, charge, also, segments)
-
-    async def _put_announced(
-        self,
-        key: str,
-        body: bytes,
-        expect: Precondition,
-        changes: Sequence[Change],
-        base: str,
-        charge: Charge | None,
-        also: Sequence[AppendedObject] = (),
-        segments: Sequence[Segment] = (),
-    ) -> str:
-        """Put in a store without a change log."""
-        for segment in segments:
+    async def commit(self, write: Write) -> str:
+        """See `Outbox.commit`."""
+        for segment in write.segments:
             await self._put(segment.key, segment.body, ANY, segment.charge)
-        if also:
-            async with self._written_before(also, charge):
-                return await self._put_announced(key, body, expect, changes, base, charge)
-        if not changes:
-            return await self._put(key, body, expect, charge)
+        if write.also:
+            async with self._appended_before(write):
+                return await self.commit(write._replace(also=(), segments=()))
+        if not write.changes:
+            return await self._carry_out(write)
         await self.flush_outcomes()
-        earlier = await self._pending_predecessor(key, base, changes[-1])
-        to_announce = [*earlier.changes, *changes]
-        etag, intent = await self._put_prepared(key, body, expect, charge, to_announce)
-        await self._report_outcome(intent, to_announce)
-        if earlier.name:
-            await self._report_outcome(earlier.name, [])
-        self._last_announced.put(key, changes[-1])
-        return etag
-
-    async def delete(
-        self,
-        key: str,
-        expect: Precondition,
-        changes: Sequence[Change],
-        base: str = "",
-        also: Sequence[AppendedObject] = (),
-        charge: Charge | None = None,
-        claims: Sequence[Claim] = (),
-    ) -> None:
-        """Delete as `Store.delete` and announce `changes`, which are removals of documents named with their
-        keys, after the pending change of the version with the hash `base`. A store with a change log
-        announces nothing if there was nothing to delete. Otherwise a removal may be announced although
-        another writer has created the document again; a change without `removed` then follows it. `also` is
-        as for `put`; the objects count as `charge` and are never rejected. Claims are as for `put`.
-
-        Raises the errors of `Store.delete` and of `put`.
-        """
-        if self._transactional is not None:
-            await self._transactional.delete(
-                key, expect=expect, changes=changes, also=also, charge=charge, claims=claims
-            )
-            return
-        if also:
-            async with self._written_before(also, None):
-                await self.delete(key, expect, changes, base)
-            return
-        if not changes:
-            await self._store.delete(key, expect=expect)
-            return
-        await self.flush_outcomes()
-        earlier = await self._pending_predecessor(key, base, changes[-1])
-        to_announce = [*earlier.changes, *changes]
+        earlier = await self._pending_predecessor(write.key, write.base, write.changes[-1])
+        to_announce = [*earlier.changes, *write.changes]
         intent = await self._coordinator.prepare(to_announce)
         try:
-            await self._store.delete(key, expect=expect)
-        except EtagMismatch:
+            etag = await self._carry_out(write)
+        except (EtagMismatch, QuotaExceeded):
             await self._report_outcome(intent, [])
             raise
+        if write.body is not None:
+            await self._report_outcome(intent, to_announce)
+        elif not await self._announce_removal(intent, to_announce):
+            return etag
+        if earlier.name:
+            await self._report_outcome(earlier.name, [])
+        self._last_announced.put(write.key, write.changes[-1])
+        return etag
+
+    async def _carry_out(self, write: Write) -> str:
+        if write.body is not None:
+            return await self._put(write.key, write.body, write.expect, write.charge)
+        await self._store.delete(write.key, expect=write.expect)
+        return ""
+
+    async def _put(self, key: str, body: bytes, expect: Precondition, charge: Charge | None) -> str:
+        if self._counting is None:
+            return await self._store.put(key, body, expect=expect)
+        return await self._counting.put(key, body, expect=expect, charge=charge)
+
+    @asynccontextmanager
+    async def _appended_before(self, write: Write) -> AsyncIterator[None]:
+        """Append the objects of `also` before a write, and delete them if it is rejected."""
+        keys: list[str] = []
+        for each in write.also:
+            keys.append(each.key(await self._coordinator.next_timestamp()))
+            await self._put(keys[-1], each.body, ABSENT, None if write.body is None else write.charge)
         try:
-            await self._append_with_removals(PreparedWrite(intent, 0, to_announce), is_done=True)
+            yield
+        except (EtagMismatch, QuotaExceeded):
+            for key in keys:
+                with suppress(StoreUnavailable):
+                    await self._store.delete(key)
+            raise
+
+    async def _announce_removal(self, intent: str, changes: list[Change]) -> bool:
+        """Announce a removal. Returns False if that failed; `recover` then finds the intent."""
+        try:
+            await self._append_with_removals(PreparedWrite(intent, 0, changes), is_done=True)
         except (CoordinatorUnavailable, StoreUnavailable) as error:
             text, extra = error.detail, {"repeats": ("announce", error.detail)}
             log.warning("failed to announce a removal, will retry: %s", text, extra=extra)
-            return  # `recover` finds the intent
-        if earlier.name:
-            await self._report_outcome(earlier.name, [])
-        self._last_announced.put(key, changes[-1])
+            return False
+        return True
 
     async def write(
         self,
@@ -194,87 +266,45 @@ class Outbox:
         claim_of: Callable[[str], Claim] | None = None,
         received: OnReceived | None = None,
     ) -> str:
-        """Write as `Store.write` and announce `changes_of(sha256)`, which is at least one change. `charge` is
-        that of `put`. Only a transactional store takes a claim; any other calls `received`. Raises as
-        `Store.write` and `put`.
-
-        If the store has no change log, the changes of two writes of one key are announced in the order of the
-        writes, unless these overlap on two nodes: the last write is not known then.
-        """
-        if self._transactional is not None:
-            return await self._transactional.write(
-                key, chunks, content_type, changes_of=changes_of, charge=charge, claim_of=claim_of
-            )
+        """See `Outbox.write`. The intent is prepared once all chunks have arrived: an error before that
+        leaves nothing behind, and the outcomes of earlier writes have had time to reach the coordinator."""
+        intent, changes = "", list[Change]()
         async with AsyncExitStack() as turn:
 
-            async def changes_in_turn(sha256: str) -> list[Change]:
+            async def prepare(sha256: str) -> None:
+                nonlocal intent
+                await self.flush_outcomes()
                 if received is not None:
                     await received(sha256)
                 await turn.enter_async_context(self._key_locks[hash(key) % _KEY_LOCKS])
-                changes = changes_of(sha256)
-                return [*await self._pending_for(changes[-1]), *changes]
+                new = changes_of(sha256)
+                changes.extend([*await self._pending_for(new[-1]), *new])
+                intent = await self._coordinator.prepare(changes)
 
-            return await self._write(key, chunks, content_type, changes_in_turn, charge)
-
-    async def write_ordered(
-        self,
-        key_of: Callable[[HybridTimestamp], str],
-        chunks: AsyncIterable[bytes],
-        content_type: str,
-        changes_of: Callable[[HybridTimestamp, str], Sequence[Change]],
-        charge: Charge | None = None,
-        claim_of: Callable[[HybridTimestamp, str], Claim] | None = None,
-    ) -> tuple[HybridTimestamp, str]:
-        """Write as `write`, at a key made of a timestamp that is later than all before.
-
-        If the store has a change log, files become visible in the order of their timestamps. Otherwise the
-        timestamp is `Coordinator.next_timestamp`, and a file may become visible after a later one. The
-        functions may be called in another thread. Only a transactional store takes a claim.
-        """
-        if self._transactional is not None:
-            return await self._transactional.write_ordered(
-                key_of, chunks, content_type, changes_of, charge, claim_of
-            )
-        tick = await self._coordinator.next_timestamp()
-
-        async def changes_then(sha256: str) -> Sequence[Change]:
-            return changes_of(tick, sha256)
-
-        return tick, await self._write(key_of(tick), chunks, content_type, changes_then, charge)
-
-    async def announce(self, changes: Sequence[Change]) -> None:
-        """Announce changes without a write to the store. Raises Unavailable."""
-        if changes:
-            await self.log.append(changes)
+            try:
+                if self._counting is None:
+                    sha256 = await self._store.write(key, chunks, content_type, prepare)
+                else:
+                    sha256 = await self._counting.write(key, chunks, content_type, prepare, charge)
+            except KeyConflict:
+                if intent:
+                    await self._report_outcome(intent, [])
+                raise
+            await self._report_outcome(intent, changes)
+            return sha256
 
     async def reannounce(self, changes: Sequence[Change]) -> None:
-        """Announce the write of an earlier attempt again, in case that attempt did not get to it. Raises
-        CoordinatorUnavailable."""
-        if changes and self._transactional is None:
+        """See `Outbox.reannounce`."""
+        if changes:
             await self._coordinator.append(changes)
-
-    def coordinated_requests(self, now_ms: Callable[[], int]) -> CoordinatedRequests:
-        """Return the claims of requests, for a store that is not transactional."""
-        return CoordinatedRequests(self._coordinator, now_ms)
-
-    @property
-    def is_transactional(self) -> bool:
-        """True if a write, its changes and its segments are one transaction."""
-        return self._transactional is not None
-
-    @property
-    def needs_recovery(self) -> bool:
-        """True if a write and its announcement are not one transaction."""
-        return self._transactional is None
 
     @property
     def is_flushed(self) -> bool:
-        """True if every write with a known outcome has been announced."""
+        """See `Outbox.is_flushed`."""
         return not self._unreported
 
     async def flush_outcomes(self) -> None:
-        """Report the outcomes that could not be reported to the coordinator at their time. Raises
-        CoordinatorUnavailable."""
+        """See `Outbox.flush_outcomes`."""
         async with self._flush_lock:  # later callers wait until all outcomes are reported
             while self._unreported:
                 outcome = self._unreported.popleft()
@@ -285,56 +315,18 @@ class Outbox:
                     raise
 
     async def recover(self, *, early: bool = False) -> int:
-        """Announce the intents whose writer will not announce them any more. With `early`, also announce
-        younger ones, which their writers or a later call may announce once more. Returns the number of
-        announced intents. Raises CoordinatorUnavailable."""
-        if not self.needs_recovery:
-            return 0
+        """See `Outbox.recover`."""
         await self.flush_outcomes()
         recovered = 0
         while True:
             intents = await self._coordinator.prepared(_PAGE)
             for intent in intents:
-                is_timed_out = intent.age_ms >= INTENT_TIMEOUT_MS
+                is_timed_out = intent.age_ms >= SETTLED_MS
                 if is_timed_out or (early and intent.age_ms >= EARLY_RECOVERY_MS):
                     await self._append_with_removals(intent, is_done=is_timed_out)
                     recovered += 1
-            if len(intents) < _PAGE or intents[-1].age_ms < INTENT_TIMEOUT_MS:
+            if len(intents) < _PAGE or intents[-1].age_ms < SETTLED_MS:
                 return recovered
-
-    @asynccontextmanager
-    async def _written_before(
-        self, also: Sequence[AppendedObject], charge: Charge | None
-    ) -> AsyncIterator[None]:
-        """Append objects before a write, and delete them if it is rejected."""
-        keys: list[str] = []
-        for each in also:
-            keys.append(each.key(await self._coordinator.next_timestamp()))
-            await self._put(keys[-1], each.body, ABSENT, charge)
-        try:
-            yield
-        except (EtagMismatch, QuotaExceeded):
-            for key in keys:
-                with suppress(StoreUnavailable):
-                    await self._store.delete(key)
-            raise
-
-    async def _put(self, key: str, body: bytes, expect: Precondition, charge: Charge | None) -> str:
-        if self._counting is None:
-            return await self._store.put(key, body, expect=expect)
-        return await self._counting.put(key, body, expect=expect, charge=charge)
-
-    async def _put_prepared(
-        self, key: str, body: bytes, expect: Precondition, charge: Charge | None, changes: list[Change]
-    ) -> tuple[str, str]:
-        """Put an object behind an intent, and return its etag and the name of the intent. Nothing is left if
-        the write is rejected."""
-        intent = await self._coordinator.prepare(changes)
-        try:
-            return await self._put(key, body, expect, charge), intent
-        except (EtagMismatch, QuotaExceeded):
-            await self._report_outcome(intent, [])
-            raise
 
     async def _append_with_removals(self, intent: PreparedWrite, *, is_done: bool) -> None:
         """Announce the changes of an intent, and close it if it `is_done`. A document that is stored after
@@ -367,37 +359,6 @@ class Outbox:
             if last.is_for_hash(base) and parse_change(last).ref.is_same_document(parse_change(change).ref):
                 return intent
         return _NO_INTENT
-
-    async def _write(
-        self,
-        key: str,
-        chunks: AsyncIterable[bytes],
-        content_type: str,
-        changes_of: Callable[[str], Awaitable[Sequence[Change]]],
-        charge: Charge | None,
-    ) -> str:
-        """Write the object and return its sha256. The intent is prepared once all chunks have arrived: an
-        error before that leaves nothing behind, and the outcomes of earlier writes have had time to reach the
-        coordinator."""
-        intent, changes = "", list[Change]()
-
-        async def prepare(sha256: str) -> None:
-            nonlocal intent
-            await self.flush_outcomes()
-            changes.extend(await changes_of(sha256))
-            intent = await self._coordinator.prepare(changes)
-
-        try:
-            if self._counting is None:
-                sha256 = await self._store.write(key, chunks, content_type, prepare)
-            else:
-                sha256 = await self._counting.write(key, chunks, content_type, prepare, charge)
-        except KeyConflict:
-            if intent:
-                await self._report_outcome(intent, [])
-            raise
-        await self._report_outcome(intent, changes)
-        return sha256
 
     async def _pending_for(self, change: Change) -> list[Change]:
         """Return the prepared changes of the document of `change`. The write of a file does not know which

@@ -39,7 +39,7 @@ from pysync.plugins import FileBackedCollection, PluginContext
 from pysync.plugins.projection.lists import ListTransform, ListWriter, PendingEntry, apply_entries
 from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
 from pysync.quotas.bucket import forget_subject
-from pysync.store import ANY, Etag, EtagMismatch, Precondition, StoredObject, Subject
+from pysync.store import ANY, Etag, EtagMismatch, Precondition, StoredObject, Subject, Write
 
 NOTES: Final = "_pysync/erase"
 UNFINISHED: Final = f"{NOTES}/unfinished"
@@ -191,7 +191,7 @@ class Eraser:
                 erasure.log_ids.update(filter(None, [emptied.id]))
             expect: Precondition = ANY if self._store.transactional is None else Etag(etag)
             changes = self._planner.removals(key, planned.hash, self._services.now_ms())
-            await self._outbox.delete(key, expect, changes, planned.hash)
+            await self._outbox.commit(Write(key, None, expect, changes, planned.hash))
 
     async def _drop_entries(self, plan: ErasePlan, scope: Scope) -> None:
         """Remove the entries of a plan from the lists that stay. Raises StoreUnavailable if others write one
@@ -275,7 +275,7 @@ class Eraser:
 
     async def _wait_for_intents(self, request: EraseRequest, scope: Scope) -> None:
         """Wait until no write that names something of the request waits to be announced."""
-        while self._outbox.needs_recovery:
+        while not self._outbox.is_transactional:
             await self._outbox.recover()
             intents = await self._coordinator.prepared(_PAGE)
             changes = [change for intent in intents for change in intent.changes]

@@ -30,7 +30,7 @@ from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log import AppendLogs
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
-from pysync.engine.outbox import Outbox
+from pysync.engine.outbox import outbox_of
 from pysync.engine.subscriptions import ChangeDispatcher
 from pysync.erase import Eraser, EraseReport, EraseRequest
 from pysync.migrate import Damage
@@ -119,7 +119,7 @@ class App(AbstractAsyncContextManager["App"]):
             hook_s,
             partial(counters.count, "pysync_plugin_rejections"),
         )
-        outbox = Outbox(store, coordinator)
+        outbox = outbox_of(store, coordinator)
         policies = PolicyTable(config, uses_plugin_roles=hooks.has_authorize_hooks)
         tables = key_owner_tables(policies)
         corruption = CorruptionReporter(counters.count, partial(owning_collections, tables))

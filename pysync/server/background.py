@@ -155,7 +155,7 @@ class OutboxRelay:
         self._outbox = outbox
         self._sleep = sleep
         self._sweeps = sweeps
-        self._task = asyncio.create_task(self._run()) if outbox.needs_recovery else None
+        self._task = asyncio.create_task(self._run()) if not outbox.is_transactional else None
 
     def close(self) -> None:
         """Stop the recovery."""

@@ -13,7 +13,6 @@ from pysync.protocol import JSON_TYPE
 from pysync.store.ledger import Charge, ChargeOf, CountableLedger, Ledger
 from pysync.store.types import (
     ANY,
-    AppendedObject,
     Claim,
     FileStat,
     KeyShape,
@@ -26,8 +25,8 @@ from pysync.store.types import (
     OpenFile,
     Pace,
     Precondition,
-    Segment,
     StoredObject,
+    Write,
     no_pace,
 )
 
@@ -271,26 +270,17 @@ class TransactionalStore(Store, Protocol):
     async def stop_tracking_usage(self) -> None:
         """Stop tracking usage, in every process."""
 
-    async def put(
-        self,
-        key: str,
-        body: bytes,
-        content_type: str = JSON_TYPE,
-        expect: Precondition = ANY,
-        changes: Sequence[Change] = (),
-        charge: Charge | None = None,
-        also: Sequence[AppendedObject] = (),
-        segments: Sequence[Segment] = (),
-        claims: Sequence[Claim] = (),
-    ) -> str:
-        """Put an object as `Store.put` does, and commit these changes, and the objects of `also`, with it. If
-        usage is tracked, it counts as `charge`, by default as its key says, and the objects of `also` count
-        as bytes for the same account; raises QuotaExceeded. The segments count; after QuotaExceeded they may
-        be stored, after EtagMismatch none is.
+    async def commit(self, write: Write) -> str:
+        """Carry out a write or a removal, as `Store.put` and `Store.delete` do, and commit its parts with it.
+        Returns the etag, `""` after a removal. A removal of nothing commits its claims alone.
 
-        The claims are committed with it. Raises CarriedOut if a request of theirs was carried out before,
-        IdempotencyKeyReused if another request has the name of one, and ClaimsFull. Nothing is written then,
-        and these errors come before all others."""
+        If usage is tracked, the write counts as its charge, and the objects of `also` count as bytes for the
+        same account. Raises QuotaExceeded; a removal is never rejected. The segments count; after
+        QuotaExceeded they may be stored, after EtagMismatch none is.
+
+        Raises CarriedOut if a request of the claims was carried out before, IdempotencyKeyReused if another
+        request has the name of one, and ClaimsFull. Nothing is written then, and these errors come before all
+        others."""
 
     async def write(
         self,
@@ -303,21 +293,7 @@ class TransactionalStore(Store, Protocol):
         claim_of: Callable[[str], Claim] | None = None,
     ) -> str:
         """Write a file as `Store.write` does, and commit the changes that `changes_of` returns for its
-        sha256, and the claim that `claim_of` returns for it. `charge` and the claim are those of `put`."""
-
-    async def delete(
-        self,
-        key: str,
-        expect: Precondition = ANY,
-        changes: Sequence[Change] = (),
-        also: Sequence[AppendedObject] = (),
-        charge: Charge | None = None,
-        claims: Sequence[Claim] = (),
-    ) -> None:
-        """Remove an object or file as `Store.delete` does, and commit these changes, and the objects of
-        `also`, whose bodies are bytes, with the removal. Commits none of them if there is nothing at `key`.
-        The objects of `also` count as bytes for the account of `charge`, by default as the key says, and are
-        never rejected. The claims are those of `put`; they are committed also if there is nothing."""
+        sha256, and the claim that `claim_of` returns for it. `charge` and the claim are those of `commit`."""
 
     async def adopt(self, key: str) -> str:
         """Take what another program has written in place of the file at `key`, or where there was none, as a
@@ -339,7 +315,7 @@ class TransactionalStore(Store, Protocol):
         """Write a file at a key made from a timestamp. The timestamp is later than that of every earlier
         `write_ordered` in any process, even if the clock steps back, so a listing shows files in the order of
         their timestamps and none ever appears before an existing one. The functions are called in another
-        thread. Returns the timestamp and the sha256. The claim is as those of `put`."""
+        thread. Returns the timestamp and the sha256. The claim is as those of `commit`."""
 
 
 async def get_many_concurrently(

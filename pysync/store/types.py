@@ -1,12 +1,14 @@
 """The data types and errors of the `Store` protocol."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, Protocol
 
 from pysync._core import split_key
+from pysync.changelog import Change
 from pysync.clock import HybridTimestamp
 from pysync.errors import DocumentCorrupt, StoreUnavailable
+from pysync.protocol import JSON_TYPE
 from pysync.store.ledger import Charge
 
 
@@ -245,3 +247,21 @@ class Segment(NamedTuple):
     key: str
     body: bytes
     charge: Charge | None = None
+
+
+class Write(NamedTuple):
+    """A write of the document or log at `key`, or its removal if `body` is None, and what is committed with
+    it: `changes`, objects that are appended (`also`), `segments` and `claims`. `base` is the hash of the
+    version that it replaces, `""` for none. If usage is tracked, it counts as `charge`, by default as its key
+    says."""
+
+    key: str
+    body: bytes | None
+    expect: Precondition = ANY
+    changes: Sequence[Change] = ()
+    base: str = ""
+    charge: Charge | None = None
+    also: Sequence[AppendedObject] = ()
+    segments: Sequence[Segment] = ()
+    claims: Sequence[Claim] = ()
+    content_type: str = JSON_TYPE

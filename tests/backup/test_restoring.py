@@ -32,7 +32,7 @@ from pysync.changelog import Change
 from pysync.cli.backup import removal_command
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import StoreUnavailable
-from pysync.store import RESTORE_KEY, ListEntry, Store, StoredObject, open_store
+from pysync.store import RESTORE_KEY, ListEntry, Store, StoredObject, Write, open_store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -262,13 +262,13 @@ async def test_a_backup_whose_newest_snapshot_is_damaged_is_made_whole() -> None
 
 async def test_follower_of_the_old_store_receives_a_reset(tmp_path: Path) -> None:
     store = await LocalStore.open_folder(tmp_path / "data")
-    await store.put("a", document(b"{}"), changes=[Change(b"{}")])
+    await store.commit(Write("a", document(b"{}"), changes=[Change(b"{}")]))
     target, source = MemoryTarget(), source_of(store, tmp_path / "data")
     await back_up(source, target)
     await source.close()
     known = await store.change_log.last_id()
     for n in range(50):
-        await store.put("a", document(b'{"n":%d}' % n), changes=[Change(b"{}")])
+        await store.commit(Write("a", document(b'{"n":%d}' % n), changes=[Change(b"{}")]))
     later = await store.change_log.last_id()
     await store.close()
     repository = await Repository.open(target)
@@ -279,7 +279,7 @@ async def test_follower_of_the_old_store_receives_a_reset(tmp_path: Path) -> Non
     new = await LocalStore.open_folder(tmp_path / "new", clock)
     await Restorer(repository, new, print).restore(snapshot)
     for n in range(100):
-        await new.put("a", document(b'{"new":%d}' % n), changes=[Change(b"{}")])
+        await new.commit(Write("a", document(b'{"new":%d}' % n), changes=[Change(b"{}")]))
     assert await new.change_log.read(known, 10) is None
     assert await new.change_log.read(later, 10) is None
     await new.close()

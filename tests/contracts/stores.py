@@ -19,6 +19,7 @@ from pysync.store import (
     Store,
     StoredObject,
     TransactionalStore,
+    Write,
 )
 
 
@@ -304,12 +305,12 @@ class TransactionalStoreContract(StoreContract):
     """The contract of `TransactionalStore`. The fixture `store` is one."""
 
     async def test_a_removal_and_its_changes_are_one(self, store: TransactionalStore) -> None:
-        etag = await store.put("a", b"one", changes=[change("put")])
+        etag = await store.commit(Write("a", b"one", changes=[change("put")]))
         await store.write("f/a", chunks_of(b"two"), "text/plain")
         with pytest.raises(EtagMismatch):
-            await store.delete("a", Etag("another"), changes=[change("refused")])
-        await store.delete("a", Etag(etag), changes=[change("one"), change("two")])
-        await store.delete("f/a", changes=[change("three")])
+            await store.commit(Write("a", None, Etag("another"), [change("refused")]))
+        await store.commit(Write("a", None, Etag(etag), [change("one"), change("two")]))
+        await store.commit(Write("f/a", None, changes=[change("three")]))
         found = await store.change_log.read("", 10)
         assert found is not None
         assert [each for _, each in found] == [change(text) for text in ("put", "one", "two", "three")]
@@ -319,11 +320,13 @@ class TransactionalStoreContract(StoreContract):
     async def test_segments_are_stored_with_what_refers_to_them_or_not_at_all(
         self, store: TransactionalStore
     ) -> None:
-        await store.put("log", b"1", segments=[Segment("log/one", b"one"), Segment("log/two", b"two")])
+        await store.commit(
+            Write("log", b"1", segments=[Segment("log/one", b"one"), Segment("log/two", b"two")])
+        )
         with pytest.raises(EtagMismatch):
-            await store.put("log", b"2", expect=Etag("another"), segments=[Segment("log/three", b"three")])
+            await store.commit(Write("log", b"2", Etag("another"), segments=[Segment("log/three", b"three")]))
         with pytest.raises(Exception, match="surrogates"):
-            await store.put("log", b"3", segments=[Segment("log/four", "\udc80")])  # type: ignore[arg-type]
+            await store.commit(Write("log", b"3", segments=[Segment("log/four", "\udc80")]))  # type: ignore[arg-type]
         stored = await store.get_many(["log", "log/one", "log/two", "log/three", "log/four"])
         assert [each and each.body for each in stored.values()] == [b"1", b"one", b"two", None, None]
 
@@ -339,22 +342,22 @@ class TransactionalStoreContract(StoreContract):
 
     async def test_missing_object_is_removed_without_a_change(self, store: TransactionalStore) -> None:
         last = await store.change_log.last_id()
-        await store.delete("a", changes=[change("one")])
+        await store.commit(Write("a", None, changes=[change("one")]))
         assert await store.change_log.last_id() == last
 
     async def test_objects_are_appended_with_a_write_or_not_at_all(self, store: TransactionalStore) -> None:
         def appended(body: bytes) -> list[AppendedObject]:
             return [AppendedObject("deeper/log", 7, "-x", body)]
 
-        etag = await store.put("a", b"one", also=appended(b"1"))
+        etag = await store.commit(Write("a", b"one", also=appended(b"1")))
         with pytest.raises(EtagMismatch):
-            await store.put("a", b"two", expect=ABSENT, also=appended(b"2"))
+            await store.commit(Write("a", b"two", ABSENT, also=appended(b"2")))
         with pytest.raises(EtagMismatch):
-            await store.delete("a", Etag("another"), also=appended(b"3"))
-        await store.delete("none", also=appended(b"4"))
+            await store.commit(Write("a", None, Etag("another"), also=appended(b"3")))
+        await store.commit(Write("none", None, also=appended(b"4")))
         later = AppendedObject("deeper/log", 9, "-a", b"5")
-        await store.put("b", b"one", also=[later, *appended(b"6")])
-        await store.delete("a", Etag(etag), also=appended(b"7"))
+        await store.commit(Write("b", b"one", also=[later, *appended(b"6")]))
+        await store.commit(Write("a", None, Etag(etag), also=appended(b"7")))
         names = await store.list("deeper/log", None, 10)
         assert [int(name[:16]) for name in names] == [7, 9, 10, 11]
         assert [name[16:] for name in names] == ["00000000-x", "00000000-a", "00000000-x", "00000000-x"]

@@ -20,7 +20,7 @@ from pysync.server.app import create_app
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import TRIM_EVERY, TRIM_ROWS
 from pysync.sqlite.database_file import create_database
-from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject
+from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject, Write
 from pysync.store.local.store import LocalStore
 from pysync.store.local.tables import SCHEMA
 from pysync.testing import FakeClock
@@ -79,12 +79,12 @@ async def changes_of(log: ChangeLog, after: str = "") -> list[Change]:
 
 async def test_a_write_and_its_changes_are_made_together(store: LocalStore) -> None:
     changes = [change("1"), change("2")]
-    etag = await store.put("a", b"one", expect=ABSENT, changes=changes)
+    etag = await store.commit(Write("a", b"one", ABSENT, changes))
     found = await store.get("a")
     assert isinstance(found, StoredObject)
     assert (found.body, found.etag, found.content_type) == (b"one", etag, "application/json")
     assert await changes_of(store.change_log) == changes
-    await store.put("a", b"two", expect=Etag(etag), changes=[change("3")])
+    await store.commit(Write("a", b"two", Etag(etag), [change("3")]))
     assert await changes_of(store.change_log) == [*changes, change("3")]
 
 
@@ -92,8 +92,8 @@ async def test_a_rejected_write_has_no_change_and_takes_none_from_its_neighbours
     await store.put("taken", b"one")
     expects: list[Precondition] = [ABSENT, Etag("another"), ANY]
     outcomes = await asyncio.gather(
-        *(store.put("taken", b"two", expect=expect, changes=[change(f"{expect}")]) for expect in expects),
-        *(store.put(f"n/{n}", b"n", expect=ABSENT, changes=[change(f"{n}")]) for n in range(8)),
+        *(store.commit(Write("taken", b"two", expect, [change(f"{expect}")])) for expect in expects),
+        *(store.commit(Write(f"n/{n}", b"n", ABSENT, [change(f"{n}")])) for n in range(8)),
         return_exceptions=True,
     )
     assert [type(outcome) for outcome in outcomes] == [EtagMismatch] * 2 + [str] * 9
@@ -114,7 +114,7 @@ async def test_changes_of_a_document_are_listed_in_the_order_of_its_versions(
                 count, expect = int(found.body), Etag(found.etag)
             with contextlib.suppress(EtagMismatch):
                 after = change(f"{count + 1}")
-                await through.put("a", b"%d" % (count + 1), expect=expect, changes=[after])
+                await through.commit(Write("a", b"%d" % (count + 1), expect, [after]))
                 versions.append(after)
 
     await asyncio.gather(*(write_on(through) for through in (store, other) * 4))
@@ -123,33 +123,33 @@ async def test_changes_of_a_document_are_listed_in_the_order_of_its_versions(
 
 async def test_document_that_replaces_a_file_is_a_write_like_any_other(store: LocalStore) -> None:
     await store.write("a", chunks_of(b"file"), "text/plain")
-    await store.put("a", b"document", expect=ANY, changes=[change("1")])
+    await store.commit(Write("a", b"document", ANY, [change("1")]))
     assert await store.open("a") is None
     assert await changes_of(store.change_log) == [change("1")]
 
 
 async def test_a_group_that_fails_leaves_neither_writes_nor_changes(store: LocalStore) -> None:
-    await store.put("a", b"1", expect=ABSENT, changes=[change("1")])
+    await store.commit(Write("a", b"1", ABSENT, [change("1")]))
     cursor = await store.change_log.last_id()
     store._writer._connection.execute("PRAGMA max_page_count = 20")
     outcomes = await asyncio.gather(
-        *(store.put(f"n/{n}", bytes(50_000), expect=ABSENT, changes=[change(f"{n}")]) for n in range(4)),
+        *(store.commit(Write(f"n/{n}", bytes(50_000), ABSENT, [change(f"{n}")])) for n in range(4)),
         return_exceptions=True,
     )
     assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
     assert await store.list("n", None, 10) == []
     assert await store.change_log.last_id() == cursor
     store._writer._connection.execute("PRAGMA max_page_count = 1000000")
-    await store.put("n/1", b"1", expect=ABSENT, changes=[change("2")])
+    await store.commit(Write("n/1", b"1", ABSENT, [change("2")]))
     assert await changes_of(store.change_log, cursor) == [change("2")]
 
 
 async def test_changes_and_the_cursor_of_a_follower_survive_a_restart(tmp_path: Path) -> None:
     first = await LocalStore.open_folder(tmp_path)
     empty = await first.change_log.last_id()
-    await first.put("a", b"1", expect=ABSENT, changes=[change("1")])
+    await first.commit(Write("a", b"1", ABSENT, [change("1")]))
     cursor = await first.change_log.last_id()
-    await first.put("b", b"2", expect=ABSENT, changes=[change("2")])
+    await first.commit(Write("b", b"2", ABSENT, [change("2")]))
     await first.close()
     second = await LocalStore.open_folder(tmp_path)
     assert await changes_of(second.change_log, empty) == [change("1"), change("2")]
@@ -183,7 +183,7 @@ async def test_a_folder_of_the_version_before_opens_with_all_it_holds(tmp_path: 
         found = await store.get("notes/a")
         assert found == StoredObject(b"{}", "e1", "application/json", 5)
         assert await changes_of(store.change_log) == []
-    await stores[0].put("notes/a", b"two", expect=Etag("e1"), changes=[change("1")])
+    await stores[0].commit(Write("notes/a", b"two", Etag("e1"), [change("1")]))
     assert await changes_of(stores[1].change_log) == [change("1")]
     for store in stores:
         await store.close()
@@ -220,7 +220,7 @@ async def test_waiting_reader_is_notified_by_its_own_process_and_by_others(
         await writer.put("b", b"of no change")
         await asyncio.sleep(0)
         assert not waiting.done()
-        await writer.put("a", b"1", expect=ANY, changes=[change("1")])
+        await writer.commit(Write("a", b"1", ANY, [change("1")]))
         await waiting
         assert await changes_of(store.change_log, cursor) == [change("1")]
 
@@ -240,7 +240,7 @@ async def test_cancelled_write_is_announced_all_the_same(
 ) -> None:
     monkeypatch.setattr(changelog, "POLLS", 1_000_000)
     cursor = await store.change_log.last_id()
-    writing = asyncio.ensure_future(store.put("a", b"1", expect=ABSENT, changes=[change("1")]))
+    writing = asyncio.ensure_future(store.commit(Write("a", b"1", ABSENT, [change("1")])))
     await asyncio.sleep(0)
     writing.cancel()
     await store.change_log.wait_for_change(cursor)
@@ -326,13 +326,13 @@ class TestForgetting:
 WRITE_ON = """
 import asyncio, itertools, sys
 from pysync.changelog import Change
-from pysync.store import ABSENT
+from pysync.store import ABSENT, Write
 from pysync.store.local import LocalStore
 
 async def write(store, lane):
     for n in itertools.count():
         changes = [Change(b"%d/%d" % (lane, n))]
-        await store.put(f"lane{lane}/{n}", b"%d" % n * 300, expect=ABSENT, changes=changes)
+        await store.commit(Write(f"lane{lane}/{n}", b"%d" % n * 300, ABSENT, changes))
         print(f"{lane}/{n}", flush=True)
 
 async def main(folder):

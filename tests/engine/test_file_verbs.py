@@ -11,7 +11,7 @@ from support.faulty_store import FaultyStore
 
 from pysync.engine.changes import DocumentRef, parse_change
 from pysync.engine.files import Files
-from pysync.engine.outbox import Outbox
+from pysync.engine.outbox import outbox_of
 from pysync.errors import StoreUnavailable
 from pysync.model import WriteResult
 
@@ -131,7 +131,7 @@ class TestFaultyStore:
         for done in (False, True):
             crashed = FaultyStore(scene.kept)
             crashed.crash(0, done=done)
-            outbox = Outbox(crashed, scene.coordinator)
+            outbox = outbox_of(crashed, scene.coordinator)
             for content in (b"one", b"two"):
                 with pytest.raises(StoreUnavailable):
                     await push(Files(crashed, scene.clock, outbox), content)

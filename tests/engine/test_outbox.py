@@ -18,10 +18,11 @@ from pysync import _core
 from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.changes import DocumentRef, parse_change
 from pysync.engine.documents import Documents
-from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, Outbox
+from pysync.engine.idempotency import SETTLED_MS
+from pysync.engine.outbox import EARLY_RECOVERY_MS, Outbox, outbox_of
 from pysync.errors import Conflict, CoordinatorUnavailable, StoreUnavailable
 from pysync.server.background import OutboxRelay
-from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject
+from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject, Write
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -41,7 +42,7 @@ def version(body: bytes) -> str:
 
 
 async def test_a_write_is_announced_once_and_leaves_no_intent(scene: Scene) -> None:
-    etag = await scene.outbox.put("a", b"1", ABSENT, [change("1"), change("2")])
+    etag = await scene.outbox.commit(Write("a", b"1", ABSENT, [change("1"), change("2")]))
     found = await scene.kept.get("a")
     assert isinstance(found, StoredObject)
     assert found.etag == etag
@@ -53,7 +54,7 @@ async def test_a_write_is_announced_once_and_leaves_no_intent(scene: Scene) -> N
 
 async def test_write_without_a_change_queries_nobody(scene: Scene) -> None:
     scene.coordinator.crash()
-    await scene.outbox.put("a", b"1", ABSENT, [])
+    await scene.outbox.commit(Write("a", b"1", ABSENT, []))
     assert await scene.kept.get("a") is not None
     await scene.outbox.announce([])
     await scene.outbox.reannounce([])
@@ -62,7 +63,7 @@ async def test_write_without_a_change_queries_nobody(scene: Scene) -> None:
 async def test_a_rejected_write_is_withdrawn(scene: Scene) -> None:
     await scene.kept.put("a", b"0")
     with pytest.raises(EtagMismatch):
-        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+        await scene.outbox.commit(Write("a", b"1", ABSENT, [change("1")]))
     await scene.recover()
     assert await scene.announced() == []
 
@@ -71,7 +72,7 @@ async def test_failed_prepare_prevents_the_write(scene: Scene) -> None:
     for done in (False, True):
         scene.coordinator.fail("intend", done=done)
         with pytest.raises(CoordinatorUnavailable):
-            await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+            await scene.outbox.commit(Write("a", b"1", ABSENT, [change("1")]))
     assert await scene.kept.get("a") is None
 
 
@@ -79,7 +80,7 @@ async def test_a_write_whose_announcement_fails_is_done_and_announced_later(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene.coordinator.fail("announce")
-    await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+    await scene.outbox.commit(Write("a", b"1", ABSENT, [change("1")]))
     assert "failed to announce a stored write, will retry" in caplog.text
     assert await scene.announced() == []
     await scene.recover()
@@ -93,7 +94,7 @@ async def test_a_rejection_that_cannot_be_withdrawn_is_one_and_withdrawn_later(
     await scene.kept.put("a", b"0")
     scene.coordinator.fail("withdraw", done=done)
     with pytest.raises(EtagMismatch):
-        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+        await scene.outbox.commit(Write("a", b"1", ABSENT, [change("1")]))
     assert "failed to withdraw a rejected write, will retry" in caplog.text
     await scene.recover()
     assert await scene.announced() == []
@@ -104,23 +105,23 @@ async def test_a_rejection_of_a_process_that_ended_before_it_withdrew_is_announc
     await scene.kept.put("a", b"0")
     scene.coordinator.fail("withdraw")
     with pytest.raises(EtagMismatch):
-        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
-    scene.clock.now_ms += INTENT_TIMEOUT_MS
-    await Outbox(scene.kept, scene.coordinator).recover()
+        await scene.outbox.commit(Write("a", b"1", ABSENT, [change("1")]))
+    scene.clock.now_ms += SETTLED_MS
+    await outbox_of(scene.kept, scene.coordinator).recover()
     assert await scene.announced() == [ONE]
 
 
 async def test_failed_announcement_is_made_by_the_next_write(scene: Scene) -> None:
     scene.coordinator.fail("announce")
-    etag = await scene.outbox.put("a", b"1", ABSENT, [change("1")])
-    await scene.outbox.put("b", b"2", ABSENT, [change("2")])
+    etag = await scene.outbox.commit(Write("a", b"1", ABSENT, [change("1")]))
+    await scene.outbox.commit(Write("b", b"2", ABSENT, [change("2")]))
     assert await scene.announced() == [ONE, change("2").text.decode()]
     assert await scene.coordinator.prepared(10) == []
     scene.coordinator.fail("announce")
-    await scene.outbox.put("a", b"3", Etag(etag), [change("3")])
+    await scene.outbox.commit(Write("a", b"3", Etag(etag), [change("3")]))
     scene.coordinator.fail("announce")
     with pytest.raises(CoordinatorUnavailable):
-        await scene.outbox.put("c", b"4", ABSENT, [change("4")])
+        await scene.outbox.commit(Write("c", b"4", ABSENT, [change("4")]))
     assert await scene.kept.get("c") is None
     await scene.outbox.flush_outcomes()
     assert len(await scene.announced()) == 3
@@ -129,7 +130,7 @@ async def test_failed_announcement_is_made_by_the_next_write(scene: Scene) -> No
 async def test_a_write_whose_reply_was_lost_is_announced(scene: Scene) -> None:
     scene.store.lose_reply("put")
     with pytest.raises(StoreUnavailable):
-        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+        await scene.outbox.commit(Write("a", b"1", ABSENT, [change("1")]))
     assert isinstance(await scene.kept.get("a"), StoredObject)
     await scene.recover()
     assert await scene.announced() == [ONE]
@@ -138,7 +139,7 @@ async def test_a_write_whose_reply_was_lost_is_announced(scene: Scene) -> None:
 async def test_a_write_whose_writer_was_cancelled_is_announced(scene: Scene) -> None:
     release = asyncio.Event()
     arrived = scene.store.delay("put", release)
-    writing = asyncio.ensure_future(scene.outbox.put("a", b"1", ABSENT, [change("1")]))
+    writing = asyncio.ensure_future(scene.outbox.commit(Write("a", b"1", ABSENT, [change("1")])))
     await arrived.wait()
     writing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -156,7 +157,7 @@ async def test_young_intent_is_left_to_its_writer(scene: Scene) -> None:
     assert await scene.outbox.recover(early=True) == 1
     assert await scene.announced() == [ONE]
     assert len(await scene.coordinator.prepared(10)) == 1, "its writer may still be at it"
-    scene.clock.now_ms += INTENT_TIMEOUT_MS - EARLY_RECOVERY_MS
+    scene.clock.now_ms += SETTLED_MS - EARLY_RECOVERY_MS
     assert await scene.outbox.recover() == 1
     assert await scene.outbox.recover() == 0
     assert await scene.announced() == [ONE] * 2
@@ -166,7 +167,7 @@ async def test_any_number_of_intents_is_repaired(scene: Scene, monkeypatch: pyte
     monkeypatch.setattr("pysync.engine.outbox._PAGE", 10)
     for n in range(35):
         await scene.coordinator.prepare([change(f"{n}")])
-    scene.clock.now_ms += INTENT_TIMEOUT_MS
+    scene.clock.now_ms += SETTLED_MS
     await scene.coordinator.prepare([change("young")])
     assert await scene.outbox.recover() == 35
     assert await scene.announced() == [change(f"{n}").text.decode() for n in range(35)]
@@ -183,7 +184,7 @@ async def put_version(
     """Put `n` as a version of the document at `key`; its etag."""
     body = b"%d" % n
     subject = subject or DocumentRef("notes", {"id": key})
-    return await outbox.put(key, body, expect, [subject.change(version(body), n)], base)
+    return await outbox.commit(Write(key, body, expect, [subject.change(version(body), n)], base))
 
 
 async def versions_told(scene: Scene) -> list[int]:
@@ -198,10 +199,10 @@ async def test_the_next_write_announces_the_one_before_it_first(scene: Scene) ->
     for n in (1, 2):
         scene.coordinator.fail("announce")
         etag = await put_version(
-            Outbox(scene.kept, scene.coordinator), n, Etag(etag), version(b"%d" % (n - 1))
+            outbox_of(scene.kept, scene.coordinator), n, Etag(etag), version(b"%d" % (n - 1))
         )
     assert await versions_told(scene) == [0]
-    other = Outbox(scene.kept, scene.coordinator)
+    other = outbox_of(scene.kept, scene.coordinator)
     etag = await put_version(other, 3, Etag(etag), version(b"2"))
     assert await versions_told(scene) == [0, 1, 2, 3]
     await put_version(other, 4, Etag(etag), version(b"3"))
@@ -215,7 +216,7 @@ async def test_versions_of_a_key_are_announced_in_order_by_any_collection(scene:
     )
     scene.coordinator.fail("announce")
     etag = await put_version(scene.outbox, 0, ABSENT, subject=papers)
-    other = Outbox(scene.kept, scene.coordinator)
+    other = outbox_of(scene.kept, scene.coordinator)
     await put_version(other, 1, Etag(etag), version(b"0"), subject=notes)
     assert await versions_told(scene) == [0, 1]
 
@@ -227,7 +228,7 @@ async def test_intent_is_looked_up_only_by_a_writer_that_did_not_announce_the_ve
     scene.coordinator.fail("intents")
     etag = await put_version(scene.outbox, 1, Etag(etag), version(b"0"))
     with pytest.raises(CoordinatorUnavailable):
-        await put_version(Outbox(scene.kept, scene.coordinator), 2, Etag(etag), version(b"1"))
+        await put_version(outbox_of(scene.kept, scene.coordinator), 2, Etag(etag), version(b"1"))
     assert await versions_told(scene) == [0, 1]
 
 
@@ -235,10 +236,10 @@ async def test_a_write_announces_none_of_another_document_and_none_that_it_did_n
     scene: Scene,
 ) -> None:
     scene.coordinator.fail("announce")
-    await put_version(Outbox(scene.kept, scene.coordinator), 1, ABSENT, key="b")
+    await put_version(outbox_of(scene.kept, scene.coordinator), 1, ABSENT, key="b")
     scene.coordinator.fail("announce")
-    etag = await put_version(Outbox(scene.kept, scene.coordinator), 1, ABSENT)
-    other = Outbox(scene.kept, scene.coordinator)
+    etag = await put_version(outbox_of(scene.kept, scene.coordinator), 1, ABSENT)
+    other = outbox_of(scene.kept, scene.coordinator)
     with pytest.raises(EtagMismatch):
         await put_version(other, 2, Etag("stale"), version(b"1"))
     assert await versions_told(scene) == []
@@ -265,10 +266,10 @@ async def test_a_crash_at_any_step_loses_no_announcement(scene: Scene, crash: st
     else:
         scene.coordinator.fail("announce", done=crash == "announced")
     with contextlib.suppress(StoreUnavailable, CoordinatorUnavailable):
-        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+        await scene.outbox.commit(Write("a", b"1", ABSENT, [change("1")]))
     scene.coordinator.restart()
-    scene.clock.now_ms += EARLY_RECOVERY_MS if early else INTENT_TIMEOUT_MS
-    await Outbox(scene.kept, scene.coordinator).recover(early=early)
+    scene.clock.now_ms += EARLY_RECOVERY_MS if early else SETTLED_MS
+    await outbox_of(scene.kept, scene.coordinator).recover(early=early)
     if await scene.kept.get("a") is not None:
         assert ONE in await scene.announced()
     elif crash == "intend":
@@ -299,7 +300,7 @@ async def test_whatever_fails_every_write_that_was_applied_is_announced_in_order
         found = await kept.get("a")
         expect: Precondition = Etag(found.etag) if isinstance(found, StoredObject) else ABSENT
         base = version(found.body) if isinstance(found, StoredObject) else ""
-        await outbox.put("a", content, expect, [SUBJECT.change(version(content), 1)], base)
+        await outbox.commit(Write("a", content, expect, [SUBJECT.change(version(content), 1)], base))
 
     announced = await announced_despite_faults(
         seed, kept, clock, "put", ["intend", "announce", "withdraw"],
@@ -315,7 +316,7 @@ KEYED = DocumentRef("notes", {"id": "a"}, key="a")
 async def remove(outbox: Outbox, etag: str, n: int) -> None:
     """Delete version `n` of the document at "a"."""
     removal = KEYED.change(version(b"%d" % n), 100 + n, removed=True)
-    await outbox.delete("a", Etag(etag), [removal], version(b"%d" % n))
+    await outbox.commit(Write("a", None, Etag(etag), [removal], version(b"%d" % n)))
 
 
 async def changes_told(scene: Scene) -> list[tuple[str, bool]]:
@@ -327,7 +328,7 @@ async def changes_told(scene: Scene) -> list[tuple[str, bool]]:
 class TestRemovals:
     async def test_a_removal_is_announced_after_the_version_that_it_removed(self, scene: Scene) -> None:
         scene.coordinator.fail("announce")
-        etag = await put_version(Outbox(scene.kept, scene.coordinator), 1, ABSENT, subject=KEYED)
+        etag = await put_version(outbox_of(scene.kept, scene.coordinator), 1, ABSENT, subject=KEYED)
         await remove(scene.outbox, etag, 1)
         assert await changes_told(scene) == [(version(b"1"), False), (version(b"1"), True)]
         assert await scene.coordinator.prepared(10) == []
@@ -353,8 +354,8 @@ class TestRemovals:
         with contextlib.suppress(StoreUnavailable, CoordinatorUnavailable):
             await remove(scene.outbox, etag, 1)
         scene.coordinator.restart()
-        scene.clock.now_ms += INTENT_TIMEOUT_MS
-        await Outbox(scene.kept, scene.coordinator).recover()
+        scene.clock.now_ms += SETTLED_MS
+        await outbox_of(scene.kept, scene.coordinator).recover()
         is_gone = await scene.kept.get("a") is None
         assert is_gone == (crash in ("deleted", "announce", "announced"))
         assert (await changes_told(scene))[-1] == (version(b"1"), is_gone)
@@ -365,7 +366,7 @@ class TestRemovals:
         arrived = scene.store.delay("get", release)
         removing = asyncio.ensure_future(remove(scene.outbox, etag, 1))
         await arrived.wait()
-        await put_version(Outbox(scene.kept, scene.coordinator), 2, ABSENT, subject=KEYED)
+        await put_version(outbox_of(scene.kept, scene.coordinator), 2, ABSENT, subject=KEYED)
         release.set()
         await removing
         assert (await changes_told(scene))[-1] == (version(b"1"), False), "pull again"
@@ -415,7 +416,7 @@ class TestDocuments:
         assert found is not None
         assert [told for _, told in found] == [SUBJECT.change(written.hash, written.timestamp_ms)]
         assert await scene.announced() == []
-        assert not Outbox(store, scene.coordinator).needs_recovery
+        assert outbox_of(store, scene.coordinator).is_transactional
         await store.close()
 
 
@@ -480,7 +481,7 @@ class TestHealing:
         going_on.release()
         await turns[2].wait()
         assert len(await scene.announced()) == 3, "young, and no longer one of its first turns"
-        scene.clock.now_ms += INTENT_TIMEOUT_MS
+        scene.clock.now_ms += SETTLED_MS
         going_on.release()
         await turns[3].wait()
         assert (await scene.announced())[3:] == [old, ONE, change("young").text.decode()]
@@ -515,9 +516,9 @@ class TestHealing:
 
     async def test_one_that_does_not_sweep_recovers_its_own(self, scene: Scene) -> None:
         await scene.coordinator.prepare([change("2")])
-        scene.clock.now_ms += INTENT_TIMEOUT_MS
+        scene.clock.now_ms += SETTLED_MS
         scene.coordinator.fail("announce")
-        await scene.outbox.put("a", b"1", ABSENT, [change("1")])
+        await scene.outbox.commit(Write("a", b"1", ABSENT, [change("1")]))
         turn = asyncio.Event()
 
         async def sleep(_: float) -> None:
@@ -531,7 +532,7 @@ class TestHealing:
 
     async def test_it_does_nothing_where_it_is_not_needed(self, tmp_path: Path, scene: Scene) -> None:
         store = await LocalStore.open_folder(tmp_path)
-        healing = OutboxRelay(Outbox(store, scene.coordinator))
+        healing = OutboxRelay(outbox_of(store, scene.coordinator))
         assert healing._task is None
         healing.close()
         await store.close()

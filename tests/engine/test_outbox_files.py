@@ -17,9 +17,9 @@ from support.faulty_coordinator import Scene, announced_despite_faults, made_sce
 from support.faulty_store import FaultyStore
 
 from pysync.changelog import Change
-from pysync.clock import HybridTimestamp
 from pysync.engine.changes import DocumentRef
-from pysync.engine.outbox import EARLY_RECOVERY_MS, INTENT_TIMEOUT_MS, Outbox
+from pysync.engine.idempotency import SETTLED_MS
+from pysync.engine.outbox import EARLY_RECOVERY_MS, Outbox, outbox_of
 from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
 from pysync.store import OnReceived
 from pysync.store.local.store import LocalStore
@@ -67,14 +67,14 @@ async def test_nothing_is_intended_before_all_has_come_in(scene: Scene) -> None:
     async def slow() -> AsyncIterator[bytes]:
         for piece in (b"o", b"ne"):
             yield piece
-            scene.clock.now_ms += INTENT_TIMEOUT_MS
+            scene.clock.now_ms += SETTLED_MS
             assert await scene.outbox.recover() == 0
             assert await scene.coordinator.prepared(10) == []
 
     scene.coordinator.fail("announce")
     await scene.outbox.write("a", slow(), "text/plain", change_of)
     assert await scene.announced() == []
-    await Outbox(scene.kept, scene.coordinator).recover(early=True)
+    await outbox_of(scene.kept, scene.coordinator).recover(early=True)
     assert await scene.announced() == [], "it is young"
     await scene.recover()
     assert await scene.announced() == [told_of(b"one")]
@@ -108,7 +108,7 @@ async def test_a_file_that_cannot_be_intended_is_not_written(scene: Scene) -> No
 async def test_file_without_a_location_is_aborted(tmp_path: Path, scene: Scene) -> None:
     store = await LocalStore.open_folder(tmp_path)
     await store.write("a", chunks_of(b"one"), "text/plain")
-    outbox = Outbox(FaultyStore(store), scene.coordinator)  # it shows no log of its own
+    outbox = outbox_of(FaultyStore(store), scene.coordinator)  # it shows no log of its own
     with pytest.raises(KeyConflict):
         await write(outbox, b"two", "a/b")
     assert await scene.coordinator.prepared(10) == []
@@ -158,7 +158,7 @@ class Traced(MemoryStore):
 async def test_a_file_that_overtakes_another_of_its_key_is_announced_after_it(scene: Scene) -> None:
     store = Traced(scene.clock)
     hold = store.hold = asyncio.Event()
-    outbox = Outbox(store, scene.coordinator)
+    outbox = outbox_of(store, scene.coordinator)
     first = asyncio.ensure_future(write(outbox, b"one"))
     while not store.applied:
         await asyncio.sleep(0)
@@ -174,7 +174,7 @@ async def test_a_file_that_overtakes_another_of_its_key_is_announced_after_it(sc
 async def test_next_write_of_a_key_first_announces_leftovers_of_another_node(scene: Scene) -> None:
     for content in (b"one", b"two"):
         scene.coordinator.fail("announce")
-        await write(Outbox(scene.kept, scene.coordinator), content)
+        await write(outbox_of(scene.kept, scene.coordinator), content)
     assert await scene.announced() == []
     await write(scene.outbox, b"three")
     assert await scene.announced() == [told_of(b"one"), told_of(b"two"), told_of(b"three")]
@@ -184,7 +184,7 @@ async def test_next_write_of_a_key_first_announces_leftovers_of_another_node(sce
 
 async def test_a_write_announces_none_of_another_file(scene: Scene) -> None:
     scene.coordinator.fail("announce")
-    await write(Outbox(scene.kept, scene.coordinator), b"one")
+    await write(outbox_of(scene.kept, scene.coordinator), b"one")
     other = DocumentRef("files", {"id": "b"}).change(hash_of(b"two"), 1)
     await scene.outbox.write("b", chunks_of(b"two"), "text/plain", lambda _: [other])
     assert await scene.announced() == [other.text.decode()]
@@ -216,8 +216,8 @@ async def test_a_crash_at_any_step_loses_no_announcement_of_a_file(
     with contextlib.suppress(StoreUnavailable, CoordinatorUnavailable, ConnectionResetError):
         await scene.outbox.write("a", chunks(), "text/plain", change_of)
     scene.coordinator.restart()
-    scene.clock.now_ms += EARLY_RECOVERY_MS if early else INTENT_TIMEOUT_MS
-    await Outbox(scene.kept, scene.coordinator).recover(early=early)
+    scene.clock.now_ms += EARLY_RECOVERY_MS if early else SETTLED_MS
+    await outbox_of(scene.kept, scene.coordinator).recover(early=early)
     if await scene.kept.open("a") is not None:
         assert crash in ("stored", "announce", "announced")
         assert told_of(b"one") in await scene.announced()
@@ -240,52 +240,3 @@ async def test_whatever_fails_every_file_that_came_to_light_is_announced_in_orde
         seed, kept, clock, "write", ["intend", "announce", "intents"], write_all
     )
     assert [hash_ for hash_ in announced if hash_ in kept.applied] == kept.applied
-
-
-def next_key(tick: HybridTimestamp) -> str:
-    return f"events/{tick.ms:013d}-{tick.counter:06d}"
-
-
-def next_change(tick: HybridTimestamp, sha256: str) -> Sequence[Change]:
-    return [DocumentRef("events", {"id": next_key(tick)}).change(sha256, tick.ms)]
-
-
-class TestWriteNext:
-    async def write(self, outbox: Outbox, content: bytes = b"one") -> tuple[HybridTimestamp, str]:
-        return await outbox.write_ordered(next_key, chunks_of(content), "text/plain", next_change)
-
-    async def test_files_are_named_in_the_order_of_their_ticks_on_all_nodes(self, scene: Scene) -> None:
-        nodes = [Outbox(scene.store, scene.coordinator) for _ in range(2)]
-        ticks = []
-        for n in range(6):
-            tick, sha256 = await self.write(nodes[n % 2], b"%d" % n)
-            assert sha256 == hash_of(b"%d" % n)
-            ticks.append(tick)
-            scene.clock.now_ms -= 1
-        assert ticks == sorted(set(ticks))
-        assert [f"events/{name}" for name in await scene.kept.list("events", None, 10)] == [
-            next_key(tick) for tick in ticks
-        ]
-        assert await scene.announced() == [
-            change.text.decode()
-            for n, tick in enumerate(ticks)
-            for change in next_change(tick, hash_of(b"%d" % n))
-        ]
-        assert await scene.coordinator.prepared(10) == []
-
-    async def test_one_whose_announcement_fails_is_announced_later_with_its_tick(self, scene: Scene) -> None:
-        scene.coordinator.fail("announce")
-        tick, sha256 = await self.write(scene.outbox)
-        await scene.recover()
-        assert await scene.announced() == [next_change(tick, sha256)[0].text.decode()]
-
-    async def test_no_two_files_wait_for_each_other(self, scene: Scene) -> None:
-        store = Traced(scene.clock)
-        store.hold = asyncio.Event()
-        outbox = Outbox(store, scene.coordinator)
-        held = asyncio.ensure_future(self.write(outbox))
-        while not store.applied:
-            await asyncio.sleep(0)
-        await asyncio.gather(*(self.write(outbox) for _ in range(20)))
-        assert not held.done()
-        held.cancel()

@@ -9,7 +9,8 @@ from support.python_process import run_python
 
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.local import LocalCoordinator
-from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
+from pysync.engine.idempotency import SETTLED_MS
+from pysync.engine.outbox import outbox_of
 from pysync.store.local.store import LocalStore
 from pysync.testing import FakeClock
 
@@ -19,20 +20,20 @@ WRITE_ON = """
 import asyncio, itertools, sys
 from pysync.changelog import Change
 from pysync.coordinator.local import LocalCoordinator
-from pysync.engine.outbox import Outbox
-from pysync.store import ABSENT
+from pysync.engine.outbox import outbox_of
+from pysync.store import ABSENT, Write
 from pysync.store.local import LocalStore
 from support.faulty_store import FaultyStore
 
 async def write(outbox, lane):
     for n in itertools.count():
-        await outbox.put(f"{lane}/{n}", b"x", ABSENT, [Change(b"%d/%d" % (lane, n))])
+        await outbox.commit(Write(f"{lane}/{n}", b"x", ABSENT, [Change(b"%d/%d" % (lane, n))]))
         print(flush=True)
 
 async def main(folder):
     store = FaultyStore(await LocalStore.open_folder(folder))  # it shows no log of its own
-    outbox = Outbox(store, await LocalCoordinator.open_folder(folder))
-    assert outbox.needs_recovery
+    outbox = outbox_of(store, await LocalCoordinator.open_folder(folder))
+    assert not outbox.is_transactional
     await asyncio.gather(*(write(outbox, lane) for lane in range(8)))
 
 asyncio.run(main(sys.argv[1]))
@@ -52,10 +53,10 @@ async def test_write_of_a_killed_process_is_announced_by_the_next(tmp_path: Path
         await LocalStore.open_folder(tmp_path),
         await LocalCoordinator.open_folder(tmp_path, clock),
     )
-    outbox = Outbox(FaultyStore(store), coordinator)
+    outbox = outbox_of(FaultyStore(store), coordinator)
     left = await coordinator.prepared(1_000)
     assert len(left) <= 8
-    clock.now_ms += INTENT_TIMEOUT_MS
+    clock.now_ms += SETTLED_MS
     assert await outbox.recover() == len(left)
     assert await coordinator.prepared(10) == []
     found = await coordinator.read("", 100_000)

@@ -23,7 +23,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.append_log import AppendLogs
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
-from pysync.engine.outbox import Outbox
+from pysync.engine.outbox import outbox_of
 from pysync.erase import Eraser, EraseRequest
 from pysync.errors import BadRequest, Unavailable
 from pysync.plugins import PluginContext
@@ -50,7 +50,7 @@ def eraser_on(
         clock.now_ms += int(seconds * 1000)
 
     settings = config.parse({"version": 1, "store": "memory:", **(served or members())})
-    outbox = Outbox(store, coordinator)
+    outbox = outbox_of(store, coordinator)
     services = PluginContext(
         config=settings,
         store=store,

@@ -17,11 +17,23 @@ from support.s3_stores import new_prefix, opened
 
 from pysync import config
 from pysync.engine.history import new_entry
-from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
+from pysync.engine.idempotency import SETTLED_MS
+from pysync.engine.outbox import Outbox, outbox_of
 from pysync.errors import CoordinatorUnavailable, QuotaExceeded, StoreUnavailable, Unavailable
 from pysync.model import Usage
 from pysync.quotas.recount import RECOUNT_MS, BucketCount, track_usage
-from pysync.store import ABSENT, ANY, Charge, Etag, EtagMismatch, MergeRejected, Precondition, Store, Subject
+from pysync.store import (
+    ABSENT,
+    ANY,
+    Charge,
+    Etag,
+    EtagMismatch,
+    MergeRejected,
+    Precondition,
+    Store,
+    Subject,
+    Write,
+)
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
@@ -56,7 +68,7 @@ class Node:
 
     async def push(self, id_: str, size: int = 2, expect: Precondition = ABSENT) -> str:
         key = f"notes/anna/{id_}"
-        return await self.outbox.put(key, b"x" * size, expect, [change(id_)], charge=CHECKED)
+        return await self.outbox.commit(Write(key, b"x" * size, expect, [change(id_)], charge=CHECKED))
 
     async def used(self, subject: Subject = ANNA) -> Usage:
         found: dict[Subject, Usage] = await self.store.ledger.used([subject])
@@ -77,7 +89,7 @@ class Bucket:
         faulty.added_bytes = self.objects.added_bytes  # type: ignore[misc]
         tracked = await track_usage(self._config, faulty, self.coordinator, (), self._clock)
         assert isinstance(tracked.counter, BucketCount)
-        return Node(faulty, tracked.store, tracked.counter, Outbox(tracked.store, self.coordinator))
+        return Node(faulty, tracked.store, tracked.counter, outbox_of(tracked.store, self.coordinator))
 
     async def stored(self) -> dict[Subject, Usage]:
         """What is stored for whom, by a look at every object."""
@@ -186,7 +198,7 @@ async def test_a_failed_push_leaves_its_intent(bucket: Bucket, node: Node, clock
     with pytest.raises(StoreUnavailable):
         await node.push("1", 50)
     assert len(await bucket.coordinator.prepared(10)) == 1
-    clock.now_ms += INTENT_TIMEOUT_MS
+    clock.now_ms += SETTLED_MS
     assert await node.outbox.recover() == 1
 
 
@@ -240,7 +252,9 @@ async def test_a_smaller_document_fits_into_a_full_quota(clock: FakeClock, node:
 
 async def test_an_earlier_version_counts_as_bytes_alone(bucket: Bucket, node: Node) -> None:
     entry = new_entry("notes/anna/1", None, "", 1, "anna")
-    await node.outbox.put("notes/anna/1", b"x" * 10, ABSENT, [change("1")], charge=CHECKED, also=[entry])
+    await node.outbox.commit(
+        Write("notes/anna/1", b"x" * 10, ABSENT, [change("1")], charge=CHECKED, also=[entry])
+    )
     stored = [listed.size or 0 async for listed in bucket.objects.walk("")]
     assert len(stored) == 2
     assert await node.used() == Usage(sum(stored), 1)
@@ -307,7 +321,7 @@ class Operations:
         try:
             if choose.random() < 0.7:
                 outbox, changes = self._node.outbox, [change(key)]
-                self._etags[key] = await outbox.put(key, body, expect, changes, charge=charge)
+                self._etags[key] = await outbox.commit(Write(key, body, expect, changes, charge=charge))
             else:
                 self._etags[key] = await self._node.store.put(key, body, expect=expect, charge=charge)
         except EtagMismatch:

@@ -95,7 +95,7 @@ async def test_a_snapshot_that_ends_without_memory_is_not_read_from_for_ever(
 
 async def test_lost_announcements_are_recovered_after_a_round_without_memory() -> None:
     class Exhausted:
-        needs_recovery = True
+        is_transactional = False
         rounds = 0
 
         async def recover(self, *, early: bool) -> int:

@@ -11,7 +11,8 @@ from pysync.changelog import Change
 from pysync.coordinator import PreparedWrite
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.changes import parse_change
-from pysync.engine.outbox import INTENT_TIMEOUT_MS, Outbox
+from pysync.engine.idempotency import SETTLED_MS
+from pysync.engine.outbox import Outbox, outbox_of
 from pysync.errors import CoordinatorUnavailable
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -83,7 +84,7 @@ class Scene(NamedTuple):
         """What the service does some time later, once everything can be reached again."""
         self.store.reset()
         self.coordinator.restart()
-        self.clock.now_ms += INTENT_TIMEOUT_MS
+        self.clock.now_ms += SETTLED_MS
         await self.outbox.recover()
         assert await self.coordinator.prepared(10) == []
 
@@ -93,7 +94,7 @@ def made_scene() -> Scene:
     kept = MemoryStore(clock)
     store = FaultyStore(kept)
     coordinator = FaultyCoordinator(clock)
-    return Scene(clock, kept, store, coordinator, Outbox(store, coordinator))
+    return Scene(clock, kept, store, coordinator, outbox_of(store, coordinator))
 
 
 async def announced_despite_faults(
@@ -108,7 +109,7 @@ async def announced_despite_faults(
     nodes. A call of the store or the coordinator fails, a writer leaves, or a node recovers."""
     chosen = Random(seed)
     store, coordinator = FaultyStore(kept), FaultyCoordinator(clock)
-    nodes = [Outbox(store, coordinator) for _ in range(2)]
+    nodes = [outbox_of(store, coordinator) for _ in range(2)]
     for n in range(40):
         fault = chosen.randrange(8)
         if fault < 2:
@@ -124,7 +125,7 @@ async def announced_despite_faults(
                 await asyncio.sleep(0)
             writing[0].cancel()
         await asyncio.gather(*writing, return_exceptions=True)
-        clock.now_ms += chosen.choice([0, 10, INTENT_TIMEOUT_MS])
+        clock.now_ms += chosen.choice([0, 10, SETTLED_MS])
         if fault == 5:
             with suppress(CoordinatorUnavailable):
                 await chosen.choice(nodes).recover(early=chosen.random() < 0.5)

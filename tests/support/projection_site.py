@@ -14,7 +14,7 @@ from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.changes import DocumentRef
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
-from pysync.engine.outbox import Outbox
+from pysync.engine.outbox import outbox_of
 from pysync.model import WriteEvent
 from pysync.plugins import PluginContext
 from pysync.plugins.projection import Projection, projections_of
@@ -76,7 +76,7 @@ class Site:
         self.store: Store = store or MemoryStore(now_ms)
         self.coordinator: Coordinator = coordinator or MemoryCoordinator(now_ms)
         self.counts: Counter[tuple[str, str]] = Counter()
-        outbox = Outbox(self.store, self.coordinator)
+        outbox = outbox_of(self.store, self.coordinator)
         self.log = outbox.log
         self.documents = Documents(self.store, self.coordinator, now_ms)
         self.logs = AppendLogs(self.store, self.coordinator, now_ms)

@@ -26,6 +26,7 @@ from pysync.store import (
     EtagMismatch,
     MergeRejected,
     Precondition,
+    Write,
 )
 from pysync.store.local import LocalStore
 
@@ -111,7 +112,7 @@ class Operations:
             known = self._etags.get(key)
             choices: list[Precondition] = [ABSENT, ANY, ANY if known is None else Etag(known)]
             expect = choose.choice(choices)
-            self._etags[key] = await self._counting.put(key, body, TYPE, expect, charge=charge)
+            self._etags[key] = await self._counting.commit(Write(key, body, expect, charge=charge))
         elif action < 11:
             await self._counting.delete(key)
         elif action < 14:

@@ -48,6 +48,7 @@ from pysync.store import (
     Precondition,
     Segment,
     Store,
+    Write,
 )
 
 log = logging.getLogger(__name__)
@@ -248,9 +249,8 @@ class AppendBatcher:
                 for waiting, outcome in zip(open_, outcomes, strict=True)
                 if waiting.request is not None and not isinstance(outcome, str)
             ]
-            etag = await self._outbox.put(
-                key, stored, expect, changes, head.hash, charge, segments=segments, claims=claims
-            )
+            write = Write(key, stored, expect, changes, head.hash, charge, (), segments, claims)
+            etag = await self._outbox.commit(write)
             self._head_cache.put(key, settings.field, self._drop_previous(after), etag)
             if dropped:
                 self._spawn(self._delete_dropped(dropped))

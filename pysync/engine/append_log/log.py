@@ -23,7 +23,7 @@ from pysync.engine.append_log.read import LogRange, LogSlice, SegmentReader
 from pysync.engine.append_log.retention import delete_objects, without_oldest
 from pysync.engine.changes import DocumentRef
 from pysync.engine.idempotency import Attempt, IdempotentRequest, carry_out_once
-from pysync.engine.outbox import Outbox
+from pysync.engine.outbox import Outbox, outbox_of
 from pysync.errors import (
     AppendLimitExceeded,
     Conflict,
@@ -45,6 +45,7 @@ from pysync.store import (
     Precondition,
     Store,
     StoredObject,
+    Write,
 )
 
 EMPTY_LOG: Final = _core.LogHead("")
@@ -92,7 +93,7 @@ class AppendLogs:
         self.now_ms = now_ms
         self._corruption = corruption or CorruptionReporter()
         self._head_cache = HeadCache(store, now_ms, self._corruption)
-        self._outbox = outbox or Outbox(store, coordinator)
+        self._outbox = outbox or outbox_of(store, coordinator)
         self._requests = self._outbox.coordinated_requests(now_ms)
         self._batcher = AppendBatcher(
             store,
@@ -271,7 +272,7 @@ class AppendLogs:
                 return removed
             try:
                 expect: Precondition = ABSENT if cached is None else Etag(cached.etag)
-                await self._outbox.delete(key, expect, changes, base_hash, claims=claims)
+                await self._outbox.commit(Write(key, None, expect, changes, base_hash, claims=claims))
             except EtagMismatch:
                 continue
             self._head_cache.invalidate(key, settings.field)
@@ -318,7 +319,7 @@ class AppendLogs:
     async def _put_head(self, key: str, head: _core.LogHead, etag: str) -> str:
         """Replace a head by one with which no element is added, and return its etag."""
         charge = Charge(elements=head.count - head.start, checked=False)
-        return await self._outbox.put(key, head.stored(), Etag(etag), [], charge=charge)
+        return await self._outbox.commit(Write(key, head.stored(), Etag(etag), charge=charge))
 
     def _ephemeral_write(self, element: _core.Append) -> WriteResult:
         _, (outcome,) = EMPTY_LOG.append([(element, "")], self.now_ms(), None)
@@ -369,7 +370,7 @@ class AppendLogs:
             if emptied is not head:
                 await delete_log_objects(self._store, head.id)
             changes = [] if ref is None else [ref.change(head.hash, now_ms, removed=True)]
-            await self._outbox.delete(key, Etag(etag), changes, head.hash)
+            await self._outbox.commit(Write(key, None, Etag(etag), changes, head.hash))
         except EtagMismatch:
             return False
         if head.id:  # segments that were stored before a crash and that no head refers to

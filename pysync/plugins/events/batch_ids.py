@@ -13,7 +13,7 @@ from pysync.engine.idempotency import Attempt, IdempotentRequest
 from pysync.model import WriteResult
 from pysync.plugins import PluginContext
 from pysync.protocol import PARQUET_TYPE
-from pysync.store import Charge, Claim
+from pysync.store import Charge, Claim, TransactionalStore
 
 BATCH_ID: Final = "batchId"
 """The member of a response that holds the id. The path parameter for it may have another name."""
@@ -77,8 +77,8 @@ class PendingBatch(NamedTuple):
 class CommitTimeSequencer:
     """For a store with a transactional change log: a batch gets its position when its file is committed."""
 
-    def __init__(self, services: PluginContext) -> None:
-        self._outbox = services.outbox
+    def __init__(self, store: TransactionalStore) -> None:
+        self._store = store
 
     def low_watermark(self) -> str | None:
         """Return a name that no future batch precedes; None if all existing names qualify."""
@@ -94,7 +94,7 @@ class CommitTimeSequencer:
             assert request is not None
             return request.claim(WriteResult(sha256, batch.received_ms), batch.id(tick))
 
-        tick, sha256 = await self._outbox.write_ordered(
+        tick, sha256 = await self._store.write_ordered(
             lambda tick: batch.key(batch.id(tick)),
             _single_chunk(body),
             PARQUET_TYPE,

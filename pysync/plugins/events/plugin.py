@@ -197,10 +197,12 @@ class Events:
             require(f"{self.name}: compaction", "pyarrow")
         for fault in self._errors(services):
             raise ValueError(fault)
-        places = ReservingSequencer if services.store.transactional is None else CommitTimeSequencer
+        transactional = services.store.transactional
         encoder = Encoder()
         try:
-            self._sequencer = places(services)
+            self._sequencer = (
+                ReservingSequencer(services) if transactional is None else CommitTimeSequencer(transactional)
+            )
             tokens = RandomTokens(self._random_bytes)
             self._ingestor = EventIngestor(services, self._sequencer, encoder, self.storage_path, tokens)
             async with self._compacting(services):

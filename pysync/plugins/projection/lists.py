@@ -22,7 +22,7 @@ from pysync.model import WriteEvent
 from pysync.plugins import PluginContext
 from pysync.plugins.projection.sources import ChangedSource, DocumentLocation, KeyResolver, SourceReader
 from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
-from pysync.store import ABSENT, Etag, EtagMismatch, Precondition, StoredObject
+from pysync.store import ABSENT, Etag, EtagMismatch, Precondition, StoredObject, Write
 
 MAX_CONCURRENT_LISTS: Final = 16
 MAX_FAILED_LISTS: Final = 16
@@ -326,9 +326,8 @@ class ListWriter:
         now_ms = self._services.now_ms()
         changes = [place.document_ref.change(body.hash, now_ms) for place in owners[:1]]
         try:
-            await self._services.outbox.put(
-                key, body.stored(now_ms), loaded.precondition, changes, loaded.hash
-            )
+            write = Write(key, body.stored(now_ms), loaded.precondition, changes, loaded.hash)
+            await self._services.outbox.commit(write)
         except EtagMismatch:
             return False
         return True

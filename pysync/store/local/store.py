@@ -62,6 +62,7 @@ from pysync.store.types import (
     Precondition,
     Segment,
     StoredObject,
+    Write,
     check_mergeable,
     no_pace,
 )
@@ -214,40 +215,57 @@ class LocalStore:
         return found
 
     async def put(
-        self,
-        key: str,
-        body: bytes,
-        content_type: str = JSON_TYPE,
-        expect: Precondition = ANY,
-        changes: Sequence[Change] = (),
-        charge: Charge | None = None,
-        also: Sequence[AppendedObject] = (),
-        segments: Sequence[Segment] = (),
-        claims: Sequence[Claim] = (),
+        self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
     ) -> str:
-        """See `TransactionalStore.put`."""
-        etag, rows = self._new_etag(), self.change_log.rows_of(changes)
-        now_ms, _, _ = rows
-        put, size = self._put_at(key, (etag, content_type, now_ms, body), expect, rows, charge), len(body)
-        if also:
-            others = self._rows_of(also, now_ms)
-            put = (tables.put_with, others, *put[1:]) if self.ledger is None else (*put, others)
-            size += sum(len(each.body) for each in also)
-        if segments:
-            puts = [*self._puts_of(segments, rows), put]
-            put = (tables.put_together, split_key(key), expect, puts)
-            size += sum(len(segment.body) for segment in segments)
-        write, *args = put
-        write = self.claims.bind(write, claims) if claims else write
+        """See `Store.put`."""
+        return await self.commit(Write(key, body, expect, content_type=content_type))
+
+    async def delete(self, key: str, expect: Precondition = ANY) -> None:
+        """See `Store.delete`."""
+        await self.commit(Write(key, None, expect))
+
+    async def commit(self, write: Write) -> str:
+        """See `TransactionalStore.commit`."""
+        rows = self.change_log.rows_of(write.changes)
+        etag, size = "", 0
+        if write.body is None:
+            step = self._removal(write, rows)
+        else:
+            etag, size = self._new_etag(), len(write.body)
+            step = self._replacement(write, write.body, etag, rows)
+            size += sum(len(each.body) for each in write.also)
+            size += sum(len(each.body) for each in write.segments)
+        call, *args = step
+        call = self.claims.bind(call, write.claims) if write.claims else call
         try:
-            replaces_file, last = await self._writer.submit(write, *args, size=size)
+            was_file, last = await self._writer.submit(call, *args, size=size)
         except EtagMismatch as error:
             error.__traceback__ = None  # frames of the writer, which have the body and lead to the error
             raise
         self.change_log.notify(last)
-        if replaces_file:
-            await self._files.unlink(key)
+        if was_file:
+            await self._files.unlink(write.key)
         return etag
+
+    def _replacement(self, write: Write, body: bytes, etag: str, rows: ChangeRows) -> tables.Put:
+        """Return the step of the transaction that stores an object."""
+        key, now_ms = write.key, rows[0]
+        put = self._put_at(key, (etag, write.content_type, now_ms, body), write.expect, rows, write.charge)
+        if write.also:
+            others = self._rows_of(write.also, now_ms)
+            put = (tables.put_with, others, *put[1:]) if self.ledger is None else (*put, others)
+        if write.segments:
+            puts = [*self._puts_of(write.segments, rows), put]
+            put = (tables.put_together, split_key(key), write.expect, puts)
+        return put
+
+    def _removal(self, write: Write, rows: ChangeRows) -> tables.Put:
+        """Return the step of the transaction that removes an object or file."""
+        removal: tables.Put = tables.delete, self._renames, *split_key(write.key), write.expect, rows
+        if write.also:
+            others = self._rows_of(write.also, rows[0])
+            removal = (*removal, self._append_objects(write.key, others, write.charge))
+        return removal
 
     def _put_at(
         self,
@@ -272,33 +290,6 @@ class LocalStore:
         for key, body, charge in segments:
             columns = (self._new_etag(), JSON_TYPE, now_ms, body)
             yield self._put_at(key, columns, ANY, (now_ms, (), retention), charge)
-
-    async def delete(
-        self,
-        key: str,
-        expect: Precondition = ANY,
-        changes: Sequence[Change] = (),
-        also: Sequence[AppendedObject] = (),
-        charge: Charge | None = None,
-        claims: Sequence[Claim] = (),
-    ) -> None:
-        """See `TransactionalStore.delete`."""
-        parent, name = split_key(key)
-        rows = self.change_log.rows_of(changes)
-        delete: tables.Put = tables.delete, self._renames, parent, name, expect, rows
-        if also:
-            now_ms, _, _ = rows
-            delete = (*delete, self._append_objects(key, self._rows_of(also, now_ms), charge))
-        write, *args = delete
-        write = self.claims.bind(write, claims) if claims else write
-        try:
-            was_file, last = await self._writer.submit(write, *args)
-        except EtagMismatch as error:
-            error.__traceback__ = None  # as above
-            raise
-        self.change_log.notify(last)
-        if was_file:
-            await self._files.unlink(key)
 
     async def delete_all(self, keys: Sequence[str]) -> None:
         """See `TransactionalStore.delete_all`."""

@@ -42,7 +42,7 @@ MIN_PART_BYTES: Final = 5 * 1024 * 1024
 """Minimum size of all parts but the last."""
 SINGLE_PUT_BYTES: Final = 2 * 1024 * 1024
 """Size above which a file is sent in parts. The request that makes it visible is then as short as any other,
-and has succeeded or never will once `INTENT_TIMEOUT_MS` of the outbox have passed since the call of
+and has succeeded or never will once `SETTLED_MS` have passed since the call of
 `received`."""
 _VISIBLE_WITHIN_S: Final = 25.0
 """Seconds from the call of `received` until the upload is aborted."""

@@ -13,7 +13,7 @@ from support.usage_operations import TYPE, account_of, count_all, open_store, st
 
 from pysync.errors import QuotaExceeded
 from pysync.model import Usage
-from pysync.store import ABSENT, Charge, Etag, Subject
+from pysync.store import ABSENT, Charge, Etag, Subject, Write
 from pysync.store.local import LocalStore
 
 ANNA, BEN = Subject("identity", "anna"), Subject("identity", "ben")
@@ -34,8 +34,8 @@ async def used(store: LocalStore, account: Subject) -> Usage:
 
 async def test_documents_logs_and_files_count_for_their_account(store: LocalStore) -> None:
     await store.put("notes/anna/1", b"x" * 10)
-    await store.put("notes/anna/2", b"x" * 20, charge=Charge(account_of("ben")))
-    await store.put("notes/anna/log", b"x" * 30, charge=Charge(elements=7))
+    await store.commit(Write("notes/anna/2", b"x" * 20, charge=Charge(account_of("ben"))))
+    await store.commit(Write("notes/anna/log", b"x" * 30, charge=Charge(elements=7)))
     await store.write("notes/anna/file", chunks_of(b"x" * 40), TYPE)
     assert await used(store, ANNA) == Usage(80, 1, 7, 1)
     assert await used(store, BEN) == Usage(20, 1, 0, 0)
@@ -47,7 +47,7 @@ async def test_documents_logs_and_files_count_for_their_account(store: LocalStor
 
 async def test_a_document_counts_for_its_last_account(store: LocalStore) -> None:
     etag = await store.put("notes/anna/1", b"x" * 10)
-    etag = await store.put("notes/anna/1", b"x" * 20, TYPE, Etag(etag), charge=Charge(account_of("ben")))
+    etag = await store.commit(Write("notes/anna/1", b"x" * 20, Etag(etag), charge=Charge(account_of("ben"))))
     assert await used(store, ANNA) == Usage()
     assert await used(store, BEN) == Usage(20, 1, 0, 0)
     await store.write("notes/anna/1", chunks_of(b"x" * 30), TYPE, charge=Charge(account_of("anna")))
@@ -58,7 +58,7 @@ async def test_a_document_counts_for_its_last_account(store: LocalStore) -> None
 
 
 async def test_a_write_of_the_server_counts_for_whom_the_replaced_object_counted(store: LocalStore) -> None:
-    await store.put("notes/anna/1", b"x" * 10, charge=Charge(account_of("ben")))
+    await store.commit(Write("notes/anna/1", b"x" * 10, charge=Charge(account_of("ben"))))
     await store.put("notes/anna/1", b"x" * 20)
     assert await used(store, BEN) == Usage(20, 1, 0, 0)
     await store.write("notes/anna/1", chunks_of(b"x" * 30), TYPE)
@@ -74,24 +74,24 @@ async def test_the_servers_own_objects_count_for_nobody(store: LocalStore) -> No
 
 async def test_a_write_over_the_quota_is_rejected(store: LocalStore) -> None:
     charge = Charge(account_of("anna"))
-    etag = await store.put("notes/anna/1", b"x" * 60, charge=charge)
+    etag = await store.commit(Write("notes/anna/1", b"x" * 60, charge=charge))
     with pytest.raises(QuotaExceeded) as found:
-        await store.put("notes/anna/2", b"x" * 41, charge=charge)
+        await store.commit(Write("notes/anna/2", b"x" * 41, charge=charge))
     assert found.value.extras == {"quota": "identity.bytes", "used": 60, "allowed": 100}
     with pytest.raises(QuotaExceeded):
         await store.write("notes/anna/2", chunks_of(b"x" * 41), TYPE, charge=charge)
-    await store.put("notes/anna/2", b"x" * 40, charge=charge)
+    await store.commit(Write("notes/anna/2", b"x" * 40, charge=charge))
     assert await store.get("notes/anna/3") is None
     with pytest.raises(QuotaExceeded):
-        await store.put("notes/anna/1", b"x" * 61, TYPE, Etag(etag), charge=charge)
-    await store.put("notes/anna/1", b"x" * 59, TYPE, Etag(etag), charge=charge)
+        await store.commit(Write("notes/anna/1", b"x" * 61, Etag(etag), charge=charge))
+    await store.commit(Write("notes/anna/1", b"x" * 59, Etag(etag), charge=charge))
     assert await used(store, ANNA) == Usage(99, 2, 0, 0)
 
 
 async def test_a_smaller_document_is_stored_even_over_the_quota(store: LocalStore) -> None:
     await store.put("notes/anna/1", b"x" * 1000)  # by the server itself, which is not limited
-    await store.put("notes/anna/1", b"x" * 900, charge=Charge(account_of("anna")))
-    await store.put("notes/anna/1", b"x" * 800, charge=Charge(account_of("ben")))
+    await store.commit(Write("notes/anna/1", b"x" * 900, charge=Charge(account_of("anna"))))
+    await store.commit(Write("notes/anna/1", b"x" * 800, charge=Charge(account_of("ben"))))
     assert await used(store, ANNA) == Usage()
     assert await used(store, BEN) == Usage(800, 1, 0, 0)
 
@@ -100,7 +100,7 @@ async def test_a_smaller_file_in_place_of_a_document_is_one_file_more(tmp_path: 
     store = await open_store(tmp_path, 1000, files=1)
     charge = Charge(account_of("anna"))
     await store.write("notes/anna/1", chunks_of(b"x" * 10), TYPE, charge=charge)
-    await store.put("notes/anna/2", b"x" * 100, charge=charge)
+    await store.commit(Write("notes/anna/2", b"x" * 100, charge=charge))
     with pytest.raises(QuotaExceeded) as found:
         await store.write("notes/anna/2", chunks_of(b"x" * 50), TYPE, charge=charge)
     assert found.value.extras == {"quota": "identity.files", "used": 1, "allowed": 1}
@@ -111,7 +111,7 @@ async def test_a_smaller_file_in_place_of_a_document_is_one_file_more(tmp_path: 
 async def test_deleted_bytes_may_be_stored_again(store: LocalStore) -> None:
     charge = Charge(account_of("anna"))
     for number in range(3):
-        await store.put(f"notes/anna/{number}", b"x" * 100, charge=charge)
+        await store.commit(Write(f"notes/anna/{number}", b"x" * 100, charge=charge))
         await store.delete(f"notes/anna/{number}")
 
 
@@ -119,7 +119,7 @@ async def test_of_writers_who_together_exceed_a_quota_some_are_rejected(tmp_path
     stores = [await open_store(tmp_path, 100) for _ in range(2)]
     charge = Charge(account_of("anna"))
     writes = [
-        stores[number % 2].put(f"notes/anna/{number}", b"x" * 30, TYPE, ABSENT, charge=charge)
+        stores[number % 2].commit(Write(f"notes/anna/{number}", b"x" * 30, ABSENT, charge=charge))
         for number in range(20)
     ]
     uploads = [

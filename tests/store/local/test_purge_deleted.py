@@ -18,6 +18,7 @@ from pysync.changelog import Change
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.sqlite import purge
+from pysync.store import Write
 from pysync.store.local.capture import FolderCapture
 from pysync.store.local.store import LocalStore
 
@@ -37,8 +38,10 @@ async def fill(store: LocalStore, rng: random.Random) -> None:
     for n in range(150):
         size = rng.choice([3, 30, 300, 3000])
         name = rng.randrange(40)
-        await store.put(f"u/{SECRET}/{name}", GONE * size, changes=[Change(b'{"u":"5ecret"}', "5ecret")])
-        await store.put(f"u/other/{name}", b"public" * size, changes=[Change(b"{}")])
+        await store.commit(
+            Write(f"u/{SECRET}/{name}", GONE * size, changes=[Change(b'{"u":"5ecret"}', "5ecret")])
+        )
+        await store.commit(Write(f"u/other/{name}", b"public" * size, changes=[Change(b"{}")]))
         if not n % 30:
             await store.write(f"u/{SECRET}/file{n}", chunks_of(GONE * size), "text/plain")
 

@@ -265,6 +265,22 @@ async def test_clients_that_send_no_request_keep_nobody_out(
         connection.close()
 
 
+async def test_half_heads_do_not_delay_health(
+    start_admin: StartAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "TIMEOUT_S", 600.0)
+    service = await start_admin()
+    connections = []
+    for _ in range(40):
+        connections.append(socket.create_connection(("127.0.0.1", service.port), timeout=30))
+        connections[-1].sendall(b"GET /health HTTP/1.1\r\nHost:")
+    assert (await service.ask("/health")).status == 200
+    for connection in connections:
+        connection.sendall(b" localhost\r\n\r\n")
+        with connection, connection.makefile("rb") as answer:
+            assert (await asyncio.to_thread(answer.readline)).startswith(b"HTTP/1.1 200 ")
+
+
 async def test_requests_that_find_no_memory_keep_nobody_out(
     start_admin: StartAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

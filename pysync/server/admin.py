@@ -1,25 +1,23 @@
 """The operators' listener: health, readiness, metrics and the description of the service at an address of
 their own (`server.admin`).
 
-It responds while the event loop is busy or blocked, because threads of its own serve it. If the event loop
-has work, a thread that returns from a system call waits up to 5 ms for the interpreter's lock. So a response
-needs few such calls: the threads use blocking sockets, and the system enforces the time limits.
+It responds while the event loop is busy or blocked, because threads of its own serve it.
 """
 
 import asyncio
-import errno
 import hmac
+import io
 import logging
 import os
 import re
 import resource
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import IPv4Address, IPv6Address
 from itertools import count
 from typing import Any, Final
@@ -29,6 +27,7 @@ import orjson
 from pysync import __version__, protocol
 from pysync.auth.authentication import BEARER
 from pysync.errors import (
+    BadRequest,
     Forbidden,
     InternalError,
     MethodNotAllowed,
@@ -48,13 +47,15 @@ from pysync.server.responses import NO_STORE, Response, error_response
 STALLED_S: Final = 10.0
 """Seconds without a turn of the event loop after which the process is not healthy."""
 TURN_EVERY_S: Final = 0.25
-MAX_CONNECTIONS: Final = 4
-"""Connections that are served at once, each by a thread. Others wait in the kernel."""
-MAX_HEAD_BYTES: Final = 16 * 1024
+MAX_CONNECTIONS: Final = 64
+"""Connections that are served at once, each by a thread. If one more arrives, the one gives way that has been
+sending its request for longest."""
+MAX_REQUEST_BYTES: Final = 16 * 1024
 """Bytes of a request: its head and, of an erasure, the body."""
 TIMEOUT_S: Final = 2.0
 """Seconds that a client has to send its request, and then to read the response."""
-_BACKLOG: Final = 64
+TURN_S: Final = 0.1
+"""Seconds between two looks of a server at what has to end."""
 _ADMIN_PATH: Final = "/admin"
 _USAGE_PATH: Final = "/admin/usage"
 _PORT: Final = re.compile(r":[0-9]+\Z")
@@ -220,100 +221,168 @@ class AdminListener:
 
     def __init__(self, pages: AdminPages, host: str, port: int, *, shared: bool = False) -> None:
         self._pages = pages
-        self._closing = False
-        self._request_numbers = count(1)
-        self._id_prefix = os.urandom(5).hex()
-        self._sockets = _listening_sockets(host, port, shared=shared)
-        self.port: int = self._sockets[0].getsockname()[1]
         self._monitor = LoopMonitor()
+        ids = map(f"{os.urandom(5).hex()}-{{:x}}".format, count(1))
+
+        def respond(request: AdminRequest) -> bytes:
+            response = pages.respond(request, self._monitor)
+            response.header_text += f"{protocol.HEADER_REQUEST_ID}: {next(ids)}\r\n"
+            text = response.to_bytes()
+            return text[: len(text) - len(response.content)] if request.method == "HEAD" else text
+
+        self._servers = [_Server(sock, respond) for sock in bound_sockets(host, port, shared=shared)]
+        self.port: int = self._servers[0].server_address[1]
         self._threads = [
-            threading.Thread(target=self._serve, args=(sock,), name="admin", daemon=True)
-            for sock in self._sockets
-            for _ in range(MAX_CONNECTIONS)
+            threading.Thread(target=server.serve_forever, args=(TURN_S,), name="admin", daemon=True)
+            for server in self._servers
         ]
         for thread in self._threads:
             thread.start()
 
     async def close(self) -> None:
         """Stop listening, and wait for the responses under way."""
-        self._closing = True
         if self._pages.erasure is not None:
             self._pages.erasure.cancel()
-        for sock in self._sockets:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait in accept
+        for server in self._servers:
+            await asyncio.to_thread(server.close)
         for thread in self._threads:
-            await asyncio.to_thread(thread.join)
-        for sock in self._sockets:
-            sock.close()
+            thread.join()
         self._monitor.close()
 
-    def _serve(self, listening: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError as error:
-                if self._closing:
-                    return
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    time.sleep(0.1)
-                continue
-            with connection, suppress(OSError, MemoryError):
-                self._serve_connection(connection)
 
-    def _serve_connection(self, connection: socket.socket) -> None:
-        """Respond to one request. The time limits are not those of Python's sockets, with which each call
-        would release the interpreter's lock twice."""
-        limit = struct.pack("ll", int(TIMEOUT_S), int(TIMEOUT_S % 1 * 1_000_000))
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        request = _receive(connection)
-        if request is None:
-            return
-        response = self._pages.respond(request, self._monitor)
-        number = next(self._request_numbers)
-        response.header_text += f"{protocol.HEADER_REQUEST_ID}: {self._id_prefix}-{number:x}\r\n"
-        text = response.to_bytes()
-        connection.sendall(text[: len(text) - len(response.content)] if request.method == "HEAD" else text)
+class _Server(ThreadingHTTPServer):
+    """Serves the connections of a bound socket, one request each. `respond` returns the text of a
+    response."""
 
+    daemon_threads = False
+    request_queue_size = MAX_CONNECTIONS
 
-def _listening_sockets(host: str, port: int, *, shared: bool) -> list[socket.socket]:
-    sockets = bound_sockets(host, port, shared=shared)
-    for sock in sockets:
-        if hasattr(socket, "TCP_DEFER_ACCEPT"):  # a connection that sends nothing occupies no thread
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, int(TIMEOUT_S))
-        sock.listen(_BACKLOG)
-    return sockets
+    def __init__(self, sock: socket.socket, respond: Callable[[AdminRequest], bytes]) -> None:
+        super().__init__(sock.getsockname(), _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket, self.server_address = sock, sock.getsockname()
+        self.respond: Final = respond
+        self._lock = threading.Lock()
+        self._connections: set[socket.socket] = set()
+        self._arriving: dict[socket.socket, float] = {}
+        """When the connections were accepted whose request has not arrived, the oldest first."""
+        self.server_activate()
 
+    def close(self) -> None:
+        """Stop listening, end connections without a request, and wait for the responses under way."""
+        self.shutdown()
+        self._end_arriving(self._arriving)
+        self.server_close()
 
-def _receive(connection: socket.socket) -> AdminRequest | None:
-    """Return the request that arrives within the time limit; None if none does, or it is too large."""
-    deadline = time.monotonic() + TIMEOUT_S
-    data = b""
+    def has_arrived(self, connection: socket.socket) -> None:
+        """Note that the request of a connection is complete."""
+        with self._lock:
+            self._arriving.pop(connection, None)
 
-    def read_until(is_enough: Callable[[], bool]) -> bool:
-        nonlocal data
-        while not is_enough():
-            piece = connection.recv(MAX_HEAD_BYTES)
-            data += piece
-            if not piece or len(data) > MAX_HEAD_BYTES or time.monotonic() > deadline:
-                return False
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection. Waits a moment if there is no descriptor, and then raises OSError."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(0.1)
+            raise
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Make room for a connection. Return False if all others have sent their request."""
+        with self._lock:
+            oldest = next(iter(self._arriving), None)
+            if len(self._connections) >= MAX_CONNECTIONS:
+                if oldest is None:
+                    return False
+                self._end(oldest)
+            self._connections.add(request)
+            self._arriving[request] = time.monotonic()
         return True
 
-    if not read_until(lambda: b"\r\n\r\n" in data):
+    def service_actions(self) -> None:
+        """End the connections whose request takes too long. The server calls this each `TURN_S`."""
+        now = time.monotonic()
+        with self._lock:
+            late = [each for each, began in self._arriving.items() if now - began > TIMEOUT_S]
+        self._end_arriving(late)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        with self._lock:
+            self._connections.discard(request)
+            self._arriving.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore that a client is gone, or that there is no memory for a thread."""
+        log.debug("failed to serve an operator", exc_info=True)
+
+    def _end_arriving(self, connections: Iterable[socket.socket]) -> None:
+        with self._lock:
+            for connection in list(connections):
+                if connection in self._arriving:
+                    self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        """End a connection without a request; its thread then finds nothing more to read."""
+        del self._arriving[connection]
+        self._connections.discard(connection)
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Serves one request of a connection."""
+
+    server: _Server
+
+    def setup(self) -> None:
+        """Limit the bytes and the time of the request, and the time of the response."""
+        self.request.settimeout(TIMEOUT_S)
+        super().setup()
+        self.rfile = io.BufferedReader(_Limited(self.connection))
+
+    def respond(self) -> None:
+        """Respond to the request, unless its body does not arrive."""
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        length = headers.get("content-length", "0")
+        if not (length.isascii() and length.isdecimal()):
+            return self.send_error(400)
+        body = self.rfile.read(min(int(length), MAX_REQUEST_BYTES)) if self.command == "POST" else b""
+        if self.command == "POST" and len(body) != int(length):
+            return None
+        self.server.has_arrived(self.connection)
+        path = protocol.path_of(self.path)
+        self.wfile.write(self.server.respond(AdminRequest(self.command, path, headers, body)))
         return None
-    head, _, _ = data.partition(b"\r\n\r\n")
-    line, *fields = head.decode("latin-1").split("\r\n")
-    method, _, rest = line.partition(" ")
-    pairs = (field.partition(":") for field in fields)
-    headers = {name.strip().lower(): value.strip() for name, _, value in pairs}
-    length, begin = headers.get("content-length", "0"), len(head) + 4
-    if not (length.isascii() and length.isdecimal()):
-        return None
-    end = begin + int(length)
-    if method == "POST" and not read_until(lambda: len(data) >= end):
-        return None
-    return AdminRequest(method, protocol.path_of(rest.partition(" ")[0]), headers, data[begin:end])
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = respond  # noqa: N815
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Reject what is no request."""
+        self.close_connection = True
+        self.wfile.write(error_response(BadRequest(message or "Bad request"), close=True).to_bytes())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: the pages are asked for every few seconds."""
+
+
+class _Limited(io.RawIOBase):
+    """Reads at most `MAX_REQUEST_BYTES` from a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._left = MAX_REQUEST_BYTES
+
+    def readable(self) -> bool:
+        """See `io.RawIOBase`."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """See `io.RawIOBase`."""
+        read = self._connection.recv_into(memoryview(buffer)[: self._left]) if self._left else 0
+        self._left -= read
+        return read
 
 
 def _is_address(host: str) -> bool:

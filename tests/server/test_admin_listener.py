@@ -281,6 +281,23 @@ async def test_half_heads_do_not_delay_health(
             assert (await asyncio.to_thread(answer.readline)).startswith(b"HTTP/1.1 200 ")
 
 
+async def test_oldest_half_head_gives_way_to_a_new_connection(
+    start_admin: StartAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "TIMEOUT_S", 600.0)
+    service = await start_admin()
+    connections = []
+    for _ in range(admin.MAX_CONNECTIONS + 1):
+        connections.append(socket.create_connection(("127.0.0.1", service.port), timeout=30))
+        connections[-1].sendall(b"GET /health HTTP/1.1\r\nHost:")
+    assert await asyncio.to_thread(connections[0].recv, 1) == b""
+    assert (await service.ask("/health")).status == 200
+    connections[-1].sendall(b" localhost\r\n\r\n")
+    assert (await asyncio.to_thread(connections[-1].recv, 13)) == b"HTTP/1.1 200 "
+    for connection in connections:
+        connection.close()
+
+
 async def test_requests_that_find_no_memory_keep_nobody_out(
     start_admin: StartAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

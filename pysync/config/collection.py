@@ -1,9 +1,10 @@
-"""Collections: their members, their short form for Parquet files, and the fields that members are made of."""
+"""Collections: their members, their short form for Parquet files, quotas, and the fields of all members."""
 # ruff: noqa: RUF009 (`option` and `_field_like` make `dataclasses.field`)
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields
+from math import inf
 from typing import Any, Literal, get_args
 
 from pysync.config.key_templates import KeyTemplate
@@ -14,10 +15,8 @@ RateLimitKey = Literal["identity", "ip", "identity+ip"]
 Action = Literal["pull", "push", "list"]
 AccessLevel = Literal["public", "authenticated", "none"]
 
-
 MAX_INT = 2**53 - 1
 """The largest integer that every JSON reader represents exactly."""
-
 
 ISSUERS_HERE = "Replaces `auth.trustedIssuers` here; absent: the {}server's."
 ROLES_HERE = "Replaces `auth.identityRoles` here; absent: the {}server's."
@@ -405,3 +404,47 @@ class ParquetPreset:
     def _roles(self, verb: str, access: AccessLevel | tuple[str, ...]) -> tuple[str, ...]:
         levels = {"public": ("public",), "authenticated": (f"cap:{verb}:{self.name}",), "none": ()}
         return levels[access] if isinstance(access, str) else access
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """The most that may be stored for one subject."""
+
+    bytes: int | None = option("Bytes of documents, logs and files; absent: any number.", None)
+    documents: int | None = option("Documents; absent: any number.", None)
+    log_elements: int | None = option("Elements of logs; absent: any number.", None)
+    files: int | None = option("Files; absent: any number.", None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotasConfig:
+    """How much may be stored for whom. What is stored is counted while this is configured, also without any
+    limit."""
+
+    identity: Quota | None = option(
+        "The most for each identity. In a folder: what it wrote last. Otherwise: what has it as `{identity}` "
+        "in the key, in collections whose `writeRoles` are `self` or `admin` alone.",
+        None,
+    )
+    space: Quota | None = option(
+        "The most for each space, by the path parameter of `auth.spaces`. In a folder: what its members "
+        "wrote last. Otherwise: what lies in collections whose `writeRoles` are `space:` roles or `admin` "
+        "alone.",
+        None,
+    )
+    namespace: Quota | None = option("The most for each namespace, and for the root.", None)
+    issuer: Quota | None = option(
+        "The most for each issuer: the one of the certificate with which was written last. Needs a store in "
+        "a folder.",
+        None,
+    )
+
+    def limits(self) -> Mapping[str, tuple[float, float, float, float]]:
+        """Return the limits of each kind of subject: bytes, documents, log elements and files, each `inf` for
+        none."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            kind: tuple(inf if most is None else most for most in astuple(quota))  # type: ignore[misc]
+            for kind, quota in found.items()
+            if quota is not None
+        }

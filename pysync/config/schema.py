@@ -18,13 +18,13 @@ from pysync.config.collection import (
     ROLES_HERE,
     Action,
     Collection,
+    QuotasConfig,
     RateLimit,
     RateRule,
     Restriction,
     option,
     resolve_limit,
 )
-from pysync.config.quotas import QuotasConfig
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 

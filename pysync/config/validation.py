@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import astuple, fields
 from itertools import product
 from typing import Any, get_args
 
 from pysync import extras
 from pysync.config import key_templates
-from pysync.config.collection import Action, Collection, RateLimit, resolve_limit, wire_name
+from pysync.config.collection import Action, Collection, QuotasConfig, RateLimit, resolve_limit, wire_name
 from pysync.config.convert import join
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.overlaps import takeovers, vanishing_access_documents
@@ -20,7 +21,6 @@ from pysync.config.plugin_validation import (
     repeated,
 )
 from pysync.config.problem import FieldError, Problem
-from pysync.config.quotas import quota_errors
 from pysync.config.schema import Auth, Config, Namespace, Server, is_store_url
 
 PathOf = Callable[[object], str]
@@ -66,9 +66,7 @@ def validate(config: Config, path_of: PathOf) -> Iterator[Problem]:
             if limit and limit.meters(action):
                 yield from _at(path_of(collection), _limit(action, limit, config.rate_limit))
     if config.quotas is not None:
-        is_folder, has_spaces = config.store.url.startswith("file:"), config.auth.spaces is not None
-        faults = quota_errors(config.quotas, is_folder=is_folder, has_spaces=has_spaces)
-        yield from (Problem(f"quotas{member}", message) for member, message in faults)
+        yield from _at("quotas", _quota_errors(config.quotas, config))
     known = config.collections_by_name()
     for projection in config.projections:
         yield from _at(path_of(projection), projection_errors(projection, config))
@@ -87,6 +85,18 @@ def validate(config: Config, path_of: PathOf) -> Iterator[Problem]:
         yield Problem(f"{path_of(events)}.collection", f"{events.collection!r} is also another one's")
     yield from takeovers(config, path_of)
     yield from vanishing_access_documents(config, path_of)
+
+
+def _quota_errors(quotas: QuotasConfig, config: Config) -> Iterator[FieldError]:
+    if quotas.issuer is not None and not config.store.url.startswith("file:"):
+        yield "issuer", "needs a store in a folder (file:DIR): other stores count by keys, without issuers"
+    if quotas.space is not None and config.auth.spaces is None:
+        yield "space", "needs auth.spaces, whose path parameter names the space"
+    for field in fields(quotas):
+        quota = getattr(quotas, field.name)
+        if quota is not None and all(most is None for most in astuple(quota)):
+            names = ", ".join(wire_name(each.name) for each in fields(quota))
+            yield field.name, f"must limit one of {names}"
 
 
 def _at(path: str, faults: Iterable[FieldError]) -> Iterator[Problem]:

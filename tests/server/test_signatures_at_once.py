@@ -124,6 +124,19 @@ async def test_a_forged_signature_rejects_only_its_request(client: Client, batch
     assert batches == [CONNECTIONS]
 
 
+async def test_wrong_signature_of_a_stranger_leaves_the_batch_of_others(
+    client: Client, batches: list[int]
+) -> None:
+    known = client.caller
+    stranger = Signed(known.base, known.session, ISSUER, root_device(ISSUER))
+    client.caller = stranger
+    forged = client.pull(0, b"other")
+    client.caller = known
+    requests = [forged, *(client.pull(n) for n in range(CONNECTIONS - 1))]
+    assert await client.send(requests) == [401] + [200] * (CONNECTIONS - 1)
+    assert batches == [CONNECTIONS - 1]
+
+
 async def test_a_request_that_arrives_twice_at_once_is_accepted_once(
     client: Client, batches: list[int]
 ) -> None:

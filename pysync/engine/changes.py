@@ -13,21 +13,18 @@ from pysync.store import Charge
 
 
 class DocumentRef(NamedTuple):
-    """A reference to the document that a write concerns: its collection, namespace (None: the root), path
-    parameters, the identity of the writer, its key in the store (`""`: the key that the collection's path
-    gives), and what it counts as (None: as its key says). Other collections may share the key; `KeyMatcher`
-    finds them when the change is delivered."""
+    """A reference to a document: its collection, namespace (None: the root), path parameters, and its key in
+    the store (`""`: the key that the collection's path gives). Other collections may share the key;
+    `KeyMatcher` finds them when a change is delivered."""
 
     collection: str
     params: Mapping[str, str]
     namespace: str | None = None
-    identity: str = ""
     key: str = ""
-    charge: Charge | None = None
 
-    def change(self, hash_: str, timestamp_ms: int, *, removed: bool = False) -> Change:
-        """Return the change that announces a write with this hash and time. With `removed` it announces that
-        the version with this hash was removed."""
+    def change(self, hash_: str, timestamp_ms: int, identity: str = "", *, removed: bool = False) -> Change:
+        """Return the change that announces a write by `identity` with this hash and time. With `removed` it
+        announces that the version with this hash was removed."""
         members = {
             "collection": self.collection,
             "params": self.params,
@@ -40,11 +37,24 @@ class DocumentRef(NamedTuple):
             members["key"] = self.key
         if removed:
             members["removed"] = True
-        return Change(orjson.dumps(members), self.identity, origin(self.namespace, self.collection))
+        return Change(orjson.dumps(members), identity, origin(self.namespace, self.collection))
 
     def is_same_document(self, other: "DocumentRef") -> bool:
         """Return True if both refer to the same document, regardless of the writer and the collection."""
         return self.key == other.key if self.key and other.key else self[:3] == other[:3]
+
+
+class WriteContext(NamedTuple):
+    """The document that a write concerns, the identity of the writer (`""` for none), and what the write
+    counts as, as the route decided (None: as the key says)."""
+
+    ref: DocumentRef
+    identity: str = ""
+    charge: Charge | None = None
+
+    def change(self, hash_: str, timestamp_ms: int, *, removed: bool = False) -> Change:
+        """Return the change that announces the write, as `DocumentRef.change`."""
+        return self.ref.change(hash_, timestamp_ms, self.identity, removed=removed)
 
 
 def origin(namespace: str | None, collection: str) -> str:
@@ -59,6 +69,7 @@ class ParsedChange(NamedTuple):
     hash: str
     timestamp_ms: int
     removed: bool = False
+    identity: str = ""
 
 
 def parse_change(change: Change) -> ParsedChange:
@@ -69,7 +80,6 @@ def parse_change(change: Change) -> ParsedChange:
         members["collection"],
         members["params"],
         members.get("namespace"),
-        change.identity,
         members.get("key", ""),
     )
-    return ParsedChange(ref, members["hash"], members["timestamp"], change.removed)
+    return ParsedChange(ref, members["hash"], members["timestamp"], change.removed, change.identity)

@@ -14,7 +14,7 @@ from pysync.config import HistoryConfig
 from pysync.config.key_templates import RESERVED
 from pysync.coordinator import Coordinator
 from pysync.corruption import CorruptionReporter
-from pysync.engine.changes import DocumentRef
+from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.history import History, check_key, new_entry
 from pysync.engine.idempotency import Attempt, IdempotentRequest, carry_out_once
 from pysync.engine.outbox import Outbox, outbox_of
@@ -161,19 +161,19 @@ class Documents:
         key: str,
         body: _core.PushBody,
         ttl_ms: int | None = None,
-        ref: DocumentRef | None = None,
+        context: WriteContext | None = None,
         history: HistoryConfig | None = None,
     ) -> Coroutine[None, None, WriteResult]:
         """Write `body` if its base is the stored version. Of two pushes with one base exactly one succeeds,
-        in any number of processes. The write is announced as a change of `ref`, or not announced if that is
-        None. With `history` the replaced version is kept, unless a quota leaves room for the new one alone.
+        in any number of processes. The write is announced unless `context` is None. With `history` the
+        replaced version is kept, unless a quota leaves room for the new one alone.
 
         Raises:
             Conflict: the base is stale, or null although something is stored.
             QuotaExceeded: more would be stored than a quota allows.
             StoreUnavailable: the write may or may not have taken effect.
         """
-        return self._write(key, body, WriteResult(body.hash, self.now_ms()), ttl_ms, ref, history)
+        return self._write(key, body, WriteResult(body.hash, self.now_ms()), ttl_ms, context, history)
 
     async def push_idempotent(
         self,
@@ -181,7 +181,7 @@ class Documents:
         body: _core.PushBody,
         request_key: str,
         ttl_ms: int | None = None,
-        ref: DocumentRef | None = None,
+        context: WriteContext | None = None,
         history: HistoryConfig | None = None,
         content: str | None = None,
     ) -> WriteResult:
@@ -195,23 +195,28 @@ class Documents:
         request = IdempotentRequest(request_key, content or body.hash)
         if (store := self._store.transactional) is not None:
             claim = request.claim(fresh)
-            write = self._write(key, body, fresh, ttl_ms, ref, history, claims=(claim,))
+            write = self._write(key, body, fresh, ttl_ms, context, history, claims=(claim,))
             return await carry_out_once(store.claims, claim, write)
         own = Attempt.begin(request, fresh, await self._etag_of(key, body.base_hash))
 
         async def decide(first: Attempt) -> bool:
             found = await self._store.get(key)
             if self._is_written(key, found, first.write_id):
-                await self._outbox.reannounce([] if ref is None else [ref.change(*first.result)])
+                await self._outbox.reannounce([] if context is None else [context.change(*first.result)])
                 return True
             if not isinstance(found, StoredObject) or found.etag != first.base or body.hash != first.hash:
                 return False
             return await _succeeds(
-                self._write(key, body, first.result, ttl_ms, ref, history, first.write_id, only=first.base)
+                self._write(
+                    key, body, first.result, ttl_ms, context, history, first.write_id, only=first.base
+                )
             )
 
         return await self._requests.carry_out(
-            request, own, decide, lambda: self._write(key, body, fresh, ttl_ms, ref, history, own.write_id)
+            request,
+            own,
+            decide,
+            lambda: self._write(key, body, fresh, ttl_ms, context, history, own.write_id),
         )
 
     async def _etag_of(self, key: str, base_hash: str | None) -> str:
@@ -230,21 +235,21 @@ class Documents:
         key: str,
         base_hash: str,
         ttl_ms: int | None = None,
-        ref: DocumentRef | None = None,
+        context: WriteContext | None = None,
         history: HistoryConfig | None = None,
         request: IdempotentRequest | None = None,
     ) -> WriteResult:
         """Remove the document or file at `key` if `base_hash` is its version, and announce the removal as a
-        change of `ref`, which names the key. With `history` the version is kept. Of several deletes and
-        pushes of one version exactly one succeeds. `base_hash=""` removes a damaged document or file; it is
-        also the version of nothing. Returns the removed version and the time, also to a repetition of
-        `request`. Raises as `push`."""
+        change of `context`, whose reference names the key. With `history` the version is kept. Of several
+        deletes and pushes of one version exactly one succeeds. `base_hash=""` removes a damaged document or
+        file; it is also the version of nothing. Returns the removed version and the time, also to a
+        repetition of `request`. Raises as `push`."""
         removed = WriteResult(base_hash, self.now_ms())
         if request is None:
-            return await self._remove(key, removed, ttl_ms, ref, history)
+            return await self._remove(key, removed, ttl_ms, context, history)
         if (store := self._store.transactional) is not None:
             claim = request.claim(removed)
-            removal = self._remove(key, removed, ttl_ms, ref, history, (claim,))
+            removal = self._remove(key, removed, ttl_ms, context, history, (claim,))
             return await carry_out_once(store.claims, claim, removal)
         own = Attempt.begin(request, removed, await self._stored_etag(key))
 
@@ -252,11 +257,13 @@ class Documents:
             return (
                 first.base != ""
                 and first.base == await self._stored_etag(key)
-                and await _succeeds(self._remove(key, first.result, ttl_ms, ref, history, only=first.base))
+                and await _succeeds(
+                    self._remove(key, first.result, ttl_ms, context, history, only=first.base)
+                )
             )
 
         return await self._requests.carry_out(
-            request, own, decide, lambda: self._remove(key, removed, ttl_ms, ref, history)
+            request, own, decide, lambda: self._remove(key, removed, ttl_ms, context, history)
         )
 
     async def _stored_etag(self, key: str) -> str:
@@ -275,14 +282,14 @@ class Documents:
         key: str,
         removed: WriteResult,
         ttl_ms: int | None,
-        ref: DocumentRef | None,
+        context: WriteContext | None,
         history: HistoryConfig | None,
         claims: Sequence[Claim] = (),
         only: str = "",
     ) -> WriteResult:
         """Delete as `delete`, and return `removed`. With `only` no other etag is removed."""
         base_hash = removed.hash
-        changes = [] if ref is None else [ref.change(base_hash, removed.timestamp_ms, removed=True)]
+        changes = [] if context is None else [context.change(base_hash, removed.timestamp_ms, removed=True)]
         for _ in range(_MAX_ATTEMPTS):
             found = await self._store.get(key)
             expect = await self._check_base(key, found, base_hash, ttl_ms)
@@ -292,10 +299,10 @@ class Documents:
                 return removed
             also: list[AppendedObject] = []
             if history is not None:
-                identity = "" if ref is None else ref.identity
+                identity = "" if context is None else context.identity
                 also = [new_entry(key, _kept(found, base_hash), "", removed.timestamp_ms, identity)]
             try:
-                charge = None if ref is None else ref.charge
+                charge = None if context is None else context.charge
                 write = Write(key, None, expect, changes, base_hash, charge, also, claims=claims)
                 await self._outbox.commit(write)
             except EtagMismatch:
@@ -340,7 +347,7 @@ class Documents:
         body: _core.PushBody,
         written: WriteResult,
         ttl_ms: int | None,
-        ref: DocumentRef | None,
+        context: WriteContext | None,
         history: HistoryConfig | None,
         write_id: str | None = None,
         claims: Sequence[Claim] = (),
@@ -350,8 +357,8 @@ class Documents:
         already. With `only` no other version than that etag is replaced. Returns `written`. Raises as
         `push`."""
         stored = body.stored(written.timestamp_ms, b"" if write_id is None else as_whitespace(write_id))
-        changes = [] if ref is None else [ref.change(written.hash, written.timestamp_ms)]
-        charge = None if ref is None else ref.charge
+        changes = [] if context is None else [context.change(written.hash, written.timestamp_ms)]
+        charge = None if context is None else context.charge
         expect: Precondition | None = None
         replaced: bytes | None = None
         if history is not None:
@@ -373,7 +380,7 @@ class Documents:
                 raise Conflict("")
             also: list[AppendedObject] = []
             if history is not None:
-                identity = "" if ref is None else ref.identity
+                identity = "" if context is None else context.identity
                 also = [new_entry(key, replaced, written.hash, written.timestamp_ms, identity)]
             try:
                 base = body.base_hash or ""

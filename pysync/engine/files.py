@@ -7,7 +7,7 @@ from typing import Self
 from pysync.config import Collection
 from pysync.config.key_templates import KeyTemplate
 from pysync.corruption import CorruptionReporter
-from pysync.engine.changes import DocumentRef
+from pysync.engine.changes import WriteContext
 from pysync.engine.idempotency import Attempt, IdempotentRequest, result_of
 from pysync.engine.outbox import Outbox
 from pysync.errors import DocumentCorrupt, PysyncError
@@ -103,13 +103,13 @@ class Files:
         key: str,
         chunks: AsyncIterable[bytes],
         content_type: str,
-        ref: DocumentRef,
+        context: WriteContext,
         request_key: str | None = None,
     ) -> WriteResult:
-        """Store the chunks as one file, durably, and announce it as a change of `ref`. An error of `chunks`
-        is passed on, and nothing is stored then. If a push with this `request_key` was carried out before,
-        returns its result once all chunks have come, and stores nothing. Raises KeyConflict, QuotaExceeded
-        and Unavailable, and IdempotencyKeyReused if that push was of other bytes."""
+        """Store the chunks as one file, durably, and announce it. An error of `chunks` is passed on, and
+        nothing is stored then. If a push with this `request_key` was carried out before, returns its result
+        once all chunks have come, and stores nothing. Raises KeyConflict, QuotaExceeded and Unavailable, and
+        IdempotencyKeyReused if that push was of other bytes."""
         timestamp_ms = self.now_ms()
         begun: list[tuple[IdempotentRequest, Attempt]] = []
 
@@ -129,8 +129,8 @@ class Files:
                 key,
                 chunks,
                 content_type,
-                lambda sha256: [ref.change(sha256, timestamp_ms)],
-                ref.charge,
+                lambda sha256: [context.change(sha256, timestamp_ms)],
+                context.charge,
                 None if request_key is None else claim,
                 None if request_key is None else begin,
             )

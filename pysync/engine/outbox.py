@@ -338,7 +338,9 @@ class AnnouncingOutbox(Outbox):
             stored = [change for change in removed if await self._is_stored(parse_change(change).ref.key)]
             if stored:
                 written = [parse_change(change) for change in stored]
-                await self._coordinator.append([each.ref.change(*each[1:3]) for each in written])
+                await self._coordinator.append(
+                    [each.ref.change(*each[1:3], each.identity) for each in written]
+                )
             if is_done:
                 await self._coordinator.abort(intent.name)
 

@@ -258,7 +258,7 @@ class ChangeDispatcher:
                 subscribers = index.matching(match)
                 if subscribers:
                     frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _event_json(parsed, match))
-                    plan.append((Event(id_, *match, frame, *parsed[1:]), subscribers))
+                    plan.append((Event(id_, *match, frame, *parsed[1:4]), subscribers))
             await turns.share()
         return plan
 

@@ -13,7 +13,7 @@ from pysync.auth.certificates import user_id
 from pysync.changelog import Change
 from pysync.concurrency import gather_bounded
 from pysync.engine.append_log import chunk_keys, log_prefix
-from pysync.engine.changes import DocumentRef
+from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.history import entries_of
 from pysync.erase.scope import EraseRequest, Scope, is_public_key, keyring_templates
 from pysync.errors import Conflict, DocumentCorrupt
@@ -217,9 +217,10 @@ class Planner:
                 count = _drop(data, request.kem_keys)
                 if count and not dry_run:
                     body = _core.decode_push(orjson.dumps({"data": data, "baseHash": document.hash}))
-                    ref = next((place.document_ref for place in self.locations(key)), None)
+                    places = self.locations(key)
+                    context = next((WriteContext(place.document_ref) for place in places), None)
                     try:
-                        await self._services.documents.push(key, body, None, ref)
+                        await self._services.documents.push(key, body, None, context)
                     except Conflict:
                         continue
                 entries = [*_keyring_entries(data)]

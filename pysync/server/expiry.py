@@ -163,7 +163,7 @@ def _swept(routes: Router, method: str, route: Route) -> SweptCollection:
         def file_ref(key: str) -> DocumentRef | None:
             if not files.matches_key(key):
                 return None
-            return DocumentRef(name, template.params_of(key.removesuffix(suffix)), namespace, "", key)
+            return DocumentRef(name, template.params_of(key.removesuffix(suffix)), namespace, key)
 
         return SweptCollection(policy.collection, key_shape(template, suffix), file_ref)
 
@@ -173,7 +173,7 @@ def _swept(routes: Router, method: str, route: Route) -> SweptCollection:
         with suppress(PysyncError):
             match = routes.match(method, f"{head}/{key}")
             if match.route is route:
-                return DocumentRef(name, match.params, namespace, "", key)
+                return DocumentRef(name, match.params, namespace, key)
         return None
 
     return SweptCollection(

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import MAX_KEY_BYTES, RESERVED, KeyTemplate, is_parameter
-from pysync.engine.changes import DocumentRef
+from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.files import FileSettings
 from pysync.errors import InvalidPathParameter, MethodNotAllowed, NotFound
 from pysync.model import Caller
@@ -68,13 +68,12 @@ class Match(NamedTuple):
         """The path parameters by name."""
         return dict(zip(self.route.param_names, self.values))  # noqa: B905 (costs more than the rest)
 
-    def document_ref(self, caller: Caller) -> DocumentRef:
-        """Return the reference to the document that a write of `caller` to this path concerns."""
+    def write_context(self, caller: Caller) -> WriteContext:
+        """Return the context of a write of `caller` to this path."""
         policy, charge_of = self.policy, self.route.charge_of
         charge = None if charge_of is None else charge_of(self.values, caller)
-        return DocumentRef(
-            policy.collection.name, self.params, policy.namespace, caller.identity, self.key, charge
-        )
+        ref = DocumentRef(policy.collection.name, self.params, policy.namespace, self.key)
+        return WriteContext(ref, caller.identity, charge)
 
     @property
     def identity(self) -> str | None:

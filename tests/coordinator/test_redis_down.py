@@ -19,7 +19,7 @@ from support.redis_losses import WITH_AOF, client
 
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.redis.coordinator import INTENTS, LEEWAY_MS, RedisCoordinator
-from pysync.engine.changes import DocumentRef, parse_change
+from pysync.engine.changes import DocumentRef, WriteContext, parse_change
 from pysync.engine.idempotency import SETTLED_MS
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -181,7 +181,7 @@ async def test_node_announces_pending_writes_of_another(
 ) -> None:
     follower = await RedisCoordinator.connect(redis.url)
     await start({**SERVED, "coordinator": redis.url}, store=MemoryStore())
-    left = DocumentRef("open", {"id": "a"}, None, "somebody").change("ab" * 32, 1)
+    left = WriteContext(DocumentRef("open", {"id": "a"}, None), "somebody").change("ab" * 32, 1)
     long_ago_ms = wall_clock_ms() - SETTLED_MS
     async with client(redis) as own:
         await own.xadd(INTENTS, {"at": long_ago_ms, left.text: left.identity})

@@ -22,7 +22,7 @@ from pysync import _core
 from pysync.config import HistoryConfig, StoreConfig
 from pysync.coordinator import Coordinator
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.changes import DocumentRef
+from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.documents import Documents
 from pysync.engine.history import entries_of
 from pysync.errors import Conflict, StoreUnavailable
@@ -67,15 +67,15 @@ class Race:
 
     async def run(self, key: str, chosen: Random, *, is_faulty: bool = False) -> None:
         """Make the writes at once, and judge their outcomes."""
-        ref = DocumentRef("notes", {"id": key}, None, "", key)
+        ref = WriteContext(DocumentRef("notes", {"id": key}, None, key))
         history = chosen.choice([None, ALL])
-        base = (await self.nodes[0].push(key, body(-1, None), ref=ref)).hash
+        base = (await self.nodes[0].push(key, body(-1, None), context=ref)).hash
 
         async def write(n: int, node: Documents, is_delete: bool) -> str:
             if is_delete:
-                await node.delete(key, base, ref=ref, history=history)
+                await node.delete(key, base, context=ref, history=history)
                 return ""
-            return (await node.push(key, body(n, base), ref=ref, history=history)).hash
+            return (await node.push(key, body(n, base), context=ref, history=history)).hash
 
         kinds = [True, *(chosen.random() < 0.7 for _ in range(chosen.randrange(1, 4)))]
         chosen.shuffle(kinds)

@@ -9,13 +9,13 @@ from contracts.files import chunks_of, read_file
 from support.faulty_coordinator import Scene, made_scene
 from support.faulty_store import FaultyStore
 
-from pysync.engine.changes import DocumentRef, parse_change
+from pysync.engine.changes import DocumentRef, WriteContext, parse_change
 from pysync.engine.files import Files
 from pysync.engine.outbox import outbox_of
 from pysync.errors import StoreUnavailable
 from pysync.model import WriteResult
 
-SUBJECT = DocumentRef("photos", {"id": "a"}, "acme", "somebody")
+SUBJECT = WriteContext(DocumentRef("photos", {"id": "a"}, "acme"), "somebody")
 
 
 @pytest.fixture
@@ -47,7 +47,9 @@ async def test_a_push_is_answered_and_announced_as_one(scene: Scene, files: File
     found = await scene.coordinator.read("", 10)
     assert found is not None
     [(_, told)] = found
-    assert parse_change(told)[:3] == (SUBJECT, written.hash, written.timestamp_ms)
+    change = parse_change(told)
+    assert (change.ref, change.identity) == SUBJECT[:2]
+    assert change[1:3] == (written.hash, written.timestamp_ms)
 
 
 async def test_a_push_that_fails_is_neither_stored_nor_announced(scene: Scene, files: Files) -> None:

@@ -22,7 +22,7 @@ from support.s3_stores import new_prefix
 from pysync import _core
 from pysync.config import HistoryConfig, StoreConfig
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.changes import DocumentRef
+from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.documents import Documents
 from pysync.engine.history import entries_of, new_entry
 from pysync.errors import Conflict, StoreUnavailable
@@ -46,8 +46,8 @@ def body(data: object, base: str | None) -> _core.PushBody:
     return _core.decode_push(json.dumps({"data": {"n": data}, "baseHash": base}).encode())
 
 
-def subject(identity: str) -> DocumentRef:
-    return DocumentRef("notes", {"id": "a"}, None, identity, KEY)
+def subject(identity: str) -> WriteContext:
+    return WriteContext(DocumentRef("notes", {"id": "a"}, None, KEY), identity)
 
 
 async def listed(documents: Documents, limits: HistoryConfig = ALL) -> list[Listed]:
@@ -108,11 +108,11 @@ async def test_every_version_that_was_stored_is_listed_whatever_crashes(seed: in
         writers[pushed.hash] = f"user {n}"
         try:
             if base is not None and chosen.random() < 0.3:
-                await documents.delete(KEY, base, ref=subject(f"user {n}"), history=ALL)
+                await documents.delete(KEY, base, context=subject(f"user {n}"), history=ALL)
             elif chosen.random() < 0.3:
                 await documents.push_idempotent(KEY, pushed, f"{n}", None, subject(f"user {n}"), ALL)
             else:
-                await documents.push(KEY, pushed, ref=subject(f"user {n}"), history=ALL)
+                await documents.push(KEY, pushed, context=subject(f"user {n}"), history=ALL)
         except Conflict:
             pass
         except StoreUnavailable:
@@ -139,7 +139,7 @@ async def test_pruning_keeps_the_author_of_the_oldest_version_despite_entries_of
         expected = written[::-1]
         clock.now_ms += 1
         new = body(n, written[-1].hash if written else None)
-        await documents.push(KEY, new, ref=subject(f"winner {n}"), history=ALL)
+        await documents.push(KEY, new, context=subject(f"winner {n}"), history=ALL)
         written.append(Listed(new.hash, f"winner {n}"))
         clock.now_ms += 1
         left = new_entry(KEY, None, "ab" * 32, clock.now_ms, "loser")
@@ -152,7 +152,7 @@ async def test_pruning_keeps_the_author_of_the_oldest_version_despite_entries_of
     clock.now_ms += 10
     await documents.history.prune(KEY, HistoryConfig(for_ms=1))
     assert await listed(documents) == []
-    await documents.push(KEY, body(n + 1, written[-1].hash), ref=subject("last"), history=ALL)
+    await documents.push(KEY, body(n + 1, written[-1].hash), context=subject("last"), history=ALL)
     assert await listed(documents) == written[-1:]
 
 
@@ -174,10 +174,10 @@ async def test_pruned_versions_are_those_not_listed(seed: int, tmp_path_factory:
         if hash_ is not None:
             stored[-1] = stored[-1][0], clock.now_ms
         if hash_ is not None and chosen.random() < 0.2:
-            await documents.delete(KEY, hash_, ref=ref, history=limits)
+            await documents.delete(KEY, hash_, context=ref, history=limits)
             hash_ = None
         else:
-            hash_ = (await documents.push(KEY, body(n, hash_), ref=ref, history=limits)).hash
+            hash_ = (await documents.push(KEY, body(n, hash_), context=ref, history=limits)).hash
             stored.append((Listed(hash_, ref.identity), None))
         if chosen.random() < 0.2:
             await documents.history.prune(KEY, limits)
@@ -199,7 +199,7 @@ from pysync import _core
 from pysync.config import HistoryConfig, StoreConfig
 from pysync.coordinator.local import LocalCoordinator
 from pysync.engine.documents import Documents
-from pysync.engine.changes import DocumentRef
+from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.clock import wall_clock_ms
 from pysync.errors import Conflict, PysyncError
 from pysync.store import open_store
@@ -207,18 +207,19 @@ from pysync.store import open_store
 async def main(settings, folder, name):
     store = await open_store(StoreConfig(**json.loads(settings)))
     documents = Documents(store, await LocalCoordinator.open_folder(folder), wall_clock_ms)
-    limits, ref = HistoryConfig(versions=1000), DocumentRef("notes", {"id": "a"}, None, name, "notes/a")
+    limits = HistoryConfig(versions=1000)
+    ref = WriteContext(DocumentRef("notes", {"id": "a"}, None, "notes/a"), name)
     for n in range(10_000):
         try:
             found = await documents.pull("notes/a")
             base = None if found is None else found.hash
             if base and random.random() < 0.2:
-                await documents.delete("notes/a", base, ref=ref, history=limits)
+                await documents.delete("notes/a", base, context=ref, history=limits)
                 continue
             members = {"data": {"by": name, "n": n}, "baseHash": base}
             body = _core.decode_push(json.dumps(members).encode())
             print("try", body.hash, flush=True)
-            await documents.push("notes/a", body, ref=ref, history=limits)
+            await documents.push("notes/a", body, context=ref, history=limits)
             print("made", body.hash, flush=True)
         except (Conflict, PysyncError):
             pass
@@ -286,14 +287,14 @@ async def test_a_damaged_document_is_no_version_although_the_process_that_wrote_
 ) -> None:
     store = await LocalStore.open_folder(tmp_path, clock)
     documents = Documents(store, MemoryCoordinator(clock), clock)
-    base = (await documents.push(KEY, body(0, None), ref=subject("first"), history=ALL)).hash
+    base = (await documents.push(KEY, body(0, None), context=subject("first"), history=ALL)).hash
     with closing(sqlite3.connect(tmp_path / "pysync.db", isolation_level=None)) as database:
         database.execute("UPDATE object SET body = ? WHERE name = 'a'", (b"{",))
     with pytest.raises(Conflict) as conflict:
-        await documents.push(KEY, body(1, base), ref=subject("second"), history=ALL)
+        await documents.push(KEY, body(1, base), context=subject("second"), history=ALL)
     assert conflict.value.current_hash == ""
     assert len(await entries_of(store, KEY)) == 1
-    await documents.push(KEY, body(2, ""), ref=subject("third"), history=ALL)
+    await documents.push(KEY, body(2, ""), context=subject("third"), history=ALL)
     assert await listed(documents) == []
     assert len(await entries_of(store, KEY)) == 2
     await store.close()

@@ -16,7 +16,7 @@ from support.faulty_coordinator import Scene, announced_despite_faults, made_sce
 
 from pysync import _core
 from pysync.engine.append_log import AppendLogs, LogSettings
-from pysync.engine.changes import DocumentRef, parse_change
+from pysync.engine.changes import DocumentRef, WriteContext, parse_change
 from pysync.engine.documents import Documents
 from pysync.engine.idempotency import SETTLED_MS
 from pysync.engine.outbox import EARLY_RECOVERY_MS, Outbox, outbox_of
@@ -34,7 +34,7 @@ def scene() -> Scene:
 
 
 ONE = change("1").text.decode()
-SUBJECT = DocumentRef("notes", {"id": "a"}, None, "somebody")
+SUBJECT = WriteContext(DocumentRef("notes", {"id": "a"}), "somebody")
 
 
 def version(body: bytes) -> str:
@@ -383,14 +383,16 @@ class TestDocuments:
 
     async def test_a_push_is_announced_by_its_answer_and_a_conflict_is_not(self, scene: Scene) -> None:
         documents = Documents(scene.store, scene.coordinator, scene.clock)
-        written = await documents.push("notes/a", body(b'{"n":1}'), ref=SUBJECT)
+        written = await documents.push("notes/a", body(b'{"n":1}'), context=SUBJECT)
         with pytest.raises(Conflict):
-            await documents.push("notes/a", body(b'{"n":2}'), ref=SUBJECT)
+            await documents.push("notes/a", body(b'{"n":2}'), context=SUBJECT)
         await scene.recover()
         found = await scene.coordinator.read("", 10)
         assert found is not None
         [(_, told)] = found
-        assert parse_change(told)[:3] == (SUBJECT, written.hash, written.timestamp_ms)
+        change = parse_change(told)
+        assert (change.ref, change.identity) == SUBJECT[:2]
+        assert change[1:3] == (written.hash, written.timestamp_ms)
 
     async def test_repeated_push_announces_the_version_of_its_failed_first_attempt(
         self, scene: Scene
@@ -398,9 +400,9 @@ class TestDocuments:
         documents = Documents(scene.store, scene.coordinator, scene.clock)
         scene.store.lose_reply("put")
         with pytest.raises(StoreUnavailable):
-            await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", ref=SUBJECT)
+            await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=SUBJECT)
         assert await scene.announced() == []
-        written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", ref=SUBJECT)
+        written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=SUBJECT)
         assert await scene.announced() == [
             SUBJECT.change(written.hash, written.timestamp_ms).text.decode(),
         ]
@@ -411,7 +413,7 @@ class TestDocuments:
         store = await LocalStore.open_folder(tmp_path)
         documents = Documents(store, scene.coordinator, scene.clock)
         for _ in range(2):
-            written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", ref=SUBJECT)
+            written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=SUBJECT)
         found = await store.change_log.read("", 10)
         assert found is not None
         assert [told for _, told in found] == [SUBJECT.change(written.hash, written.timestamp_ms)]

@@ -17,7 +17,7 @@ from support.faulty_coordinator import Scene, announced_despite_faults, made_sce
 from support.faulty_store import FaultyStore
 
 from pysync.changelog import Change
-from pysync.engine.changes import DocumentRef
+from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.idempotency import SETTLED_MS
 from pysync.engine.outbox import EARLY_RECOVERY_MS, Outbox, outbox_of
 from pysync.errors import CoordinatorUnavailable, KeyConflict, StoreUnavailable
@@ -28,7 +28,7 @@ from pysync.testing import FakeClock
 
 Written = Coroutine[Any, Any, str]
 
-SUBJECT = DocumentRef("files", {"id": "a"}, None, "somebody")
+SUBJECT = WriteContext(DocumentRef("files", {"id": "a"}), "somebody")
 
 
 @pytest.fixture

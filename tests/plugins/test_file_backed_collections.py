@@ -12,7 +12,7 @@ from support.plugin_samples import CARDS, NotifiedPlugin, batch
 
 from pysync import config
 from pysync.config import ConfigError
-from pysync.engine.changes import DocumentRef, parse_change
+from pysync.engine.changes import DocumentRef, WriteContext, parse_change
 from pysync.model import WriteResult
 from pysync.plugins import FileBackedCollection, PluginContext, PluginPush, PushResponse
 from pysync.plugins.loader import load_plugins
@@ -48,7 +48,7 @@ class Keeping:
             sha256 = await self.services.store.write(key, _chunks(), "application/x-rows")
             return PushResponse(WriteResult(sha256, 5), {"id": params["id"]}, params)
         written = await self.services.files.push(
-            key, _chunks(), "application/x-rows", DocumentRef("events", params)
+            key, _chunks(), "application/x-rows", WriteContext(DocumentRef("events", params))
         )
         return PushResponse(written, {"id": params["id"]}, params, announced=True)
 

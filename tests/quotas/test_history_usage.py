@@ -13,7 +13,7 @@ from pysync import _core, config
 from pysync.clock import wall_clock_ms
 from pysync.config import HistoryConfig
 from pysync.coordinator.memory import MemoryCoordinator
-from pysync.engine.changes import DocumentRef
+from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.documents import Documents
 from pysync.engine.history import entries_of
 from pysync.errors import QuotaExceeded
@@ -84,9 +84,9 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield Place(counted, inner, coordinator, clock)
 
 
-def subject(id_: str) -> DocumentRef:
+def subject(id_: str) -> WriteContext:
     charge = Charge(Account("", "notes", "anna"))
-    return DocumentRef("notes", {"id": id_}, None, "anna", f"notes/anna/{id_}", charge)
+    return WriteContext(DocumentRef("notes", {"id": id_}, None, f"notes/anna/{id_}"), "anna", charge)
 
 
 def body(size: int, base: str | None) -> _core.PushBody:
@@ -97,7 +97,7 @@ async def test_history_counts_and_never_blocks_a_push(place: Place) -> None:
     """A push that a quota leaves room for is made, at the least without the version that it replaces."""
     base, key, ref = None, "notes/anna/a", subject("a")
     for n in range(20):
-        written = await place.documents.push(key, body(500 + n, base), ref=ref, history=KEPT)
+        written = await place.documents.push(key, body(500 + n, base), context=ref, history=KEPT)
         base = written.hash
         assert await place.used() == await place.stored()
         assert (await place.used()).bytes <= ALLOWED
@@ -105,14 +105,14 @@ async def test_history_counts_and_never_blocks_a_push(place: Place) -> None:
     entries = await entries_of(place.store, key)
     assert 3 <= len(entries) <= 7
     with pytest.raises(QuotaExceeded):
-        await place.documents.push(key, body(ALLOWED, base), ref=ref, history=KEPT)
+        await place.documents.push(key, body(ALLOWED, base), context=ref, history=KEPT)
     assert await entries_of(place.store, key) == entries, "the rejected push left none"
-    base = (await place.documents.push(key, body(1, base), ref=ref, history=KEPT)).hash
+    base = (await place.documents.push(key, body(1, base), context=ref, history=KEPT)).hash
     assert await place.used() == await place.stored()
     # Now there is room again.
-    base = (await place.documents.push(key, body(2, base), ref=ref, history=KEPT)).hash
+    base = (await place.documents.push(key, body(2, base), context=ref, history=KEPT)).hash
     assert len(await entries_of(place.store, key)) == len(entries) + 1
-    await place.documents.delete("notes/anna/a", base, ref=subject("a"), history=KEPT)
+    await place.documents.delete("notes/anna/a", base, context=subject("a"), history=KEPT)
     assert await place.used() == await place.stored()
     assert (await place.used()).documents == 0
 
@@ -122,7 +122,7 @@ async def test_versions_beyond_those_that_are_kept_leave_before_a_push_is_reject
     for n in range(30):
         place.clock.now_ms += 1
         written = await place.documents.push(
-            "notes/anna/a", body(800 + n, base), ref=subject("a"), history=HistoryConfig(versions=1)
+            "notes/anna/a", body(800 + n, base), context=subject("a"), history=HistoryConfig(versions=1)
         )
         base = written.hash
     assert await place.used() == await place.stored()
@@ -137,11 +137,11 @@ async def test_the_count_is_exact_whatever_is_written(place: Place, seed: int) -
         documents = chosen.choice((place.documents, place.documents, place.unknowing))
         try:
             if base is not None and chosen.random() < 0.3:
-                await documents.delete(key, base, ref=ref, history=KEPT)
+                await documents.delete(key, base, context=ref, history=KEPT)
                 hashes[id_] = None
             else:
                 pushed = body(chosen.randrange(400), base)
-                hashes[id_] = (await documents.push(key, pushed, ref=ref, history=KEPT)).hash
+                hashes[id_] = (await documents.push(key, pushed, context=ref, history=KEPT)).hash
         except QuotaExceeded:
             await place.documents.history.prune(key, KEPT)
         if isinstance(place.store, LocalStore) and documents is place.documents and chosen.random() < 0.5:
@@ -163,7 +163,7 @@ async def test_pushes_beyond_a_quota_list_a_history_once(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key, ref = "notes/anna/a", subject("a")
-    base = (await place.documents.push(key, body(900, None), ref=ref, history=KEPT)).hash
+    base = (await place.documents.push(key, body(900, None), context=ref, history=KEPT)).hash
     pruned: list[str] = []
     prune = place.documents.history.prune
 
@@ -174,5 +174,5 @@ async def test_pushes_beyond_a_quota_list_a_history_once(
     monkeypatch.setattr(place.documents.history, "prune", counted)
     for _ in range(3):
         with pytest.raises(QuotaExceeded):
-            await place.documents.push(key, body(ALLOWED, base), ref=ref, history=KEPT)
+            await place.documents.push(key, body(ALLOWED, base), context=ref, history=KEPT)
     assert pruned == [key]

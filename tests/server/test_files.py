@@ -610,7 +610,7 @@ async def test_push_is_announced_to_followers_and_plugins(
     (app,) = start.apps  # type: ignore[attr-defined]
     log = app._services.outbox.log
     ((_, change),) = await log.read("", 10)
-    subject, hash_, timestamp_ms, _ = parse_change(change)
+    subject, hash_, timestamp_ms, *_ = parse_change(change)
     assert (subject.params, hash_, timestamp_ms) == (params, HASH, answer.json["timestamp"])
 
 

@@ -11,7 +11,7 @@ from pysync.clock import wall_clock_ms
 from pysync.coordinator import Coordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.append_log import AppendLogs, LogSettings
-from pysync.engine.changes import DocumentRef
+from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import outbox_of
@@ -102,17 +102,17 @@ class Site:
         self, name: str, params: Mapping[str, str], data: Any, namespace: str | None = None, by: str = ""
     ) -> None:
         """Write a document, whatever is there, or append to a log."""
-        subject = DocumentRef(name, params, namespace, by)
-        place = self._keys.locate(subject)
+        context = WriteContext(DocumentRef(name, params, namespace), by)
+        place = self._keys.locate(context.ref)
         assert place is not None
         if place.collection.append_only is not None:
             element = decode_append(json.dumps({"data": data}).encode())
-            await self.logs.append(place.key, element, LogSettings.from_collection(place.collection), subject)
+            await self.logs.append(place.key, element, LogSettings.from_collection(place.collection), context)
             return
         held = await self.documents.pull(place.key)
         body = {"data": data, "baseHash": None if held is None else held.hash}
         await self.documents.push(
-            place.key, decode_push(json.dumps(body).encode()), place.collection.ttl_ms, subject
+            place.key, decode_push(json.dumps(body).encode()), place.collection.ttl_ms, context
         )
 
     async def note(self, id_: str, space: str = "s", **data: Any) -> None:

@@ -24,7 +24,7 @@ from pysync.engine.append_log.head import (
 )
 from pysync.engine.append_log.read import LogRange, SegmentReader, log_prefix, object_key
 from pysync.engine.append_log.retention import delete_objects, without_oldest
-from pysync.engine.changes import DocumentRef
+from pysync.engine.changes import WriteContext
 from pysync.engine.idempotency import IdempotentRequest, result_of
 from pysync.engine.outbox import Outbox
 from pysync.errors import (
@@ -81,15 +81,15 @@ SEGMENT_BYTES: Final = 64 * 1024
 
 @dataclass(eq=False, slots=True)
 class PendingAppend:
-    """A pending append, announced as a change of `ref`. If the store is transactional, the claim of `request`
-    is committed with it. Otherwise it recognises its element by a `write_id`, which another attempt may have
-    written since the log had the id and count `search_from`. `search_from` advances when a long search found
-    nothing. With `only_in` it is appended to no other log than the one with this id."""
+    """A pending append. If the store is transactional, the claim of `request` is committed with it. Otherwise
+    it recognises its element by a `write_id`, which another attempt may have written since the log had
+    the id and count `search_from`. `search_from` advances when a long search found nothing. With `only_in` it
+    is appended to no other log than the one with this id."""
 
     element: _core.Append
     settings: LogSettings
     done: asyncio.Future[WriteResult]
-    ref: DocumentRef | None = None
+    context: WriteContext | None = None
     write_id: str = ""
     search_from: tuple[str, int] = ("", 0)
     request: IdempotentRequest | None = None
@@ -218,7 +218,7 @@ class AppendBatcher:
         if not open_:
             return True
         elements = [(waiting.element, waiting.write_id) for waiting in open_]
-        last = open_[-1].ref
+        last = open_[-1].context
         account = None if last is None or last.charge is None else last.charge.account
         after, outcomes = head.append(elements, now_ms, settings.max_items)
         stored = after.stored()
@@ -239,9 +239,9 @@ class AppendBatcher:
             return False
         if after.count > head.count:
             changes = [
-                waiting.ref.change(*outcome)
+                waiting.context.change(*outcome)
                 for waiting, outcome in zip(open_, outcomes, strict=True)
-                if waiting.ref is not None and not isinstance(outcome, str)
+                if waiting.context is not None and not isinstance(outcome, str)
             ]
             charge = Charge(account, after.count - after.start)
             claims = [
@@ -331,8 +331,8 @@ class AppendBatcher:
                     _reject([waiting], error)  # the other appends do not need the damaged objects
                     continue
                 if found is not None:
-                    if waiting.ref is not None:
-                        await self._outbox.reannounce([waiting.ref.change(*found)])
+                    if waiting.context is not None:
+                        await self._outbox.reannounce([waiting.context.change(*found)])
                     _resolve(waiting, found)
                     continue
                 marked[waiting.write_id] = waiting

@@ -21,7 +21,7 @@ from pysync.engine.append_log.append import (
 from pysync.engine.append_log.head import HeadCache, LogSettings, chunk_keys, load_chunks
 from pysync.engine.append_log.read import LogRange, LogSlice, SegmentReader
 from pysync.engine.append_log.retention import delete_objects, without_oldest
-from pysync.engine.changes import DocumentRef
+from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.idempotency import Attempt, IdempotentRequest, carry_out_once
 from pysync.engine.outbox import Outbox, outbox_of
 from pysync.errors import (
@@ -105,10 +105,10 @@ class AppendLogs:
         )
 
     async def append(
-        self, key: str, element: _core.Append, settings: LogSettings, ref: DocumentRef | None = None
+        self, key: str, element: _core.Append, settings: LogSettings, context: WriteContext | None = None
     ) -> WriteResult:
         """Append an element to the log at `key`, durably. All readers see one order, in which each element
-        has a later timestamp than the one before. The append is announced as a change of `ref`, or not
+        has a later timestamp than the one before. The append is announced as a change of `context`, or not
         announced if that is None.
 
         Raises:
@@ -118,8 +118,8 @@ class AppendLogs:
             StoreUnavailable: the append may or may not have taken effect.
         """
         if not settings.persist:
-            return await self._announce(self._ephemeral_write(element), ref)
-        return await self._batcher.submit(key, PendingAppend(element, settings, _future(), ref))
+            return await self._announce(self._ephemeral_write(element), context)
+        return await self._batcher.submit(key, PendingAppend(element, settings, _future(), context))
 
     async def append_idempotent(
         self,
@@ -127,7 +127,7 @@ class AppendLogs:
         element: _core.Append,
         settings: LogSettings,
         request_key: str,
-        ref: DocumentRef | None = None,
+        context: WriteContext | None = None,
     ) -> WriteResult:
         """Append, or return the result of the first append with this `request_key` within ten minutes.
 
@@ -142,12 +142,12 @@ class AppendLogs:
         (repeat the append) or its element may have left the log, and the errors of `append`.
         """
         if not settings.persist:
-            return await self._announce_once(self._ephemeral_write(element), request_key, ref)
+            return await self._announce_once(self._ephemeral_write(element), request_key, context)
         content = hashlib.sha256(element.canonical).hexdigest()
         if (store := self._store.transactional) is not None:
             request = IdempotentRequest(request_key, content)
             claim = request.claim(WriteResult("", 0))
-            pending = PendingAppend(element, settings, _future(), ref, request=request)
+            pending = PendingAppend(element, settings, _future(), context, request=request)
             return await carry_out_once(store.claims, claim, self._batcher.submit(key, pending))
         # Repetitions search all elements since this head. An older head would be correct but expensive.
         cached = await self._head_cache.get_fresh(key, settings.field)
@@ -164,7 +164,7 @@ class AppendLogs:
         search_from = first_claim.id, first_claim.position
         only_in = "" if first_claim == own else first_claim.id
         waiting = PendingAppend(
-            element, settings, _future(), ref, first_claim.write_id, search_from, only_in=only_in
+            element, settings, _future(), context, first_claim.write_id, search_from, only_in=only_in
         )
         try:
             written = await self._batcher.submit(key, waiting)
@@ -215,16 +215,16 @@ class AppendLogs:
         key: str,
         base_hash: str,
         settings: LogSettings,
-        ref: DocumentRef | None = None,
+        context: WriteContext | None = None,
         request: IdempotentRequest | None = None,
     ) -> WriteResult:
-        """Remove the log at `key` if its hash is `base_hash` (`""`: of nothing), and announce the removal as
-        a change of `ref`. The head goes first, and its segments in the background: after a crash those that
-        are left belong to no log. Returns the removed hash and the time, also to a repetition of `request`.
-        Raises Conflict, DocumentCorrupt and StoreUnavailable."""
+        """Remove the log at `key` if its hash is `base_hash` (`""`: of nothing), and announce the removal
+        unless `context` is None. The head goes first, and its segments in the background: after a crash those
+        that are left belong to no log. Returns the removed hash and the time, also to a repetition of
+        `request`. Raises Conflict, DocumentCorrupt and StoreUnavailable."""
         removed = WriteResult(base_hash, self.now_ms())
         if request is None:
-            return await self._remove(key, removed, settings, ref)
+            return await self._remove(key, removed, settings, context)
         if (store := self._store.transactional) is None:
 
             async def etag() -> str:
@@ -235,29 +235,31 @@ class AppendLogs:
                 if not first.base or first.base != await etag():
                     return False
                 with suppress(Conflict):
-                    await self._remove(key, first.result, settings, ref, only=first.base)
+                    await self._remove(key, first.result, settings, context, only=first.base)
                     return True
                 return False
 
             own = Attempt.begin(request, removed, await etag())
             return await self._requests.carry_out(
-                request, own, decide, lambda: self._remove(key, removed, settings, ref)
+                request, own, decide, lambda: self._remove(key, removed, settings, context)
             )
         claim = request.claim(removed)
-        return await carry_out_once(store.claims, claim, self._remove(key, removed, settings, ref, (claim,)))
+        return await carry_out_once(
+            store.claims, claim, self._remove(key, removed, settings, context, (claim,))
+        )
 
     async def _remove(
         self,
         key: str,
         removed: WriteResult,
         settings: LogSettings,
-        ref: DocumentRef | None,
+        context: WriteContext | None,
         claims: Sequence[Claim] = (),
         only: str = "",
     ) -> WriteResult:
         """Delete as `delete`, and return `removed`. With `only` no other etag is removed."""
         base_hash = removed.hash
-        changes = [] if ref is None else [ref.change(base_hash, removed.timestamp_ms, removed=True)]
+        changes = [] if context is None else [context.change(base_hash, removed.timestamp_ms, removed=True)]
         while True:
             cached = await self._head_cache.read(key, settings.field)
             if cached is None or settings.is_expired(cached.head, removed.timestamp_ms):
@@ -327,24 +329,24 @@ class AppendLogs:
             raise TsTooFarAhead
         return WriteResult(_core.content_hash(element.canonical), outcome[1])
 
-    async def _announce(self, written: WriteResult, ref: DocumentRef | None) -> WriteResult:
+    async def _announce(self, written: WriteResult, context: WriteContext | None) -> WriteResult:
         """Announce an element that is not stored."""
-        if ref is not None:
-            await self._outbox.announce([ref.change(written.hash, written.timestamp_ms)])
+        if context is not None:
+            await self._outbox.announce([context.change(written.hash, written.timestamp_ms)])
         return written
 
     async def _announce_once(
-        self, fresh: WriteResult, request_key: str, ref: DocumentRef | None
+        self, fresh: WriteResult, request_key: str, context: WriteContext | None
     ) -> WriteResult:
         """Announce an element that is not stored, or return the result of the earlier attempt that did."""
 
         async def announce_again(first: Attempt) -> bool:
-            await self._announce(first.result, ref)
+            await self._announce(first.result, context)
             return True
 
         request = IdempotentRequest(request_key, fresh.hash)
         return await self._requests.carry_out(
-            request, Attempt.begin(request, fresh), announce_again, lambda: self._announce(fresh, ref)
+            request, Attempt.begin(request, fresh), announce_again, lambda: self._announce(fresh, context)
         )
 
     async def delete_expired(

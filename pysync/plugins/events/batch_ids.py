@@ -51,7 +51,8 @@ class PendingBatch(NamedTuple):
     that it changes, the parameter `id_name` is still the client's."""
 
     folder: str
-    document_ref: DocumentRef
+    ref: DocumentRef
+    identity: str
     token: str
     received_ms: int
     id_name: str = BATCH_ID
@@ -66,12 +67,12 @@ class PendingBatch(NamedTuple):
 
     def params(self, id_: str) -> dict[str, str]:
         """Return the path parameters under which the batch is pulled."""
-        return {**self.document_ref.params, self.id_name: id_}
+        return {**self.ref.params, self.id_name: id_}
 
     def change(self, id_: str, sha256: str) -> Change:
         """Return the change that announces the batch."""
-        subject = self.document_ref._replace(params=self.params(id_), key=self.key(id_))
-        return subject.change(sha256, self.received_ms)
+        ref = self.ref._replace(params=self.params(id_), key=self.key(id_))
+        return ref.change(sha256, self.received_ms, self.identity)
 
 
 class CommitTimeSequencer:

@@ -130,10 +130,12 @@ class EventIngestor:
 
     def _batch(self, push: PluginPush) -> PendingBatch:
         request = push.request
-        subject = DocumentRef(request.collection, request.params, request.namespace, request.caller.identity)
+        ref = DocumentRef(request.collection, request.params, request.namespace)
         folder, _, last = self.storage_path.rpartition("/")
         filled = KeyTemplate.of(folder).fill(request.params)
-        return PendingBatch(filled, subject, self.tokens.next(), self.services.now_ms(), last[1:-1])
+        return PendingBatch(
+            filled, ref, request.caller.identity, self.tokens.next(), self.services.now_ms(), last[1:-1]
+        )
 
 
 def _check_keys(push: PluginPush, batch: PendingBatch) -> None:

@@ -198,13 +198,13 @@ class ChangedSource:
         """Return the last announced removal; None without one."""
         for change in reversed(self.changes):
             if change.removed:
-                found = self.location.event(change.hash, change.timestamp_ms, b"{}", change.ref.identity)
+                found = self.location.event(change.hash, change.timestamp_ms, b"{}", change.identity)
                 return replace(found, removed=True)
         return None
 
     def event(self, hash_: str, ts_ms: int, text: bytes | None = None) -> WriteEvent:
         """Return the write that stored this version, with its writer if it was announced."""
-        writers = {change.hash: change.ref.identity for change in self.changes}
+        writers = {change.hash: change.identity for change in self.changes}
         return self.location.event(hash_, ts_ms, text, writers.get(hash_, ""))
 
 
@@ -246,7 +246,7 @@ class SourceReader:
                 for change in source.changes:
                     yield (
                         source,
-                        source.location.event(change.hash, change.timestamp_ms, identity=change.ref.identity),
+                        source.location.event(change.hash, change.timestamp_ms, identity=change.identity),
                     )
 
     async def _file(self, source: ChangedSource) -> WriteEvent | DocumentCorrupt | None:
@@ -284,7 +284,7 @@ class SourceReader:
             async for chunk in tail.chunks():
                 for element in orjson.loads(b"[%b]" % chunk.strip(b",")):
                     change = announced.get(element["ts"])
-                    hash_, identity = ("", "") if change is None else (change.hash, change.ref.identity)
+                    hash_, identity = ("", "") if change is None else (change.hash, change.identity)
                     yield location.event(hash_, element["ts"], orjson.dumps(element["data"]), identity)
         except CheckpointTooOld as error:
             # Announced elements have left the log: those after them are left.

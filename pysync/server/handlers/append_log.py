@@ -101,12 +101,12 @@ class LogHandlers:
         self, request: web.BaseRequest, match: Match, caller: Caller, element: _core.Append
     ) -> WriteResult:
         """Make an append that is authorised and validated."""
-        subject = match.document_ref(caller)
+        context = match.write_context(caller)
         once = idempotency_key(request, caller, match.key)
         return await self._service.write_deadline.run(
-            self._logs.append(match.key, element, self._settings, subject)
+            self._logs.append(match.key, element, self._settings, context)
             if once is None
-            else self._logs.append_idempotent(match.key, element, self._settings, once, subject),
+            else self._logs.append_idempotent(match.key, element, self._settings, once, context),
         )
 
     async def _respond(self, request: web.BaseRequest, match: Match, access: Access) -> Response:

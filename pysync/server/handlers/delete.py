@@ -51,13 +51,14 @@ class DeleteHandler:
             current = await self._current(match)
             version = await self._visible_version(match, access, current)
             base_hash = current.hash if version == base_hash else STALE_BASE
-        ref, collection = match.document_ref(access.caller), match.policy.collection
+        context, collection = match.write_context(access.caller), match.policy.collection
         try:
             if self._log is not None:
-                return await self._service.logs.delete(match.key, base_hash, self._log, ref, idempotent)
+                return await self._service.logs.delete(match.key, base_hash, self._log, context, idempotent)
             key = match.key if match.route.files is None else file_key(match, match.route.files)
+            context = context._replace(ref=context.ref._replace(key=key))
             return await self._service.documents.delete(
-                key, base_hash, collection.ttl_ms, ref._replace(key=key), collection.history, idempotent
+                key, base_hash, collection.ttl_ms, context, collection.history, idempotent
             )
         except Conflict as error:
             stored = WriteResult(error.current_hash, error.written_ms)

@@ -189,14 +189,14 @@ class DocumentHandlers:
     ) -> WriteResult:
         """Store a push that is authorised and validated. `content` is the hash of the data that was sent."""
         ttl_ms, history = match.policy.collection.ttl_ms, match.policy.collection.history
-        subject = match.document_ref(access.caller)
+        context = match.write_context(access.caller)
         once = idempotency_key(request, access.caller, match.key)
         try:
             return await self._service.write_deadline.run(
-                self._documents.push(match.key, body, ttl_ms, subject, history)
+                self._documents.push(match.key, body, ttl_ms, context, history)
                 if once is None
                 else self._documents.push_idempotent(
-                    match.key, body, once, ttl_ms, subject, history, content
+                    match.key, body, once, ttl_ms, context, history, content
                 ),
             )
         except Conflict as error:

@@ -80,7 +80,7 @@ class FileHandlers(DocumentHandlers):
             written = await self._service.write_deadline.run_upload(
                 chunks,
                 lambda chunks: self._files.push(
-                    match.key, chunks, content_type, match.document_ref(caller), once
+                    match.key, chunks, content_type, match.write_context(caller), once
                 ),
             )
         if self._hooks.has_push_hooks:

@@ -55,8 +55,9 @@ async def push_with_plugins(
         response = json_response({**pushed.extras, **own}, NO_STORE)
         params = params if pushed.params is None else pushed.params
         if not pushed.announced:
-            subject = match.document_ref(caller)._replace(params=params, key="")
-            await service.outbox.announce([subject.change(written.hash, written.timestamp_ms)])
+            ref = match.write_context(caller).ref._replace(params=params, key="")
+            change = ref.change(written.hash, written.timestamp_ms, caller.identity)
+            await service.outbox.announce([change])
     await run_after_write(service, match, caller, written, params, data)
     return response
 

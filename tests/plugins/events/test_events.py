@@ -234,7 +234,7 @@ async def test_plugins_and_followers_receive_the_id_of_the_batch(
     assert (event.params, event.hash, event.timestamp) == (params, answer["hash"], answer["timestamp"])
     log = store.transactional.change_log if store.transactional else coordinator
     ((_, change),) = await log.read("", 10) or []
-    ref, hash_, timestamp_ms, _ = parse_change(change)
+    ref, hash_, timestamp_ms, *_ = parse_change(change)
     assert (ref.collection, ref.params) == ("events", params)
     assert (hash_, timestamp_ms) == (answer["hash"], answer["timestamp"])
 

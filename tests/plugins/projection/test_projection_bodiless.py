@@ -11,7 +11,7 @@ from support.configurations import config, faults
 from support.projection_site import JOURNAL, LISTS, NOTES, TITLES, Site, entry, members
 
 from pysync.config import parse
-from pysync.engine.changes import DocumentRef
+from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.model import WriteEvent
 from pysync.plugins.projection import Projection
 from pysync.plugins.projection.rebuild import rebuild
@@ -46,7 +46,7 @@ async def _one(body: bytes) -> AsyncIterator[bytes]:
 
 async def photo(site: Site, id_: str, body: bytes) -> str:
     key = f"photos/s/{id_}"
-    ref = DocumentRef("photos", {"space": "s", "id": id_}, None, "me", key)
+    ref = WriteContext(DocumentRef("photos", {"space": "s", "id": id_}, None, key), "me")
     return (await site.services.files.push(key, _one(body), "image/png", ref)).hash
 
 

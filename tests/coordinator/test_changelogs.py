@@ -169,29 +169,6 @@ async def test_another_folder_at_the_same_path_has_none_of_the_ids(tmp_path: Pat
         await store.close()
 
 
-async def test_a_folder_of_the_version_before_opens_with_all_it_holds(tmp_path: Path) -> None:
-    """Its tables are those that version 1 made."""
-    create_database(tmp_path / "pysync.db", SCHEMA._replace(steps=SCHEMA.steps[:1]))
-    with contextlib.closing(sqlite3.connect(tmp_path / "pysync.db", isolation_level=None)) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (1,)
-        database.execute(
-            "INSERT INTO object(parent, name, etag, content_type, modified_ms, body)"
-            "VALUES('notes', 'a', 'e1', 'application/json', 5, x'7b7d')"
-        )
-    stores = await asyncio.gather(*(LocalStore.open_folder(tmp_path) for _ in range(4)))
-    for store in stores:
-        found = await store.get("notes/a")
-        assert found == StoredObject(b"{}", "e1", "application/json", 5)
-        assert await changes_of(store.change_log) == []
-    await stores[0].commit(Write("notes/a", b"two", Etag("e1"), [change("1")]))
-    assert await changes_of(stores[1].change_log) == [change("1")]
-    for store in stores:
-        await store.close()
-    with contextlib.closing(sqlite3.connect(tmp_path / "pysync.db")) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (len(SCHEMA.steps),)
-        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-
-
 async def test_changes_of_the_version_before_are_listed_with_their_ids(tmp_path: Path) -> None:
     create_database(tmp_path / "pysync.db", SCHEMA._replace(steps=SCHEMA.steps[:4]))
     insert = "INSERT INTO change(at_ms, text, identity) VALUES(5, ?, ?)"

@@ -378,18 +378,8 @@ async def test_hanging_leader_leads_no_longer_than_a_lease(
     await coordinator.close()
 
 
-CHANGES_OF_VERSION_2 = """
-    CREATE TABLE change(id INTEGER PRIMARY KEY AUTOINCREMENT, body BLOB NOT NULL);
-    INSERT INTO sqlite_sequence VALUES('change', strftime('%s', 'now') * 1000000);
-    INSERT INTO change(body) VALUES(x'00')
-"""
-
-
-@pytest.mark.parametrize("steps", [SCHEMA.steps[:1], (SCHEMA.steps[0], CHANGES_OF_VERSION_2)])
-async def test_a_folder_of_an_earlier_version_keeps_what_it_counted_and_claimed(
-    tmp_path: Path, clock: FakeClock, steps: tuple[str, ...]
-) -> None:
-    create_database(tmp_path / "coordinator.db", Schema(steps))
+async def test_a_folder_of_version_0_1_0_keeps_its_claims(tmp_path: Path, clock: FakeClock) -> None:
+    create_database(tmp_path / "coordinator.db", Schema(SCHEMA.steps[:4]))
     with contextlib.closing(sqlite3.connect(tmp_path / "coordinator.db", isolation_level=None)) as database:
         database.execute("INSERT INTO claim VALUES('k', ?, x'68656c64')", (clock.now_ms + 1_000,))
     coordinator = await LocalCoordinator.open_folder(tmp_path, clock)

@@ -76,6 +76,7 @@ async def test_the_protocol_names_every_route(start: Start, session: aiohttp.Cli
     overview = (REFERENCE / "protocol.md").read_text().split("## Conventions")[0]
     example = json.loads((ROOT / "deploy/example.json").read_text())
     example["server"]["examples"] = str(ROOT / "deploy/examples")
+    example["store"] = "memory:"
     described = await Browser(await start(example), session).request("GET", "/openapi.json")
     prefixes = {"", "v1", *example["namespaces"]}
     routes = {

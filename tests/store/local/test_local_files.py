@@ -22,7 +22,7 @@ from pysync.changelog import Change
 from pysync.clock import HybridTimestamp, wall_clock_ms
 from pysync.errors import KeyConflict, StoreUnavailable
 from pysync.sqlite.database_file import Schema, create_database
-from pysync.store import NOT_MODIFIED, DamagedFile, StoredObject
+from pysync.store import DamagedFile, StoredObject
 from pysync.store.local.disk import FileFingerprint
 from pysync.store.local.files import CACHED_ROWS
 from pysync.store.local.rename_journal import FLUSH_EVERY
@@ -396,35 +396,6 @@ async def test_a_restored_copy_is_served_and_found_whole(
     assert stat.sha256 == hashlib.sha256(b"1").hexdigest()
     assert await stored(again) == {f"f/{n}": b"%d" % n for n in range(3)}
     await again.close()
-
-
-async def test_a_folder_of_the_schema_before_is_taken_over(folder: Path) -> None:
-    (folder / "files/f").mkdir(parents=True)
-    (folder / "files/f/a").write_bytes(b"file")
-    create_database(folder / "pysync.db", Schema(SCHEMA.steps[:2]))
-    row = ("f", "a", "e1", "text/plain", 1, hashlib.sha256(b"file").hexdigest())
-    with contextlib.closing(sqlite3.connect(folder / "pysync.db", isolation_level=None)) as database:
-        database.execute(
-            "INSERT INTO object(parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode)"
-            "VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*row, *FileFingerprint.of(str(folder / "files/f/a"))),
-        )
-        database.execute(
-            "INSERT INTO object(parent, name, etag, content_type, modified_ms, body)"
-            "VALUES('', 'doc', 'e2', 'application/json', 1, x'7b7d')"
-        )
-        database.execute("INSERT INTO doomed VALUES('gone')")
-    (folder / "files/gone").write_bytes(b"gone")
-    store = await LocalStore.open_folder(folder)
-    assert await store.get("doc", "e2") is NOT_MODIFIED
-    stat = await store.stat("f/a")
-    assert stat is not None
-    assert stat.modified_ms == 1
-    tick, _ = await store.write_ordered(
-        lambda tick: f"f/{tick.ms}-{tick.counter}", chunks_of(b"next"), "text/plain", changed
-    )
-    await store.close()
-    assert await reopened(folder) == {"f/a": b"file", f"f/{tick.ms}-{tick.counter}": b"next"}
 
 
 @pytest.mark.parametrize("size", [9, 2_000_000])

@@ -101,7 +101,7 @@ class BackupFollower:
                 await self._follow()
             except (Unavailable, ValueError) as error:
                 why = error.detail if isinstance(error, Unavailable) else str(error)
-                log.warning("the backup failed; will retry: %s", why, extra={"repeats": why})
+                log.warning("the backup failed; will retry: %s", why)
                 self._on_status(self._status._replace(objects=0, bytes_written=0, error=why or str(error)))
             pause_s = min(2 * pause_s, MAX_RETRY_S) if self._status is before else RETRY_S
             await self._sleep(pause_s)
@@ -172,7 +172,7 @@ def adjust_process() -> None:
 
 
 def _log_problem(key: str, why: str) -> None:
-    log.error("cannot back up %r: %s", key, why, extra={"repeats": ("backup", key)})
+    log.error("cannot back up %r: %s", key, why)
 
 
 def _print(value: object) -> None:

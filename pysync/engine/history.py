@@ -144,7 +144,7 @@ class History:
         try:
             await self.prune(key, limits)
         except StoreUnavailable as error:
-            log.warning("failed to prune a history: %s", error.detail, extra={"repeats": error.detail})
+            log.warning("failed to prune a history: %s", error.detail)
 
     async def make_room(self, key: str, limits: HistoryConfig) -> bool:
         """Prune the entries of the document at `key`, unless this process has done so since it wrote the last

@@ -251,8 +251,7 @@ class AnnouncingOutbox(Outbox):
         try:
             await self._append_with_removals(PreparedWrite(intent, 0, changes), is_done=True)
         except (CoordinatorUnavailable, StoreUnavailable) as error:
-            text, extra = error.detail, {"repeats": ("announce", error.detail)}
-            log.warning("failed to announce a removal, will retry: %s", text, extra=extra)
+            log.warning("failed to announce a removal, will retry: %s", error.detail)
             return False
         return True
 
@@ -377,11 +376,9 @@ class AnnouncingOutbox(Outbox):
             await self._close_intent(intent, changes)
         except CoordinatorUnavailable as error:
             if changes:
-                text, extra = error.detail, {"repeats": ("announce", error.detail)}
-                log.warning("failed to announce a stored write, will retry: %s", text, extra=extra)
+                log.warning("failed to announce a stored write, will retry: %s", error.detail)
             else:
-                text, extra = error.detail, {"repeats": ("withdraw", error.detail)}
-                log.warning("failed to withdraw a rejected write, will retry: %s", text, extra=extra)
+                log.warning("failed to withdraw a rejected write, will retry: %s", error.detail)
             self._unreported.append((intent, changes))
 
     async def _close_intent(self, intent: str, changes: list[Change]) -> None:

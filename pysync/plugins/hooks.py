@@ -237,7 +237,7 @@ class Hooks:
         said = "took too long" if isinstance(error, TimeoutError) else "failed"
         log.error(
             "plugin %s: %s %s", hook.plugin, hook.name, said, exc_info=error,
-            extra={"request_id": request_id.get(), "repeats": (hook.plugin, hook.name, repr(error))},
+            extra={"request_id": request_id.get()},
         )  # fmt: skip
 
 

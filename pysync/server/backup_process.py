@@ -150,8 +150,7 @@ class BackupProcess:
             read = orjson.loads(line)
             if isinstance(read, dict):
                 message = read["message"]
-                extra = {"repeats": message}
-                logging.getLogger(read["logger"]).log(read["level"], "%s", message, extra=extra)
+                logging.getLogger(read["logger"]).log(read["level"], "%s", message)
                 continue
             status = FollowStatus(*read)
             self._count(BACKUP_BYTES, by=status.bytes_written)

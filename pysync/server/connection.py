@@ -449,7 +449,7 @@ class Connection(web.RequestHandler):
         """Return the response to a request that aiohttp could not parse, or to an unhandled error."""
         error: PysyncError
         if status >= 500:
-            log.error("unhandled error", exc_info=exc, extra={"repeats": repr(exc)})
+            log.error("unhandled error", exc_info=exc)
             error = Unavailable() if isinstance(exc, MemoryError) else InternalError()
         else:
             error = BadRequest("Malformed request")

@@ -111,8 +111,7 @@ class Listener:
                 sock, peer = listening.accept()
             except OSError as error:
                 if error.errno in OUT_OF_RESOURCES:
-                    extra = {"repeats": error.errno}
-                    log.warning("cannot accept connections: %s", error.strerror, extra=extra)
+                    log.warning("cannot accept connections: %s", error.strerror)
                     self._pause()
                     self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._watch)
                 elif error.errno == errno.ECONNABORTED:
@@ -171,7 +170,7 @@ class Listener:
             self.load.uncount(address)
         sock.close()
         if not isinstance(error, OSError):  # the client has not gone
-            log.error("cannot serve a connection: %r", error, extra={"repeats": repr(error)})
+            log.error("cannot serve a connection: %r", error)
 
     @property
     def load(self) -> LoadShedder:

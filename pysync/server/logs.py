@@ -1,12 +1,9 @@
 """The log of a service: the reasons of rejections, an access log, and the formats of all lines. Logs never
 contain bodies, secrets or tokens."""
 
-import copy
 import json
 import logging
 import sys
-import threading
-from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Final
@@ -28,130 +25,12 @@ def configure(*, human: bool | None = None, worker: int | None = None, level: st
         handler.setFormatter(HumanFormatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", "%H:%M:%S"))
     else:
         handler.setFormatter(JsonFormatter(worker))
-    handler.addFilter(RepeatFilter(handler))
     own = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(own, logging.INFO), handlers=[handler], force=True)
     # At that level libraries log too much, such as headers with signatures.
     logging.getLogger("pysync").setLevel(own if own < logging.INFO else logging.NOTSET)
     # It logs for each process where it found its credentials, again whenever a role renews them.
     logging.getLogger("aiobotocore").setLevel(logging.WARNING)
-
-
-def flush() -> None:
-    """Log the counts of repeated records that still wait for their minute to end. Call it before the process
-    ends."""
-    for handler in logging.getLogger().handlers:
-        for each in handler.filters:
-            if isinstance(each, RepeatFilter):
-                each.flush()
-
-
-MAX_REPEATING: Final = 1_000
-"""Number of different repeated records that are counted at once. Beyond it, records are logged one by one."""
-
-MAX_REPEATED_IDS: Final = 100
-"""Number of request ids in a record that counts others."""
-
-
-REPEAT_PERIOD_S: Final = 60.0
-"""Seconds for which repeated records are counted before the last of them is logged."""
-
-
-def _start_timer(seconds: float, work: Callable[[], None]) -> None:
-    timer = threading.Timer(seconds, work)
-    timer.daemon = True
-    timer.start()
-
-
-class _Repeated:
-    """The records like one that was logged, since it was logged."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.last: logging.LogRecord | None = None
-        self.request_ids: list[str] = []
-
-    def add(self, record: logging.LogRecord) -> None:
-        """Count a record."""
-        self.count += 1
-        self.last = copy.copy(record)
-        self.last.exc_info = self.last.exc_text = None  # a traceback keeps the request in memory
-        request_id = getattr(record, "request_id", None)
-        if request_id is not None and len(self.request_ids) < MAX_REPEATED_IDS:
-            self.request_ids.append(request_id)
-
-    def summary(self) -> logging.LogRecord:
-        """Return the last record, without its traceback, with the number of all as the field `repeated` and
-        their request ids as `requestIds`."""
-        summary = self.last
-        assert summary is not None
-        counted: dict[str, object] = {"repeated": self.count}
-        if self.request_ids:
-            counted["requestIds"] = self.request_ids
-        fields = getattr(summary, "fields", {}) | counted
-        summary.__dict__.update(repeats=None, request_id=None, fields=fields)
-        return summary
-
-
-class RepeatFilter(logging.Filter):
-    """Thins out failures that repeat, of which a broken disk causes one for each request. Such records have
-    the attribute `repeats`, which is equal for records that say the same.
-
-    The first is logged at once. Those that follow are counted, and each minute the last of them is logged
-    with their number, until a minute passes without any. All other records pass. It is thread-safe.
-    """
-
-    def __init__(
-        self,
-        handler: logging.Handler,
-        start_timer: Callable[[float, Callable[[], None]], None] = _start_timer,
-    ) -> None:
-        super().__init__()
-        self._handler = handler
-        self._start_timer = start_timer
-        self._lock = threading.Lock()
-        self._repeated: dict[tuple[str, object], _Repeated] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the record is to be logged now."""
-        repeats = getattr(record, "repeats", None)
-        if repeats is None:
-            return True
-        key = (record.name, repeats)
-        with self._lock:
-            if (known := self._repeated.get(key)) is not None:
-                known.add(record)
-                return False
-            if len(self._repeated) >= MAX_REPEATING:
-                return True
-            is_first, self._repeated[key] = not self._repeated, _Repeated()
-        if is_first:
-            self._begin_period()
-        return True
-
-    def flush(self) -> None:
-        """Log the counts so far."""
-        with self._lock:
-            counted = [each for each in self._repeated.values() if each.count]
-            self._repeated = {key: _Repeated() for key, each in self._repeated.items() if each.count}
-        for each in counted:
-            self._handler.handle(each.summary())
-
-    def _begin_period(self) -> None:
-        """Call `_end_period` in a minute. If there is no memory for a timer, nothing is counted."""
-        try:
-            self._start_timer(REPEAT_PERIOD_S, self._end_period)
-        except (RuntimeError, MemoryError):
-            self.flush()
-            with self._lock:
-                self._repeated.clear()
-
-    def _end_period(self) -> None:
-        try:
-            self.flush()
-        finally:
-            if self._repeated:
-                self._begin_period()
 
 
 class HumanFormatter(logging.Formatter):

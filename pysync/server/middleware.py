@@ -211,8 +211,7 @@ class Middleware:
             values = error.status, error.code, _describe(request, match), _cause(error)
             # Requests to a store that does not answer fail with many texts, and no traceback says more.
             is_away = isinstance(error, Unavailable) and type(error) is not Unavailable
-            repeats = (error.status, error.code, "" if is_away else values[-1])
-            extra = {"request_id": request_id, "repeats": repeats}
+            extra = {"request_id": request_id}
             cause = None if is_away else error.__cause__
             log.warning("%s %s: %s: %s", *values, extra=extra, exc_info=cause)
         return error_response(error, close=not request.content.is_eof())
@@ -226,7 +225,7 @@ class Middleware:
             refused = Unavailable()
             refused.__cause__ = error
             return self._error_response(request, match, refused, request_id)
-        extra = {"request_id": request_id, "repeats": repr(error)}
+        extra = {"request_id": request_id}
         log.exception("unhandled error: %s", _describe(request, match), extra=extra)
         unexpected = InternalError(extras={"requestId": request_id})
         return error_response(unexpected, close=not request.content.is_eof())

@@ -122,7 +122,6 @@ def _serve_with_workers(config: Config, notice: str) -> int:
             on_replace=lambda reason: counters.count("pysync_worker_replacements", reason),
         )
         status = supervisor.run(report_ready)
-    logs.flush()
     log.info("stopped")
     return status
 
@@ -174,7 +173,6 @@ async def _serve_alone(config: Config, notice: str) -> int:
         log.info("serving, version %s, pid %s", __version__, os.getpid())
         await stop.wait()
         log.info("draining")
-    logs.flush()
     log.info("stopped")
     return 0
 
@@ -202,7 +200,6 @@ async def _serve_as_worker(
         log.info("draining: the parent is gone" if orphaned.is_set() else "draining")
     if orphaned.is_set():
         shutil.rmtree(counters_dir, ignore_errors=True)
-    logs.flush()
     log.info("stopped")
 
 

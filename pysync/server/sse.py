@@ -188,8 +188,8 @@ class SSEConnection(asyncio.Protocol):
     async def _catch_up(self) -> None:
         try:
             self._is_live = await self._hub.dispatcher.catch_up(self, self._hub.max_missed)
-        except (Exception, PanicException) as error:
-            log.exception("failed to catch up a change stream", extra={"repeats": repr(error)})
+        except (Exception, PanicException):
+            log.exception("failed to catch up a change stream")
             self.abort()
         self._task = None
 

@@ -196,7 +196,6 @@ class StreamAuthorizer:
             log.warning(
                 "aborted change streams, which cannot be authorised: %s",
                 reason,
-                extra={"repeats": str(reason)},
             )
             for subscriber in subscribers:
                 subscriber.abort()

@@ -97,10 +97,10 @@ class StreamingResponse(Response):
             if isinstance(error, PysyncError):
                 log.warning(
                     "aborted a response: %s", error.code,
-                    extra={"request_id": self.request_id, "repeats": error.code}, exc_info=error.__cause__,
+                    extra={"request_id": self.request_id}, exc_info=error.__cause__,
                 )  # fmt: skip
             elif isinstance(error, Exception) and not isinstance(error, ConnectionError):
-                extra = {"request_id": self.request_id, "repeats": repr(error)}
+                extra = {"request_id": self.request_id}
                 log.exception("aborted a response", extra=extra)
             else:
                 raise

@@ -282,14 +282,14 @@ class GroupCommit:
             with suppress(Exception):  # without memory even this fails, and must not end the thread
                 self._file.record_error(error)
                 if not isinstance(error, (sqlite3.Error, OSError)):
-                    _log_failure("failed to commit a group of writes", error)
+                    _log_failure("failed to commit a group of writes")
             self._roll_back()
             return [_Failure(self._failure(error)) for _ in group]
         if hooks is not None:
             try:
                 hooks.after_commit()
-            except BaseException as error:
-                _log_failure("a hook failed after a commit", error)
+            except BaseException:
+                _log_failure("a hook failed after a commit")
         return outcomes
 
     def _failure(self, cause: BaseException) -> Unavailable:
@@ -305,8 +305,8 @@ class GroupCommit:
             finally:
                 if self._hooks is not None:
                     self._hooks.after_rollback()
-        except BaseException as error:
-            _log_failure("failed to roll back a group of writes", error)
+        except BaseException:
+            _log_failure("failed to roll back a group of writes")
 
     def _check(self) -> None:
         self._file.check()
@@ -357,7 +357,7 @@ def _begin(cursor: sqlite3.Cursor) -> None:
         time.sleep(min(max(BUSY_RETRY_S, (now - since) / BUSY_RETRY_SHARE), MAX_BUSY_RETRY_S))
 
 
-def _log_failure(message: str, error: BaseException) -> None:
+def _log_failure(message: str) -> None:
     """Log an error that was just caught, if there is memory for it."""
     with suppress(Exception):
-        log.exception(message, extra={"repeats": repr(error)})
+        log.exception(message)

@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -56,36 +55,6 @@ async def test_the_log_on_a_terminal_names_the_request_and_the_cause(
     assert "find-me" in line
 
 
-@pytest.mark.usefixtures("own_logging")
-async def test_failures_that_repeat_are_logged_once_and_then_counted(
-    start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    logs.configure(human=False)
-    browser = Browser(await start({"collections": [NOTES]}, store=Unplugged()), session)
-    capsys.readouterr()
-    for number in range(logs.MAX_REPEATED_IDS + 50):
-        await browser.pull(f"notes/{number}", {"X-Request-Id": f"id-{number}"})
-    logs.flush()
-    first, *summaries = map(json.loads, capsys.readouterr().err.splitlines())
-    assert first["requestId"] == "id-0"
-    assert first["message"] == "503 store_unavailable: pull notes 'notes/0': disk gone"
-    assert sum(entry["repeated"] for entry in summaries) == logs.MAX_REPEATED_IDS + 49
-    assert not any("error" in entry or "requestId" in entry for entry in summaries)
-    assert summaries[0]["requestIds"][0] == "id-1"
-    assert len(summaries[-1]["requestIds"]) <= logs.MAX_REPEATED_IDS
-
-
-class Lines(logging.Handler):
-    """Keeps the records that are written, by message and number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[tuple[str, int]] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append((record.getMessage(), getattr(record, "fields", {}).get("repeated", 1)))
-
-
 class Hanging(MemoryStore):
     """A store that answers nothing, and says so of each key in other words."""
 
@@ -94,112 +63,17 @@ class Hanging(MemoryStore):
 
 
 @pytest.mark.usefixtures("own_logging")
-async def test_a_store_that_does_not_answer_is_one_warning_without_a_traceback(
+async def test_store_that_does_not_answer_is_a_warning_without_a_traceback(
     start: Start, session: aiohttp.ClientSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs.configure(human=False)
     browser = Browser(await start({"collections": [NOTES]}, store=Hanging()), session)
     capsys.readouterr()
-    for number in range(20):
-        assert (await browser.pull(f"notes/{number}")).status == 503
+    assert (await browser.pull("notes/0")).status == 503
     (line,) = capsys.readouterr().err.splitlines()
     entry = json.loads(line)
     assert (entry["level"], "error" in entry) == ("warning", False)
     assert entry["message"] == "503 store_unavailable: pull notes 'notes/0': no answer for notes/0"
-
-
-def test_repeated_records_are_counted_each_minute_until_a_minute_passes_without_any() -> None:
-    written, minutes = Lines(), list[Callable[[], None]]()
-
-    def start(seconds: float, work: Callable[[], None]) -> None:
-        assert seconds == 60
-        minutes.append(work)
-
-    written.addFilter(logs.RepeatFilter(written, start))
-
-    def fail(why: str, times: int = 1) -> None:
-        for _ in range(times):
-            fields = {"name": "pysync.server", "msg": "failed: %s", "args": (why,), "repeats": why}
-            written.handle(logging.makeLogRecord(fields))
-
-    def end_minute() -> list[tuple[str, int]]:
-        minutes.pop()()
-        lines, written.lines = written.lines, []
-        return lines
-
-    fail("disk", times=500)
-    fail("network")
-    assert end_minute() == [("failed: disk", 1), ("failed: network", 1), ("failed: disk", 499)]
-    fail("disk", times=3)
-    fail("network")
-    assert end_minute() == [("failed: network", 1), ("failed: disk", 3)]
-    assert end_minute() == []
-    assert not minutes
-    fail("disk")
-    assert end_minute() == [("failed: disk", 1)]
-    assert not minutes
-
-
-def test_repeated_records_are_all_logged_while_no_timer_can_be_started() -> None:
-    written, minutes = Lines(), list[Callable[[], None]]()
-    can_start = True
-
-    def start(_: float, work: Callable[[], None]) -> None:
-        if not can_start:
-            raise RuntimeError("can't start new thread")
-        minutes.append(work)
-
-    written.addFilter(logs.RepeatFilter(written, start))
-
-    def fail() -> None:
-        written.handle(logging.makeLogRecord({"msg": "failed", "repeats": "disk"}))
-
-    fail()
-    fail()
-    can_start = False
-    minutes.pop()()
-    fail()
-    fail()
-    can_start = True
-    fail()
-    fail()
-    minutes.pop()()
-    assert written.lines == [("failed", 1)] * 6
-
-
-def test_repeated_records_are_counted_on_after_a_count_could_not_be_logged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    written, minutes = Lines(), list[Callable[[], None]]()
-    written.addFilter(logs.RepeatFilter(written, lambda _, work: minutes.append(work)))
-
-    def exhausted(record: logging.LogRecord) -> bool:
-        raise MemoryError
-
-    def fail() -> None:
-        written.handle(logging.makeLogRecord({"msg": "failed", "repeats": "disk"}))
-
-    fail()
-    fail()
-    with monkeypatch.context() as patched:
-        patched.setattr(written, "emit", exhausted)
-        with pytest.raises(MemoryError):
-            minutes.pop()()
-    fail()
-    fail()
-    minutes.pop()()
-    assert written.lines == [("failed", 1), ("failed", 2)]
-
-
-def test_records_that_say_different_things_are_all_logged_and_not_all_remembered() -> None:
-    written = Lines()
-    written.addFilter(logs.RepeatFilter(written, lambda _, work: None))
-    count = logs.MAX_REPEATING + 10
-    for number in range(count):
-        record = logging.makeLogRecord({"msg": "failed: %s", "args": (number,), "repeats": number})
-        written.handle(record)
-        written.handle(logging.makeLogRecord({"msg": "all is well"}))
-    assert len(written.lines) == 2 * count
 
 
 @pytest.mark.parametrize("human", [True, False])

@@ -175,7 +175,7 @@ class AppendBatcher:
                 except PysyncError as error:
                     _reject(group, error)
                 except (Exception, _core.PanicException) as error:
-                    log.exception("failed to append to %r", key, extra={"repeats": repr(error)})
+                    log.exception("failed to append to %r", key)
                     _reject(group, error)
         finally:
             del self._queues[key]
@@ -300,7 +300,7 @@ class AppendBatcher:
         try:
             await delete_objects(self._store, keys)
         except PysyncError as error:
-            log.warning("failed to delete old segments of a log: %s", error, extra={"repeats": str(error)})
+            log.warning("failed to delete old segments of a log: %s", error)
 
     async def _not_yet_written(
         self, key: str, head: _core.LogHead, group: list[PendingAppend]
@@ -418,13 +418,13 @@ class AppendBatcher:
             for chunk in await chunk_keys(self._store, key) if head.is_chunked else ():
                 await self._store.delete(chunk)
         except PysyncError as error:
-            log.warning("failed to delete the rest of a log: %s", error, extra={"repeats": str(error)})
+            log.warning("failed to delete the rest of a log: %s", error)
 
     async def _delete_previous(self, id_: str) -> None:
         try:
             await delete_log_objects(self._store, id_)
         except PysyncError as error:
-            log.warning("failed to delete an expired log: %s", error, extra={"repeats": str(error)})
+            log.warning("failed to delete an expired log: %s", error)
             self._deletions.pop(id_, None)
 
 

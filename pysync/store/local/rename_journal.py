@@ -111,7 +111,7 @@ class RenameJournal:
                 self.recover(cursor)
             except StoreUnavailable as error:
                 cause = error.__cause__
-                log.error("failed to flush the folders of files: %s", cause, extra={"repeats": repr(cause)})
+                log.error("failed to flush the folders of files: %s", cause)
         if self._staged_renames:
             self._files.flush_temp_folder()
 
@@ -163,8 +163,7 @@ class RenameJournal:
         try:
             self._files.move(name, key)
         except (OSError, KeyConflict) as error:
-            extra = {"repeats": ("rename", key)}
-            log.error("could not rename %s to %r; will retry: %r", name, key, error, extra=extra)
+            log.error("could not rename %s to %r; will retry: %r", name, key, error)
             return False
         return True
 
@@ -172,8 +171,7 @@ class RenameJournal:
         try:
             self._files.remove(key)
         except OSError as error:
-            extra = {"repeats": ("remove", key)}
-            log.error("could not remove the file of %r; will retry: %r", key, error, extra=extra)
+            log.error("could not remove the file of %r; will retry: %r", key, error)
             return False
         return True
 

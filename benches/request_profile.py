@@ -97,11 +97,7 @@ def profile(workload: str, seconds: float) -> Profile:
 def sample(workload: str, seconds: float, path: Path) -> tuple[Samples, int]:
     """The samples of a run, which `path` is for, and the number of its answers."""
     program = ("-m", "benches.sampler", str(path), "pysync")
-    patient = {"server": {"maxQueueMs": 3_600_000}}  # on a busy machine, too, every request is answered
-    with (
-        servers.fresh_folder() as folder,
-        servers.serving(folder, SERVER_CORE, program=program, settings=patient) as server,
-    ):
+    with servers.fresh_folder() as folder, servers.serving(folder, SERVER_CORE, program=program) as server:
         requests = warmed(server, workload, seconds)
         os.kill(server.pid, signal.SIGUSR1)
         answers = sent(server, requests, workload, seconds)

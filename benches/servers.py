@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 SERVICE = Path(__file__).with_name("service.json")
 EVENTS = Path(__file__).with_name("events.json")
+"""In both a request may wait for as long as it likes: on a busy machine, too, every one is answered."""
 CHECKOUT = Path(__file__).parent.parent
 BUILD = CHECKOUT / "target"
 START_LIMIT_S = 60.0

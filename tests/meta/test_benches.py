@@ -19,6 +19,7 @@ BENCHES = sorted(
 
 @pytest.mark.process
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", BENCHES)
 def test_every_benchmark_works_with_quick(name: str) -> None:
     command = [sys.executable, "-m", f"benches.{name}", "--quick", *ARGUMENTS.get(name, [])]

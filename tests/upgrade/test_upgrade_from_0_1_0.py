@@ -168,3 +168,14 @@ async def test_a_stream_resumes_at_a_place_of_version_0_1_0(
     )
     told = await stream.event()
     assert (told.data["params"], told.data["hash"]) == ({"id": "a"}, old_folder.said["last"]["hash"])
+
+
+async def test_everything_of_version_0_1_0_is_counted(old: Old, serve: Serve, start: Start) -> None:
+    old.members["quotas"] = {}
+    browser = await serve(old)
+    counter: Any = start.apps[-1].usage_count  # type: ignore[attr-defined]
+    await counter.run_if_needed()
+    usage = (await signed(old, browser).request("GET", "/usage")).json
+    assert usage["complete"] is True
+    assert usage["used"]["documents"] == 1
+    assert usage["used"]["bytes"] > 0

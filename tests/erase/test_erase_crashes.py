@@ -134,7 +134,7 @@ def killing(owner, name):
     setattr(owner, name, step)
 
 for owner, names in (
-    (LocalStore, ("put", "delete", "purge_deleted")),
+    (LocalStore, ("commit", "purge_deleted")),
     (LocalCoordinator, ("forget", "purge_deleted")),
     (SqliteChangeLog, ("clear",)),
 ):

@@ -135,8 +135,7 @@ class Files:
                 None if request_key is None else begin,
             )
         except CarriedOut as earlier:
-            (outcome,) = earlier.outcomes.values()
-            return result_of(outcome)
+            return result_of(earlier.outcome)
         except PysyncError as error:
             for request, own in begun:
                 await self._requests.release(request, own, error)

@@ -167,8 +167,7 @@ class CoordinatedRequests:
             async with self.claimed(request, own, decide):
                 return await write()
         except CarriedOut as earlier:
-            (outcome,) = earlier.outcomes.values()
-            return result_of(outcome)
+            return result_of(earlier.outcome)
 
     @asynccontextmanager
     async def claimed(self, request: IdempotentRequest, own: Attempt, decide: Decide) -> AsyncIterator[None]:

@@ -163,6 +163,12 @@ class CarriedOut(Exception):
         super().__init__()
         self.outcomes = outcomes
 
+    @property
+    def outcome(self) -> str:
+        """The outcome of the only request."""
+        (outcome,) = self.outcomes.values()
+        return outcome
+
 
 class ClaimsFull(StoreUnavailable):
     """There is no room for a claim, and nothing is written."""

@@ -124,8 +124,7 @@ class EventIngestor:
         try:
             written, id_ = await self.sequencer.store(batch, body, request)
         except CarriedOut as earlier:
-            (outcome,) = earlier.outcomes.values()
-            written, id_ = result_of(outcome), orjson.loads(outcome)[2]
+            written, id_ = result_of(earlier.outcome), orjson.loads(earlier.outcome)[2]
         return PushResponse(written, {BATCH_ID: id_}, batch.params(id_), announced=True)
 
     def _batch(self, push: PluginPush) -> PendingBatch:

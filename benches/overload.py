@@ -1,39 +1,40 @@
-"""A server that more is asked of than it can answer: what good clients notice, and how soon it is over.
+"""A server that more is asked of than it can answer: how much of it good clients still get.
 
-    python benches/overload.py [--rows NAME...] [--seconds 8] [--checkout DIR] [--json FILE]
+    python -m benches.overload [--rows NAME...] [--seconds 60] [--checkout DIR] [--json FILE]
 
-The server has one worker, on one core, and every row a server of its own; the generator is on another core.
-S is what it answers at most: signed pulls a second, 32 connections, each with one request under way. Then
-good clients send 0.5 S signed pulls a second, an attack comes beside them for some seconds, and they go on
-when it is over. Nobody waits for answers: a request is sent when it is due, its time is counted from then,
-and after 2 s its client hangs up. Good clients, a crowd of them and attackers have different addresses
-(`attacks.py`). `/health` is asked on a fresh connection ten times a second. Prints Markdown.
-
-Each row has a short form without timing in `tests/server/test_attacks.py`.
+The server is held to a fifth of a core (by a control group, or else SIGSTOP and SIGCONT, 20 of 100 ms), so
+that one generator on another core can ask for ten times what it answers. Every row has a server of its own.
+S, the saturation, is the best second of a closed loop in the same run. Requests then arrive evenly. An
+arrival takes an idle connection of its pool, the one that was idle longest, or a new one while there are
+fewer than the pool may have. One that finds none for 2 s is dropped and not counted. The 2 s of an answer
+count from the moment when the request is written; then its client hangs up. Goodput is what is answered 200
+in time, as a share of S in rows of valid load, and else of what good clients asked (0.5 S). Prints Markdown.
 """
 
 import argparse
-import asyncio
 import dataclasses
+import gc
 import json
 import math
-import multiprocessing
 import os
 import resource
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from benches import attacks, rejections, servers, streams
-from benches.attacks import HEALTH_LIMIT_S, LIMIT_S, Identity, Plan, Report
-from benches.compare import load, machine
-from benches.open_loop import Address, Sent
+from benches import attacks, rejections, servers
+from benches.attacks import ATTACKERS, GOOD, Asked, Identity, holders, request
+from benches.compare import machine
+from benches.holders import Holders
+from benches.open_loop import FOREVER, Actor, Address, Poller, Wire
 from benches.servers import CHECKOUT, Running
 
 OPEN: Final = {"readRoles": ["public"], "writeRoles": ["public"]}
@@ -43,298 +44,309 @@ COLLECTIONS: Final = (
     {"name": "private", "storagePath": "users/{identity}/{id}", **OWN, "maxBodyBytes": 65_536},
     {"name": "big", "storagePath": "big/{id}", **OPEN, "maxBodyBytes": 5_000_000},
 )
-CHANGES: Final = 90_000
-GOOD_S: Final = 1.0
-"""A good request counts when it is answered within this."""
-CALM_S: Final = 1.0
-AGAIN_S: Final = 0.1
-"""The good are served again when they are answered within this for RECOVERED_S."""
-BUCKET_S, RECOVERED_S = 0.1, 0.5
-SIGNED: Final = 200
-"""Requests that are made to see how long it takes to make all."""
-SPAWN_S: Final = 2.0
-ATTEMPTS: Final = 3
-LAG_MS: Final = 20.0
-BUSY: Final = 0.95
-"""A generator that is later than this, or busier, is the one that was measured."""
+PATIENCE_S: Final = 2.0
+SATURATE_S: Final = 6.0
+SATURATE_CONNECTIONS: Final = 64
+ATTACKER_CONNECTIONS: Final = 1_024
+AFTER_S: Final = 6.0
+"""How long good clients go on after the load, at half of S."""
+CONTROL_GROUPS: Final = (
+    (Path("/sys/fs/cgroup"), "cpu.max"),
+    (Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us"),
+)
+"""Where a group of processes may be made, in version 2 and 1, and what limits its share of a core."""
+HOLD: Final = """
+import os, signal, sys, time
+pid, share = int(sys.argv[1]), float(sys.argv[2])
+try:
+    while True:
+        os.kill(pid, signal.SIGCONT); time.sleep(0.1 * share)
+        os.kill(pid, signal.SIGSTOP); time.sleep(0.1 * (1 - share))
+except (ProcessLookupError, KeyboardInterrupt):
+    pass
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An attack: the part of `attacks.py`, how much of it (times S, or connections), and the targets: the
-    share of good requests or of S, and what else there is to reach."""
+    """What is asked: `times` S of valid requests over a pool of `connections`, or an attack of `attacks.py`
+    with so many connections (or times S) beside good clients. `floor` is the least share."""
 
     name: str
-    part: str
-    amount: float
-    share: float
-    also: str
-    lead_s: float = 0.0
-
-    @property
-    def is_rate(self) -> bool:
-        """True if `amount` is times S."""
-        return self.part in ("crowd", "junk", "forged", "proxied")
+    floor: float
+    times: float = 0.5
+    connections: int = 2_000
+    attack: str = ""
+    amount: float = 0.0
 
 
-BOUNDED: Final = "RSS < 300 MB, < 100 MB after"
 ROWS: Final = (
-    Row("valid-2", "crowd", 2, 0.95, "p99 < 400 ms"),
-    Row("valid-5", "crowd", 5, 0.90, "p99 < 400 ms"),
-    Row("valid-10", "crowd", 10, 0.80, "p99 < 400 ms"),
-    Row("junk-5", "junk", 5, 0.85, ""),
-    Row("junk-5-proxied", "proxied", 5, 0.85, ""),
-    Row("forged-1", "forged", 1, 0.80, ""),
-    Row("forged-5", "forged", 5, 0.80, ""),
-    Row("readers-500", "readers", 500, 0.90, BOUNDED),
-    Row("readers-1500", "readers", 1_500, 0.90, BOUNDED),
-    Row("bodies-60", "bodies", 60, 0.90, BOUNDED),
-    Row("bodies-200", "bodies", 200, 0.90, BOUNDED),
-    Row("batches-10", "batches", 10, 0.90, BOUNDED),
-    Row("idle-2000", "idle", 2_000, 0.99, "p99 < 200 ms"),
-    Row("slow-2000", "slow", 2_000, 0.99, "p99 < 200 ms"),
-    Row("streams-5000", "streams", 5_000, 0.99, "p99 < 200 ms", lead_s=8.0),
-    Row("resumes-100", "resumes", 100, 0.99, "worst < 100 ms"),
+    *(
+        Row(f"valid-{times}-{pool}", floor, times, pool)
+        for pool in (256, 2_000)
+        for times, floor in ((2, 0.85), (5, 0.75), (10, 0.65))
+    ),
+    Row("junk-5", 0.35, attack="junk", amount=5),
+    Row("forged-5", 0.25, attack="forged", amount=5),
+    Row("health-5", 0.35, attack="health", amount=5),
+    Row("readers-500", 0.85, attack="readers", amount=500),
+    Row("bodies-60", 0.85, attack="bodies", amount=60),
+    Row("batches-10", 0.85, attack="batches", amount=10),
+    Row("slow-2000", 0.85, attack="slow", amount=2_000),
+    Row("idle-11000", 0.85, attack="idle", amount=11_000),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How long an attack and what follows it last, S, and the share of the connections that are opened."""
+@dataclass(slots=True)
+class Second:
+    """What became of the requests that were written in a second, or arrived in it."""
 
-    seconds: float = 8.0
-    recover_s: float = 10.0
-    rate: float = 3_000.0
-    scale: float = 1.0
-    checkout: Path = CHECKOUT
+    asked: int = 0
+    good: int = 0
+    answers: int = 0
+
+
+@dataclass(slots=True)
+class Pool:
+    """Clients that share connections. `rate` requests arrive each second between `start` and `end`; with an
+    infinite rate, as many as there are connections. `request` makes one."""
+
+    poller: Poller
+    server: Address
+    sources: Sequence[str]
+    request: Callable[[], bytes]
+    rate: float
+    most: int
+    start: float
+    end: float
+    seconds: list[Second] = field(default_factory=list)
+    tally: Counter[str] = field(default_factory=Counter)
+    took_s: list[float] = field(default_factory=list)
+    lag_s: float = 0.0
+    _arrived: int = 0
+    _open: int = 0
+    _waiting: deque[float] = field(default_factory=deque)
+    _idle: deque[Wire] = field(default_factory=deque)
+    _written: deque[tuple[float, int, Wire]] = field(default_factory=deque)
+    _since: dict[Wire, tuple[float, int]] = field(default_factory=dict)
+    _count: int = 0
+
+    def act(self, now: float) -> float:
+        """See `Actor.act`."""
+        if now < self.start:
+            return self.start
+        while self._written and now > self._written[0][0] + PATIENCE_S:
+            since, count, wire = self._written.popleft()
+            if wire.is_open and self._since.get(wire) == (since, count):
+                self.tally["none"] += 1
+                del self._since[wire]
+                wire.close()
+                self._open -= 1
+        if now < self.end:
+            if math.isinf(self.rate):
+                while len(self._waiting) + len(self._since) < self.most:
+                    self._waiting.append(now)
+            else:
+                due = int((now - self.start) * self.rate)
+                for n in range(self._arrived, due):
+                    self._waiting.append(self.start + n / self.rate)
+                    self._at(self.start + n / self.rate).asked += 1
+                self._arrived = max(due, self._arrived)
+        while self._waiting and self._waiting[0] < now - PATIENCE_S:
+            self._waiting.popleft()
+            self.tally["dropped"] += 1
+        while self._waiting and self._send():
+            self._waiting.popleft()
+        return now + 0.002 if now < self.end else FOREVER
+
+    def answered(self, wire: Wire, status: int, now: float) -> None:
+        """See `Owner.answered`."""
+        found = self._since.pop(wire, None)
+        if found is None:
+            return
+        since, _ = found
+        self.tally[str(status)] += 1
+        self._at(now).answers += 1
+        if status == 200:
+            self._at(now).good += 1
+            self.took_s.append(now - since)
+        self._idle.append(wire)
+        if self._waiting and now < self.end and self._send():
+            self._waiting.popleft()
+
+    def lost(self, wire: Wire) -> None:
+        """See `Owner.lost`."""
+        self._open -= 1
+        if self._since.pop(wire, None) is not None:
+            self.tally["lost"] += 1
+
+    def _at(self, now: float) -> Second:
+        number = int(now - self.start)
+        while len(self.seconds) <= number:
+            self.seconds.append(Second())
+        return self.seconds[number]
+
+    def _send(self) -> bool:
+        wire = None
+        while self._idle and wire is None:
+            idle = self._idle.popleft()
+            wire = idle if idle.is_open else None
+        self._count += 1
+        if wire is None:
+            if self._open >= self.most:
+                return False
+            try:
+                wire = Wire(self.poller, self, self.server, self.sources[self._count % len(self.sources)])
+            except OSError:
+                self.tally["not opened"] += 1
+                return False
+            self._open += 1
+        now = time.perf_counter()
+        self._since[wire] = now, self._count
+        self._written.append((now, self._count, wire))
+        wire.send(self.request())
+        return True
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a row showed. `share` is of good requests that were answered within a second, in a row of valid
-    ones that of S that was answered. `p99_ms` is of the answers, `worst_ms` of all good requests: the time
-    after which their clients hang up where there was no answer. `health_ms` and `admin_ms` are the worst
-    `/health`, `recovery_s` how long good ones took longer than 100 ms after the attack, None where it was not
-    over. `refused` counts good requests that had no 200, `tally` what attackers were answered."""
+    """What a row showed. `share` is the goodput, `least` that of its worst second, `after` what good clients
+    got from two seconds after the load on. `health_ms` is the slowest `/health` of the operators."""
 
     row: str
+    saturation: int
     share: float
+    least: float
+    silent_seconds: int
+    after: float
     p50_ms: float
     p99_ms: float
-    worst_ms: float
-    refused: dict[str, int]
     health_ms: float
-    admin_ms: float | None
-    before_mb: float
     peak_mb: float
-    after_mb: float
-    recovery_s: float | None
     tally: dict[str, int]
-    lag_ms: float
-    held: int
-    busy: float
-
-    @property
-    def is_limited(self) -> bool:
-        """True if the generator was late, had no connection left, or no time."""
-        return self.lag_ms > LAG_MS or self.busy > BUSY or self.held > 0
+    attackers: dict[str, int]
+    by_second: list[int]
 
 
-class NotReadyError(Exception):
-    """The requests were not made when the first of them was due."""
-
-
-def measure(row: Row, settings: Settings) -> Outcome:
-    """Measure a row on a server of its own. Raises RuntimeError where the generator fails, or never is
-    ready."""
-    for attempt in range(ATTEMPTS):
-        with suppress(NotReadyError), servers.fresh_folder() as folder:
-            return _attempt(row, settings, folder, 1.5 * 2**attempt)
-    raise RuntimeError(f"{row.name}: its requests cannot be made in time")
-
-
-def _attempt(row: Row, settings: Settings, folder: Path, margin: float) -> Outcome:
-    places: list[str] = []
-    if row.part == "resumes":
-        places = asyncio.run(streams.filled(folder, max(500, int(CHANGES * settings.scale))))
-    config, admin = _configuration(row, folder.parent, settings.checkout)
+def measure(row: Row, seconds: float, checkout: Path = CHECKOUT, share: float = 0.2) -> Outcome:
+    """Measure a row on a server of its own."""
     cores = sorted(os.sched_getaffinity(0))
-    with servers.serving(folder, cores[0], config=config, checkout=settings.checkout) as server:
-        calm_s = CALM_S + row.lead_s * settings.scale
-        plan = Plan(
-            server=_address(server),
-            admin=admin,
-            good=[Identity() for _ in attacks.GOOD],
-            crowd=[Identity() for _ in attacks.CROWD] if row.part == "crowd" else [],
-            rate=settings.rate,
-            amount=row.amount if row.is_rate else max(1, round(row.amount * settings.scale)),
-            start=0.0,
-            calm_s=calm_s,
-            seconds=settings.seconds,
-            recover_s=settings.recover_s,
-            lead_s=row.lead_s * settings.scale,
-            core=cores[-1],
-            places=places,
-        )
-        _store(server, plan)
-        made = settings.rate * (row.amount * settings.seconds if row.is_rate else 0.0)
-        made = max(made, settings.rate * attacks.GOOD_RATE * plan.all_s)
-        took_s = SPAWN_S + made * _sign_s(plan)
-        start = time.perf_counter() + margin * took_s
-        return _run(row, dataclasses.replace(plan, start=start), server)
+    with servers.fresh_folder() as folder:
+        config, admin = _configuration(folder.parent, checkout)
+        with servers.serving(folder, cores[0], config=config, checkout=checkout) as server:
+            address = _address(server)
+            who = [Identity() for _ in GOOD]
+            with rejections.Connection(server.url) as connection:
+                for push in attacks.stored(who, address):
+                    if (status := connection.ask(push)) != 200:
+                        raise RuntimeError(f"{push[:60]!r} is answered {status}")
+            with _held(server.pid, share), servers.pinned(cores[-1]):
+                return _run(row, who, address, admin, seconds, server)
 
 
-def _run(row: Row, plan: Plan, server: Running) -> Outcome:
-    parts = ("health", row.part) if row.part == "proxied" else ("good", row.part)
-    with _generator(parts, plan) as pipes:
-        for pipe in pipes:
-            if not pipe.poll(max(0.0, plan.start - time.perf_counter() - 0.05)):
-                raise NotReadyError
-            pipe.recv()
-        before_mb = server.memory().rss_mb
-        _sleep_until(plan.attack_at - plan.lead_s)
-        server.forget_peak()
-        _sleep_until(plan.start + plan.all_s - 0.05)
-        # Nothing is left to look at where the server has ended.
-        peak_mb = after_mb = math.nan
-        with suppress(OSError, ValueError):
-            memory = server.memory()
-            peak_mb, after_mb = memory.peak_mb, memory.rss_mb
-        reports: list[Report] = []
-        for pipe in pipes:
-            if not pipe.poll(30.0):
-                raise RuntimeError(f"{row.name}: the generator does not end")
-            reports.append(pipe.recv())
-    return _outcome(row, plan, reports, (before_mb, peak_mb, after_mb))
+def _run(
+    row: Row,
+    who: Sequence[Identity],
+    address: Address,
+    admin: Address | None,
+    seconds: float,
+    server: Running,
+) -> Outcome:
+    number = 0
 
+    def pull() -> bytes:
+        nonlocal number
+        number += 1
+        return who[number % len(who)].pull(address, time.time())
 
-@contextmanager
-def _generator(parts: Sequence[str], plan: Plan) -> Iterator[list[Connection]]:
-    """A process for each part, and the pipe from it. Ended, whatever happens."""
-    context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
-    try:
-        for part in parts:
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=attacks.generate, args=(part, plan, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            processes.append(process)
-        yield pipes
-    except EOFError:
-        raise RuntimeError(f"a process of the generator has ended: {parts}") from None
-    finally:
-        for process in processes:
-            process.join(0.5)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            process.close()
-        for pipe in pipes:
-            pipe.close()
+    def pool(rate: float, most: int, start: float, last_s: float) -> tuple[Pool, float]:
+        return Pool(poller, address, GOOD, pull, rate, most, start, start + last_s), start + last_s
 
-
-def _outcome(row: Row, plan: Plan, reports: Sequence[Report], mb: tuple[float, float, float]) -> Outcome:
-    sent = {name: found for report in reports for name, found in report.sent.items()}
-    good = sent["good"]
-    ends = plan.calm_s + plan.seconds
-    during = [n for n in _of_kind(good, 0) if plan.calm_s <= good.due_s[n] < ends]
-    answered = [good.took_s[n] for n in during if good.statuses[n] == 200]
-    refused: dict[str, int] = {}
-    for n in during:
-        if good.statuses[n] != 200:
-            name = str(good.statuses[n] or "none")
-            refused[name] = refused.get(name, 0) + 1
-    worst_s = LIMIT_S if "none" in refused else max(answered, default=LIMIT_S)
-    if row.part == "crowd":
-        crowd = sent["flood"]
-        answered += [took for took, status in zip(crowd.took_s, crowd.statuses, strict=True) if status == 200]
-        share = len(answered) / plan.seconds / plan.rate
-    else:
-        share = sum(took <= GOOD_S for took in answered) / max(1, len(during))
-    answered.sort()
-    lags = sorted(lag for found in sent.values() for lag in found.lag_s)
-    tally: dict[str, int] = {}
-    for report in reports:
-        for name, count in report.tally.items():
-            tally[name] = tally.get(name, 0) + count
-    if row.part == "proxied":
-        for n in _of_kind(good, 1):
-            name = str(good.statuses[n] or "none")
-            tally[name] = tally.get(name, 0) + 1
+    poller = Poller()
+    first, ends = pool(math.inf, SATURATE_CONNECTIONS, time.perf_counter() + 0.1, SATURATE_S)
+    poller.run([first], ends)
+    saturation = max(second.good for second in first.seconds[1 : int(SATURATE_S)])
+    server.forget_peak()
+    poller = Poller()
+    start = time.perf_counter() + 0.2
+    rate = row.times * saturation
+    good, ends = pool(rate, row.connections, start, seconds)
+    actors: list[Actor] = [good]
+    beside: Pool | Holders | None = None
+    if row.attack in ("junk", "forged", "health"):
+        made = getattr(Asked(address), row.attack)
+        attack_rate = row.amount * saturation
+        beside = Pool(poller, address, ATTACKERS, made, attack_rate, ATTACKER_CONNECTIONS, start, ends)
+    elif row.attack:
+        beside = holders(row.attack, int(row.amount), address, poller, start, seconds)
+    if beside is not None:
+        actors.append(beside)
+    health = None
+    if admin is not None:
+        probe = request("GET", "/health", admin)
+        health = Pool(poller, admin, ("127.0.0.1",), lambda: probe, 10.0, 64, start, ends)
+    if health is not None:
+        actors.append(health)
+    poller.run(actors, ends)
+    peak_mb = server.memory().peak_mb
+    poller = Poller()
+    again, ends = pool(saturation / 2, row.connections, time.perf_counter() + 2.0, AFTER_S)
+    poller.run([again], ends)
+    reference = saturation if not row.attack else rate
+    by_second = [second.good for second in good.seconds[: int(seconds)]]
+    took = sorted(good.took_s)
     return Outcome(
         row=row.name,
-        share=share,
-        p50_ms=_quantile(answered, 0.5) * 1e3,
-        p99_ms=_quantile(answered, 0.99) * 1e3,
-        worst_ms=worst_s * 1e3,
-        refused=refused,
-        health_ms=_worst_health(sent["health"], plan) * 1e3,
-        admin_ms=_worst_health(sent["admin"], plan) * 1e3 if "admin" in sent else None,
-        before_mb=mb[0],
-        peak_mb=mb[1],
-        after_mb=mb[2],
-        recovery_s=_recovery(good, ends, plan.all_s),
-        tally=tally,
-        lag_ms=_quantile(lags, 0.99) * 1e3,
-        held=sum(found.held for name, found in sent.items() if row.part != "proxied" or name != "good"),
-        busy=sum(report.busy for report in reports),
+        saturation=saturation,
+        share=sum(by_second) / seconds / reference,
+        least=min(by_second) / reference,
+        silent_seconds=sum(second.answers == 0 for second in good.seconds[: int(seconds)]),
+        after=sum(second.good for second in again.seconds) / max(1, sum(s.asked for s in again.seconds)),
+        p50_ms=_quantile(took, 0.5) * 1e3,
+        p99_ms=_quantile(took, 0.99) * 1e3,
+        health_ms=max(health.took_s, default=math.inf) * 1e3 if health else math.nan,
+        peak_mb=peak_mb,
+        tally=dict(good.tally),
+        attackers=dict(beside.tally) if beside is not None else {},
+        by_second=by_second,
     )
 
 
-def _of_kind(sent: Sent, kind: int) -> list[int]:
-    return [n for n, found in enumerate(sent.kinds) if found == kind]
-
-
-def _worst_health(sent: Sent, plan: Plan) -> float:
-    """The longest that a probe took that was due during the attack, in seconds."""
-    during = [
-        took if status else HEALTH_LIMIT_S
-        for due, took, status in zip(sent.due_s, sent.took_s, sent.statuses, strict=True)
-        if plan.calm_s <= due < plan.calm_s + plan.seconds
-    ]
-    return max(during, default=0.0)
-
-
-def _recovery(good: Sent, ends: float, all_s: float) -> float | None:
-    """Seconds from the end of the attack until good requests are answered in time, for a while."""
-    buckets = [[0, 0] for _ in range(max(1, round((all_s - ends) / BUCKET_S)))]
-    for n in _of_kind(good, 0):
-        number = int((good.due_s[n] - ends) / BUCKET_S)
-        if good.due_s[n] >= ends and number < len(buckets):
-            buckets[number][0] += 1
-            buckets[number][1] += good.statuses[n] == 200 and good.took_s[n] <= AGAIN_S
-    calm = [right >= 0.99 * due for due, right in buckets]
-    while_ = min(len(calm), round(RECOVERED_S / BUCKET_S))
-    found = (n for n in range(len(calm) - while_ + 1) if all(calm[n : n + while_]))
-    first = next(found, None)
-    return None if first is None else first * BUCKET_S
+@contextmanager
+def _held(pid: int, share: float) -> Iterator[None]:
+    """Let a process run for a share of each 100 ms."""
+    for folder, limit in CONTROL_GROUPS:
+        group = folder / f"pysync-bench-{os.getpid()}"
+        if not (folder / "cgroup.procs").exists():
+            continue
+        with suppress(OSError):
+            group.mkdir()
+            try:
+                (group / limit).write_text(f"{int(share * 100_000)}")  # of the default period of 100 ms
+                (group / "cgroup.procs").write_text(str(pid))
+                yield
+                return
+            finally:
+                (folder / "cgroup.procs").write_text(str(pid))
+                group.rmdir()
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(pid), str(share)])
+    try:
+        yield
+    finally:
+        holder.kill()
+        holder.wait()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
 
 
-def _sign_s(plan: Plan) -> float:
-    """What it takes to make one request, on a machine that may be busy."""
-    began = time.perf_counter()
-    for _ in range(SIGNED):
-        plan.good[0].pull(plan.server, 0.0)
-    return (time.perf_counter() - began) / SIGNED
-
-
-def _store(server: Running, plan: Plan) -> None:
-    with rejections.Connection(server.url) as connection:
-        for push in attacks.stored(plan):
-            if (status := connection.ask(push)) != 200:
-                raise RuntimeError(f"{push[:60]!r} is answered {status}")
-
-
-def _configuration(row: Row, folder: Path, checkout: Path) -> tuple[Path, Address | None]:
+def _configuration(folder: Path, checkout: Path) -> tuple[Path, Address | None]:
     """Write the configuration; the address of the operators' listener if that version has one."""
     schema = json.loads((checkout / "pysync/config/pysync.schema.json").read_text())
-    server: dict[str, Any] = {"trustedProxyHops": 1} if row.part == "proxied" else {}
+    server: dict[str, Any] = {}
     admin = None
     if "admin" in schema["definitions"]["Server"]["properties"]:
         admin = ("127.0.0.1", servers.free_port())
@@ -349,78 +361,54 @@ def _address(server: Running) -> Address:
     return str(url.hostname), int(url.port or 80)
 
 
-def _sleep_until(when: float) -> None:
-    time.sleep(max(0.0, when - time.perf_counter()))
-
-
-def table(outcomes: Mapping[str, Outcome], rows: Sequence[Row] = ROWS) -> str:
-    """The Markdown table of rows that were measured, beside their targets."""
+def table(outcomes: Sequence[Outcome], rows: Sequence[Row] = ROWS) -> str:
+    """The Markdown table of rows that were measured, beside their floors."""
+    floors = {row.name: row.floor for row in rows}
     lines = [
-        "| row | good (target) | also | p50 / p99 of 200s, worst, ms "
-        "| /health, operators' (target 500, 50), ms | RSS before, peak, after, MB "
-        "| recovery, s (target 2) | answers to attackers | generator |",
-        "|---|---:|---|---:|---:|---:|---:|---|---|",
+        "| row | S | goodput (floor) | worst second | seconds without an answer | 2 s after "
+        "| p50 / p99 of 200s, ms | operators' /health, ms | peak RSS, MB | good | others |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|---|",
     ]
-    for row in rows:
-        if row.name not in outcomes:
-            continue
-        found = outcomes[row.name]
-        admin = "-" if found.admin_ms is None else f"{found.admin_ms:,.0f}"
-        recovery = "not over" if found.recovery_s is None else f"{found.recovery_s:.1f}"
-        tally = " ".join(f"{name}:{count:,}" for name, count in sorted(found.tally.items()))
-        refused = " ".join(f"{name}:{count:,}" for name, count in sorted(found.refused.items()))
-        limits = " **it limits**" if found.is_limited else ""
-        good = f"{found.share:.0%} ({row.share:.0%}) {refused}".rstrip()
+    for found in outcomes:
+        tallies = (
+            " ".join(f"{k}: {v}" for k, v in sorted(t.items())) for t in (found.tally, found.attackers)
+        )
         lines.append(
-            f"| {row.name} | {good} | {row.also} "
-            f"| {found.p50_ms:,.0f} / {found.p99_ms:,.0f}, {found.worst_ms:,.0f} "
-            f"| {found.health_ms:,.0f}, {admin} "
-            f"| {found.before_mb:,.0f}, {found.peak_mb:,.0f}, {found.after_mb:,.0f} | {recovery} | {tally} "
-            f"| {found.busy:.0%}, late {found.lag_ms:.1f} ms, held {found.held:,}{limits} |"
+            f"| {found.row} | {found.saturation} | {found.share:.2f} ({floors.get(found.row, 0):.2f}) "
+            f"| {found.least:.2f} | {found.silent_seconds} | {found.after:.2f} "
+            f"| {found.p50_ms:.0f} / {found.p99_ms:.0f} | {found.health_ms:.0f} | {found.peak_mb:.0f} "
+            f"| {' | '.join(tallies)} |"
         )
     return "\n".join(lines)
 
 
-def saturation(checkout: Path) -> float:
-    """Signed pulls that the server answers in a second, as `benches/load.py` asks for them."""
-    core = sorted(os.sched_getaffinity(0))[0]
-    with servers.fresh_folder() as folder, servers.serving(folder, core, checkout=checkout) as server:
-        return load(server, "signed-pull", 4.0).per_second
-
-
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure the rows that are wanted, and print them."""
     parser = argparse.ArgumentParser(
-        prog="python benches/overload.py", description=(__doc__ or "").split("\n")[0]
+        prog="python -m benches.overload", description=(__doc__ or "").split("\n")[0]
     )
-    names = [row.name for row in ROWS]
-    parser.add_argument(
-        "--rows", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names)
-    )
-    parser.add_argument("--seconds", type=float, default=8.0, help="how long an attack lasts")
-    parser.add_argument("--recover", type=float, default=10.0, help="how long good clients go on after it")
-    parser.add_argument("--rate", type=float, help="S, requests a second (default: measured)")
-    parser.add_argument("--checkout", type=Path, default=CHECKOUT, help="a built clone that serves")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every outcome there")
-    options = parser.parse_args()
+    parser.add_argument("--rows", nargs="+", choices=[row.name for row in ROWS], metavar="NAME")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--share", type=float, default=0.2, help="share of a core that the server has")
+    parser.add_argument("--checkout", type=Path, default=CHECKOUT)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--quick", action="store_true", help="one short row, to see that it works")
+    wanted = parser.parse_args(arguments)
+    if wanted.quick:
+        wanted.rows, wanted.seconds = ["junk-5"], 1.0
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the server inherits it
-    checkout = options.checkout.resolve()
-    rate = options.rate or saturation(checkout)
-    settings = Settings(options.seconds, options.recover, rate, checkout=checkout)
-    outcomes: dict[str, Outcome] = {}
-    for row in ROWS:
-        if row.name in options.rows:
-            print(row.name, file=sys.stderr, flush=True)
-            try:
-                outcomes[row.name] = measure(row, settings)
-            except (RuntimeError, OSError) as error:
-                print(f"{row.name} is not measured: {error}", file=sys.stderr, flush=True)
-            if options.json:
-                found = {name: dataclasses.asdict(outcome) for name, outcome in outcomes.items()}
-                report = {"machine": machine(), "rate": rate, "seconds": settings.seconds, "rows": found}
-                options.json.write_text(json.dumps(report, indent=1))
-    print(f"{machine()}; S is {rate:,.0f} signed pulls a second; attacks of {settings.seconds:g} s.\n")
-    print(table(outcomes))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    gc.disable()
+    rows = [row for row in ROWS if wanted.rows is None or row.name in wanted.rows]
+    found = []
+    for row in rows:
+        found.append(measure(row, wanted.seconds, wanted.checkout.resolve(), wanted.share))
+        print(found[-1], file=sys.stderr, flush=True)
+    print(machine())
+    print()
+    print(table(found))
+    if wanted.json is not None:
+        wanted.json.write_text(json.dumps([dataclasses.asdict(each) for each in found], indent=1))
 
 
 if __name__ == "__main__":

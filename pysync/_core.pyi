@@ -32,7 +32,6 @@ __all__ = [
     "is_document",
     "is_log",
     "open_certificate",
-    "plain_get_ends",
     "read_document",
     "request_message",
     "signed_time",
@@ -152,10 +151,6 @@ def read_document(stored: bytes) -> Document:
 
 def is_document(stored: bytes) -> bool:
     """Return True if these bytes are a document in one of our layouts, damaged or not."""
-
-def plain_get_ends(data: bytes) -> list[int]:
-    """Return the offsets in `data` at which its requests end, from its beginning on, as far as they are
-    complete GET requests without a body, no health probes, and have a head that all parsers read alike."""
 
 def split_key(key: str) -> tuple[str, str]:
     """Return the parent (`""` at the top) and the name of a key of a store. Raises ValueError for an invalid

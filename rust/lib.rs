@@ -18,7 +18,6 @@ pub mod log_format;
 pub mod log_index;
 pub mod log_range;
 pub mod parquet;
-pub mod plain_gets;
 pub mod query;
 pub mod replay;
 pub mod revocation;

@@ -8,7 +8,7 @@ pub mod _core {
     use crate::envelope;
     use crate::py_shared::{concat_bytes, copy_bytes, detach_if_large, utf8, with_memory};
     use crate::replay::{self, DIGEST};
-    use crate::{canonical, digest, ed25519, plain_gets, signing, store_key};
+    use crate::{canonical, digest, ed25519, signing, store_key};
     use pyo3::exceptions::PyValueError;
     use pyo3::panic::PanicException;
     use pyo3::prelude::*;
@@ -220,11 +220,6 @@ pub mod _core {
             Some(parts) => Ok(parts),
             None => Err(PyValueError::new_err(format!("not a key: {}", key.repr()?))),
         }
-    }
-
-    #[pyfunction]
-    fn plain_get_ends(data: &[u8]) -> Vec<usize> {
-        plain_gets::ends(data)
     }
 
     #[pyclass(frozen, module = "pysync._core")]

@@ -85,13 +85,13 @@ class Server:
     workers: int = option("Processes that serve.", 1)
     drain_timeout_ms: int = option("How long running requests may take on shutdown, in milliseconds.", 10_000)
     max_queue_ms: int = option(
-        "How long a request may wait before the server begins with it, in milliseconds; one that has waited "
-        "longer while the server is overloaded is refused (503 `overloaded`).",
-        250,
+        "How long a request may wait for its turn, in milliseconds; one that has waited longer is rejected "
+        "(503 `overloaded`).",
+        1_000,
     )
     max_connections: int = option(
-        "Open connections of one process. Beyond them, or beyond its share of them, an address cannot open "
-        "another. Never more than the limit of open files allows.",
+        "Open connections of one process. Beyond them, one of the address that has most gives way: the one "
+        "that has been idle for longest. Never more than the limit of open files allows.",
         10_000,
     )
     max_streams: int = option(

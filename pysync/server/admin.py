@@ -39,7 +39,7 @@ from pysync.errors import (
 )
 from pysync.server.erasure import ERASE_PATH, AdminRequest, ErasureEndpoint
 from pysync.server.handlers.health import VERSION
-from pysync.server.listener import bound_sockets
+from pysync.server.http_server import bound_sockets
 from pysync.server.metrics import GAUGES, METRICS_TYPE, Counters
 from pysync.server.readiness import Readiness
 from pysync.server.responses import NO_STORE, Response, error_response

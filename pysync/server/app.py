@@ -43,7 +43,6 @@ from pysync.quotas.recount import Tracked, track_usage
 from pysync.server.admin import AdminPages
 from pysync.server.authorization import Authorizer
 from pysync.server.background import HistorySweeper, OutboxRelay, Scrubber, resume_erasure
-from pysync.server.early_rejection import EarlyRejections
 from pysync.server.erasure import ErasureEndpoint
 from pysync.server.expiry import TtlSweeper
 from pysync.server.handlers import Service
@@ -53,11 +52,11 @@ from pysync.server.handlers.plugin_hooks import ProjectionWaiter
 from pysync.server.handlers.usage import usage_of_all
 from pysync.server.http_server import HttpServer
 from pysync.server.in_flight import BytesInFlight
+from pysync.server.load import Load, connection_limit
 from pysync.server.logs import RequestLog
 from pysync.server.metrics import Counters, MultiprocessCounters
 from pysync.server.middleware import Middleware
 from pysync.server.openapi import OpenApi
-from pysync.server.overload import LoadShedder, connection_limit
 from pysync.server.readiness import PROBE_EVERY_S, CoordinatorMonitor, Readiness
 from pysync.server.router import Router
 from pysync.server.routes import RouteBuilder, key_owner_tables, owning_collections
@@ -132,19 +131,14 @@ class App(AbstractAsyncContextManager["App"]):
         validate_certificate = hooks.validate_certificate if hooks.has_certificate_hooks else None
         descriptors = server.max_connections + server.max_streams
         connections = connection_limit(descriptors) * server.max_connections // descriptors
-        self.load = LoadShedder(
-            server.max_queue_ms / 1000,
-            connections,
-            shares_connections=server.trusted_proxy_hops > 0,
-            counters=counters,
-        )
+        self.load = Load(server.max_queue_ms / 1000, connections, counters)
         authenticator = Authenticator(
             config,
             coordinator,
             revocations,
             ownership.owns_data,
             clock.wall_ms,
-            SignatureBatch(self.load.queue.has_unstarted),
+            SignatureBatch(self.load.others_follow),
             validate_certificate,
         )
         request_log = RequestLog(
@@ -217,7 +211,6 @@ class App(AbstractAsyncContextManager["App"]):
             config.auth.admin_token,
             () if server.admin is None else server.admin.hosts,
         )
-        hops = server.trusted_proxy_hops
         self._middleware = Middleware(
             routes,
             counters,
@@ -227,17 +220,13 @@ class App(AbstractAsyncContextManager["App"]):
             request_log=request_log,
             load=self.load,
             in_flight=self.in_flight,
-            client_ip=authorizer.client_ip if hops else None,
         )
         self.make_http_server: Final = partial(
             HttpServer,
             self._middleware.handle,
             self.load,
-            # Each request has a line in the access log, if there is one.
-            None if request_log.logs_requests else EarlyRejections(self.load, counters, hops),
-            isolates_requests=hooks.has_hooks,
         )
-        """Returns a server of the requests of this service, whose connections a `Listener` accepts."""
+        """Returns a server of the requests of this service, which listens once it is started."""
         sweeps = worker is None or worker.runs_background_jobs
         self.ttl_sweeper = TtlSweeper(store, documents, self._logs, routes, clock, sweeps=sweeps)
         kept = [found for _, _, found in config.each_collection()]
@@ -291,7 +280,6 @@ class App(AbstractAsyncContextManager["App"]):
     async def open(self) -> None:
         """Enter the plugins' lifespans. Raises ValueError if one of them fails."""
         await self._hooks.open(self._services)
-        self.load.start()
 
     async def _erase(self, request: EraseRequest, is_dry_run: bool) -> EraseReport:
         return await (self.eraser.dry_run(request) if is_dry_run else self.eraser.run(request))
@@ -305,14 +293,12 @@ class App(AbstractAsyncContextManager["App"]):
     def drain(self) -> None:
         """Begin a graceful shutdown: fail readiness checks, close change streams, and send `Connection:
         close` with every response."""
-        self.load.close()
         self.readiness.draining = True
         self._middleware.draining = True
         self.subscribers.drain()
 
     async def close(self) -> None:
         """Leave the plugins' lifespans, finish pending writes, and close the store and the coordinator."""
-        self.load.close()
         await self._hooks.close()
         self.ttl_sweeper.close()
         self.history_sweeper.close()
@@ -332,7 +318,6 @@ class App(AbstractAsyncContextManager["App"]):
         if self._backup is not None:
             await self._backup.close()
         self.subscribers.close()
-        self.in_flight.close()
         await self._logs.close()
         await self._rate_limiter.close()
         await self._coordinator.close()

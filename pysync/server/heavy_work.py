@@ -7,7 +7,6 @@ first.
 
 import asyncio
 import ctypes
-import gc
 import os
 import sys
 from collections.abc import Callable
@@ -44,18 +43,6 @@ def limit_arenas() -> None:
     with a C library other than glibc."""
     if hasattr(_libc, "mallopt"):
         _libc.mallopt(_M_ARENA_MAX, MAX_ARENAS)
-
-
-def trim_in_thread() -> None:
-    """Collect garbage. Then give memory that was freed back to the system, in the thread for heavy work,
-    where it takes some tens of milliseconds; here if there is no memory for that thread. The latter has no
-    effect with a C library other than glibc."""
-    gc.collect()
-    if hasattr(_libc, "malloc_trim"):
-        try:
-            _thread.submit(_libc.malloc_trim, 0)
-        except RuntimeError:
-            _libc.malloc_trim(0)
 
 
 _libc: Final = ctypes.CDLL(None)

@@ -19,7 +19,6 @@ from aiohttp import web
 from aiohttp.streams import StreamReader
 
 from pysync.errors import Overloaded
-from pysync.server.heavy_work import trim_in_thread
 from pysync.server.metrics import Counters
 
 SMALL_BYTES: Final = 64 * 1024
@@ -48,10 +47,6 @@ SLOW_BYTES_PER_S: Final = 32 * 1024
 """Mean progress above which no transfer is ended to make room."""
 SEARCH_EVERY_S: Final = 0.1
 """Smallest time between two searches for slow transfers."""
-BURST_BYTES: Final = 16 * 1024 * 1024
-"""Bytes in flight from which memory is given back to the system afterwards."""
-CALM_S: Final = 2.0
-"""Time after the end of a burst until its memory is given back."""
 
 
 class _Budget:
@@ -221,15 +216,13 @@ def release(request: web.BaseRequest) -> None:
 
 class BytesInFlight:
     """The reservations of one process, of at most `max_bytes` in all. `client_ip` returns the address of a
-    request; one address may have three quarters of them. After a burst has ended, `trim` is called."""
+    request; one address may have three quarters of them."""
 
     def __init__(
         self,
         max_bytes: float,
         client_ip: Callable[[web.BaseRequest], str],
         counters: Counters | None = None,
-        *,
-        trim: Callable[[], object] = trim_in_thread,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.budget: Final = _Budget(max_bytes, ADDRESS_SHARE)
@@ -240,8 +233,6 @@ class BytesInFlight:
         self.now: Final = now
         self._client_ip = client_ip
         self._counters = Counters() if counters is None else counters
-        self._trim = trim
-        self._timer: asyncio.TimerHandle | None = None
         self._searched_at = -inf
 
     @property
@@ -279,16 +270,8 @@ class BytesInFlight:
 
     def give_back(self, size: int, address: str) -> None:
         """Return bytes."""
-        budget = self.budget
-        budget.give_back(size, address)
+        self.budget.give_back(size, address)
         self._update_gauge()
-        if budget.peak > BURST_BYTES and budget.held < BURST_BYTES // 2 and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(CALM_S, self._trim_if_calm)
-
-    def close(self) -> None:
-        """Forget the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
 
     def _update_gauge(self) -> None:
         self._counters.gauges["pysync_bytes_in_flight"] = self.budget.held
@@ -308,9 +291,3 @@ class BytesInFlight:
             self._counters.count("pysync_slow_transfers_ended")
             if self.budget.has_room(size, address):
                 return
-
-    def _trim_if_calm(self) -> None:
-        self._timer = None
-        if self.budget.held < BURST_BYTES // 2:
-            self.budget.peak = self.budget.held
-            self._trim()

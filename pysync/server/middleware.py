@@ -1,11 +1,12 @@
 """The middleware around all handlers: request ids, errors, cross-origin headers, metrics and logs."""
 
+import asyncio
 import itertools
 import logging
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from traceback import clear_frames
 
@@ -28,11 +29,11 @@ from pysync.errors import (
     PysyncError,
     Unavailable,
 )
-from pysync.server.connection import Request
-from pysync.server.in_flight import SMALL_BYTES, BytesInFlight
+from pysync.server.connection import Connection
+from pysync.server.in_flight import SMALL_BYTES, BytesInFlight, release
+from pysync.server.load import Load
 from pysync.server.logs import RequestLog
 from pysync.server.metrics import Counters
-from pysync.server.overload import LoadShedder
 from pysync.server.request_body import media_type
 from pysync.server.responses import NO_STORE, Response, count_response, error_response
 from pysync.server.router import Match, Router
@@ -74,8 +75,7 @@ class Middleware:
     """Turns a request into a response. `origins` are the pages that may call, and `hosts` are the accepted
     names of this service (empty: any). While `draining`, every response closes its connection.
     `request_id_var` receives the id of each request, for log lines of plugins and handlers; None if they do
-    not need it. `request_log` logs rejections and responses. `client_ip` returns
-    the address of a client behind a proxy; None without one."""
+    not need it. `request_log` logs rejections and responses."""
 
     def __init__(
         self,
@@ -85,9 +85,8 @@ class Middleware:
         hosts: Sequence[str],
         request_id_var: ContextVar[str | None] | None,
         request_log: RequestLog,
-        load: LoadShedder,
+        load: Load,
         in_flight: BytesInFlight,
-        client_ip: Callable[[web.BaseRequest], str] | None = None,
     ) -> None:
         self._routes = routes
         self._counters = counters
@@ -96,13 +95,12 @@ class Middleware:
         self._request_id_var = request_id_var
         self._log = request_log
         self._load = load
-        self._client_ip = client_ip
         self._in_flight = in_flight
         self.draining = False
         self._ids = itertools.count(1)
         self._id_prefix = os.urandom(5).hex()
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: web.BaseRequest) -> Response:
         """Return the response to `request`. All errors except ConnectionError become responses."""
         started = time.perf_counter()
         request_id = self._id_of(request)
@@ -111,11 +109,14 @@ class Middleware:
         if self._log.logs_requests:
             self._log.reset_identity()
         match: Match | None = None
+        connection = request.protocol
+        assert isinstance(connection, Connection)
+        is_ambiguous = hdrs.TRANSFER_ENCODING in request.headers and not _is_chunked_alone(request)
         try:
-            if self._refuses(request):
-                raise Overloaded
-            if hdrs.TRANSFER_ENCODING in request.headers:
-                _check_framing(request)
+            if (turn := self._load.turn(connection)) is not None:
+                await turn
+            if is_ambiguous:
+                raise BadRequest("Transfer-Encoding must be chunked, in HTTP/1.1")
             if self._hosts:
                 self._check_host(request)
             method, target = request.method, request.raw_path
@@ -128,8 +129,10 @@ class Middleware:
                 await response.reserve(self._in_flight.reservation(request))
         except PysyncError as error:
             response = self._error_response(request, match, error, request_id)
+            response.close = response.close or is_ambiguous
             _forget_frames(error)
-        except ConnectionError:
+        except (ConnectionError, asyncio.CancelledError):
+            release(request)
             raise
         except (Exception, PanicException, BaseExceptionGroup) as error:
             response = self._unexpected_error_response(request, match, error, request_id)
@@ -145,7 +148,12 @@ class Middleware:
         return request_id
 
     def _complete(
-        self, request: Request, match: Match | None, response: Response, request_id: str, seconds: float
+        self,
+        request: web.BaseRequest,
+        match: Match | None,
+        response: Response,
+        request_id: str,
+        seconds: float,
     ) -> None:
         """Add the headers that every response has, and count and log it. `seconds` is the time that it
         took."""
@@ -162,20 +170,6 @@ class Middleware:
             count_response(self._counters, response.status, seconds, route.action, route.collection)
         if self._log.logs_requests:
             self._log.log_response(request, response, seconds)
-
-    def _refuses(self, request: Request) -> bool:
-        """Return True if an overload leaves no time for `request`. Health probes are exempt."""
-        connection = request.connection
-        if request.raw_path in HEALTH_PATHS:
-            self._load.queue.has_started(connection)
-            return False
-        address = connection.address
-        if self._client_ip is not None:
-            address = self._load.address(self._client_ip(request))
-        if address is None or not self._load.refuses(connection, address, request.arrival):
-            return False
-        self._load.pause_if_busy(connection)
-        return True
 
     def _check_host(self, request: web.BaseRequest) -> None:
         """Raise MisdirectedRequest for another host. Health probes, which use the IP, are exempt."""
@@ -200,12 +194,12 @@ class Middleware:
             raise ForeignOrigin(reason=f"origin: {origin}")
 
     def _error_response(
-        self, request: Request, match: Match | None, error: PysyncError, request_id: str
+        self, request: web.BaseRequest, match: Match | None, error: PysyncError, request_id: str
     ) -> Response:
         if isinstance(error, MethodNotAllowed) and request.method == "OPTIONS" and self._origins:
             return self._preflight(error)
         if isinstance(error, Overloaded):
-            return error_response(error, close=request.connection.has_more)
+            return error_response(error, close=not request.content.is_eof())
         self._log.log_rejection(request, error, request_id)
         if error.status >= 500:
             values = error.status, error.code, _describe(request, match), _cause(error)
@@ -217,7 +211,7 @@ class Middleware:
         return error_response(error, close=not request.content.is_eof())
 
     def _unexpected_error_response(
-        self, request: Request, match: Match | None, error: BaseException, request_id: str
+        self, request: web.BaseRequest, match: Match | None, error: BaseException, request_id: str
     ) -> Response:
         """Return the response to an error that is none of ours, and log it with its traceback."""
         if isinstance(error, MemoryError) or str(error) == NO_THREAD:
@@ -253,13 +247,11 @@ class Middleware:
         )
 
 
-def _check_framing(request: Request) -> None:
-    """Raise BadRequest, and let the connection close, unless the body is chunked and nothing else: a proxy in
-    front may see another end of it, and so another request behind it."""
+def _is_chunked_alone(request: web.BaseRequest) -> bool:
+    """Return True if the body is chunked and nothing else. Of any other a proxy in front may see another end,
+    and so another request behind it."""
     codings = request.headers.getall(hdrs.TRANSFER_ENCODING)
-    if request.version < HttpVersion11 or [coding.lower() for coding in codings] != ["chunked"]:
-        request.keep_alive = False
-        raise BadRequest("Transfer-Encoding must be chunked, in HTTP/1.1")
+    return request.version >= HttpVersion11 and [coding.lower() for coding in codings] == ["chunked"]
 
 
 def _forget_frames(error: BaseException | None) -> None:

@@ -27,7 +27,7 @@ from pysync.server.admin import AdminListener
 from pysync.server.app import App, Worker, create_app
 from pysync.server.handlers.examples import INDEX, file_names
 from pysync.server.heavy_work import limit_arenas
-from pysync.server.listener import Listener, bound_sockets
+from pysync.server.http_server import bound_sockets
 from pysync.server.metrics import SupervisorCounters
 from pysync.server.supervisor import NO_RELOAD, Supervisor, WorkerContext
 from pysync.server.watchdog import LoopWatchdog
@@ -146,16 +146,16 @@ async def serve_on(
 ) -> AsyncIterator[int]:
     """Listen for `app` and yield the port, on which other processes may listen too if `shared`. On exit, stop
     accepting connections and finish requests in progress, for at most `drain_s`."""
-    listener = Listener(app.make_http_server(), host, port, shared=shared)
-    await listener.start()
+    http = app.make_http_server(host=host, port=port, shared=shared)
+    await http.start()
     try:
-        yield listener.address[1]
+        yield http.address[1]
     finally:
         app.drain()
         try:
             async with asyncio.timeout(drain_s):
                 # A handler has nearly all of that time; the rest is for cancelling it.
-                await listener.close(drain_s * 0.9)
+                await http.close(drain_s * 0.9)
         except TimeoutError:
             log.warning("aborted unfinished requests after %.1f s", drain_s)
 

@@ -14,21 +14,17 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
-from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import aiohttp
-import pytest
 import pytest_asyncio
 from support.clients import SUBJECT, Browser, Reply, Signed, Start, root_device
 from support.collections import MINE, NOTES, collection
 from yarl import URL
 
-from pysync.server import app as app_module
 from pysync.server import in_flight
 from pysync.server.app import App
-from pysync.server.overload import LoadShedder
 
 T = TypeVar("T")
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -44,7 +40,6 @@ BAD = tuple(f"127.0.0.{n}" for n in range(2, 6))
 """Addresses: of the good client, of many others, and of attackers."""
 BOUNDS = {
     "pysync_connections": MAX_CONNECTIONS,
-    "pysync_unread_connections": MAX_CONNECTIONS,
     "pysync_bytes_in_flight": BUDGET * in_flight.RESERVE,
     "pysync_streams": MAX_STREAMS,
     "pysync_stream_unread_bytes": 32 * 1024 * 1024,
@@ -124,7 +119,6 @@ class Site:
         """Let the attackers hang up, and wait until nothing is left of them."""
         for writer in self._writers:
             writer.transport.abort()
-        await self.until(lambda: not self.app.load.is_overloaded)
         calm = {**dict.fromkeys(BOUNDS, 0.0), "pysync_connections": 1.0}
         await self.until(lambda: {name: self.gauge(name) for name in BOUNDS} == calm)
         assert (await self.ask()).status == 200
@@ -203,22 +197,8 @@ async def statuses(site: Site, texts: Iterable[bytes], sources: Sequence[str] = 
     return Counter(await asyncio.gather(*map(one, texts)))
 
 
-class SlowClock:
-    """The clock of a server to which each request takes 5 ms: it advances whenever it is read."""
-
-    def __init__(self) -> None:
-        self._now_s = 1000.0
-
-    def __call__(self) -> float:
-        self._now_s += 0.005
-        return self._now_s
-
-
-async def test_valid_requests_beyond_capacity_are_answered_or_rejected(
-    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(app_module, "LoadShedder", partial(LoadShedder, now=SlowClock()))
-    site = await make_site(maxQueueMs=250)
+async def test_valid_requests_beyond_capacity_are_answered_or_rejected(make_site: MakeSite) -> None:
+    site = await make_site(maxQueueMs=1)
 
     async def pipeline(number: int) -> Counter[int]:
         reader, _ = await site.connect(get("/pull/notes/a") * 8, CROWD)
@@ -232,12 +212,12 @@ async def test_valid_requests_beyond_capacity_are_answered_or_rejected(
     async def crowd() -> Counter[int]:
         found = Counter[int]()
         for each in await asyncio.gather(*map(pipeline, range(64))):
-            assert each.total() == 8 or each[503], "a connection is closed after a refusal only"
+            assert each.total() == 8
             found += each
         return found
 
     found = await site.during(crowd())
-    assert set(found) == {200, 503}
+    assert set(found) <= {200, 503}
     health = await site.good.request("GET", "/health")
     assert health.status == 200
 
@@ -321,10 +301,10 @@ async def test_the_largest_batches_are_answered_or_rejected(make_site: MakeSite)
     assert found[200] >= 1
 
 
-async def test_idle_connections_leave_some_to_others(make_site: MakeSite) -> None:
+async def test_idle_connections_give_way_to_others(make_site: MakeSite) -> None:
     site = await make_site()
     await site.hold([b""] * 2 * MAX_CONNECTIONS)
-    await site.until(lambda: site.gauge("pysync_connections") >= MAX_CONNECTIONS // 2)
+    await site.until(lambda: site.gauge("pysync_connections") == MAX_CONNECTIONS)
     found = await site.during(statuses(site, [get("/health")] * 4, CROWD))
     assert found == {200: 4}
 

@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import gc
 import gzip
 import json
 import logging
 import os
 import sys
 import threading
-import weakref
 import zlib
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -30,7 +28,6 @@ from pysync.server import request_body as body_module
 from pysync.server.app import App
 from pysync.server.http_server import HttpServer
 from pysync.server.in_flight import BytesInFlight, Reservation
-from pysync.server.listener import Listener
 from pysync.server.responses import Response
 from pysync.server.streaming import StreamingResponse
 from pysync.store.memory import MemoryStore
@@ -343,12 +340,8 @@ class Asking:
     """A budget of 10 MB whose clock the test sets, and who asks for some of it."""
 
     def __init__(self) -> None:
-        self.trims = asyncio.Queue[None]()
         self.now = 0.0
-        self.bytes = BytesInFlight(10 * MB, lambda _: "", trim=self.trim, now=lambda: self.now)
-
-    def trim(self) -> None:
-        self.trims.put_nowait(None)
+        self.bytes = BytesInFlight(10 * MB, lambda _: "", now=lambda: self.now)
 
     def reservation(self, address: str) -> Reservation:
         return Reservation(self.bytes, address)
@@ -445,20 +438,6 @@ async def test_a_transfer_that_is_ended_while_it_grows_gives_back_what_it_took(i
     assert asking.bytes.held == 6 * MB
 
 
-async def test_memory_is_given_back_once_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_flight, "BURST_BYTES", MB)
-    monkeypatch.setattr(in_flight, "CALM_S", 0.0)
-    asking = Asking()
-    for size, is_burst in ((MB // 2, False), (2 * MB, True), (MB // 2, False), (3 * MB, True)):
-        burst = asking.reservation("a")
-        await burst.grow(size)
-        burst.release()
-        assert (asking.bytes._timer is not None) == is_burst
-        if is_burst:
-            await asking.trims.get()
-        assert asking.trims.empty()
-
-
 async def test_unsent_chunks_are_closed() -> None:
     asking, is_closed = Asking(), asyncio.Event()
 
@@ -493,36 +472,7 @@ async def test_heavy_work_is_done_one_after_another_and_behind_the_event_loop() 
         own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         assert set(found) == {min(own + heavy_work.NICENESS, 19)}
     heavy_work.limit_arenas()
-    heavy_work.trim_in_thread()
     await heavy_work.run_heavy(lambda: None)
-
-
-def test_garbage_is_collected_before_memory_is_given_back() -> None:
-    class Kept:
-        itself: object
-
-    kept = Kept()
-    kept.itself, found = kept, weakref.ref(kept)
-    gc.disable()
-    try:
-        del kept
-        assert found() is not None
-        heavy_work.trim_in_thread()
-        assert found() is None
-    finally:
-        gc.enable()
-
-
-def test_memory_is_given_back_although_there_is_none_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoThread:
-        def submit(self, *args: object) -> None:
-            raise RuntimeError("can't start new thread")
-
-    trimmed: list[int] = []
-    monkeypatch.setattr(heavy_work, "_thread", NoThread())
-    monkeypatch.setattr(heavy_work, "_libc", SimpleNamespace(malloc_trim=trimmed.append))
-    heavy_work.trim_in_thread()
-    assert trimmed == [0]
 
 
 async def test_a_connection_does_not_keep_the_response_that_it_has_written() -> None:
@@ -531,9 +481,9 @@ async def test_a_connection_does_not_keep_the_response_that_it_has_written() -> 
     async def handle(request: web.BaseRequest) -> Response:
         return response
 
-    listener = Listener(HttpServer(handle), "127.0.0.1")
-    await listener.start()
-    reader, writer = await asyncio.open_connection(*listener.address)
+    server = HttpServer(handle)
+    await server.start()
+    reader, writer = await asyncio.open_connection(*server.address)
     writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
     await reader.readuntil(b"\r\n\r\n")
     assert await reader.readexactly(MB) == b"x" * MB
@@ -541,4 +491,4 @@ async def test_a_connection_does_not_keep_the_response_that_it_has_written() -> 
         while response.content:
             await asyncio.sleep(0)
     writer.close()
-    await listener.close()
+    await server.close()

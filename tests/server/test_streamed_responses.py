@@ -22,7 +22,6 @@ from yarl import URL
 from pysync.errors import StoreUnavailable
 from pysync.server import http_server, responses, streaming
 from pysync.server.http_server import HttpServer
-from pysync.server.listener import Listener
 from pysync.server.responses import WRITE_BYTES, Response
 from pysync.server.streaming import StreamingResponse
 from pysync.store.local.store import LocalStore
@@ -75,14 +74,14 @@ class Source:
 @contextlib.asynccontextmanager
 async def connected(source: Source) -> AsyncIterator[Streams]:
     """A connection to a service that answers everything from `source`."""
-    listener = Listener(HttpServer(source.handle), "127.0.0.1")
-    await listener.start()
-    reader, writer = await asyncio.open_connection(*listener.address)
+    server = HttpServer(source.handle)
+    await server.start()
+    reader, writer = await asyncio.open_connection(*server.address)
     try:
         yield reader, writer
     finally:
         writer.close()
-        await listener.close()
+        await server.close()
 
 
 async def head(reader: asyncio.StreamReader) -> str:
@@ -175,9 +174,9 @@ def test_a_client_that_does_not_read_is_waited_for_within_bounded_memory(run: Ru
     async def scenario() -> None:
         piece = b"x" * 300_000
         source = Source([piece] * 1000)
-        listener = Listener(HttpServer(source.handle), "127.0.0.1")
-        await listener.start()
-        with socket.create_connection(listener.address) as client:
+        server = HttpServer(source.handle)
+        await server.start()
+        with socket.create_connection(server.address) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
             made, turns = -1, 0
@@ -190,7 +189,7 @@ def test_a_client_that_does_not_read_is_waited_for_within_bounded_memory(run: Ru
             assert source.transport.get_write_buffer_size() <= 64 * 1024 + WRITE_BYTES
             assert not source.closed.is_set()
         await asyncio.wait_for(source.closed.wait(), 10)
-        await listener.close()
+        await server.close()
 
     run(scenario())
 
@@ -203,12 +202,12 @@ def test_an_answer_under_way_is_finished_when_the_service_stops(
     async def scenario() -> None:
         source = Source(PIECES)
         source.release.clear()
-        listener = Listener(HttpServer(source.handle), "127.0.0.1")
-        await listener.start()
-        reader, writer = await asyncio.open_connection(*listener.address)
+        server = HttpServer(source.handle)
+        await server.start()
+        reader, writer = await asyncio.open_connection(*server.address)
         writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         await head(reader)
-        stopping = asyncio.create_task(listener.close(30))
+        stopping = asyncio.create_task(server.close(30))
         for _ in range(2000):
             await asyncio.sleep(0)
         source.release.set()
@@ -291,14 +290,14 @@ def test_a_client_that_takes_nothing_is_cut(
             task.add_done_callback(lambda _: ended.set())
             return await source.handle(request) if is_streamed else Response(200, b"x" * 64_000_000)
 
-        listener = Listener(HttpServer(handle), "127.0.0.1")
-        await listener.start()
-        with socket.create_connection(listener.address) as client:
+        server = HttpServer(handle)
+        await server.start()
+        with socket.create_connection(server.address) as client:
             client.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
             await ended.wait()
             assert source.transport is not None
             assert source.transport.is_closing()
-        await listener.close()
+        await server.close()
 
     run(scenario())
 

@@ -5,37 +5,28 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from pysync.server.connection import Request
-from pysync.server.early_rejection import EarlyRejections
+from aiohttp import web
+
 from pysync.server.http_server import HttpServer
-from pysync.server.listener import Listener
-from pysync.server.overload import LoadShedder
+from pysync.server.load import Load
 from pysync.server.responses import Response
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[web.BaseRequest], Awaitable[Response]]
 
 
-async def answer(request: Request) -> Response:
+async def answer(request: web.BaseRequest) -> Response:
     return Response(200, b"answered")
 
 
 @asynccontextmanager
-async def listening(
-    load: LoadShedder,
-    handler: Handler = answer,
-    early_rejections: EarlyRejections | None = None,
-    *,
-    isolates_requests: bool = False,
-) -> AsyncIterator[tuple[str, int]]:
+async def listening(handler: Handler = answer, load: Load | None = None) -> AsyncIterator[tuple[str, int]]:
     """A service that answers every request. Yields its address."""
-    server = HttpServer(handler, load, early_rejections=early_rejections, isolates_requests=isolates_requests)
-    listener = Listener(server, "127.0.0.1")
-    await listener.start()
+    server = HttpServer(handler, load)
+    await server.start()
     try:
-        yield listener.address
+        yield server.address
     finally:
-        load.close()
-        await listener.close()
+        await server.close()
 
 
 def connect(address: tuple[str, int], request: bytes = b"") -> socket.socket:

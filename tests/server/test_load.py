@@ -1,0 +1,201 @@
+"""Connections that run out, and requests that wait for their turn."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from aiohttp import web
+from support.listening import listening
+
+from pysync.errors import Overloaded
+from pysync.server import http_server
+from pysync.server.connection import Connection
+from pysync.server.load import REQUESTS_PER_TURN, Load
+from pysync.server.responses import Response
+
+GET = b"GET /0 HTTP/1.1\r\nHost: h\r\n\r\n"
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def client(address: tuple[str, int], ip: str = "127.0.0.1") -> Streams:
+    return await asyncio.open_connection(*address, local_addr=(ip, 0))
+
+
+async def ask(streams: Streams, number: int = 0) -> int:
+    """Send a request, and return the status of its response; 0 if the connection is closed."""
+    reader, writer = streams
+    try:
+        writer.write(GET.replace(b"0", b"%d" % number, 1))
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split()[0]))
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return 0
+    return int(head.split()[1])
+
+
+async def hang_up(clients: Sequence[Streams]) -> None:
+    for _, writer in clients:
+        writer.transport.abort()
+
+
+async def test_the_connection_that_was_idle_for_longest_gives_way() -> None:
+    async with listening(load=Load(max_connections=3)) as address:
+        clients = [await client(address) for _ in range(3)]
+        assert [await ask(each) for each in (clients[1], clients[0], clients[2])] == [200, 200, 200]
+        newcomer = await client(address)
+        assert await ask(newcomer) == 200
+        assert await clients[1][0].read() == b""
+        assert [await ask(each) for each in (clients[0], clients[2])] == [200, 200]
+        await hang_up([*clients, newcomer])
+
+
+async def test_the_address_that_has_most_connections_gives_way() -> None:
+    async with listening(load=Load(max_connections=4)) as address:
+        first = await client(address, "127.0.1.1")
+        many = [await client(address, "127.0.1.2") for _ in range(3)]
+        assert [await ask(each) for each in (first, *many)] == [200] * 4
+        newcomers = [await client(address, f"127.0.1.{n}") for n in (3, 4)]
+        assert [await ask(each) for each in newcomers] == [200, 200]
+        assert [await ask(each) for each in (first, *many)] == [200, 0, 0, 200]
+        await hang_up([first, *many, *newcomers])
+
+
+async def test_eleven_addresses_that_send_nothing_lock_nobody_out() -> None:
+    async with listening(load=Load(max_connections=100)) as address:
+        silent = []
+        for n in range(220):
+            silent.append(await client(address, f"127.0.2.{n % 11 + 1}"))
+            if n % 20 == 19:
+                newcomer = await client(address, f"127.0.3.{n // 20 + 1}")
+                assert await ask(newcomer) == 200
+                await hang_up([newcomer])
+        await hang_up(silent)
+
+
+async def test_a_connection_that_sends_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(http_server, "CHECK_EVERY_S", 0.01)
+    async with listening() as address:
+        reader, writer = await client(address)
+        assert await reader.read() == b""
+        writer.close()
+
+
+class Held:
+    """Requests that are held until `release` is set, and how many have begun."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.release = asyncio.Event()
+        self.begun = 0
+
+    async def handle(self, request: web.BaseRequest) -> Response:
+        self.begun += 1
+        await self.release.wait()
+        return Response(200, b"answered")
+
+
+async def test_a_request_in_progress_is_answered_while_its_address_makes_room() -> None:
+    load = Load(max_connections=2)
+    held = Held(load)
+    async with listening(held.handle, load) as address:
+        busy = await client(address)
+        asking = asyncio.create_task(ask(busy))
+        while not held.begun:
+            await asyncio.sleep(0)
+        idle = await client(address)
+        newcomer = await client(address)
+        assert await idle[0].read() == b""
+        idle[1].close()
+        held.release.set()
+        assert await asking == 200
+        assert await ask(newcomer) == 200
+        await hang_up([busy, newcomer])
+
+
+async def test_a_connection_is_rejected_where_its_own_address_has_only_busy_ones() -> None:
+    load = Load(max_connections=1)
+    held = Held(load)
+    async with listening(held.handle, load) as address:
+        busy = await client(address)
+        asking = asyncio.create_task(ask(busy))
+        while not held.begun:
+            await asyncio.sleep(0)
+        reader, writer = await client(address)
+        assert await reader.read() == b""
+        held.release.set()
+        assert await asking == 200
+        writer.close()
+        await hang_up([busy])
+
+
+async def test_requests_in_progress_are_answered_while_the_server_stops() -> None:
+    held = Held(Load())
+    async with listening(held.handle, held.load) as address:
+        clients = [await client(address) for _ in range(3)]
+        asking = asyncio.gather(*map(ask, clients))
+        while held.begun < 3:
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0, held.release.set)
+    assert await asking == [200, 200, 200]
+    await hang_up(clients)
+
+
+class Turns:
+    """A server of whose requests those go on first whose turn it is. Each takes `took_s`."""
+
+    def __init__(self, took_s: float) -> None:
+        self.now, self.took_s = 0.0, took_s
+        self.load = Load(max_wait_s=1.0, now=lambda: self.now)
+        self.order: list[int] = []
+
+    async def handle(self, request: web.BaseRequest) -> Response:
+        assert isinstance(request.protocol, Connection)
+        if (turn := self.load.turn(request.protocol)) is not None:
+            try:
+                await turn
+            except Overloaded:
+                return Response(503, b"")
+        self.order.append(int(request.raw_path[1:]))
+        self.now += self.took_s
+        return Response(200, b"")
+
+    async def ask_at_once(self, count: int) -> list[int]:
+        """Return the statuses of requests that arrive together, in their order."""
+        async with listening(self.handle, self.load) as address:
+            clients = [await client(address) for _ in range(count)]
+            for number, each in enumerate(clients):
+                assert await ask(each, number) == 200
+            self.order.clear()
+            self.now = 0.0
+            statuses = await asyncio.gather(*(ask(each, n) for n, each in enumerate(clients)))
+            await hang_up(clients)
+        return statuses
+
+
+async def test_requests_that_arrive_together_are_answered_in_their_order() -> None:
+    turns = Turns(took_s=0.001)
+    assert await turns.ask_at_once(3 * REQUESTS_PER_TURN) == [200] * 3 * REQUESTS_PER_TURN
+    assert turns.order == list(range(3 * REQUESTS_PER_TURN))
+
+
+async def test_a_request_that_has_waited_too_long_is_rejected_and_the_newest_are_answered() -> None:
+    turns = Turns(took_s=0.1)
+    statuses = await turns.ask_at_once(3 * REQUESTS_PER_TURN)
+    assert statuses == [200] * REQUESTS_PER_TURN + [503] * REQUESTS_PER_TURN + [200] * REQUESTS_PER_TURN
+
+
+async def test_a_client_that_hangs_up_while_it_waits_gives_up_its_turn() -> None:
+    turns = Turns(took_s=0.0)
+    async with listening(turns.handle, turns.load) as address:
+        clients = [await client(address) for _ in range(2 * REQUESTS_PER_TURN)]
+        assert [await ask(each) for each in clients] == [200] * len(clients)
+        turns.order.clear()
+        for _, writer in clients:
+            writer.write(GET)
+            writer.transport.abort()
+        while turns.load.connections:
+            await asyncio.sleep(0)
+        another = await client(address)
+        assert await ask(another) == 200
+        await hang_up([another])

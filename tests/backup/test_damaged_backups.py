@@ -70,13 +70,13 @@ async def verified(repository: Repository) -> BackupVerification:
 
 async def restored(repository: Repository) -> tuple[dict[str, Any], list[str]]:
     """What the newest snapshot restores, and what is reported."""
-    store, told = MemoryStore(), list[str]()
+    store, reports = MemoryStore(), list[str]()
 
     def note(key: str, why: str) -> None:
-        told.append(f"{key} {why}")
+        reports.append(f"{key} {why}")
 
     await Restorer(repository, store, note).restore(await find_snapshot_at(repository, NOW, note))
-    return await contents(store), told
+    return await contents(store), reports
 
 
 async def repaired(repository: Repository) -> None:
@@ -118,8 +118,8 @@ async def use(target: MemoryTarget, key: BackupKey | None, expected: dict[str, A
             )
             continue
         if work is restored and expected is not None:
-            objects, told = found
-            assert told or objects == expected
+            objects, reports = found
+            assert reports or objects == expected
 
 
 @pytest.mark.slow
@@ -216,29 +216,29 @@ async def test_a_renamed_snapshot_is_found_and_not_restored() -> None:
     assert (await verified(repository)).damaged == 1
     with pytest.raises(BackupDamaged, match=r"another time than its text.*choose an earlier snapshot"):
         await restored(repository)
-    told: list[str] = []
+    reports: list[str] = []
     at_ms = (await repository.read_snapshot(new)).taken_ms
-    assert (await find_snapshot_at(repository, at_ms, lambda key, why: told.append(why))).name == new
-    assert len(told) == 1
+    assert (await find_snapshot_at(repository, at_ms, lambda key, why: reports.append(why))).name == new
+    assert len(reports) == 1
 
 
 async def test_a_damaged_old_snapshot_does_not_keep_the_newest_from_being_restored() -> None:
     store, target = await made()
     old, _ = sorted(name for name in target.files if name.startswith(SNAPSHOTS))
     target.files[old] = b"damaged"
-    objects, told = await restored(await Repository.open(target))
+    objects, reports = await restored(await Repository.open(target))
     assert objects == await contents(store)
-    assert told == [f" {old} is damaged"]
+    assert reports == [f" {old} is damaged"]
 
 
 async def test_a_backup_continues_from_the_newest_snapshot_that_is_not_damaged() -> None:
     store, target = await made()
     newest = max(name for name in target.files if name.startswith(SNAPSHOTS))
     target.files[newest] = b"damaged"
-    told: list[tuple[str, str]] = []
-    async with maker_of(ListedSnapshotSource(store), target, FakeClock(LATER), told) as maker:
+    reports: list[tuple[str, str]] = []
+    async with maker_of(ListedSnapshotSource(store), target, FakeClock(LATER), reports) as maker:
         await maker.make()
-    assert told == [("", f"{newest} is damaged")]
+    assert reports == [("", f"{newest} is damaged")]
     assert maker.report.objects == 1, "what the damaged snapshot had changed"
 
 
@@ -306,6 +306,6 @@ async def test_a_forged_key_of_a_restore_is_not_restored() -> None:
     snapshot["runs"][0] |= {"first": RESTORE_KEY, "last": RESTORE_KEY}
     snapshot["runs"][0]["pages"][0] = forge(target, page, orjson.dumps(members))
     forge(target, path, orjson.dumps(snapshot))
-    objects, told = await restored(await Repository.open(target))
+    objects, reports = await restored(await Repository.open(target))
     assert objects == {}
-    assert [line.split()[0] for line in told] == [RESTORE_KEY]
+    assert [line.split()[0] for line in reports] == [RESTORE_KEY]

@@ -275,8 +275,8 @@ async def test_failures_of_a_services_backup_are_lines_of_its_log(tmp_path: Path
 
 @pytest.mark.process
 async def test_a_follower_that_cannot_go_on_ends_with_an_error(store: LocalStore, tmp_path: Path) -> None:
-    places = ("--store", f"file:{tmp_path}/data", "--to", f"file:{tmp_path}/backup")
-    async with running("backup", *places, "--follow", "--key", f"{tmp_path}/away.pub") as process:
+    locations = ("--store", f"file:{tmp_path}/data", "--to", f"file:{tmp_path}/backup")
+    async with running("backup", *locations, "--follow", "--key", f"{tmp_path}/away.pub") as process:
         output, errors = await process.communicate()
     said = f"pysync: {tmp_path}/away.pub: No such file or directory\n".encode()
     assert (process.returncode, output, errors) == (1, b"", said)

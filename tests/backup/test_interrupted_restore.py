@@ -84,14 +84,25 @@ async def test_every_command_names_it_and_another_restore_ends_it(
 async def test_no_server_serves_it(
     workers: str, shell: Shell, tmp_path: Path, source: MemoryStore, session: aiohttp.ClientSession
 ) -> None:
-    place = f"file:{tmp_path}/data"
-    command = [sys.executable, "-m", "pysync", "serve", "--store", place, "--port", "0", "--workers", workers]
+    location = f"file:{tmp_path}/data"
+    command = [
+        sys.executable,
+        "-m",
+        "pysync",
+        "serve",
+        "--store",
+        location,
+        "--port",
+        "0",
+        "--workers",
+        workers,
+    ]
     ran = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, timeout=60, check=False
     )
     assert (ran.returncode, ran.stdout) == (1, "")
     assert ran.stderr.count(MESSAGE) == 1
-    assert (await shell.run_async("backup", "restore", "--from", "file:backup", "--to", place))[0] == 0
+    assert (await shell.run_async("backup", "restore", "--from", "file:backup", "--to", location))[0] == 0
     async with (
         serving(tmp_path, server={"workers": int(workers)}) as service,
         session.get(f"{service.base}/health/ready") as response,

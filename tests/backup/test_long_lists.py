@@ -36,14 +36,14 @@ async def test_a_page_ends_before_its_text_is_too_long(monkeypatch: pytest.Monke
 async def test_a_file_that_no_page_can_list_is_named_and_the_rest_is_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store, target, told = await with_long_files(monkeypatch), MemoryTarget(), list[tuple[str, str]]()
+    store, target, reports = await with_long_files(monkeypatch), MemoryTarget(), list[tuple[str, str]]()
     expected = await contents(store)
     await store.write("files/long", chunks_of(os.urandom(1_001)), "image/png")
     monkeypatch.setattr(making, "MAX_FILE_BYTES", 1_000)
-    async with maker_of(ListedSnapshotSource(store), target, reports=told) as maker:
+    async with maker_of(ListedSnapshotSource(store), target, reports=reports) as maker:
         await maker.make()
         assert maker.report.unreadable == 1
-    assert told == [("files/long", "the file has 1001 bytes, and a backup takes no more than 1000")]
+    assert reports == [("files/long", "the file has 1001 bytes, and a backup takes no more than 1000")]
     assert await restored(target) == expected
 
 

@@ -257,12 +257,12 @@ class Rotten(MemoryStore):
 
 
 async def test_a_file_that_the_store_calls_damaged_is_named_and_the_rest_is_stored() -> None:
-    store, told, target = Rotten(), list[tuple[str, str]](), MemoryTarget()
+    store, reports, target = Rotten(), list[tuple[str, str]](), MemoryTarget()
     await fill(store, 100)
-    async with maker_of(source_of(store), target, reports=told) as maker:
+    async with maker_of(source_of(store), target, reports=reports) as maker:
         await maker.make()
         assert maker.report.unreadable == 1
-    assert told == [("files/a.parquet", DAMAGED_REASON)]
+    assert reports == [("files/a.parquet", DAMAGED_REASON)]
     found = await restored(target)
     assert "files/a.parquet" not in found
     assert "files/b/c" in found
@@ -284,12 +284,12 @@ class TestFolders:
         everything = await contents(store)
         (tmp_path / "data/files/files/b/c").unlink()
         rot(tmp_path / "data/files/files/a.parquet", 500)
-        source, told, target = source_of(store, tmp_path / "data"), list[tuple[str, str]](), MemoryTarget()
-        async with maker_of(source, target, reports=told) as maker:
+        source, reports, target = source_of(store, tmp_path / "data"), list[tuple[str, str]](), MemoryTarget()
+        async with maker_of(source, target, reports=reports) as maker:
             await maker.make()
             assert maker.report.unreadable == 2
         await source.close()
-        assert {key for key, _ in told} == {"files/b/c", "files/a.parquet"}
+        assert {key for key, _ in reports} == {"files/b/c", "files/a.parquet"}
         del everything["files/b/c"], everything["files/a.parquet"]
         assert await restored(target) == everything
 
@@ -302,11 +302,11 @@ class TestFolders:
         path = tmp_path / "data/files/files/b/c"
         path.unlink()
         put(path)
-        source, told, target = source_of(store, tmp_path / "data"), list[tuple[str, str]](), MemoryTarget()
-        async with maker_of(source, target, reports=told) as maker:
+        source, reports, target = source_of(store, tmp_path / "data"), list[tuple[str, str]](), MemoryTarget()
+        async with maker_of(source, target, reports=reports) as maker:
             await maker.make()
         await source.close()
-        assert [key for key, _ in told] == ["files/b/c"]
+        assert [key for key, _ in reports] == ["files/b/c"]
         del everything["files/b/c"]
         assert await restored(target) == everything
 

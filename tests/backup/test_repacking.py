@@ -278,10 +278,10 @@ async def test_a_restore_that_was_interrupted_continues_after_a_prune(
 class SlowTarget(MemoryTarget):
     """Lets others go first now and then. It has the files of another one."""
 
-    def __init__(self, files: dict[str, bytes], chance: random.Random) -> None:
+    def __init__(self, files: dict[str, bytes], rng: random.Random) -> None:
         super().__init__()
         self.files = files
-        self._chance = chance
+        self._rng = rng
 
     async def get(self, name: str) -> bytes | None:
         await self._wait()
@@ -302,7 +302,7 @@ class SlowTarget(MemoryTarget):
         await super().delete(name)
 
     async def _wait(self) -> None:
-        for _ in range(self._chance.choice((0, 0, 1, 5, 30))):
+        for _ in range(self._rng.choice((0, 0, 1, 5, 30))):
             await asyncio.sleep(0)
 
 
@@ -310,40 +310,40 @@ class History:
     """A store that is written to, its backup, and what each snapshot must restore to."""
 
     def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.store, self.clock = MemoryStore(), FakeClock()
         self.files: dict[str, bytes] = {}
-        self.told: dict[str, Contents] = {}
+        self.expected_at: dict[str, Contents] = {}
         self.repacked = 0
-        self._texts = [self.chance.randbytes(60).hex().encode() for _ in range(30)]
+        self._texts = [self.rng.randbytes(60).hex().encode() for _ in range(30)]
 
     def target(self) -> SlowTarget:
-        return SlowTarget(self.files, self.chance)
+        return SlowTarget(self.files, self.rng)
 
     async def write(self) -> None:
         """Write and delete some documents. Their texts return again and again."""
         self.clock.now_ms += 1000
-        for _ in range(self.chance.randrange(8)):
-            key = f"n/{self.chance.randrange(40):02}"
-            if self.chance.random() < 0.1:
+        for _ in range(self.rng.randrange(8)):
+            key = f"n/{self.rng.randrange(40):02}"
+            if self.rng.random() < 0.1:
                 await self.store.delete(key)
             else:
-                await self.store.put(key, document(b'{"v":"%b"}' % self.chance.choice(self._texts)))
+                await self.store.put(key, document(b'{"v":"%b"}' % self.rng.choice(self._texts)))
 
     async def make(self, maker: BackupMaker) -> None:
         """Make a snapshot, and note what it must have."""
         expected = await contents(self.store)
         snapshot = await maker.make(only_changes=True)
         if snapshot is not None:
-            assert self.told.setdefault(time_in(snapshot.name), expected) == expected
+            assert self.expected_at.setdefault(time_in(snapshot.name), expected) == expected
 
     async def prune(self, *, is_killed: bool = False) -> None:
         """Prune with some rules. It may be killed at some step."""
         target = self.target()
         opened = await Repository.open(target)
         if is_killed:
-            target.fails_after = self.chance.randrange(400)
-        rules = KeepRules(last=self.chance.randrange(1, 6), daily=self.chance.randrange(4))
+            target.fails_after = self.rng.randrange(400)
+        rules = KeepRules(last=self.rng.randrange(1, 6), daily=self.rng.randrange(4))
         try:
             self.repacked += (await prune(opened, rules, self.clock())).repacked
         except StoreUnavailable:
@@ -355,14 +355,14 @@ class History:
         plain.files = self.files
         await check_whole(plain)
         for time, held in (await snapshots_of(plain)).items():
-            assert self.told[time] == held
+            assert self.expected_at[time] == held
 
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_backups_and_prunes_at_once_lose_nothing(seed: int) -> None:
     """A follower and prunes, of which some are killed, go on for days beside each other."""
     history = History(seed)
-    chance = history.chance
+    rng = history.rng
 
     async def rounds(maker: BackupMaker, count: int) -> None:
         for _ in range(count):
@@ -371,21 +371,21 @@ async def test_backups_and_prunes_at_once_lose_nothing(seed: int) -> None:
 
     async with maker_of(ListedSnapshotSource(history.store), history.target(), history.clock) as follower:
         for _ in range(8):
-            for _ in range(chance.randrange(20)):
+            for _ in range(rng.randrange(20)):
                 await history.write()
                 await rounds(follower, 1)
             await history.write()
-            prunes = [history.prune(is_killed=chance.random() < 0.4) for _ in range(chance.choice((1, 1, 2)))]
-            await asyncio.gather(rounds(follower, chance.randrange(6)), *prunes)
+            prunes = [history.prune(is_killed=rng.random() < 0.4) for _ in range(rng.choice((1, 1, 2)))]
+            await asyncio.gather(rounds(follower, rng.randrange(6)), *prunes)
             await history.check()
-            history.clock.now_ms += DAY_MS + chance.randrange(3) * 1000
+            history.clock.now_ms += DAY_MS + rng.randrange(3) * 1000
         await history.write()
         await rounds(follower, 1)
         await history.check()
     assert history.repacked > 0
     last: Snapshot | None = await (await Repository.open(history.target())).newest()
     assert last is not None
-    assert history.told[time_in(last.name)] == await contents(history.store)
+    assert history.expected_at[time_in(last.name)] == await contents(history.store)
 
 
 STEPS = st.lists(
@@ -422,7 +422,7 @@ async def test_whatever_happened_each_snapshot_that_is_kept_restores_to_what_was
                     await history.prune(is_killed=step != "prune")
                 case "killed backup":
                     target = history.target()
-                    target.fails_after = history.chance.randrange(1, 20)
+                    target.fails_after = history.rng.randrange(1, 20)
                     async with maker_of(ListedSnapshotSource(history.store), target, history.clock) as killed:
                         with suppress(StoreUnavailable):
                             await history.make(killed)

@@ -57,21 +57,21 @@ def decay(tmp_path: Path, *keys: str) -> None:
     """Flip a bit of the rows of these documents, as a disk does: their etags stay."""
     with closing(sqlite3.connect(tmp_path / "data/pysync.db", isolation_level=None)) as database:
         for key in keys:
-            place = split_key(key)
-            ((body,),) = database.execute("SELECT body FROM object WHERE parent = ? AND name = ?", place)
+            parts = split_key(key)
+            ((body,),) = database.execute("SELECT body FROM object WHERE parent = ? AND name = ?", parts)
             database.execute(
-                "UPDATE object SET body = ? WHERE parent = ? AND name = ?", (flipped(body), *place)
+                "UPDATE object SET body = ? WHERE parent = ? AND name = ?", (flipped(body), *parts)
             )
 
 
 async def repair(store: Store, target: MemoryTarget) -> dict[str, str | None]:
     """The outcomes for what is damaged in the store."""
-    told: dict[str, str | None] = {}
-    repairer = Repairer(await Repository.open(target), store, told.__setitem__)
+    outcomes: dict[str, str | None] = {}
+    repairer = Repairer(await Repository.open(target), store, outcomes.__setitem__)
     await repairer.repair(await damages(store))
-    assert repairer.report.repaired == sum(why is None for why in told.values())
-    assert repairer.report.not_repaired == sum(why is not None for why in told.values())
-    return told
+    assert repairer.report.repaired == sum(why is None for why in outcomes.values())
+    assert repairer.report.not_repaired == sum(why is not None for why in outcomes.values())
+    return outcomes
 
 
 async def test_all_kinds_of_damage_are_repaired(
@@ -84,11 +84,11 @@ async def test_all_kinds_of_damage_are_repaired(
     await store.delete(segments[1])
     rot(tmp_path / "data/files/files/a.parquet", 500)
     (tmp_path / "data/files/files/b/c").unlink()
-    told = await repair(store, target)
-    assert {*told} >= {"notes/a", "logs/a", REVOCATIONS, "files/a.parquet", "files/b/c"}
-    assert {*told.values()} == {None}
-    while told := await repair(store, target):  # what a damaged head names is found once it is right
-        assert {*told.values()} == {None}
+    outcomes = await repair(store, target)
+    assert {*outcomes} >= {"notes/a", "logs/a", REVOCATIONS, "files/a.parquet", "files/b/c"}
+    assert {*outcomes.values()} == {None}
+    while outcomes := await repair(store, target):  # what a damaged head names is found once it is right
+        assert {*outcomes.values()} == {None}
     expected[PROJECTION] = "application/json", b"{}"
     assert await contents(store) == expected
     assert await damages(store) == []
@@ -134,9 +134,9 @@ async def test_damage_older_than_the_backup_is_reported(store: LocalStore, tmp_p
     target, source = MemoryTarget(), source_of(store, tmp_path / "data")
     await back_up(source, target)
     await source.close()
-    told = await repair(store, target)
-    assert told.keys() == {"top"}
-    assert "that in the backup is damaged, too" in (told["top"] or "")
+    outcomes = await repair(store, target)
+    assert outcomes.keys() == {"top"}
+    assert "that in the backup is damaged, too" in (outcomes["top"] or "")
 
 
 async def test_write_during_a_repair_stays(store: LocalStore, target: MemoryTarget, tmp_path: Path) -> None:
@@ -145,10 +145,10 @@ async def test_write_during_a_repair_stays(store: LocalStore, target: MemoryTarg
     found = await damages(store)
     await store.put("top", document(b'{"text":"mine"}'))
     await store.write("files/b/c", chunks_of(b"mine"), "text/plain")
-    expected, told = await contents(store), dict[str, str | None]()
-    await Repairer(await Repository.open(target), store, told.__setitem__).repair(found)
-    assert told.keys() == {"top", "files/b/c"}
-    assert None not in told.values()
+    expected, outcomes = await contents(store), dict[str, str | None]()
+    await Repairer(await Repository.open(target), store, outcomes.__setitem__).repair(found)
+    assert outcomes.keys() == {"top", "files/b/c"}
+    assert None not in outcomes.values()
     assert await contents(store) == expected
 
 
@@ -167,18 +167,20 @@ async def test_the_scrub_of_a_service_repairs_from_its_backup(
     await source.close()
     decay(tmp_path, "top")
     config = BackupConfig(to=f"file:{tmp_path}/backup")
-    clock, coordinator, told = FakeClock(), MemoryCoordinator(), list[Damage]()
+    clock, coordinator, outcomes = FakeClock(), MemoryCoordinator(), list[Damage]()
 
     async def no_pause(seconds: float) -> None:
         return
 
     def scrubber(backup: BackupConfig) -> Scrubber:
         repair = partial(repair_from, backup, store)
-        return Scrubber(store, coordinator, ScrubConfig(), told.append, clock, repair=repair, sleep=no_pause)
+        return Scrubber(
+            store, coordinator, ScrubConfig(), outcomes.append, clock, repair=repair, sleep=no_pause
+        )
 
     await scrubber(BackupConfig(to=f"file:{tmp_path}/nothing")).run_once()
     assert "there is no backup" in caplog.text
-    assert [damage.key for damage in told] == ["top"]
+    assert [damage.key for damage in outcomes] == ["top"]
     await scrubber(config).run_once()
     assert "repaired 'top' from the backup" in caplog.text
     held = await contents(store)

@@ -198,7 +198,7 @@ async def test_objects_keep_the_times_at_which_they_were_written(
 
 @pytest.mark.parametrize("key", ["notes/a", "files/a"])
 async def test_a_restore_replaces_nothing_that_is_written_meanwhile(key: str) -> None:
-    source, target, into, told = MemoryStore(), MemoryTarget(), MemoryStore(), list[str]()
+    source, target, into, reports = MemoryStore(), MemoryTarget(), MemoryStore(), list[str]()
     await source.put("notes/a", document(b'{"of":"the backup"}'))
     await source.write("files/a", chunks_of(b"of the backup"), "text/plain")
     await back_up(ListedSnapshotSource(source), target)
@@ -207,7 +207,7 @@ async def test_a_restore_replaces_nothing_that_is_written_meanwhile(key: str) ->
     assert snapshot is not None
     release, slow = asyncio.Event(), FaultyStore(into)
     noted = slow.delay("put", release)  # of the note that a restore is under way
-    restorer = Restorer(repository, slow, lambda key, why: told.append(key))
+    restorer = Restorer(repository, slow, lambda key, why: reports.append(key))
     running = asyncio.create_task(restorer.restore(snapshot))
     await noted.wait()
     if key == "notes/a":
@@ -218,7 +218,7 @@ async def test_a_restore_replaces_nothing_that_is_written_meanwhile(key: str) ->
     release.set()
     await running
     assert (await contents(into))[key] == expected
-    assert told == [key]
+    assert reports == [key]
     assert (restorer.report.objects, restorer.report.damaged) == (1, 1)
 
 
@@ -232,16 +232,16 @@ async def test_a_backup_of_a_store_that_is_being_restored_can_be_restored() -> N
 
 async def test_parts_missing_from_a_damaged_backup_are_reported_and_the_rest_restored() -> None:
     store, target = await filled()
-    repository, told = await Repository.open(target), dict[str, str]()
+    repository, reports = await Repository.open(target), dict[str, str]()
     snapshot = await repository.newest()
     assert snapshot is not None
     (lost,) = [entry for entry in await repository.entries(snapshot) if entry.key == "notes/later"]
     del target.files[path_of("packs", lost.parts[0].pack)]
     into = MemoryStore()
-    restorer = Restorer(repository, into, told.__setitem__)
+    restorer = Restorer(repository, into, reports.__setitem__)
     await restorer.restore(snapshot)
-    assert told.keys() == {"notes/later"}
-    assert "is missing" in told["notes/later"]
+    assert reports.keys() == {"notes/later"}
+    assert "is missing" in reports["notes/later"]
     assert restorer.report.damaged == 1
     everything = await contents(store)
     del everything["notes/later"]
@@ -252,11 +252,11 @@ async def test_a_backup_whose_newest_snapshot_is_damaged_is_made_whole() -> None
     store, target = await filled()
     for name in [name for name in target.files if name.startswith("pages/")]:
         del target.files[name]
-    told: list[tuple[str, str]] = []
-    async with maker_of(ListedSnapshotSource(store), target, reports=told) as maker:
+    reports: list[tuple[str, str]] = []
+    async with maker_of(ListedSnapshotSource(store), target, reports=reports) as maker:
         snapshot = await maker.make()
-    assert [key for key, _ in told] == [""]
-    assert "everything is stored anew" in told[0][1]
+    assert [key for key, _ in reports] == [""]
+    assert "everything is stored anew" in reports[0][1]
     assert await restored(target, snapshot) == await contents(store)
 
 
@@ -529,9 +529,12 @@ class TestTargets:
     ) -> None:
         server: S3Server = request.getfixturevalue(name)
         prefix = new_prefix()
-        async with opened(server, f"{prefix}/data") as store, opened(server, f"{prefix}/backup") as place:
+        async with (
+            opened(server, f"{prefix}/data") as store,
+            opened(server, f"{prefix}/backup") as backup_store,
+        ):
             await fill(store, 100)
-            target = BucketTarget(place)
+            target = BucketTarget(backup_store)
             first = await back_up(ListedSnapshotSource(store), target)
             await store.put("notes/a", document(b'{"text":"two"}'))
             await store.delete("files/b/c")
@@ -586,16 +589,16 @@ class TestCommands:
         assert (status, errors) == (0, "")
         first = json.loads(output)
         assert first["objects"] == len(expected)
-        place = ("--from", "file:backup", "--key", "key.pub")
+        arguments = ("--from", "file:backup", "--key", "key.pub")
         assert json.loads((await shell_(*make))[1])["objects"] == 0
-        status, output, _ = await shell_("backup", "list", *place)
+        status, output, _ = await shell_("backup", "list", *arguments)
         listed = [json.loads(line) for line in output.splitlines()]
         assert [each["store"] for each in listed] == ["file:data"] * 2
         assert listed[0]["time"] == first["time"]
-        status, output, _ = await shell_("backup", "verify", *place)
+        status, output, _ = await shell_("backup", "verify", *arguments)
         assert (status, json.loads(output)["snapshots"]) == (0, 2)
-        assert (await shell_("backup", "prune", *place))[0] == 2
-        status, output, _ = await shell_("backup", "prune", *place, "--keep-last", "1")
+        assert (await shell_("backup", "prune", *arguments))[0] == 2
+        status, output, _ = await shell_("backup", "prune", *arguments, "--keep-last", "1")
         assert (status, json.loads(output)["removed"]) == (0, 1)
         restore = ("backup", "restore", "--from", "file:backup", "--to", "file:new")
         assert (await shell_(*restore, "--key", "key.pub"))[0] == 1

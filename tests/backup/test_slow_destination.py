@@ -37,11 +37,11 @@ async def test_a_slow_destination_delays_nothing_but_the_backup_and_its_lag_is_r
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", moto.secret_access_key)
     prefix, clock, answers = new_prefix(), FakeClock(), asyncio.Event()
     async with FaultProxy(moto.endpoint) as proxy:
-        place = f"s3://{moto.bucket}/{prefix}?endpoint={proxy.url}&region={moto.region}&path_style=true"
+        location = f"s3://{moto.bucket}/{prefix}?endpoint={proxy.url}&region={moto.region}&path_style=true"
         members = {
             "store": f"file:{tmp_path}/data",
             "collections": [NOTES],
-            "backup": {"to": place, "everyMs": 50},
+            "backup": {"to": location, "everyMs": 50},
         }
         base = await start(members, now_ms=clock)
         browser = Browser(base, session)

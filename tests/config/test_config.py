@@ -319,13 +319,13 @@ def test_an_empty_token_is_rejected() -> None:
 def test_a_bucket_is_where_its_url_says_and_else_where_the_members_do() -> None:
     members = {"endpoint": "https://a", "region": "r", "forcePathStyle": True}
 
-    def place(url: str, **members: Any) -> tuple[Any, ...]:
+    def location(url: str, **members: Any) -> tuple[Any, ...]:
         return dataclasses.astuple(parse({"store": {"url": url, **members}}).store.s3_location())
 
-    assert place("s3://bucket") == ("bucket", "", None, None, False)
-    assert place("s3://bucket/a/b/", **members) == ("bucket", "a/b", "https://a", "r", True)
+    assert location("s3://bucket") == ("bucket", "", None, None, False)
+    assert location("s3://bucket/a/b/", **members) == ("bucket", "a/b", "https://a", "r", True)
     url = "s3://bucket/a?endpoint=http://127.0.0.1:9000&region=q&path_style=false"
-    assert place(url, **members) == ("bucket", "a", "http://127.0.0.1:9000", "q", False)
+    assert location(url, **members) == ("bucket", "a", "http://127.0.0.1:9000", "q", False)
 
 
 def test_secrets_stay_out_of_repr_and_messages() -> None:
@@ -336,8 +336,8 @@ def test_secrets_stay_out_of_repr_and_messages() -> None:
     }
     assert "hush" not in repr(parse(secrets))
     wrong = {"store": "hush-store", "coordinator": "hush", "server": {"port": "${X}"}, "version": "hush"}
-    told = str(faults(wrong, {"X": "hush", "PYSYNC_SERVER_WORKERS": "hush"}))
-    assert "hush" not in told
+    message = str(faults(wrong, {"X": "hush", "PYSYNC_SERVER_WORKERS": "hush"}))
+    assert "hush" not in message
 
 
 @pytest.mark.parametrize(

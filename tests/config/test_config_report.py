@@ -26,7 +26,7 @@ TRUSTED = {"trustedIssuers": ["ab" * 32]}
 
 
 @pytest.mark.parametrize(
-    ("members", "told"),
+    ("members", "expected"),
     [
         ({"writeRoles": ["public"]}, ("writeRoles", "public: anyone may write")),
         (
@@ -74,8 +74,8 @@ TRUSTED = {"trustedIssuers": ["ab" * 32]}
         ),
     ],
 )
-def test_the_linter_warns(members: Any, told: tuple[str, str]) -> None:
-    path, message = told
+def test_the_linter_warns(members: Any, expected: tuple[str, str]) -> None:
+    path, message = expected
     assert (f"collections[0].{path}", message) in warnings(collection(**members), auth=TRUSTED)
 
 
@@ -105,7 +105,7 @@ def test_the_linter_knows_the_trust_of_namespaces_and_collections() -> None:
 
 
 def test_the_linter_warns_of_issuers_that_several_namespaces_trust() -> None:
-    told = (
+    expected = (
         "auth.trustedIssuers",
         "are trusted in acme, beta alike: give each namespace its own trustedIssuers",
     )
@@ -113,30 +113,30 @@ def test_the_linter_warns_of_issuers_that_several_namespaces_trust() -> None:
     owned = collection(storagePath="own/{identity}/{id}", readRoles=["self"], writeRoles=["self"])
 
     def names(**namespaces: dict[str, Any]) -> list[tuple[str, str]]:
-        return [each for each in warnings(namespaces=namespaces, auth=TRUSTED) if each[0] == told[0]]
+        return [each for each in warnings(namespaces=namespaces, auth=TRUSTED) if each[0] == expected[0]]
 
-    assert names(acme={"collections": [guarded]}, beta={"collections": [guarded]}) == [told]
+    assert names(acme={"collections": [guarded]}, beta={"collections": [guarded]}) == [expected]
     assert names(acme={"collections": [guarded]}) == []
     assert names(acme={"collections": [guarded]}, beta={"collections": [guarded], **TRUSTED}) == []
     own = {**guarded, **TRUSTED}
     assert names(acme={"collections": [guarded]}, beta={"collections": [own]}) == []
     assert names(acme={"collections": [guarded]}, beta={"collections": [owned]}) == []
     root = warnings(guarded, namespaces={"acme": {"collections": [guarded]}}, auth=TRUSTED)
-    assert (told[0], told[1].replace("acme, beta", "the root, acme")) in root
+    assert (expected[0], expected[1].replace("acme, beta", "the root, acme")) in root
 
 
 def test_the_linter_suggests_the_public_hosts_if_everybody_may_write() -> None:
     """A page whose own name comes to lead to this server is told apart by its Host alone."""
     open_to_all = collection(writeRoles=["public"])
-    told = (
+    expected = (
         "server.publicHosts",
         "name the hosts by which this server is reached: without them a page of any site can write to notes "
         "through a visitor's browser (DNS rebinding)",
     )
-    assert told in warnings(open_to_all)
-    assert told not in warnings(open_to_all, server={"publicHosts": ["sync.example.org"]})
+    assert expected in warnings(open_to_all)
+    assert expected not in warnings(open_to_all, server={"publicHosts": ["sync.example.org"]})
     for closed in ({"writeRoles": ["self"]}, {"writeRoles": ["public"], "requireAuth": True}, {}):
-        assert told not in warnings(collection(**closed))
+        assert expected not in warnings(collection(**closed))
 
 
 def test_the_linter_warns_of_rate_limits_that_meter_nothing() -> None:
@@ -196,13 +196,13 @@ def test_the_route_table_names_routes_without_documents() -> None:
 def test_problem_that_keeps_the_server_from_starting_is_reported_before(tmp_path: Path) -> None:
     value = config(collection(readRoles=["public"]), plugins=["nowhere:plugin", "nowhere"])
     (tmp_path / "c.json").write_text(json.dumps(value))
-    for command, told in ((["check", "c.json"], "stdout"), (["serve", "--config", "c.json"], "stderr")):
+    for command, expected in ((["check", "c.json"], "stdout"), (["serve", "--config", "c.json"], "stderr")):
         ran = subprocess.run(
             [sys.executable, "-m", "pysync", *command],
             capture_output=True, text=True, cwd=tmp_path, timeout=30, check=False,
         )  # fmt: skip
         assert ran.returncode == 1
-        text = getattr(ran, told)
+        text = getattr(ran, expected)
         assert "plugins[0]" in text
         assert "plugins[1]" in text
         assert text.count("nowhere") == 2
@@ -360,9 +360,9 @@ def test_check_names_a_file_that_cannot_be_read_once(tmp_path: Path) -> None:
 
 
 def test_the_example_is_accepted_without_warnings_as_long_as_it_is_for_its_machine_alone() -> None:
-    accepted, told = check(str(EXAMPLE), {})
+    accepted, expected = check(str(EXAMPLE), {})
     assert accepted
-    assert "warning" not in told
+    assert "warning" not in expected
     example = load(EXAMPLE, {})
     assert (example.store.url, example.server.port) == ("file:./data", 8080)
     reachable = lint(load(EXAMPLE, {}, {"server.host": "0.0.0.0"}))
@@ -376,32 +376,32 @@ def test_the_example_is_accepted_without_warnings_as_long_as_it_is_for_its_machi
 
 
 def test_the_linter_warns_of_versions_that_count_for_users_who_cannot_remove_them() -> None:
-    told = (
+    expected = (
         "collections[0].history.forMs",
         "absent: what users delete counts for their quotas of bytes for good",
     )
     quotas = {"identity": {"bytes": 1000}}
-    assert told in warnings(collection(history={}), quotas=quotas, store="memory:")
-    assert told not in warnings(collection(history={}), store="memory:")
-    assert told not in warnings(collection(history={"forMs": 1000}), quotas=quotas, store="memory:")
+    assert expected in warnings(collection(history={}), quotas=quotas, store="memory:")
+    assert expected not in warnings(collection(history={}), store="memory:")
+    assert expected not in warnings(collection(history={"forMs": 1000}), quotas=quotas, store="memory:")
     documents = {"identity": {"documents": 5}}
-    assert told not in warnings(collection(history={}), quotas=documents, store="memory:")
-    assert told not in warnings(collection(history={}), quotas=quotas, store="file:./data")
+    assert expected not in warnings(collection(history={}), quotas=documents, store="memory:")
+    assert expected not in warnings(collection(history={}), quotas=quotas, store="file:./data")
 
 
 def test_the_linter_warns_of_anonymous_writes_that_no_quota_limits() -> None:
-    told = (
+    expected = (
         "collections[0].writeRoles",
         "public: anonymous writes count for no identity and no space: limit quotas.namespace too",
     )
     inbox = collection(readRoles=["self"], writeRoles=["public"])
     quotas = {"identity": {"bytes": 1000}}
-    assert told in warnings(inbox, quotas=quotas)
-    assert told not in warnings(inbox)
-    assert told not in warnings(inbox, quotas={})
-    assert told not in warnings(inbox, quotas={**quotas, "namespace": {"bytes": 10_000}})
-    assert told not in warnings({**inbox, "requireAuth": True}, quotas=quotas)
-    assert told not in warnings({**inbox, "writeRoles": ["self"]}, quotas=quotas)
+    assert expected in warnings(inbox, quotas=quotas)
+    assert expected not in warnings(inbox)
+    assert expected not in warnings(inbox, quotas={})
+    assert expected not in warnings(inbox, quotas={**quotas, "namespace": {"bytes": 10_000}})
+    assert expected not in warnings({**inbox, "requireAuth": True}, quotas=quotas)
+    assert expected not in warnings({**inbox, "writeRoles": ["self"]}, quotas=quotas)
 
 
 def test_problem_reads_as_its_location_and_message() -> None:

@@ -30,7 +30,7 @@ def about(role: str, members: dict[str, Any], auth: dict[str, Any]) -> list[str]
 
 
 @pytest.mark.parametrize(
-    ("role", "members", "auth", "told"),
+    ("role", "members", "auth", "message"),
     [
         ("admin", {}, {}, "no caller can have admin: auth.adminToken is not set"),
         ("space:member", ROOM, {}, "no caller can have space:member: auth.spaces is not set"),
@@ -57,9 +57,9 @@ def about(role: str, members: dict[str, Any], auth: dict[str, Any]) -> list[str]
     ],
 )
 def test_role_that_nobody_holds_is_reported_once(
-    role: str, members: dict[str, Any], auth: dict[str, Any], told: str
+    role: str, members: dict[str, Any], auth: dict[str, Any], message: str
 ) -> None:
-    assert about(role, members, auth) == [told]
+    assert about(role, members, auth) == [message]
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def test_serve_says_how_many_warnings_there_are_and_how_to_see_them(tmp_path: Pa
         env={name: value for name, value in os.environ.items() if not name.startswith("PYSYNC_")},
     )  # fmt: skip
     assert served.stdout is not None
-    told: list[str] = []
-    while not told or "warning" not in told[-1]:
-        told.append(served.stdout.readline())
-        assert told[-1], "it ended"
+    reports: list[str] = []
+    while not reports or "warning" not in reports[-1]:
+        reports.append(served.stdout.readline())
+        assert reports[-1], "it ended"
     served.send_signal(signal.SIGTERM)
     served.communicate(timeout=30)
-    assert told[-1] == "2 warnings about this configuration; see them with: pysync check c.json\n"
+    assert reports[-1] == "2 warnings about this configuration; see them with: pysync check c.json\n"

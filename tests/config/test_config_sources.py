@@ -121,7 +121,7 @@ def test_check_and_serve_find_the_same_folder(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "expected"),
     [
         ({"server": {"workers": "x"}}, ["c.json: server.workers: must be an integer, not a string"]),
         (
@@ -135,7 +135,7 @@ def test_check_and_serve_find_the_same_folder(tmp_path: Path) -> None:
         ({"plugins": ["nowhere:plugin"]}, ["c.json: plugins[0]: there is no module nowhere"]),
     ],
 )
-def test_serve_names_the_file_that_is_wrong(tmp_path: Path, value: Any, told: list[str]) -> None:
+def test_serve_names_the_file_that_is_wrong(tmp_path: Path, value: Any, expected: list[str]) -> None:
     (tmp_path / "c.json").write_text(json.dumps(value))
     ran = subprocess.run(
         [sys.executable, "-m", "pysync", "serve", "--config", "c.json", "--store", "memory:", "--port", "0"],
@@ -144,8 +144,8 @@ def test_serve_names_the_file_that_is_wrong(tmp_path: Path, value: Any, told: li
     )  # fmt: skip
     lines = ran.stderr.splitlines()
     assert ran.returncode == 1
-    assert lines[0].startswith("pysync: " + told[0])
-    assert lines[1:] == told[1:]
+    assert lines[0].startswith("pysync: " + expected[0])
+    assert lines[1:] == expected[1:]
 
 
 def test_a_file_that_cannot_be_read_is_named_once(shell: Shell) -> None:

@@ -250,19 +250,19 @@ def listed(*sources: dict[str, Any], roles: list[str], target: str, **members: A
 def test_the_linter_reports_lists_with_more_readers_than_their_sources(
     roles: list[str], target: str, warns: bool
 ) -> None:
-    told = [one for one in warnings(listed(DIARY, roles=roles, target=target)) if "projected" in one[1]]
+    found = [one for one in warnings(listed(DIARY, roles=roles, target=target)) if "projected" in one[1]]
     message = (
         f"in lists, {', '.join(roles)} may read what is projected from diary, which only self may read there"
     )
-    assert told == ([("projections[0].target", message)] if warns else [])
+    assert found == ([("projections[0].target", message)] if warns else [])
 
 
 def test_and_of_every_namespace_in_which_the_source_is_found() -> None:
     open_diary = {**DIARY, "readRoles": ["public"]}
-    told = warnings(listed(open_diary, roles=["public"], target="lists/all", **elsewhere(
+    found = warnings(listed(open_diary, roles=["public"], target="lists/all", **elsewhere(
         {**DIARY, "storagePath": "app/{identity}/{id}"}
     )))  # fmt: skip
-    assert [message for _, message in told] == [
+    assert [message for _, message in found] == [
         "in lists, public may read what is projected from app/diary, which only self may read there"
     ]
 

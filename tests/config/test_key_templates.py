@@ -18,7 +18,7 @@ def test_each_parameter_is_replaced_by_its_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "values", "told"),
+    ("template", "values", "message"),
     [
         (TEMPLATE, {"app": "a"}, "the parameter {batchId} has no value"),
         (TEMPLATE, {"app": "a", "batchId": "1", "id": "2"}, "'id' is no parameter of the template"),
@@ -35,9 +35,9 @@ def test_each_parameter_is_replaced_by_its_value() -> None:
     ],
 )
 def test_value_that_makes_no_key_is_rejected_and_reported(
-    template: str, values: dict[str, str], told: str
+    template: str, values: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=re.escape(told)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         resolve_document_key(template, values)
 
 

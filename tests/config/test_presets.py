@@ -128,7 +128,7 @@ def test_all_problems_of_an_option_are_reported_in_python_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("member", "told"),
+    ("member", "expected"),
     [
         ({"readRoles": ["public"]}, ("readRoles", "cannot be used with preset; did you mean read?")),
         ({"listable": True}, ("listable", "cannot be used with preset")),
@@ -140,8 +140,8 @@ def test_all_problems_of_an_option_are_reported_in_python_too() -> None:
         ({"read": "reports"}, ("read", 'must be "public" or "authenticated" or "none" or a list')),
     ],
 )
-def test_member_fixed_by_a_preset_is_rejected(member: dict[str, Any], told: tuple[str, str]) -> None:
-    path, message = told
+def test_member_fixed_by_a_preset_is_rejected(member: dict[str, Any], expected: tuple[str, str]) -> None:
+    path, message = expected
     preset = {"preset": "parquet", "name": "r", "storagePath": "r/{id}", **member}
     plain = {"name": "notes", "storagePath": "notes/{id}"}
     found = only(config(namespaces={"acme": {"collections": [plain, preset]}}))

@@ -33,9 +33,9 @@ class ChangeLogContract(FakeTime):
         assert announced == sorted(announced)
         assert await log.read("", 100) == announced
         assert await log.read("", 3) == announced[:3]
-        for place, (id_, _) in enumerate(announced):
-            assert await log.read(id_, 100) == announced[place + 1 :]
-            assert await log.read(id_, 2) == announced[place + 1 : place + 3]
+        for cursor, (id_, _) in enumerate(announced):
+            assert await log.read(id_, 100) == announced[cursor + 1 :]
+            assert await log.read(id_, 2) == announced[cursor + 1 : cursor + 3]
 
     async def test_a_change_comes_back_as_it_was_with_who_made_it(self, log: ChangeLog) -> None:
         changes = [Change(b"{}", "somebody"), change("\u20ac\U0001f600"), Change(bytes(9), "x" * 300)]
@@ -118,15 +118,15 @@ class ChangeLogContract(FakeTime):
         ids = [await log.append([one]) for one in made]
         for wanted in ({"/a", ""}, {"/a", "/b", ""}, {"gone", ""}, {*names}):
             for after in (start, ids[9], ids[-1]):
-                place, found = after, list[tuple[str, Change]]()
+                cursor, found = after, list[tuple[str, Change]]()
                 while True:
-                    page = await log.read_matching(place, 7, wanted.__contains__)
+                    page = await log.read_matching(cursor, 7, wanted.__contains__)
                     assert page is not None
-                    assert page.last >= place
+                    assert page.last >= cursor
                     found += page.changes
                     if page.is_end:
                         break
-                    place = page.last
+                    cursor = page.last
                 assert page.last == ids[-1]
                 matching = [each for each in found if each[1].origin in wanted]
                 written = zip(ids, made, strict=True)
@@ -166,19 +166,19 @@ class ChangeLogContract(FakeTime):
         assert await log.read("", 10) == [(after, change("x"))]
 
     async def test_waiting_reader_is_notified_of_an_earlier_or_later_change(self, log: ChangeLog) -> None:
-        place = await log.last_id()
+        cursor = await log.last_id()
         for n in range(10):
             is_late = n % 2
-            waiting = asyncio.ensure_future(log.wait_for_change(place)) if is_late else None
+            waiting = asyncio.ensure_future(log.wait_for_change(cursor)) if is_late else None
             await asyncio.sleep(0)
             last = await log.append([change(f"{n}")])
-            await (waiting or log.wait_for_change(place))
-            assert await log.read(place, 10) == [(last, change(f"{n}"))]
-            place = last
+            await (waiting or log.wait_for_change(cursor))
+            assert await log.read(cursor, 10) == [(last, change(f"{n}"))]
+            cursor = last
 
     async def test_many_wait_at_once(self, log: ChangeLog) -> None:
-        place = await log.last_id()
-        waiting = [asyncio.ensure_future(log.wait_for_change(place)) for _ in range(50)]
+        cursor = await log.last_id()
+        waiting = [asyncio.ensure_future(log.wait_for_change(cursor)) for _ in range(50)]
         await asyncio.sleep(0)
         await log.append([change("x")])
         await asyncio.gather(*waiting)

@@ -232,8 +232,8 @@ class LeaseContract(FakeTime):
             await advance(LEASE_MS + 1)
 
     async def test_of_many_that_ask_at_once_one_leads(self, pair: tuple[Coordinator, Coordinator]) -> None:
-        leads = await asyncio.gather(*(coordinator.acquire_lease("a") for coordinator in pair))
-        assert sorted(leads) == [False, True]
+        outcomes = await asyncio.gather(*(coordinator.acquire_lease("a") for coordinator in pair))
+        assert sorted(outcomes) == [False, True]
 
 
 class BoundedNoncesContract(FakeTime):

@@ -35,8 +35,8 @@ class FileContract:
 
     async def test_a_file_comes_back_whole_with_its_hash(self, store: Store) -> None:
         body = bytes(range(256)) * 5000
-        pieces = [body[at : at + 100_000] for at in range(0, len(body), 100_000)]
-        sha256 = await store.write("files/a.parquet", chunks_of(*pieces), "application/x-test")
+        chunks = [body[at : at + 100_000] for at in range(0, len(body), 100_000)]
+        sha256 = await store.write("files/a.parquet", chunks_of(*chunks), "application/x-test")
         assert sha256 == hashlib.sha256(body).hexdigest()
         file, content = await read_file(store, "files/a.parquet")
         assert content == body

@@ -143,8 +143,8 @@ class StoreContract(FileContract):
                 return None
 
         expect: Precondition = ABSENT
-        for turn in range(10):
-            bodies = [b"%d-%d" % (turn, writer) for writer in range(32)]
+        for round_ in range(10):
+            bodies = [b"%d-%d" % (round_, writer) for writer in range(32)]
             etags = await asyncio.gather(*(attempt(body, expect) for body in bodies))
             won = [(body, etag) for body, etag in zip(bodies, etags, strict=True) if etag is not None]
             assert len(won) == 1

@@ -20,9 +20,9 @@ class Uncounted(Log):
 
 async def filled(log: Log, count: int) -> str:
     """The place before so many changes."""
-    place = await log.last_id()
+    cursor = await log.last_id()
     await log.append([note(number) for number in range(count)])
-    return place
+    return cursor
 
 
 async def test_page_is_delivered_to_a_subscriber_at_once() -> None:
@@ -42,8 +42,8 @@ async def test_page_is_delivered_to_a_subscriber_at_once() -> None:
 
 async def test_only_changes_of_its_collections_are_read_for_a_subscriber() -> None:
     log = Log()
-    place = await filled(log, 1_000)
-    feed, ear = following(log), Ear(place, {("elsewhere", "notes"): {}})
+    cursor = await filled(log, 1_000)
+    feed, ear = following(log), Ear(cursor, {("elsewhere", "notes"): {}})
     assert await feed.bring(ear)
     assert (log.found, ear.heard) == (0, [])
     feed.close()
@@ -52,8 +52,8 @@ async def test_only_changes_of_its_collections_are_read_for_a_subscriber() -> No
 @pytest.mark.parametrize("kind", [Log, Uncounted])
 async def test_subscriber_that_missed_too_much_is_reset_and_continues(kind: type[Log]) -> None:
     log = kind()
-    place = await filled(log, 1_000)
-    feed, far, near = following(log, 400), Ear(place), Ear(place, {("elsewhere", "notes"): {}})
+    cursor = await filled(log, 1_000)
+    feed, far, near = following(log, 400), Ear(cursor), Ear(cursor, {("elsewhere", "notes"): {}})
     assert await feed.bring(far)
     assert far.resets == 1
     assert far.cursor == await log.last_id()
@@ -70,13 +70,13 @@ async def test_subscriber_that_missed_too_much_is_reset_and_continues(kind: type
 async def test_others_run_while_many_receive_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriptions, "SLICE_S", -1.0)
     log = Log()
-    place = await filled(log, 100)
-    feed, ears, turns = following(log), [Ear(place) for _ in range(50)], 0
+    cursor = await filled(log, 100)
+    feed, ears, ticks = following(log), [Ear(cursor) for _ in range(50)], 0
     bringing = asyncio.gather(*(feed.bring(ear) for ear in ears))
     while not bringing.done():
         await asyncio.sleep(0)
-        turns += 1
-    assert turns >= 100 + 50, "one for each event, and for each listener"
+        ticks += 1
+    assert ticks >= 100 + 50, "one for each event, and for each listener"
     feed.close()
 
 
@@ -90,8 +90,8 @@ async def test_slow_reader_keeps_nobody_waiting() -> None:
             return True
 
     release, log = asyncio.Event(), Log()
-    place = await filled(log, 1_000)
-    feed, stuck, other = following(log), Stuck(place), Ear(place)
+    cursor = await filled(log, 1_000)
+    feed, stuck, other = following(log), Stuck(cursor), Ear(cursor)
     stuck.slow = True
     bringing = asyncio.create_task(feed.bring(stuck))
     assert await feed.bring(other)
@@ -106,8 +106,8 @@ async def test_slow_reader_keeps_nobody_waiting() -> None:
 
 async def test_leaving_subscriber_receives_nothing_more_and_others_do() -> None:
     log = Log(ticks=[3] * 1_000)
-    place = await filled(log, 1_000)
-    feed, leaving, other = following(log), Ear(place), Ear(place)
+    cursor = await filled(log, 1_000)
+    feed, leaving, other = following(log), Ear(cursor), Ear(cursor)
     bringing = asyncio.create_task(feed.bring(leaving)), asyncio.create_task(feed.bring(other))
     await until(leaving, 100)
     bringing[0].cancel()
@@ -122,12 +122,12 @@ async def test_subscriber_that_cannot_be_authorized_does_not_end_the_others() ->
         raise RuntimeError("a bug")
 
     log = Log()
-    place = await filled(log, 10)
-    feed, asking = Followed(log, breaks), Ear(place)
-    asking.needs_authorization = True
+    cursor = await filled(log, 10)
+    feed, subscriber = Followed(log, breaks), Ear(cursor)
+    subscriber.needs_authorization = True
     with pytest.raises(RuntimeError):
-        await feed.bring(asking)
-    other = Ear(place)
+        await feed.bring(subscriber)
+    other = Ear(cursor)
     assert await feed.bring(other)
     assert len(other.heard) == 10
     feed.close()
@@ -137,13 +137,13 @@ async def test_a_stream_that_resumes_too_far_back_is_reset(serve: Serve, subscri
     public = {"readRoles": ["public"], "writeRoles": ["public"]}
     notes, other = ({"name": name, "storagePath": f"{name}/{{id}}", **public} for name in ("notes", "other"))
     browser = await serve(notes, other, changes={"maxResumed": 3})
-    place = (await (await subscribe(browser)).block()).id
+    cursor = (await (await subscribe(browser)).block()).id
     for number in range(3):
         await browser.push(f"notes/{number}", {})
-    assert len(await (await subscribe(browser, collections="notes", lastEventId=place)).events(3)) == 3
+    assert len(await (await subscribe(browser, collections="notes", lastEventId=cursor)).events(3)) == 3
     await browser.push("notes/3", {})
     await browser.push("other/a", {})
-    told = await (await subscribe(browser, collections="notes", lastEventId=place)).event()
-    assert (told.event, told.data) == ("reset", {"reset": True})
-    (told_of,) = await (await subscribe(browser, collections="other", lastEventId=place)).events(1)
-    assert told_of["collection"] == "other"
+    event = await (await subscribe(browser, collections="notes", lastEventId=cursor)).event()
+    assert (event.event, event.data) == ("reset", {"reset": True})
+    (found,) = await (await subscribe(browser, collections="other", lastEventId=cursor)).events(1)
+    assert found["collection"] == "other"

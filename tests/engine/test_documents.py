@@ -121,10 +121,10 @@ async def test_concurrent_attempts_under_one_key_have_the_same_answer() -> None:
     times = iter(range(1, 100))
     nodes = [Documents(store, coordinator, lambda: next(times)) for _ in range(4)]
     body = decode_push(b'{"data":{"n":1}}')
-    told = await asyncio.gather(*(node.push_idempotent("a", body, "k") for node in nodes * 3))
+    results = await asyncio.gather(*(node.push_idempotent("a", body, "k") for node in nodes * 3))
     found = await nodes[0].pull("a")
     assert found is not None
-    assert {(written.hash, written.timestamp_ms) for written in told} == {(found.hash, found.ts_ms)}
+    assert {(written.hash, written.timestamp_ms) for written in results} == {(found.hash, found.ts_ms)}
 
 
 @pytest.mark.parametrize("base", [None, "", "0" * 64])

@@ -15,7 +15,7 @@ from pysync.engine.outbox import outbox_of
 from pysync.errors import StoreUnavailable
 from pysync.model import WriteResult
 
-SUBJECT = WriteContext(DocumentRef("photos", {"id": "a"}, "acme"), "somebody")
+REF = WriteContext(DocumentRef("photos", {"id": "a"}, "acme"), "somebody")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def files(scene: Scene) -> Files:
 
 
 async def push(files: Files, content: bytes = b"one") -> WriteResult:
-    return await files.push("photos/a", chunks_of(content), "image/png", SUBJECT)
+    return await files.push("photos/a", chunks_of(content), "image/png", REF)
 
 
 async def test_a_push_is_answered_and_announced_as_one(scene: Scene, files: Files) -> None:
@@ -40,26 +40,26 @@ async def test_a_push_is_answered_and_announced_as_one(scene: Scene, files: File
         scene.clock.now_ms += 5_000
         yield b"ne"
 
-    written = await files.push("photos/a", slow(), "image/png", SUBJECT)
+    written = await files.push("photos/a", slow(), "image/png", REF)
     file, content = await read_file(scene.kept, "photos/a")
     assert (content, file.content_type, file.sha256) == (b"one", "image/png", written.hash)
     assert written.timestamp_ms == before_ms
     found = await scene.coordinator.read("", 10)
     assert found is not None
-    [(_, told)] = found
-    change = parse_change(told)
-    assert (change.ref, change.identity) == SUBJECT[:2]
+    [(_, announced)] = found
+    change = parse_change(announced)
+    assert (change.ref, change.identity) == REF[:2]
     assert change[1:3] == (written.hash, written.timestamp_ms)
 
 
 async def test_a_push_that_fails_is_neither_stored_nor_announced(scene: Scene, files: Files) -> None:
-    async def broken() -> AsyncIterator[bytes]:
+    async def broken_body() -> AsyncIterator[bytes]:
         yield b"t"
         raise TimeoutError
 
     await push(files)
     with pytest.raises(TimeoutError):
-        await files.push("photos/a", broken(), "image/png", SUBJECT)
+        await files.push("photos/a", broken_body(), "image/png", REF)
     assert (await read_file(scene.kept, "photos/a"))[1] == b"one"
     assert len(await scene.announced()) == 1
     assert await scene.coordinator.prepared(10) == []
@@ -99,7 +99,7 @@ class TestFaultyStore:
     """Its faults, as files meet them."""
 
     async def test_a_write_that_fails_has_taken_all_and_kept_nothing(self, scene: Scene) -> None:
-        taken, told = [], []
+        taken, announced = [], []
 
         async def chunks() -> AsyncIterator[bytes]:
             for chunk in (b"o", b"ne"):
@@ -107,12 +107,12 @@ class TestFaultyStore:
                 yield chunk
 
         async def received(hash_: str) -> None:
-            told.append(hash_)
+            announced.append(hash_)
 
         scene.store.fail("write")
         with pytest.raises(StoreUnavailable):
             await scene.store.write("a", chunks(), "text/plain", received)
-        assert (taken, len(told)) == ([b"o", b"ne"], 1)
+        assert (taken, len(announced)) == ([b"o", b"ne"], 1)
         assert await scene.kept.open("a") is None
 
     async def test_each_verb_of_files_fails_and_loses_its_reply(self, scene: Scene) -> None:

@@ -46,7 +46,7 @@ def body(data: object, base: str | None) -> _core.PushBody:
     return _core.decode_push(json.dumps({"data": {"n": data}, "baseHash": base}).encode())
 
 
-def subject(identity: str) -> WriteContext:
+def ref_of(identity: str) -> WriteContext:
     return WriteContext(DocumentRef("notes", {"id": "a"}, None, KEY), identity)
 
 
@@ -108,11 +108,11 @@ async def test_every_version_that_was_stored_is_listed_whatever_crashes(seed: in
         writers[pushed.hash] = f"user {n}"
         try:
             if base is not None and chosen.random() < 0.3:
-                await documents.delete(KEY, base, context=subject(f"user {n}"), history=ALL)
+                await documents.delete(KEY, base, context=ref_of(f"user {n}"), history=ALL)
             elif chosen.random() < 0.3:
-                await documents.push_idempotent(KEY, pushed, f"{n}", None, subject(f"user {n}"), ALL)
+                await documents.push_idempotent(KEY, pushed, f"{n}", None, ref_of(f"user {n}"), ALL)
             else:
-                await documents.push(KEY, pushed, context=subject(f"user {n}"), history=ALL)
+                await documents.push(KEY, pushed, context=ref_of(f"user {n}"), history=ALL)
         except Conflict:
             pass
         except StoreUnavailable:
@@ -139,7 +139,7 @@ async def test_pruning_keeps_the_author_of_the_oldest_version_despite_entries_of
         expected = written[::-1]
         clock.now_ms += 1
         new = body(n, written[-1].hash if written else None)
-        await documents.push(KEY, new, context=subject(f"winner {n}"), history=ALL)
+        await documents.push(KEY, new, context=ref_of(f"winner {n}"), history=ALL)
         written.append(Listed(new.hash, f"winner {n}"))
         clock.now_ms += 1
         left = new_entry(KEY, None, "ab" * 32, clock.now_ms, "loser")
@@ -152,7 +152,7 @@ async def test_pruning_keeps_the_author_of_the_oldest_version_despite_entries_of
     clock.now_ms += 10
     await documents.history.prune(KEY, HistoryConfig(for_ms=1))
     assert await listed(documents) == []
-    await documents.push(KEY, body(n + 1, written[-1].hash), context=subject("last"), history=ALL)
+    await documents.push(KEY, body(n + 1, written[-1].hash), context=ref_of("last"), history=ALL)
     assert await listed(documents) == written[-1:]
 
 
@@ -170,7 +170,7 @@ async def test_pruned_versions_are_those_not_listed(seed: int, tmp_path_factory:
         clock.now_ms += chosen.choice([1, 1, 1, 15])
         if limits.for_ms is None:
             clock.step(chosen.choice([0, 0, -5_000, 3_000]))
-        ref = subject(f"user {n}")
+        ref = ref_of(f"user {n}")
         if hash_ is not None:
             stored[-1] = stored[-1][0], clock.now_ms
         if hash_ is not None and chosen.random() < 0.2:
@@ -287,14 +287,14 @@ async def test_a_damaged_document_is_no_version_although_the_process_that_wrote_
 ) -> None:
     store = await LocalStore.open_folder(tmp_path, clock)
     documents = Documents(store, MemoryCoordinator(clock), clock)
-    base = (await documents.push(KEY, body(0, None), context=subject("first"), history=ALL)).hash
+    base = (await documents.push(KEY, body(0, None), context=ref_of("first"), history=ALL)).hash
     with closing(sqlite3.connect(tmp_path / "pysync.db", isolation_level=None)) as database:
         database.execute("UPDATE object SET body = ? WHERE name = 'a'", (b"{",))
     with pytest.raises(Conflict) as conflict:
-        await documents.push(KEY, body(1, base), context=subject("second"), history=ALL)
+        await documents.push(KEY, body(1, base), context=ref_of("second"), history=ALL)
     assert conflict.value.current_hash == ""
     assert len(await entries_of(store, KEY)) == 1
-    await documents.push(KEY, body(2, ""), context=subject("third"), history=ALL)
+    await documents.push(KEY, body(2, ""), context=ref_of("third"), history=ALL)
     assert await listed(documents) == []
     assert len(await entries_of(store, KEY)) == 2
     await store.close()

@@ -34,7 +34,7 @@ def scene() -> Scene:
 
 
 ONE = change("1").text.decode()
-SUBJECT = WriteContext(DocumentRef("notes", {"id": "a"}), "somebody")
+REF = WriteContext(DocumentRef("notes", {"id": "a"}), "somebody")
 
 
 def version(body: bytes) -> str:
@@ -179,18 +179,18 @@ async def put_version(
     expect: Precondition,
     base: str = "",
     key: str = "a",
-    subject: DocumentRef | None = None,
+    ref: DocumentRef | None = None,
 ) -> str:
     """Put `n` as a version of the document at `key`; its etag."""
     body = b"%d" % n
-    subject = subject or DocumentRef("notes", {"id": key})
-    return await outbox.commit(Write(key, body, expect, [subject.change(version(body), n)], base))
+    ref = ref or DocumentRef("notes", {"id": key})
+    return await outbox.commit(Write(key, body, expect, [ref.change(version(body), n)], base))
 
 
-async def versions_told(scene: Scene) -> list[int]:
+async def versions_announced(scene: Scene) -> list[int]:
     found = await scene.coordinator.read("", 100)
     assert found is not None
-    return [parse_change(told).timestamp_ms for _, told in found]
+    return [parse_change(change).timestamp_ms for _, change in found]
 
 
 async def test_the_next_write_announces_the_one_before_it_first(scene: Scene) -> None:
@@ -201,12 +201,12 @@ async def test_the_next_write_announces_the_one_before_it_first(scene: Scene) ->
         etag = await put_version(
             outbox_of(scene.kept, scene.coordinator), n, Etag(etag), version(b"%d" % (n - 1))
         )
-    assert await versions_told(scene) == [0]
+    assert await versions_announced(scene) == [0]
     other = outbox_of(scene.kept, scene.coordinator)
     etag = await put_version(other, 3, Etag(etag), version(b"2"))
-    assert await versions_told(scene) == [0, 1, 2, 3]
+    assert await versions_announced(scene) == [0, 1, 2, 3]
     await put_version(other, 4, Etag(etag), version(b"3"))
-    assert await versions_told(scene) == [0, 1, 2, 3, 4]
+    assert await versions_announced(scene) == [0, 1, 2, 3, 4]
 
 
 async def test_versions_of_a_key_are_announced_in_order_by_any_collection(scene: Scene) -> None:
@@ -215,10 +215,10 @@ async def test_versions_of_a_key_are_announced_in_order_by_any_collection(scene:
         DocumentRef("papers", {"sheet": "a"}, "acme", key="a"),
     )
     scene.coordinator.fail("announce")
-    etag = await put_version(scene.outbox, 0, ABSENT, subject=papers)
+    etag = await put_version(scene.outbox, 0, ABSENT, ref=papers)
     other = outbox_of(scene.kept, scene.coordinator)
-    await put_version(other, 1, Etag(etag), version(b"0"), subject=notes)
-    assert await versions_told(scene) == [0, 1]
+    await put_version(other, 1, Etag(etag), version(b"0"), ref=notes)
+    assert await versions_announced(scene) == [0, 1]
 
 
 async def test_intent_is_looked_up_only_by_a_writer_that_did_not_announce_the_version_before(
@@ -229,7 +229,7 @@ async def test_intent_is_looked_up_only_by_a_writer_that_did_not_announce_the_ve
     etag = await put_version(scene.outbox, 1, Etag(etag), version(b"0"))
     with pytest.raises(CoordinatorUnavailable):
         await put_version(outbox_of(scene.kept, scene.coordinator), 2, Etag(etag), version(b"1"))
-    assert await versions_told(scene) == [0, 1]
+    assert await versions_announced(scene) == [0, 1]
 
 
 async def test_a_write_announces_none_of_another_document_and_none_that_it_did_not_replace(
@@ -242,9 +242,9 @@ async def test_a_write_announces_none_of_another_document_and_none_that_it_did_n
     other = outbox_of(scene.kept, scene.coordinator)
     with pytest.raises(EtagMismatch):
         await put_version(other, 2, Etag("stale"), version(b"1"))
-    assert await versions_told(scene) == []
+    assert await versions_announced(scene) == []
     await put_version(other, 2, Etag(etag), version(b"1"))
-    assert await versions_told(scene) == [1, 2]
+    assert await versions_announced(scene) == [1, 2]
     assert [intent.changes[0].text for intent in await scene.coordinator.prepared(10)] == [
         DocumentRef("notes", {"id": "b"}).change(version(b"1"), 1).text
     ]
@@ -300,7 +300,7 @@ async def test_whatever_fails_every_write_that_was_applied_is_announced_in_order
         found = await kept.get("a")
         expect: Precondition = Etag(found.etag) if isinstance(found, StoredObject) else ABSENT
         base = version(found.body) if isinstance(found, StoredObject) else ""
-        await outbox.commit(Write("a", content, expect, [SUBJECT.change(version(content), 1)], base))
+        await outbox.commit(Write("a", content, expect, [REF.change(version(content), 1)], base))
 
     announced = await announced_despite_faults(
         seed, kept, clock, "put", ["intend", "announce", "withdraw"],
@@ -319,18 +319,18 @@ async def remove(outbox: Outbox, etag: str, n: int) -> None:
     await outbox.commit(Write("a", None, Etag(etag), [removal], version(b"%d" % n)))
 
 
-async def changes_told(scene: Scene) -> list[tuple[str, bool]]:
+async def changes_announced(scene: Scene) -> list[tuple[str, bool]]:
     found = await scene.coordinator.read("", 100)
     assert found is not None
-    return [(parse_change(told).hash, told.removed) for _, told in found]
+    return [(parse_change(change).hash, change.removed) for _, change in found]
 
 
 class TestRemovals:
     async def test_a_removal_is_announced_after_the_version_that_it_removed(self, scene: Scene) -> None:
         scene.coordinator.fail("announce")
-        etag = await put_version(outbox_of(scene.kept, scene.coordinator), 1, ABSENT, subject=KEYED)
+        etag = await put_version(outbox_of(scene.kept, scene.coordinator), 1, ABSENT, ref=KEYED)
         await remove(scene.outbox, etag, 1)
-        assert await changes_told(scene) == [(version(b"1"), False), (version(b"1"), True)]
+        assert await changes_announced(scene) == [(version(b"1"), False), (version(b"1"), True)]
         assert await scene.coordinator.prepared(10) == []
         assert await scene.kept.get("a") is None
 
@@ -339,11 +339,11 @@ class TestRemovals:
         with pytest.raises(EtagMismatch):
             await remove(scene.outbox, "another", 1)
         await scene.recover()
-        assert await changes_told(scene) == []
+        assert await changes_announced(scene) == []
 
     @pytest.mark.parametrize("crash", ["intend", "intended", "deleting", "deleted", "announce", "announced"])
     async def test_a_crash_at_any_step_says_at_last_what_is_true(self, scene: Scene, crash: str) -> None:
-        etag = await put_version(scene.outbox, 1, ABSENT, subject=KEYED)
+        etag = await put_version(scene.outbox, 1, ABSENT, ref=KEYED)
         if crash.startswith("inten"):
             scene.coordinator.fail("intend", done=crash == "intended")
             scene.store.crash(0, done=False)
@@ -358,18 +358,18 @@ class TestRemovals:
         await outbox_of(scene.kept, scene.coordinator).recover()
         is_gone = await scene.kept.get("a") is None
         assert is_gone == (crash in ("deleted", "announce", "announced"))
-        assert (await changes_told(scene))[-1] == (version(b"1"), is_gone)
+        assert (await changes_announced(scene))[-1] == (version(b"1"), is_gone)
 
     async def test_new_creation_after_a_delete_is_announced_last(self, scene: Scene) -> None:
-        etag = await put_version(scene.outbox, 1, ABSENT, subject=KEYED)
+        etag = await put_version(scene.outbox, 1, ABSENT, ref=KEYED)
         release = asyncio.Event()
         arrived = scene.store.delay("get", release)
         removing = asyncio.ensure_future(remove(scene.outbox, etag, 1))
         await arrived.wait()
-        await put_version(outbox_of(scene.kept, scene.coordinator), 2, ABSENT, subject=KEYED)
+        await put_version(outbox_of(scene.kept, scene.coordinator), 2, ABSENT, ref=KEYED)
         release.set()
         await removing
-        assert (await changes_told(scene))[-1] == (version(b"1"), False), "pull again"
+        assert (await changes_announced(scene))[-1] == (version(b"1"), False), "pull again"
         assert await scene.coordinator.prepared(10) == []
 
 
@@ -383,15 +383,15 @@ class TestDocuments:
 
     async def test_a_push_is_announced_by_its_answer_and_a_conflict_is_not(self, scene: Scene) -> None:
         documents = Documents(scene.store, scene.coordinator, scene.clock)
-        written = await documents.push("notes/a", body(b'{"n":1}'), context=SUBJECT)
+        written = await documents.push("notes/a", body(b'{"n":1}'), context=REF)
         with pytest.raises(Conflict):
-            await documents.push("notes/a", body(b'{"n":2}'), context=SUBJECT)
+            await documents.push("notes/a", body(b'{"n":2}'), context=REF)
         await scene.recover()
         found = await scene.coordinator.read("", 10)
         assert found is not None
-        [(_, told)] = found
-        change = parse_change(told)
-        assert (change.ref, change.identity) == SUBJECT[:2]
+        [(_, change)] = found
+        change = parse_change(change)
+        assert (change.ref, change.identity) == REF[:2]
         assert change[1:3] == (written.hash, written.timestamp_ms)
 
     async def test_repeated_push_announces_the_version_of_its_failed_first_attempt(
@@ -400,11 +400,11 @@ class TestDocuments:
         documents = Documents(scene.store, scene.coordinator, scene.clock)
         scene.store.lose_reply("put")
         with pytest.raises(StoreUnavailable):
-            await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=SUBJECT)
+            await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=REF)
         assert await scene.announced() == []
-        written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=SUBJECT)
+        written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=REF)
         assert await scene.announced() == [
-            SUBJECT.change(written.hash, written.timestamp_ms).text.decode(),
+            REF.change(written.hash, written.timestamp_ms).text.decode(),
         ]
 
     async def test_on_a_store_with_a_log_of_its_own_a_repetition_announces_nothing(
@@ -413,10 +413,10 @@ class TestDocuments:
         store = await LocalStore.open_folder(tmp_path)
         documents = Documents(store, scene.coordinator, scene.clock)
         for _ in range(2):
-            written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=SUBJECT)
+            written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=REF)
         found = await store.change_log.read("", 10)
         assert found is not None
-        assert [told for _, told in found] == [SUBJECT.change(written.hash, written.timestamp_ms)]
+        assert [change for _, change in found] == [REF.change(written.hash, written.timestamp_ms)]
         assert await scene.announced() == []
         assert outbox_of(store, scene.coordinator).is_transactional
         await store.close()
@@ -435,12 +435,12 @@ class TestLogs:
     async def test_each_element_is_announced_once_by_its_answer(self, scene: Scene) -> None:
         nodes = [AppendLogs(scene.store, scene.coordinator, scene.clock) for _ in range(2)]
         written = await asyncio.gather(
-            *(nodes[n % 2].append("log", element(n), RULES, SUBJECT) for n in range(60))
+            *(nodes[n % 2].append("log", element(n), RULES, REF) for n in range(60))
         )
         for node in nodes:
             await node.close()
         await scene.recover()
-        expected = Counter(SUBJECT.change(each.hash, each.timestamp_ms).text.decode() for each in written)
+        expected = Counter(REF.change(each.hash, each.timestamp_ms).text.decode() for each in written)
         assert Counter(await scene.announced()) == expected
 
     async def test_an_append_whose_reply_was_lost_is_announced_when_it_is_repeated(
@@ -449,23 +449,23 @@ class TestLogs:
         logs = AppendLogs(scene.store, scene.coordinator, scene.clock)
         scene.store.lose_reply("put")
         with pytest.raises(StoreUnavailable):
-            await logs.append_idempotent("log", element(1), RULES, "key", SUBJECT)
+            await logs.append_idempotent("log", element(1), RULES, "key", REF)
         assert await scene.announced() == []
-        written = await logs.append_idempotent("log", element(1), RULES, "key", SUBJECT)
-        assert await scene.announced() == [SUBJECT.change(written.hash, written.timestamp_ms).text.decode()]
+        written = await logs.append_idempotent("log", element(1), RULES, "key", REF)
+        assert await scene.announced() == [REF.change(written.hash, written.timestamp_ms).text.decode()]
         await logs.close()
 
 
-class TestHealing:
+class TestRecovering:
     """The healer of a service."""
 
     async def test_it_announces_leftovers_soon_and_continues(self, scene: Scene) -> None:
-        turns = [asyncio.Event() for _ in range(4)]
-        turn = iter(turns)
+        rounds = [asyncio.Event() for _ in range(4)]
+        round_ = iter(rounds)
         going_on = asyncio.Semaphore(0)
 
         async def sleep(seconds: float) -> None:
-            next(turn).set()
+            next(round_).set()
             await going_on.acquire()
             scene.clock.now_ms += int(seconds * 1000)
 
@@ -473,22 +473,22 @@ class TestHealing:
         scene.clock.now_ms += EARLY_RECOVERY_MS
         await scene.coordinator.prepare([change("1")])
         old = change("old").text.decode()
-        healing = OutboxRelay(scene.outbox, sleep=sleep)
-        await turns[0].wait()
+        relay = OutboxRelay(scene.outbox, sleep=sleep)
+        await rounds[0].wait()
         assert await scene.announced() == [old]
         going_on.release()
-        await turns[1].wait()
+        await rounds[1].wait()
         assert await scene.announced() == [old, old, ONE], "five seconds later"
         await scene.coordinator.prepare([change("young")])
         going_on.release()
-        await turns[2].wait()
+        await rounds[2].wait()
         assert len(await scene.announced()) == 3, "young, and no longer one of its first turns"
         scene.clock.now_ms += SETTLED_MS
         going_on.release()
-        await turns[3].wait()
+        await rounds[3].wait()
         assert (await scene.announced())[3:] == [old, ONE, change("young").text.decode()]
         assert await scene.coordinator.prepared(10) == []
-        healing.close()
+        relay.close()
 
     async def test_outage_is_logged_once_and_the_first_round_made_up_for(
         self, scene: Scene, caplog: pytest.LogCaptureFixture
@@ -497,44 +497,44 @@ class TestHealing:
         scene.clock.now_ms += EARLY_RECOVERY_MS
         scene.coordinator.crash()
         over = asyncio.Event()
-        turns = 0
+        rounds = 0
 
         async def sleep(_: float) -> None:
-            nonlocal turns
-            turns += 1
-            if turns == 3:
+            nonlocal rounds
+            rounds += 1
+            if rounds == 3:
                 scene.coordinator.restart()
-            if turns == 4:
+            if rounds == 4:
                 over.set()
                 await asyncio.Event().wait()
 
         with caplog.at_level(logging.INFO):
-            healing = OutboxRelay(scene.outbox, sleep=sleep)
+            relay = OutboxRelay(scene.outbox, sleep=sleep)
             await over.wait()
         assert await scene.announced() == [ONE]
         assert caplog.text.count("failed to announce changes") == 1
         assert caplog.text.count("announced 1 writes") == 1
-        healing.close()
+        relay.close()
 
     async def test_one_that_does_not_sweep_recovers_its_own(self, scene: Scene) -> None:
         await scene.coordinator.prepare([change("2")])
         scene.clock.now_ms += SETTLED_MS
         scene.coordinator.fail("announce")
         await scene.outbox.commit(Write("a", b"1", ABSENT, [change("1")]))
-        turn = asyncio.Event()
+        round_ = asyncio.Event()
 
         async def sleep(_: float) -> None:
-            turn.set()
+            round_.set()
             await asyncio.Event().wait()
 
-        healing = OutboxRelay(scene.outbox, sweeps=False, sleep=sleep)
-        await turn.wait()
+        relay = OutboxRelay(scene.outbox, sweeps=False, sleep=sleep)
+        await round_.wait()
         assert await scene.announced() == [ONE]
-        healing.close()
+        relay.close()
 
     async def test_it_does_nothing_where_it_is_not_needed(self, tmp_path: Path, scene: Scene) -> None:
         store = await LocalStore.open_folder(tmp_path)
-        healing = OutboxRelay(outbox_of(store, scene.coordinator))
-        assert healing._task is None
-        healing.close()
+        relay = OutboxRelay(outbox_of(store, scene.coordinator))
+        assert relay._task is None
+        relay.close()
         await store.close()

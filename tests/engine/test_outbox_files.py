@@ -28,7 +28,7 @@ from pysync.testing import FakeClock
 
 Written = Coroutine[Any, Any, str]
 
-SUBJECT = WriteContext(DocumentRef("files", {"id": "a"}), "somebody")
+REF = WriteContext(DocumentRef("files", {"id": "a"}), "somebody")
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def hash_of(content: bytes) -> str:
 
 
 def change_of(sha256: str) -> list[Change]:
-    return [SUBJECT.change(sha256, 1)]
+    return [REF.change(sha256, 1)]
 
 
-def told_of(content: bytes) -> str:
+def announced_text(content: bytes) -> str:
     return change_of(hash_of(content))[0].text.decode()
 
 
@@ -55,7 +55,7 @@ async def write(outbox: Outbox, content: bytes, key: str = "a") -> str:
 async def test_a_file_is_announced_once_and_leaves_no_intent(scene: Scene) -> None:
     assert await write(scene.outbox, b"one") == hash_of(b"one")
     assert (await read_file(scene.kept, "a"))[1] == b"one"
-    assert await scene.announced() == [told_of(b"one")]
+    assert await scene.announced() == [announced_text(b"one")]
     assert await scene.coordinator.prepared(10) == []
     await scene.recover()
     assert len(await scene.announced()) == 1
@@ -65,8 +65,8 @@ async def test_nothing_is_intended_before_all_has_come_in(scene: Scene) -> None:
     """However long an upload takes, its intent is young when it is made visible."""
 
     async def slow() -> AsyncIterator[bytes]:
-        for piece in (b"o", b"ne"):
-            yield piece
+        for chunk in (b"o", b"ne"):
+            yield chunk
             scene.clock.now_ms += SETTLED_MS
             assert await scene.outbox.recover() == 0
             assert await scene.coordinator.prepared(10) == []
@@ -77,23 +77,23 @@ async def test_nothing_is_intended_before_all_has_come_in(scene: Scene) -> None:
     await outbox_of(scene.kept, scene.coordinator).recover(early=True)
     assert await scene.announced() == [], "it is young"
     await scene.recover()
-    assert await scene.announced() == [told_of(b"one")]
+    assert await scene.announced() == [announced_text(b"one")]
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError, asyncio.CancelledError])
 async def test_an_upload_that_breaks_off_is_neither_written_nor_announced(
     scene: Scene, error: type[BaseException]
 ) -> None:
-    async def broken() -> AsyncIterator[bytes]:
+    async def broken_body() -> AsyncIterator[bytes]:
         yield b"o"
         raise error
 
     with pytest.raises(error):
-        await scene.outbox.write("a", broken(), "text/plain", change_of)
+        await scene.outbox.write("a", broken_body(), "text/plain", change_of)
     assert await scene.coordinator.prepared(10) == []
     assert await scene.kept.open("a") is None
     await write(scene.outbox, b"two")
-    assert await scene.announced() == [told_of(b"two")]
+    assert await scene.announced() == [announced_text(b"two")]
 
 
 async def test_a_file_that_cannot_be_intended_is_not_written(scene: Scene) -> None:
@@ -123,7 +123,7 @@ async def test_a_file_whose_reply_was_lost_is_announced(scene: Scene) -> None:
         await write(scene.outbox, b"one")
     assert (await read_file(scene.kept, "a"))[1] == b"one"
     await scene.recover()
-    assert await scene.announced() == [told_of(b"one")]
+    assert await scene.announced() == [announced_text(b"one")]
 
 
 async def test_failed_file_announcement_is_made_by_the_next_write(
@@ -133,7 +133,7 @@ async def test_failed_file_announcement_is_made_by_the_next_write(
     await write(scene.outbox, b"one")
     assert "failed to announce a stored write, will retry" in caplog.text
     await write(scene.outbox, b"two", "b")
-    assert await scene.announced() == [told_of(b"one"), told_of(b"two")]
+    assert await scene.announced() == [announced_text(b"one"), announced_text(b"two")]
 
 
 class Traced(MemoryStore):
@@ -167,8 +167,8 @@ async def test_a_file_that_overtakes_another_of_its_key_is_announced_after_it(sc
     assert store.applied == [hash_of(b"one"), hash_of(b"other")]
     hold.set()
     await asyncio.gather(first, second)
-    own = [text for text in await scene.announced() if text != told_of(b"other")]
-    assert list(dict.fromkeys(own)) == [told_of(b"one"), told_of(b"two")]
+    own = [text for text in await scene.announced() if text != announced_text(b"other")]
+    assert list(dict.fromkeys(own)) == [announced_text(b"one"), announced_text(b"two")]
 
 
 async def test_next_write_of_a_key_first_announces_leftovers_of_another_node(scene: Scene) -> None:
@@ -177,7 +177,11 @@ async def test_next_write_of_a_key_first_announces_leftovers_of_another_node(sce
         await write(outbox_of(scene.kept, scene.coordinator), content)
     assert await scene.announced() == []
     await write(scene.outbox, b"three")
-    assert await scene.announced() == [told_of(b"one"), told_of(b"two"), told_of(b"three")]
+    assert await scene.announced() == [
+        announced_text(b"one"),
+        announced_text(b"two"),
+        announced_text(b"three"),
+    ]
     assert len(await scene.coordinator.prepared(10)) == 2, "they may be of writers who are still at it"
     await scene.recover()
 
@@ -220,7 +224,7 @@ async def test_a_crash_at_any_step_loses_no_announcement_of_a_file(
     await outbox_of(scene.kept, scene.coordinator).recover(early=early)
     if await scene.kept.open("a") is not None:
         assert crash in ("stored", "announce", "announced")
-        assert told_of(b"one") in await scene.announced()
+        assert announced_text(b"one") in await scene.announced()
     elif crash in ("chunks", "intend"):
         assert await scene.announced() == []
     await scene.recover()

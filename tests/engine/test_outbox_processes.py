@@ -61,6 +61,6 @@ async def test_write_of_a_killed_process_is_announced_by_the_next(tmp_path: Path
     assert await coordinator.prepared(10) == []
     found = await coordinator.read("", 100_000)
     assert found is not None
-    assert {listed.key async for listed in store.walk("")} <= {told.text.decode() for _, told in found}
+    assert {listed.key async for listed in store.walk("")} <= {change.text.decode() for _, change in found}
     await coordinator.close()
     await store.close()

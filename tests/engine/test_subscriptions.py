@@ -27,18 +27,18 @@ from pysync.engine.subscriptions import (
     st.lists(st.sampled_from([0, 0, 0, 1, 12]), max_size=200),
 )
 @settings(max_examples=depth(75, 1200))
-def test_every_subscriber_gets_each_change_exactly_once(steps: list[str], turns: list[int]) -> None:
+def test_every_subscriber_gets_each_change_exactly_once(steps: list[str], ticks: list[int]) -> None:
     async def play() -> None:
-        log, written = Log(turns), 0
+        log, written = Log(ticks), 0
         feed = following(log)
-        places = [(await log.last_id(), 0)]
+        cursors = [(await log.last_id(), 0)]
         ears: list[tuple[Ear, int]] = []
         bringing: list[asyncio.Task[bool]] = []
 
         async def write(count: int) -> None:
             nonlocal written
             for _ in range(count):
-                places.append((await log.append([note(written)]), written + 1))
+                cursors.append((await log.append([note(written)]), written + 1))
                 written += 1
 
         for at, step in enumerate(steps):
@@ -55,16 +55,16 @@ def test_every_subscriber_gets_each_change_exactly_once(steps: list[str], turns:
                 if not feed.subscribe(ears[-1][0]):
                     bringing.append(asyncio.create_task(feed.bring(ears[-1][0])))
             elif step in ("resume", "slow", "one"):
-                place, count = places[at * 7 % len(places)]
-                ears.append((Ear(place, {NOTES: {"id": "5"} if step == "one" else {}}), count))
+                cursor, count = cursors[at * 7 % len(cursors)]
+                ears.append((Ear(cursor, {NOTES: {"id": "5"} if step == "one" else {}}), count))
                 ears[-1][0].slow = step == "slow"
                 bringing.append(asyncio.create_task(feed.bring(ears[-1][0])))
         await asyncio.gather(*bringing)
         await write(1)
         for ear, first in ears:
             one = ear.filter[NOTES].get("id")
-            told = [str(n) for n in range(first, written) if one in (None, str(n))]
-            assert await until(ear, len(told)) == told
+            received = [str(n) for n in range(first, written) if one in (None, str(n))]
+            assert await until(ear, len(received)) == received
         feed.close()
 
     page = feed_module.PAGE_SIZE
@@ -77,8 +77,8 @@ def test_every_subscriber_gets_each_change_exactly_once(steps: list[str], turns:
 
 async def test_change_during_a_catch_up_is_not_lost() -> None:
     log = Log()
-    feed, place = following(log), await log.last_id()
-    other, late = Ear(place), Ear(place)
+    feed, cursor = following(log), await log.last_id()
+    other, late = Ear(cursor), Ear(cursor)
     assert feed.subscribe(other)
     await log.append([note(1)])
     await until(other, 1)
@@ -124,10 +124,10 @@ async def test_log_is_read_once_for_all_subscribers() -> None:
 
 async def test_subscriber_receives_the_values_that_it_filters_for() -> None:
     log = Log()
-    feed, place = following(log), await log.last_id()
+    feed, cursor = following(log), await log.last_id()
     two = ("acme", "notes")
-    one, other = Ear(place, {NOTES: {"id": "1"}}), Ear(place, {NOTES: {"id": "2"}, two: {}})
-    none = Ear(place, {(None, "lists"): {}})
+    one, other = Ear(cursor, {NOTES: {"id": "1"}}), Ear(cursor, {NOTES: {"id": "2"}, two: {}})
+    none = Ear(cursor, {(None, "lists"): {}})
     for ear in (one, other, none):
         assert feed.subscribe(ear)
     await log.append([note(1), note(2), note(1, "acme"), note(3), note(2, "elsewhere")])
@@ -201,15 +201,15 @@ async def test_authorization_of_one_subscriber_delays_no_other() -> None:
 
     log = Log()
     feed = Followed(log, slowly)
-    quick, asked = Ear(await log.last_id()), Ear(await log.last_id())
-    asked.needs_authorization = True
-    listeners: list[Subscriber] = [quick, asked]
+    quick, authorized = Ear(await log.last_id()), Ear(await log.last_id())
+    authorized.needs_authorization = True
+    listeners: list[Subscriber] = [quick, authorized]
     assert all(feed.subscribe(ear) for ear in listeners)
     await log.append([note(1), note(2), note(3)])
     assert await until(quick, 3) == ["1", "2", "3"]
-    assert asked.heard == []
+    assert authorized.heard == []
     release.set()
-    assert await until(asked, 2) == ["1", "3"]
+    assert await until(authorized, 2) == ["1", "3"]
     feed.close()
 
 
@@ -237,32 +237,32 @@ async def test_others_run_while_much_is_read_without_subscribers(is_past: bool) 
 class Noting(Ear):
     """A listener that also remembers how many events it was given at a time."""
 
-    def __init__(self, place: str) -> None:
-        super().__init__(place)
-        self.pieces: list[int] = []
+    def __init__(self, cursor: str) -> None:
+        super().__init__(cursor)
+        self.deliveries: list[int] = []
 
     def deliver(self, events: Sequence[Event]) -> None:
         super().deliver(events)
-        self.pieces.append(len(events))
+        self.deliveries.append(len(events))
 
 
-@pytest.mark.parametrize("is_asked", [False, True])
-async def test_others_run_while_thousands_are_notified(is_asked: bool) -> None:
+@pytest.mark.parametrize("needs_authorization", [False, True])
+async def test_others_run_while_thousands_are_notified(needs_authorization: bool) -> None:
     log = Log()
     feed = following(log)
     ears = [Noting(await log.last_id()) for _ in range(2_000)]
     for ear in ears:
-        ear.needs_authorization = is_asked
+        ear.needs_authorization = needs_authorization
         assert feed.subscribe(ear)
     await log.append([note(1), note(2)])
-    told = most = 0
-    while told < len(ears):
+    received = most = 0
+    while received < len(ears):
         await asyncio.sleep(0)
-        before, told = told, sum(len(ear.pieces) for ear in ears)
-        most = max(most, told - before)
+        before, received = received, sum(len(ear.deliveries) for ear in ears)
+        most = max(most, received - before)
     feed.close()
     assert 0 < most <= feed_module.SLICE_WRITES
-    assert all(ear.pieces == [2] for ear in ears)
+    assert all(ear.deliveries == [2] for ear in ears)
 
 
 async def test_changes_during_a_large_delivery_are_delivered_together() -> None:
@@ -276,7 +276,7 @@ async def test_changes_during_a_large_delivery_are_delivered_together() -> None:
         await log.append([note(number)])
     for ear in ears:
         await until(ear, 20)
-        assert ear.pieces == [1, 19]
+        assert ear.deliveries == [1, 19]
     feed.close()
 
 
@@ -297,6 +297,6 @@ async def test_no_more_is_authorised_at_a_time_than_takes_a_moment() -> None:
     await log.append([note(number) for number in range(7)])
     for ear in ears:
         assert await until(ear, 7) == [str(number) for number in range(7)]
-        assert ear.pieces == [7]
+        assert ear.deliveries == [7]
     assert most == 2
     feed.close()

@@ -40,46 +40,46 @@ def at(ts_ms: int, n: int = 0) -> twin.Element:
 
 async def test_each_element_is_dated_after_the_one_before(node: Node, clock: FakeClock) -> None:
     start = clock.now_ms
-    told = await node.append(*numbered(2))
+    results = await node.append(*numbered(2))
     clock.now_ms += 100
-    told += await node.append({"n": 2})
+    results += await node.append({"n": 2})
     clock.now_ms -= 5000
-    told += await node.append({"n": 3})
-    assert [written.timestamp_ms - start for written in told] == [0, 1, 100, 101]
+    results += await node.append({"n": 3})
+    assert [written.timestamp_ms - start for written in results] == [0, 1, 100, 101]
     assert [each["ts"] - start for each in await node.elements()] == [0, 1, 100, 101]
 
 
 async def test_the_hash_is_of_the_count_and_the_newest_element(node: Node) -> None:
     assert await node.hash() == ""
     for n, data in enumerate(numbered(30)):
-        [told] = await node.append(data)
-        assert told.hash == await node.hash() == twin.log_hash(n + 1, data)
+        [results] = await node.append(data)
+        assert results.hash == await node.hash() == twin.log_hash(n + 1, data)
 
 
 async def test_a_client_dates_an_element_later_than_the_last_and_not_far_ahead(
     node: Node, clock: FakeClock
 ) -> None:
     now_ms = clock.now_ms
-    assert [told.timestamp_ms for told in await node.append(at(0), at(5), at(now_ms + 300_000))] == [
+    assert [results.timestamp_ms for results in await node.append(at(0), at(5), at(now_ms + 300_000))] == [
         0, 5, now_ms + 300_000,
     ]  # fmt: skip
-    for ts_ms, refusal in [
+    for ts_ms, error_type in [
         (now_ms + 300_001, TsTooFarAhead),
         (now_ms + 300_000, NonMonotonicTimestamp),
         (5, NonMonotonicTimestamp),
         (0, NonMonotonicTimestamp),
     ]:
-        with pytest.raises(refusal):
+        with pytest.raises(error_type):
             await node.append(at(ts_ms))
-    [told] = await node.append({})
-    assert told.timestamp_ms == now_ms + 300_001
+    [results] = await node.append({})
+    assert results.timestamp_ms == now_ms + 300_001
     assert len(await node.elements()) == 4
 
 
 async def test_a_full_log_takes_no_more(node: Node) -> None:
     rules = LogSettings(max_items=3)
-    told = await node.append_at_once(numbered(5), rules)
-    assert [type(outcome) for outcome in told] == [WriteResult] * 3 + [AppendLimitExceeded] * 2
+    results = await node.append_at_once(numbered(5), rules)
+    assert [type(outcome) for outcome in results] == [WriteResult] * 3 + [AppendLimitExceeded] * 2
     with pytest.raises(AppendLimitExceeded) as refused:
         await node.append({}, rules=rules)
     assert refused.value.extras == {"limit": 3}
@@ -96,8 +96,8 @@ async def test_a_rejected_append_to_nothing_stores_nothing(
 
 async def test_one_bad_element_never_fails_its_neighbours(node: Node, clock: FakeClock) -> None:
     ahead = clock.now_ms + 300_001
-    told = await node.append_at_once([{"n": 0}, at(ahead, 1), {"n": 2}, at(3, 3), {"n": 4}, {"n": 5}])
-    assert [type(outcome) for outcome in told] == [
+    results = await node.append_at_once([{"n": 0}, at(ahead, 1), {"n": 2}, at(3, 3), {"n": 4}, {"n": 5}])
+    assert [type(outcome) for outcome in results] == [
         WriteResult, TsTooFarAhead, WriteResult, NonMonotonicTimestamp, WriteResult, WriteResult,
     ]  # fmt: skip
     assert await node.datas() == [{"n": 0}, {"n": 2}, {"n": 4}, {"n": 5}]
@@ -159,13 +159,15 @@ async def test_appends_that_wait_for_one_log_are_written_by_one_put(node: Node) 
     await asyncio.sleep(0)
     node.calls.clear()
     release.set()
-    told = [await first, *await waiting]
+    results = [await first, *await waiting]
     segments = await keys_below(node, "_pysync/logs")
     assert (node.calls["put"] - len(segments), node.calls["get"]) == (1, 1), (
         "one get before the tail is sealed"
     )
-    assert [written.timestamp_ms for [written] in told] == [each["ts"] for each in await node.elements()][1:]
-    assert len({written.hash for [written] in told}) == 201
+    assert [written.timestamp_ms for [written] in results] == [each["ts"] for each in await node.elements()][
+        1:
+    ]
+    assert len({written.hash for [written] in results}) == 201
 
 
 async def test_logs_do_not_wait_for_each_other(node: Node) -> None:
@@ -227,8 +229,8 @@ async def test_a_chunk_size_bounds_the_tail(make_node: MakeNode, store: Store) -
 
 
 async def test_too_many_waiting_appends_are_rejected_and_not_queued(node: Node) -> None:
-    told = await node.append_at_once(numbered(append.MAX_WAITING + 100))
-    refused = [outcome for outcome in told if not isinstance(outcome, WriteResult)]
+    results = await node.append_at_once(numbered(append.MAX_WAITING + 100))
+    refused = [outcome for outcome in results if not isinstance(outcome, WriteResult)]
     assert {type(outcome) for outcome in refused} == {StoreUnavailable}
     assert len(refused) == 100
     assert await node.datas() == numbered(append.MAX_WAITING)
@@ -249,8 +251,8 @@ async def test_cancelled_append_leaves_its_neighbours_alone(node: Node) -> None:
     waiting = [asyncio.ensure_future(node.append({"n": n})) for n in range(5)]
     await asyncio.sleep(0)
     waiting[2].cancel()
-    told = await asyncio.gather(*waiting, return_exceptions=True)
-    assert sum(isinstance(outcome, list) for outcome in told) == 4
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert sum(isinstance(outcome, list) for outcome in results) == 4
     numbers = [data["n"] for data in await node.datas()]
     assert [n for n in numbers if n != 2] == [0, 1, 3, 4]
     assert numbers == sorted(numbers)
@@ -317,10 +319,10 @@ async def test_long_tail_in_chunks_makes_the_same_text(node: Node) -> None:
     for bounds in (LogRange(), LogRange(since=95), LogRange(newest=900), LogRange(9990), LogRange(newest=0)):
         tail = await node.logs.read(KEY, bounds, RULES)
         is_long = await tail.is_long()
-        pieces = [piece async for piece in tail.chunks()]
-        assert is_long == (len(pieces) > 1)
+        chunks = [chunk async for chunk in tail.chunks()]
+        assert is_long == (len(chunks) > 1)
         whole = await (await node.logs.read(KEY, bounds, RULES)).text()
-        assert parsed(b"".join(pieces)) == parsed(whole)
+        assert parsed(b"".join(chunks)) == parsed(whole)
 
 
 @pytest.mark.slow
@@ -330,7 +332,7 @@ async def test_chunk_stays_small_though_elements_become_long(make_node: MakeNode
     await node.append(*({"n": n, "text": "l" * 200_000} for n in range(60)))
     for bounds in (LogRange(), LogRange(since=0, oldest=350)):
         tail = await node.logs.read(KEY, bounds, RULES)
-        assert max([len(piece) async for piece in tail.chunks()]) < 2_500_000
+        assert max([len(chunk) async for chunk in tail.chunks()]) < 2_500_000
 
 
 async def test_a_segment_that_is_empty_is_corrupt(node: Node, store: Store) -> None:
@@ -360,7 +362,7 @@ async def test_nothing_stored_is_an_empty_log(node: Node) -> None:
     tail = await node.logs.read(KEY, LogRange(), RULES)
     assert (await tail.text(), tail.hash, await tail.is_long()) == (b"", "", False)
     assert b"[]".join(tail.envelope('f"')).replace(b"[[]]", b"[]") == b'{"f\\"":[]}'
-    assert [piece async for piece in tail.chunks()] == []
+    assert [chunk async for chunk in tail.chunks()] == []
 
 
 # Failures.
@@ -372,7 +374,7 @@ async def test_after_a_failed_put_the_next_append_works(node: Node) -> None:
         for after in range(3):
             before = await node.datas()
             getattr(node, verb)("put", after=after)
-            told = await node.append_at_once([{"verb": verb, "after": after}])
+            results = await node.append_at_once([{"verb": verb, "after": after}])
             node.reset()
             [done] = await node.append({"next": after})
             found = await node.datas()
@@ -380,16 +382,16 @@ async def test_after_a_failed_put_the_next_append_works(node: Node) -> None:
             assert found[-1] == {"next": after}
             assert done.hash == twin.log_hash(len(found), found[-1])
             lost = {"verb": verb, "after": after}
-            assert found.count(lost) == 1 if isinstance(told[0], WriteResult) else found.count(lost) <= 1
+            assert found.count(lost) == 1 if isinstance(results[0], WriteResult) else found.count(lost) <= 1
 
 
 async def test_nodes_that_collide_lose_nothing(make_node: MakeNode) -> None:
     nodes = [make_node(), make_node(), make_node()]
-    told = await asyncio.gather(
+    results = await asyncio.gather(
         *(node.append({"node": at, "n": n}) for n in range(60) for at, node in enumerate(nodes))
     )
     elements = await nodes[0].elements()
-    assert sorted(written.timestamp_ms for [written] in told) == [each["ts"] for each in elements]
+    assert sorted(written.timestamp_ms for [written] in results) == [each["ts"] for each in elements]
     for at_ in range(3):
         own = [each["data"]["n"] for each in elements if each["data"]["node"] == at_]
         assert own == list(range(60))
@@ -452,7 +454,7 @@ async def test_a_read_knows_whether_newer_elements_were_left_out(
         (1000, None, None, False),
         (1000, None, 3, False),
     ):
-        for in_pieces in (False, True):
+        for in_chunks in (False, True):
             tail = await node.logs.read(KEY, LogRange(since, newest, oldest), LogSettings())
-            text = b"".join([chunk async for chunk in tail.chunks()]) if in_pieces else await tail.text()
+            text = b"".join([chunk async for chunk in tail.chunks()]) if in_chunks else await tail.text()
             assert tail.has_more is has_more, (since, oldest, text)

@@ -33,11 +33,11 @@ async def test_element_that_is_not_persisted_is_answered_and_forgotten(
 
 
 async def test_logs_are_listed_by_name(anyone: Browser) -> None:
-    mark = os.urandom(6).hex()
+    suffix = os.urandom(6).hex()
     for name in ("b", "a", "c"):
-        await append(anyone, f"log/{mark}-{name}", {"text": "x" * 1000})
-    page = await anyone.request("GET", f"/list/log?limit=3&after={mark}")
-    assert page.json["items"] == [f"{mark}-a", f"{mark}-b", f"{mark}-c"]
+        await append(anyone, f"log/{suffix}-{name}", {"text": "x" * 1000})
+    page = await anyone.request("GET", f"/list/log?limit=3&after={suffix}")
+    assert page.json["items"] == [f"{suffix}-a", f"{suffix}-b", f"{suffix}-c"]
 
 
 async def test_a_log_that_is_only_pushed_has_no_pull(anyone: Browser, unique: Unique) -> None:

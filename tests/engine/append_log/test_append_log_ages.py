@@ -67,12 +67,12 @@ async def test_others_run_while_a_big_log_of_starfish_is_read(
     log = log_of([{"text": "x" * 100}] * 40_000, clock.now_ms - 50_000)
     await store_values(store, starfish(log, "document"))
     reading = asyncio.create_task(node.elements(None, 1))
-    turns = 0
+    ticks = 0
     while not reading.done():
         await asyncio.sleep(0)
-        turns += 1
+        ticks += 1
     assert await reading == log.within(None, 1)
-    assert turns > 10
+    assert ticks > 10
 
 
 @layouts
@@ -83,8 +83,8 @@ async def test_the_first_append_takes_a_log_of_starfish_over(
     log = log_of(numbered(count), clock.now_ms - 1000)
     await store_values(store, starfish(log, layout))
     for n in range(count, count + 20):
-        [told] = await node.append({"n": n})
-        assert told.hash == twin.log_hash(n + 1, {"n": n})
+        [result] = await node.append({"n": n})
+        assert result.hash == twin.log_hash(n + 1, {"n": n})
         assert await make_node().datas() == numbered(n + 1)
     assert (await node.elements())[:count] == log.within()
 
@@ -128,10 +128,10 @@ async def test_a_takeover_that_crashes_is_made_by_the_next_append(
             await store_values(store, starfish(log, layout))
             dying, other = make_node(head_bytes=100), make_node(head_bytes=100)
             dying.crash(after, done=done)
-            told = await asyncio.gather(dying.append({"n": 30}), return_exceptions=True)
+            result = await asyncio.gather(dying.append({"n": 30}), return_exceptions=True)
             found = await other.datas()
             assert found in (numbered(30), numbered(31))
-            assert isinstance(told[0], StoreUnavailable) or len(found) == 31
+            assert isinstance(result[0], StoreUnavailable) or len(found) == 31
             await other.append({"last": 1})
             assert await make_node().datas() == [*found, {"last": 1}]
             await store.delete(KEY)
@@ -207,16 +207,16 @@ async def test_an_append_to_an_expired_log_begins_it_anew(
     await node.append(*numbered(60), rules=rules)
     clock.now_ms += TTL_MS + 1
     for n, appender in enumerate([node, make_node(), node] * 10):
-        [told] = await appender.append({"new": n}, rules=rules)
-        assert told.hash == twin.log_hash(n + 1, {"new": n})
+        [result] = await appender.append({"new": n}, rules=rules)
+        assert result.hash == twin.log_hash(n + 1, {"new": n})
     assert await node.datas(rules=rules) == [{"new": n} for n in range(30)]
 
 
 async def test_a_new_log_may_be_dated_before_the_expired_one(node: Node, clock: FakeClock) -> None:
     await node.append({}, rules=SHORT)
     clock.now_ms += TTL_MS + 1
-    [told] = await node.append(twin.Element(5, {}), rules=SHORT)
-    assert told.timestamp_ms == 5
+    [result] = await node.append(twin.Element(5, {}), rules=SHORT)
+    assert result.timestamp_ms == 5
 
 
 async def test_nothing_stays_of_expired_logs_that_were_begun_anew(
@@ -338,12 +338,12 @@ async def test_an_append_during_a_sweep_is_not_swept_away(
     sweeping = asyncio.ensure_future(sweep(sweeper))
     await asyncio.wait([sweeping, arrived], return_when=asyncio.FIRST_COMPLETED)
     arrived.cancel()
-    [told] = await behind.append({"new": 1}, rules=SHORT)
+    [result] = await behind.append({"new": 1}, rules=SHORT)
     release.set()
     await sweeping
     found = await behind.elements(rules=SHORT)
-    assert found[-1] == {"ts": told.timestamp_ms, "data": {"new": 1}}
-    assert told.hash == await behind.hash(SHORT) == twin.log_hash(len(found), {"new": 1})
+    assert found[-1] == {"ts": result.timestamp_ms, "data": {"new": 1}}
+    assert result.hash == await behind.hash(SHORT) == twin.log_hash(len(found), {"new": 1})
 
 
 async def test_a_sweep_reads_no_log_that_was_written_lately(node: Node, clock: FakeClock) -> None:

@@ -20,8 +20,8 @@ async def put_sizes(node: Node, *datas: object) -> list[int]:
     """The bytes of each put, in turn, that it takes to append these at once."""
 
     async def append_all() -> None:
-        told = await node.append_at_once(datas)
-        assert [type(outcome) for outcome in told] == [WriteResult] * len(datas)
+        results = await node.append_at_once(datas)
+        assert [type(outcome) for outcome in results] == [WriteResult] * len(datas)
 
     return await sizes_of_puts(node, append_all())
 
@@ -44,8 +44,8 @@ async def test_appends_at_once_under_different_rules_each_keep_to_their_own(node
     """Two collections may hold one key: in two namespaces, say."""
     few, many = LogSettings(max_items=2), LogSettings()
     appends = [asyncio.ensure_future(node.append({"n": n}, rules=many if n % 2 else few)) for n in range(6)]
-    told = await asyncio.gather(*appends, return_exceptions=True)
-    refused = [n for n, outcome in enumerate(told) if isinstance(outcome, AppendLimitExceeded)]
+    results = await asyncio.gather(*appends, return_exceptions=True)
+    refused = [n for n, outcome in enumerate(results) if isinstance(outcome, AppendLimitExceeded)]
     assert refused == [2, 4]
     assert await node.datas() == [{"n": n} for n in (0, 1, 3, 5)]
 
@@ -95,7 +95,7 @@ async def test_a_log_that_is_gone_rejects_nothing_from_memory(node: Node, store:
     rules = LogSettings(max_items=1)
     await node.append({"n": 0}, rules=rules)
     await store.delete(KEY)
-    assert [type(told) for told in await node.append({"n": 1}, rules=rules)] == [WriteResult]
+    assert [type(results) for results in await node.append({"n": 1}, rules=rules)] == [WriteResult]
     assert await node.datas(rules=rules) == [{"n": 1}]
 
 
@@ -155,13 +155,13 @@ async def test_unforeseen_failure_is_raised_to_all_that_wait_and_ends_with_them(
 ) -> None:
     put = node.put
 
-    async def broken(*args: object, **options: object) -> str:
+    async def fails(*args: object, **options: object) -> str:
         node.put = put  # type: ignore[method-assign]
         raise RuntimeError("broken")
 
-    node.put = broken  # type: ignore[method-assign]
-    told = await node.append_at_once(numbered(3))
-    assert [type(outcome) for outcome in told] == [RuntimeError] * 3
+    node.put = fails  # type: ignore[method-assign]
+    results = await node.append_at_once(numbered(3))
+    assert [type(outcome) for outcome in results] == [RuntimeError] * 3
     assert "failed to append to 'logs/a'" in caplog.text
     assert [type(outcome) for outcome in await node.append_at_once(numbered(3))] == [WriteResult] * 3
     assert await node.datas() == numbered(3)

@@ -27,14 +27,14 @@ from pysync.testing import FakeClock
 async def test_a_repetition_is_answered_as_the_first_was(make_node: MakeNode, clock: FakeClock) -> None:
     node, other = make_node(), make_node()
     await node.append(*numbered(3))
-    told = await node.once({"n": 3}, "k")
-    assert told.hash == twin.log_hash(4, {"n": 3})
+    result = await node.once({"n": 3}, "k")
+    assert result.hash == twin.log_hash(4, {"n": 3})
     for after in range(100):
         # It lies in the tail at first, then in a segment, then below a block of the index.
-        assert await node.once({"n": 3}, "k") == await other.once({"n": 3}, "k") == told
+        assert await node.once({"n": 3}, "k") == await other.once({"n": 3}, "k") == result
         await node.append({"after": after})
     clock.now_ms += IDEMPOTENCY_TTL_MS - 1
-    assert await make_node().once({"n": 3}, "k") == told
+    assert await make_node().once({"n": 3}, "k") == result
     assert (await node.datas()).count({"n": 3}) == 1
 
 
@@ -46,16 +46,16 @@ async def test_repetition_that_cannot_be_looked_up_fails_alone(node: Node, store
     await node.append(*numbered(60))
     for key in await keys_below(store, "_pysync/logs"):
         await store.delete(key)
-    beside = asyncio.gather(*(node.append({"n": n}) for n in (60, 61)))
+    others = asyncio.gather(*(node.append({"n": n}) for n in (60, 61)))
     with pytest.raises(DocumentCorrupt):
         await node.once({"n": 0}, "k")
-    assert [told.hash for [told] in await beside] == [twin.log_hash(n + 1, {"n": n}) for n in (60, 61)]
+    assert [result.hash for [result] in await others] == [twin.log_hash(n + 1, {"n": n}) for n in (60, 61)]
 
 
 async def test_keys_are_apart(node: Node) -> None:
-    told = [await node.once({"same": 1}, key) for key in ("k", "l", "kl")]
-    assert len({written.timestamp_ms for written in told}) == 3
-    assert [await node.once({"same": 1}, key) for key in ("k", "l", "kl")] == told
+    result = [await node.once({"same": 1}, key) for key in ("k", "l", "kl")]
+    assert len({written.timestamp_ms for written in result}) == 3
+    assert [await node.once({"same": 1}, key) for key in ("k", "l", "kl")] == result
 
 
 async def test_a_key_used_again_after_ten_minutes_appends_again(node: Node, clock: FakeClock) -> None:
@@ -80,14 +80,14 @@ async def test_an_append_whose_answer_was_lost_is_made_once(
         await node.append(*numbered(6))
         getattr(node, kind)("put", after=after)
         try:
-            told = await node.once({"kind": kind}, kind)
+            result = await node.once({"kind": kind}, kind)
         except StoreUnavailable:
-            told = None
+            result = None
         node.reset()
         await other.append(*numbered(others))
         answers = [await again.once({"kind": kind}, kind) for again in (other, node, other)]
         assert answers == answers[:1] * 3
-        assert told in (None, answers[0])
+        assert result in (None, answers[0])
         assert (await node.datas()).count({"kind": kind}) == 1
 
 
@@ -98,9 +98,9 @@ async def test_a_node_that_died_is_repeated_by_another(make_node: MakeNode) -> N
             await dying.append(*numbered(20))
             dying.crash(after, done=done)
             data, key = {"after": after, "done": done}, f"{after}{done}"
-            told = await asyncio.gather(dying.once(data, key), return_exceptions=True)
+            result = await asyncio.gather(dying.once(data, key), return_exceptions=True)
             again = await other.once(data, key)
-            assert told[0] == again or isinstance(told[0], StoreUnavailable)
+            assert result[0] == again or isinstance(result[0], StoreUnavailable)
             assert (await other.datas()).count(data) == 1
 
 
@@ -111,17 +111,17 @@ async def test_a_crash_between_claim_and_write_does_not_keep_the_key_from_append
     dying.crash(0, done=False)
     with pytest.raises(StoreUnavailable):
         await dying.once({"n": 0}, "k")
-    told = await other.once({"n": 0}, "k")
-    assert told == await other.once({"n": 0}, "k")
+    result = await other.once({"n": 0}, "k")
+    assert result == await other.once({"n": 0}, "k")
     assert await other.datas() == numbered(1)
 
 
 async def test_attempts_at_once_make_one_element(make_node: MakeNode) -> None:
-    for turn in range(10):
+    for round_ in range(10):
         nodes = [make_node(), make_node(ahead_ms=60_000), make_node(ahead_ms=-60_000)] * 3
-        told = await asyncio.gather(*(node.once({"turn": turn}, f"{turn}") for node in nodes))
-        assert told == told[:1] * len(nodes)
-        assert await nodes[0].datas() == [{"turn": n} for n in range(turn + 1)]
+        result = await asyncio.gather(*(node.once({"turn": round_}, f"{round_}") for node in nodes))
+        assert result == result[:1] * len(nodes)
+        assert await nodes[0].datas() == [{"turn": n} for n in range(round_ + 1)]
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 10_000, -10_000])
@@ -142,11 +142,11 @@ async def test_slow_write_is_not_made_in_addition_to_its_repetition(
 
 
 async def test_a_repetition_joins_others_in_one_put(node: Node) -> None:
-    told = await node.once({"n": 0}, "k")
+    result = await node.once({"n": 0}, "k")
     node.calls.clear()
     appends = [node.append({"n": 1}), node.append({"n": 2})]
     again, *_ = await asyncio.gather(node.once({"n": 0}, "k"), *appends)
-    assert again == told
+    assert again == result
     assert node.calls["put"] <= 2
     assert await node.datas() == numbered(3)
 
@@ -195,12 +195,12 @@ async def test_rejected_append_is_not_looked_up_when_it_is_repeated(
 
 async def test_other_data_under_a_key_is_rejected_by_every_node(make_node: MakeNode) -> None:
     node, other = make_node(), make_node()
-    told = await node.once({"n": 0}, "k")
+    result = await node.once({"n": 0}, "k")
     await node.append(*numbered(40, 1))
     for again in (node, other):
         with pytest.raises(IdempotencyKeyReused):
             await again.once({"n": 99}, "k")
-    assert await other.once({"n": 0}, "k") == told
+    assert await other.once({"n": 0}, "k") == result
     assert await node.datas() == numbered(41)
 
 
@@ -230,8 +230,8 @@ async def test_a_rejected_repetition_does_not_free_the_key_of_an_append_that_was
     with pytest.raises(NonMonotonicTimestamp):
         await other.once(twin.Element(50, {"n": 1}), "k")
     release.set()
-    told = await first
-    assert await other.once({"n": 1}, "k") == told
+    result = await first
+    assert await other.once({"n": 1}, "k") == result
     assert await other.datas() == [{}, {"n": 1}]
 
 
@@ -245,11 +245,11 @@ async def test_segments_searched_by_one_attempt_are_not_searched_by_another(
         await dying.once({"n": -1}, "k")
     await other.append(*numbered(400))
     other.got.clear()
-    told = await other.once({"n": -1}, "k")
+    result = await other.once({"n": -1}, "k")
     assert len(other.got) > 40
     await other.append(*numbered(40))
     other.got.clear()
-    assert await other.once({"n": -1}, "k") == told
+    assert await other.once({"n": -1}, "k") == result
     assert len(other.got) < 30
 
 
@@ -263,24 +263,24 @@ async def test_attempt_searches_up_to_a_bound_and_the_next_one_continues(
     with pytest.raises(StoreUnavailable):
         await dying.once({"n": -1}, "k")
     await other.append(*numbered(400))
-    looks = []
+    lookups = []
     for _ in range(20):
         other.got.clear()
         with suppress(StoreUnavailable):
-            told = await other.once({"n": -1}, "k")
+            result = await other.once({"n": -1}, "k")
             break
-        looks.append(len(other.got))
-    assert 2 < len(looks) < 10
-    assert max(looks) < 30
-    assert await other.once({"n": -1}, "k") == told
+        lookups.append(len(other.got))
+    assert 2 < len(lookups) < 10
+    assert max(lookups) < 30
+    assert await other.once({"n": -1}, "k") == result
     assert await other.datas() == [*numbered(400), {"n": -1}]
 
 
 async def test_a_claim_of_an_earlier_version_is_honoured(node: Node) -> None:
     name = hashlib.sha256(b"append k").hexdigest()
     await node.logs._coordinator.put_if_absent(name, b'["0011223344556677","",0]', IDEMPOTENCY_TTL_MS)
-    told = await node.once({"n": 0}, "k")
-    assert await node.once({"n": 0}, "k") == told
+    result = await node.once({"n": 0}, "k")
+    assert await node.once({"n": 0}, "k") == result
     assert await node.datas() == numbered(1)
 
 
@@ -314,18 +314,18 @@ async def test_a_log_of_starfish_is_taken_over_once_by_a_repeated_append(
         node, other = make_node(), make_node()
         node.lose_reply("put", after=after)
         data, key = {"n": 50 + after}, f"{after}"
-        told = await asyncio.gather(node.once(data, key), return_exceptions=True)
+        result = await asyncio.gather(node.once(data, key), return_exceptions=True)
         node.reset()
         again = await other.once(data, key)
-        assert told[0] == again or isinstance(told[0], StoreUnavailable)
+        assert result[0] == again or isinstance(result[0], StoreUnavailable)
         assert await other.datas() == numbered(51 + after)
 
 
 async def test_append_that_is_not_persisted_is_answered_again_too(node: Node, clock: FakeClock) -> None:
     rules = LogSettings(persist=False)
-    told = await node.once({"n": 1}, "k", rules)
+    result = await node.once({"n": 1}, "k", rules)
     clock.now_ms += 1000
-    assert await node.once({"n": 1}, "k", rules) == told
+    assert await node.once({"n": 1}, "k", rules) == result
 
 
 async def test_an_append_that_began_a_log_anew_is_found_in_that_log(node: Node, clock: FakeClock) -> None:
@@ -333,7 +333,7 @@ async def test_an_append_that_began_a_log_anew_is_found_in_that_log(node: Node, 
     rules = LogSettings(ttl_ms=60_000)
     await node.append(*numbered(50), rules=rules)
     clock.now_ms += 60_001
-    told = await node.once({"first": 1}, "k", rules)
+    result = await node.once({"first": 1}, "k", rules)
     await node.append(*numbered(40), rules=rules)
-    assert await node.once({"first": 1}, "k", rules) == told
+    assert await node.once({"first": 1}, "k", rules) == result
     assert await node.datas(rules=rules) == [{"first": 1}, *numbered(40)]

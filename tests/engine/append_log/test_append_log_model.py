@@ -165,18 +165,18 @@ class LogMachine(RuleBasedStateMachine):
         wanted = self.make(wants, self.last_ms)
         log = twin.Log(self.elements)
         _, expected = log.append(wanted, self.nodes[node].clock(), rules.max_items)
-        told = self.append([(node, element) for element in wanted], rules)
+        results = self.append([(node, element) for element in wanted], rules)
         outcomes = [
             outcome.code if isinstance(outcome, PysyncError) else (outcome.hash, outcome.timestamp_ms)
-            for outcome in told
+            for outcome in results
         ]
         assert outcomes == expected
 
     @rule(ones=wants, others=wants)
     def append_through_both(self, ones: Any, others: Any) -> None:
         made = self.make([*ones, *others], self.last_ms)
-        told = self.append([(n >= len(ones), element) for n, element in enumerate(made)], self.said)
-        assert not any(isinstance(outcome, StoreUnavailable) for outcome in told)
+        results = self.append([(n >= len(ones), element) for n, element in enumerate(made)], self.said)
+        assert not any(isinstance(outcome, StoreUnavailable) for outcome in results)
 
     @rule(ones=wants, others=wants, faults=st.lists(st.tuples(nodes, failures), min_size=1, max_size=3))
     def append_while_a_store_fails(self, ones: Any, others: Any, faults: Any) -> None:
@@ -184,7 +184,7 @@ class LogMachine(RuleBasedStateMachine):
         for node, fault in faults:
             self.nodes[node].meet(fault)
         self.append([(n >= len(ones), element) for n, element in enumerate(made)], self.said)
-        self.heal()
+        self.recover()
 
     @rule(node=nodes, ones=wants, others=st.just([]) | wants, fault=crashes)
     def crash_while_appending(self, node: int, ones: Any, others: Any, fault: Fault) -> None:
@@ -194,8 +194,8 @@ class LogMachine(RuleBasedStateMachine):
         self.restart(node)
         for survivor in (node, 1 - node):
             [element] = self.make([(0, None)], 0)
-            [told] = self.append([(survivor, element)], self.said)
-            assert isinstance(told, WriteResult)
+            [results] = self.append([(survivor, element)], self.said)
+            assert isinstance(results, WriteResult)
 
     @rule(
         node=nodes,
@@ -214,11 +214,11 @@ class LogMachine(RuleBasedStateMachine):
         if fault is not None:
             self.nodes[fault[0]].meet(fault[1])
         since_ms, element, known = self.keys[name]
-        told = self.append([(node, element), (1 - node, element)][: 1 + at_once], self.said, name)
-        self.heal()
+        results = self.append([(node, element), (1 - node, element)][: 1 + at_once], self.said, name)
+        self.recover()
         if fault is not None and fault[1].kind.startswith("crash"):
             self.restart(fault[0])
-        answers = [outcome for outcome in told if isinstance(outcome, WriteResult)]
+        answers = [outcome for outcome in results if isinstance(outcome, WriteResult)]
         if known is not None:
             answers.append(known)
         if answers:
@@ -232,13 +232,13 @@ class LogMachine(RuleBasedStateMachine):
         assert known is not None
         since_ms, element, answer = known
         assume(since_ms + IDEMPOTENCY_TTL_MS > self.clock.now_ms + 10_000)
-        [told] = self.append([(node, element)], self.said, name)
-        if isinstance(told, StoreUnavailable):
+        [results] = self.append([(node, element)], self.said, name)
+        if isinstance(results, StoreUnavailable):
             self.advance(10_000)
-            [told] = self.append([(node, element)], self.said, name)
-        assert isinstance(told, WriteResult)
-        assert answer in (None, told)
-        self.keys[name] = since_ms, element, told
+            [results] = self.append([(node, element)], self.said, name)
+        assert isinstance(results, WriteResult)
+        assert answer in (None, results)
+        self.keys[name] = since_ms, element, results
 
     @rule(node=nodes)
     def restart(self, node: int) -> None:
@@ -269,7 +269,7 @@ class LogMachine(RuleBasedStateMachine):
             self.runner.run(self._sweep(self.nodes[node]))
         except StoreUnavailable:
             assert fault is not None
-        self.heal()
+        self.recover()
         if fault is not None and fault.kind.startswith("crash"):
             self.restart(node)
 
@@ -300,7 +300,7 @@ class LogMachine(RuleBasedStateMachine):
         except (StoreUnavailable, DocumentCorrupt):
             return
         finally:
-            self.heal()
+            self.recover()
         assert elements == twin.Log(self.elements).within()
 
     @invariant()
@@ -342,17 +342,17 @@ class LogMachine(RuleBasedStateMachine):
         async def all_() -> list[Any]:
             return await asyncio.gather(*(one(*each) for each in wanted), return_exceptions=True)
 
-        told: list[WriteResult | PysyncError] = self.runner.run(all_())
+        results: list[WriteResult | PysyncError] = self.runner.run(all_())
         before = self.elements
         stored = self.stored()
         assert stored[: len(before)] == before
-        for outcome in told:
+        for outcome in results:
             assert isinstance(outcome, (WriteResult, StoreUnavailable, *REFUSALS)), repr(outcome)
         added = [element.data["n"] for element in stored[len(before) :]]
         assert len(added) == len(set(added))
         assert set(added) <= {element.data["n"] for _, element in wanted}
         by_number = {element.data["n"]: (at, element) for at, element in enumerate(stored)}
-        for (_, element), outcome in zip(wanted, told, strict=True):
+        for (_, element), outcome in zip(wanted, results, strict=True):
             if isinstance(outcome, WriteResult):
                 at, found = by_number[element.data["n"]]
                 assert outcome == WriteResult(twin.log_hash(at + 1, found.data), found.ts_ms or 0)
@@ -362,12 +362,12 @@ class LogMachine(RuleBasedStateMachine):
         for node in (0, 1):
             order = [
                 by_number[element.data["n"]][0]
-                for (through, element), outcome in zip(wanted, told, strict=True)
+                for (through, element), outcome in zip(wanted, results, strict=True)
                 if through == node and isinstance(outcome, WriteResult)
             ]
             assert order == sorted(order)
         self.elements = stored
-        return told
+        return results
 
     def stored(self) -> tuple[twin.Element, ...]:
         """What a node that has never seen the log reads of it."""
@@ -388,7 +388,7 @@ class LogMachine(RuleBasedStateMachine):
         elements: list[Any] = json.loads(b"[%b]" % text)
         return tail.hash, elements
 
-    def heal(self) -> None:
+    def recover(self) -> None:
         for node in self.nodes:
             node.store.reset()
 

@@ -70,8 +70,8 @@ class Clients:
         assert times == sorted(set(times))
         assert set(self.acknowledged) <= set(held) <= set(self.acknowledged) | self.unknown
         for position, (name, element) in enumerate(zip(held, elements, strict=True), start=1):
-            told = self.acknowledged.get(name)
-            assert told in (None, (twin.log_hash(position, element["data"]), element["ts"]))
+            reported = self.acknowledged.get(name)
+            assert reported in (None, (twin.log_hash(position, element["data"]), element["ts"]))
         assert pulled["hash"] == twin.log_hash(len(elements), elements[-1]["data"])
         for client in {client for client, _ in held}:
             own = [n for at, n in held if at == client]

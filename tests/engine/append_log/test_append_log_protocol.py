@@ -62,9 +62,9 @@ async def test_appends_of_two_clients_do_not_conflict(anyone: Browser, base: str
     found = pulled["data"]["items"]
     times = [each["ts"] for each in found]
     assert times == sorted(set(times))
-    told = {answer.json["timestamp"]: n for n, answer in enumerate(answers)}
-    assert {each["ts"]: each["data"]["n"] for each in found} == told, "each has the time that it was told"
-    assert sorted(told.values()) == list(range(60))
+    by_time = {answer.json["timestamp"]: n for n, answer in enumerate(answers)}
+    assert {each["ts"]: each["data"]["n"] for each in found} == by_time, "each has the time that it was told"
+    assert sorted(by_time.values()) == list(range(60))
     hashes = {answer.json["hash"] for answer in answers}
     assert hashes == {hash_of(count, each["data"]) for count, each in enumerate(found, 1)}
     assert pulled["hash"] == hash_of(60, found[-1]["data"])

@@ -58,7 +58,7 @@ async def stored_names(store: Store) -> set[str]:
     return {key.rpartition("/")[2] for key in await keys_below(store, "_pysync/logs")}
 
 
-async def settled(node: Node) -> None:
+async def swept(node: Node) -> None:
     await node.logs.close()
 
 
@@ -68,7 +68,7 @@ async def test_the_newest_elements_stay_and_the_store_does_not_grow(node: Node, 
         [written] = await node.append({"n": n}, rules=NEWEST)
         wanted.append({"ts": written.timestamp_ms, "data": {"n": n}})
         assert written.hash == twin.log_hash(n + 1, {"n": n}), "the hash counts all that were appended"
-    await settled(node)
+    await swept(node)
     found = await node.elements()
     assert KEEP <= len(found) <= KEEP + 60
     assert found == wanted[-len(found) :]
@@ -118,7 +118,7 @@ async def test_retained_elements_are_the_end_of_the_log_however_it_grows(
             at = random.randrange(len(found))
             assert await node.elements(found[at]["ts"]) == found[at + 1 :]
     for node in nodes:
-        await settled(node)
+        await swept(node)
     assert await reachable(store) <= await stored_names(store)
     damages: list[Damage] = []
     await Verifier(store, damages.append).run()
@@ -172,7 +172,7 @@ async def test_a_log_with_a_long_past_loses_it_in_steps(node: Node, store: Store
     for n in range(30):
         node.calls.clear()
         await node.append({"n": n}, rules=NEWEST)
-        await settled(node)
+        await swept(node)
         deleted.append(node.calls["delete"])
     blocks = 64 // 16 + 1
     assert 64 <= max(deleted) <= 64 + blocks, "one append deletes no more than a bounded number"
@@ -194,7 +194,7 @@ async def test_a_read_with_an_older_head_does_not_fail(
     slice_ = await node.logs.read(KEY, bounds, RECENT)
     other = make_node()
     await other.append(*numbered(20), rules=NEWEST)
-    await settled(other)
+    await swept(other)
     kept = await node.elements()
     assert before[-1] in kept
     assert before[0] not in kept
@@ -224,7 +224,7 @@ async def test_a_long_read_that_loses_what_comes_next_misses_nothing_unnoticed(
     other = make_node()
     for n in range(80):
         await other.append({"n": n, "text": "x" * 20_000}, rules=NEWEST)
-    await settled(other)
+    await swept(other)
     await other.logs.drop_oldest(KEY, NEWEST)
     given += b"".join([chunk async for chunk in chunks])
     found = parsed(given)
@@ -241,7 +241,7 @@ async def test_a_long_read_that_loses_what_comes_next_misses_nothing_unnoticed(
 
 async def test_a_segment_that_should_be_there_is_still_damage(node: Node, store: Store) -> None:
     await node.append(*numbered(300), rules=NEWEST)
-    await settled(node)
+    await swept(node)
     slice_ = await node.logs.read(KEY, LogRange(), NEWEST)
     lost = sorted(name for name in await reachable(store) if name[0].isdigit())[0]
     await store.delete(f"_pysync/logs/{(await head_of(store)).id}/{lost}")
@@ -256,7 +256,7 @@ async def test_damage_of_old_segments_does_not_keep_them(node: Node, store: Stor
         if name[0].isdigit():
             await store.put(f"_pysync/logs/{head.id}/{name}", b"damaged")
     await node.append(*numbered(100), rules=NEWEST)
-    await settled(node)
+    await swept(node)
     await node.logs.drop_oldest(KEY, NEWEST)
     found = await node.elements()
     assert KEEP <= len(found) < 110
@@ -282,7 +282,7 @@ async def test_a_crash_at_any_write_leaves_the_end_of_the_log(clock: FakeClock, 
         with suppress(StoreUnavailable):
             for n in range(40, 100):
                 written += await node.append({"n": n}, rules=LogSettings(keep_elements=10))
-        await settled(node)
+        await swept(node)
         crashed.add(len(written))
         reader = AppendLogs(memory, coordinator, clock)
         found = parsed(await (await reader.read(KEY, LogRange(), NEWEST)).text())
@@ -301,7 +301,7 @@ async def test_a_crash_at_any_write_leaves_the_end_of_the_log(clock: FakeClock, 
 async def test_a_repetition_whose_element_may_have_left_is_not_appended_again(
     node: Node, make_node: MakeNode
 ) -> None:
-    told = await node.once({"n": -2}, "told", NEWEST)
+    result = await node.once({"n": -2}, "told", NEWEST)
     node.lose_reply("put")
     with pytest.raises(StoreUnavailable):
         await node.once({"n": -1}, "k", NEWEST)
@@ -310,7 +310,7 @@ async def test_a_repetition_whose_element_may_have_left_is_not_appended_again(
     for each in (node, make_node()):
         with pytest.raises(StoreUnavailable):
             await each.once({"n": -1}, "k", NEWEST)
-        assert await each.once({"n": -2}, "told", NEWEST) == told
+        assert await each.once({"n": -2}, "told", NEWEST) == result
     assert (await node.logs.read(KEY, LogRange(newest=0), NEWEST)).hash == count
 
 
@@ -320,8 +320,8 @@ async def test_a_first_attempt_with_an_old_head_can_be_repeated(node: Node, make
     await other.append(*numbered(400), rules=NEWEST)  # `node` still takes its cached head for the log
     with pytest.raises(StoreUnavailable):
         await node.once({"n": 1}, "k", NEWEST)
-    told = await node.once({"n": 1}, "k", NEWEST)
-    assert await other.once({"n": 1}, "k", NEWEST) == told
+    result = await node.once({"n": 1}, "k", NEWEST)
+    assert await other.once({"n": 1}, "k", NEWEST) == result
     assert (await node.datas()).count({"n": 1}) <= 2
 
 
@@ -404,7 +404,7 @@ async def test_a_log_that_is_shortened_while_it_is_copied_arrives(
     copying = asyncio.create_task(copier.run())
     await arrived.wait()
     await node.append(*numbered(100), rules=NEWEST)
-    await settled(node)
+    await swept(node)
     await node.logs.drop_oldest(KEY, NEWEST)
     release.set()
     await copying

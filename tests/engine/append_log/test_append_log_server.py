@@ -206,8 +206,8 @@ async def test_rejections_come_in_the_order_of_documents(
     assert await refused(b"x" * 3000, text, by=Browser(base, session)) == (401, "Unauthorized")
     assert await refused(b"x" * 3000, text) == (415, "Content-Type must be application/json")
     assert await refused(b"x" * 3000) == (413, "Payload too large")
-    foreign = f"/push/u/{STRANGER.user_id}/a"
-    assert await refused(b"{", to=foreign) == (403, "Forbidden")
+    others_target = f"/push/u/{STRANGER.user_id}/a"
+    assert await refused(b"{", to=others_target) == (403, "Forbidden")
     assert await refused(b'{"data":{"pay":1},"ts":-1') == (400, "Invalid JSON body")
     assert await refused(b'{"data":{"pay":1},"ts":-1}') == (400, "ts must be a non-negative integer")
     bad = {"pay": 1, "n": "x"}

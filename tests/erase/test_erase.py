@@ -119,16 +119,16 @@ async def test_followers_receive_the_removals_and_later_ones_a_reset(
     eraser = served.eraser
     eraser._sleep = until_received
     erasing = asyncio.ensure_future(eraser.run(EraseRequest("prefix", f"users/{ANNE.user_id}/notes")))
-    told = await mine.events(3)
-    assert {(event["params"]["id"], event["hash"], event["removed"]) for event in told} == {
+    events = await mine.events(3)
+    assert {(event["params"]["id"], event["hash"], event["removed"]) for event in events} == {
         (f"{SECRET}-{n}", "", True) for n in range(3)
     }
     received.set()
     await erasing
     # Live streams go on without a reset, and whoever could not pull has heard of nothing.
-    for who, heard in ((served.anne, mine), (served.bert, others)):
+    for who, stream in ((served.anne, mine), (served.bert, others)):
         written = await who.push(f"users/{who.keys.user_id}/notes/after", {"title": "after"})
-        assert (await heard.event()).data["hash"] == written.json["hash"]
+        assert (await stream.event()).data["hash"] == written.json["hash"]
     late = await subscribe(served.anne, headers={"Last-Event-ID": before}, collections="notes")
     assert (await late.event()).data == {"reset": True}
 

@@ -199,7 +199,7 @@ async def write_room(base: str, session: aiohttp.ClientSession, *others: str) ->
         assert (await anne.push(key, data | {"members": ["somebody"]}, first.json["hash"])).status == 200
 
 
-def is_left_to_strangers(keys: set[str]) -> bool:
+def is_left_to_others(keys: set[str]) -> bool:
     """Return True if something of the space is stored, and its access document is not."""
     return ACCESS not in keys and any("rooms/r1/" in key for key in keys)
 
@@ -219,7 +219,7 @@ async def test_killed_at_any_write_no_space_is_left_without_its_access_document(
             faulty.crash(at, done=done)
             with pytest.raises(Unavailable):
                 await eraser_on(faulty, MemoryCoordinator(), SPACES).run(ROOM)
-            assert not is_left_to_strangers(await stored_keys(stored)), at
+            assert not is_left_to_others(await stored_keys(stored)), at
             # A member writes before the next process continues, which is killed too.
             if ACCESS in await stored_keys(stored):
                 await stored.put("rooms/r1/late", b"{}")
@@ -227,7 +227,7 @@ async def test_killed_at_any_write_no_space_is_left_without_its_access_document(
             again.crash(at, done=done)
             with suppress(Unavailable):
                 await eraser_on(again, MemoryCoordinator(), SPACES).run(ROOM)
-            assert not is_left_to_strangers(await stored_keys(stored)), at
+            assert not is_left_to_others(await stored_keys(stored)), at
             await eraser_on(FaultyStore(stored), MemoryCoordinator(), SPACES).run(ROOM)
             assert {key for key in await stored_keys(stored) if "r1" in key} == set()
 
@@ -247,7 +247,7 @@ async def test_a_killed_process_leaves_no_space_without_its_access_document(
         process = run_python(KILLED, str(step), *arguments)
         await asyncio.to_thread(process.communicate)
         app = start.apps[-1]  # type: ignore[attr-defined]
-        assert not is_left_to_strangers(await stored_keys(app.store)), step
+        assert not is_left_to_others(await stored_keys(app.store)), step
         if process.returncode == 0:
             break
         assert process.returncode == -signal.SIGKILL

@@ -39,7 +39,7 @@ class Operators(NamedTuple):
     async def post(
         self, body: object, headers: dict[str, str] = JSON, method: str = "POST"
     ) -> tuple[int, Any]:
-        def ask() -> tuple[int, Any]:
+        def post_erase() -> tuple[int, Any]:
             connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
             data = body if isinstance(body, bytes) else json.dumps(body)
             connection.request(method, "/admin/erase", data, headers)
@@ -48,7 +48,7 @@ class Operators(NamedTuple):
             connection.close()
             return response.status, answer
 
-        return await asyncio.to_thread(ask)
+        return await asyncio.to_thread(post_erase)
 
 
 @pytest.fixture
@@ -151,12 +151,12 @@ async def test_an_erasure_that_a_shutdown_ends_is_answered_and_continues_with_th
         await asyncio.Event().wait()
 
     operators.app.eraser._sleep = wait
-    asked = asyncio.ensure_future(operators.post(ANNES))
+    posting = asyncio.ensure_future(operators.post(ANNES))
     await arrived.wait()
     endpoint = operators.app.admin_pages.erasure
     assert endpoint is not None
     endpoint.cancel()
-    status, answer = await asked
+    status, answer = await posting
     assert (status, answer["code"]) == (503, "unavailable")
     await start(members(store=f"file:{folder}"))
     await start.apps[-1].erasure  # type: ignore[attr-defined]

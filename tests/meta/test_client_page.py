@@ -49,9 +49,9 @@ async def test_the_program_does_what_the_page_says(start: Start, tmp_path: Path)
 async def test_the_program_that_edits_without_a_network_prints_what_the_page_says(
     start: Start, tmp_path: Path
 ) -> None:
-    (told,) = re.findall(r"^prints\n\n((?:    .*\n)+)", PAGE, re.M)
+    (listed,) = re.findall(r"^prints\n\n((?:    .*\n)+)", PAGE, re.M)
     printed = await run(OFFLINE, await start(json.loads(SERVICE)), tmp_path)
-    assert printed == [line.strip() for line in told.splitlines()]
+    assert printed == [line.strip() for line in listed.splitlines()]
 
 
 async def test_the_commands_do_what_the_page_says(
@@ -74,5 +74,5 @@ async def test_the_commands_do_what_the_page_says(
 
 def test_every_failure_of_sealed_data_is_in_the_table() -> None:
     section = PAGE.split("### Errors of sealed data\n")[1].split("\n## ")[0]
-    told = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", section, re.M))))
-    assert told == {kind.__name__ for kind in sealed.SealedError.__subclasses__()}
+    listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", section, re.M))))
+    assert listed == {kind.__name__ for kind in sealed.SealedError.__subclasses__()}

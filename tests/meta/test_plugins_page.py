@@ -64,8 +64,8 @@ async def test_the_example_does_what_the_page_says(tmp_path: Path, session: aioh
         if served.returncode is None:
             served.kill()
             await served.wait()
-    told = [json.loads(line)["message"] for line in log.read_text().splitlines()]
-    assert f"{ISSUER.user_id} wrote plan of red" in told
+    messages = [json.loads(line)["message"] for line in log.read_text().splitlines()]
+    assert f"{ISSUER.user_id} wrote plan of red" in messages
 
 
 def test_the_example_has_the_hooks_that_it_seems_to_have() -> None:

@@ -70,9 +70,9 @@ class Node:
         key = f"notes/anna/{id_}"
         return await self.outbox.commit(Write(key, b"x" * size, expect, [change(id_)], charge=CHECKED))
 
-    async def used(self, subject: Subject = ANNA) -> Usage:
-        found: dict[Subject, Usage] = await self.store.ledger.used([subject])
-        return found[subject]
+    async def used(self, account: Subject = ANNA) -> Usage:
+        found: dict[Subject, Usage] = await self.store.ledger.used([account])
+        return found[account]
 
 
 class Bucket:
@@ -100,12 +100,12 @@ class Bucket:
                 assert listed.size is not None
                 is_file = await self.objects.stat(listed.key) is not None
                 one = Usage(listed.size, files=1) if is_file else Usage(listed.size, documents=1)
-                for subject in (
+                for account in (
                     Subject("identity", identity),
                     Subject("collection", name),
                     Subject("namespace", ""),
                 ):
-                    found[subject] = found.get(subject, Usage()).plus(one)
+                    found[account] = found.get(account, Usage()).plus(one)
         return found
 
     async def assert_exact(self, node: Node) -> None:
@@ -113,7 +113,7 @@ class Bucket:
         assert await node.store.ledger.used(stored) == stored
         for kind in ("identity", "collection", "namespace"):
             names = {name for name, used in await node.store.ledger.largest(kind, 10) if used != Usage()}
-            assert names == {subject.name for subject in stored if subject.kind == kind}
+            assert names == {account.name for account in stored if account.kind == kind}
 
 
 @pytest.fixture
@@ -368,8 +368,8 @@ async def operate(bucket: Bucket, seed: int, rounds: int) -> None:
         with pytest.raises(Unavailable):
             await operations.run(1_000)
         stored = await bucket.stored()
-        for subject, used in (await node.store.ledger.used(stored)).items():
-            off = used.minus(stored[subject])
+        for account, used in (await node.store.ledger.used(stored)).items():
+            off = used.minus(stored[account])
             assert abs(off.bytes) <= operations.in_flight * MAX_BYTES
             assert max(map(abs, off[1:])) <= operations.in_flight
 

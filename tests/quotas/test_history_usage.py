@@ -41,7 +41,7 @@ ACCOUNTS = Accounts(
 ANNA = Subject("identity", "anna")
 
 
-class Place:
+class Site:
     """A store that counts, and one of a process that does not know whom it counts for."""
 
     def __init__(self, store: Store, other: Store, coordinator: MemoryCoordinator, clock: FakeClock) -> None:
@@ -68,23 +68,23 @@ class Place:
 
 
 @pytest.fixture(params=["local", "counted"])
-async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Place]:
+async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
     clock = FakeClock()
     coordinator = MemoryCoordinator(clock)
     if request.param == "local":
         store = await LocalStore.open_folder(tmp_path, clock)
         await store.track_usage(LIMITS, ACCOUNTS.charge_of)
         other = await LocalStore.open_folder(tmp_path, clock)
-        yield Place(store, other, coordinator, clock)
+        yield Site(store, other, coordinator, clock)
         await other.close()
         await store.close()
     else:
         inner = MemoryStore(clock)
         counted = CountedStore(inner, BucketLedger(inner, LIMITS), ACCOUNTS, wall_clock_ms)
-        yield Place(counted, inner, coordinator, clock)
+        yield Site(counted, inner, coordinator, clock)
 
 
-def subject(id_: str) -> WriteContext:
+def ref_of(id_: str) -> WriteContext:
     charge = Charge(Account("", "notes", "anna"))
     return WriteContext(DocumentRef("notes", {"id": id_}, None, f"notes/anna/{id_}"), "anna", charge)
 
@@ -93,48 +93,48 @@ def body(size: int, base: str | None) -> _core.PushBody:
     return _core.decode_push(json.dumps({"data": {"text": "x" * size}, "baseHash": base}).encode())
 
 
-async def test_history_counts_and_never_blocks_a_push(place: Place) -> None:
+async def test_history_counts_and_never_blocks_a_push(site: Site) -> None:
     """A push that a quota leaves room for is made, at the least without the version that it replaces."""
-    base, key, ref = None, "notes/anna/a", subject("a")
+    base, key, ref = None, "notes/anna/a", ref_of("a")
     for n in range(20):
-        written = await place.documents.push(key, body(500 + n, base), context=ref, history=KEPT)
+        written = await site.documents.push(key, body(500 + n, base), context=ref, history=KEPT)
         base = written.hash
-        assert await place.used() == await place.stored()
-        assert (await place.used()).bytes <= ALLOWED
-    assert (await place.used()).bytes > ALLOWED - 2_000
-    entries = await entries_of(place.store, key)
+        assert await site.used() == await site.stored()
+        assert (await site.used()).bytes <= ALLOWED
+    assert (await site.used()).bytes > ALLOWED - 2_000
+    entries = await entries_of(site.store, key)
     assert 3 <= len(entries) <= 7
     with pytest.raises(QuotaExceeded):
-        await place.documents.push(key, body(ALLOWED, base), context=ref, history=KEPT)
-    assert await entries_of(place.store, key) == entries, "the rejected push left none"
-    base = (await place.documents.push(key, body(1, base), context=ref, history=KEPT)).hash
-    assert await place.used() == await place.stored()
+        await site.documents.push(key, body(ALLOWED, base), context=ref, history=KEPT)
+    assert await entries_of(site.store, key) == entries, "the rejected push left none"
+    base = (await site.documents.push(key, body(1, base), context=ref, history=KEPT)).hash
+    assert await site.used() == await site.stored()
     # Now there is room again.
-    base = (await place.documents.push(key, body(2, base), context=ref, history=KEPT)).hash
-    assert len(await entries_of(place.store, key)) == len(entries) + 1
-    await place.documents.delete("notes/anna/a", base, context=subject("a"), history=KEPT)
-    assert await place.used() == await place.stored()
-    assert (await place.used()).documents == 0
+    base = (await site.documents.push(key, body(2, base), context=ref, history=KEPT)).hash
+    assert len(await entries_of(site.store, key)) == len(entries) + 1
+    await site.documents.delete("notes/anna/a", base, context=ref_of("a"), history=KEPT)
+    assert await site.used() == await site.stored()
+    assert (await site.used()).documents == 0
 
 
-async def test_versions_beyond_those_that_are_kept_leave_before_a_push_is_rejected(place: Place) -> None:
+async def test_versions_beyond_those_that_are_kept_leave_before_a_push_is_rejected(site: Site) -> None:
     base = None
     for n in range(30):
-        place.clock.now_ms += 1
-        written = await place.documents.push(
-            "notes/anna/a", body(800 + n, base), context=subject("a"), history=HistoryConfig(versions=1)
+        site.clock.now_ms += 1
+        written = await site.documents.push(
+            "notes/anna/a", body(800 + n, base), context=ref_of("a"), history=HistoryConfig(versions=1)
         )
         base = written.hash
-    assert await place.used() == await place.stored()
+    assert await site.used() == await site.stored()
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_the_count_is_exact_whatever_is_written(place: Place, seed: int) -> None:
+async def test_the_count_is_exact_whatever_is_written(site: Site, seed: int) -> None:
     chosen, hashes = Random(seed), dict[str, str | None]()
     for _ in range(80):
         id_ = chosen.choice("abc")
-        key, ref, base = f"notes/anna/{id_}", subject(id_), hashes.get(id_)
-        documents = chosen.choice((place.documents, place.documents, place.unknowing))
+        key, ref, base = f"notes/anna/{id_}", ref_of(id_), hashes.get(id_)
+        documents = chosen.choice((site.documents, site.documents, site.unknowing))
         try:
             if base is not None and chosen.random() < 0.3:
                 await documents.delete(key, base, context=ref, history=KEPT)
@@ -143,36 +143,32 @@ async def test_the_count_is_exact_whatever_is_written(place: Place, seed: int) -
                 pushed = body(chosen.randrange(400), base)
                 hashes[id_] = (await documents.push(key, pushed, context=ref, history=KEPT)).hash
         except QuotaExceeded:
-            await place.documents.history.prune(key, KEPT)
-        if isinstance(place.store, LocalStore) and documents is place.documents and chosen.random() < 0.5:
-            ledger: Any = place.store.ledger
-            await FolderCount(place.store, ledger, ACCOUNTS).run_if_needed()
-            assert await place.used() == await place.stored()
-    if isinstance(place.store, LocalStore):
-        await FolderCount(place.store, ledger, ACCOUNTS).run_if_needed()
+            await site.documents.history.prune(key, KEPT)
+        if isinstance(site.store, LocalStore) and documents is site.documents and chosen.random() < 0.5:
+            ledger: Any = site.store.ledger
+            await FolderCount(site.store, ledger, ACCOUNTS).run_if_needed()
+            assert await site.used() == await site.stored()
+    if isinstance(site.store, LocalStore):
+        await FolderCount(site.store, ledger, ACCOUNTS).run_if_needed()
     else:
-        ledger = ledger_of(place.store)
-        recount = BucketCount(
-            place.other, ledger, place.coordinator, ACCOUNTS, wall_clock_ms, lambda _: False
-        )
+        ledger = ledger_of(site.store)
+        recount = BucketCount(site.other, ledger, site.coordinator, ACCOUNTS, wall_clock_ms, lambda _: False)
         await recount.run()
-    assert await place.used() == await place.stored()
+    assert await site.used() == await site.stored()
 
 
-async def test_pushes_beyond_a_quota_list_a_history_once(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key, ref = "notes/anna/a", subject("a")
-    base = (await place.documents.push(key, body(900, None), context=ref, history=KEPT)).hash
+async def test_pushes_beyond_a_quota_list_a_history_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, ref = "notes/anna/a", ref_of("a")
+    base = (await site.documents.push(key, body(900, None), context=ref, history=KEPT)).hash
     pruned: list[str] = []
-    prune = place.documents.history.prune
+    prune = site.documents.history.prune
 
     async def counted(key: str, limits: HistoryConfig) -> int:
         pruned.append(key)
         return await prune(key, limits)
 
-    monkeypatch.setattr(place.documents.history, "prune", counted)
+    monkeypatch.setattr(site.documents.history, "prune", counted)
     for _ in range(3):
         with pytest.raises(QuotaExceeded):
-            await place.documents.push(key, body(ALLOWED, base), context=ref, history=KEPT)
+            await site.documents.push(key, body(ALLOWED, base), context=ref, history=KEPT)
     assert pruned == [key]

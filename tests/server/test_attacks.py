@@ -55,7 +55,7 @@ class Site:
         self._headers = {"X-Forwarded-For": forwarded_for} if forwarded_for else {}
         self._writers: list[asyncio.StreamWriter] = []
 
-    async def ask(self) -> Reply:
+    async def send(self) -> Reply:
         """A good request, which is answered whatever else is asked."""
         async with asyncio.timeout(30):
             reply = await self.good.pull(OWN, self._headers)
@@ -112,7 +112,7 @@ class Site:
         """Go on asking until this holds."""
         async with asyncio.timeout(30):
             while not holds():
-                await self.ask()
+                await self.send()
                 self.check_bounds()
 
     async def recover(self) -> None:
@@ -121,7 +121,7 @@ class Site:
             writer.transport.abort()
         calm = {**dict.fromkeys(BOUNDS, 0.0), "pysync_connections": 1.0}
         await self.until(lambda: {name: self.gauge(name) for name in BOUNDS} == calm)
-        assert (await self.ask()).status == 200
+        assert (await self.send()).status == 200
 
 
 MakeSite = Callable[..., Awaitable[Site]]
@@ -243,7 +243,7 @@ async def test_junk_is_rejected_and_leaves_known_clients_alone(make_site: MakeSi
     found = await site.during(statuses(site, junk(80)))
     assert set(found) <= {400, 401, 404, 503}
     assert found.total() == 80
-    assert (await site.ask()).status == 200
+    assert (await site.send()).status == 200
 
 
 async def test_forged_certificates_are_rejected_and_leave_known_clients_alone(make_site: MakeSite) -> None:
@@ -261,7 +261,7 @@ async def test_forged_certificates_are_rejected_and_leave_known_clients_alone(ma
     found = await site.during(statuses(site, map(forged, range(80))))
     assert set(found) <= {401, 503}
     assert found[401]
-    assert (await site.ask()).status == 200
+    assert (await site.send()).status == 200
 
 
 async def store_large(site: Site) -> None:
@@ -348,10 +348,10 @@ async def test_streams_beyond_the_limit_are_rejected_and_all_others_get_every_ev
 async def test_streams_that_resume_far_back_catch_up_or_are_reset(make_site: MakeSite) -> None:
     site = await make_site()
     (reader,) = await streams(site, 1, "/events?collections=notes")
-    place = (await reader.readuntil(b"\n\n")).split(b"id: ")[1].strip().decode()
+    cursor = (await reader.readuntil(b"\n\n")).split(b"id: ")[1].strip().decode()
     for number in range(100):
         assert (await site.good.push(f"notes/{number}", {"n": number})).status == 200
-    target = f"/events?collections=notes&lastEventId={place}"
+    target = f"/events?collections=notes&lastEventId={cursor}"
     opened = await site.during(streams(site, MAX_STREAMS - 1, target))
     assert len(opened) == MAX_STREAMS - 1
 
@@ -372,4 +372,4 @@ async def test_behind_a_proxy_good_clients_and_attackers_share_connections(make_
     found = await site.during(statuses(site, texts, (GOOD,)))
     assert set(found) <= {200, 400, 401, 404, 503}
     assert found.total() == len(texts)
-    assert (await site.ask()).status == 200
+    assert (await site.send()).status == 200

@@ -160,8 +160,8 @@ async def single(browser: Browser, name: str, params: dict[str, str]) -> bytes:
     pulled = await browser.pull(key)
     if pulled.status == 200:
         return pulled.body
-    refusal = {401: "Forbidden", 404: "Collection not found"}.get(pulled.status, pulled.json["error"])
-    return json.dumps({"error": refusal}, separators=(",", ":")).encode()
+    expected_error = {401: "Forbidden", 404: "Collection not found"}.get(pulled.status, pulled.json["error"])
+    return json.dumps({"error": expected_error}, separators=(",", ":")).encode()
 
 
 @pytest.mark.parametrize("caller", CALLERS)
@@ -469,8 +469,8 @@ async def test_a_batch_is_cached_as_its_most_private_entry(
 
 async def test_head_reports_the_headers_of_a_get(anyone: Browser) -> None:
     target = "/batch/pull?collections=special"
-    got, told = await anyone.request("GET", target), await anyone.request("HEAD", target)
-    assert (told.status, told.body, told.headers["ETag"]) == (200, b"", got.headers["ETag"])
+    got, head_reply = await anyone.request("GET", target), await anyone.request("HEAD", target)
+    assert (head_reply.status, head_reply.body, head_reply.headers["ETag"]) == (200, b"", got.headers["ETag"])
     assert (await anyone.request("POST", target)).status == 405
 
 
@@ -542,11 +542,11 @@ async def test_reads_wait_for_the_store_together(anyone: Browser, store: FaultyS
     wanted = [{"id": f"n{n % 80}"} for n in range(100)]
     arrived = [store.delay("get", release) for _ in range(80)]
     store.calls.clear()
-    asking = asyncio.create_task(batch(anyone, "notes", params={"notes": wanted}))
+    pulling = asyncio.create_task(batch(anyone, "notes", params={"notes": wanted}))
     for event in arrived:
         await event.wait()
     release.set()
-    assert len(entries(await asking, "notes")) == 100
+    assert len(entries(await pulling, "notes")) == 100
     assert store.calls["get"] == 80, "each distinct key once"
     assert store.max_concurrent_reads == 80
 

@@ -203,20 +203,20 @@ async def single(browser: Browser, name: str, params: dict[str, str], bounds: di
     pulled = await browser.pull(f"{key}?{wanted}" if wanted else key)
     if pulled.status == 200:
         return pulled.body
-    refusal = "Forbidden" if pulled.status == 401 else pulled.json["error"]
-    return json.dumps({"error": refusal}, separators=(",", ":")).encode()
+    expected_error = "Forbidden" if pulled.status == 401 else pulled.json["error"]
+    return json.dumps({"error": expected_error}, separators=(",", ":")).encode()
 
 
-@pytest.mark.parametrize("asking", ["nobody", "root", "editor"])
+@pytest.mark.parametrize("reader", ["nobody", "root", "editor"])
 @pytest.mark.parametrize("seed", range(4))
 async def test_an_entry_is_what_a_single_pull_answers(
-    start: Start, session: aiohttp.ClientSession, store: FaultyStore, now_ms: int, asking: str, seed: int
+    start: Start, session: aiohttp.ClientSession, store: FaultyStore, now_ms: int, reader: str, seed: int
 ) -> None:
     """The same bytes, where no log is longer than a checkpoint gives of it."""
     await fill(store, now_ms)
     roomy = SERVICE | {"maxBatchAppendElements": 100_000}
     anyone = Browser(await start(roomy, store=store, now_ms=lambda: now_ms), session)
-    browser = {"nobody": anyone, "root": root(anyone), "editor": editor(anyone)}[asking]
+    browser = {"nobody": anyone, "root": root(anyone), "editor": editor(anyone)}[reader]
     draw = random.Random(seed)
     for _ in range(4):
         names = draw.sample(list(SETS), draw.randint(1, 6))
@@ -282,8 +282,8 @@ async def test_after_a_checkpoint_come_the_oldest_elements(anyone: Browser, stor
 
 async def test_an_entry_that_was_cut_says_so(anyone: Browser, store: FaultyStore) -> None:
     await append(store, "short", "short/a", ALL[:9])
-    asked = [*({"since": since} for since in (0, 20, 10, 90)), {"last": 7}, {"since": 0, "last": 3}]
-    found = await tails(anyone, "short", *asked)
+    wanted = [*({"since": since} for since in (0, 20, 10, 90)), {"last": 7}, {"since": 0, "last": 3}]
+    found = await tails(anyone, "short", *wanted)
     assert [entry.get("hasMore", False) for entry in found] == [True, False, True, False, False, False]
     assert items(found[1]) == ALL[2:9]
 
@@ -602,18 +602,18 @@ async def test_many_hidden_members_are_left_out_too(anyone: Browser, store: Faul
 async def test_a_known_answer_is_304_until_a_log_grows(anyone: Browser, store: FaultyStore) -> None:
     await append(store, "log", "log/a", ALL[:2])
 
-    async def ask(bounds: object, known: str = "") -> Reply:
+    async def pulled_batch(bounds: object, known: str = "") -> Reply:
         request: dict[str, Any] = {"params": {"log": [{"id": "a"}]}, "append": {"log": [bounds]}}
         return await batch(anyone, "log", headers={"If-None-Match": known} if known else None, **request)
 
-    first = await ask({"last": 1})
+    first = await pulled_batch({"last": 1})
     tag = first.headers["ETag"]
     assert tag.startswith('W/"')
-    known = await ask({"last": 1}, tag)
+    known = await pulled_batch({"last": 1}, tag)
     assert (known.status, known.body, known.headers["ETag"]) == (304, b"", tag)
-    assert (await ask({"last": 2}, tag)).status == 200
+    assert (await pulled_batch({"last": 2}, tag)).status == 200
     await append(store, "log", "log/a", ALL[2:3])
-    grown = await ask({"last": 1}, tag)
+    grown = await pulled_batch({"last": 1}, tag)
     assert items(entries(grown, "log")[0]) == ALL[2:3]
 
 
@@ -641,7 +641,7 @@ async def test_logs_wait_for_the_store_with_documents(anyone: Browser, store: Fa
     ids = [{"id": f"n{n}"} for n in range(40)]
     arrived = [store.delay("get", release) for _ in range(80)]
     store.calls.clear()
-    asking = asyncio.create_task(
+    pulling = asyncio.create_task(
         batch(
             anyone,
             "notes",
@@ -653,7 +653,7 @@ async def test_logs_wait_for_the_store_with_documents(anyone: Browser, store: Fa
     for event in arrived:
         await event.wait()
     release.set()
-    answer = await asking
+    answer = await pulling
     assert len(entries(answer, "notes")) == len(entries(answer, "log")) == 40
     assert store.calls["get"] == 80
     assert store.max_concurrent_reads == 80

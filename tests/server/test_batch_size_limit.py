@@ -42,7 +42,7 @@ def watched(request: pytest.FixtureRequest) -> Watched:
     return kind()
 
 
-async def ask(browser: Browser, params: dict[str, Any], bounds: Any = None, method: str = "GET") -> Reply:
+async def pulled(browser: Browser, params: dict[str, Any], bounds: Any = None, method: str = "GET") -> Reply:
     query = {"collections": ",".join(params), "params": json.dumps(params)}
     if bounds is not None:
         query["appendParams"] = json.dumps(bounds)
@@ -71,10 +71,10 @@ async def test_documents_are_rejected_above_the_ceiling_and_served_below(
     ids = [{"id": str(n)} for n in range(11)]
     for each in ids:
         await fill(browser, f"notes/{each['id']}", 10_000)
-    served = await ask(browser, {"notes": ids[:10]})
+    served = await pulled(browser, {"notes": ids[:10]})
     assert (served.status, len(served.json["collections"]["notes"])) == (200, 10)
     for method in ("GET", "HEAD"):
-        refused = await ask(browser, {"notes": ids}, method=method)
+        refused = await pulled(browser, {"notes": ids}, method=method)
         assert refused.status == 400
         if method == "GET":
             assert refused.error == TOO_LARGE
@@ -88,10 +88,10 @@ async def test_a_document_counts_as_often_as_it_is_sent_and_is_read_once(
     browser = await serving(start, session, watched)
     await fill(browser, "notes/a", 10_000)
     watched.forget()
-    served = await ask(browser, {"notes": [{"id": "a"}] * 10})
+    served = await pulled(browser, {"notes": [{"id": "a"}] * 10})
     assert [each["data"] for each in served.json["collections"]["notes"]] == [{"text": "x" * 10_000}] * 10
     assert watched.read == ["notes/a"]
-    assert (await ask(browser, {"notes": [{"id": "a"}] * 11})).error == TOO_LARGE
+    assert (await pulled(browser, {"notes": [{"id": "a"}] * 11})).error == TOO_LARGE
 
 
 async def test_access_documents_that_were_read_for_roles_count_too(
@@ -103,9 +103,9 @@ async def test_access_documents_that_were_read_for_roles_count_too(
     owner = Signed(await start(members, watched), session, SUBJECT, root_device(SUBJECT))
     document = {"v": 1, "owner": SUBJECT.user_id, "members": [], "name": "x" * 10_000}
     assert (await owner.push("spaces/s/_access", document)).status == 200
-    assert (await ask(owner, {"access": [{"spaceId": "s"}] * 9})).status == 200
+    assert (await pulled(owner, {"access": [{"spaceId": "s"}] * 9})).status == 200
     for method in ("GET", "HEAD"):
-        assert (await ask(owner, {"access": [{"spaceId": "s"}] * 11}, method=method)).status == 400
+        assert (await pulled(owner, {"access": [{"spaceId": "s"}] * 11}, method=method)).status == 400
 
 
 async def test_hidden_members_do_not_lift_the_ceiling(
@@ -113,8 +113,8 @@ async def test_hidden_members_do_not_lift_the_ceiling(
 ) -> None:
     browser = await serving(start, session, watched)
     await fill(browser, "cards/a", 10_000)
-    assert (await ask(browser, {"cards": [{"id": "a"}] * 10})).status == 200
-    assert (await ask(browser, {"cards": [{"id": "a"}] * 11})).error == TOO_LARGE
+    assert (await pulled(browser, {"cards": [{"id": "a"}] * 10})).status == 200
+    assert (await pulled(browser, {"cards": [{"id": "a"}] * 11})).error == TOO_LARGE
 
 
 async def test_many_large_documents_are_rejected_before_they_are_read(
@@ -127,10 +127,10 @@ async def test_many_large_documents_are_rejected_before_they_are_read(
         await fill(browser, f"notes/{each['id']}", 900_000)
     for method in ("GET", "HEAD"):
         store.forget()
-        assert (await ask(browser, {"notes": ids}, method=method)).status == 400
+        assert (await pulled(browser, {"notes": ids}, method=method)).status == 400
         assert store.size < 2 * MB, "a first megabyte, and one document more"
     store.forget()
-    assert (await ask(browser, {"notes": [{"id": "0"}] * 10})).error == TOO_LARGE
+    assert (await pulled(browser, {"notes": [{"id": "0"}] * 10})).error == TOO_LARGE
     assert len(store.read) <= 1
 
 
@@ -149,7 +149,7 @@ async def test_overlapping_tails_of_a_log_share_its_segments_and_count_each(
     await chat(browser, "log/a", count, size)
     watched.forget()
     bounds = [{"last": count}, {"last": count - 1}]
-    served = await ask(browser, {"log": [{"id": "a"}] * 2}, {"log": bounds})
+    served = await pulled(browser, {"log": [{"id": "a"}] * 2}, {"log": bounds})
     first, second = (entry["data"]["items"] for entry in served.json["collections"]["log"])
     assert [each["data"]["n"] for each in first] == list(range(count))
     assert second == first[1:]
@@ -157,8 +157,8 @@ async def test_overlapping_tails_of_a_log_share_its_segments_and_count_each(
     assert len(segments) > 3
     assert len(segments) == len(set(segments)), "each once"
     more = {"log": [*bounds, {"last": count, "since": 0}]}
-    assert (await ask(browser, {"log": [{"id": "a"}] * 3}, more)).error == TOO_LARGE
-    same = await ask(browser, {"log": [{"id": "a"}] * 3}, {"log": [{"last": count}] * 3})
+    assert (await pulled(browser, {"log": [{"id": "a"}] * 3}, more)).error == TOO_LARGE
+    same = await pulled(browser, {"log": [{"id": "a"}] * 3}, {"log": [{"last": count}] * 3})
     assert same.error == TOO_LARGE, "one read, sent three times"
 
 
@@ -170,10 +170,10 @@ async def test_tails_are_rejected_before_segments_are_read(
     await chat(browser, "log/a", 30, 100 * KB)
     store.forget()
     for method in ("GET", "HEAD"):
-        refused = await ask(browser, {"log": [{"id": "a"}]}, {"log": [{"last": 12}]}, method)
+        refused = await pulled(browser, {"log": [{"id": "a"}]}, {"log": [{"last": 12}]}, method)
         assert refused.status == 400
     assert not [key for key in store.read if key.startswith("_pysync/logs/") and "index" not in key]
-    assert (await ask(browser, {"log": [{"id": "a"}]}, {"log": [{"last": 9}]})).status == 200
+    assert (await pulled(browser, {"log": [{"id": "a"}]}, {"log": [{"last": 9}]})).status == 200
 
 
 async def test_store_without_sizes_reads_tails_no_further_than_the_ceiling(
@@ -183,7 +183,7 @@ async def test_store_without_sizes_reads_tails_no_further_than_the_ceiling(
     browser = await serving(start, session, store, MB)
     await chat(browser, "log/a", 60, 100 * KB)
     store.forget()
-    assert (await ask(browser, {"log": [{"id": "a"}]}, {"log": [{"last": 60}]})).error == TOO_LARGE
+    assert (await pulled(browser, {"log": [{"id": "a"}]}, {"log": [{"last": 60}]})).error == TOO_LARGE
     assert store.size < 2.5 * MB
 
 
@@ -193,13 +193,13 @@ async def test_a_small_part_of_large_segments_is_served_below_a_low_ceiling(
     """The bytes that would be sent count, not the segments that they lie in."""
     browser = await serving(start, session, watched, 20 * KB)
     await chat(browser, "log/a", 200, 300)
-    newest = await ask(browser, {"log": [{"id": "a"}] * 40}, {"log": [{"last": 1}] * 40})
+    newest = await pulled(browser, {"log": [{"id": "a"}] * 40}, {"log": [{"last": 1}] * 40})
     assert newest.status == 200
-    whole = await ask(browser, {"log": [{"id": "a"}]}, {"log": [{"last": 200}]})
+    whole = await pulled(browser, {"log": [{"id": "a"}]}, {"log": [{"last": 200}]})
     assert whole.error == TOO_LARGE
     every = (await browser.pull("log/a?full=true")).json["data"]["items"]
     middle = [{"since": every[n]["ts"], "limit": 200 - n - 1} for n in range(195, 199)]
-    served = await ask(browser, {"log": [{"id": "a"}] * 4}, {"log": middle})
+    served = await pulled(browser, {"log": [{"id": "a"}] * 4}, {"log": middle})
     got = [entry["data"]["items"] for entry in served.json["collections"]["log"]]
     assert got == [every[n + 1 :] for n in range(195, 199)]
 
@@ -211,8 +211,8 @@ async def test_documents_and_tails_count_together(
     await fill(browser, "notes/a", 60 * KB)
     await chat(browser, "log/a", 10, 6 * KB)
     params = {"notes": [{"id": "a"}], "log": [{"id": "a"}]}
-    assert (await ask(browser, params, {"log": [{"last": 6}]})).status == 200
-    assert (await ask(browser, params, {"log": [{"last": 7}]})).error == TOO_LARGE
+    assert (await pulled(browser, params, {"log": [{"last": 6}]})).status == 200
+    assert (await pulled(browser, params, {"log": [{"last": 7}]})).error == TOO_LARGE
 
 
 async def test_large_answers_are_verified_and_joined_in_a_thread(
@@ -222,11 +222,11 @@ async def test_large_answers_are_verified_and_joined_in_a_thread(
     for n in range(4):
         await fill(browser, f"notes/{n}", 900_000)
     await fill(browser, "notes/small", 100)
-    beside, pauses = [0], [0]
+    in_threads, pauses = [0], [0]
     run_heavy, pause = heavy_work.run_heavy, Budget.pause
 
     async def counted(work: Any, *arguments: Any) -> Any:
-        beside[0] += 1
+        in_threads[0] += 1
         return await run_heavy(work, *arguments)
 
     async def counted_pause(self: Budget, found: Any) -> None:
@@ -235,8 +235,8 @@ async def test_large_answers_are_verified_and_joined_in_a_thread(
 
     monkeypatch.setattr(batch_response, "run_heavy", counted)
     monkeypatch.setattr(Budget, "pause", counted_pause)
-    assert (await ask(browser, {"notes": [{"id": "small"}]})).status == 200
-    assert (beside, pauses) == ([0], [0])
-    assert (await ask(browser, {"notes": [{"id": str(n)} for n in range(4)]})).status == 200
-    assert beside == [2], "verifying, and joining"
+    assert (await pulled(browser, {"notes": [{"id": "small"}]})).status == 200
+    assert (in_threads, pauses) == ([0], [0])
+    assert (await pulled(browser, {"notes": [{"id": str(n)} for n in range(4)]})).status == 200
+    assert in_threads == [2], "verifying, and joining"
     assert pauses == [2], "a turn for others after each megabyte or so"

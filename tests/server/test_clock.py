@@ -71,8 +71,8 @@ def test_a_step_is_logged_with_its_size_and_disbelieved_for_ten_minutes(
     clock.step(step_ms)
     assert steady() == before
     assert not steady.is_stable
-    (told,) = logged(caplog)
-    assert size in told
+    (message,) = logged(caplog)
+    assert size in message
     clock.now_ms += STEP_GRACE_MS - 1
     assert steady() == before + STEP_GRACE_MS - 1
     assert not steady.is_stable

@@ -8,7 +8,7 @@ from support.clients import ISSUER, Browser, Signed, Start, root_device
 from support.collections import collection
 
 FILES = collection("files", "files/{name}", allowedMimeTypes=["*/*", "application/json"])
-FOREIGN = "https://evil.example"
+OTHER_SITE = "https://evil.example"
 SIMPLE = [
     "text/plain",
     "Text/Plain; charset=utf-8",
@@ -34,7 +34,7 @@ async def serving(start: Start, session: aiohttp.ClientSession, **server: Any) -
 
 
 @pytest.mark.parametrize("content_type", SIMPLE)
-@pytest.mark.parametrize("origin", [FOREIGN, "null", "https://evil.example:8443", "nonsense"])
+@pytest.mark.parametrize("origin", [OTHER_SITE, "null", "https://evil.example:8443", "nonsense"])
 async def test_request_of_another_site_without_a_preflight_is_rejected(
     start: Start, session: aiohttp.ClientSession, content_type: str, origin: str
 ) -> None:
@@ -71,11 +71,11 @@ async def test_page_of_another_public_host_is_accepted(start: Start, session: ai
 async def test_request_with_a_preflight_is_not_checked(start: Start, session: aiohttp.ClientSession) -> None:
     browser = await serving(start, session)
     for content_type in ("application/json", "image/png"):
-        assert await sent(browser, content_type, Origin=FOREIGN) == (200, "")
+        assert await sent(browser, content_type, Origin=OTHER_SITE) == (200, "")
     signed = Signed(browser.base, session, ISSUER, root_device(ISSUER))
-    headers = {"Origin": FOREIGN, "Content-Type": "text/plain"}
+    headers = {"Origin": OTHER_SITE, "Content-Type": "text/plain"}
     assert (await signed.request("POST", "/push/files/b", b"text", headers)).status == 200
-    assert (await browser.request("GET", "/pull/files/a", headers={"Origin": FOREIGN})).status == 200
+    assert (await browser.request("GET", "/pull/files/a", headers={"Origin": OTHER_SITE})).status == 200
 
 
 async def test_headers_that_a_browser_adds_by_itself_are_no_credential(
@@ -83,6 +83,6 @@ async def test_headers_that_a_browser_adds_by_itself_are_no_credential(
 ) -> None:
     """Of a site behind a password it knows that, and sends it for pages of other sites too."""
     browser = await serving(start, session)
-    basic = {"Origin": FOREIGN, "Authorization": "Basic dXNlcjpwYXNz"}
+    basic = {"Origin": OTHER_SITE, "Authorization": "Basic dXNlcjpwYXNz"}
     assert await sent(browser, "text/plain", **basic) == (403, "foreign_origin")
     assert (await browser.pull("files/a")).json["hash"] == ""

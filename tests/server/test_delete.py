@@ -140,17 +140,17 @@ async def test_its_segments_go_after_its_head(
 
 
 async def test_a_removal_is_announced(anybody: Browser) -> None:
-    heard = await listen(anybody, collections="notes,pics,log")
+    stream = await listen(anybody, collections="notes,pics,log")
     hash_ = (await anybody.push("notes/a", {"n": 1})).json["hash"]
-    assert (await heard.event()).data["hash"] == hash_
+    assert (await stream.event()).data["hash"] == hash_
     reply = await delete(anybody, "notes/a", hash_)
-    told = (await heard.event()).data
+    event = (await stream.event()).data
     removal = {"collection": "notes", "params": {"id": "a"}, "hash": "", "removed": True}
-    assert told == {**removal, "timestamp": reply.json["timestamp"]}
+    assert event == {**removal, "timestamp": reply.json["timestamp"]}
     again = (await anybody.push("notes/a", {"n": 2})).json["hash"]
-    told = (await heard.event()).data
-    assert (told["hash"], "removed" in told) == (again, False)
-    await heard.close()
+    event = (await stream.event()).data
+    assert (event["hash"], "removed" in event) == (again, False)
+    await stream.close()
 
 
 async def test_its_entry_leaves_the_lists(anybody: Browser) -> None:
@@ -158,17 +158,17 @@ async def test_its_entry_leaves_the_lists(anybody: Browser) -> None:
         data = (await anybody.pull("titles")).json["data"]
         return [entry["id"] for entry in data.get("items", [])]
 
-    heard = await listen(anybody, collections="titles")
+    stream = await listen(anybody, collections="titles")
     hashes = {name: (await anybody.push(f"notes/{name}", {"title": name})).json["hash"] for name in "abc"}
     while await titles() != ["a", "b", "c"]:
-        await heard.event()
+        await stream.event()
     await delete(anybody, "notes/b", hashes["b"])
     while await titles() != ["a", "c"]:
-        await heard.event()
+        await stream.event()
     await anybody.push("notes/b", {"title": "again"})
     while await titles() != ["a", "c", "b"]:
-        await heard.event()
-    await heard.close()
+        await stream.event()
+    await stream.close()
 
 
 async def test_only_a_deletable_collection_has_the_route(

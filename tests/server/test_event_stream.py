@@ -19,21 +19,21 @@ ROOMS = collection("rooms", "rooms/{room}/{id}", readRoles=["cap:read:rooms"], w
 
 async def test_write_is_delivered_with_its_hash_and_time(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(NOTES)
-    heard = await subscribe(browser, collections="notes")
-    assert (heard.status, heard.headers["Content-Type"]) == (200, "text/event-stream")
+    stream = await subscribe(browser, collections="notes")
+    assert (stream.status, stream.headers["Content-Type"]) == (200, "text/event-stream")
     written = (await browser.push("notes/a", {"n": 1})).json
-    assert await heard.events(1) == [{"collection": "notes", "params": {"id": "a"}, **written}]
+    assert await stream.events(1) == [{"collection": "notes", "params": {"id": "a"}, **written}]
 
 
 async def test_stream_begins_with_a_comment_and_a_cursor_to_resume_from(
     serve: Serve, subscribe: Listen
 ) -> None:
     browser = await serve(NOTES)
-    heard = await subscribe(browser)
-    first = await heard.block()
+    stream = await subscribe(browser)
+    first = await stream.block()
     assert first.comments == 1
     assert first.id
-    await heard.close()
+    await stream.close()
     written = (await browser.push("notes/a", {"n": 1})).json
     again = await subscribe(browser, headers={"Last-Event-ID": first.id})
     assert (await again.event()).data["hash"] == written["hash"]
@@ -41,12 +41,12 @@ async def test_stream_begins_with_a_comment_and_a_cursor_to_resume_from(
 
 async def test_stream_resumes_after_the_last_received_event(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(NOTES)
-    heard = await subscribe(browser)
+    stream = await subscribe(browser)
     for name in "abc":
         await browser.push(f"notes/{name}", {})
     for name in "abc":
-        told = await heard.event()
-        again = await subscribe(browser, lastEventId=told.id)
+        found = await stream.event()
+        again = await subscribe(browser, lastEventId=found.id)
         left = await again.events(2 - "abc".index(name))
         assert [data["params"]["id"] for data in left] == list("abc")["abc".index(name) + 1 :]
         await browser.push("notes/later", {"name": name})
@@ -58,12 +58,12 @@ async def test_resumed_stream_delivers_only_readable_documents(
     browser = await serve(ROOMS)
     device = root_device(STRANGER, collections=("rooms",), grant=Grant(("read",), ("rooms/mine/*",)))
     caller = Signed(browser.base, session, STRANGER, device)
-    place = (await (await subscribe(caller)).block()).id
+    cursor = (await (await subscribe(caller)).block()).id
     for key in ("mine/1", "other/1", "mine/2", "other/2", "mine/3"):
         await browser.push(f"rooms/{key}", {})
-    heard = await subscribe(caller, headers={"Last-Event-ID": place})
-    told = [(each["params"]["room"], each["params"]["id"]) for each in await heard.events(3)]
-    assert told == [("mine", "1"), ("mine", "2"), ("mine", "3")]
+    stream = await subscribe(caller, headers={"Last-Event-ID": cursor})
+    found = [(each["params"]["room"], each["params"]["id"]) for each in await stream.events(3)]
+    assert found == [("mine", "1"), ("mine", "2"), ("mine", "3")]
 
 
 async def test_last_event_id_header_wins_over_the_parameter(serve: Serve, subscribe: Listen) -> None:
@@ -82,13 +82,13 @@ async def test_idle_stream_keeps_a_young_cursor(
     monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02)
     other = {**NOTES, "name": "other", "storagePath": "other/{id}"}
     browser = await serve(NOTES, other, changes={"maxCount": 3})
-    heard = await subscribe(browser, collections="other")
-    first = await heard.block()
+    stream = await subscribe(browser, collections="other")
+    first = await stream.block()
     for number in range(10):
         await browser.push(f"notes/{number}", {})
     newest = (await (await subscribe(browser)).block()).id
-    while (told := await heard.block()).id != newest:
-        assert told.data is None
+    while (found := await stream.block()).id != newest:
+        assert found.data is None
     assert (
         await (await subscribe(browser, collections="other", lastEventId=first.id)).event()
     ).event == "reset"
@@ -99,16 +99,16 @@ async def test_idle_stream_keeps_a_young_cursor(
 
 async def test_a_stream_whose_history_is_gone_is_reset_and_goes_on(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(NOTES, changes={"maxCount": 3})
-    place = (await (await subscribe(browser)).block()).id
+    cursor = (await (await subscribe(browser)).block()).id
     for number in range(5):
         await browser.push(f"notes/{number}", {})
-    for lost in (place, "nonsense", "0", "9" * 99, "9" * 101, "\u00e9"):
-        heard = await subscribe(browser, lastEventId=lost)
-        told = await heard.event()
-        assert (told.event, told.data) == ("reset", {"reset": True})
+    for lost in (cursor, "nonsense", "0", "9" * 99, "9" * 101, "\u00e9"):
+        stream = await subscribe(browser, lastEventId=lost)
+        found = await stream.event()
+        assert (found.event, found.data) == ("reset", {"reset": True})
         await browser.push("notes/more", {"after": lost}, await _hash(browser, "notes/more"))
-        assert (await heard.event()).data["params"] == {"id": "more"}
-        again = await subscribe(browser, lastEventId=told.id)
+        assert (await stream.event()).data["params"] == {"id": "more"}
+        again = await subscribe(browser, lastEventId=found.id)
         assert (await again.event()).data["params"] == {"id": "more"}
 
 
@@ -123,11 +123,11 @@ async def test_a_namespace_has_a_stream_of_its_own(serve: Serve, subscribe: List
     alias = await subscribe(browser, "/v1/acme/events")
     await browser.request("POST", "/acme/push/acme/a", {"data": {"n": 1}})
     await browser.push("notes/b", {"n": 2})
-    for heard in (inner, alias):
-        told = (await heard.event()).data
-        assert (told["namespace"], told["params"]) == ("acme", {"id": "a"})
-    told = (await root.event()).data
-    assert ("namespace" in told, told["params"]) == (False, {"id": "b"})
+    for stream in (inner, alias):
+        found = (await stream.event()).data
+        assert (found["namespace"], found["params"]) == ("acme", {"id": "a"})
+    found = (await root.event()).data
+    assert ("namespace" in found, found["params"]) == (False, {"id": "b"})
 
 
 async def test_stream_delivers_requested_collections_and_parameters(serve: Serve, subscribe: Listen) -> None:
@@ -139,8 +139,8 @@ async def test_stream_delivers_requested_collections_and_parameters(serve: Serve
     for key in ("notes/1", "lists/al/1", "lists/bo/2", "lists/bo/1", "notes/2"):
         await browser.push(key, {})
 
-    def keys(told: list[Any]) -> list[list[str]]:
-        return [[each["collection"], *each["params"].values()] for each in told]
+    def keys(found: list[Any]) -> list[list[str]]:
+        return [[each["collection"], *each["params"].values()] for each in found]
 
     assert keys(await notes.events(2)) == [["notes", "1"], ["notes", "2"]]
     assert keys(await some.events(3)) == [["notes", "1"], ["lists", "bo", "1"], ["notes", "2"]]
@@ -156,9 +156,9 @@ async def test_unreadable_subscription_is_rejected_before_the_stream_begins(
     forged = {"Authorization": "Cap eyJ9"}
 
     async def refused(who: Browser, headers: dict[str, str] | None = None, **query: Any) -> tuple[int, str]:
-        heard = await subscribe(who, headers=headers, **query)
-        assert heard.headers["Content-Type"] == "application/json"
-        return heard.status, json.loads(heard.body)["error"]
+        stream = await subscribe(who, headers=headers, **query)
+        assert stream.headers["Content-Type"] == "application/json"
+        return stream.status, json.loads(stream.body)["error"]
 
     malformed: list[Any] = [
         "[]",
@@ -202,20 +202,20 @@ async def test_head_answers_the_head_alone(serve: Serve, session: aiohttp.Client
 
 
 async def test_nothing_on_the_way_may_keep_a_stream(serve: Serve, subscribe: Listen) -> None:
-    heard = await subscribe(await serve(NOTES))
-    assert heard.headers["Cache-Control"] == "no-store"
-    assert heard.headers["X-Accel-Buffering"] == "no"
-    assert heard.headers["Connection"] == "close"
-    assert not heard.headers.keys() & {"Content-Length", "Transfer-Encoding"}
+    stream = await subscribe(await serve(NOTES))
+    assert stream.headers["Cache-Control"] == "no-store"
+    assert stream.headers["X-Accel-Buffering"] == "no"
+    assert stream.headers["Connection"] == "close"
+    assert not stream.headers.keys() & {"Content-Length", "Transfer-Encoding"}
 
 
 async def test_pages_elsewhere_may_listen_and_resume(serve: Serve, subscribe: Listen) -> None:
     origin = {"Origin": "https://app.example"}
     browser = await serve(NOTES, server={"cors": {"origins": ["https://app.example"]}})
-    heard = await subscribe(browser, headers=origin)
-    assert heard.headers["Access-Control-Allow-Origin"] == "https://app.example"
-    asked = {**origin, "Access-Control-Request-Method": "GET"}
-    preflight = await browser.request("OPTIONS", "/events", headers=asked)
+    stream = await subscribe(browser, headers=origin)
+    assert stream.headers["Access-Control-Allow-Origin"] == "https://app.example"
+    requested = {**origin, "Access-Control-Request-Method": "GET"}
+    preflight = await browser.request("OPTIONS", "/events", headers=requested)
     assert preflight.status == 204
     assert "Last-Event-ID" in preflight.headers["Access-Control-Allow-Headers"]
 
@@ -251,33 +251,33 @@ async def test_append_is_delivered_with_the_hash_of_its_answer(serve: Serve, sub
         "appendOnly": {**log["appendOnly"], "persist": False},
     }
     browser = await serve(log, passing)
-    heard = await subscribe(browser)
+    stream = await subscribe(browser)
     for key in ("notes/a", "p/a"):
         answer = await browser.request("POST", f"/push/{key}", {"data": {"n": 1}})
-        told = (await heard.event()).data
-        assert {name: told[name] for name in ("hash", "timestamp")} == answer.json
+        found = (await stream.event()).data
+        assert {name: found[name] for name in ("hash", "timestamp")} == answer.json
 
 
 async def test_a_members_event_has_the_parameters_of_its_bundle(serve: Serve, subscribe: Listen) -> None:
     title = {**NOTES, "name": "title", "bundle": "page"}
     body = {**NOTES, "name": "body", "bundle": "page", "readRoles": ["admin"]}
     browser = await serve(title, body)
-    heard = await subscribe(browser)
+    stream = await subscribe(browser)
     for name in ("body", "title"):
         await browser.push(f"notes/a/{name}", {})
-    told = (await heard.event()).data
-    assert (told["collection"], told["params"]) == ("title", {"id": "a"})
+    found = (await stream.event()).data
+    assert (found["collection"], found["params"]) == ("title", {"id": "a"})
 
 
 async def test_metrics_count_open_streams_and_sent_events(serve: Serve, subscribe: Listen) -> None:
     browser = await serve(namespaces={"acme": {"collections": [NOTES]}})
-    heard, other = await subscribe(browser, "/acme/events"), await subscribe(browser, "/acme/events")
+    stream, other = await subscribe(browser, "/acme/events"), await subscribe(browser, "/acme/events")
     await browser.request("POST", "/acme/push/notes/a", {"data": {}})
-    await heard.event()
+    await stream.event()
     await other.event()
     page = (await browser.request("GET", "/metrics")).body.decode()
     assert "\npysync_streams 2.0\n" in page
     assert '\npysync_events_total{collection="acme/notes"} 2.0\n' in page
-    await heard.close()
+    await stream.close()
     while "\npysync_streams 1.0\n" not in page:
         page = (await browser.request("GET", "/metrics")).body.decode()

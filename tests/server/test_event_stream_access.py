@@ -23,7 +23,7 @@ from pysync.server.serve import serve_on
 USERS = (ISSUER.user_id, SUBJECT.user_id, STRANGER.user_id)
 ADMIN = "t" * 32
 WRITER = f"admin:{USERS[0]}"
-MARK = {"name": "mark", "storagePath": "mark/{n}", "readRoles": ["public"], "writeRoles": [WRITER]}
+LABEL = {"name": "mark", "storagePath": "mark/{n}", "readRoles": ["public"], "writeRoles": [WRITER]}
 SPACES = {
     "name": "access", "storagePath": "spaces/{spaceId}/_access", "readRoles": ["space:member"],
     "writeRoles": [WRITER],
@@ -42,7 +42,7 @@ class AsAdmin(Browser):
         return {"Authorization": f"Bearer {ADMIN}"}
 
 
-Told = tuple[str, dict[str, str], str]
+Received = tuple[str, dict[str, str], str]
 """Collection, parameters and hash of a write."""
 
 
@@ -124,10 +124,10 @@ def writes(count: int) -> st.SearchStrategy[list[Write]]:
 def scenes(draw: st.DrawFn) -> tuple[dict[str, Any], list[Write], list[str]]:
     """A configuration, writes, and the paths of certificates."""
     found = draw(collections())
-    rival = {**MARK, "name": "rival", "storagePath": "c0/special", "pullOnly": True, "readRoles": ["extra"]}
+    rival = {**LABEL, "name": "rival", "storagePath": "c0/special", "pullOnly": True, "readRoles": ["extra"]}
     has_rival = found[0]["storagePath"] == "c0/{id}" and not found[0].keys() & {"appendOnly", "bundle"}
     extra = [rival] if has_rival and draw(st.booleans()) else []
-    served = {"collections": [MARK, SPACES, *extra, *found]}
+    served = {"collections": [LABEL, SPACES, *extra, *found]}
     members: dict[str, Any] = served
     if draw(st.booleans()):
         members = {"namespaces": {"acme": served}}
@@ -153,13 +153,13 @@ class Ear:
     """A stream of `caller`, of all collections or of `only` one."""
 
     caller: Browser
-    heard: EventStream
+    stream: EventStream
     only: str | None = None
 
-    async def told(self) -> list[Told]:
+    async def received(self) -> list[Received]:
         """What comes before the next mark."""
-        found: list[Told] = []
-        while (data := (await self.heard.event()).data)["collection"] != "mark":
+        found: list[Received] = []
+        while (data := (await self.stream.event()).data)["collection"] != "mark":
             found.append((data["collection"], data["params"], data["hash"]))
         return found
 
@@ -179,29 +179,29 @@ async def _play(members: dict[str, Any], writes: list[Write], paths: list[str]) 
 
         async def ear(caller: Browser, only: str | None) -> Ear:
             names = None if only is None else f"mark,{only}"
-            heard = await listen(caller, f"{prefix}/events", collections=names)
-            stack.push_async_callback(heard.close)
-            assert heard.status == 200
-            return Ear(caller, heard, only)
+            stream = await listen(caller, f"{prefix}/events", collections=names)
+            stack.push_async_callback(stream.close)
+            assert stream.status == 200
+            return Ear(caller, stream, only)
 
         callers = [Browser(base, session), AsAdmin(base, session), *_signers(base, session, paths)]
         ears = [await ear(caller, only) for caller in callers for only in (None, "c0")]
         for number, write in enumerate(writes):
             each = SPACES if write.collection < 0 else found[write.collection]
-            path, told = await _push(writer, prefix, each, write, number)
+            path, received = await _push(writer, prefix, each, write, number)
             # Who misses members is told a version of its own.
             # A key that the rival reads may be one that `c0` itself only pushes to.
             source = {} if path in shadowed else each
             readers = {id(caller): await _pulled(caller, prefix, source, path) for caller in callers}
-            await _push(writer, prefix, MARK, Write(0, {"n": str(number)}, ()), number)
-            name, params = told
+            await _push(writer, prefix, LABEL, Write(0, {"n": str(number)}, ()), number)
+            name, params = received
             if path in shadowed:
                 name, params = "rival", {}
             for ear_ in ears:
                 hash_ = readers[id(ear_.caller)]
-                hears = hash_ is not None and ear_.only in (None, name)
-                expected = [(name, params, hash_)] if hears else []
-                assert await ear_.told() == expected, (ear_.caller, each, path)
+                is_delivered = hash_ is not None and ear_.only in (None, name)
+                expected = [(name, params, hash_)] if is_delivered else []
+                assert await ear_.received() == expected, (ear_.caller, each, path)
 
 
 def _signers(base: str, session: aiohttp.ClientSession, paths: list[str]) -> list[Browser]:

@@ -45,13 +45,13 @@ async def test_a_stream_ends_when_its_certificate_does(
     expires_at_s = clock() // 1000 + 3600
     brief = Signed(browser.base, session, SUBJECT, root_device(SUBJECT, expires_at_s=expires_at_s))
     lasting = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
-    heard, other = await subscribe(brief), await subscribe(lasting)
-    await heard.block()
+    stream, other = await subscribe(brief), await subscribe(lasting)
+    await stream.block()
     clock.now_ms = expires_at_s * 1000
-    while (await heard.block()).comments == 0:
+    while (await stream.block()).comments == 0:
         pass
     clock.now_ms += 1_000
-    await heard.rest()
+    await stream.rest()
     await browser.push("notes/a", {})
     assert (await other.event()).data["params"] == {"id": "a"}
 
@@ -86,15 +86,15 @@ async def test_a_stream_ends_when_its_certificate_is_taken_back(
     clock = clock_of_now()
     browser = await serve(NOTES, MINE, now_ms=clock)
     me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
-    heard, open_to_all = await subscribe(me), await subscribe(me, collections="notes")
+    stream, open_to_all = await subscribe(me), await subscribe(me, collections="notes")
     await browser.push("notes/a", {})
-    assert (await heard.event()).data["params"] == {"id": "a"}
+    assert (await stream.event()).data["params"] == {"id": "a"}
     taken_back = issuing.issue_revocation_list(SUBJECT, 1, certificates=[me.certificate])
     assert (await browser.request("POST", "/revocations", taken_back.text)).status == 200
     clock.now_ms += 4_000
     if not is_idle:
         await browser.push("notes/b", {})
-    assert [told for told in await heard.rest() if told.data] == []
+    assert [found for found in await stream.rest() if found.data] == []
     assert (await open_to_all.event()).data["params"] == {"id": "a"}
 
 
@@ -104,15 +104,15 @@ async def test_membership_is_decided_when_the_event_is_sent(
     access = {**NOTES, "name": "access", "storagePath": "spaces/{spaceId}/_access"}
     browser = await serve(NOTES, TEAM, access, auth={"spaces": {}})
     me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
-    heard = await subscribe(me, collections="notes,team")
+    stream = await subscribe(me, collections="notes,team")
     hash_ = None
     for number, members in enumerate([[], [SUBJECT.user_id], []]):
         data = {"owner": "somebody", "members": members}
         hash_ = (await browser.push("spaces/s1/_access", data, hash_)).json["hash"]
         await browser.push(f"s/s1/{number}", {})
         await browser.push(f"notes/{number}", {})
-        told = [] if number != 1 else ["1"]
-        assert [data["params"]["id"] for data in await heard.events(1 + len(told))] == [*told, str(number)]
+        found = [] if number != 1 else ["1"]
+        assert [data["params"]["id"] for data in await stream.events(1 + len(found))] == [*found, str(number)]
 
 
 def noted(collection: str, *numbers: object, **params: str) -> list[Change]:
@@ -120,8 +120,8 @@ def noted(collection: str, *numbers: object, **params: str) -> list[Change]:
     return [DocumentRef(collection, {**params, "id": str(n)}).change("", 1) for n in numbers]
 
 
-def ids(told: list[Any]) -> list[str]:
-    return [data["params"]["id"] for data in told]
+def ids(found: list[Any]) -> list[str]:
+    return [data["params"]["id"] for data in found]
 
 
 async def test_stream_is_aborted_if_the_membership_of_a_space_is_unknown(
@@ -132,17 +132,17 @@ async def test_stream_is_aborted_if_the_membership_of_a_space_is_unknown(
     browser = await serve(NOTES, TEAM, access, auth={"spaces": {}}, store=store, coordinator=log)
     me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
     await browser.push("spaces/s1/_access", {"owner": SUBJECT.user_id})
-    heard, other = (
+    stream, other = (
         await subscribe(me, collections="team,notes"),
         await subscribe(browser, collections="notes"),
     )
     await log.append(noted("notes", "a"))
-    assert ids(await heard.events(1)) == ["a"]
+    assert ids(await stream.events(1)) == ["a"]
     store.fail("get", times=100)
     await log.append([*noted("team", "b", spaceId="s1"), *noted("notes", "c")])
-    assert [told for told in await heard.rest() if told.data] == []
+    assert [found for found in await stream.rest() if found.data] == []
     store.reset()
-    again = await subscribe(me, collections="team,notes", lastEventId=heard.last_id)
+    again = await subscribe(me, collections="team,notes", lastEventId=stream.last_id)
     assert ids(await again.events(2)) == ["b", "c"]
     assert ids(await other.events(2)) == ["a", "c"]
 
@@ -158,28 +158,28 @@ async def test_slow_reader_is_aborted_and_resumes_at_its_cursor(serve: Serve, su
         await other.events(100)
         count += 100
         assert count < 100_000
-    heard = await slow()
-    await heard.rest()
-    await heard.close()
-    told = ids([block.data for block in heard.blocks if block.data])
-    again = await subscribe(browser, lastEventId=heard.last_id)
-    told += ids(await again.events(count - len(told)))
-    assert told == [str(number) for number in range(count)]
+    stream = await slow()
+    await stream.rest()
+    await stream.close()
+    found = ids([block.data for block in stream.blocks if block.data])
+    again = await subscribe(browser, lastEventId=stream.last_id)
+    found += ids(await again.events(count - len(found)))
+    assert found == [str(number) for number in range(count)]
 
 
 @pytest.mark.slow
 async def test_slow_catch_up_is_given_time(serve: Serve, subscribe: Listen) -> None:
     log, count = MemoryCoordinator(), 20_000
     browser = await serve({**NOTES, "storagePath": "notes/{room}/{id}"}, coordinator=log)
-    place = (await (await subscribe(browser)).block()).id
+    cursor = (await (await subscribe(browser)).block()).id
     await log.append(noted("notes", *range(count), room="x" * 250))
-    slow = await slow_reader(browser, f"?lastEventId={place}")
-    heard = await slow()
-    told = ids(await heard.events(count))
-    assert told == [str(number) for number in range(count)]
+    slow = await slow_reader(browser, f"?lastEventId={cursor}")
+    stream = await slow()
+    found = ids(await stream.events(count))
+    assert found == [str(number) for number in range(count)]
     await log.append(noted("notes", "last", room="x"))
-    assert ids(await heard.events(1)) == ["last"]
-    await heard.close()
+    assert ids(await stream.events(1)) == ["last"]
+    await stream.close()
 
 
 def test_heartbeat_names_no_later_cursor_during_a_catch_up() -> None:
@@ -230,7 +230,7 @@ async def test_streams_of_a_process_end_in_good_order(tmp_path: Path, subscribe:
         browser = Browser(process.base, session)
         streams = [await subscribe(browser) for _ in range(20)]
         process.signal(signal.SIGTERM)
-        retries = {(await heard.rest())[-1].retry for heard in streams}
+        retries = {(await stream.rest())[-1].retry for stream in streams}
         assert await process.ended() == 0
     assert all(retry is not None and 1000 <= retry <= 3000 for retry in retries)
     assert len(retries) > 1
@@ -247,9 +247,9 @@ async def test_write_on_one_worker_is_delivered_by_the_others(tmp_path: Path, su
         streams = [await subscribe(browser, collections="notes") for _ in range(16)]
         for number in range(16):
             assert (await browser.push(f"notes/{number}", {})).status == 200
-        told = [ids(await heard.events(16)) for heard in streams]
-        assert all(sorted(each, key=int) == [str(number) for number in range(16)] for each in told)
-        assert len({tuple(each) for each in told}) == 1
+        found = [ids(await stream.events(16)) for stream in streams]
+        assert all(sorted(each, key=int) == [str(number) for number in range(16)] for each in found)
+        assert len({tuple(each) for each in found}) == 1
         while b"\npysync_streams 16.0\n" not in (await browser.request("GET", "/metrics")).body:
             pass  # the other worker tells every second
 
@@ -268,8 +268,8 @@ async def test_a_process_may_have_as_many_connections_as_the_system_allows(tmp_p
 async def test_process_that_stood_still_does_not_make_up_for_every_heartbeat(
     serve: Serve, subscribe: Listen, start: StartService
 ) -> None:
-    heard = await subscribe(await serve(NOTES))
-    await heard.block()
+    stream = await subscribe(await serve(NOTES))
+    await stream.block()
     (app,) = start.apps  # type: ignore[attr-defined]
     subscribers = app.subscribers
     subscribers._heartbeat_timer.cancel()

@@ -29,9 +29,9 @@ def messages(text: str) -> list[Any]:
     for frame in frames:
         data = [line[5:].removeprefix(" ") for line in frame.split("\n") if line.startswith("data:")]
         if data:
-            told = json.loads("\n".join(data))
-            assert isinstance(told, dict)
-            found.append(told)
+            message = json.loads("\n".join(data))
+            assert isinstance(message, dict)
+            found.append(message)
     return found
 
 
@@ -48,7 +48,7 @@ async def test_the_python_client_reads_changes_with_headers_that_stay_the_same(
         async with asyncio.timeout(30):
             while not messages(text):
                 text += (await answer.content.readany()).decode()
-        assert [told["params"] for told in messages(text)] == [{"id": "a"}]
+        assert [message["params"] for message in messages(text)] == [{"id": "a"}]
     async with session.get(f"{browser.base}/events", headers=headers) as answer:
         assert answer.status == 401  # as they are told; what is open to everybody they hear again
     async with session.get(f"{browser.base}/events?collections=notes", headers=headers) as answer:
@@ -64,16 +64,16 @@ async def test_no_stream_says_nothing_for_as_long_as_the_python_client_waits(
         await subscribe(browser)
     (app,) = start.apps  # type: ignore[attr-defined]
     hub = app.subscribers
-    beats = defaultdict[sse.SSEConnection, list[float]](list)
+    heartbeats = defaultdict[sse.SSEConnection, list[float]](list)
     monkeypatch.setattr(
-        sse.SSEConnection, "heartbeat", lambda stream, _: beats[stream].append(hub._heartbeat_at)
+        sse.SSEConnection, "heartbeat", lambda stream, _: heartbeats[stream].append(hub._heartbeat_at)
     )
     for _ in range(4 * sse.HEARTBEAT_BUCKETS):  # as timers would, without the time
         timer = hub._heartbeat_timer
         timer._run()
         timer.cancel()
-    assert len(beats) == streams
-    for times in beats.values():
+    assert len(heartbeats) == streams
+    for times in heartbeats.values():
         assert [later - earlier for earlier, later in pairwise(times)] == pytest.approx([4.0] * 3)
 
 

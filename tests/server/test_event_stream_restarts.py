@@ -20,29 +20,29 @@ pytestmark = pytest.mark.process
 GONE = (ConnectionError, EOFError, asyncio.IncompleteReadError)
 
 
-async def told(base: str, chances: random.Random) -> AsyncGenerator[Any, None]:
+async def received(base: str, chances: random.Random) -> AsyncGenerator[Any, None]:
     """The events of a client that comes back wherever its stream ends, and hangs up itself now and then."""
-    place = ""
+    cursor = ""
     async with aiohttp.ClientSession() as session:
         while True:
-            heard: EventStream | None = None
+            stream: EventStream | None = None
             try:
-                heard = await listen(
+                stream = await listen(
                     Browser(base, session),
-                    headers={"Last-Event-ID": place} if place else {},
+                    headers={"Last-Event-ID": cursor} if cursor else {},
                     collections="notes",
                 )
                 for _ in range(chances.randrange(1, 40)):
-                    block = await heard.block()
+                    block = await stream.block()
                     if block.data is not None:
                         yield block
             except GONE:
                 await asyncio.sleep(0)
             finally:
-                if heard is not None:
-                    place = heard.last_id or place
-                    heard.writer.transport.abort()
-                    await heard.close()
+                if stream is not None:
+                    cursor = stream.last_id or cursor
+                    stream.writer.transport.abort()
+                    await stream.close()
 
 
 async def write(base: str, names: list[str], written: asyncio.Queue[str]) -> None:
@@ -75,7 +75,7 @@ async def test_every_write_is_delivered_once_across_kills_and_aborts(
 
     async def follow() -> list[str]:
         found: list[str] = []
-        async with aclosing(told(base, chances)) as blocks:
+        async with aclosing(received(base, chances)) as blocks:
             async for block in blocks:
                 assert block.event == "", "nothing was forgotten"
                 found.append(block.data["params"]["id"])
@@ -120,7 +120,7 @@ async def test_stream_passes_a_proxy_and_resumes_at_its_cursor(tmp_path: Path) -
         aiohttp.ClientSession() as session,
     ):
         browser = Browser(process.base, session)
-        heard = await listen(Browser(proxy.url, session))
+        stream = await listen(Browser(proxy.url, session))
         await browser.push("notes/a", {})
-        assert (await heard.event()).data["params"] == {"id": "a"}
-        await heard.close()
+        assert (await stream.event()).data["params"] == {"id": "a"}
+        await stream.close()

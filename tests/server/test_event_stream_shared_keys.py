@@ -61,9 +61,9 @@ async def test_push_to_a_push_only_collection_is_delivered_as_one_of_the_pulled_
     )
     for id_ in "ab":
         await browser.push(f"in/{id_}", {"n": 1})
-    assert [told["params"] for told in await one.events(1)] == [{"letter": "b"}]
-    told = await everything.events(2)
-    assert [(each["collection"], each["params"]) for each in told] == [
+    assert [found["params"] for found in await one.events(1)] == [{"letter": "b"}]
+    found = await everything.events(2)
+    assert [(each["collection"], each["params"]) for each in found] == [
         ("read", {"letter": "a"}),
         ("read", {"letter": "b"}),
     ]
@@ -74,11 +74,11 @@ async def test_parameters_are_wanted_by_the_names_of_the_collection_that_is_foll
     serve: Serve, subscribe: Listen
 ) -> None:
     browser = await serve(TEXTS, namespaces={"acme": {"collections": [PAPERS]}})
-    heard = await subscribe(browser, "/acme/events", params={"papers": {"desk": "b"}})
+    stream = await subscribe(browser, "/acme/events", params={"papers": {"desk": "b"}})
     for room in "abc":
         await put(browser, f"/push/n/{room}/1", {})
     await put(browser, "/acme/push/n/b/2", {})
-    assert [told["params"]["sheet"] for told in await heard.events(2)] == ["1", "2"]
+    assert [found["params"]["sheet"] for found in await stream.events(2)] == ["1", "2"]
 
 
 async def test_resumed_stream_delivers_each_write_once_from_any_collection(
@@ -89,16 +89,16 @@ async def test_resumed_stream_delivers_each_write_once_from_any_collection(
     for at in range(3):
         await put(browser, f"/acme/push/n/r/{at}", {})
         await put(browser, f"/push/in/{at}", {})
-    place, told = begun, []
+    cursor, found = begun, []
     for _ in range(6):
-        heard = await subscribe(browser, lastEventId=place)
-        event = await heard.event()
-        told.append((event.data["collection"], *event.data["params"].values()))
-        place = event.id
-        await heard.close()
-    assert told == [each for at in "012" for each in (("texts", "r", at), ("read", at))]
+        stream = await subscribe(browser, lastEventId=cursor)
+        event = await stream.event()
+        found.append((event.data["collection"], *event.data["params"].values()))
+        cursor = event.id
+        await stream.close()
+    assert found == [each for at in "012" for each in (("texts", "r", at), ("read", at))]
     await put(browser, "/push/in/last", {})
-    assert (await (await subscribe(browser, lastEventId=place)).event()).data["params"] == {"letter": "last"}
+    assert (await (await subscribe(browser, lastEventId=cursor)).event()).data["params"] == {"letter": "last"}
 
 
 async def test_key_with_literal_segments_of_another_collection_is_delivered_there_alone(
@@ -106,11 +106,11 @@ async def test_key_with_literal_segments_of_another_collection_is_delivered_ther
 ) -> None:
     plan = {"name": "plan", "storagePath": "n/{room}/plan", **PUBLIC}
     browser = await serve(TEXTS, plan, namespaces={"acme": {"collections": [PAPERS]}})
-    heard = await subscribe(browser)
+    stream = await subscribe(browser)
     await put(browser, "/acme/push/n/r/plan", {})
     await put(browser, "/acme/push/n/r/other", {})
-    told = await heard.events(2)
-    assert [(each["collection"], each["params"]) for each in told] == [
+    found = await stream.events(2)
+    assert [(each["collection"], each["params"]) for each in found] == [
         ("plan", {"room": "r"}),
         ("texts", {"room": "r", "id": "other"}),
     ]
@@ -124,25 +124,25 @@ async def test_appends_and_files_are_delivered_to_collections_that_share_their_k
     if kind == "file":
         more = {"allowedMimeTypes": ["text/plain"]}
     browser = await serve(TEXTS | more, namespaces={"acme": {"collections": [PAPERS | more]}})
-    heard = await subscribe(browser)
+    stream = await subscribe(browser)
     if kind == "file":
         response = await browser.request("POST", "/acme/push/n/r/1", b"hello", {"Content-Type": "text/plain"})
     else:
         response = await browser.request("POST", "/acme/push/n/r/1", {"data": {}})
     assert response.status == 200
-    (told,) = await heard.events(1)
-    assert (told["collection"], told["hash"]) == ("texts", response.json["hash"])
+    (found,) = await stream.events(1)
+    assert (found["collection"], found["hash"]) == ("texts", response.json["hash"])
 
 
 async def test_plugins_are_notified_once_of_a_shared_write(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    told = NotifiedPlugin()
+    found = NotifiedPlugin()
     settings = {"collections": [TEXTS], "namespaces": {"acme": {"collections": [PAPERS]}}}
-    browser = Browser(await start(settings, plugins=[told]), session)
+    browser = Browser(await start(settings, plugins=[found]), session)
     await put(browser, "/acme/push/n/r/1", {})
     await put(browser, "/push/n/r/2", {})
-    assert [(event.namespace, event.collection) for event in told.events] == [
+    assert [(event.namespace, event.collection) for event in found.events] == [
         ("acme", "papers"),
         (None, "texts"),
     ]
@@ -160,9 +160,9 @@ async def test_event_batches_are_announced_by_file_name(serve: Serve, subscribe:
     answer = (await browser.push("clicks/web/new", {"events": [{"event": "a"}]})).json
     await put(browser, "/raw/push/lake/web/x", {})
     await browser.push("clicks/web/new", {"events": [{"event": "b"}]})
-    told = await raw.events(3)
-    assert told[0]["params"] == {"app": "web", "file": f"{answer['batchId']}.parquet"}
-    assert told[1]["params"] == {"app": "web", "file": "x"}
+    found = await raw.events(3)
+    assert found[0]["params"] == {"app": "web", "file": f"{answer['batchId']}.parquet"}
+    assert found[1]["params"] == {"app": "web", "file": "x"}
     first, second = await root.events(2)
     assert first["params"] == {"app": "web", "batch": answer["batchId"]}
     assert second["params"]["batch"] != "x", "no batch, so no pull of clicks finds it"
@@ -170,8 +170,8 @@ async def test_event_batches_are_announced_by_file_name(serve: Serve, subscribe:
 
 def as_before(collection: str, params: Mapping[str, str], namespace: str | None = None) -> Change:
     """A change as versions before this one wrote it."""
-    told = {"collection": collection, "params": params, "hash": "h", "timestamp": 1}
-    return Change(json.dumps(told if namespace is None else told | {"namespace": namespace}).encode())
+    found = {"collection": collection, "params": params, "hash": "h", "timestamp": 1}
+    return Change(json.dumps(found if namespace is None else found | {"namespace": namespace}).encode())
 
 
 async def test_changes_of_an_earlier_version_are_delivered_in_the_same_way(
@@ -184,10 +184,10 @@ async def test_changes_of_an_earlier_version_are_delivered_in_the_same_way(
     )
     await log.append([as_before("gone", {"id": "a"}), as_before("texts", {"id": "a"})])
     browser = await serve(TEXTS, INBOX, READ, namespaces={"acme": {"collections": [PAPERS]}}, coordinator=log)
-    heard = await subscribe(browser, lastEventId=begun)
+    stream = await subscribe(browser, lastEventId=begun)
     await put(browser, "/push/n/r/2", {})
-    told = await heard.events(3)
-    assert [(each["collection"], each["params"]) for each in told] == [
+    found = await stream.events(3)
+    assert [(each["collection"], each["params"]) for each in found] == [
         ("texts", {"room": "r", "id": "1"}),
         ("read", {"letter": "a"}),
         ("texts", {"room": "r", "id": "2"}),
@@ -202,8 +202,8 @@ async def test_change_of_a_renamed_collection_is_delivered_under_the_new_name(
     begun = (await (await subscribe(before)).block()).id
     await put(before, "/push/n/r/1", {})
     after = await serve(PAPERS, coordinator=log)
-    (told,) = await (await subscribe(after, lastEventId=begun)).events(1)
-    assert (told["collection"], told["params"]) == ("papers", {"desk": "r", "sheet": "1"})
+    (found,) = await (await subscribe(after, lastEventId=begun)).events(1)
+    assert (found["collection"], found["params"]) == ("papers", {"desk": "r", "sheet": "1"})
 
 
 TAPS = NOTES | {"name": "taps", "pushOnly": True, "readRoles": []}

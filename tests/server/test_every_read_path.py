@@ -152,28 +152,28 @@ async def old_version(scene: Scene, reader: Signed) -> Seen | None:
     return None if reply.status == 403 else Seen(reply.json["data"], reply.json["hash"])
 
 
-async def heard_of(scene: Scene, heard: EventStream, hash_: str) -> Seen | None:
+async def seen_by_stream(scene: Scene, stream: EventStream, hash_: str) -> Seen | None:
     """What a stream tells of a write to `docs`, before the write to `marks` that follows it."""
-    assert heard.status == 200, heard.body
-    told = (await heard.event()).data
-    seen = None if told["collection"] == "marks" else Seen(None, told["hash"])
-    await heard.close()
+    assert stream.status == 200, stream.body
+    change = (await stream.event()).data
+    seen = None if change["collection"] == "marks" else Seen(None, change["hash"])
+    await stream.close()
     if seen is not None and seen.version == hash_:
         seen = Seen(None, scene.versions["docs"])  # the plain version of another write
     return seen
 
 
 async def stream(scene: Scene, reader: Signed) -> Seen | None:
-    heard = await listen(reader, collections="docs,marks")
+    opened = await listen(reader, collections="docs,marks")
     writer = scene.reader(ISSUER)
     hash_ = (await writer.push("s/x/docs/live", {"at": reader.keys.user_id})).json["hash"]
     assert (await writer.push("marks/live", {})).status == 200
-    return await heard_of(scene, heard, hash_)
+    return await seen_by_stream(scene, opened, hash_)
 
 
 async def resumed_stream(scene: Scene, reader: Signed) -> Seen | None:
-    heard = await listen(reader, headers={"Last-Event-ID": scene.start_cursor}, collections="docs,marks")
-    return await heard_of(scene, heard, scene.versions["docs"])
+    stream = await listen(reader, headers={"Last-Event-ID": scene.start_cursor}, collections="docs,marks")
+    return await seen_by_stream(scene, stream, scene.versions["docs"])
 
 
 DOCUMENTS: list[Read] = [

@@ -164,9 +164,9 @@ def test_the_banner_names_the_pages(folder: Path) -> None:
     (folder / "index.html").touch()
     (folder / "a.css").touch()
     settings = parse(config(server={"examples": str(folder), "mountPath": "/v1"}))
-    told = banner(settings, 8080).splitlines()
-    at = told.index("Open in two windows of a browser:")
-    assert told[at + 1 :] == ["  http://127.0.0.1:8080/v1/examples/page.html"]
+    printed = banner(settings, 8080).splitlines()
+    at = printed.index("Open in two windows of a browser:")
+    assert printed[at + 1 :] == ["  http://127.0.0.1:8080/v1/examples/page.html"]
     assert "browser" not in banner(parse(config()), 8080)
 
 
@@ -192,8 +192,8 @@ def test_a_page_of_ours_needs_nothing_but_itself(page: Path) -> None:
     assert not re.search(r"https?://|@import|\burl\(|\bimport\b", text), "no address of elsewhere"
     links = Links()
     links.feed(text)
-    beside = {other.name for other in PAGES}
-    assert all(link in beside | {"data:,"} for link in links.found), links.found
+    others = {other.name for other in PAGES}
+    assert all(link in others | {"data:,"} for link in links.found), links.found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -53,24 +53,24 @@ async def test_expiry_is_announced(
     for n in range(30):
         await append(anybody, "log/a", {"n": n, "text": "x" * 1000})
     await anybody.push("notes/a/kept", {"n": 1})
-    heard = await listen(anybody, collections="notes,pics,log,kept")
+    stream = await listen(anybody, collections="notes,pics,log,kept")
     clock.now_ms += TTL_MS + 100
     assert await sweep(start) == 3
-    told = [(await heard.event()).data for _ in range(3)]
+    events = [(await stream.event()).data for _ in range(3)]
     removal = {"hash": "", "removed": True, "timestamp": clock.now_ms}
-    assert sorted(told, key=lambda event: str(event["collection"])) == [
+    assert sorted(events, key=lambda event: str(event["collection"])) == [
         {"collection": "log", "params": {"id": "a"}, **removal},
         {"collection": "notes", "params": {"id": "a"}, **removal},
         {"collection": "pics", "params": {"who": "me", "id": "p"}, **removal},
     ]
     assert await sweep(start) == 0
     assert (await anybody.push("notes/a", {"title": "again"})).status == 200
-    event = (await heard.event()).data
+    event = (await stream.event()).data
     assert (event["collection"], "removed" in event) == ("notes", False), "it is announced once"
     left = {entry.key async for entry in kept.walk("") if not entry.key.startswith("_pysync/")}
     assert {"notes/a", "notes/a/kept"} <= left <= {"notes/a", "notes/a/kept", "titles"}
     assert [entry async for entry in kept.walk("_pysync/logs")] == []
-    await heard.close()
+    await stream.close()
 
 
 async def test_an_expired_document_leaves_lists(
@@ -82,17 +82,17 @@ async def test_an_expired_document_leaves_lists(
         data = (await anybody.pull("titles")).json["data"]
         return [entry["id"] for entry in data.get("items", [])]
 
-    heard = await listen(anybody, collections="titles")
+    stream = await listen(anybody, collections="titles")
     await anybody.push("notes/a", {"title": "a"})
     clock.now_ms += TTL_MS // 2
     await anybody.push("notes/b", {"title": "b"})
     while await titles() != ["a", "b"]:
-        await heard.event()
+        await stream.event()
     clock.now_ms += TTL_MS // 2 + 1
     assert await sweep(start) == 1
     while await titles() != ["b"]:
-        await heard.event()
-    await heard.close()
+        await stream.event()
+    await stream.close()
 
 
 async def test_a_document_that_is_written_again_stays(

@@ -96,10 +96,10 @@ async def test_pushed_file_is_pulled_byte_for_byte(browser: Browser, clock: Fake
     assert written.headers["Cache-Control"] == "no-store"
     pulled = await browser.pull("photos/a")
     assert (pulled.status, pulled.body) == (200, BYTES)
-    told = {name.lower(): value for name, value in pulled.headers.items()}
-    assert told.keys() - {"date", "x-request-id"} == {name.lower() for name in HEADERS_OF_A_FILE}
+    found = {name.lower(): value for name, value in pulled.headers.items()}
+    assert found.keys() - {"date", "x-request-id"} == {name.lower() for name in HEADERS_OF_A_FILE}
     for name, value in HEADERS_OF_A_FILE.items():
-        assert told[name.lower()] == value
+        assert found[name.lower()] == value
 
 
 async def test_a_file_of_many_chunks_comes_whole(browser: Browser) -> None:
@@ -160,15 +160,15 @@ async def test_version_is_answered_without_opening_the_file(
 async def test_head_reports_the_headers_of_get(browser: Browser) -> None:
     await put(browser, "photos/a")
     pulled = await browser.pull("photos/a")
-    told = await browser.request("HEAD", "/pull/photos/a", headers={"Range": "bytes=0-1"})
-    assert (told.status, told.body) == (200, b"")
+    found = await browser.request("HEAD", "/pull/photos/a", headers={"Range": "bytes=0-1"})
+    assert (found.status, found.body) == (200, b"")
     for name in pulled.headers.keys() - {"X-Request-Id", "Date"}:
-        assert told.headers[name] == pulled.headers[name]
+        assert found.headers[name] == pulled.headers[name]
     assert (await browser.request("HEAD", "/pull/photos/b")).headers["Content-Type"] == "application/json"
 
 
 @pytest.mark.parametrize(
-    ("asked", "first", "last"),
+    ("range_", "first", "last"),
     [
         ("bytes=0-0", 0, 0),
         ("bytes=0-99", 0, 99),
@@ -183,10 +183,10 @@ async def test_head_reports_the_headers_of_get(browser: Browser) -> None:
     ],
 )
 async def test_a_range_is_answered_with_that_part(
-    browser: Browser, asked: str, first: int, last: int
+    browser: Browser, range_: str, first: int, last: int
 ) -> None:
     await put(browser, "photos/a")
-    part = await browser.pull("photos/a", {"Range": asked})
+    part = await browser.pull("photos/a", {"Range": range_})
     assert (part.status, part.body) == (206, BYTES[first : last + 1])
     assert part.headers["Content-Range"] == f"bytes {first}-{last}/2048"
     assert part.headers["Content-Length"] == str(last + 1 - first)
@@ -195,12 +195,12 @@ async def test_a_range_is_answered_with_that_part(
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "range_",
     ["bytes=2048-", "bytes=2048-2050", "bytes=-0", f"bytes={'9' * 4000}-", "bytes=99999999999999999999-"],
 )
-async def test_a_range_beyond_the_file_is_rejected_with_its_size(browser: Browser, asked: str) -> None:
+async def test_a_range_beyond_the_file_is_rejected_with_its_size(browser: Browser, range_: str) -> None:
     await put(browser, "photos/a")
-    refused = await browser.pull("photos/a", {"Range": asked})
+    refused = await browser.pull("photos/a", {"Range": range_})
     assert refused.error == (416, "Range not satisfiable")
     assert refused.json["code"] == "range_not_satisfiable"
     assert refused.headers["Content-Range"] == "bytes */2048"
@@ -208,7 +208,7 @@ async def test_a_range_beyond_the_file_is_rejected_with_its_size(browser: Browse
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "range_",
     [
         "bytes=0-1,3-4",
         "bytes=" + ",".join(f"{n}-" for n in range(1000)),
@@ -225,19 +225,19 @@ async def test_a_range_beyond_the_file_is_rejected_with_its_size(browser: Browse
         "",
     ],
 )
-async def test_any_other_range_gets_the_whole_file(browser: Browser, asked: str) -> None:
+async def test_any_other_range_gets_the_whole_file(browser: Browser, range_: str) -> None:
     await put(browser, "photos/a")
-    pulled = await browser.pull("photos/a", {"Range": asked})
+    pulled = await browser.pull("photos/a", {"Range": range_})
     assert (pulled.status, pulled.body) == (200, BYTES)
     assert "Content-Range" not in pulled.headers
 
 
 async def test_a_range_of_another_version_gets_the_whole_file(browser: Browser) -> None:
     await put(browser, "photos/a")
-    asked = {"Range": "bytes=0-1"}
-    assert (await browser.pull("photos/a", {**asked, "If-Range": f'"{HASH}"'})).status == 206
+    range_ = {"Range": "bytes=0-1"}
+    assert (await browser.pull("photos/a", {**range_, "If-Range": f'"{HASH}"'})).status == 206
     for version in (f'"{EMPTY}"', f'W/"{HASH}"', "Sun, 22 Nov 2026 00:00:00 GMT", "*"):
-        pulled = await browser.pull("photos/a", {**asked, "If-Range": version})
+        pulled = await browser.pull("photos/a", {**range_, "If-Range": version})
         assert (pulled.status, pulled.body) == (200, BYTES)
     far = await browser.pull("photos/a", {"Range": "bytes=9999-", "If-Range": f'"{EMPTY}"'})
     assert (far.status, far.body) == (200, BYTES)
@@ -308,7 +308,7 @@ async def test_a_content_type_cannot_break_out_of_its_line(browser: Browser) -> 
 async def test_media_type_stored_by_others_cannot_break_out_of_its_header(
     start: Start, session: aiohttp.ClientSession, store: Store
 ) -> None:
-    await store.write("photos/a", pieces(b"x"), "text/plain\r\nEvil: yes")
+    await store.write("photos/a", chunks_of_body(b"x"), "text/plain\r\nEvil: yes")
     browser = Browser(await start({"collections": [PHOTOS]}, store), session)
     pulled = await browser.pull("photos/a")
     assert (pulled.headers["Content-Type"], pulled.body) == ("application/octet-stream", b"x")
@@ -354,7 +354,7 @@ async def test_file_that_replaces_a_document_between_two_lookups_is_found(
         async def get(self, key: str, if_none_match: str | None = None) -> Any:
             found = await super().get(key, if_none_match)
             if found is None and key == "mixed/a":
-                await self.write(key, pieces(BYTES), "image/png")
+                await self.write(key, chunks_of_body(BYTES), "image/png")
             return found
 
     browser = Browser(await start({"collections": [MIXED]}, Taken()), session)
@@ -369,7 +369,7 @@ async def test_parquet_is_stored_and_answered_as_such_whatever_it_was_sent_as(
         stat = await store.stat("tables/a")
         assert stat is not None
         assert stat.content_type == "application/vnd.apache.parquet"
-    await store.write("tables/a", pieces(BYTES), "application/octet-stream")
+    await store.write("tables/a", chunks_of_body(BYTES), "application/octet-stream")
     assert (await browser.pull("tables/a")).headers["Content-Type"] == "application/vnd.apache.parquet"
 
 
@@ -596,13 +596,13 @@ async def test_an_expired_file_is_missing_and_is_swept(
 async def test_push_is_announced_to_followers_and_plugins(
     start: Start, session: aiohttp.ClientSession, store: Store
 ) -> None:
-    told = NotifiedPlugin()
-    base = await start({"collections": [MINE]}, store, plugins=[told])
+    found = NotifiedPlugin()
+    base = await start({"collections": [MINE]}, store, plugins=[found])
     client = Unsigned(base, session, SUBJECT, root_device(SUBJECT))
     key = f"u/{SUBJECT.user_id}/a"
     answer = await put(client, key)
     params = {"identity": SUBJECT.user_id, "id": "a"}
-    (event,) = told.events
+    (event,) = found.events
     assert (event.collection, event.params, event.body, event.identity) == (
         "mine", params, None, SUBJECT.user_id
     )  # fmt: skip
@@ -610,8 +610,8 @@ async def test_push_is_announced_to_followers_and_plugins(
     (app,) = start.apps  # type: ignore[attr-defined]
     log = app._services.outbox.log
     ((_, change),) = await log.read("", 10)
-    subject, hash_, timestamp_ms, *_ = parse_change(change)
-    assert (subject.params, hash_, timestamp_ms) == (params, HASH, answer.json["timestamp"])
+    ref, hash_, timestamp_ms, *_ = parse_change(change)
+    assert (ref.params, hash_, timestamp_ms) == (params, HASH, answer.json["timestamp"])
 
 
 async def test_plugins_may_answer_pulls_of_files(start: Start, session: aiohttp.ClientSession) -> None:
@@ -666,7 +666,7 @@ async def test_file_of_another_length_than_announced_aborts_the_answer(
         async def open(self, key: str, start: int = 0, end: int | None = None) -> Any:
             file = await super().open(key, start, end)
             if file is not None:
-                object.__setattr__(file, "chunks", pieces(b"x" * 50, b"y" * (size - 50)))
+                object.__setattr__(file, "chunks", chunks_of_body(b"x" * 50, b"y" * (size - 50)))
             return file
 
     browser = Browser(await start({"collections": [PHOTOS]}, Lying()), session)
@@ -702,8 +702,8 @@ async def test_clients_learn_the_accepted_types_of_a_collection(
 ) -> None:
     members = {"collections": [PHOTOS, MIXED], "configEndpoint": {"auth": "public"}}
     browser = Browser(await start(members), session)
-    told = (await browser.request("GET", "/config")).json["collections"]
-    assert [each["allowedMimeTypes"] for each in told] == [
+    found = (await browser.request("GET", "/config")).json["collections"]
+    assert [each["allowedMimeTypes"] for each in found] == [
         ["image/*", "text/plain"], ["application/json", "image/png"]
     ]  # fmt: skip
 
@@ -725,6 +725,6 @@ async def raw(browser: Browser, text: str, *, ends: bool = False) -> bytes:
         writer.close()
 
 
-async def pieces(*each: bytes) -> AsyncIterator[bytes]:
-    for piece in each:
-        yield piece
+async def chunks_of_body(*each: bytes) -> AsyncIterator[bytes]:
+    for chunk in each:
+        yield chunk

@@ -31,8 +31,8 @@ FILES = {
 PLAIN = {"Content-Type": "text/plain"}
 
 
-def file_of(size: int, mark: bytes) -> bytes:
-    return mark * (size // len(mark))
+def file_of(size: int, fill: bytes) -> bytes:
+    return fill * (size // len(fill))
 
 
 async def push(browser: Browser, key: str, body: bytes) -> str:
@@ -40,8 +40,8 @@ async def push(browser: Browser, key: str, body: bytes) -> str:
     url = f"{browser.base}/push/files/{key}"
     async with browser.session.post(url, data=io.BytesIO(body), headers=PLAIN) as answer:
         assert answer.status == 200
-        told = await answer.json()
-        return str(told["hash"])
+        written = await answer.json()
+        return str(written["hash"])
 
 
 async def test_a_server_killed_during_uploads_leaves_the_old_files_or_nothing(
@@ -99,9 +99,9 @@ async def test_a_server_killed_while_files_are_replaced_leaves_each_whole(
         """Push one version after the other; the hash of the last that was acknowledged."""
         nonlocal acknowledged
         last = ""
-        for turn in range(10_000):
+        for attempt in range(10_000):
             try:
-                last = await push(browser, key, versions[turn % 8])
+                last = await push(browser, key, versions[attempt % 8])
             except aiohttp.ClientError:
                 return last
             acknowledged += 1
@@ -131,16 +131,18 @@ async def test_a_server_killed_while_files_are_replaced_leaves_each_whole(
 async def test_256_mib_go_up_and_down_in_little_memory(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
-    size, piece = 256 * MB, os.urandom(MB)
+    size, block = 256 * MB, os.urandom(MB)
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def chunks_of_body() -> AsyncIterator[bytes]:
         for _ in range(size // MB):
-            yield piece
+            yield block
 
     async with serving(tmp_path, collections=[FILES]) as process:
-        await push(Browser(process.base, session), "small", piece)
+        await push(Browser(process.base, session), "small", block)
         before = peak_bytes(process)
-        async with session.post(f"{process.base}/push/files/big", data=pieces(), headers=PLAIN) as answer:
+        async with session.post(
+            f"{process.base}/push/files/big", data=chunks_of_body(), headers=PLAIN
+        ) as answer:
             hash_ = (await answer.json())["hash"]
         digest, received = hashlib.sha256(), 0
         async with session.get(f"{process.base}/pull/files/big") as answer:

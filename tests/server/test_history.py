@@ -408,10 +408,10 @@ async def test_versions_count_for_no_quota_and_leave_the_counts_exact(
     store = start.apps[-1].store  # type: ignore[attr-defined]
     hashes = await push_each(anybody, clock, "notes/a", 20)
     assert (await anybody.push("notes/b", {"n": 1})).status == 507
-    subject = Subject("namespace", "")
-    assert (await store.ledger.used([subject]))[subject].documents == 1
+    account = Subject("namespace", "")
+    assert (await store.ledger.used([account]))[account].documents == 1
     assert (await delete(anybody, "notes/a", hashes[-1])).status == 200
-    assert (await store.ledger.used([subject]))[subject].documents == 0
+    assert (await store.ledger.used([account]))[account].documents == 0
     assert (await anybody.push("notes/b", {"n": 1})).status == 200
 
 

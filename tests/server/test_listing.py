@@ -47,10 +47,10 @@ class Counting(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[tuple[str, str | None, int]] = []
+        self.queries: list[tuple[str, str | None, int]] = []
 
     async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
-        self.asked.append((prefix, after, limit))
+        self.queries.append((prefix, after, limit))
         return await super().list(prefix, after, limit)
 
 
@@ -89,7 +89,7 @@ async def test_pages_follow_each_other_past_any_number_of_keys(
         found += page
         target = f"/list/notes?limit=1000&after={page[-1]}"
     assert found == names
-    assert [limit for _, _, limit in store.asked] == [101, 1001, 1001, 1001]
+    assert [limit for _, _, limit in store.queries] == [101, 1001, 1001, 1001]
 
 
 async def test_a_page_that_ends_with_the_last_name_has_no_more(
@@ -112,7 +112,7 @@ async def test_a_limit_above_the_largest_is_the_largest(
     store = Counting()
     browser = Browser(await start(SERVICE, store=store), session)
     await listed(browser, f"/list/notes?limit={limit}")
-    assert store.asked == [("notes", None, 1001)]
+    assert store.queries == [("notes", None, 1001)]
 
 
 @pytest.mark.parametrize("limit", ["", "0", "-1", "+1", "01", "1.0", "1e2", "%201", "1%0A", "x", "%D9%A1"])
@@ -345,16 +345,16 @@ async def test_pages_are_full_and_continue_where_names_are_denied(
     caller, store = await lister(
         start, session, "!rooms/r00[x", "!rooms/r000*", "!rooms/r0015", "!rooms/r003*"
     )
-    store.asked.clear()
+    store.queries.clear()
     assert await listed(caller, "/list/rooms?limit=4") == (ROOMS[10:14], True)
-    assert len(store.asked) == 2, "a page of its own size, then one that is as large as any"
+    assert len(store.queries) == 2, "a page of its own size, then one that is as large as any"
     assert await listed(caller, "/list/rooms?limit=4&after=r0013") == (
         ["r0014", "r0016", "r0017", "r0018"],
         True,
     )
     assert await listed(caller, "/list/rooms?limit=11&after=r0018") == (ROOMS[19:30], False)
     assert await listed(caller, "/list/rooms?limit=11&after=r0029") == ([], False)
-    store.asked.clear()
+    store.queries.clear()
     assert await listed(caller, "/list/rooms?limit=10&after=r0019") == (ROOMS[20:30], False)
 
 
@@ -366,7 +366,7 @@ async def test_list_reads_a_bounded_number_of_denied_names(
     assert await listed(caller, "/list/rooms?limit=5") == (["Z"], True)
     refused = await caller.request("GET", "/list/rooms?limit=5&after=Z")
     assert refused.error == (403, "Forbidden")
-    assert sum(size for _, _, size in store.asked) < 3 * listing.MAX_DENIED
+    assert sum(size for _, _, size in store.queries) < 3 * listing.MAX_DENIED
     assert await listed(caller, "/list/rooms?after=a09500") == (["b"], False)
 
 

@@ -104,5 +104,5 @@ def test_location_of_found_credentials_is_not_logged(capsys: pytest.CaptureFixtu
 def test_each_line_of_a_worker_says_which(human: bool, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(human=human, worker=2)
     logging.getLogger("pysync.server").info("serving")
-    told = capsys.readouterr().err
-    assert "worker 2: serving\n" in told if human else json.loads(told)["worker"] == 2
+    printed = capsys.readouterr().err
+    assert "worker 2: serving\n" in printed if human else json.loads(printed)["worker"] == 2

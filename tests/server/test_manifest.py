@@ -52,7 +52,7 @@ def names(manifest: dict[str, Any]) -> list[str]:
     return [collection["name"] for collection in manifest["collections"]]
 
 
-async def told(browser: Browser, headers: dict[str, str] | None = None) -> list[str]:
+async def listed(browser: Browser, headers: dict[str, str] | None = None) -> list[str]:
     answer = await browser.request("GET", "/config", headers=headers)
     assert answer.status == 200, answer.body
     return names(answer.json)
@@ -96,8 +96,8 @@ async def test_public_manifest_shows_everybody_everything_and_reads_no_credentia
 ) -> None:
     browser = Browser(await start(service("public")), session)
     everything = [collection["name"] for collection in COLLECTIONS]
-    assert await told(browser) == everything
-    assert await told(browser, {"Authorization": "Bearer wrong"}) == everything
+    assert await listed(browser) == everything
+    assert await listed(browser, {"Authorization": "Bearer wrong"}) == everything
 
 
 async def test_a_filtered_manifest_shows_what_the_callers_roles_open(
@@ -106,13 +106,13 @@ async def test_a_filtered_manifest_shows_what_the_callers_roles_open(
     browser = Browser(await start(service("role-filtered")), session)
 
     async def shown(certificate: Certificate, **headers: str) -> list[str]:
-        return await told(browser, {"Authorization": certificate.authorization, **headers})
+        return await listed(browser, {"Authorization": certificate.authorization, **headers})
 
     guest = issuing.issue_member_certificate(ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", **minted_at())
     link = issuing.issue_audience_certificate(ISSUER, "rooms", **minted_at())
     closed = issuing.issue_audience_certificate(ISSUER, "rooms", aud=(SUBJECT.ed_pub,), **minted_at())
-    assert await told(browser) == ["news", "inbox"]
-    assert await told(browser, {"Authorization": "Bearer token-of-the-tests"}) == [
+    assert await listed(browser) == ["news", "inbox"]
+    assert await listed(browser, {"Authorization": "Bearer token-of-the-tests"}) == [
         "news",
         "inbox",
         "rooms",
@@ -132,7 +132,7 @@ async def test_a_signed_request_is_shown_what_its_certificate_alone_is(
 ) -> None:
     base = await start(service("role-filtered"))
     owner = Signed(base, session, ISSUER, root_device(ISSUER, collections=("rooms",)))
-    assert await told(owner) == ["news", "inbox", "rooms", "own"]
+    assert await listed(owner) == ["news", "inbox", "rooms", "own"]
 
 
 @pytest.mark.parametrize(
@@ -157,15 +157,15 @@ async def test_expired_forged_and_revoked_certificates_are_shown_nothing(
     past = issuing.issue_device_certificate(
         ISSUER, ISSUER.ed_pub, ISSUER.kem_pub, now_s=1_000_000, nonce=b"n" * 16
     )
-    assert await told(browser, {"Authorization": past.authorization}) == []
+    assert await listed(browser, {"Authorization": past.authorization}) == []
     good = root_device(ISSUER, collections=("rooms",))
     members = json.loads(base64.b64decode(good.authorization.removeprefix("Cap ")))
     forged = members | {"exp": good.exp + 1}
-    assert await told(browser, {"Authorization": encoded(forged)}) == []
-    assert "rooms" in await told(browser, {"Authorization": good.authorization})
+    assert await listed(browser, {"Authorization": encoded(forged)}) == []
+    assert "rooms" in await listed(browser, {"Authorization": good.authorization})
     revocations = issuing.issue_revocation_list(ISSUER, 1, certificates=[good]).text
     assert (await browser.request("POST", "/revocations", revocations)).status == 200
-    assert await told(browser, {"Authorization": good.authorization}) == []
+    assert await listed(browser, {"Authorization": good.authorization}) == []
 
 
 async def test_a_store_that_fails_leaves_the_manifest_empty(
@@ -175,8 +175,8 @@ async def test_a_store_that_fails_leaves_the_manifest_empty(
     browser = Browser(await start(service("role-filtered"), store=store), session)
     store.fail("get")
     device = root_device(ISSUER, collections=("rooms",))
-    assert await told(browser, {"Authorization": device.authorization}) == []
-    assert await told(browser) == ["news", "inbox"]
+    assert await listed(browser, {"Authorization": device.authorization}) == []
+    assert await listed(browser) == ["news", "inbox"]
 
 
 async def test_namespaces_are_listed_with_the_root_and_each_at_its_own_path(
@@ -241,7 +241,7 @@ async def test_a_filtered_manifest_shows_what_spaces_open_to_whoever_has_an_iden
     auths: list[tuple[dict[str, Any], list[str]]] = [({"spaces": {}}, ["room", "desk"]), ({}, [])]
     for auth, shown in auths:
         browser = Browser(await start({**members, "auth": auth}), session)
-        assert await told(browser, somebody) == shown
-        assert await told(browser) == []
-        assert await told(browser, anonymous_link) == []
-        assert await told(browser, {"Authorization": "Bearer wrong"}) == []
+        assert await listed(browser, somebody) == shown
+        assert await listed(browser) == []
+        assert await listed(browser, anonymous_link) == []
+        assert await listed(browser, {"Authorization": "Bearer wrong"}) == []

@@ -292,8 +292,8 @@ async def test_a_log_is_described_with_its_bounds_and_elements(
     document = await described(start, session, log, plain)
     paths, parameters = document["paths"], document["components"]["parameters"]
     pull = paths["/pull/notes/{id}"]["get"]
-    asked = [parameters[each["$ref"].rpartition("/")[2]] for each in pull["parameters"] if "$ref" in each]
-    assert [each["name"] for each in asked] == [
+    declared = [parameters[each["$ref"].rpartition("/")[2]] for each in pull["parameters"] if "$ref" in each]
+    assert [each["name"] for each in declared] == [
         "checkpoint", "since", "limit", "last", "full", "If-None-Match"
     ]  # fmt: skip
     found = pull["responses"]["200"]["content"]["application/json"]["schema"]["properties"]["data"]

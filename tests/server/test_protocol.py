@@ -354,10 +354,10 @@ def talk(base: str, sent: bytes) -> bytes:
     assert url.port is not None
     with socket.create_connection((url.host, url.port)) as connection:
         connection.sendall(sent)
-        heard = b""
+        received = b""
         while chunk := connection.recv(65536):
-            heard += chunk
-        return heard
+            received += chunk
+        return received
 
 
 async def test_a_request_with_two_lengths_is_rejected_and_closed(base: str) -> None:
@@ -365,8 +365,8 @@ async def test_a_request_with_two_lengths_is_rejected_and_closed(base: str) -> N
         b"POST /push/notes/x HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
         b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     )
-    heard = await asyncio.to_thread(talk, base, sent)
-    head, _, body = heard.partition(b"\r\n\r\n")
+    received = await asyncio.to_thread(talk, base, sent)
+    head, _, body = received.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     assert json.loads(body)["code"] == "bad_request"
 
@@ -399,8 +399,8 @@ async def test_a_body_that_is_not_exactly_chunked_is_400_and_closes(
     key = unique("notes")
     head = b"POST /push/%s HTTP/%s\r\nHost: h\r\nContent-Type: application/json\r\n" % (key.encode(), version)
     last = b"GET /health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
-    heard = await asyncio.to_thread(talk, base, head + lines + b"\r\n" + CHUNKED_PUSH + last)
-    first, _, rest = heard.partition(b"\r\n\r\n")
+    received = await asyncio.to_thread(talk, base, head + lines + b"\r\n" + CHUNKED_PUSH + last)
+    first, _, rest = received.partition(b"\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 %d " % status)
     assert rest.count(b"HTTP/1.1 200 ") == (status == 200)
     assert ((await anyone.pull(key)).json["hash"] != "") == (status == 200)
@@ -418,9 +418,9 @@ async def test_a_body_that_is_not_exactly_chunked_is_400_and_closes(
     ],
 )
 async def test_malformed_http_gets_json_and_is_closed(base: str, sent: bytes) -> None:
-    heard = await asyncio.to_thread(talk, base, sent)
-    assert heard.startswith(b"HTTP/1.1 400 ")
-    assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"]
+    received = await asyncio.to_thread(talk, base, sent)
+    assert received.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]
 
 
 @pytest.mark.slow
@@ -429,9 +429,9 @@ async def test_a_rejected_upload_is_closed_after_its_answer(base: str) -> None:
         b"POST /push/notes/x HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
         b"Content-Length: 100000\r\n\r\n" + b"x" * 1000
     )
-    heard = await asyncio.to_thread(talk, base, sent)
-    assert heard.startswith(b"HTTP/1.1 413 ")
-    assert b"Connection: close" in heard
+    received = await asyncio.to_thread(talk, base, sent)
+    assert received.startswith(b"HTTP/1.1 413 ")
+    assert b"Connection: close" in received
 
 
 async def test_client_that_expects_a_continue_receives_it(base: str, unique: Unique) -> None:
@@ -845,8 +845,8 @@ async def test_requests_over_the_rate_are_rejected_and_may_be_repeated(owner: Si
 async def test_a_keyring_is_folded_in_where_the_caller_may_read_it(owner: Signed, unique: Unique) -> None:
     key = unique("rooms")
     await owner.push(key, {"n": 1})
-    for asked in ("withKeyring=1", "withKeyring=true", "withKeyring=TRUE"):
-        empty = await owner.request("GET", f"/pull/{key}?{asked}")
+    for query in ("withKeyring=1", "withKeyring=true", "withKeyring=TRUE"):
+        empty = await owner.request("GET", f"/pull/{key}?{query}")
         assert empty.json["keyring"] is None
     assert "keyring" not in (await owner.request("GET", f"/pull/{key}?withKeyring=0")).json
     pushed = await owner.push(f"{key}/_keyring", {"v": 1})

@@ -62,10 +62,10 @@ def app_of(start: Start) -> App:
 
 
 async def used(app: App, kind: str, name: str) -> Usage:
-    subject = Subject(kind, name)
+    account = Subject(kind, name)
     ledger = ledger_of(app.store)
     assert ledger is not None
-    return (await ledger.used([subject]))[subject]
+    return (await ledger.used([account]))[account]
 
 
 def signed(browser: Browser, keys: Any = SUBJECT) -> Signed:
@@ -341,14 +341,14 @@ async def test_caller_sees_the_usage_of_itself_and_its_spaces(service: Service) 
     await other.push("spaces/club/1", {})
     reply = await me.request("GET", "/usage?spaces=club")
     assert reply.status == 200
-    told = reply.json
-    assert told["identity"] == ME
-    assert told["used"]["documents"] == 1
-    assert told["used"]["bytes"] > 0
-    assert told["allowed"] == {"bytes": 9000, "documents": 5}
-    assert told["spaces"]["club"]["used"]["documents"] == 2
-    assert told["spaces"]["club"]["allowed"] == {"documents": 3}
-    assert told["complete"] in (True, False)
+    usage = reply.json
+    assert usage["identity"] == ME
+    assert usage["used"]["documents"] == 1
+    assert usage["used"]["bytes"] > 0
+    assert usage["allowed"] == {"bytes": 9000, "documents": 5}
+    assert usage["spaces"]["club"]["used"]["documents"] == 2
+    assert usage["spaces"]["club"]["allowed"] == {"documents": 3}
+    assert usage["complete"] in (True, False)
     assert (await me.request("GET", "/usage?spaces=other")).status == 403
     assert (await anyone.request("GET", "/usage")).status == 401
 

@@ -82,10 +82,10 @@ async def address(start: Start, tmp_path: Path) -> tuple[str, int]:
     url = URL(await start({**CONFIG, "store": f"file:{tmp_path}/data"}))
     assert url.host is not None
     assert url.port is not None
-    place = url.host, url.port
+    address = url.host, url.port
     for path, body in (("notes", JSON), ("log", ELEMENT), ("full", ELEMENT)):
-        assert await status_of(place, post(f"/push/{path}/stored", body)) == 200
-    return place
+        assert await status_of(address, post(f"/push/{path}/stored", body)) == 200
+    return address
 
 
 async def status_of(address: tuple[str, int], request: bytes, number: int = 0) -> int:
@@ -122,7 +122,7 @@ def without_held_bodies() -> Iterator[None]:
     assert held == []
 
 
-async def settled() -> None:
+async def all_done() -> None:
     """Wait until the server has forgotten the connections that were closed."""
     while any(not task.done() and "Connection.start" in repr(task) for task in asyncio.all_tasks()):
         await asyncio.sleep(0)
@@ -132,10 +132,10 @@ async def settled() -> None:
 async def test_no_cycle_holds_the_body_of_a_request(address: tuple[str, int], kind: str) -> None:
     status, request = REQUESTS[kind]
     assert await status_of(address, request, 1) == status
-    await settled()
+    await all_done()
     with without_held_bodies():
         assert await status_of(address, request, 2) == status
-        await settled()
+        await all_done()
 
 
 @pytest.mark.parametrize("path", ["/push/notes/{}", "/push/log/stored"])
@@ -149,7 +149,7 @@ async def test_no_cycle_holds_the_bodies_of_a_group_that_the_database_rejects(
     with without_held_bodies():
         sent = [status_of(address, post(path, JSON), number) for number in range(3)]
         assert await asyncio.gather(*sent) == [503] * 3
-        await settled()
+        await all_done()
 
 
 async def test_no_cycle_holds_the_body_of_a_request_that_fails_unexpectedly(
@@ -161,7 +161,7 @@ async def test_no_cycle_holds_the_body_of_a_request_that_fails_unexpectedly(
     monkeypatch.setattr(LocalStore, "put", fail)
     with without_held_bodies():
         assert await status_of(address, post("/push/notes/{}", JSON)) == 500
-        await settled()
+        await all_done()
 
 
 def test_an_error_that_is_its_own_cause_is_forgotten() -> None:

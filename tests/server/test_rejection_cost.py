@@ -25,13 +25,13 @@ DENIES = issuing.Grant(("read", "list", "write"), ("**", *(f"!{'*a' * 12}{n:02d}
 KEY = f"u/{STRANGER.user_id}/a"
 KEYS = quote(orjson.dumps({"mine": [{"id": f"n{n}"} for n in range(100)]}))
 
-Looked = list[str]
+Lookups = list[str]
 
 
 @pytest.fixture
-def looked(monkeypatch: pytest.MonkeyPatch) -> Looked:
+def lookups(monkeypatch: pytest.MonkeyPatch) -> Lookups:
     """Record the expensive steps on a certificate: parsing all of it, matching its paths."""
-    happened: Looked = []
+    happened: Lookups = []
 
     def watch(owner: object, name: str) -> None:
         work: Callable[..., Any] = getattr(owner, name)
@@ -69,7 +69,7 @@ def unsigned(headers: dict[str, str]) -> None:
 async def test_certificate_is_read_only_after_the_request_signature_holds(
     start: Start,
     session: aiohttp.ClientSession,
-    looked: Looked,
+    lookups: Lookups,
     method: str,
     target: str,
     body: object,
@@ -78,26 +78,26 @@ async def test_certificate_is_read_only_after_the_request_signature_holds(
     base = await start({"collections": [{**MINE, "listable": True}, LOG]})
     certificate = root_device(STRANGER, grant=DENIES)
     caller = Signed(base, session, STRANGER, certificate, tamper=unsigned)
-    looked.clear()
+    lookups.clear()
     assert (await caller.request(method, target, body)).status == status
-    assert looked == []
+    assert lookups == []
 
 
 async def test_a_forged_certificate_is_not_read(
-    start: Start, session: aiohttp.ClientSession, looked: Looked
+    start: Start, session: aiohttp.ClientSession, lookups: Lookups
 ) -> None:
     base = await start({"collections": [MINE]})
     certificate = root_device(STRANGER, collections=tuple(f"c{n}" for n in range(700)))
     forged = encoded({**orjson.loads(certificate.text), "exp": certificate.exp + 1})
     caller = Signed(base, session, STRANGER, certificate)
     caller.tamper = lambda headers: headers.update(Authorization=forged)
-    looked.clear()
+    lookups.clear()
     assert (await caller.pull(KEY)).status == 401
-    assert looked == []
+    assert lookups == []
 
 
 async def test_rejected_certificate_is_not_cached_and_an_accepted_one_is(
-    start: Start, session: aiohttp.ClientSession, looked: Looked
+    start: Start, session: aiohttp.ClientSession, lookups: Lookups
 ) -> None:
     caller = Signed(await start({"collections": [MINE]}), session, STRANGER, root_device(STRANGER))
     for key, status, read in (
@@ -106,9 +106,9 @@ async def test_rejected_certificate_is_not_cached_and_an_accepted_one_is(
         (KEY, 200, 1),
         (KEY, 200, 0),
     ):
-        looked.clear()
+        lookups.clear()
         assert (await caller.pull(key)).status == status
-        assert looked.count("parse") == read
+        assert lookups.count("parse") == read
 
 
 async def test_a_batch_whose_signature_does_not_hold_is_anybodys(

@@ -40,7 +40,7 @@ def lines(own_logging: None, capsys: pytest.CaptureFixture[str]) -> Lines:
     return logged
 
 
-def told(line: dict[str, Any]) -> tuple[Any, ...]:
+def shown(line: dict[str, Any]) -> tuple[Any, ...]:
     return line["message"], line["status"], line["check"].partition(":")[0], line["requestId"]
 
 
@@ -51,7 +51,7 @@ async def test_each_rejection_says_which_check_failed(
     base = await start(LOGGED, now_ms=clock)
     clock.now_ms = wall_clock_ms()
     own = root_device(SUBJECT)
-    foreign = issuing.issue_audience_certificate(
+    other_issuers = issuing.issue_audience_certificate(
         ISSUER, "team", aud=(ISSUER.ed_pub,), now_s=clock.now_ms // 1000, nonce=os.urandom(16)
     )
     narrow = root_device(SUBJECT, grant=issuing.Grant(("read",), ("other/*",)))
@@ -73,7 +73,7 @@ async def test_each_rejection_says_which_check_failed(
         (forged, KEY, 401, "certificate"),
         (spoilt, KEY, 401, "signature"),
         (replayed, KEY, 401, "replay"),
-        (Signed(base, session, SUBJECT, foreign, presenter=True), "team/a", 403, "audience"),
+        (Signed(base, session, SUBJECT, other_issuers, presenter=True), "team/a", 403, "audience"),
         (Signed(base, session, SUBJECT, narrow), KEY, 403, "scope"),
         (Signed(base, session, STRANGER, root_device(STRANGER)), KEY, 403, "roles"),
     ]
@@ -84,7 +84,7 @@ async def test_each_rejection_says_which_check_failed(
         assert answer.json["error"] in ("Unauthorized", "Forbidden"), "the client is told no more than before"
         assert set(answer.json) == {"error", "code"}
         (line,) = lines()
-        assert told(line) == ("refused a request", status, check, f"find-{check.split()[0]}")
+        assert shown(line) == ("refused a request", status, check, f"find-{check.split()[0]}")
         assert (line["method"], line["path"], line["level"]) == ("GET", f"/pull/{key}", "info")
         if check == "clock":
             assert "-412 s" in line["check"]
@@ -94,7 +94,7 @@ async def test_each_rejection_says_which_check_failed(
     assert (await Browser(base, session).request("POST", "/revocations", listed)).status == 200
     lines()
     await Signed(base, session, SUBJECT, own).pull(KEY, {"X-Request-Id": "r"})
-    assert [told(line) for line in lines()] == [("refused a request", 401, "revoked", "r")]
+    assert [shown(line) for line in lines()] == [("refused a request", 401, "revoked", "r")]
 
 
 async def test_a_host_that_is_not_served_is_logged(
@@ -174,7 +174,7 @@ async def test_a_batch_whose_credentials_do_not_hold_is_logged(
     target = f"/batch/pull?collections=mine&params={params}"
     assert (await caller.request("GET", target, headers=headers)).status == 200
     (line,) = lines()
-    assert told(line) == ("refused the credentials of a batch", 401, "clock", "b")
+    assert shown(line) == ("refused the credentials of a batch", 401, "clock", "b")
 
 
 @pytest.mark.parametrize(("level", "count"), [("info", 0), ("debug", 1)])

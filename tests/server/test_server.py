@@ -123,11 +123,11 @@ async def test_a_push_whose_reply_was_lost_may_be_repeated(
 async def test_unforeseen_error_reports_only_its_request_id(
     start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Broken(MemoryStore):
+    class BrokenStore(MemoryStore):
         async def get(self, *arguments: Any, **options: Any) -> Any:
             raise RuntimeError("/secret/place")
 
-    browser = Browser(await start({"collections": [NOTES]}, store=Broken()), session)
+    browser = Browser(await start({"collections": [NOTES]}, store=BrokenStore()), session)
     answer = await browser.pull("notes/a", {"X-Request-Id": "find-me"})
     assert answer.status == 500
     assert answer.json == {"error": "Internal error", "code": "internal_error", "requestId": "find-me"}
@@ -188,19 +188,19 @@ async def test_a_rejected_rate_does_not_take_the_nonce(start: Start, session: ai
 async def test_pages_of_known_origins_may_call(start: Start, session: aiohttp.ClientSession) -> None:
     base = await start({"server": {"cors": {"origins": ["https://app.example"]}}, "collections": [NOTES]})
     browser = Browser(base, session)
-    asked = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
-    preflight = await browser.request("OPTIONS", "/push/notes/a", headers=asked)
+    requested = {"Origin": "https://app.example", "Access-Control-Request-Method": "POST"}
+    preflight = await browser.request("OPTIONS", "/push/notes/a", headers=requested)
     assert preflight.status == 204
     assert preflight.headers["Access-Control-Allow-Origin"] == "https://app.example"
     assert "X-Starfish-Sig" in preflight.headers["Access-Control-Allow-Headers"]
     assert preflight.headers["Access-Control-Allow-Methods"] == "POST"
-    for answer in (await browser.pull("notes/a", asked), await browser.pull("nope", asked)):
+    for answer in (await browser.pull("notes/a", requested), await browser.pull("nope", requested)):
         assert answer.headers["Access-Control-Allow-Origin"] == "https://app.example"
         assert "ETag" in answer.headers["Access-Control-Expose-Headers"]
     other = await browser.pull("notes/a", {"Origin": "https://evil.example"})
     assert "Access-Control-Allow-Origin" not in other.headers
     closed = Browser(await start({"collections": [NOTES]}), session)
-    assert (await closed.request("OPTIONS", "/push/notes/a", headers=asked)).status == 405
+    assert (await closed.request("OPTIONS", "/push/notes/a", headers=requested)).status == 405
 
 
 async def test_a_head_that_does_not_end_gets_408(
@@ -213,9 +213,9 @@ async def test_a_head_that_does_not_end_gets_408(
     writer.write(b"GET /health HTTP/1.1\r\nHost: h\r\n\r\n")
     assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
     writer.write(b"GET /health HTTP/1.1\r\nX-Slow: ")
-    heard = await reader.read()
-    assert heard.startswith(b"HTTP/1.1 408 ")
-    assert heard.endswith(b'{"error":"Request timeout","code":"request_timeout"}')
+    received = await reader.read()
+    assert received.startswith(b"HTTP/1.1 408 ")
+    assert received.endswith(b'{"error":"Request timeout","code":"request_timeout"}')
     writer.close()
 
 

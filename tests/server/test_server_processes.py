@@ -137,12 +137,12 @@ async def test_writes_and_their_changes_agree_after_kill_9(
     assert found is not None
     ids = [int(id_) for id_, _ in found]
     assert ids == list(range(ids[0], ids[0] + len(ids)))
-    told: dict[str, list[str]] = {}
+    announced: dict[str, list[str]] = {}
     for _, change in found:
-        subject, hash_, *_ = parse_change(change)
-        told.setdefault(f"notes/{subject.params['id']}", []).append(hash_)
-    assert told.keys() == acknowledged.keys()
-    for key, hashes in told.items():
+        ref, hash_, *_ = parse_change(change)
+        announced.setdefault(f"notes/{ref.params['id']}", []).append(hash_)
+    assert announced.keys() == acknowledged.keys()
+    for key, hashes in announced.items():
         stored = await store.get(key)
         assert isinstance(stored, StoredObject)
         count = json.loads(stored.body)["data"]["n"]

@@ -20,8 +20,8 @@ from pysync.server.sse import SSEConnection, SSEHub, StreamLimits
 from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
 
 
-def said(heard: EventStream) -> tuple[int, str, str]:
-    return heard.status, json.loads(heard.body)["code"], heard.headers["Retry-After"]
+def said(stream: EventStream) -> tuple[int, str, str]:
+    return stream.status, json.loads(stream.body)["code"], stream.headers["Retry-After"]
 
 
 FULL = 503, "overloaded", str(sse.RETRY_AFTER_S)
@@ -74,18 +74,18 @@ async def test_of_streams_that_begin_together_no_more_stay_than_there_is_room_fo
         await asyncio.sleep(0)
     release.set()
     streams = await asyncio.gather(*beginning)
-    assert [heard.status for heard in streams] == [200] * 5
+    assert [stream.status for stream in streams] == [200] * 5
     await browser.push("notes/a", {})
 
-    async def told(heard: EventStream) -> bool:
+    async def is_reset(stream: EventStream) -> bool:
         """True for an event, False for a stream that ends with the time after which to try again."""
-        while (block := await heard.block()).data is None:
+        while (block := await stream.block()).data is None:
             if block.retry is not None:
-                assert await heard.rest() == []
+                assert await stream.rest() == []
                 return False
         return True
 
-    assert sorted([await told(heard) for heard in streams]) == [False] * 3 + [True] * 2
+    assert sorted([await is_reset(stream) for stream in streams]) == [False] * 3 + [True] * 2
 
 
 async def test_addresses_of_one_ipv6_network_are_one_caller(serve: Serve, subscribe: Listen) -> None:
@@ -182,9 +182,9 @@ async def test_a_stream_ends_whose_client_has_read_nothing_for_thirty_seconds() 
     (stuck, pipe), (slow, slowly), (idle, nothing) = opened(streams), opened(streams), opened(streams)
     for stream in (stuck, slow):
         stream.deliver([event(1_000)])
-    beats = int(sse.STALL_S / sse.HEARTBEAT_S) + 2
-    for beat in range(beats):
-        assert not pipe.is_cut, f"too early, at heartbeat {beat}"
+    heartbeats = int(sse.STALL_S / sse.HEARTBEAT_S) + 2
+    for heartbeat in range(heartbeats):
+        assert not pipe.is_cut, f"too early, at heartbeat {heartbeat}"
         slowly.waiting -= 10
         nothing.waiting = 0
         for stream in (stuck, slow, idle):

@@ -49,7 +49,7 @@ def outcome(work: str) -> list[str]:
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("work", "told"),
+    ("work", "message"),
     [
         ("raise ValueError('no such store')", "ValueError no such store"),
         ("if post.number == 3: raise OSError(98, 'in use')", "OSError [Errno 98] in use"),
@@ -67,9 +67,9 @@ def outcome(work: str) -> list[str]:
     ],
 )
 def test_error_that_keeps_a_worker_from_starting_is_raised_and_no_process_left_behind(
-    work: str, told: str
+    work: str, message: str
 ) -> None:
-    assert outcome(work) == [told, "no child is left"]
+    assert outcome(work) == [message, "no child is left"]
 
 
 @pytest.mark.process
@@ -99,11 +99,11 @@ def test_an_output_that_nobody_reads_ends_no_worker_in_disorder() -> None:
 
 def test_repeatedly_dying_worker_is_replaced_later_each_time_up_to_a_bound() -> None:
     supervisor = Supervisor(1, lambda post: None, 0.1)
-    place = supervisor._slots[1] = _Slot()
+    slot = supervisor._slots[1] = _Slot()
     next_waits = []
     for lived_s in [0.0] * 7 + [HEALTHY_S + 1, 0.0]:
         supervisor._replace(_Worker(1, 0, 0, time.monotonic() - lived_s, status=1))
-        next_waits.append(place.delay_s)
+        next_waits.append(slot.delay_s)
     assert next_waits == [0.5, 1, 2, 4, 8, 10, 10, 0.5, 1]
 
 

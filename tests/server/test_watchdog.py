@@ -16,10 +16,10 @@ class EventStream(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard = threading.Event()
+        self.signalled = threading.Event()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.heard.set()
+        self.signalled.set()
 
 
 async def test_a_loop_that_hangs_is_logged_with_the_stacks_and_goes_on(
@@ -28,14 +28,14 @@ async def test_a_loop_that_hangs_is_logged_with_the_stacks_and_goes_on(
     handler = EventStream()
 
     def hang_here() -> None:
-        assert handler.heard.wait()
+        assert handler.signalled.wait()
 
     watchdog.log.addHandler(handler)
     try:
         async with LoopWatchdog(stall_s=0.1) as watched:
             hang_here()
-            handler.heard.clear()
-            while not handler.heard.is_set():
+            handler.signalled.clear()
+            while not handler.signalled.is_set():
                 await asyncio.sleep(0)
             assert watched._silent_rounds < ROUNDS
     finally:

@@ -18,14 +18,14 @@ from pysync.server.responses import count_response
 
 
 def counted(*observed: tuple[int, float]) -> Counters:
-    tally = Counters()
+    counts = Counters()
     for status, seconds in observed:
-        count_response(tally, status, seconds)
-    return tally
+        count_response(counts, status, seconds)
+    return counts
 
 
-def members(tally: Counters) -> tuple[object, ...]:
-    return tally.statuses, tally.durations, tally.seconds
+def members(counts: Counters) -> tuple[object, ...]:
+    return counts.statuses, counts.durations, counts.seconds
 
 
 def test_adding_up_counts_is_counting_all_in_one_place() -> None:
@@ -38,16 +38,16 @@ def test_adding_up_counts_is_counting_all_in_one_place() -> None:
 
 
 def test_counts_read_as_they_were_written() -> None:
-    tally = counted((200, 0.002), (404, 0.25))
-    assert members(Counters.decode(tally.encode())) == members(tally)
+    counts = counted((200, 0.002), (404, 0.25))
+    assert members(Counters.decode(counts.encode())) == members(counts)
 
 
 async def test_replacement_of_a_worker_continues_its_counts(tmp_path: Path) -> None:
     first, other = counted((200, 0.5)), counted((404, 0.5))
     shared = MultiprocessCounters(first, tmp_path, 1)
-    beside = MultiprocessCounters(other, tmp_path, 2)
+    other_worker = MultiprocessCounters(other, tmp_path, 2)
     assert shared.total().statuses == {("none", "", 200): 1}
-    assert beside.total().statuses == {("none", "", 200): 1, ("none", "", 404): 1}
+    assert other_worker.total().statuses == {("none", "", 200): 1, ("none", "", 404): 1}
     count_response(first, 200, 0.5)
     shared.close()
     after = Counters()
@@ -55,18 +55,21 @@ async def test_replacement_of_a_worker_continues_its_counts(tmp_path: Path) -> N
     count_response(after, 200, 0.5)
     assert again.total().statuses[("none", "", 200)] == 3
     again.publish()
-    assert beside.total().statuses[("none", "", 200)] == 3
-    for open_ in (again, beside):
+    assert other_worker.total().statuses[("none", "", 200)] == 3
+    for open_ in (again, other_worker):
         open_.close()
 
 
 async def test_counts_of_one_worker_are_reported_by_every_other(tmp_path: Path) -> None:
     own = Counters()
-    asked, other = MultiprocessCounters(own, tmp_path, 1), MultiprocessCounters(Counters(), tmp_path, 2)
+    first_worker, other = (
+        MultiprocessCounters(own, tmp_path, 1),
+        MultiprocessCounters(Counters(), tmp_path, 2),
+    )
     for _ in range(3):
         count_response(own, 200, 0.001)
-        assert members(asked.total()) == members(other.total()) == members(own)
-    asked.close()
+        assert members(first_worker.total()) == members(other.total()) == members(own)
+    first_worker.close()
     other.close()
 
 
@@ -77,12 +80,15 @@ async def test_the_lag_of_projections_is_the_largest_and_no_sum(tmp_path: Path) 
     other.set_lag("titles", 0)
     other.set_lag("counts", 60)
     assert one.gauge("pysync_projection_lag_seconds") == 90
-    asked, beside = MultiprocessCounters(one, tmp_path, 1), MultiprocessCounters(other, tmp_path, 2)
-    beside.publish()
-    assert asked.total().gauge("pysync_projection_lag_seconds") == 90
-    assert b"\npysync_projection_lag_seconds 90.0\n" in Metrics(asked.total).render()
-    asked.close()
-    beside.close()
+    first_worker, other_worker = (
+        MultiprocessCounters(one, tmp_path, 1),
+        MultiprocessCounters(other, tmp_path, 2),
+    )
+    other_worker.publish()
+    assert first_worker.total().gauge("pysync_projection_lag_seconds") == 90
+    assert b"\npysync_projection_lag_seconds 90.0\n" in Metrics(first_worker.total).render()
+    first_worker.close()
+    other_worker.close()
     again = MultiprocessCounters(Counters(), tmp_path, 1)  # it has not found out yet how far it is behind
     assert again.total().gauge("pysync_projection_lag_seconds") == 60
     again.close()
@@ -96,14 +102,17 @@ async def test_coordinator_is_up_if_every_worker_reaches_it(tmp_path: Path) -> N
         return
 
     one, other = Counters(), Counters()
-    asked, beside = MultiprocessCounters(one, tmp_path, 1), MultiprocessCounters(other, tmp_path, 2)
+    first_worker, other_worker = (
+        MultiprocessCounters(one, tmp_path, 1),
+        MultiprocessCounters(other, tmp_path, 2),
+    )
     for diagnose, up in ((reached, 1), (lost, 0), (reached, 1)):
         await CoordinatorMonitor(reached, Readiness([]), one.gauges).check()
         await CoordinatorMonitor(diagnose, Readiness([]), other.gauges).check()
-        beside.publish()
-        assert asked.total().gauge(COORDINATOR_UP) == up
-    asked.close()
-    beside.close()
+        other_worker.publish()
+        assert first_worker.total().gauge(COORDINATOR_UP) == up
+    first_worker.close()
+    other_worker.close()
 
 
 async def test_counts_that_cannot_be_written_are_not_reported(tmp_path: Path) -> None:
@@ -138,13 +147,13 @@ async def test_counts_are_written_on_after_a_failure(tmp_path: Path, monkeypatch
 async def test_counts_come_back_to_a_folder_that_was_swept_away(tmp_path: Path) -> None:
     folder = tmp_path / "tallies"
     folder.mkdir()
-    asked, other = (MultiprocessCounters(counted((200, 0.5)), folder, number) for number in (1, 2))
-    assert asked.total().statuses == {("none", "", 200): 1}
+    first_worker, other = (MultiprocessCounters(counted((200, 0.5)), folder, number) for number in (1, 2))
+    assert first_worker.total().statuses == {("none", "", 200): 1}
     other.publish()
     shutil.rmtree(folder)
     other.publish()
-    assert asked.total().statuses == {("none", "", 200): 2}
-    asked.close()
+    assert first_worker.total().statuses == {("none", "", 200): 2}
+    first_worker.close()
     other.close()
 
 

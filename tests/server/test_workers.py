@@ -176,8 +176,8 @@ async def test_a_worker_that_dies_again_and_again_is_replaced_with_growing_delay
     async with workers(tmp_path, server={"workers": 2}) as service:
         for _ in range(3):
             await service.kill(2)
-        told = [entry["message"] for entry in service.entries() if entry["level"] == "error"]
-        assert told == [
+        messages = [entry["message"] for entry in service.entries() if entry["level"] == "error"]
+        assert messages == [
             "worker 2 was ended by SIGKILL; another starts",
             "worker 2 was ended by SIGKILL; another starts in 0.5 s",
             "worker 2 was ended by SIGKILL; another starts in 1 s",
@@ -290,8 +290,8 @@ async def test_an_address_is_not_shared_with_another_service(tmp_path: Path) -> 
         port = service.base.rpartition(":")[2]
         said = f"pysync: {service.base}: the address is in use; choose another port with --port\n"
         for others in ("1", "2"):
-            told = await asyncio.to_thread(refused, tmp_path, "--port", port, "--workers", others)
-            assert told == (1, said)
+            messages = await asyncio.to_thread(refused, tmp_path, "--port", port, "--workers", others)
+            assert messages == (1, said)
         with socket.socket() as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with pytest.raises(OSError, match="in use"):
@@ -300,9 +300,9 @@ async def test_an_address_is_not_shared_with_another_service(tmp_path: Path) -> 
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        told = await asyncio.to_thread(refused, tmp_path, "--port", str(port), "--workers", "2")
-        assert told[0] == 1
-        assert "the address is in use" in told[1]
+        messages = await asyncio.to_thread(refused, tmp_path, "--port", str(port), "--workers", "2")
+        assert messages[0] == 1
+        assert "the address is in use" in messages[1]
 
 
 async def test_a_service_follows_another_at_its_address_at_once(tmp_path: Path) -> None:
@@ -341,20 +341,20 @@ def healths(page: Reply) -> int:
 
 async def test_every_worker_reports_the_metrics_of_all_and_no_count_goes_back(tmp_path: Path) -> None:
     async with workers(tmp_path) as service:
-        told = 0
+        messages = 0
         for number in (1, 2, 3):
             sent = len(await replies_of_all_workers(service.base, health))
             # Once each has told, all have written what they counted.
             pages = await replies_of_all_workers(service.base, metrics)
             pages.append(await on_fresh_connection(service.base, metrics))
             counts = [healths(page) for page in pages]
-            assert told <= counts[0]
+            assert messages <= counts[0]
             assert counts == sorted(counts)
-            assert counts[-1] == told + sent
+            assert counts[-1] == messages + sent
             await service.kill(number)
-            told = counts[-1]
+            messages = counts[-1]
         after = [healths(page) for page in await replies_of_all_workers(service.base, metrics)]
-        assert set(after) == {told}
+        assert set(after) == {messages}
 
 
 IMPATIENT = """

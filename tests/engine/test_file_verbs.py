@@ -15,7 +15,7 @@ from pysync.engine.outbox import outbox_of
 from pysync.errors import StoreUnavailable
 from pysync.model import WriteResult
 
-REF = WriteContext(DocumentRef("photos", {"id": "a"}, "acme"), "somebody")
+CONTEXT = WriteContext(DocumentRef("photos", {"id": "a"}, "acme"), "somebody")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def files(scene: Scene) -> Files:
 
 
 async def push(files: Files, content: bytes = b"one") -> WriteResult:
-    return await files.push("photos/a", chunks_of(content), "image/png", REF)
+    return await files.push("photos/a", chunks_of(content), "image/png", CONTEXT)
 
 
 async def test_a_push_is_answered_and_announced_as_one(scene: Scene, files: Files) -> None:
@@ -40,7 +40,7 @@ async def test_a_push_is_answered_and_announced_as_one(scene: Scene, files: File
         scene.clock.now_ms += 5_000
         yield b"ne"
 
-    written = await files.push("photos/a", slow(), "image/png", REF)
+    written = await files.push("photos/a", slow(), "image/png", CONTEXT)
     file, content = await read_file(scene.kept, "photos/a")
     assert (content, file.content_type, file.sha256) == (b"one", "image/png", written.hash)
     assert written.timestamp_ms == before_ms
@@ -48,7 +48,7 @@ async def test_a_push_is_answered_and_announced_as_one(scene: Scene, files: File
     assert found is not None
     [(_, announced)] = found
     change = parse_change(announced)
-    assert (change.ref, change.identity) == REF[:2]
+    assert (change.ref, change.identity) == CONTEXT[:2]
     assert change[1:3] == (written.hash, written.timestamp_ms)
 
 
@@ -59,7 +59,7 @@ async def test_a_push_that_fails_is_neither_stored_nor_announced(scene: Scene, f
 
     await push(files)
     with pytest.raises(TimeoutError):
-        await files.push("photos/a", broken_body(), "image/png", REF)
+        await files.push("photos/a", broken_body(), "image/png", CONTEXT)
     assert (await read_file(scene.kept, "photos/a"))[1] == b"one"
     assert len(await scene.announced()) == 1
     assert await scene.coordinator.prepared(10) == []

@@ -34,7 +34,7 @@ def scene() -> Scene:
 
 
 ONE = change("1").text.decode()
-REF = WriteContext(DocumentRef("notes", {"id": "a"}), "somebody")
+CONTEXT = WriteContext(DocumentRef("notes", {"id": "a"}), "somebody")
 
 
 def version(body: bytes) -> str:
@@ -300,7 +300,7 @@ async def test_whatever_fails_every_write_that_was_applied_is_announced_in_order
         found = await kept.get("a")
         expect: Precondition = Etag(found.etag) if isinstance(found, StoredObject) else ABSENT
         base = version(found.body) if isinstance(found, StoredObject) else ""
-        await outbox.commit(Write("a", content, expect, [REF.change(version(content), 1)], base))
+        await outbox.commit(Write("a", content, expect, [CONTEXT.change(version(content), 1)], base))
 
     announced = await announced_despite_faults(
         seed, kept, clock, "put", ["intend", "announce", "withdraw"],
@@ -383,15 +383,15 @@ class TestDocuments:
 
     async def test_a_push_is_announced_by_its_answer_and_a_conflict_is_not(self, scene: Scene) -> None:
         documents = Documents(scene.store, scene.coordinator, scene.clock)
-        written = await documents.push("notes/a", body(b'{"n":1}'), context=REF)
+        written = await documents.push("notes/a", body(b'{"n":1}'), context=CONTEXT)
         with pytest.raises(Conflict):
-            await documents.push("notes/a", body(b'{"n":2}'), context=REF)
+            await documents.push("notes/a", body(b'{"n":2}'), context=CONTEXT)
         await scene.recover()
         found = await scene.coordinator.read("", 10)
         assert found is not None
-        [(_, change)] = found
-        change = parse_change(change)
-        assert (change.ref, change.identity) == REF[:2]
+        [(_, announced)] = found
+        change = parse_change(announced)
+        assert (change.ref, change.identity) == CONTEXT[:2]
         assert change[1:3] == (written.hash, written.timestamp_ms)
 
     async def test_repeated_push_announces_the_version_of_its_failed_first_attempt(
@@ -400,11 +400,11 @@ class TestDocuments:
         documents = Documents(scene.store, scene.coordinator, scene.clock)
         scene.store.lose_reply("put")
         with pytest.raises(StoreUnavailable):
-            await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=REF)
+            await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=CONTEXT)
         assert await scene.announced() == []
-        written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=REF)
+        written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=CONTEXT)
         assert await scene.announced() == [
-            REF.change(written.hash, written.timestamp_ms).text.decode(),
+            CONTEXT.change(written.hash, written.timestamp_ms).text.decode(),
         ]
 
     async def test_on_a_store_with_a_log_of_its_own_a_repetition_announces_nothing(
@@ -413,10 +413,10 @@ class TestDocuments:
         store = await LocalStore.open_folder(tmp_path)
         documents = Documents(store, scene.coordinator, scene.clock)
         for _ in range(2):
-            written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=REF)
+            written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=CONTEXT)
         found = await store.change_log.read("", 10)
         assert found is not None
-        assert [change for _, change in found] == [REF.change(written.hash, written.timestamp_ms)]
+        assert [change for _, change in found] == [CONTEXT.change(written.hash, written.timestamp_ms)]
         assert await scene.announced() == []
         assert outbox_of(store, scene.coordinator).is_transactional
         await store.close()
@@ -435,12 +435,12 @@ class TestLogs:
     async def test_each_element_is_announced_once_by_its_answer(self, scene: Scene) -> None:
         nodes = [AppendLogs(scene.store, scene.coordinator, scene.clock) for _ in range(2)]
         written = await asyncio.gather(
-            *(nodes[n % 2].append("log", element(n), RULES, REF) for n in range(60))
+            *(nodes[n % 2].append("log", element(n), RULES, CONTEXT) for n in range(60))
         )
         for node in nodes:
             await node.close()
         await scene.recover()
-        expected = Counter(REF.change(each.hash, each.timestamp_ms).text.decode() for each in written)
+        expected = Counter(CONTEXT.change(each.hash, each.timestamp_ms).text.decode() for each in written)
         assert Counter(await scene.announced()) == expected
 
     async def test_an_append_whose_reply_was_lost_is_announced_when_it_is_repeated(
@@ -449,10 +449,10 @@ class TestLogs:
         logs = AppendLogs(scene.store, scene.coordinator, scene.clock)
         scene.store.lose_reply("put")
         with pytest.raises(StoreUnavailable):
-            await logs.append_idempotent("log", element(1), RULES, "key", REF)
+            await logs.append_idempotent("log", element(1), RULES, "key", CONTEXT)
         assert await scene.announced() == []
-        written = await logs.append_idempotent("log", element(1), RULES, "key", REF)
-        assert await scene.announced() == [REF.change(written.hash, written.timestamp_ms).text.decode()]
+        written = await logs.append_idempotent("log", element(1), RULES, "key", CONTEXT)
+        assert await scene.announced() == [CONTEXT.change(written.hash, written.timestamp_ms).text.decode()]
         await logs.close()
 
 

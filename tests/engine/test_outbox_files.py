@@ -28,7 +28,7 @@ from pysync.testing import FakeClock
 
 Written = Coroutine[Any, Any, str]
 
-REF = WriteContext(DocumentRef("files", {"id": "a"}), "somebody")
+CONTEXT = WriteContext(DocumentRef("files", {"id": "a"}), "somebody")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def hash_of(content: bytes) -> str:
 
 
 def change_of(sha256: str) -> list[Change]:
-    return [REF.change(sha256, 1)]
+    return [CONTEXT.change(sha256, 1)]
 
 
 def announced_text(content: bytes) -> str:

@@ -76,6 +76,8 @@ class Load:
         first."""
         self._waiting = OrderedDict[HeldConnection, asyncio.Future[None]]()
         """The requests that wait for their turn."""
+        self._starting: set[HeldConnection] = set()
+        """Connections whose request is about to be handled in this turn of the event loop."""
         self._started = 0
         self._addresses: dict[str, Address] = {}
         self._by_size: dict[int, dict[Address, None]] = {}
@@ -104,6 +106,7 @@ class Load:
             address.idle.pop(connection, None)
             address.busy.pop(connection, None)
             self.heads.pop(connection, None)
+            self._starting.discard(connection)
             if connection in self._waiting:
                 self._waiting.pop(connection).cancel()
             self._resize(address, -1)
@@ -115,6 +118,7 @@ class Load:
         if address is not None:
             address.idle.pop(connection, None)
             address.busy[connection] = None
+            self._starting.add(connection)
 
     def turn(self, connection: HeldConnection) -> asyncio.Future[None] | None:
         """Return None if it is the turn of a request that has begun, and else what it has to wait for. That
@@ -124,6 +128,7 @@ class Load:
             if self._started == 1:
                 asyncio.get_running_loop().call_soon(self._next_turn)
             return None
+        self._starting.discard(connection)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[connection] = turn
         return turn
@@ -144,7 +149,13 @@ class Load:
         is_newest_first = self._oldest() <= latest
         while self._waiting and self._started < REQUESTS_PER_TURN:
             self._started += 1
-            self._waiting.popitem(last=is_newest_first)[1].set_result(None)
+            connection, turn = self._waiting.popitem(last=is_newest_first)
+            self._starting.add(connection)
+            turn.set_result(None)
+
+    def goes_on(self, connection: HeldConnection) -> None:
+        """Note that the turn of a request has come."""
+        self._starting.discard(connection)
 
     def _oldest(self) -> float:
         """Return since when the request waits that is first in the queue."""
@@ -156,11 +167,12 @@ class Load:
         return self._oldest() < self.now() - self.max_wait_s / 2
 
     def others_follow(self) -> bool:
-        """Return True if other requests may be about to begin."""
-        return bool(self._waiting or self.heads)
+        """Return True if this turn of the event loop is about to handle other requests."""
+        return bool(self._starting)
 
     def end(self, connection: HeldConnection) -> None:
         """Note that a request was answered."""
+        self._starting.discard(connection)
         address = connection.address
         if address is not None and address.busy.pop(connection, True) is None:
             address.idle[connection] = None

@@ -115,6 +115,7 @@ class Middleware:
         try:
             if (turn := self._load.turn(connection)) is not None:
                 await turn
+            self._load.goes_on(connection)
             if is_ambiguous:
                 raise BadRequest("Transfer-Encoding must be chunked, in HTTP/1.1")
             if self._hosts:

@@ -79,7 +79,7 @@ class Caller:
             answer += self._receive()
         took = time.perf_counter() - started
         if status != 200:
-            raise RuntimeError(f"{request[:60]!r} is answered {answer!r}")
+            raise RuntimeError(f"an append is answered {answer!r}")
         return took
 
     def _receive(self) -> bytes:

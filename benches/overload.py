@@ -24,14 +24,13 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from benches import attacks, servers
-from benches.append_log import Caller
+from benches import attacks, rejections, servers
 from benches.attacks import ATTACKERS, GOOD, Asked, Identity, holders, request
 from benches.compare import machine
 from benches.holders import Holders
@@ -237,9 +236,10 @@ def measure(row: Row, seconds: float, checkout: Path = CHECKOUT, share: float = 
         with servers.serving(folder, cores[0], config=config, checkout=checkout) as server:
             address = _address(server)
             who = [Identity() for _ in GOOD]
-            with closing(Caller(server.url)) as caller:
+            with rejections.Connection(server.url) as connection:
                 for push in attacks.stored(who, address):
-                    caller.call(push)
+                    if (status := connection.ask(push)) != 200:
+                        raise RuntimeError(f"{push[:60]!r} is answered {status}")
             with _held(server.pid, share), servers.pinned(cores[-1]):
                 return _run(row, who, address, admin, seconds, server)
 

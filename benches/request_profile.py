@@ -43,7 +43,7 @@ STAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "event loop": ("pysync/server/serve",),
     "HTTP: read, parse, write": ("pysync/server/connection", "pysync/server/streaming", "aiohttp/"),
     "admit, route, count": (
-        "pysync/server/load", "pysync/server/middleware", "pysync/server/router",
+        "pysync/server/overload", "pysync/server/middleware", "pysync/server/router",
         "pysync/server/metrics",
     ),
     "body: read, decode, hash": ("pysync/server/request_body", "pysync/server/heavy_work"),

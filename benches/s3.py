@@ -160,8 +160,7 @@ async def node(
     settings = config.parse(patient({"version": 1, "coordinator": "memory:", "collections": COLLECTIONS}))
     store = await open_store(server.store("bench", endpoint))
     async with await create_app(settings, store) as app, serve_on(app) as port:
-        if app.erasure is not None:  # a service that starts looks for unfinished erasures
-            await app.erasure
+        await app.jobs.erasure.wait()  # a service that starts looks for unfinished erasures
         connector = aiohttp.TCPConnector(limit=GROUP)
         async with aiohttp.ClientSession(connector=connector) as own:
             yield Node(f"http://127.0.0.1:{port}", own)

@@ -19,6 +19,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final, cast
 from urllib.parse import urlsplit
 
@@ -29,6 +30,9 @@ from benches.compare import machine
 from benches.servers import Running
 from benches.workloads import DOCUMENT_BYTES, Author, note, push_body
 from pysync.cli.load_generator import cpu_s
+from pysync.engine.changes import DocumentRef
+from pysync.sqlite.changelog import change_id
+from pysync.store.local.store import LocalStore
 
 STREAMS: Final = 2_000
 SECONDS: Final = 20.0
@@ -184,6 +188,18 @@ async def heard(server: Running, listeners: int, seconds: float, settle_s: float
     if refused is not None or len(times_ms) != wanted:
         raise RuntimeError(f"{len(times_ms)} of {wanted} events were heard; refused: {refused!r}")
     return Heard(listeners, times_ms[wanted // 2], times_ms[int(wanted * 0.99)], times_ms[-1], cpu)
+
+
+async def filled(folder: Path, changes: int) -> list[str]:
+    """Fill a log with the changes of as many notes: the places before the first and after each."""
+    store = await LocalStore.open_folder(folder)
+    places = [await store.change_log.last_id()]
+    for start in range(0, changes, 500):
+        notes = [DocumentRef("notes", {"id": f"n{n}"}, key=f"notes/n{n}") for n in range(start, start + 500)]
+        last = int(await store.change_log.append([note.change("f" * 64, 1) for note in notes]))
+        places += [change_id(last - 499 + n) for n in range(500)]
+    await store.close()
+    return places
 
 
 def idle_table(found: Iterable[Idle]) -> str:

@@ -1,11 +1,11 @@
-"""Bounded concurrency, groups of writes, periodic tasks, and resources that are closed in the end."""
+"""Bounded concurrency, groups of writes, background jobs, and resources that are closed in the end."""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from contextlib import asynccontextmanager
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from pysync._core import PanicException
 from pysync.errors import PysyncError, Unavailable
@@ -118,3 +118,26 @@ async def every(
             log.warning("%s: %s", failed, error.detail if isinstance(error, Unavailable) else error)
         except (Exception, PanicException):
             log.exception("%s; will retry", failed)
+
+
+class Job:
+    """Work in the background. `run` works until it is cancelled, or ends by itself."""
+
+    def __init__(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._run = run
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin. Needs a running loop."""
+        self._task = asyncio.create_task(self._run())
+
+    async def wait(self) -> None:
+        """Return once the work has ended by itself."""
+        assert self._task is not None, "it was started"
+        await self._task
+
+    async def close(self) -> None:
+        """Cancel the work, and wait until it has ended."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})

@@ -1,4 +1,4 @@
-"""Background jobs of a service.
+"""Background jobs of a service. Each has a method `run`, which runs until it is cancelled.
 
 `HistorySweeper` deletes old versions of documents. `OutboxRelay` announces writes whose announcement was
 lost. `Scrubber` verifies everything that is stored and reports damage. `resume_erasure` finishes what an
@@ -40,8 +40,8 @@ MAX_LISTED: Final = 10_000
 
 
 class HistorySweeper:
-    """Deletes versions of documents that are older than their collection's `history.forMs`, in the
-    background, if `sweeps` and any collection has one. Pushes delete those of the document that they write.
+    """Deletes versions of documents that are older than their collection's `history.forMs`, if any collection
+    has one. Pushes delete those of the document that they write.
 
     With an index by time a sweep reads what has expired since the last one. Otherwise, as in a bucket, it
     lists a bounded number of entries, and the next sweep continues behind them.
@@ -54,8 +54,6 @@ class HistorySweeper:
         collections: Iterable[Collection],
         owners: Sequence[Router],
         clock: Callable[[], int],
-        *,
-        sweeps: bool,
     ) -> None:
         self._store = store
         self._index = store.time_index
@@ -75,15 +73,11 @@ class HistorySweeper:
         """The time before which all that was written has expired and was looked at, by shape."""
         self._after: str | None = None
         self._listed_ms: int | None = None
-        self._task: asyncio.Task[None] | None = None
-        if sweeps and self._shapes:
-            sweeping = every(SWEEP_HISTORY_EVERY_S, self.sweep, "failed to delete old versions", log)
-            self._task = asyncio.create_task(sweeping)
 
-    def close(self) -> None:
-        """Stop sweeping."""
-        if self._task is not None:
-            self._task.cancel()
+    async def run(self) -> None:
+        """Sweep at intervals, until cancelled."""
+        if self._shapes:
+            await every(SWEEP_HISTORY_EVERY_S, self.sweep, "failed to delete old versions", log)
 
     async def sweep(self) -> int:
         """Delete what has expired, and return the number of deleted entries. Deletes nothing within ten
@@ -140,7 +134,7 @@ them all such writes have become old enough."""
 
 
 class OutboxRelay:
-    """Recovers lost announcements of one service in the background. Every few seconds it flushes the outcomes
+    """Recovers lost announcements of one service. Every few seconds it flushes the outcomes
     that this process could not report and, if it `sweeps`, announces writes that no other process will
     announce; its first rounds include what an earlier process may have left behind. It does nothing if the
     store commits writes together with their changes."""
@@ -155,14 +149,11 @@ class OutboxRelay:
         self._outbox = outbox
         self._sleep = sleep
         self._sweeps = sweeps
-        self._task = asyncio.create_task(self._run()) if not outbox.is_transactional else None
 
-    def close(self) -> None:
-        """Stop the recovery."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Recover every few seconds, until cancelled."""
+        if self._outbox.is_transactional:
+            return
         first, was_logged = INITIAL_ROUNDS, False
         while True:
             try:
@@ -233,18 +224,10 @@ class Scrubber:
         self._sleep = sleep
         self._clock_s = clock_s
         self._lease_checked_at = 0.0
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Scrub whenever it is due, until `close`. Needs a running loop."""
-        scrubbing = every(CHECK_EVERY_S, self.run_if_due, "the scrub is paused", log, self._sleep)
-        self._task = asyncio.create_task(scrubbing)
-
-    async def close(self) -> None:
-        """Stop scrubbing."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+    async def run(self) -> None:
+        """Scrub whenever it is due, until cancelled."""
+        await every(CHECK_EVERY_S, self.run_if_due, "the scrub is paused", log, self._sleep)
 
     async def run_if_due(self) -> None:
         """Scrub if it is due and this process holds the lease. Raises StoreUnavailable and

@@ -52,14 +52,12 @@ async def repair_from(config: BackupConfig, store: Store, damages: Sequence[Dama
         log.error("cannot repair anything from the backup: %s", why)
 
 
-def start(
+def of_config(
     store: StoreConfig, config: BackupConfig, coordinator: Coordinator, counters: Counters, clock: SteadyClock
 ) -> "BackupProcess":
-    """Return the backup process that `config` asks for, started."""
+    """Return the backup process that `config` asks for."""
     settings = FollowerSettings(store, config.to, config.key_file, config.every_ms)
-    backup = BackupProcess(settings, coordinator, counters.gauges, counters.count, clock)
-    backup.start()
-    return backup
+    return BackupProcess(settings, coordinator, counters.gauges, counters.count, clock)
 
 
 class BackupProcess:
@@ -85,31 +83,23 @@ class BackupProcess:
         self._moment_ms: int | None = None
         """The newest moment that the backup has, or its beginning, by `_elapsed_ms`; None without the
         lease."""
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Back up from now on, until `close`. Needs a running loop."""
-        self._task = asyncio.create_task(self._run())
-
-    async def close(self) -> None:
-        """End the process. The next one continues the snapshot that it was making."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+    async def run(self) -> None:
+        """Run the process while this one holds the lease, and start it again when it ends. Cancelling this
+        ends the process; the next one continues the snapshot that it was making."""
+        try:
+            while True:
+                if await self._holds_lease():
+                    try:
+                        await self._follow()
+                    except OSError as error:
+                        log.error("failed to start the backup; will retry: %s", error)
+                        self._count(BACKUP_FAILURES)
+                else:
+                    self._forget()
+                await self._sleep(LEASE_RENEW_S)
+        finally:
             self._forget()
-
-    async def _run(self) -> None:
-        """Run the process while this one holds the lease, and start it again when it ends."""
-        while True:
-            if await self._holds_lease():
-                try:
-                    await self._follow()
-                except OSError as error:
-                    log.error("failed to start the backup; will retry: %s", error)
-                    self._count(BACKUP_FAILURES)
-            else:
-                self._forget()
-            await self._sleep(LEASE_RENEW_S)
 
     async def _holds_lease(self) -> bool:
         try:

@@ -4,7 +4,6 @@ With an index by time a sweep reads what has expired. Otherwise, as in a bucket,
 keys, and the next sweep continues behind them.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -47,8 +46,8 @@ class SweptCollection(NamedTuple):
 
 
 class TtlSweeper:
-    """Deletes expired data of one service in the background, if `sweeps` and any collection has a `ttlMs`, or
-    logs whose old elements leave. The deletion of expired data is announced."""
+    """Deletes expired data of one service, if any collection has a `ttlMs`, or logs whose old elements leave.
+    The deletion of expired data is announced."""
 
     def __init__(
         self,
@@ -57,8 +56,6 @@ class TtlSweeper:
         logs: AppendLogs,
         routes: Router,
         clock: Callable[[], int],
-        *,
-        sweeps: bool = True,
     ) -> None:
         self._clock = clock
         self._store = store
@@ -70,15 +67,11 @@ class TtlSweeper:
         self._shrinking = [each for each in swept if _drops_elements(each.collection)]
         self._listed: dict[tuple[str, KeyShape], str] = {}
         """The key behind which the next sweep continues, by purpose and shape."""
-        self._task: asyncio.Task[None] | None = None
-        if sweeps and (self._expiring or self._shrinking):
-            sweeping = every(SWEEP_EVERY_S, self.sweep, "failed to delete expired data", log)
-            self._task = asyncio.create_task(sweeping)
 
-    def close(self) -> None:
-        """Stop sweeping."""
-        if self._task is not None:
-            self._task.cancel()
+    async def run(self) -> None:
+        """Sweep at intervals, until cancelled."""
+        if self._expiring or self._shrinking:
+            await every(SWEEP_EVERY_S, self.sweep, "failed to delete expired data", log)
 
     async def sweep(self) -> int:
         """Delete expired data, and return the number of documents, logs and files. Deletes nothing within ten

@@ -15,6 +15,7 @@ from support.depth import depth
 from support.faulty_coordinator import Scene, announced_despite_faults, made_scene
 
 from pysync import _core
+from pysync.concurrency import Job
 from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.changes import DocumentRef, WriteContext, parse_change
 from pysync.engine.documents import Documents
@@ -473,7 +474,8 @@ class TestRecovering:
         scene.clock.now_ms += EARLY_RECOVERY_MS
         await scene.coordinator.prepare([change("1")])
         old = change("old").text.decode()
-        relay = OutboxRelay(scene.outbox, sleep=sleep)
+        relay = Job(OutboxRelay(scene.outbox, sleep=sleep).run)
+        relay.start()
         await rounds[0].wait()
         assert await scene.announced() == [old]
         going_on.release()
@@ -488,7 +490,7 @@ class TestRecovering:
         await rounds[3].wait()
         assert (await scene.announced())[3:] == [old, ONE, change("young").text.decode()]
         assert await scene.coordinator.prepared(10) == []
-        relay.close()
+        await relay.close()
 
     async def test_outage_is_logged_once_and_the_first_round_made_up_for(
         self, scene: Scene, caplog: pytest.LogCaptureFixture
@@ -509,12 +511,13 @@ class TestRecovering:
                 await asyncio.Event().wait()
 
         with caplog.at_level(logging.INFO):
-            relay = OutboxRelay(scene.outbox, sleep=sleep)
+            relay = Job(OutboxRelay(scene.outbox, sleep=sleep).run)
+            relay.start()
             await over.wait()
         assert await scene.announced() == [ONE]
         assert caplog.text.count("failed to announce changes") == 1
         assert caplog.text.count("announced 1 writes") == 1
-        relay.close()
+        await relay.close()
 
     async def test_one_that_does_not_sweep_recovers_its_own(self, scene: Scene) -> None:
         await scene.coordinator.prepare([change("2")])
@@ -527,14 +530,13 @@ class TestRecovering:
             round_.set()
             await asyncio.Event().wait()
 
-        relay = OutboxRelay(scene.outbox, sweeps=False, sleep=sleep)
+        relay = Job(OutboxRelay(scene.outbox, sweeps=False, sleep=sleep).run)
+        relay.start()
         await round_.wait()
         assert await scene.announced() == [ONE]
-        relay.close()
+        await relay.close()
 
     async def test_it_does_nothing_where_it_is_not_needed(self, tmp_path: Path, scene: Scene) -> None:
         store = await LocalStore.open_folder(tmp_path)
-        relay = OutboxRelay(outbox_of(store, scene.coordinator))
-        assert relay._task is None
-        relay.close()
+        await OutboxRelay(outbox_of(store, scene.coordinator)).run()  # ends at once
         await store.close()

@@ -21,6 +21,7 @@ from support.store_samples import contents, document, fill, flipped, replace
 
 from pysync import config
 from pysync._core import PanicException
+from pysync.concurrency import Job
 from pysync.config import ScrubConfig
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
@@ -185,7 +186,7 @@ async def test_it_waits_while_store_or_coordinator_are_away_and_goes_on(
             done.set()
             await asyncio.Event().wait()
 
-    scrub = Scrubber(store, Away(), ScrubConfig(), lambda damage: None, clock, sleep=sleep)
+    scrub = Job(Scrubber(store, Away(), ScrubConfig(), lambda damage: None, clock, sleep=sleep).run)
     scrub.start()
     await done.wait()
     await scrub.close()
@@ -210,7 +211,9 @@ async def test_a_scrub_that_fails_unexpectedly_begins_anew(clock: FakeClock, err
             third.set()
             await asyncio.Event().wait()
 
-    scrub = Scrubber(MemoryStore(), Failing(), ScrubConfig(), lambda damage: None, clock, sleep=sleep)
+    scrub = Job(
+        Scrubber(MemoryStore(), Failing(), ScrubConfig(), lambda damage: None, clock, sleep=sleep).run
+    )
     scrub.start()
     await asyncio.wait_for(third.wait(), 10)
     await scrub.close()
@@ -235,7 +238,7 @@ async def test_the_service_names_counts_and_rejects_what_its_scrub_finds(
         ],
     }
     browser = Browser(await start(members, store), session)
-    scrub = start.apps[0].scrubber  # type: ignore[attr-defined]
+    scrub = start.apps[0].jobs.scrubber  # type: ignore[attr-defined]
     assert (await browser.pull("photos/a")).status == 200
     await scrub.run_once()
     assert (await browser.pull("photos/a")).error == (500, "document_corrupt")
@@ -262,4 +265,4 @@ async def test_it_is_on_once_a_day_and_can_be_turned_off(tmp_path: Path) -> None
         ({"store": "memory:"}, False),
     ):
         async with await create_app(config.parse(members)) as app:
-            assert (app.scrubber is not None) == is_on
+            assert (app.jobs.scrubber is not None) == is_on

@@ -181,7 +181,7 @@ async def test_they_are_swept_when_they_have_outlived_the_collection(
     clock.now_ms += 2000
     assert (await browser.pull("in/web/n1")).json["hash"] == ""
     (app,) = start.apps  # type: ignore[attr-defined]
-    await app.ttl_sweeper.sweep()
+    await app.jobs.ttl_sweeper.sweep()
     assert await store.list("out/web", None, 10) == ["n1.other"]
 
 

@@ -195,7 +195,7 @@ async def test_a_member_expires_alone(start: Start, session: aiohttp.ClientSessi
     assert (await browser.push("boards/b1/brief", {"n": 2})).status == 200, "as over nothing"
     clock[0] += 1001
     (app,) = start.apps  # type: ignore[attr-defined]
-    assert await app.ttl_sweeper.sweep() == 1
+    assert await app.jobs.ttl_sweeper.sweep() == 1
     assert await store.list("boards/b1", None, 10) == ["lasting"]
 
 

@@ -343,14 +343,14 @@ async def test_nothing_expires_or_is_swept_by_a_step_before_ten_minutes(
     (app,) = start.apps  # type: ignore[attr-defined]
     pushed = (await browser.push("notes/a", {"n": 1})).json["hash"]
     clock.step(HOUR_MS)
-    assert await app.ttl_sweeper.sweep() == 0
+    assert await app.jobs.ttl_sweeper.sweep() == 0
     assert (await browser.pull("notes/a")).json["hash"] == pushed
     clock.now_ms += STEP_GRACE_MS - 1
-    assert await app.ttl_sweeper.sweep() == 0
+    assert await app.jobs.ttl_sweeper.sweep() == 0
     assert (await browser.pull("notes/a")).json["hash"] == pushed
     clock.now_ms += 1
     assert (await browser.pull("notes/a")).json["hash"] == ""
-    assert await app.ttl_sweeper.sweep() == 1
+    assert await app.jobs.ttl_sweeper.sweep() == 1
 
 
 async def test_expired_documents_are_not_swept_within_ten_minutes_of_a_step(
@@ -362,11 +362,11 @@ async def test_expired_documents_are_not_swept_within_ten_minutes_of_a_step(
     await browser.push("notes/a", {"n": 1})
     clock.now_ms += 2000
     clock.step(-HOUR_MS)
-    assert await app.ttl_sweeper.sweep() == 0
+    assert await app.jobs.ttl_sweeper.sweep() == 0
     clock.step(HOUR_MS)
-    assert await app.ttl_sweeper.sweep() == 0
+    assert await app.jobs.ttl_sweeper.sweep() == 0
     clock.now_ms += STEP_GRACE_MS
-    assert await app.ttl_sweeper.sweep() == 1
+    assert await app.jobs.ttl_sweeper.sweep() == 1
 
 
 @pytest.mark.parametrize("kind", ["store", "memory"])

@@ -40,7 +40,7 @@ async def kept(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock)
 
 async def sweep(start: Start) -> int:
     (app,) = start.apps  # type: ignore[attr-defined]
-    swept: int = await app.ttl_sweeper.sweep()
+    swept: int = await app.jobs.ttl_sweeper.sweep()
     return swept
 
 
@@ -106,7 +106,7 @@ async def test_a_document_that_is_written_again_stays(
     (app,) = start.apps  # type: ignore[attr-defined]
     await anybody.push("notes/a", {"title": "old"})
     clock.now_ms += TTL_MS + 1
-    sweeper = app.ttl_sweeper
+    sweeper = app.jobs.ttl_sweeper
     candidates = sweeper._candidates
 
     async def then_pushed(*arguments: Any) -> AsyncIterator[ListEntry]:
@@ -131,7 +131,7 @@ async def test_a_file_that_is_pushed_again_with_the_same_bytes_stays(
     png = {"Content-Type": "image/png"}
     await anybody.request("POST", "/push/me/pics/p", b"png", headers=png)
     clock.now_ms += TTL_MS + 1
-    sweeper = app.ttl_sweeper
+    sweeper = app.jobs.ttl_sweeper
     candidates = sweeper._candidates
 
     async def then_pushed(*arguments: Any) -> AsyncIterator[ListEntry]:
@@ -159,7 +159,7 @@ async def test_sweep_of_a_folder_costs_only_expired_documents(
             await store.put(f"notes/old{n}", b'{"data":{}}')
             await store.put(f"me/pics/old{n}/deeper", b'{"data":{}}')
         (*_, app) = start.apps  # type: ignore[attr-defined]
-        await app.ttl_sweeper.sweep()  # creates the indexes
+        await app.jobs.ttl_sweeper.sweep()  # creates the indexes
         clock.now_ms += TTL_MS + 1
         for n in range(fresh):
             await store.put(f"notes/{n}", b'{"data":{}}')
@@ -179,7 +179,7 @@ async def test_sweep_of_a_folder_costs_only_expired_documents(
                 return rows(reader, statement, *args)
 
             monkeypatch.setattr(SnapshotReader, "rows", counted)
-            assert await app.ttl_sweeper.sweep() == 5
+            assert await app.jobs.ttl_sweeper.sweep() == 5
             monkeypatch.setattr(SnapshotReader, "rows", rows)
         await store.close()
         return steps[0], steps[1]

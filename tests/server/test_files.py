@@ -589,7 +589,7 @@ async def test_an_expired_file_is_missing_and_is_swept(
     assert (await browser.push("mixed/a", {"n": 1})).status == 200
     await put(browser, "photos/new")
     (app,) = start.apps  # type: ignore[attr-defined]
-    await app.ttl_sweeper.sweep()
+    await app.jobs.ttl_sweeper.sweep()
     assert await store.list("photos", None, 10) == ["new"]
 
 
@@ -608,7 +608,7 @@ async def test_push_is_announced_to_followers_and_plugins(
     )  # fmt: skip
     assert {"hash": event.hash, "timestamp": event.timestamp} == answer.json
     (app,) = start.apps  # type: ignore[attr-defined]
-    log = app._services.outbox.log
+    log = app.engine.outbox.log
     ((_, change),) = await log.read("", 10)
     ref, hash_, timestamp_ms, *_ = parse_change(change)
     assert (ref.params, hash_, timestamp_ms) == (params, HASH, answer.json["timestamp"])

@@ -114,7 +114,7 @@ async def test_a_sweep_costs_what_has_expired(
     members = {"collections": [{**KEPT, "history": {"forMs": 10_000_000}}]}
     anybody = Browser(await start(members, kept, now_ms=clock), session)
     (app,) = start.apps  # type: ignore[attr-defined]
-    await app.history_sweeper.sweep()
+    await app.jobs.history_sweeper.sweep()
     for n in range(3):
         await push_each(anybody, clock, f"notes/old{n}", 3)
     clock.now_ms += 10_000_001
@@ -132,18 +132,18 @@ async def test_a_sweep_costs_what_has_expired(
 
     monkeypatch.setattr(source, name, counted)
     pruned: list[str] = []
-    prune = app.history_sweeper._history.prune
+    prune = app.jobs.history_sweeper._history.prune
 
     async def noted(key: str, limits: Any) -> int:
         pruned.append(key)
         count: int = await prune(key, limits)
         return count
 
-    monkeypatch.setattr(app.history_sweeper._history, "prune", noted)
+    monkeypatch.setattr(app.jobs.history_sweeper._history, "prune", noted)
     costs = []
     for _ in range(15):
         before = len(read)
-        await app.history_sweeper.sweep()
+        await app.jobs.history_sweeper.sweep()
         costs.append(len(read) - before)
     assert sorted(set(pruned)) == ["notes/old0", "notes/old1", "notes/old2"]
     if kept.time_index is None:
@@ -164,15 +164,15 @@ async def test_a_version_goes_when_its_time_is_over(
     await delete(anybody, "notes/b", gone[1])
     (app,) = start.apps  # type: ignore[attr-defined]
     clock.now_ms += 999
-    assert await app.history_sweeper.sweep() > 0, "what was replaced first"
+    assert await app.jobs.history_sweeper.sweep() > 0, "what was replaced first"
     assert [each["hash"] for each in await versions(anybody)] == [hashes[2]]
     assert [each["hash"] for each in await versions(anybody, "notes/b")] == [gone[1], gone[0]]
     clock.now_ms += 2
     assert [each["hash"] for each in await versions(anybody)] == hashes[2:]
     assert await versions(anybody, "notes/b") == []
     clock.now_ms += background.RELIST_HISTORY_MS
-    await app.history_sweeper.sweep()
-    assert await app.history_sweeper.sweep() == 0
+    await app.jobs.history_sweeper.sweep()
+    assert await app.jobs.history_sweeper.sweep() == 0
     assert await entries_of(kept, "notes/b") == []
     (left,) = await entries_of(kept, "notes/a")
     assert left.endswith(".w"), "who wrote what is stored"
@@ -192,10 +192,10 @@ async def test_a_version_that_two_namespaces_keep_goes_when_the_time_of_the_firs
     hashes = await push_each(anybody, clock, "notes/a", 2)
     (app,) = start.apps  # type: ignore[attr-defined]
     clock.now_ms += 10_000_000
-    await app.history_sweeper.sweep()
+    await app.jobs.history_sweeper.sweep()
     assert [each["hash"] for each in await versions(anybody)] == hashes[::-1]
     clock.now_ms += 10_000_001
-    assert await app.history_sweeper.sweep() > 0
+    assert await app.jobs.history_sweeper.sweep() > 0
     assert [each[-1] for each in await entries_of(kept, "notes/a")] == ["w"]
 
 

@@ -14,6 +14,7 @@ from support.collections import NOTES, collection
 from support.server_process import serving
 
 from pysync import _core
+from pysync.concurrency import Job
 from pysync.engine.outbox import Outbox
 from pysync.server.background import OutboxRelay
 from pysync.store.local.store import LocalStore
@@ -109,10 +110,11 @@ async def test_lost_announcements_are_recovered_after_a_round_without_memory() -
         await asyncio.sleep(0)
 
     outbox = Exhausted()
-    relay = OutboxRelay(cast("Outbox", outbox), sleep=sleep)
+    relay = Job(OutboxRelay(cast("Outbox", outbox), sleep=sleep).run)
+    relay.start()
     for _ in range(3):
         await slept.get()
-    relay.close()
+    await relay.close()
     assert outbox.rounds >= 3
 
 

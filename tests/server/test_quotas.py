@@ -420,7 +420,7 @@ async def test_usage_stays_exact_when_data_expires_or_is_collected_or_erased(
     assert (await used(app, "identity", ME))[1:] == (3, 30, 3)
     left = await used(app, "identity", OTHER)
     assert (await people[0].push(f"brief/{ME}/1", {"text": "gone"})).status == 200
-    while not await app.ttl_sweeper.sweep():
+    while not await app.jobs.ttl_sweeper.sweep():
         pass
     assert (await used(app, "identity", ME))[1:] == (3, 30, 3)
     await GarbageCollector(app.store, wall_clock_ms, lambda kind, name: None, grace_ms=MIN_GRACE_MS).run()

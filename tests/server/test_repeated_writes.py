@@ -408,7 +408,7 @@ async def test_repeated_append_to_a_log_that_is_not_stored_is_announced_once(
     clock.now_ms += 5
     assert (await append(anybody, "live/a", {"n": 1}, "k")).body == first.body
     assert (await append(anybody, "live/a", {"n": 2}, "k")).status == 422
-    assert len(await app._services.outbox.log.read("", 10)) == 1
+    assert len(await app.engine.outbox.log.read("", 10)) == 1
 
 
 async def test_full_claims_reject_only_writes_that_need_one(

@@ -60,7 +60,7 @@ async def test_the_sweep_deletes_what_expired_and_nothing_else(start: Start) -> 
     clock.now_ms += 1001
     await store.put("notes/new", b"{}")
     (app,) = start.apps  # type: ignore[attr-defined]
-    assert await app.ttl_sweeper.sweep() == 1
+    assert await app.jobs.ttl_sweeper.sweep() == 1
     assert await store.list("notes", None, 10) == ["kept", "new"]
     assert await store.get("notes/deeper/old") is not None
 

@@ -161,4 +161,4 @@ async def test_one_worker_sweeps_for_all(tmp_path: Path) -> None:
     settings = parse(config(collection(ttlMs=60_000), store="memory:"))
     for number, sweeps in ((1, True), (2, False)):
         async with await create_app(settings, worker=Worker(number, tmp_path)) as app:
-            assert (app.ttl_sweeper._task is not None) == sweeps
+            assert (app.jobs.erasure in app.jobs.all) == sweeps

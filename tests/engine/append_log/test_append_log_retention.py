@@ -383,7 +383,7 @@ async def test_the_sweep_reads_a_bounded_number_of_logs(
     (app,) = start.apps  # type: ignore[attr-defined]
     for swept in (2, 4, 5, 5):
         store.calls.clear()
-        await app.ttl_sweeper.sweep()
+        await app.jobs.ttl_sweeper.sweep()
         assert store.calls["get"] <= 4
         counts = [(await head_of(store, key)).tail_count for key in keys]
         assert counts.count(0) == swept

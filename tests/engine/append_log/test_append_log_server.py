@@ -97,7 +97,7 @@ async def test_the_sweep_deletes_expired_logs_with_all_they_consist_of(
     await append(browser, "log/new", {})
     assert len([each async for each in store.walk("_pysync/logs")]) > 1
     (app,) = start.apps  # type: ignore[attr-defined]
-    assert await app.ttl_sweeper.sweep() == 2
+    assert await app.jobs.ttl_sweeper.sweep() == 2
     assert {each.key async for each in store.walk("")} == {"log/kept", "log/new"}
 
 

@@ -309,7 +309,7 @@ async def test_push_whose_reply_was_lost_is_announced_once_it_is_repeated(
     store = FaultyStore(MemoryStore())
     browser = Browser(await start(SERVICE, store), session)
     (app,) = start.apps  # type: ignore[attr-defined]
-    log = app._services.outbox.log
+    log = app.engine.outbox.log
     store.lose_reply("write")
     again = {"Idempotency-Key": "k"}
     lost = await browser.push("events/web/new", {"events": [{"event": "a"}]}, headers=again)

@@ -44,7 +44,7 @@ async def test_a_running_service_keeps_its_lists(start: Start, session: aiohttp.
     for id_ in ("a", "b"):
         assert (await browser.push(f"notes/s/{id_}", {"title": id_})).status == 200
     expected = [entry("a", title="a"), entry("b", title="b")]
-    log = app._services.outbox.log
+    log = app.engine.outbox.log
     while True:
         newest = await log.last_id()
         pulled = await browser.pull("lists/s")
@@ -65,7 +65,7 @@ async def test_a_projection_is_a_plugin(start: Start, session: aiohttp.ClientSes
     (app,) = start.apps  # type: ignore[attr-defined]
     browser = Browser(base, session)
     await browser.push("notes/s/a", {"title": "A"})
-    log = app._services.outbox.log
+    log = app.engine.outbox.log
     while (await browser.pull("lists/s")).json["data"] != {"items": [entry("a", title="A")]}:
         await log.wait_for_change(await log.last_id())
 
@@ -251,7 +251,7 @@ async def test_a_thousand_writes_cost_far_fewer_writes_of_the_list(
     async with asyncio.TaskGroup() as tasks:
         for _ in range(32):
             tasks.create_task(push_on())
-    log = app._services.outbox.log
+    log = app.engine.outbox.log
     while True:
         newest = await log.last_id()
         if len((await browser.pull("lists/s")).json["data"].get("items", ())) == 1000:

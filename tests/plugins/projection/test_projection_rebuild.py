@@ -238,7 +238,7 @@ async def test_the_command_rebuilds_while_a_server_runs_and_notifies_its_subscri
 ) -> None:
     file, said = written(tmp_path, TITLES | {"name": "titles"})
     async with await create_app(parse(said)) as app:
-        services = app._services
+        services = app.engine
         store = services.store
         assert isinstance(store, LocalStore)
         await services.documents.push("notes/s/a", decode_push(b'{"data":{"title":"A"}}'))  # nobody is told
@@ -286,7 +286,7 @@ def test_a_projection_of_a_plugin_is_rebuilt_too(
 
     async def push() -> None:
         async with await create_app(parse({**said, "plugins": []})) as app:
-            await app._services.documents.push("notes/s/a", decode_push(b'{"data":{}}'))
+            await app.engine.documents.push("notes/s/a", decode_push(b'{"data":{}}'))
 
     asyncio.run(push())
     assert shell.json("project", "rebuild", "mine", "--config", file) == {

@@ -19,6 +19,7 @@ import math
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from benches import attacks, rejections, servers
+from benches import attacks, servers
 from benches.attacks import ATTACKERS, GOOD, Asked, Identity, holders, request
 from benches.compare import machine
 from benches.holders import Holders
@@ -236,10 +237,11 @@ def measure(row: Row, seconds: float, checkout: Path = CHECKOUT, share: float = 
         with servers.serving(folder, cores[0], config=config, checkout=checkout) as server:
             address = _address(server)
             who = [Identity() for _ in GOOD]
-            with rejections.Connection(server.url) as connection:
+            with socket.create_connection(address) as sock:
                 for push in attacks.stored(who, address):
-                    if (status := connection.ask(push)) != 200:
-                        raise RuntimeError(f"{push[:60]!r} is answered {status}")
+                    sock.sendall(push)
+                    if (answer := sock.recv(65_536))[9:12] != b"200":
+                        raise RuntimeError(f"{push[:60]!r} is answered {answer!r}")
             with _held(server.pid, share), servers.pinned(cores[-1]):
                 return _run(row, who, address, admin, seconds, server)
 

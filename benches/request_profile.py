@@ -40,13 +40,13 @@ MAX_PER_SECOND: Final = 40_000
 """Requests are made for that many a second of CPU."""
 
 STAGES: Final[Mapping[str, tuple[str, ...]]] = {
-    "event loop": ("pysync/server/serve",),
-    "HTTP: read, parse, write": ("pysync/server/connection", "pysync/server/streaming", "aiohttp/"),
+    "event loop": ("pysync/server/process/serve",),
+    "HTTP: read, parse, write": ("pysync/server/http/connection", "pysync/server/http/streaming", "aiohttp/"),
     "admit, route, count": (
-        "pysync/server/overload", "pysync/server/middleware", "pysync/server/router",
-        "pysync/server/metrics",
+        "pysync/server/http/load", "pysync/server/http/middleware", "pysync/server/http/router",
+        "pysync/server/process/metrics",
     ),
-    "body: read, decode, hash": ("pysync/server/request_body", "pysync/server/heavy_work"),
+    "body: read, decode, hash": ("pysync/server/http/request_body", "pysync/server/http/heavy_work"),
     "authenticate, authorise": ("pysync/server/authorization", "pysync/auth/", "pysync/coordinator/"),
     "handle, make the response": ("pysync/server/",),
     "engine": ("pysync/engine/", "pysync/cache", "pysync/clock", "pysync/concurrency"),

@@ -27,7 +27,7 @@ from benches.servers import CHECKOUT
 from benches.workloads import BATCH, Author, append_body, element_data, note, push_body
 from pysync import config
 from pysync.server.app import create_app
-from pysync.server.serve import serve_on
+from pysync.server.process.serve import serve_on
 from pysync.store import open_store
 
 sys.path.append(str(CHECKOUT / "tests"))  # where the real servers are that tests run against too

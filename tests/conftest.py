@@ -37,7 +37,7 @@ from pysync.auth import issuing
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.server.app import App, create_app
-from pysync.server.serve import serve_on
+from pysync.server.process.serve import serve_on
 from pysync.store import Store
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

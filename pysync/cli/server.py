@@ -57,8 +57,8 @@ def serve(options: argparse.Namespace) -> int:
     """Run `pysync serve`."""
     gc.set_threshold(GARBAGE_THRESHOLD)
     from pysync.plugins import loader
-    from pysync.server import serve
-    from pysync.server.serve import origin
+    from pysync.server.process import serve
+    from pysync.server.process.serve import origin
 
     flags = {
         "server.host": options.host,

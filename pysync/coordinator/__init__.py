@@ -1,6 +1,7 @@
 """The state that the processes of a service share besides its store."""
 
-from pysync.coordinator.base import (
+from pysync.coordinator.open import open_coordinator
+from pysync.coordinator.protocol import (
     EPOCH_MS,
     IDEMPOTENCY_TTL_MS,
     LEASE_MS,
@@ -12,7 +13,6 @@ from pysync.coordinator.base import (
     release_claim,
     window_end_ms,
 )
-from pysync.coordinator.open import open_coordinator
 
 __all__ = [
     "EPOCH_MS",

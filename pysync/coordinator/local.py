@@ -20,8 +20,8 @@ import orjson
 
 from pysync.changelog import Change, Retention
 from pysync.clock import HybridTimestamp, boot_id, elapsed_of, wall_clock_ms
-from pysync.coordinator.base import LEASE_MS, MAX_LIVE_NONCES, PreparedWrite, Standing, window_end_ms
 from pysync.coordinator.nonce_log import NonceLog
+from pysync.coordinator.protocol import LEASE_MS, MAX_LIVE_NONCES, PreparedWrite, Standing, window_end_ms
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Diagnosis
 from pysync.sqlite import changelog

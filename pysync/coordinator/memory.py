@@ -13,7 +13,7 @@ from typing import Final
 from pysync._core import ReplayWindow
 from pysync.changelog import Change, ChangePage, OriginFilter, Retention
 from pysync.clock import FIRST_TIMESTAMP, HybridTimestamp, elapsed_of, is_stable, wall_clock_ms
-from pysync.coordinator.base import (
+from pysync.coordinator.protocol import (
     AHEAD_MS,
     LIVE_EPOCHS,
     MAX_LIVE_NONCES,

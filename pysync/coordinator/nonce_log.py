@@ -32,7 +32,7 @@ from typing import Final
 
 from pysync._core import ReplayWindow
 from pysync.clock import elapsed_of, read_saved_number, save_number
-from pysync.coordinator.base import (
+from pysync.coordinator.protocol import (
     AHEAD_MS,
     EPOCH_MS,
     LIVE_EPOCHS,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from pysync.changelog import Retention
 from pysync.clock import wall_clock_ms
-from pysync.coordinator.base import Coordinator
+from pysync.coordinator.protocol import Coordinator
 from pysync.extras import require
 
 

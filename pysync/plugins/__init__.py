@@ -134,7 +134,7 @@ class FileBackedCollection:
 class PluginContext:
     """The objects that serve requests, for plugins to work with while the service runs. `sweeps` is True in
     the one process of its machine that does work which must be done only once. `count(metric, *labels, by=1)`
-    increments a metric of `pysync.server.metrics.COUNTERS`."""
+    increments a metric of `pysync.server.process.metrics.COUNTERS`."""
 
     config: Config
     store: Store

@@ -1,7 +1,7 @@
 """A service: start reading here. `create_app` builds it from the configuration, with the parts of
 `compose.py`.
 
-A request passes through aiohttp -> `connection` -> `middleware` -> `router` -> a handler of `handlers` ->
+A request passes through aiohttp -> `connection` -> `middleware` -> `router` -> a handler of `api` ->
 `authorization` -> `engine` -> the store. `routes` defines which route leads to which handler.
 """
 
@@ -25,7 +25,10 @@ from pysync.plugins.hooks import Hooks, request_id
 from pysync.plugins.loader import load_plugins
 from pysync.plugins.projection import projections_in, projections_of
 from pysync.quotas.recount import Tracked, track_usage
-from pysync.server.admin import AdminPages
+from pysync.server.api.health import ServiceHandlers
+from pysync.server.api.manifest import CallerResolver
+from pysync.server.api.plugin_hooks import ProjectionWaiter
+from pysync.server.api.usage import usage_of_all
 from pysync.server.compose import (
     build_access,
     build_engine,
@@ -34,18 +37,15 @@ from pysync.server.compose import (
     build_service,
     build_streams,
 )
-from pysync.server.erasure import ErasureEndpoint
-from pysync.server.handlers.health import ServiceHandlers
-from pysync.server.handlers.manifest import CallerResolver
-from pysync.server.handlers.plugin_hooks import ProjectionWaiter
-from pysync.server.handlers.usage import usage_of_all
-from pysync.server.http_server import HttpServer
-from pysync.server.logs import RequestLog
-from pysync.server.metrics import Counters, MultiprocessCounters
-from pysync.server.middleware import Middleware
+from pysync.server.http.middleware import Middleware
+from pysync.server.http.router import Router
+from pysync.server.http.server import HttpServer
 from pysync.server.openapi import OpenApi
-from pysync.server.readiness import Readiness
-from pysync.server.router import Router
+from pysync.server.process.admin import AdminPages
+from pysync.server.process.erasure import ErasureEndpoint
+from pysync.server.process.logs import RequestLog
+from pysync.server.process.metrics import Counters, MultiprocessCounters
+from pysync.server.process.readiness import Readiness
 from pysync.server.routes import RouteBuilder, key_owner_tables
 from pysync.store import Store, ledger_of, open_store
 
@@ -164,7 +164,9 @@ class App(AbstractAsyncContextManager["App"]):
 
     def render_metrics(self) -> bytes:
         """Return the metrics in the Prometheus text format. Any thread may call this."""
-        from pysync.server.exposition import Metrics  # 1 MB that a service without scrapes does not need
+        from pysync.server.process.exposition import (
+            Metrics,  # 1 MB that a service without scrapes does not need
+        )
 
         return Metrics(self._snapshot).render()
 

@@ -33,8 +33,8 @@ from pysync.errors import Forbidden, PysyncError, Unauthorized
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins import PluginRequest, PullResponse
 from pysync.plugins.hooks import Hooks
-from pysync.server.logs import RequestLog
-from pysync.server.router import Match
+from pysync.server.http.router import Match
+from pysync.server.process.logs import RequestLog
 
 D = TypeVar("D")
 

@@ -29,20 +29,20 @@ from pysync.migrate import Damage
 from pysync.plugins import PluginContext
 from pysync.plugins.hooks import Hooks
 from pysync.quotas.recount import Tracked
+from pysync.server.api import Service
 from pysync.server.authorization import Authorizer
-from pysync.server.background import HistorySweeper, OutboxRelay, Scrubber, resume_erasure
-from pysync.server.expiry import TtlSweeper
-from pysync.server.handlers import Service
-from pysync.server.in_flight import BytesInFlight
-from pysync.server.load import Load, connection_limit
-from pysync.server.logs import RequestLog
-from pysync.server.metrics import Counters
-from pysync.server.readiness import PROBE_EVERY_S, CoordinatorMonitor, Readiness
-from pysync.server.router import Router
+from pysync.server.http.in_flight import BytesInFlight
+from pysync.server.http.load import Load, connection_limit
+from pysync.server.http.router import Router
+from pysync.server.http.write_deadline import WriteDeadline
+from pysync.server.process.background import HistorySweeper, OutboxRelay, Scrubber, resume_erasure
+from pysync.server.process.expiry import TtlSweeper
+from pysync.server.process.logs import RequestLog
+from pysync.server.process.metrics import Counters
+from pysync.server.process.readiness import PROBE_EVERY_S, CoordinatorMonitor, Readiness
 from pysync.server.routes import owning_collections
 from pysync.server.sse import SSEHub, StreamLimits
 from pysync.server.stream_authorization import KeyIndex, StreamAuthorizer
-from pysync.server.write_deadline import WriteDeadline
 from pysync.store import Store
 
 log = logging.getLogger("pysync.server")
@@ -223,7 +223,7 @@ def build_jobs(
         jobs.append(_periodic(COUNT_EVERY_S, counter.run_if_needed, "failed to count what is stored"))
     repair = None
     if config.backup is not None and config.store.url != "memory:":
-        from pysync.server import backup_process  # most services do without
+        from pysync.server.process import backup_process  # most services do without
 
         repair = partial(backup_process.repair_from, config.backup, store)
         process = backup_process.of_config(config.store, config.backup, coordinator, counters, clock)

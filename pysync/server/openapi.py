@@ -26,10 +26,10 @@ from pysync.config import Collection, Config
 from pysync.engine.files import FileSettings
 from pysync.errors import errors_by_code
 from pysync.protocol import JSON_TYPE
-from pysync.server.handlers.examples import media_type
-from pysync.server.handlers.manifest import CallerResolver, is_visible
-from pysync.server.responses import Response
-from pysync.server.router import Match, Route, Router
+from pysync.server.api.examples import media_type
+from pysync.server.api.manifest import CallerResolver, is_visible
+from pysync.server.http.responses import Response
+from pysync.server.http.router import Match, Route, Router
 
 Json = dict[str, Any]
 _Name = tuple[str | None, str]

@@ -14,24 +14,24 @@ from pysync.engine.append_log import LogSettings
 from pysync.engine.files import FileSettings
 from pysync.errors import NotFound, SchemaViolation
 from pysync.quotas.accounts import Accounts
-from pysync.server.handlers import Service, owners_of
-from pysync.server.handlers.append_log import LogHandlers
-from pysync.server.handlers.batch import BatchHandler, make_plans
-from pysync.server.handlers.bundle import BundleHandler
-from pysync.server.handlers.delete import DeleteHandler
-from pysync.server.handlers.documents import DocumentHandlers
-from pysync.server.handlers.events import EventStreamHandler
-from pysync.server.handlers.examples import Examples
-from pysync.server.handlers.files import FileHandlers
-from pysync.server.handlers.health import ServiceHandlers
-from pysync.server.handlers.history import HistoryHandlers
-from pysync.server.handlers.listing import ListHandler, PluginFileListHandler
-from pysync.server.handlers.manifest import CallerResolver, Manifest
-from pysync.server.handlers.plugin_hooks import ProjectionWaiter
-from pysync.server.handlers.usage import UsageHandler
+from pysync.server.api import Service, owners_of
+from pysync.server.api.append_log import LogHandlers
+from pysync.server.api.batch import BatchHandler, make_plans
+from pysync.server.api.bundle import BundleHandler
+from pysync.server.api.delete import DeleteHandler
+from pysync.server.api.documents import DocumentHandlers
+from pysync.server.api.events import EventStreamHandler
+from pysync.server.api.examples import Examples
+from pysync.server.api.files import FileHandlers
+from pysync.server.api.health import ServiceHandlers
+from pysync.server.api.history import HistoryHandlers
+from pysync.server.api.listing import ListHandler, PluginFileListHandler
+from pysync.server.api.manifest import CallerResolver, Manifest
+from pysync.server.api.plugin_hooks import ProjectionWaiter
+from pysync.server.api.usage import UsageHandler
+from pysync.server.http.responses import Response, cache_headers
+from pysync.server.http.router import Handler, Match, Route, Router, Validator
 from pysync.server.openapi import OpenApi
-from pysync.server.responses import Response, cache_headers
-from pysync.server.router import Handler, Match, Route, Router, Validator
 from pysync.server.sse import SSEHub
 from pysync.server.stream_authorization import StreamAuthorizer
 

@@ -15,8 +15,8 @@ from pysync.auth.verification import VerifiedCertificate
 from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition
 from pysync.errors import Overloaded
 from pysync.model import Caller
-from pysync.server.connection import Connection
-from pysync.server.metrics import Counters
+from pysync.server.http.connection import Connection
+from pysync.server.process.metrics import Counters
 from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
 
 log = logging.getLogger("pysync.server")

@@ -31,9 +31,9 @@ from pysync.engine.subscriptions import (
 from pysync.errors import PysyncError, RolesUnavailable, StoreUnavailable
 from pysync.model import ANONYMOUS, Caller
 from pysync.plugins import FileBackedCollection
+from pysync.server.api import Service
+from pysync.server.api.batch_reads import read_many
 from pysync.server.authorization import Access, Memberships, may_read
-from pysync.server.handlers import Service
-from pysync.server.handlers.batch_reads import read_many
 
 MAX_CACHED: Final = 10_000
 """Number of sets of collections and origins of which it is cached whether these write to those."""

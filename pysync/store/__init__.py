@@ -1,17 +1,6 @@
 """Storage of documents and files: the store protocol (`base`), its data types and `open_store`."""
 
 from pysync._core import split_key
-from pysync.store.base import (
-    MAX_CONCURRENT_READS,
-    ClaimTable,
-    CountingStore,
-    ReadableStore,
-    Store,
-    TimeIndex,
-    TransactionalStore,
-    get_many_concurrently,
-    ledger_of,
-)
 from pysync.store.ledger import (
     KINDS,
     NOTHING,
@@ -26,6 +15,17 @@ from pysync.store.ledger import (
     UncountedRow,
 )
 from pysync.store.open import RESTORE_KEY, open_store, unfinished_restore
+from pysync.store.protocol import (
+    MAX_CONCURRENT_READS,
+    ClaimTable,
+    CountingStore,
+    ReadableStore,
+    Store,
+    TimeIndex,
+    TransactionalStore,
+    get_many_concurrently,
+    ledger_of,
+)
 from pysync.store.types import (
     ABSENT,
     ANY,

@@ -13,7 +13,7 @@ from pysync._core import split_key
 from pysync.clock import wall_clock_ms
 from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
-from pysync.store.base import get_many_concurrently
+from pysync.store.protocol import get_many_concurrently
 from pysync.store.types import (
     ANY,
     NOT_MODIFIED,

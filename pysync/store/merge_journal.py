@@ -23,7 +23,7 @@ import orjson
 
 from pysync.concurrency import gather_bounded
 from pysync.errors import StoreUnavailable
-from pysync.store.base import Store
+from pysync.store.protocol import Store
 from pysync.store.types import (
     ABSENT,
     EtagMismatch,

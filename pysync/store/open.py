@@ -7,7 +7,7 @@ from pysync.changelog import Retention
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig
 from pysync.extras import require
-from pysync.store.base import Store
+from pysync.store.protocol import Store
 
 RESTORE_KEY: Final = "_pysync/restore"
 """The key of the note in a store that a restore from a backup is under way; gone when it has ended."""

@@ -24,8 +24,8 @@ from pysync.backup.target import FolderTarget
 from pysync.config import BackupConfig, ScrubConfig
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.migrate import SCRUB_KEY, Damage
-from pysync.server.background import Scrubber
-from pysync.server.backup_process import repair_from
+from pysync.server.process.background import Scrubber
+from pysync.server.process.backup_process import repair_from
 from pysync.store import DamagedFile, Store
 from pysync.store.local.store import LocalStore
 from pysync.testing import FakeClock

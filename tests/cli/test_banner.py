@@ -11,7 +11,7 @@ from support.collections import PUBLIC
 from support.configurations import EXAMPLE, collection, config
 
 from pysync.config import parse
-from pysync.server.serve import banner
+from pysync.server.process.serve import banner
 
 
 def lines(*collections: dict[str, Any], **members: Any) -> list[str]:

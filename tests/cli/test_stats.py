@@ -13,7 +13,7 @@ from pysync import config
 from pysync.auth.certificates import user_id
 from pysync.client import Client
 from pysync.server.app import create_app
-from pysync.server.serve import serve_on
+from pysync.server.process.serve import serve_on
 
 PUBLIC: dict[str, Any] = {"readRoles": ["public"], "writeRoles": ["public"]}
 UNPROVEN = {"requireAuthorSignature": False, "field": "lines"}

@@ -11,8 +11,8 @@ from support.faulty_disk import WRITES, failing
 
 from pysync.clock import wall_clock_ms
 from pysync.coordinator import nonce_log
-from pysync.coordinator.base import EPOCH_MS
 from pysync.coordinator.local import LocalCoordinator
+from pysync.coordinator.protocol import EPOCH_MS
 from pysync.errors import CoordinatorUnavailable
 from pysync.testing import FakeClock
 

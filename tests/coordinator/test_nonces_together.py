@@ -14,8 +14,8 @@ from support.faulty_disk import WRITES, failing
 from support.python_process import run_python
 
 from pysync.coordinator import nonce_log
-from pysync.coordinator.base import AHEAD_MS, ReplayMemoryFull, Standing
 from pysync.coordinator.local import LocalCoordinator
+from pysync.coordinator.protocol import AHEAD_MS, ReplayMemoryFull, Standing
 from pysync.errors import CoordinatorUnavailable
 from pysync.testing import FakeClock
 

@@ -11,7 +11,7 @@ from support.clients import Browser, Start
 from yarl import URL
 
 from pysync import config
-from pysync.server.handlers.files import parse_range
+from pysync.server.api.files import parse_range
 
 MANY = 5000
 NUMBERS = ["0" * MANY, "0" * MANY + "1", "9" * MANY, "1" + "0" * MANY]

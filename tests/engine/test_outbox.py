@@ -22,7 +22,7 @@ from pysync.engine.documents import Documents
 from pysync.engine.idempotency import SETTLED_MS
 from pysync.engine.outbox import EARLY_RECOVERY_MS, Outbox, outbox_of
 from pysync.errors import Conflict, CoordinatorUnavailable, StoreUnavailable
-from pysync.server.background import OutboxRelay
+from pysync.server.process.background import OutboxRelay
 from pysync.store import ABSENT, ANY, Etag, EtagMismatch, Precondition, StoredObject, Write
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

@@ -19,8 +19,8 @@ from support.folder_search import files_with
 from support.s3_stores import new_prefix, opened
 
 from pysync.erase import EraseReport, EraseRequest
-from pysync.server.admin import AdminListener
 from pysync.server.app import App
+from pysync.server.process.admin import AdminListener
 
 pytestmark = pytest.mark.usefixtures("hasty_erasures")
 

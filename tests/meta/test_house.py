@@ -138,8 +138,8 @@ def test_heavy_dependencies_have_one_home() -> None:
         "botocore": ("store/s3/",),
         "hiredis": ("coordinator/redis/",),
         "redis": ("coordinator/redis/",),
-        "uvloop": ("server/serve.py", "cli/bench.py"),
-        "prometheus_client": ("server/exposition.py",),
+        "uvloop": ("server/process/serve.py", "cli/bench.py"),
+        "prometheus_client": ("server/process/exposition.py",),
         "duckdb": ("parquet/", "cli/"),
     }
     for path in PACKAGE.rglob("*.py"):
@@ -153,7 +153,8 @@ def test_heavy_dependencies_have_one_home() -> None:
 @pytest.mark.process
 def test_the_server_loads_nothing_that_it_does_not_need() -> None:
     script = (
-        "import sys, pysync.server.serve, pysync.cli.server, pysync.plugins.events, pysync.store.local\n"
+        "import sys, pysync.server.process.serve, pysync.cli.server\n"
+        "import pysync.plugins.events, pysync.store.local\n"
         "print(*sys.modules)"
     )
     heavy = {
@@ -197,8 +198,8 @@ def test_the_time_of_day_is_read_only_where_it_is_meant() -> None:
     time, or a clock that they are given."""
     meant = {
         "clock.py": "`wall_clock_ms`",
-        "server/responses.py": "the header Date",
-        "server/serve.py": "the name of a document in the banner",
+        "server/http/responses.py": "the header Date",
+        "server/process/serve.py": "the name of a document in the banner",
         "store/s3/probe.py": "compared with the clock of the bucket",
     }
     reads = {

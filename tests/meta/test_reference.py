@@ -13,8 +13,8 @@ from support.clients import Browser, Start
 
 from pysync import client, errors
 from pysync.client import sealed
-from pysync.server.exposition import Metrics
-from pysync.server.metrics import Counters
+from pysync.server.process.exposition import Metrics
+from pysync.server.process.metrics import Counters
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference"

@@ -55,7 +55,7 @@ WITHOUT_EXTRAS = """
 import sys
 from pysync.extras import EXTRA_OF
 sys.modules.update(dict.fromkeys(EXTRA_OF))
-import pysync.client.sealed, pysync.server.serve
+import pysync.client.sealed, pysync.server.process.serve
 from pysync.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """

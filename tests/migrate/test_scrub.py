@@ -27,7 +27,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
 from pysync.migrate import SCRUB_KEY, Damage
 from pysync.server.app import create_app
-from pysync.server.background import CHECK_EVERY_S, MIN_BYTES, Scrubber
+from pysync.server.process.background import CHECK_EVERY_S, MIN_BYTES, Scrubber
 from pysync.store import Store, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

@@ -18,7 +18,7 @@ from pysync.config import Config
 from pysync.model import WriteEvent
 from pysync.plugins import PluginContext
 from pysync.server.app import create_app
-from pysync.server.serve import serve_on
+from pysync.server.process.serve import serve_on
 from pysync.store.memory import MemoryStore
 
 

@@ -21,11 +21,11 @@ from support.worker_processes import workers
 
 from pysync import config
 from pysync.errors import StoreUnavailable
-from pysync.server import admin, readiness, serve
-from pysync.server.admin import AdminListener, AdminPages, LoopMonitor
 from pysync.server.app import create_app
-from pysync.server.erasure import AdminRequest
-from pysync.server.serve import serve_on
+from pysync.server.process import admin, readiness, serve
+from pysync.server.process.admin import AdminListener, AdminPages, LoopMonitor
+from pysync.server.process.erasure import AdminRequest
+from pysync.server.process.serve import serve_on
 from pysync.store.memory import MemoryStore
 
 PAGES = ("/health", "/health/ready", "/metrics", "/openapi.json", "/version", "/admin")

@@ -23,8 +23,8 @@ from support.clients import SUBJECT, Browser, Reply, Signed, Start, root_device
 from support.collections import MINE, NOTES, collection
 from yarl import URL
 
-from pysync.server import in_flight
 from pysync.server.app import App
+from pysync.server.http import in_flight
 
 T = TypeVar("T")
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

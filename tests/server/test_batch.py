@@ -19,7 +19,7 @@ from support.collections import limit_of
 from support.faulty_store import FaultyStore
 
 from pysync.auth import issuing
-from pysync.server.handlers.batch_reads import read_many
+from pysync.server.api.batch_reads import read_many
 from pysync.sqlite.connection import SnapshotReader
 from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore

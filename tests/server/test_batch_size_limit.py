@@ -13,9 +13,9 @@ from support.clients import SUBJECT, Browser, Reply, Signed, Start, root_device
 from support.watched_store import LOG, MB, OPEN, Watched
 
 from pysync import config
-from pysync.server import heavy_work
-from pysync.server.handlers import batch_response
-from pysync.server.handlers.batch_reads import Budget
+from pysync.server.api import batch_response
+from pysync.server.api.batch_reads import Budget
+from pysync.server.http import heavy_work
 from pysync.store import ObjectInfo, Store, StoredObject
 
 TOO_LARGE = (400, "Batch answer too large")

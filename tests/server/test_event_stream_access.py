@@ -18,7 +18,7 @@ from pysync import config
 from pysync.auth import issuing
 from pysync.auth.issuing import Grant
 from pysync.server.app import create_app
-from pysync.server.serve import serve_on
+from pysync.server.process.serve import serve_on
 
 USERS = (ISSUER.user_id, SUBJECT.user_id, STRANGER.user_id)
 ADMIN = "t" * 32

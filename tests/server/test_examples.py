@@ -12,8 +12,8 @@ from support.clients import Browser, Start
 from support.configurations import ROOT, collection, config, faults
 
 from pysync.config import load, parse
-from pysync.server.handlers.examples import MAX_BYTES
-from pysync.server.serve import banner
+from pysync.server.api.examples import MAX_BYTES
+from pysync.server.process.serve import banner
 
 PAGES = sorted((ROOT / "deploy/examples").glob("*.html"))
 

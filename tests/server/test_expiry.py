@@ -13,7 +13,7 @@ from support.clients import Browser, Start
 from support.collections import collection
 from support.sse_client import listen
 
-from pysync.server import expiry
+from pysync.server.process import expiry
 from pysync.sqlite.connection import SnapshotReader
 from pysync.store import ListEntry, Store
 from pysync.store.local.store import LocalStore

@@ -29,7 +29,7 @@ MEMBERS: dict[str, Any] = {
 PROBING = """
 import sys
 from pysync.cli.main import main
-from pysync.server import readiness
+from pysync.server.process import readiness
 readiness.PROBE_EVERY_S = -1.0
 sys.exit(main())
 """

@@ -24,7 +24,7 @@ from pysync.engine.changes import parse_change
 from pysync.engine.files import FileSettings
 from pysync.errors import StoreUnavailable
 from pysync.protocol import PARQUET_MIME_TYPES
-from pysync.server.handlers.files import ByteRange, parse_range, sanitize
+from pysync.server.api.files import ByteRange, parse_range, sanitize
 from pysync.store import Store
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock

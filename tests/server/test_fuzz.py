@@ -17,7 +17,7 @@ from support.depth import depth
 from pysync import config
 from pysync.errors import errors_by_code
 from pysync.server.app import create_app
-from pysync.server.serve import serve_on
+from pysync.server.process.serve import serve_on
 from pysync.store.memory import MemoryStore
 
 CODES = set(errors_by_code())

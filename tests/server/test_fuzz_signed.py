@@ -24,7 +24,7 @@ from pysync.auth import certificates, signing
 from pysync.auth.identity_keys import IdentityKeys
 from pysync.errors import BadRequest, errors_by_code
 from pysync.server.app import create_app
-from pysync.server.serve import serve_on
+from pysync.server.process.serve import serve_on
 
 CODES = set(errors_by_code())
 LIMIT = limit_of(1000, bucket="ip")

@@ -14,7 +14,7 @@ from support.collections import NOTES, collection
 from pysync.client import Client
 from pysync.engine.history import PREFIX, entries_of
 from pysync.plugins import PluginRequest, PullResponse
-from pysync.server import background
+from pysync.server.process import background
 from pysync.store import ListEntry, Store, StoredObject, Subject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

@@ -23,13 +23,13 @@ from support.faulty_store import FaultyStore
 from yarl import URL
 
 from pysync.errors import Overloaded
-from pysync.server import heavy_work, in_flight
-from pysync.server import request_body as body_module
 from pysync.server.app import App
-from pysync.server.http_server import HttpServer
-from pysync.server.in_flight import BytesInFlight, Reservation
-from pysync.server.responses import Response
-from pysync.server.streaming import StreamingResponse
+from pysync.server.http import heavy_work, in_flight
+from pysync.server.http import request_body as body_module
+from pysync.server.http.in_flight import BytesInFlight, Reservation
+from pysync.server.http.responses import Response
+from pysync.server.http.server import HttpServer
+from pysync.server.http.streaming import StreamingResponse
 from pysync.store.memory import MemoryStore
 
 MB = 200_000

@@ -14,7 +14,7 @@ from support.faulty_store import FaultyStore
 from pysync import _core
 from pysync.auth import issuing
 from pysync.config.key_templates import are_parameters, is_parameter
-from pysync.server.handlers import listing
+from pysync.server.api import listing
 from pysync.store.memory import MemoryStore
 
 NOTES = {"name": "notes", "storagePath": "notes/{id}", "listable": True, **PUBLIC}

@@ -8,10 +8,10 @@ from aiohttp import web
 from support.listening import listening
 
 from pysync.errors import Overloaded
-from pysync.server import http_server
-from pysync.server.connection import Connection
-from pysync.server.load import REQUESTS_PER_TURN, Load
-from pysync.server.responses import Response
+from pysync.server.http import server as http_server
+from pysync.server.http.connection import Connection
+from pysync.server.http.load import REQUESTS_PER_TURN, Load
+from pysync.server.http.responses import Response
 
 GET = b"GET /0 HTTP/1.1\r\nHost: h\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

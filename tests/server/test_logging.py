@@ -10,7 +10,7 @@ from support.clients import Browser, Start
 from support.collections import NOTES
 
 from pysync.errors import StoreUnavailable
-from pysync.server import logs
+from pysync.server.process import logs
 from pysync.store.memory import MemoryStore
 
 

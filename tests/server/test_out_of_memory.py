@@ -16,7 +16,7 @@ from support.server_process import serving
 from pysync import _core
 from pysync.concurrency import Job
 from pysync.engine.outbox import Outbox
-from pysync.server.background import OutboxRelay
+from pysync.server.process.background import OutboxRelay
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 

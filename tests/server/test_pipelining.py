@@ -5,7 +5,7 @@ import asyncio
 from aiohttp import web
 from support.listening import listening
 
-from pysync.server.responses import Response
+from pysync.server.http.responses import Response
 
 PUSH = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n"
 PULL = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"

@@ -17,7 +17,7 @@ from support.listening import connect
 from yarl import URL
 
 from pysync import _core
-from pysync.server.middleware import _forget_frames
+from pysync.server.http.middleware import _forget_frames
 from pysync.sqlite.connection import GroupCommit
 from pysync.store.local.store import LocalStore
 

@@ -17,8 +17,8 @@ from yarl import URL
 
 from pysync.auth import issuing
 from pysync.clock import wall_clock_ms
-from pysync.server import logs
-from pysync.server.handlers.events import EventStreamResponse
+from pysync.server.api.events import EventStreamResponse
+from pysync.server.process import logs
 from pysync.testing import FakeClock
 
 MINE = collection("mine", "u/{identity}/{id}", listable=True, **OWN)

@@ -16,10 +16,10 @@ from yarl import URL
 from pysync import config
 from pysync._core import decode_push
 from pysync.auth import issuing
-from pysync.server import http_server
-from pysync.server import request_body as body_module
 from pysync.server.app import create_app
-from pysync.server.serve import serve_on
+from pysync.server.http import request_body as body_module
+from pysync.server.http import server as http_server
+from pysync.server.process.serve import serve_on
 from pysync.store.memory import MemoryStore
 
 ADMIN_TOKEN = "token-of-the-tests"

@@ -8,7 +8,7 @@ from support.clients import SUBJECT, Browser, Signed, Start, root_device
 from support.collections import NOTES, collection
 
 from pysync.errors import StoreUnavailable
-from pysync.server.handlers.health import is_local
+from pysync.server.api.health import is_local
 from pysync.store import NotModified, StoredObject
 from pysync.store.memory import MemoryStore
 

@@ -15,7 +15,7 @@ from support.sse_client import EventStream, Listen, Serve
 from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition
 from pysync.model import ANONYMOUS
 from pysync.server import sse
-from pysync.server.metrics import Counters
+from pysync.server.process.metrics import Counters
 from pysync.server.sse import SSEConnection, SSEHub, StreamLimits
 from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pysync.server.supervisor import (
+from pysync.server.process.supervisor import (
     HEALTHY_S,
     ROUNDS,
     START_ROUNDS,
@@ -22,7 +22,7 @@ from pysync.server.supervisor import (
 
 SCRIPT = """
 import os, select, signal, sys
-from pysync.server.supervisor import Supervisor, WorkerContext
+from pysync.server.process.supervisor import Supervisor, WorkerContext
 
 def work(post: WorkerContext) -> None:
     {work}
@@ -127,7 +127,7 @@ def test_hours_that_pass_at_once_count_as_one_round(monkeypatch: pytest.MonkeyPa
 STALLING = """
 import os, select, signal, sys, time
 from pathlib import Path
-from pysync.server.supervisor import Supervisor, WorkerContext
+from pysync.server.process.supervisor import Supervisor, WorkerContext
 
 folder = Path(sys.argv[1])
 
@@ -171,7 +171,7 @@ def test_a_worker_that_sends_no_heartbeats_is_logged_with_its_stacks_and_replace
 STARTING = """
 import os, select, signal, sys, time
 from pathlib import Path
-from pysync.server.supervisor import Supervisor, WorkerContext
+from pysync.server.process.supervisor import Supervisor, WorkerContext
 
 folder = Path(sys.argv[1])
 
@@ -223,7 +223,7 @@ def test_a_worker_that_took_long_to_start_has_as_long_as_others_to_answer() -> N
 LOCKING = """
 import os, select, signal, sqlite3, sys
 from pathlib import Path
-from pysync.server.supervisor import Supervisor, WorkerContext
+from pysync.server.process.supervisor import Supervisor, WorkerContext
 
 folder = Path(sys.argv[1])
 

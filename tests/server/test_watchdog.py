@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from pysync.server import watchdog
-from pysync.server.supervisor import ROUNDS
-from pysync.server.watchdog import LoopWatchdog
+from pysync.server.process import watchdog
+from pysync.server.process.supervisor import ROUNDS
+from pysync.server.process.watchdog import LoopWatchdog
 
 
 class EventStream(logging.Handler):

@@ -9,12 +9,12 @@ from support.configurations import collection, config
 
 from pysync.config import parse
 from pysync.errors import CoordinatorUnavailable
-from pysync.server import metrics
 from pysync.server.app import Worker, create_app
-from pysync.server.exposition import Metrics
-from pysync.server.metrics import BUCKETS_S, COORDINATOR_UP, Counters, MultiprocessCounters
-from pysync.server.readiness import CoordinatorMonitor, Readiness
-from pysync.server.responses import count_response
+from pysync.server.http.responses import count_response
+from pysync.server.process import metrics
+from pysync.server.process.exposition import Metrics
+from pysync.server.process.metrics import BUCKETS_S, COORDINATOR_UP, Counters, MultiprocessCounters
+from pysync.server.process.readiness import CoordinatorMonitor, Readiness
 
 
 def counted(*observed: tuple[int, float]) -> Counters:

@@ -360,7 +360,7 @@ async def test_every_worker_reports_the_metrics_of_all_and_no_count_goes_back(tm
 IMPATIENT = """
 import sys
 from pysync.cli.main import main
-from pysync.server.supervisor import Supervisor
+from pysync.server.process.supervisor import Supervisor
 Supervisor.__init__.__kwdefaults__["stall_s"] = 3.0
 sys.exit(main(sys.argv[1:]))
 """

@@ -15,7 +15,7 @@ from support.clients import Browser, Reply, Start
 from support.collections import NOTES, UNSIGNED, collection
 
 from pysync.errors import StoreUnavailable
-from pysync.server.write_deadline import WriteDeadline
+from pysync.server.http.write_deadline import WriteDeadline
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 

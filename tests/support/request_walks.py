@@ -22,7 +22,7 @@ from pysync.auth.issuing import issue_device_certificate
 from pysync.auth.signing import canonical_host, sign_request
 from pysync.clock import wall_clock_ms
 from pysync.server.app import create_app
-from pysync.server.serve import serve_on
+from pysync.server.process.serve import serve_on
 from support.configurations import patient
 
 PACKAGE = Path(pysync.__file__).parent

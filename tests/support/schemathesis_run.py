@@ -36,7 +36,7 @@ from pysync import config
 from pysync.auth import signing
 from pysync.clock import wall_clock_ms
 from pysync.server.app import create_app
-from pysync.server.serve import serve_on
+from pysync.server.process.serve import serve_on
 from support.clients import ISSUER, root_device
 from support.collections import ROOM, UNSIGNED, collection
 from support.configurations import patient

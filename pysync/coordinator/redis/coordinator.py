@@ -26,7 +26,7 @@ from redis.asyncio import Connection
 from pysync._core import ReplayWindow
 from pysync.changelog import Change, ChangePage, OriginFilter, Retention
 from pysync.clock import MAX_COUNTER, HybridTimestamp, wall_clock_ms
-from pysync.coordinator.base import (
+from pysync.coordinator.protocol import (
     AHEAD_MS,
     EPOCH_MS,
     LEASE_MS,

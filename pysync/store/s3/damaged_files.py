@@ -15,7 +15,7 @@ from typing import Final
 import orjson
 
 from pysync.errors import StoreUnavailable
-from pysync.store.base import Store
+from pysync.store.protocol import Store
 from pysync.store.types import ABSENT, Etag, EtagMismatch, FileStat, StoredObject
 
 KEY: Final = "_pysync/damaged"

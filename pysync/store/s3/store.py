@@ -16,7 +16,7 @@ from pysync.errors import StoreUnavailable
 from pysync.model import Diagnosis
 from pysync.protocol import JSON_TYPE
 from pysync.store import merge_journal
-from pysync.store.base import get_many_concurrently
+from pysync.store.protocol import get_many_concurrently
 from pysync.store.s3.conditional_writes import ConditionalWriter
 from pysync.store.s3.credentials import S3Client, translate_errors
 from pysync.store.s3.damaged_files import DamagedFiles

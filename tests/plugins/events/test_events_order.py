@@ -23,7 +23,7 @@ from pysync.plugins import HOOK_TIMEOUT_S
 from pysync.plugins.events import Events
 from pysync.plugins.events.plugin import Encoder
 from pysync.server.app import create_app
-from pysync.server.serve import serve_on
+from pysync.server.process.serve import serve_on
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock

@@ -130,7 +130,7 @@ async def test_a_service_made_in_python_is_that_of_the_file(
 def test_service_without_parquet_does_not_load_it() -> None:
     """It would cost each process of a service its time to start, and its memory."""
     command = (
-        "import sys, pysync.parquet, pysync.server.serve\n"
+        "import sys, pysync.parquet, pysync.server.process.serve\n"
         "sys.exit({'pyarrow', 'duckdb'} & {*sys.modules} or 0)"
     )
     subprocess.run([sys.executable, "-c", command], check=True, cwd=ROOT)

@@ -24,7 +24,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.changes import parse_change
 from pysync.errors import CoordinatorUnavailable
 from pysync.plugins.projection import Projection
-from pysync.server.metrics import Counters
+from pysync.server.process.metrics import Counters
 from pysync.store import StoredObject
 from pysync.store.memory import MemoryStore
 

@@ -91,7 +91,7 @@ async def test_the_answer_says_that_a_list_is_behind(
         async def acquire_lease(self, name: str) -> bool:
             return False
 
-    monkeypatch.setattr("pysync.server.handlers.plugin_hooks.MAX_WAIT_S", 0.01)
+    monkeypatch.setattr("pysync.server.api.plugin_hooks.MAX_WAIT_S", 0.01)
     browser = Browser(await start(WAITING, coordinator=Follows()), session)
     answer = await push(browser, "notes/s/a", {"title": "A"})
     assert answer["projected"] is False
@@ -110,8 +110,8 @@ async def test_while_too_many_pushes_wait_others_are_answered_at_once(
         async def acquire_lease(self, name: str) -> bool:
             return self.is_leader and await super().acquire_lease(name)
 
-    monkeypatch.setattr("pysync.server.handlers.plugin_hooks.MAX_WAITING", 1)
-    monkeypatch.setattr("pysync.server.handlers.plugin_hooks.MAX_WAIT_S", 3600.0)
+    monkeypatch.setattr("pysync.server.api.plugin_hooks.MAX_WAITING", 1)
+    monkeypatch.setattr("pysync.server.api.plugin_hooks.MAX_WAIT_S", 3600.0)
     monkeypatch.setattr("pysync.plugins.projection.follower.LEASE_RENEW_S", 0.02)
     coordinator = Slow()
     browser = Browser(await start(WAITING, coordinator=coordinator), session)

@@ -22,7 +22,7 @@ from pysync.coordinator import Coordinator
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable, StoreUnavailable
-from pysync.server import readiness, serve
+from pysync.server.process import readiness, serve
 from pysync.sqlite.database_file import quick_check
 from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore

@@ -1,0 +1,235 @@
+"""Pulls and pushes of documents, with the keyring fold, and revocation lists.
+
+See docs/reference/protocol.md#documents, docs/reference/protocol.md#keyring-fold and
+docs/reference/protocol.md#revocation-lists.
+
+"""
+
+from collections.abc import Awaitable
+
+import orjson
+from aiohttp import web
+
+from pysync import _core
+from pysync.auth import field_permissions
+from pysync.auth.rate_limits import Counter
+from pysync.config import Limit
+from pysync.config.key_templates import RESERVED, KeyTemplate
+from pysync.engine.documents import STALE_BASE, CachedVersion
+from pysync.errors import Conflict, NotFound
+from pysync.model import Caller, WriteResult
+from pysync.server.api import Service, owners_of
+from pysync.server.api.plugin_hooks import plugin_response, push_with_plugins
+from pysync.server.authorization import Access, unless_server_error
+from pysync.server.http.request_body import (
+    idempotency_key,
+    read_authorized_body,
+    read_body,
+    validate,
+)
+from pysync.server.http.responses import (
+    NO_STORE,
+    Response,
+    bodiless_response,
+    json_response,
+    wants_body,
+    write_response,
+)
+from pysync.server.http.router import Match
+from pysync.server.http.sealed_data import check_sealed
+
+MAX_REVOCATION_BYTES = 262_144
+REVOCATION_LIMIT = Limit(window_ms=60_000, max_requests=60)
+
+
+class DocumentHandlers:
+    """The document routes of one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._documents = service.documents
+        self._authorizer = service.authorizer
+        self._hooks = service.hooks
+
+    async def pull(self, request: web.BaseRequest, match: Match) -> Response:
+        """Serve `GET {ns}/pull/<key>` (docs/reference/protocol.md#pull-a-document)."""
+        access = await self._authorizer.authorize(request, match)
+        if access.reply is not None:
+            return plugin_response(request, match, access.reply)
+        return await self._respond(request, match, access)
+
+    async def push(self, request: web.BaseRequest, match: Match) -> Response:
+        """Serve `POST {ns}/push/<key>` (docs/reference/protocol.md#push-a-document)."""
+        access, body, content = await self._authorize_push(request, match)
+        if self._hooks.has_push_hooks:
+            return await push_with_plugins(
+                self._service, request, match, access, body,
+                lambda: self._store(request, match, access, body, content),
+            )  # fmt: skip
+        written = await self._store(request, match, access, body, content)
+        version = written.hash
+        if access.hidden:
+            version = await self.visible_version(match, access, written)
+        return write_response(version, written.timestamp_ms)
+
+    async def revoke(self, request: web.BaseRequest, match: Match) -> Response:
+        """Serve `POST /revocations`. The signature of the list authorises the request
+        (docs/reference/protocol.md#revocation-lists)."""
+        bucket = f"revocations:{self._authorizer.client_ip(request)}"
+        await self._service.rate_limiter.enforce([Counter(REVOCATION_LIMIT, bucket)])
+        text = await read_body(request, MAX_REVOCATION_BYTES, self._service.in_flight)
+        publish = self._service.revocations.publish(text)
+        generation = await self._service.write_deadline.run(publish)
+        return json_response({"ok": True, "generation": generation}, NO_STORE)
+
+    async def revocations(self, request: web.BaseRequest, match: Match) -> Response:
+        """Serve `GET /revocations/<issuer>`: the list as it was published, for any caller."""
+        text = await self._service.revocations.published(match.values[0])
+        if text is None:
+            raise NotFound
+        return Response(200, text, "Cache-Control: no-cache\r\n")
+
+    async def _respond(self, request: web.BaseRequest, match: Match, access: Access) -> Response:
+        """Return the response to an authorised pull."""
+        return await self.document_response(request, match, access, await self._load(request, match))
+
+    def _load(
+        self, request: web.BaseRequest, match: Match
+    ) -> Awaitable[_core.Document | CachedVersion | None]:
+        """Return the document of a pull, or only its version if the response may need no more."""
+        read = self._documents.pull if wants_body(request) else self._documents.get_version
+        return read(match.key, match.policy.collection.ttl_ms)
+
+    async def document_response(
+        self,
+        request: web.BaseRequest,
+        match: Match,
+        access: Access,
+        document: _core.Document | CachedVersion | None,
+    ) -> Response:
+        """Return the response to a pull of `document` (None: nothing is stored). Reads the document if only
+        its version is known and that does not suffice."""
+        now_ms = self._documents.now_ms()
+        keyring = None
+        if "?" in request.raw_path and request.query.get("withKeyring", "").lower() in ("1", "true"):
+            keyring = await self._fold_keyring(match, access.signer, now_ms)
+        if document is None:
+            return Response(200, _empty(now_ms, keyring), match.route.read_headers)
+        version = document.hash
+        if access.hidden:
+            version = await self.visible_version(match, access, WriteResult(document.hash, document.ts_ms))
+        etag = version if keyring is None else f"{version}-{keyring[1]}"
+        headers = f'{match.route.read_headers}ETag: "{etag}"\r\n'
+        response = bodiless_response(request, etag, headers)
+        if response is not None:
+            return response
+        if isinstance(document, CachedVersion):
+            document = await self._documents.pull(match.key, match.policy.collection.ttl_ms)
+            return await self.document_response(request, match, access, document)
+        if not access.hidden:
+            return Response(200, document.answer(now_ms, keyring and keyring[0]), headers)
+        # The author's proof is left out, because it would verify guesses of the hidden members.
+        data = orjson.Fragment(field_permissions.redact(document.data, access.hidden))
+        members = {"data": data, "hash": version, "timestamp": now_ms}
+        if keyring is not None:
+            members["keyring"] = orjson.Fragment(keyring[0])
+        return json_response(members, headers)
+
+    async def _fold_keyring(self, match: Match, caller: Caller, now_ms: int) -> tuple[bytes, str] | None:
+        """Return the JSON text of the response's `keyring` member, `null` if none is stored, and its version.
+        Returns None if the caller may not read it, because of its scope or of the collections that own the
+        key."""
+        template = match.policy.collection.keyring_path
+        key = f"{match.key}/_keyring" if template is None else KeyTemplate.of(template).fill(match.params)
+        if key.startswith(f"{RESERVED}/") or (caller.scope is not None and not caller.scope.allows(key)):
+            return None
+        owners = owners_of(self._service.key_owners, key)
+        for owner in owners:
+            collection = owner.policy.collection
+            if collection.push_only or collection.append_only is not None:
+                continue
+            params = owner.params
+            decision = await self._authorizer.decide(owner.policy, caller, owner.identity, params, key)
+            access = unless_server_error(decision)
+            if access is not None:
+                access = unless_server_error(await self._authorizer.veto(owner.policy, access, params, key))
+            if access is not None:
+                return await self._read_keyring(key, now_ms, collection.ttl_ms, access.hidden)
+        return None if owners else await self._read_keyring(key, now_ms, None, frozenset())
+
+    async def _read_keyring(
+        self, key: str, now_ms: int, ttl_ms: int | None, hidden: frozenset[str]
+    ) -> tuple[bytes, str]:
+        keyring = await self._documents.pull(key, ttl_ms)
+        if keyring is None:
+            return b"null", ""
+        data = field_permissions.redact(keyring.data, hidden) if hidden else keyring.data
+        version = await self._documents.versions.load_and_compute(key, keyring.hash, keyring.ts_ms, hidden)
+        entry = {"data": orjson.Fragment(data), "hash": version, "timestamp": now_ms}
+        return orjson.dumps(entry), version
+
+    async def _authorize_push(
+        self, request: web.BaseRequest, match: Match
+    ) -> tuple[Access, _core.PushBody, str]:
+        """Return the access of a push, its validated body, and the hash of the data that was sent."""
+        access, body = await read_authorized_body(
+            request, match, self._authorizer, self._service.in_flight, "document", _core.decode_push
+        )
+        content = body.hash
+        if match.route.keyrings is not None:
+            await check_sealed(match, body.data)
+        if match.policy.collection.field_permissions:
+            body = await self._apply_field_permissions(request, match, access, body)
+        if match.route.validator is not None:
+            await validate(match.route.validator, body.data)
+        return access, body, content
+
+    async def _store(
+        self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody, content: str
+    ) -> WriteResult:
+        """Store a push that is authorised and validated. `content` is the hash of the data that was sent."""
+        ttl_ms, history = match.policy.collection.ttl_ms, match.policy.collection.history
+        context = match.write_context(access.caller)
+        once = idempotency_key(request, access.caller, match.key)
+        try:
+            return await self._service.write_deadline.run(
+                self._documents.push(match.key, body, ttl_ms, context, history)
+                if once is None
+                else self._documents.push_idempotent(
+                    match.key, body, once, ttl_ms, context, history, content
+                ),
+            )
+        except Conflict as error:
+            current = WriteResult(error.current_hash, error.written_ms)
+        raise Conflict(await self.visible_version(match, access, current))
+
+    async def visible_version(self, match: Match, access: Access, written: WriteResult) -> str:
+        """Return the version that the caller gets for a hash."""
+        return await self._documents.versions.load_and_compute(
+            match.key, written.hash, written.timestamp_ms, access.hidden
+        )
+
+    async def _apply_field_permissions(
+        self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody
+    ) -> _core.PushBody:
+        """Return the push with the members that the caller may not change as they are stored. If the base
+        differs and the push has an Idempotency-Key, it may be a repetition: it is then returned with a base
+        that no document has."""
+        permissions, roles = match.policy.collection.field_permissions, access.roles
+        if not body.base_hash:
+            return field_permissions.preserve_read_only_fields(permissions, roles, body, None)
+        current = await self._documents.pull(match.key, match.policy.collection.ttl_ms)
+        version = ""
+        if current is not None:
+            version = await self.visible_version(match, access, WriteResult(current.hash, current.ts_ms))
+            if version == body.base_hash:
+                body = body if version == current.hash else body.rebased(current.hash)
+                return field_permissions.preserve_read_only_fields(permissions, roles, body, current.data)
+        if idempotency_key(request, access.caller, match.key) is None:
+            raise Conflict(version)
+        return body.rebased(STALE_BASE)
+
+
+def _empty(now_ms: int, keyring: tuple[bytes, str] | None) -> bytes:
+    folded = b"" if keyring is None else b',"keyring":' + keyring[0]
+    return b'{"data":{},"hash":"","timestamp":%d%b}' % (now_ms, folded)

@@ -1,0 +1,148 @@
+"""The list route: pages of the values of the last path parameter of a collection.
+
+See docs/reference/protocol.md#list.
+
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from aiohttp import web
+
+from pysync import _core
+from pysync.config.key_templates import KeyTemplate, are_parameters, is_parameter
+from pysync.errors import Forbidden, InvalidAfter, InvalidLimit
+from pysync.plugins import FileBackedCollection
+from pysync.protocol import MAX_PAGE_SIZE
+from pysync.server.api import Service
+from pysync.server.http.responses import Response, json_response
+from pysync.server.http.router import Match
+from pysync.store import Store
+
+DEFAULT_LIMIT = 100
+MAX_DENIED = 5_000
+"""Number of names that one request examines if the certificate denies some."""
+
+
+class ListPage(NamedTuple):
+    """Names in code-point order, and True if there are more after the last."""
+
+    items: list[str]
+    has_more: bool
+
+
+async def list_page(
+    store: Store,
+    prefix: str,
+    after: str | None,
+    limit: int,
+    filter_names: Callable[[list[str]], list[str]],
+    max_scanned: int | None = None,
+) -> ListPage:
+    """Return the first `limit` names directly under `prefix` that follow `after` and pass `filter_names`.
+
+    The store lists one name more than the page, and lists again only if names were filtered out, so the cost
+    depends on the page and not on its position. No document is read: one older than its `ttlMs` is listed
+    until it is swept. If `max_scanned` names were examined and some passed, the page ends early.
+
+    Raises:
+        Forbidden: none of `max_scanned` names passed.
+        StoreUnavailable: the store cannot list its keys.
+    """
+    items: list[str] = []
+    size, scanned = limit + 1, 0
+    while len(items) <= limit:
+        names = await store.list(prefix, after, size)
+        items += filter_names(names)
+        if len(names) < size:
+            break
+        after = names[-1]
+        if max_scanned is not None and len(items) <= limit:
+            scanned += len(names)
+            if scanned >= max_scanned:
+                if not items:
+                    raise Forbidden
+                return ListPage(items, has_more=True)
+            size = MAX_PAGE_SIZE + 1
+            await asyncio.sleep(0)
+    return ListPage(items[:limit], len(items) > limit)
+
+
+_is_limit = re.compile(r"[1-9][0-9]*").fullmatch
+_LIMIT_DIGITS = len(str(MAX_PAGE_SIZE))
+
+
+class ListHandler:
+    """The list routes of one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._store = service.store
+        self._authorizer = service.authorizer
+
+    async def list(self, request: web.BaseRequest, match: Match) -> Response:
+        """Serve `GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
+        access = await self._authorizer.authorize(request, match)
+        scope = access.caller.scope
+        scope = scope if scope is not None and scope.has_denies else None
+        limit, after = DEFAULT_LIMIT, None
+        if "?" in request.raw_path:
+            limit, after = _limit(request.query.get("limit")), _after(request.query.get("after"))
+        items, has_more = await self._page(match, after, limit, scope)
+        return json_response({"items": items, "hasMore": has_more}, match.route.read_headers)
+
+    async def _page(self, match: Match, after: str | None, limit: int, scope: _core.Scope | None) -> ListPage:
+        """Return the names that the caller may see, whose `scope` is None if it denies none."""
+        rule = match.policy
+        prefix = f"{match.key}/" if match.key else ""
+
+        def admitted(names: list[str]) -> list[str]:
+            if rule.shadowing_templates or not are_parameters(names):
+                names = [name for name in names if is_parameter(name) and rule.owns_key(prefix + name)]
+            return names if scope is None else scope.undenied(prefix, names)
+
+        max_scanned = None if scope is None else MAX_DENIED
+        return await list_page(self._store, match.key, after, limit, admitted, max_scanned)
+
+
+class PluginFileListHandler(ListHandler):
+    """The list routes of a collection whose files a plugin stores. Lists leave out the suffix of names."""
+
+    def __init__(self, service: Service, files: FileBackedCollection) -> None:
+        super().__init__(service)
+        self._suffix = files.suffix
+        self._folder = KeyTemplate(files.template.rpartition("/")[0])
+        self._visible_before = files.visible_before
+
+    async def _page(self, match: Match, after: str | None, limit: int, scope: _core.Scope | None) -> ListPage:
+        suffix, hidden = self._suffix, [self._visible_before()]
+
+        def admitted(names: list[str]) -> list[str]:
+            bare = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+            bare = [name for name in bare if is_parameter(name)]
+            return bare if scope is None else scope.undenied(f"{match.key}/", bare)
+
+        folder = self._folder.fill(match.params)
+        max_scanned = None if scope is None else MAX_DENIED
+        after = after and after + suffix
+        items, has_more = await list_page(self._store, folder, after, limit, admitted, max_scanned)
+        hidden.append(self._visible_before())  # files begun meanwhile may be missing too
+        end = min((name for name in hidden if name is not None), default=None)
+        if end is not None and items and items[-1] >= end:
+            return ListPage([name for name in items if name < end], has_more=False)
+        return ListPage(items, has_more)
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_LIMIT
+    if not _is_limit(text):
+        raise InvalidLimit
+    return MAX_PAGE_SIZE if len(text) > _LIMIT_DIGITS else min(int(text), MAX_PAGE_SIZE)
+
+
+def _after(text: str | None) -> str | None:
+    if text is not None and not is_parameter(text):
+        raise InvalidAfter
+    return text

@@ -1,0 +1,1 @@
+"""HTTP: connections and their load, requests, responses and streams."""

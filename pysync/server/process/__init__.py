@@ -1,0 +1,1 @@
+"""The process of a service: sockets, workers, the operators' listener, logs, metrics and background jobs."""

@@ -1,0 +1,282 @@
+"""Background jobs of a service. Each has a method `run`, which runs until it is cancelled.
+
+`HistorySweeper` deletes old versions of documents. `OutboxRelay` announces writes whose announcement was
+lost. `Scrubber` verifies everything that is stored and reports damage. `resume_erasure` finishes what an
+earlier process left unfinished.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import orjson
+
+from pysync._core import PanicException
+from pysync.clock import is_stable
+from pysync.concurrency import every
+from pysync.config import Collection, HistoryConfig, ScrubConfig
+from pysync.coordinator import Coordinator
+from pysync.engine.history import PREFIX, History, document_of, has_version, is_expired
+from pysync.engine.outbox import Outbox
+from pysync.erase import Eraser
+from pysync.errors import CoordinatorUnavailable, PysyncError, Unavailable
+from pysync.migrate import SCRUB_KEY, Damage, Verifier
+from pysync.server.api import owners_of
+from pysync.server.http.router import Router
+from pysync.server.process.expiry import key_shape
+from pysync.store import KeyShape, ListEntry, Store, StoredObject
+
+log = logging.getLogger("pysync.server")
+
+
+SWEEP_HISTORY_EVERY_S: Final = 60.0
+RELIST_HISTORY_MS: Final = 3_600_000
+"""Milliseconds from the end of a listing of all entries to the next one, in a store without an index."""
+MAX_LISTED: Final = 10_000
+"""The number of entries that one sweep lists: ten pages of a bucket."""
+
+
+class HistorySweeper:
+    """Deletes versions of documents that are older than their collection's `history.forMs`, if any collection
+    has one. Pushes delete those of the document that they write.
+
+    With an index by time a sweep reads what has expired since the last one. Otherwise, as in a bucket, it
+    lists a bounded number of entries, and the next sweep continues behind them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        history: History,
+        collections: Iterable[Collection],
+        owners: Sequence[Router],
+        clock: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._index = store.time_index
+        self._history = history
+        self._owners = owners
+        self._clock = clock
+        self._shapes: dict[KeyShape, tuple[int, int]] = {}
+        """The shapes of the entries, with the shortest and the longest time for which any collection keeps
+        them."""
+        for one in collections:
+            for_ms = None if one.history is None else one.history.for_ms
+            if for_ms is not None:
+                shape = (*PREFIX.split("/"), *key_shape(one.key_template), None)
+                shortest_ms, longest_ms = self._shapes.get(shape, (for_ms, for_ms))
+                self._shapes[shape] = min(for_ms, shortest_ms), max(for_ms, longest_ms)
+        self._swept_ms: dict[KeyShape, int] = {}
+        """The time before which all that was written has expired and was looked at, by shape."""
+        self._after: str | None = None
+        self._listed_ms: int | None = None
+
+    async def run(self) -> None:
+        """Sweep at intervals, until cancelled."""
+        if self._shapes:
+            await every(SWEEP_HISTORY_EVERY_S, self.sweep, "failed to delete old versions", log)
+
+    async def sweep(self) -> int:
+        """Delete what has expired, and return the number of deleted entries. Deletes nothing within ten
+        minutes of a step of the clock."""
+        now_ms = self._clock()
+        if not is_stable(self._clock):
+            return 0
+        if self._index is None:
+            return await self._prune(self._listed(now_ms), now_ms)
+        await self._index.prepare(self._shapes)
+        deleted = 0
+        for shape, (shortest_ms, longest_ms) in self._shapes.items():
+            before_ms, after_ms = now_ms - shortest_ms, self._swept_ms.get(shape, 0)
+            # If the clock was set back, entries may have been written at times that were looked at.
+            after_ms = after_ms if after_ms <= now_ms - longest_ms else 0
+            deleted += await self._prune(self._index.written_before(shape, before_ms, after_ms), now_ms)
+            self._swept_ms[shape] = now_ms - longest_ms
+        return deleted
+
+    async def _prune(self, entries: AsyncIterator[ListEntry], now_ms: int) -> int:
+        """Delete the versions that have expired of the documents with these entries."""
+        due: dict[str, HistoryConfig] = {}
+        async for listed in entries:
+            key, name = document_of(listed.key), listed.key.rpartition("/")[2]
+            if key not in due and has_version(name):
+                limits = self._limits_of(key)
+                if limits is not None and is_expired(name, limits, now_ms):
+                    due[key] = limits
+        return sum([await self._history.prune(key, limits) for key, limits in due.items()])
+
+    async def _listed(self, now_ms: int) -> AsyncIterator[ListEntry]:
+        """Yield the next entries of all documents; none if all were listed not long ago."""
+        if self._listed_ms is not None and 0 <= now_ms - self._listed_ms < RELIST_HISTORY_MS:
+            return
+        listed, after, self._after, self._listed_ms = 0, self._after, None, None
+        async for entry in self._store.walk(PREFIX, after):
+            yield entry
+            listed += 1
+            if listed == MAX_LISTED:
+                self._after = entry.key
+                return
+        self._listed_ms = now_ms
+
+    def _limits_of(self, key: str) -> HistoryConfig | None:
+        found = (owner.policy.collection.history for owner in owners_of(self._owners, key))
+        return next((limits for limits in found if limits is not None), None)
+
+
+RESUME_EVERY_S: Final = 60.0
+RECOVER_EVERY_S = 5.0
+INITIAL_ROUNDS = 2
+"""Number of rounds that announce writes early, because an earlier process may have left them. In the last of
+them all such writes have become old enough."""
+
+
+class OutboxRelay:
+    """Recovers lost announcements of one service. Every few seconds it flushes the outcomes
+    that this process could not report and, if it `sweeps`, announces writes that no other process will
+    announce; its first rounds include what an earlier process may have left behind. It does nothing if the
+    store commits writes together with their changes."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        *,
+        sweeps: bool = True,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._outbox = outbox
+        self._sleep = sleep
+        self._sweeps = sweeps
+
+    async def run(self) -> None:
+        """Recover every few seconds, until cancelled."""
+        if self._outbox.is_transactional:
+            return
+        first, was_logged = INITIAL_ROUNDS, False
+        while True:
+            try:
+                await self._recover(early=first > 0)
+            except CoordinatorUnavailable as error:
+                if not was_logged:
+                    log.warning("failed to announce changes; will retry: %s", error.detail)
+                was_logged = True
+            except (Exception, PanicException):
+                log.exception("failed to announce changes; will retry")
+            else:
+                first, was_logged = first - 1, False
+            await self._sleep(RECOVER_EVERY_S)
+
+    async def _recover(self, *, early: bool) -> None:
+        if not self._sweeps:
+            await self._outbox.flush_outcomes()
+        elif recovered := await self._outbox.recover(early=early):
+            log.info("announced %d writes whose announcement may have been lost", recovered)
+
+
+async def resume_erasure(eraser: Eraser, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    """Finish the erasure that an earlier process left unfinished. Retries until that succeeds."""
+    while True:
+        try:
+            if await eraser.resume():
+                log.info("finished an interrupted erasure")
+            return
+        except PysyncError as error:
+            detail = error.detail if isinstance(error, Unavailable) else str(error)
+            log.warning("failed to finish an interrupted erasure; will retry: %s", detail)
+        except (Exception, PanicException):
+            log.exception("failed to finish an interrupted erasure; will retry")
+        await sleep(RESUME_EVERY_S)
+
+
+CHECK_EVERY_S: Final = 60.0
+"""Seconds between two checks of the time of the last scrub."""
+LEASE_RENEW_S: Final = 1.0
+"""Seconds between two renewals of the lease during a scrub."""
+MIN_BYTES: Final = 16_384
+"""Minimum number of bytes that an object counts as, because small objects cost more than their bytes."""
+
+
+class Scrubber:
+    """Verifies the whole store at intervals, in one of all processes that share the coordinator. `on_damage`
+    is called for each damaged object; the store no longer serves damaged files. `repair`, if there is a
+    backup, is awaited with all of them in the end."""
+
+    def __init__(
+        self,
+        store: Store,
+        coordinator: Coordinator,
+        config: ScrubConfig,
+        on_damage: Callable[[Damage], None],
+        now_ms: Callable[[], int],
+        *,
+        repair: Callable[[Sequence[Damage]], Awaitable[None]] | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._config = config
+        self._on_damage = on_damage
+        self._repair = repair
+        self._now_ms = now_ms
+        self._sleep = sleep
+        self._clock_s = clock_s
+        self._lease_checked_at = 0.0
+
+    async def run(self) -> None:
+        """Scrub whenever it is due, until cancelled."""
+        await every(CHECK_EVERY_S, self.run_if_due, "the scrub is paused", log, self._sleep)
+
+    async def run_if_due(self) -> None:
+        """Scrub if it is due and this process holds the lease. Raises StoreUnavailable and
+        CoordinatorUnavailable."""
+        if await self._is_due() and await self._acquire_lease() and await self._is_due():
+            try:
+                await self.run_once()
+            except _LeaseLost:
+                log.info("another process continues the scrub")
+
+    async def run_once(self) -> None:
+        """Verify everything, and record the time. Raises StoreUnavailable and CoordinatorUnavailable."""
+        damages: list[Damage] = []
+
+        def report(damage: Damage) -> None:
+            damages.append(damage)
+            self._on_damage(damage)
+
+        verifier = Verifier(self._store, report, self._pace)
+        self._lease_checked_at = self._clock_s()
+        async for listed in self._store.walk(""):
+            await verifier.verify(listed.key)
+        found = verifier.report
+        counts = {"objects": found.objects, "damaged": found.damaged, "bytes": found.bytes}
+        await self._store.put(SCRUB_KEY, orjson.dumps({"finishedMs": self._now_ms(), **counts}))
+        if damages and self._repair is not None:
+            await self._repair(damages)
+        log.info("scrub finished: %(objects)d objects, %(damaged)d damaged, %(bytes)d bytes", counts)
+
+    async def _is_due(self) -> bool:
+        found = await self._store.get(SCRUB_KEY)
+        finished_ms = 0
+        if isinstance(found, StoredObject):
+            with suppress(ValueError, KeyError, TypeError):
+                finished_ms = int(orjson.loads(found.body)["finishedMs"])
+        # A time in the future was recorded before the clock was set back.
+        return not 0 <= self._now_ms() - finished_ms < self._config.every_ms
+
+    async def _acquire_lease(self) -> bool:
+        self._lease_checked_at = self._clock_s()
+        return await self._coordinator.acquire_lease("scrub")
+
+    async def _pace(self, size: int) -> None:
+        """Sleep for as long as reading this many bytes may take at the configured rate, so that requests come
+        first. Raises _LeaseLost if another process holds the lease."""
+        await self._sleep(max(size, MIN_BYTES) / self._config.max_bytes_per_second)
+        if self._clock_s() - self._lease_checked_at >= LEASE_RENEW_S and not await self._acquire_lease():
+            raise _LeaseLost
+
+
+class _LeaseLost(Exception):
+    """Another process holds the lease."""

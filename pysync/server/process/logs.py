@@ -1,0 +1,156 @@
+"""The log of a service: the reasons of rejections, an access log, and the formats of all lines. Logs never
+contain bodies, secrets or tokens."""
+
+import json
+import logging
+import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from pysync import protocol
+from pysync.errors import PysyncError
+from pysync.server.http.responses import Response
+
+
+def configure(*, human: bool | None = None, worker: int | None = None, level: str = "info") -> None:
+    """Log records of this `level` and above to standard error. The format is text on a terminal and JSON
+    elsewhere, unless `human` is given. Every line names the `worker`, if there are several."""
+    handler = logging.StreamHandler(sys.stderr)
+    if sys.stderr.isatty() if human is None else human:
+        who = "" if worker is None else f"worker {worker}: "
+        handler.setFormatter(HumanFormatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", "%H:%M:%S"))
+    else:
+        handler.setFormatter(JsonFormatter(worker))
+    own = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(own, logging.INFO), handlers=[handler], force=True)
+    # At that level libraries log too much, such as headers with signatures.
+    logging.getLogger("pysync").setLevel(own if own < logging.INFO else logging.NOTSET)
+    # It logs for each process where it found its credentials, again whenever a role renews them.
+    logging.getLogger("aiobotocore").setLevel(logging.WARNING)
+
+
+class HumanFormatter(logging.Formatter):
+    """Formats a record as text, with its fields and the id of its request."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's name)
+        """Return the message with its fields and request id."""
+        request_id = getattr(record, "request_id", None)
+        text = super().formatMessage(record)
+        for name, value in getattr(record, "fields", {}).items():
+            text += f" {name}={_format_value(value)}"
+        return text if request_id is None else f"{text} [{request_id}]"
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one line of JSON, with the number of its worker."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line of JSON."""
+        entry: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if self._worker is not None:
+            entry["worker"] = self._worker
+        request_id = getattr(record, "request_id", None)
+        if request_id is not None:
+            entry["requestId"] = request_id
+        entry |= getattr(record, "fields", {})
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return _json(entry)
+
+
+def _format_value(value: object) -> str:
+    """Return a field as text, quoted if it could be mistaken for several."""
+    text = str(value)
+    is_plain = text.isprintable() and text.isascii() and not {" ", '"', "="} & set(text)
+    return text if is_plain and text else _json(text)
+
+
+def _json(value: object) -> str:
+    """Return the value as JSON. Strings from clients that are not valid Unicode are escaped."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        return json.dumps(value, default=str)
+
+
+REFUSALS: Final = logging.getLogger("pysync.refusals")
+REQUESTS: Final = logging.getLogger("pysync.access")
+LOGGED_STATUSES: Final = frozenset({401, 403, 421})
+"""Statuses whose reason is revealed only to the operator."""
+
+identity_var: ContextVar[str] = ContextVar("identity", default="")
+"""The identity that the signature or token of the current request proves. Set only if there is an access
+log."""
+
+
+class RequestLog:
+    """The log lines of a service about its requests. Rejections are logged at the level `info` if
+    `logs_refusals`, else at `debug`; `logs_requests` enables the access log. `request_id` is the variable
+    that holds the id of the current request."""
+
+    def __init__(
+        self, request_id: ContextVar[str | None], *, logs_refusals: bool = False, logs_requests: bool = False
+    ) -> None:
+        self._request_id = request_id
+        self._level = logging.INFO if logs_refusals else logging.DEBUG
+        self.logs_requests = logs_requests
+
+    @property
+    def needs_id(self) -> bool:
+        """True if handlers may log rejections, so that they need the request id."""
+        return self._level == logging.INFO or REFUSALS.isEnabledFor(self._level)
+
+    def reset_identity(self) -> None:
+        """Clear the identity of the previous request of this connection."""
+        identity_var.set("")
+
+    def set_identity(self, identity: str) -> None:
+        """Set the identity of the current request."""
+        identity_var.set(identity)
+
+    def log_rejection(self, request: web.BaseRequest, error: PysyncError, request_id: str) -> None:
+        """Log which check a request failed, if rejections are logged and its status is one of
+        `LOGGED_STATUSES`."""
+        self._log_failed_check("refused a request", request, error, request_id)
+
+    def log_ignored_credentials(self, request: web.BaseRequest, error: PysyncError) -> None:
+        """Log why a batch is served as if it had no credentials."""
+        self._log_failed_check("refused the credentials of a batch", request, error, self._request_id.get())
+
+    def _log_failed_check(
+        self, message: str, request: web.BaseRequest, error: PysyncError, request_id: str | None
+    ) -> None:
+        if error.status in LOGGED_STATUSES and REFUSALS.isEnabledFor(self._level):
+            fields = {
+                "status": error.status,
+                "check": error.reason or error.message,
+                "method": request.method,
+                "path": protocol.path_of(request.raw_path),
+            }
+            REFUSALS.log(self._level, message, extra={"request_id": request_id, "fields": fields})
+
+    def log_response(self, request: web.BaseRequest, response: Response, seconds: float) -> None:
+        """Log a request and its response. `seconds` is the time until the response began."""
+        fields: dict[str, object] = {
+            "method": request.method,
+            "path": protocol.path_of(request.raw_path),
+            "status": response.status,
+            "bytes": 0 if request.method == "HEAD" else response.size,
+            "ms": round(seconds * 1000, 2),
+        }
+        if identity := identity_var.get():
+            fields["identity"] = identity
+        REQUESTS.info("request", extra={"request_id": response.request_id, "fields": fields})

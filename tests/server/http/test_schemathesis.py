@@ -9,7 +9,7 @@ from support.depth import depth
 
 pytestmark = pytest.mark.process
 
-DESCRIBED = Path(__file__).parents[1] / "support/schemathesis_run.py"
+DESCRIBED = Path(__file__).parents[2] / "support/schemathesis_run.py"
 LIMIT = f"timeout={depth(300, 3600)}"
 
 

@@ -165,7 +165,7 @@ async def test_process_killed_at_any_step_leaves_work_that_the_next_service_fini
         assert process.returncode == -signal.SIGKILL
         killed += 1
         await start(members(store=store))
-        await start.apps[-1].erasure  # type: ignore[attr-defined]
+        await start.apps[-1].jobs.erasure.wait()  # type: ignore[attr-defined]
         assert files_with(folder, ANNE.user_id) == set(), step
         step += depth(17, 1)
     assert killed >= 3

@@ -159,7 +159,7 @@ async def test_an_erasure_that_a_shutdown_ends_is_answered_and_continues_with_th
     status, answer = await posting
     assert (status, answer["code"]) == (503, "unavailable")
     await start(members(store=f"file:{folder}"))
-    await start.apps[-1].erasure  # type: ignore[attr-defined]
+    await start.apps[-1].jobs.erasure.wait()  # type: ignore[attr-defined]
     assert files_with(folder, ANNE.user_id) == set()
 
 

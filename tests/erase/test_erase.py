@@ -50,6 +50,15 @@ async def test_nothing_of_an_erased_person_is_in_any_file(served: Served, folder
     assert board.erased["elements"] == 36
 
 
+async def test_counts_that_are_shared_after_an_erasure_name_nobody(served: Served, folder: Path) -> None:
+    await served.eraser.run(ANNES)
+    await served.eraser.run(EraseRequest("key", "board/lobby"))
+    rejected = await served.anne.push(f"users/{ANNE.user_id}/notes/a", {}, "0" * 64)
+    assert rejected.status == 409
+    await served.app.close()
+    assert files_with(folder, ANNE.user_id) == set()
+
+
 async def test_data_of_others_is_not_touched(served: Served) -> None:
     me = BERT.user_id
     keys = [key for key in await stored_keys(served.store) if me in key]

@@ -4,10 +4,13 @@ Each process counts in memory. It shares its counts through the coordinator, onc
 use, so a limit that is reached is reached everywhere a second later. One process never allows more than the
 limit. Several together may allow more, by what they received within that second.
 
+A bucket names an identity by a digest, so counts that are shared after its erasure name nobody.
+
 See docs/reference/protocol.md#rate-limits.
 """
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from math import inf
@@ -130,12 +133,17 @@ def counters(
     for policy in policies:
         for limit, prefix, kind in policy.counters:
             if kind == "identity" and identity:
-                yield Counter(limit, f"{prefix}identity={identity}")
+                yield Counter(limit, prefix + identity_name(identity))
                 continue
             ip = f"ip={client_ip()}"
             if kind == "identity+ip":
-                ip = f"identity={identity},{ip}" if identity else f"{ip},{ip}"
+                ip = f"{identity_name(identity)},{ip}" if identity else f"{ip},{ip}"
             yield Counter(limit, prefix + ip)
+
+
+def identity_name(identity: str) -> str:
+    """Return the name of an identity in buckets."""
+    return f"identity={hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}"
 
 
 def _rate_limited(limit: Limit, resets_in_ms: int) -> RateLimited:

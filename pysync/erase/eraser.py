@@ -12,6 +12,7 @@ finished by carrying out all of them again.
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 import orjson
 
+from pysync.auth.rate_limits import identity_name
 from pysync.changelog import Change
 from pysync.concurrency import gather_bounded
 from pysync.engine.changes import parse_change
@@ -236,10 +238,11 @@ class Eraser:
             changes += 1
             known.add(hash_)
         known.discard("")
-        bucket = f"identity={request.value}" if request.kind == "identity" else None
+        # Version 0.1.0 had the identity itself in its buckets.
+        named = {identity_name(request.value), f"identity={request.value}"}
 
-        def is_counter(name: str) -> bool:
-            return bucket is not None and bucket in name.replace(":", ",").replace(" ", ",").split(",")
+        def is_counter(bucket: str) -> bool:
+            return request.kind == "identity" and not named.isdisjoint(re.split("[: ,]", bucket))
 
         def is_claim(value: bytes | str) -> bool:
             try:

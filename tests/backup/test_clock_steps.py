@@ -1,6 +1,7 @@
 """Snapshots keep their order, and their age is known, although the clock is set forward and back."""
 
 import asyncio
+import errno
 import json
 import random
 import sys
@@ -13,9 +14,11 @@ import pytest
 from support.backup_follower import Follower
 from support.backups import restored
 from support.depth import depth
+from support.faulty_disk import failing
 from support.store_samples import contents, document, fill
 
 from pysync.backup import following
+from pysync.backup import target as target_module
 from pysync.backup.repository import Repository, time_of
 from pysync.backup.restoring import find_snapshot_at, parse_time
 from pysync.backup.target import FolderTarget
@@ -144,8 +147,7 @@ async def test_a_failure_after_a_success_is_retried_soon_although_the_clock_was_
     for n in range(3):
         clock.step(-HOUR_MS)
         await follower.round()
-        with monkeypatch.context() as patched:
-            patched.setattr(FolderTarget, "_put", _fail)
+        with failing(monkeypatch, tmp_path / "backup", errno.EIO, ("fsync",), target_module):
             await put(store, n)
             while not (await follower.round()).error:
                 pass
@@ -158,7 +160,3 @@ async def test_a_failure_after_a_success_is_retried_soon_although_the_clock_was_
     ]
     first = [pause for (failed, _), (fails, pause) in pairwise(rounds) if fails and not failed]
     assert first == [following.RETRY_S] * 3
-
-
-def _fail(*_: object) -> None:
-    raise OSError("the destination is away")

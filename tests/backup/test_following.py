@@ -1,6 +1,7 @@
 """A store is backed up again and again, by a process of its own."""
 
 import asyncio
+import errno
 import json
 import os
 import sys
@@ -16,10 +17,12 @@ from support.backup_follower import Follower, eventually, gauges
 from support.backups import restored
 from support.cli_runner import running
 from support.clients import Browser, Start
+from support.faulty_disk import failing
 from support.server_process import serving
 from support.store_samples import contents, document, fill
 
 from pysync.backup import following
+from pysync.backup import target as target_module
 from pysync.backup.following import FollowerSettings, thinned
 from pysync.backup.repository import Repository
 from pysync.backup.source import FolderSnapshotSource
@@ -64,13 +67,9 @@ async def test_a_full_or_absent_destination_is_retried_and_then_complete(
     await fill(store, 50)
     follower = Follower(tmp_path)
     await follower.round()
-    for reason in ("No space left on device", "Host is down"):
-        with monkeypatch.context() as patched:
-
-            def fail(*_: object, why: str = reason) -> None:
-                raise OSError(5, why)
-
-            patched.setattr(FolderTarget, "_put", fail)
+    for number in (errno.ENOSPC, errno.EHOSTDOWN):
+        reason = os.strerror(number)
+        with failing(monkeypatch, tmp_path / "backup", number, ("fsync",), target_module):
             await store.put("notes/a", document(b'{"why":"%b"}' % reason.encode()))
             status = await follower.round()
             assert reason in status.error

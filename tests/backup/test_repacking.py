@@ -10,7 +10,8 @@ import pytest
 from contracts.files import chunks_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.backups import MemoryTarget, maker_of, restored
+from support.backups import MemoryTarget, maker_of, nothing, restored
+from support.faulty_store import FaultyStore
 from support.store_samples import contents, document, fill
 
 from pysync.backup import encoding, packing, repacking
@@ -204,18 +205,16 @@ async def test_a_killed_repack_with_a_damaged_new_list_loses_nothing() -> None:
     """Of two snapshots with one time `prune` keeps the one that is whole."""
     _, made, clock = await aged(days=4)
     target = copy_of(made)
-    deleted = target.delete
 
     async def keep_snapshots(name: str) -> None:
         if name.startswith(SNAPSHOTS) and target.files[name] in kept:
             raise StoreUnavailable("killed")
-        await deleted(name)
 
     kept = [made.files[name] for name in sorted(await made.names(SNAPSHOTS))[-2:]]
-    target.delete = keep_snapshots  # type: ignore[method-assign]
+    target.before_delete = keep_snapshots
     with pytest.raises(StoreUnavailable):
         await pruned(target, clock())
-    target.delete = deleted  # type: ignore[method-assign]
+    target.before_delete = nothing
     assert len(await target.names(SNAPSHOTS)) == 4
     expected = await snapshots_of(target)
     new = [name for name in await target.names(PACKS) if name not in made.files]
@@ -226,48 +225,32 @@ async def test_a_killed_repack_with_a_damaged_new_list_loses_nothing() -> None:
     assert await snapshots_of(target) == expected
 
 
-async def test_a_restore_finds_the_snapshot_that_replaces_the_one_it_was_about_to_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_restore_finds_the_snapshot_that_replaces_the_one_it_was_about_to_read() -> None:
     _, target, clock = await aged()
     opened = await Repository.open(target)
     before = await opened.newest()
     assert before is not None
-    names = target.names
 
-    async def names_before_a_prune(folder: str) -> list[str]:
-        found = await names(folder)
-        monkeypatch.setattr(target, "names", names)
+    async def prune_once(_: str) -> None:
+        target.after_names = nothing
         await pruned(target, clock())
-        return found
 
-    monkeypatch.setattr(target, "names", names_before_a_prune)
+    target.after_names = prune_once
     found = await find_snapshot_at(opened, clock(), lambda key, why: None)
     assert (found.taken_ms, found.generation) == (before.taken_ms, 1)
     assert await target.get(before.name) is None
 
 
-async def test_a_restore_that_was_interrupted_continues_after_a_prune(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_restore_that_was_interrupted_continues_after_a_prune() -> None:
     store, target, clock = await aged()
-    into = MemoryStore()
-    put = into.put
-    puts = 0
-
-    async def put_some(*args: object) -> object:
-        nonlocal puts
-        puts += 1
-        if puts == 30:
-            raise StoreUnavailable("killed")
-        return await put(*args)  # type: ignore[arg-type]
+    into = FaultyStore(MemoryStore())
 
     async def restore() -> None:
         opened = await Repository.open(target)
         snapshot = await find_snapshot_at(opened, clock(), lambda key, why: None)
         await Restorer(opened, into, lambda key, why: None).restore(snapshot)
 
-    monkeypatch.setattr(into, "put", put_some)
+    into.fail("put", after=29)
     with pytest.raises(StoreUnavailable):
         await restore()
     assert (await pruned(target, clock())).repacked > 3

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from components import S3Server
 from contracts.files import chunks_of
-from support.backups import MemoryTarget, back_up, maker_of, restored, source_of
+from support.backups import MemoryTarget, back_up, maker_of, nothing, restored, source_of
 from support.bit_rot import damages, rot
 from support.cli_runner import Shell
 from support.faulty_store import FaultyStore
@@ -306,19 +306,14 @@ async def test_times_name_the_newest_snapshot_before_them() -> None:
         await find_snapshot_at(await Repository.open(MemoryTarget(), create=True), parse_time("now"), print)
 
 
-async def test_a_verification_reports_no_snapshot_that_is_removed_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_verification_reports_no_snapshot_that_is_removed_meanwhile() -> None:
     _, target = await filled()
-    names = target.names
 
-    async def names_before_a_removal(folder: str) -> list[str]:
-        found = await names(folder)
-        monkeypatch.undo()
-        await target.delete((await names(SNAPSHOTS))[0])
-        return found
+    async def remove_oldest(_: str) -> None:
+        target.after_names = nothing
+        await target.delete((await target.names(SNAPSHOTS))[0])
 
-    monkeypatch.setattr(target, "names", names_before_a_removal)
+    target.after_names = remove_oldest
     found = await verified(target)
     assert (found.snapshots, found.damaged) == (1, 0)
 
@@ -400,9 +395,7 @@ class TestPruning:
             assert await restored(target) == await contents(store)
             assert (await verified(target)).damaged == 0
 
-    async def test_a_prune_does_not_delete_what_a_backup_stores_meanwhile(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_a_prune_does_not_delete_what_a_backup_stores_meanwhile(self) -> None:
         """A document has the bytes that it had in a snapshot that was removed."""
         clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
         for text in (b'{"n":1}', b'{"n":2}'):
@@ -412,36 +405,29 @@ class TestPruning:
         repository = await Repository.open(target)
         assert (await prune(repository, KeepRules(last=1), clock())).expired > 0
         clock.now_ms += GRACE_MS
-        names = target.names
 
-        async def names_before_a_backup(folder: str) -> list[str]:
-            found = await names(folder)
+        async def back_up_again(folder: str) -> None:
             if folder == PAGES:
-                monkeypatch.undo()
+                target.after_names = nothing
                 await store.put("n", document(b'{"n":1}'))
                 await back_up(ListedSnapshotSource(store), target, clock)
-            return found
 
-        monkeypatch.setattr(target, "names", names_before_a_backup)
+        target.after_names = back_up_again
         assert (await prune(repository, KeepRules(last=1), clock())).deleted > 0
         assert await restored(target) == await contents(store)
         assert (await verified(target)).damaged == 0
 
-    async def test_a_prune_just_before_an_snapshot_is_written_does_not_hold_up_later_ones(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_a_prune_just_before_a_snapshot_is_written_does_not_hold_up_later_ones(self) -> None:
         """It takes the files of this snapshot for files that nothing refers to."""
         clock, target, store = FakeClock(), MemoryTarget(), MemoryStore()
         repository = await Repository.open(target, create=True)
-        put = target.put
 
-        async def put_after_prune(name: str, body: bytes) -> None:
+        async def prune_first(name: str) -> None:
             if name.startswith(SNAPSHOTS):
-                monkeypatch.undo()
+                target.before_put = nothing
                 assert (await prune(repository, KeepRules(last=1), clock())).expired > 0
-            await put(name, body)
 
-        monkeypatch.setattr(target, "put", put_after_prune)
+        target.before_put = prune_first
         await store.put("a", document(b'{"n":1}'))
         await back_up(ListedSnapshotSource(store), target, clock)
         await store.put("b", document(b'{"n":1}'))

@@ -1,6 +1,6 @@
 """Backups in memory, and what tests do with them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,8 +21,19 @@ from support.store_samples import contents
 Reports = list[tuple[str, str]]
 
 
+async def nothing(name: str) -> None:
+    """What others do between two calls of a target, unless a test says more."""
+
+
 class MemoryTarget:
-    """A backup in memory. After `fails_after` more operations every one fails, as if the place were away."""
+    """A backup in memory. After `fails_after` more operations every one fails, as if the place were away.
+    `before_delete`, `before_put`, `after_put` and `after_names` are awaited around these calls, with the name
+    of the file or folder, as if others came in between."""
+
+    before_delete: Callable[[str], Awaitable[None]] = staticmethod(nothing)
+    before_put: Callable[[str], Awaitable[None]] = staticmethod(nothing)
+    after_put: Callable[[str], Awaitable[None]] = staticmethod(nothing)
+    after_names: Callable[[str], Awaitable[None]] = staticmethod(nothing)
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -30,8 +41,10 @@ class MemoryTarget:
         self.calls = 0
 
     async def put(self, name: str, body: bytes) -> None:
+        await self.before_put(name)
         self._count()
         self.files[name] = body
+        await self.after_put(name)
 
     async def get(self, name: str) -> bytes | None:
         self._count()
@@ -39,9 +52,12 @@ class MemoryTarget:
 
     async def names(self, folder: str) -> list[str]:
         self._count()
-        return sorted(name for name in self.files if not folder or name.startswith(folder + "/"))
+        found = sorted(name for name in self.files if not folder or name.startswith(folder + "/"))
+        await self.after_names(folder)
+        return found
 
     async def delete(self, name: str) -> None:
+        await self.before_delete(name)
         self._count()
         self.files.pop(name, None)
 

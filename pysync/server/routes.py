@@ -19,12 +19,11 @@ from pysync.server.api.append_log import LogHandlers
 from pysync.server.api.batch import BatchHandler, make_plans
 from pysync.server.api.bundle import BundleHandler
 from pysync.server.api.delete import DeleteHandler
-from pysync.server.api.documents import DocumentHandlers
+from pysync.server.api.documents import DocumentHandlers, HistoryHandlers
 from pysync.server.api.events import EventStreamHandler
 from pysync.server.api.examples import Examples
 from pysync.server.api.files import FileHandlers
 from pysync.server.api.health import ServiceHandlers
-from pysync.server.api.history import HistoryHandlers
 from pysync.server.api.listing import ListHandler, PluginFileListHandler
 from pysync.server.api.manifest import CallerResolver, Manifest
 from pysync.server.api.plugin_hooks import ProjectionWaiter

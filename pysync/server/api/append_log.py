@@ -27,13 +27,13 @@ from pysync.server.api.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.authorization import Access
 from pysync.server.http.heavy_work import run_heavy
 from pysync.server.http.request_body import (
+    check_sealed,
     idempotency_key,
     read_authorized_body,
     validate,
 )
 from pysync.server.http.responses import Response, bodiless_response, write_response
 from pysync.server.http.router import Match
-from pysync.server.http.sealed_data import check_sealed
 from pysync.server.http.streaming import streaming_response
 
 REDACT_IN_THREAD_ABOVE = 64 * 1024

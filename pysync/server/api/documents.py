@@ -25,6 +25,7 @@ from pysync.server.api import Service, owners_of
 from pysync.server.api.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.authorization import Access, unless_server_error
 from pysync.server.http.request_body import (
+    check_sealed,
     idempotency_key,
     read_authorized_body,
     read_body,
@@ -39,7 +40,6 @@ from pysync.server.http.responses import (
     write_response,
 )
 from pysync.server.http.router import Match
-from pysync.server.http.sealed_data import check_sealed
 
 MAX_REVOCATION_BYTES = 262_144
 REVOCATION_LIMIT = Limit(window_ms=60_000, max_requests=60)

@@ -1,6 +1,7 @@
 """Request bodies, bounded before they are buffered and inflated no further than the bound.
 
-Also the checks that all writes of JSON share: author proofs, schemas and idempotency keys.
+Also the checks that all writes of JSON share: author proofs, schemas, idempotency keys, and the form of
+sealed data, by which the server recognises it without a key.
 """
 
 import asyncio
@@ -8,18 +9,21 @@ import re
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from typing import Final, Literal, ParamSpec, TypeVar
+from typing import Any, Final, Literal, ParamSpec, TypeVar
 
+import orjson
 from aiohttp import hdrs, web
 from aiohttp.streams import StreamReader
 
 from pysync import _core, protocol
 from pysync.auth.authentication import AuthorProof
+from pysync.auth.certificates import decode_base64
 from pysync.auth.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
 from pysync.auth.verification import VerifiedCertificate
 from pysync.errors import (
     AppendProofMissing,
     BadRequest,
+    DataNotSealed,
     Forbidden,
     PayloadTooLarge,
     PysyncError,
@@ -278,6 +282,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Body = TypeVar("Body", _core.PushBody, _core.Append)
 
+KEYRING: Final = "_keyring"
+_OVERHEAD_BYTES: Final = 28
+"""Bytes of the iv and the tag of AES-256-GCM."""
+_ENTRY_KEYS: Final = ("subKem", "ephKem", "addedBy")
+"""Members of an envelope's entry that hold a key, 32 bytes in hex digits."""
+
 _is_idempotency_key = re.compile(r"[\x20-\x7e]{1,128}").fullmatch
 
 
@@ -377,3 +387,62 @@ def idempotency_key(request: web.BaseRequest, caller: Caller, key: str) -> str |
         raise BadRequest("Idempotency-Key must be 1 to 128 printable ASCII characters")
     holder = caller.presenter or ("admin" if "admin" in caller.roles else "")
     return f"{holder} {key} {sent}"
+
+
+async def check_sealed(match: Match, data: bytes) -> None:
+    """Raise DataNotSealed if the collection accepts only sealed data or keyrings, and this is neither
+    (docs/reference/protocol.md#sealed-data)."""
+    keyrings = match.route.keyrings
+    if keyrings is None or match.key.rpartition("/")[2] == KEYRING:
+        return
+    if not any(keyring.matches(match.key) for keyring in keyrings):
+        await validate(_check_sealed_form, data)
+
+
+def _check_sealed_form(data: bytes) -> None:
+    """Raise DataNotSealed unless `data` (JSON text) is sealed by its form: a document or log element under a
+    keyring, or an envelope for one recipient, without any other members."""
+    value = orjson.loads(data)
+    if not (_is_document(value) or _is_envelope(value)):
+        raise DataNotSealed
+
+
+def _is_document(value: dict[str, Any]) -> bool:
+    """Return True for `{"_encrypted", "_epoch"?}`."""
+    epoch = value.get("_epoch", 1)
+    return (
+        value.keys() <= {"_encrypted", "_epoch"}
+        and type(epoch) is int
+        and epoch >= 0
+        and _is_ciphertext(value.get("_encrypted"))
+    )
+
+
+def _is_envelope(value: dict[str, Any]) -> bool:
+    """Return True for `{"entry", "ct", "v"?}`. The spaces library writes its ciphertext in hex."""
+    entry, text = value.get("entry"), value.get("ct")
+    return (
+        value.keys() <= {"entry", "ct", "v"}
+        and value.get("v", 1) == 1
+        and isinstance(entry, dict)
+        and entry.keys() == {*_ENTRY_KEYS, "ct", "addedSig", "addedAt"}
+        and all(_is_hex(entry[name], 32) for name in _ENTRY_KEYS)
+        and _is_ciphertext(entry["ct"])
+        and isinstance(entry["addedSig"], str)
+        and len(decode_base64(entry["addedSig"]) or b"") == 64
+        and type(entry["addedAt"]) is int
+        and (_is_ciphertext(text) or _is_hex(text))
+    )
+
+
+def _is_ciphertext(text: object) -> bool:
+    return isinstance(text, str) and len(decode_base64(text) or b"") >= _OVERHEAD_BYTES
+
+
+def _is_hex(text: object, size: int | None = None) -> bool:
+    """Return True if the text is hex digits of `size` bytes, or by default of any ciphertext."""
+    try:
+        found = len(bytes.fromhex(text)) if isinstance(text, str) and text.isalnum() else 0
+    except ValueError:
+        return False
+    return found == size if size is not None else found >= _OVERHEAD_BYTES

@@ -37,9 +37,9 @@ from pysync.server.compose import (
     build_service,
     build_streams,
 )
+from pysync.server.http.connection import HttpServer
 from pysync.server.http.middleware import Middleware
 from pysync.server.http.router import Router
-from pysync.server.http.server import HttpServer
 from pysync.server.openapi import OpenApi
 from pysync.server.process.admin import AdminPages
 from pysync.server.process.erasure import ErasureEndpoint

@@ -17,8 +17,8 @@ from pysync import config
 from pysync._core import decode_push
 from pysync.auth import issuing
 from pysync.server.app import create_app
+from pysync.server.http import connection as http_server
 from pysync.server.http import request_body as body_module
-from pysync.server.http import server as http_server
 from pysync.server.process.serve import serve_on
 from pysync.store.memory import MemoryStore
 

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from pysync.server.http.connection import HttpServer
 from pysync.server.http.load import Load
 from pysync.server.http.responses import Response
-from pysync.server.http.server import HttpServer
 
 Handler = Callable[[web.BaseRequest], Awaitable[Response]]
 

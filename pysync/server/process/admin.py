@@ -38,8 +38,8 @@ from pysync.errors import (
     Unavailable,
 )
 from pysync.server.api.health import VERSION
+from pysync.server.http.connection import bound_sockets
 from pysync.server.http.responses import NO_STORE, Response, error_response
-from pysync.server.http.server import bound_sockets
 from pysync.server.process.erasure import ERASE_PATH, AdminRequest, ErasureEndpoint
 from pysync.server.process.metrics import GAUGES, METRICS_TYPE, Counters
 from pysync.server.process.readiness import Readiness

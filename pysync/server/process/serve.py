@@ -24,8 +24,8 @@ from pysync.config import Config
 from pysync.config.plugin_validation import projection_name
 from pysync.server.api.examples import INDEX, file_names
 from pysync.server.app import App, Worker, create_app
+from pysync.server.http.connection import bound_sockets
 from pysync.server.http.heavy_work import limit_arenas
-from pysync.server.http.server import bound_sockets
 from pysync.server.process import logs
 from pysync.server.process.admin import AdminListener
 from pysync.server.process.metrics import SupervisorCounters

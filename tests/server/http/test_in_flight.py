@@ -26,9 +26,9 @@ from pysync.errors import Overloaded
 from pysync.server.app import App
 from pysync.server.http import heavy_work, in_flight
 from pysync.server.http import request_body as body_module
+from pysync.server.http.connection import HttpServer
 from pysync.server.http.in_flight import BytesInFlight, Reservation
 from pysync.server.http.responses import Response
-from pysync.server.http.server import HttpServer
 from pysync.server.http.streaming import StreamingResponse
 from pysync.store.memory import MemoryStore
 

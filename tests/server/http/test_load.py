@@ -8,7 +8,7 @@ from aiohttp import web
 from support.listening import listening
 
 from pysync.errors import Overloaded
-from pysync.server.http import server as http_server
+from pysync.server.http import connection as http_server
 from pysync.server.http.connection import Connection
 from pysync.server.http.load import REQUESTS_PER_TURN, Load
 from pysync.server.http.responses import Response

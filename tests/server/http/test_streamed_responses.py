@@ -20,10 +20,10 @@ from support.clients import Start
 from yarl import URL
 
 from pysync.errors import StoreUnavailable
+from pysync.server.http import connection as http_server
 from pysync.server.http import responses, streaming
-from pysync.server.http import server as http_server
+from pysync.server.http.connection import HttpServer
 from pysync.server.http.responses import WRITE_BYTES, Response
-from pysync.server.http.server import HttpServer
 from pysync.server.http.streaming import StreamingResponse
 from pysync.store.local.store import LocalStore
 

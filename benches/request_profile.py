@@ -46,7 +46,7 @@ STAGES: Final[Mapping[str, tuple[str, ...]]] = {
         "pysync/server/http/load", "pysync/server/http/middleware", "pysync/server/http/router",
         "pysync/server/process/metrics",
     ),
-    "body: read, decode, hash": ("pysync/server/http/request_body", "pysync/server/http/heavy_work"),
+    "body: read, decode, hash": ("pysync/server/http/request_body",),
     "authenticate, authorise": ("pysync/server/authorization", "pysync/auth/", "pysync/coordinator/"),
     "handle, make the response": ("pysync/server/",),
     "engine": ("pysync/engine/", "pysync/cache", "pysync/clock", "pysync/concurrency"),

@@ -15,7 +15,7 @@ from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.revocation import Ownership, RevocationRegistry
 from pysync.auth.spaces import Spaces
 from pysync.clock import SteadyClock
-from pysync.concurrency import Job, every
+from pysync.concurrency import Job, WriteDeadline, every
 from pysync.config import Config
 from pysync.coordinator import Coordinator
 from pysync.corruption import CorruptionReporter
@@ -34,7 +34,6 @@ from pysync.server.authorization import Authorizer
 from pysync.server.http.in_flight import BytesInFlight
 from pysync.server.http.load import Load, connection_limit
 from pysync.server.http.router import Router
-from pysync.server.http.write_deadline import WriteDeadline
 from pysync.server.process.background import HistorySweeper, OutboxRelay, Scrubber, resume_erasure
 from pysync.server.process.expiry import TtlSweeper
 from pysync.server.process.logs import RequestLog

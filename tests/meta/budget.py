@@ -7,12 +7,12 @@ it counts falls.
 from typing import Final
 
 WALKS: Final = {
-    "public pull": 13,
-    "signed pull": 17,
-    "signed push": 24,
-    "append": 26,
-    "file push": 27,
-    "batch pull": 17,
+    "public pull": 12,
+    "signed pull": 16,
+    "signed push": 22,
+    "append": 24,
+    "file push": 25,
+    "batch pull": 16,
 }
 """Modules of pysync that a request of each kind passes through (`python -m support.request_walks`)."""
 

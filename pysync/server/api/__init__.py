@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pysync.auth.authentication import Authenticator
 from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.revocation import RevocationRegistry
+from pysync.concurrency import WriteDeadline
 from pysync.config import Config
 from pysync.coordinator import Coordinator
 from pysync.corruption import CorruptionReporter
@@ -19,7 +20,6 @@ from pysync.plugins.hooks import Hooks
 from pysync.server.authorization import Authorizer
 from pysync.server.http.in_flight import BytesInFlight
 from pysync.server.http.router import Match, Router
-from pysync.server.http.write_deadline import WriteDeadline
 from pysync.store import Store
 
 

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from pysync import _core
 from pysync.auth import field_permissions
+from pysync.concurrency import run_heavy
 from pysync.engine.append_log import LogRange, LogSettings, LogSlice
 from pysync.errors import (
     BadRequest,
@@ -25,7 +26,6 @@ from pysync.model import Caller, WriteResult
 from pysync.server.api import Service
 from pysync.server.api.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.authorization import Access
-from pysync.server.http.heavy_work import run_heavy
 from pysync.server.http.request_body import (
     check_sealed,
     idempotency_key,

@@ -7,6 +7,7 @@ import orjson
 
 from pysync import _core
 from pysync.auth import field_permissions
+from pysync.concurrency import run_heavy
 from pysync.engine.append_log import LogRange, LogSettings
 from pysync.errors import DocumentCorrupt, Forbidden
 from pysync.server.api import Service
@@ -20,7 +21,6 @@ from pysync.server.api.batch_reads import (
     read_many,
 )
 from pysync.server.authorization import Access
-from pysync.server.http.heavy_work import run_heavy
 from pysync.server.http.in_flight import Reservation
 from pysync.store import StoredObject
 

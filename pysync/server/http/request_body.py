@@ -20,6 +20,7 @@ from pysync.auth.authentication import AuthorProof
 from pysync.auth.certificates import decode_base64
 from pysync.auth.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
 from pysync.auth.verification import VerifiedCertificate
+from pysync.concurrency import run_heavy
 from pysync.errors import (
     AppendProofMissing,
     BadRequest,
@@ -34,7 +35,6 @@ from pysync.errors import (
 from pysync.model import Caller
 from pysync.protocol import JSON_TYPE
 from pysync.server.authorization import Access, Authorizer
-from pysync.server.http.heavy_work import run_heavy
 from pysync.server.http.in_flight import SMALL_BYTES, STREAMED_BYTES, BytesInFlight, Reservation
 from pysync.server.http.router import Match, Validator
 

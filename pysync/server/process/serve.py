@@ -1,6 +1,7 @@
 """`pysync serve`: listens in one process or several, prints the banner, and shuts down gracefully."""
 
 import asyncio
+import ctypes
 import gc
 import importlib
 import logging
@@ -25,7 +26,6 @@ from pysync.config.plugin_validation import projection_name
 from pysync.server.api.examples import INDEX, file_names
 from pysync.server.app import App, Worker, create_app
 from pysync.server.http.connection import bound_sockets
-from pysync.server.http.heavy_work import limit_arenas
 from pysync.server.process import logs
 from pysync.server.process.admin import AdminListener
 from pysync.server.process.metrics import SupervisorCounters
@@ -51,6 +51,10 @@ def reserve_address(host: str, port: int) -> Iterator[int]:
         yield port
 
 
+MAX_ARENAS: Final = 1
+"""Number of heaps of glibc. By default each thread has its own, up to eight per core, and each keeps the
+memory that was freed. A buffer that one thread allocates and another frees is then reused as well."""
+_M_ARENA_MAX: Final = -8
 _BACK_ENDS: Final = {"file": "local", "s3": "s3", "redis": "redis", "rediss": "redis"}
 """Kinds of stores and coordinators, with the modules that are imported on first use."""
 
@@ -67,10 +71,18 @@ def serve(config: Config, notice: str = "") -> int:
     logs.configure(level=config.server.log_level)
     check_databases(config)
     _raise_fd_limit()
-    limit_arenas()
+    _limit_arenas()
     if config.server.workers > 1:
         return _serve_with_workers(config, notice)
     return uvloop.run(_serve_alone(config, notice))
+
+
+def _limit_arenas() -> None:
+    """Let the process keep less of the memory that it frees. Called before other threads start. Has no effect
+    with a C library other than glibc."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_ARENA_MAX, MAX_ARENAS)
 
 
 def check_databases(config: Config) -> None:

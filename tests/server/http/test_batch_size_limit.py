@@ -12,10 +12,9 @@ import pytest
 from support.clients import SUBJECT, Browser, Reply, Signed, Start, root_device
 from support.watched_store import LOG, MB, OPEN, Watched
 
-from pysync import config
+from pysync import concurrency, config
 from pysync.server.api import batch_response
 from pysync.server.api.batch_reads import Budget
-from pysync.server.http import heavy_work
 from pysync.store import ObjectInfo, Store, StoredObject
 
 TOO_LARGE = (400, "Batch answer too large")
@@ -223,7 +222,7 @@ async def test_large_answers_are_verified_and_joined_in_a_thread(
         await fill(browser, f"notes/{n}", 900_000)
     await fill(browser, "notes/small", 100)
     in_threads, pauses = [0], [0]
-    run_heavy, pause = heavy_work.run_heavy, Budget.pause
+    run_heavy, pause = concurrency.run_heavy, Budget.pause
 
     async def counted(work: Any, *arguments: Any) -> Any:
         in_threads[0] += 1

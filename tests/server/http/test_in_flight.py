@@ -22,9 +22,10 @@ from support.collections import LOG, collection
 from support.faulty_store import FaultyStore
 from yarl import URL
 
+from pysync import concurrency
 from pysync.errors import Overloaded
 from pysync.server.app import App
-from pysync.server.http import heavy_work, in_flight
+from pysync.server.http import in_flight
 from pysync.server.http import request_body as body_module
 from pysync.server.http.connection import HttpServer
 from pysync.server.http.in_flight import BytesInFlight, Reservation
@@ -466,13 +467,11 @@ async def test_heavy_work_is_done_one_after_another_and_behind_the_event_loop() 
         running[0] -= 1
         return priority
 
-    found = await asyncio.gather(*(heavy_work.run_heavy(work) for _ in range(8)))
+    found = await asyncio.gather(*(concurrency.run_heavy(work) for _ in range(8)))
     assert running == [0, 1]
     if sys.platform == "linux":
         own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        assert set(found) == {min(own + heavy_work.NICENESS, 19)}
-    heavy_work.limit_arenas()
-    await heavy_work.run_heavy(lambda: None)
+        assert set(found) == {min(own + concurrency.NICENESS, 19)}
 
 
 async def test_a_connection_does_not_keep_the_response_that_it_has_written() -> None:

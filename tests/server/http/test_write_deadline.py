@@ -14,8 +14,8 @@ from contracts.files import chunks_of
 from support.clients import Browser, Reply, Start
 from support.collections import NOTES, UNSIGNED, collection
 
+from pysync.concurrency import WriteDeadline
 from pysync.errors import StoreUnavailable
-from pysync.server.http.write_deadline import WriteDeadline
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 

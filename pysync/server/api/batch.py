@@ -9,6 +9,7 @@ See docs/reference/protocol.md#batch-pull.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
 from aiohttp import web
@@ -106,7 +107,7 @@ class BatchHandler:
             decisions = await asyncio.gather(*map(self._veto, plan.groups, decisions))
         named = [self._rules[row] for row in plan.collections]
         shadowed = self._shadowed_reads(plan)
-        reservation = self._service.in_flight.reservation(request)
+        reservation = partial(self._service.in_flight.reservation, request)
         reads = BatchReads(
             self._service, self._log_settings, plan, decisions, shadowed, access_documents, reservation
         )

@@ -40,10 +40,14 @@ Infos = Mapping[str, StoredObject | ObjectInfo | None]
 
 class Budget:
     """The budget of bytes of a response. `times` is the number of times that it sends each document, and
-    `sent` the size of the reads so far. `reservation` is that of the request."""
+    `sent` the size of the reads so far. `reservation` returns that of the request."""
 
     def __init__(
-        self, store: Store, times: Mapping[str, int], max_bytes: int, reservation: Reservation
+        self,
+        store: Store,
+        times: Mapping[str, int],
+        max_bytes: int,
+        reservation: Callable[[], Reservation],
     ) -> None:
         self.sent = 0
         self.run = 0
@@ -97,7 +101,7 @@ class Budget:
             sent += self._sizes(infos)
             self._check(self.sent + sent + self._foreseen)
         # Responses are built one at a time, so of most batches only the documents or the response exist.
-        await self._reservation.grow(self.sent + sent + self._foreseen)
+        await self._reservation().grow(self.sent + sent + self._foreseen)
         await asyncio.sleep(0)
 
     def _sizes(self, found: Infos) -> int:

@@ -52,7 +52,8 @@ class PlannedBatch:
 class BatchReads:
     """The reads of one batch pull. `log_settings` are those of the namespace's collections, None for one
     without logs. `decisions` are those on the groups of the plan, `shadowed` are reads of keys that belong to
-    other collections, and `access` has access documents that were read already."""
+    other collections, and `access` has access documents that were read already. `reservation` returns that of
+    the request, which a batch needs once it has read a megabyte."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class BatchReads:
         decisions: Sequence[Decision],
         shadowed: frozenset[tuple[str, int]],
         access: Mapping[str, ReadOutcome],
-        reservation: Reservation,
+        reservation: Callable[[], Reservation],
     ) -> None:
         self._service = service
         self._store = service.store

@@ -27,6 +27,7 @@ from pysync.server.api import Service
 from pysync.server.api.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.authorization import Access
 from pysync.server.http.request_body import (
+    CHECK_IN_THREAD_ABOVE,
     check_sealed,
     idempotency_key,
     read_authorized_body,
@@ -36,7 +37,6 @@ from pysync.server.http.responses import Response, bodiless_response, write_resp
 from pysync.server.http.router import Match
 from pysync.server.http.streaming import streaming_response
 
-REDACT_IN_THREAD_ABOVE = 64 * 1024
 MAX_BOUND = 2**63 - 1
 """The largest bound. No timestamp and no number of elements exceeds it, so larger bounds mean the same."""
 
@@ -222,6 +222,6 @@ def visible_envelope(tail: LogSlice, field: str, hidden: frozenset[str]) -> tupl
 async def redact_in_thread(elements: bytes, hidden: frozenset[str]) -> bytes:
     """Return the elements without their hidden members. Large texts are redacted in the thread for heavy
     work."""
-    if len(elements) > REDACT_IN_THREAD_ABOVE:
+    if len(elements) > CHECK_IN_THREAD_ABOVE:
         return await run_heavy(field_permissions.redact_elements, elements, hidden)
     return field_permissions.redact_elements(elements, hidden)

@@ -22,10 +22,8 @@ from pysync.server.api.batch_reads import (
 )
 from pysync.server.authorization import Access
 from pysync.server.http.in_flight import Reservation
+from pysync.server.http.request_body import IN_THREAD_ABOVE
 from pysync.store import StoredObject
-
-IN_THREAD_ABOVE: Final = 256 * 1024
-"""Number of bytes above which documents are rewritten, verified and joined in the thread for heavy work."""
 
 _NOTHING: Final = frozenset[str]()
 _T = TypeVar("_T")

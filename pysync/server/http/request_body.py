@@ -44,7 +44,6 @@ MIN_BYTES_PER_S = 1024
 """The least mean rate of a body. The time that the server itself takes does not count."""
 CHECKS: Final = 3
 """Number of times that a body is checked for progress in `STALL_S`."""
-INFLATE_IN_THREAD_ABOVE = 64 * 1024
 INFLATE_BYTES = 256 * 1024
 """Bytes that are inflated at once of a body that is streamed."""
 STEP_BYTES: Final = 16 * 1024
@@ -78,7 +77,7 @@ async def read_body(request: web.BaseRequest, max_bytes: int, in_flight: BytesIn
     if is_gzip:
         # The last four bytes are the length of the text.
         size = int.from_bytes(body[-4:], "little")
-        if size > INFLATE_IN_THREAD_ABOVE or len(body) > INFLATE_IN_THREAD_ABOVE:
+        if max(size, len(body)) > CHECK_IN_THREAD_ABOVE:
             reservation = reservation or in_flight.reservation(request)
             await reservation.grow(len(body) + min(size, max_bytes))
             body = await run_heavy(_inflate, body, max_bytes, size)
@@ -274,8 +273,9 @@ Authored = Literal["document", "append"]
 
 _TAGS: Mapping[Authored, str] = {"document": DOCUMENT_AUTHOR, "append": APPEND_AUTHOR}
 
-CHECK_IN_THREAD_ABOVE = 64 * 1024
-IN_THREAD_ABOVE = 256 * 1024
+CHECK_IN_THREAD_ABOVE: Final = 64 * 1024
+"""Bytes above which Python inflates, checks or redacts in a thread."""
+IN_THREAD_ABOVE: Final = 256 * 1024
 """Bytes above which the core decodes in a thread. Decoding as many takes less than 1 ms."""
 
 P = ParamSpec("P")

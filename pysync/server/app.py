@@ -109,7 +109,7 @@ class App(AbstractAsyncContextManager["App"]):
         self.in_flight = service.in_flight
         stream_authorizer, self.subscribers = build_streams(service, policies, clock, counters, stream_limits)
         routes = Router()
-        self.openapi = OpenApi(config, routes, policies, CallerResolver(config, access.authorizer))
+        self.openapi = OpenApi(config, routes, policies, CallerResolver(config, access.authenticator))
         RouteBuilder(
             service=service,
             policies=policies,
@@ -117,7 +117,7 @@ class App(AbstractAsyncContextManager["App"]):
             projection_waiter=ProjectionWaiter(config, plugins, engine.outbox, counters),
             stream_authorizer=stream_authorizer,
             sse_hub=self.subscribers,
-            ops=ServiceHandlers(self.readiness, self.render_metrics, access.authorizer, clock.wall_ms),
+            ops=ServiceHandlers(self.readiness, self.render_metrics, access.authenticator, clock.wall_ms),
             openapi=self.openapi,
             accounts=None if tracked is None else tracked.accounts,
         ).add_all()

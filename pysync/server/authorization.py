@@ -127,7 +127,7 @@ class Authorizer:
         """Return as `admit` what a request without a body may do, which is anonymous if its credentials are
         invalid."""
         try:
-            credentials = self.parse_credentials(request)
+            credentials = self._authenticator.parse_credentials(request.headers)
             return await self.admit(request, namespace, credentials, b"", metered, decide)
         except (Unauthorized, Forbidden) as error:
             self._log.log_ignored_credentials(request, error)
@@ -175,18 +175,10 @@ class Authorizer:
         Unauthorized if they are invalid, or if `policy` needs credentials and there are none."""
         if not policy.needs_credentials:
             return NO_CREDENTIALS
-        credentials = self.parse_credentials(request)
+        credentials = self._authenticator.parse_credentials(request.headers)
         if credentials is NO_CREDENTIALS and not policy.allows_anonymous:
             raise Unauthorized("no credentials")
         return credentials
-
-    def parse_credentials(self, request: web.BaseRequest) -> Credentials:
-        """Return the credentials in the headers as `Authenticator.parse_credentials`."""
-        return self._authenticator.parse_credentials(request.headers)
-
-    async def identify_unverified(self, request: web.BaseRequest) -> Caller:
-        """Return the caller that the headers claim as `Authenticator.identify_unverified`."""
-        return await self._authenticator.identify_unverified(request.headers)
 
     async def _decide_key(self, match: Match, signer: Caller, text: bytes | None) -> Access:
         """Return the access of a caller to the key of a path. `text` is the body of a push of a document.

@@ -63,7 +63,7 @@ class RouteBuilder:
             "openapi": self.openapi.serve,
         }
         plans = make_plans()
-        callers = CallerResolver(service.config, service.authorizer)
+        callers = CallerResolver(service.config, service.authenticator)
         for spec in routes_of(service.config):
             name, namespace = spec.namespace or "", spec.namespace
             if spec.action in whole_service:

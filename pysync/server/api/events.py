@@ -62,7 +62,9 @@ class EventStreamHandler:
         self._hub.require_room()
         named, wanted = self._parse_topics(request.query)
         needs_credentials = any(rule.needs_credentials for rule in named)
-        credentials = self._authorizer.parse_credentials(request) if needs_credentials else NO_CREDENTIALS
+        credentials = NO_CREDENTIALS
+        if needs_credentials:
+            credentials = self._authenticator.parse_credentials(request.headers)
 
         def delivered(caller: Caller) -> list[AccessPolicy]:
             grant = self._stream_authorizer.grant(wanted, caller)

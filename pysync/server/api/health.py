@@ -7,9 +7,8 @@ from typing import Final
 from aiohttp import web
 
 from pysync import __version__, protocol
-from pysync.auth.authentication import ADMIN_CALLER, BEARER
+from pysync.auth.authentication import ADMIN_CALLER, BEARER, Authenticator
 from pysync.errors import NotFound, PysyncError
-from pysync.server.authorization import Authorizer
 from pysync.server.http.responses import (
     NO_STORE,
     Response,
@@ -30,12 +29,12 @@ class ServiceHandlers:
         self,
         readiness: Readiness,
         render_metrics: Callable[[], bytes],
-        authorizer: Authorizer,
+        authenticator: Authenticator,
         now_ms: Callable[[], int],
     ) -> None:
         self._readiness = readiness
         self._render_metrics = render_metrics
-        self._authorizer = authorizer
+        self._authenticator = authenticator
         self._now_ms = now_ms
 
     async def health(self, request: web.BaseRequest, match: Match) -> Response:
@@ -59,7 +58,7 @@ class ServiceHandlers:
         if not request.headers.get(protocol.HEADER_AUTHORIZATION, "").startswith(BEARER):
             return False
         try:
-            return await self._authorizer.identify_unverified(request) is ADMIN_CALLER
+            return await self._authenticator.identify_unverified(request.headers) is ADMIN_CALLER
         except PysyncError:
             return False
 

@@ -9,13 +9,13 @@ import orjson
 from aiohttp import web
 
 from pysync import protocol
+from pysync.auth.authentication import Authenticator
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.spaces import MEMBER, OWNER, add_roles
 from pysync.config import Collection, Config
 from pysync.config.collection import wire_name
 from pysync.errors import Overloaded, PysyncError
 from pysync.model import ANONYMOUS, Caller
-from pysync.server.authorization import Authorizer
 from pysync.server.http.responses import (
     Response,
     cache_headers,
@@ -30,8 +30,8 @@ class CallerResolver:
     """Finds out for whom collections are listed. A caller with an identity also has the role `self`, and may
     belong to spaces."""
 
-    def __init__(self, config: Config, authorizer: Authorizer) -> None:
-        self._authorizer = authorizer
+    def __init__(self, config: Config, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
         self._identity_roles = frozenset({"self", OWNER, MEMBER} if config.auth.spaces else {"self"})
 
     async def resolve(self, request: web.BaseRequest) -> Caller:
@@ -40,7 +40,7 @@ class CallerResolver:
         if protocol.HEADER_AUTHORIZATION not in request.headers:
             return ANONYMOUS
         try:
-            caller = await self._authorizer.identify_unverified(request)
+            caller = await self._authenticator.identify_unverified(request.headers)
         except Overloaded:
             raise
         except PysyncError:

@@ -28,6 +28,7 @@ class UsageHandler:
         self._ledger = ledger
         self._limits = quotas.limits()
         self._namespace = policies[0].namespace
+        self._authenticator = service.authenticator
         self._authorizer = service.authorizer
         self._spaces = service.authorizer.spaces
 
@@ -45,7 +46,7 @@ class UsageHandler:
         identity = await self._authorizer.admit(
             request,
             self._namespace,
-            self._authorizer.parse_credentials(request),
+            self._authenticator.parse_credentials(request.headers),
             b"",
             lambda caller: (),
             lambda verified: self._decide(verified.caller.identity, names),

@@ -38,6 +38,20 @@ from pysync.server.authorization import Access, Memberships, may_read
 MAX_CACHED: Final = 10_000
 """Number of sets of collections and origins of which it is cached whether these write to those."""
 
+log = logging.getLogger("pysync.server")
+
+CHECK_MS: Final = 1_000
+"""Milliseconds for which a certificate that was found valid is assumed to be valid."""
+CHECKS_PER_TURN: Final = 64
+"""Certificates that are checked before other tasks run."""
+MAX_CONCURRENT_HOOKS: Final = 100
+"""Maximum number of plugin decisions that are made concurrently."""
+_ANY_IDENTITY: Final = "."
+"""Stands for any identity. No identity equals it, because no parameter may have this value."""
+
+_UNDECIDED: Final = RolesUnavailable()
+_ANY_SPACE: Final = frozenset({OWNER, MEMBER})
+
 
 class _Reader(NamedTuple):
     """A collection whose documents are pulled at `path`; None: at the keys where they are stored. `names` are
@@ -113,21 +127,6 @@ class KeyIndex:
 def topic_of(rule: AccessPolicy) -> Topic:
     """Return the names by which subscribers address a policy's collection."""
     return rule.namespace, rule.collection.name
-
-
-log = logging.getLogger("pysync.server")
-
-CHECK_MS: Final = 1_000
-"""Milliseconds for which a certificate that was found valid is assumed to be valid."""
-CHECKS_PER_TURN: Final = 64
-"""Certificates that are checked before other tasks run."""
-MAX_CONCURRENT_HOOKS: Final = 100
-"""Maximum number of plugin decisions that are made concurrently."""
-_ANY_IDENTITY: Final = "."
-"""Stands for any identity. No identity equals it, because no parameter may have this value."""
-
-_UNDECIDED: Final = RolesUnavailable()
-_ANY_SPACE: Final = frozenset({OWNER, MEMBER})
 
 
 class AuthorizedSubscriber(Subscriber, Protocol):

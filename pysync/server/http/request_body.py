@@ -50,6 +50,28 @@ STEP_BYTES: Final = 16 * 1024
 """Bytes that are reserved ahead while a small body arrives. A body whose length is not declared reserves
 `SMALL_BYTES` once it is longer than that."""
 
+Authored = Literal["document", "append"]
+"""The kinds of content that an author proof covers."""
+
+_TAGS: Mapping[Authored, str] = {"document": DOCUMENT_AUTHOR, "append": APPEND_AUTHOR}
+
+CHECK_IN_THREAD_ABOVE: Final = 64 * 1024
+"""Bytes above which Python inflates, checks or redacts in a thread."""
+IN_THREAD_ABOVE: Final = 256 * 1024
+"""Bytes above which the core decodes in a thread. Decoding as many takes less than 1 ms."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Body = TypeVar("Body", _core.PushBody, _core.Append)
+
+KEYRING: Final = "_keyring"
+_OVERHEAD_BYTES: Final = 28
+"""Bytes of the iv and the tag of AES-256-GCM."""
+_ENTRY_KEYS: Final = ("subKem", "ephKem", "addedBy")
+"""Members of an envelope's entry that hold a key, 32 bytes in hex digits."""
+
+_is_idempotency_key = re.compile(r"[\x20-\x7e]{1,128}").fullmatch
+
 
 async def read_body(request: web.BaseRequest, max_bytes: int, in_flight: BytesInFlight) -> bytes:
     """Return the whole body of `request`, inflated if it was sent with gzip. The bytes that it takes are
@@ -266,29 +288,6 @@ async def _inflate_stream(
                 raise BadRequest("Invalid gzip body")
     if not inflater.eof:
         raise BadRequest("Invalid gzip body")
-
-
-Authored = Literal["document", "append"]
-"""The kinds of content that an author proof covers."""
-
-_TAGS: Mapping[Authored, str] = {"document": DOCUMENT_AUTHOR, "append": APPEND_AUTHOR}
-
-CHECK_IN_THREAD_ABOVE: Final = 64 * 1024
-"""Bytes above which Python inflates, checks or redacts in a thread."""
-IN_THREAD_ABOVE: Final = 256 * 1024
-"""Bytes above which the core decodes in a thread. Decoding as many takes less than 1 ms."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
-Body = TypeVar("Body", _core.PushBody, _core.Append)
-
-KEYRING: Final = "_keyring"
-_OVERHEAD_BYTES: Final = 28
-"""Bytes of the iv and the tag of AES-256-GCM."""
-_ENTRY_KEYS: Final = ("subKem", "ephKem", "addedBy")
-"""Members of an envelope's entry that hold a key, 32 bytes in hex digits."""
-
-_is_idempotency_key = re.compile(r"[\x20-\x7e]{1,128}").fullmatch
 
 
 async def read_authorized_body(

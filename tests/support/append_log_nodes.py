@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from pysync._core import Append, decode_append
@@ -19,10 +19,15 @@ KEY = "logs/a"
 RULES = LogSettings()
 
 
+async def nothing(key: str) -> None:
+    """What others do before a put, unless a test says more."""
+
+
 class Node(FaultyStore):
     """One node's way to a shared store, and its `logs`.
 
-    `put_bytes` is what it has put, `got` the keys that it read.
+    `put_sizes` are the bytes of each of its puts, in turn, `got` the keys that it read. `before_put` is
+    awaited with the key of each put, as if others came in between.
     """
 
     def __init__(
@@ -34,7 +39,8 @@ class Node(FaultyStore):
         ahead_ms: int = 0,
     ) -> None:
         super().__init__(store)
-        self.put_bytes = 0
+        self.put_sizes: list[int] = []
+        self.before_put: Callable[[str], Awaitable[None]] = nothing
         self.got: list[str] = []
         self.logs = AppendLogs(self, coordinator, lambda: clock() + ahead_ms, head_bytes=head_bytes)
 
@@ -45,7 +51,8 @@ class Node(FaultyStore):
     async def put(
         self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY
     ) -> str:
-        self.put_bytes += len(body)
+        self.put_sizes.append(len(body))
+        await self.before_put(key)
         return await super().put(key, body, content_type, expect)
 
     async def append(self, *datas: Any, rules: LogSettings = RULES, key: str = KEY) -> list[WriteResult]:

@@ -5,7 +5,17 @@ from collections.abc import Awaitable
 from math import inf
 
 import pytest
-from support.append_log_nodes import KEY, RULES, MakeNode, Node, keys_below, log_of, numbered, store_values
+from support.append_log_nodes import (
+    KEY,
+    RULES,
+    MakeNode,
+    Node,
+    keys_below,
+    log_of,
+    nothing,
+    numbered,
+    store_values,
+)
 from support.reference_append_log import starfish_document
 
 from pysync import concurrency
@@ -28,16 +38,9 @@ async def put_sizes(node: Node, *datas: object) -> list[int]:
 
 async def sizes_of_puts(node: Node, work: Awaitable[None]) -> list[int]:
     """The bytes of each put, in turn, that some work makes."""
-    sizes = []
-    put = node.put
-
-    async def counted(key: str, body: bytes, *args: object, **options: object) -> str:
-        sizes.append(len(body))
-        return await put(key, body, *args, **options)  # type: ignore[arg-type]
-
-    node.put = counted  # type: ignore[method-assign]
+    count = len(node.put_sizes)
     await work
-    return sizes
+    return node.put_sizes[count:]
 
 
 async def test_appends_at_once_under_different_rules_each_keep_to_their_own(node: Node) -> None:
@@ -137,14 +140,12 @@ async def test_nodes_that_collide_wait_a_little_and_ever_longer(
     await one.append({"n": 0})
     commits = one.logs._batcher
     commits._sleep, commits._jitter = sleep, lambda: 1.0
-    put = one.put
 
-    async def beaten(key: str, body: bytes, *args: object, **options: object) -> str:
+    async def put_by_other(key: str) -> None:
         if key == KEY and len(waits) < 8:
             await other.append({"other": len(waits)})
-        return await put(key, body, *args, **options)  # type: ignore[arg-type]
 
-    one.put = beaten  # type: ignore[method-assign]
+    one.before_put = put_by_other
     await one.append({"n": 1})
     assert waits == [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.05, 0.05]
     assert len(await one.datas(rules=RULES)) == 10
@@ -153,13 +154,12 @@ async def test_nodes_that_collide_wait_a_little_and_ever_longer(
 async def test_unforeseen_failure_is_raised_to_all_that_wait_and_ends_with_them(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    put = node.put
 
-    async def fails(*args: object, **options: object) -> str:
-        node.put = put  # type: ignore[method-assign]
+    async def fail(_: str) -> None:
+        node.before_put = nothing
         raise RuntimeError("broken")
 
-    node.put = fails  # type: ignore[method-assign]
+    node.before_put = fail
     results = await node.append_at_once(numbered(3))
     assert [type(outcome) for outcome in results] == [RuntimeError] * 3
     assert "failed to append to 'logs/a'" in caplog.text

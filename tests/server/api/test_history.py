@@ -1,6 +1,7 @@
 """Earlier versions of documents: what is listed, pulled and restored, and what is kept how long."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from math import inf
 from pathlib import Path
@@ -10,12 +11,13 @@ import aiohttp
 import pytest
 from support.clients import ISSUER, SUBJECT, Browser, Reply, Signed, Start, root_device
 from support.collections import NOTES, collection
+from support.watched_listing import Listing, WatchedIndex, WatchedMemoryStore
 
 from pysync.client import Client
 from pysync.engine.history import PREFIX, entries_of
 from pysync.plugins import PluginRequest, PullResponse
 from pysync.server.process import background
-from pysync.store import ListEntry, Store, StoredObject, Subject
+from pysync.store import Store, StoredObject, Subject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -23,10 +25,20 @@ from pysync.testing import FakeClock
 KEPT = {**NOTES, "history": {"versions": 3}, "deletable": True, "listable": True}
 
 
+@pytest.fixture
+def listing() -> Listing:
+    return Listing()
+
+
 @pytest.fixture(params=["memory", "local"])
-async def kept(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Store]:
-    local = request.param == "local"
-    store: Store = await LocalStore.open_folder(tmp_path / "data", clock) if local else MemoryStore(clock)
+async def kept(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock, listing: Listing
+) -> AsyncIterator[Store]:
+    if request.param == "memory":
+        yield WatchedMemoryStore(listing, clock)
+        return
+    store: Any = await LocalStore.open_folder(tmp_path / "data", clock)
+    store.time_index = WatchedIndex(listing, store.time_index)
     yield store
     await store.close()
 
@@ -107,6 +119,7 @@ async def test_a_sweep_costs_what_has_expired(
     session: aiohttp.ClientSession,
     kept: Store,
     clock: FakeClock,
+    listing: Listing,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A folder has an index, and of other stores each sweep lists a bounded number of keys."""
@@ -120,32 +133,14 @@ async def test_a_sweep_costs_what_has_expired(
     clock.now_ms += 10_000_001
     for n in range(20):
         await push_each(anybody, clock, f"notes/new{n}", 2)
-    read: list[str] = []
-    source: Any = kept if kept.time_index is None else kept.time_index
-    name = "walk" if kept.time_index is None else "written_before"
-    original = getattr(source, name)
-
-    async def counted(*args: Any, **names: Any) -> AsyncIterator[ListEntry]:
-        async for listed in original(*args, **names):
-            read.append(listed.key)
-            yield listed
-
-    monkeypatch.setattr(source, name, counted)
-    pruned: list[str] = []
-    prune = app.jobs.history_sweeper._history.prune
-
-    async def noted(key: str, limits: Any) -> int:
-        pruned.append(key)
-        count: int = await prune(key, limits)
-        return count
-
-    monkeypatch.setattr(app.jobs.history_sweeper._history, "prune", noted)
+    stored = Counter([listed.key.split("/")[-2] async for listed in kept.walk(PREFIX)])
     costs = []
     for _ in range(15):
-        before = len(read)
+        listing.keys.clear()
         await app.jobs.history_sweeper.sweep()
-        costs.append(len(read) - before)
-    assert sorted(set(pruned)) == ["notes/old0", "notes/old1", "notes/old2"]
+        costs.append(len(listing.keys))
+    left = Counter([listed.key.split("/")[-2] async for listed in kept.walk(PREFIX)])
+    assert left == {name: 1 if "old" in name else count for name, count in stored.items()}
     if kept.time_index is None:
         assert max(costs) == 7
         assert costs[-1] == 0, "it has listed everything, and rests"

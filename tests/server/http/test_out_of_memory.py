@@ -17,6 +17,7 @@ from pysync import _core
 from pysync.concurrency import Job
 from pysync.engine.outbox import Outbox
 from pysync.server.process.background import OutboxRelay
+from pysync.store import NotModified, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 
@@ -30,14 +31,21 @@ def exhausted(*args: object, **options: object) -> NoReturn:
 async def test_a_handler_without_memory_is_a_503_that_may_be_repeated(
     start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = MemoryStore()
+    class Exhausted(MemoryStore):
+        is_exhausted = False
+
+        async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
+            return exhausted() if self.is_exhausted else await super().get(key, if_none_match)
+
+    store = Exhausted()
     browser = Browser(await start({"collections": [NOTES]}, store), session)
     with monkeypatch.context() as patched:
         patched.setattr(_core, "decode_push", exhausted)
-        patched.setattr(store, "get", exhausted)
+        store.is_exhausted = True
         for refused in (await browser.push("notes/a", {"n": 1}), await browser.pull("notes/a")):
             assert (refused.status, refused.json["code"]) == (503, "unavailable")
             assert refused.headers["Retry-After"] == "1"
+    store.is_exhausted = False
     assert (await browser.push("notes/a", {"n": 1})).status == 200
     assert (await browser.pull("notes/a")).json["data"] == {"n": 1}
 

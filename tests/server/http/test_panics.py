@@ -6,13 +6,13 @@ from typing import NoReturn
 
 import aiohttp
 import pytest
-from support.append_log_nodes import KEY, RULES, Node, element
+from support.append_log_nodes import Node, nothing
 from support.clients import Browser, Start
 from support.collections import NOTES
 
 from pysync import _core
-from pysync.engine.append_log import append
 from pysync.plugins.events.plugin import Encoder
+from pysync.store.memory import MemoryStore
 
 
 def panics(*args: object, **options: object) -> NoReturn:
@@ -36,25 +36,24 @@ async def test_a_panic_is_a_500_that_names_the_request_and_what_it_was_about(
 
 
 async def test_a_panic_among_reads_that_are_made_together_is_a_500(
-    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    start: Start, session: aiohttp.ClientSession
 ) -> None:
-    async def together(*args: object) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(asyncio.to_thread(panics))
+    class Panicking(MemoryStore):
+        async def get(self, *_: object) -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(asyncio.to_thread(panics))
 
-    base = await start({"collections": [NOTES]})
-    (app,) = start.apps  # type: ignore[attr-defined]
-    monkeypatch.setattr(app.store, "get", together)
+    base = await start({"collections": [NOTES]}, Panicking())
     assert (await Browser(base, session).pull("notes/a")).error == (500, "Internal error")
 
 
-async def test_after_a_panic_in_a_group_of_appends_the_log_goes_on(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(append.AppendBatcher, "_try_commit", panics)
-        appends = [node.logs.append(KEY, element({"n": n}), RULES) for n in range(3)]
-        outcomes = await asyncio.gather(*appends, return_exceptions=True)
+async def test_after_a_panic_in_a_group_of_appends_the_log_goes_on(node: Node) -> None:
+    async def panic(_: str) -> None:
+        node.before_put = nothing
+        panics()
+
+    node.before_put = panic
+    outcomes = await node.append_at_once([{"n": n} for n in range(3)])
     assert [type(outcome) for outcome in outcomes] == [_core.PanicException] * 3
     await node.append({"n": 3})
     await node.logs.close()

@@ -6,7 +6,7 @@ import gc
 import json
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +18,6 @@ from yarl import URL
 
 from pysync import _core
 from pysync.server.http.middleware import _forget_frames
-from pysync.sqlite.connection import GroupCommit
 from pysync.store.local.store import LocalStore
 
 CONFIG: dict[str, Any] = {
@@ -77,12 +76,16 @@ REQUESTS: dict[str, tuple[int, bytes]] = {
 }
 
 
-@pytest.fixture
-async def address(start: Start, tmp_path: Path) -> tuple[str, int]:
-    url = URL(await start({**CONFIG, "store": f"file:{tmp_path}/data"}))
+def address_of(base: str) -> tuple[str, int]:
+    url = URL(base)
     assert url.host is not None
     assert url.port is not None
-    address = url.host, url.port
+    return url.host, url.port
+
+
+@pytest.fixture
+async def address(start: Start, tmp_path: Path) -> tuple[str, int]:
+    address = address_of(await start({**CONFIG, "store": f"file:{tmp_path}/data"}))
     for path, body in (("notes", JSON), ("log", ELEMENT), ("full", ELEMENT)):
         assert await status_of(address, post(f"/push/{path}/stored", body)) == 200
     return address
@@ -140,12 +143,13 @@ async def test_no_cycle_holds_the_body_of_a_request(address: tuple[str, int], ki
 
 @pytest.mark.parametrize("path", ["/push/notes/{}", "/push/log/stored"])
 async def test_no_cycle_holds_the_bodies_of_a_group_that_the_database_rejects(
-    address: tuple[str, int], path: str, monkeypatch: pytest.MonkeyPatch
+    address: tuple[str, int], path: str, tmp_path: Path
 ) -> None:
-    def fail(*args: object) -> NoReturn:
-        raise sqlite3.OperationalError("disk I/O error")
-
-    monkeypatch.setattr(GroupCommit, "_attempt", fail)
+    with closing(sqlite3.connect(tmp_path / "data" / "pysync.db")) as database:
+        for event in ("INSERT", "UPDATE"):
+            database.execute(
+                f"CREATE TRIGGER no_{event} BEFORE {event} ON object BEGIN DELETE FROM nowhere; END"
+            )
     with without_held_bodies():
         sent = [status_of(address, post(path, JSON), number) for number in range(3)]
         assert await asyncio.gather(*sent) == [503] * 3
@@ -153,12 +157,13 @@ async def test_no_cycle_holds_the_bodies_of_a_group_that_the_database_rejects(
 
 
 async def test_no_cycle_holds_the_body_of_a_request_that_fails_unexpectedly(
-    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path
 ) -> None:
-    async def fail(*args: object, **options: object) -> NoReturn:
-        raise KeyError
+    class Broken(LocalStore):
+        async def put(self, *args: object, **options: object) -> NoReturn:
+            raise KeyError
 
-    monkeypatch.setattr(LocalStore, "put", fail)
+    address = address_of(await start(CONFIG, await Broken.open_folder(tmp_path)))
     with without_held_bodies():
         assert await status_of(address, post("/push/notes/{}", JSON)) == 500
         await all_done()

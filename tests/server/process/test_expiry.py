@@ -2,7 +2,7 @@
 
 import itertools
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ from support.append_log_browser import append
 from support.clients import Browser, Start
 from support.collections import collection
 from support.sse_client import listen
+from support.watched_listing import Listing, WatchedIndex, WatchedMemoryStore
 
 from pysync.server.process import expiry
 from pysync.sqlite.connection import SnapshotReader
 from pysync.store import ListEntry, Store
 from pysync.store.local.store import LocalStore
-from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
 TTL_MS = 60_000
@@ -30,10 +30,20 @@ TITLES = {"source": "notes", "target": "titles", "id": "{id}", "value": {"title"
 SERVICE: dict[str, Any] = {"collections": [NOTES, KEPT, PICS, LOG, LISTS], "projections": [TITLES]}
 
 
+@pytest.fixture
+def listing() -> Listing:
+    return Listing()
+
+
 @pytest.fixture(params=["memory", "local"])
-async def kept(request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock) -> AsyncIterator[Store]:
-    local = request.param == "local"
-    store: Store = await LocalStore.open_folder(tmp_path / "data", clock) if local else MemoryStore(clock)
+async def kept(
+    request: pytest.FixtureRequest, tmp_path: Path, clock: FakeClock, listing: Listing
+) -> AsyncIterator[Store]:
+    if request.param == "memory":
+        yield WatchedMemoryStore(listing, clock)
+        return
+    store: Any = await LocalStore.open_folder(tmp_path / "data", clock)
+    store.time_index = WatchedIndex(listing, store.time_index)
     yield store
     await store.close()
 
@@ -96,51 +106,45 @@ async def test_an_expired_document_leaves_lists(
 
 
 async def test_a_document_that_is_written_again_stays(
-    start: Start,
-    session: aiohttp.ClientSession,
-    kept: Store,
-    clock: FakeClock,
-    monkeypatch: pytest.MonkeyPatch,
+    start: Start, session: aiohttp.ClientSession, kept: Store, clock: FakeClock, listing: Listing
 ) -> None:
     anybody = Browser(await start(SERVICE, kept, now_ms=clock), session)
-    (app,) = start.apps  # type: ignore[attr-defined]
     await anybody.push("notes/a", {"title": "old"})
     clock.now_ms += TTL_MS + 1
-    sweeper = app.jobs.ttl_sweeper
-    candidates = sweeper._candidates
+    pushed: list[int] = []
 
-    async def then_pushed(*arguments: Any) -> AsyncIterator[ListEntry]:
-        async for listed in candidates(*arguments):
-            if listed.key == "notes/a":
-                assert (await anybody.push("notes/a", {"title": "new"})).status == 200
-            yield listed
+    async def push(listed: ListEntry) -> None:
+        if listed.key == "notes/a" and not pushed:
+            pushed.append((await anybody.push("notes/a", {"title": "new"})).status)
 
-    monkeypatch.setattr(sweeper, "_candidates", then_pushed)
+    listing.on_listed = push
     assert await sweep(start) == 0
+    assert pushed == [200]
     assert (await anybody.pull("notes/a")).json["data"] == {"title": "new"}
 
 
 async def test_a_file_that_is_pushed_again_with_the_same_bytes_stays(
-    start: Start, session: aiohttp.ClientSession, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    start: Start,
+    session: aiohttp.ClientSession,
+    clock: FakeClock,
+    listing: Listing,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a bucket both have the same etag."""
-    kept = MemoryStore(clock)
+    kept = WatchedMemoryStore(listing, clock)
     monkeypatch.setattr(kept, "_writes", itertools.repeat(1))
     anybody = Browser(await start(SERVICE, kept, now_ms=clock), session)
-    (app,) = start.apps  # type: ignore[attr-defined]
     png = {"Content-Type": "image/png"}
     await anybody.request("POST", "/push/me/pics/p", b"png", headers=png)
     clock.now_ms += TTL_MS + 1
-    sweeper = app.jobs.ttl_sweeper
-    candidates = sweeper._candidates
+    pushed: list[int] = []
 
-    async def then_pushed(*arguments: Any) -> AsyncIterator[ListEntry]:
-        async for listed in candidates(*arguments):
-            assert (await anybody.request("POST", "/push/me/pics/p", b"png", headers=png)).status == 200
-            yield listed
+    async def push(listed: ListEntry) -> None:
+        pushed.append((await anybody.request("POST", "/push/me/pics/p", b"png", headers=png)).status)
 
-    monkeypatch.setattr(sweeper, "_candidates", then_pushed)
+    listing.on_listed = push
     assert await sweep(start) == 0
+    assert 200 in pushed
     assert (await anybody.request("GET", "/pull/me/pics/p")).status == 200
 
 
@@ -189,36 +193,19 @@ async def test_sweep_of_a_folder_costs_only_expired_documents(
     assert costs[0][1] <= 30
 
 
-def _listing(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Count the keys that are listed since the last call."""
-    walk, listed = store.walk, [0]
-
-    async def counted(prefix: str, after: str | None = None) -> AsyncIterator[ListEntry]:
-        async for entry in walk(prefix, after):
-            listed[0] += 1
-            yield entry
-
-    def taken() -> int:
-        count, listed[0] = listed[0], 0
-        return count
-
-    monkeypatch.setattr(store, "walk", counted)
-    return taken
-
-
 async def test_a_sweep_without_an_index_lists_a_bounded_number_of_keys(
-    start: Start, session: aiohttp.ClientSession, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+    start: Start, clock: FakeClock, listing: Listing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert expiry.MAX_LISTED >= 1_000
     monkeypatch.setattr(expiry, "MAX_LISTED", 4)
-    store = MemoryStore(clock)
-    listed = _listing(store, monkeypatch)
+    store = WatchedMemoryStore(listing, clock)
     await start({"collections": [NOTES]}, store, now_ms=clock)
     for n in range(10):
         await store.put(f"notes/{n}", b'{"data":{}}')
     assert await sweep(start) == 0
-    assert listed() == 4
+    assert len(listing.keys) == 4
+    listing.keys.clear()
     clock.now_ms += TTL_MS + 1
     assert [await sweep(start) for _ in range(4)] == [4, 2, 4, 0]
-    assert listed() <= 16
+    assert len(listing.keys) <= 16
     assert [entry async for entry in store.walk("notes")] == []

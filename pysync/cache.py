@@ -2,7 +2,10 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+CACHED_ENTRIES: Final = 10_000
+"""Entries of caches whose values are small."""
 
 K = TypeVar("K")
 V = TypeVar("V")

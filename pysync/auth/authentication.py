@@ -36,7 +36,6 @@ from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller
 
 BEARER = "Bearer "
 """The prefix of an admin token in the header."""
-SKEW_MS = SKEW_S * 1000
 VERIFY_IN_THREAD_ABOVE = 256 * 1024
 """Bytes of a body above which it is hashed in a thread. Hashing as many takes about 1 ms."""
 MAX_BATCH: Final = 16
@@ -281,7 +280,8 @@ class Authenticator:
 
     def _is_unlisted(self, certificate: CertificateSummary) -> bool:
         """Return True if the issuer is known to have no list of revocations, as most have none."""
-        return self._elapsed_ms() <= self._revocations.unlisted_until_ms.get(certificate.iss_user_id, -1)
+        until_ms = self._revocations.unlisted_until_ms.get(certificate.iss_user_id)
+        return until_ms is not None and self._elapsed_ms() <= until_ms
 
     async def identify_unverified(self, headers: Mapping[str, str]) -> Caller:
         """Return the caller that `headers` claim, by a certificate or token alone. No request signature is
@@ -329,7 +329,7 @@ def _check_is_current(
     presented: VerifiedCertificate | SignedCertificate, timestamp_ms: int, now_ms: int
 ) -> None:
     """Raise Unauthorized if the request was not signed just now, or its certificate is not valid now."""
-    if abs(timestamp_ms - now_ms) > SKEW_MS:
+    if abs(timestamp_ms - now_ms) > SKEW_S * 1000:
         raise Unauthorized(f"clock: signed {(timestamp_ms - now_ms) / 1000:+.0f} s from now")
     _check_validity_period(presented, now_ms)
 

@@ -28,7 +28,8 @@ from pysync.auth.signing import Signer
 
 DEFAULT_LIFETIME_S: Final = 30 * 24 * 3600
 DROPPED_AFTER_S: Final = 24 * 3600
-"""Seconds after its `exp` at which an entry of a revocation list is dropped."""
+"""Seconds after its `exp` at which an entry of a revocation list is dropped, and the list after its last one.
+A clock that is wrong for a moment does not drop a list that still applies."""
 
 
 @dataclass(frozen=True, slots=True)

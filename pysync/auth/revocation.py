@@ -16,7 +16,8 @@ from typing import Final, ParamSpec, TypeVar
 
 from pysync._core import RevocationList as SignedList
 from pysync.auth.certificates import CertificateSummary, RevocationList, parse_revocation_list
-from pysync.cache import BoundedCache
+from pysync.auth.issuing import DROPPED_AFTER_S
+from pysync.cache import CACHED_ENTRIES, BoundedCache
 from pysync.clock import elapsed_of, is_stable
 from pysync.concurrency import every
 from pysync.config import Config
@@ -32,26 +33,15 @@ from pysync.store import ABSENT, Etag, EtagMismatch, NotModified, Precondition, 
 
 PREFIX: Final = "_pysync/revocations"
 RECHECK_MS: Final = 3_000
+"""Milliseconds for which a list, and the count of all lists, is not read again."""
 MAX_ISSUERS: Final = 10_000
 """Number of lists above which strangers may not add theirs."""
 MAX_UNTRUSTED_BYTES: Final = 16_384
+"""Bytes of a stranger's list. Longer lists are parsed in a thread."""
 CACHE_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of cached entries, about 500,000 of them. Lists of trusted issuers do not count."""
-MAX_UNLISTED: Final = 50_000
-"""Number of issuers without a list that are remembered as such."""
-BYTES_PER_LIST: Final = 500
-BYTES_PER_ENTRY: Final = 32
-IN_THREAD_ABOVE: Final = 16_384
-"""Lists of more bytes than this are parsed in a thread."""
-DROPPED_AFTER_S: Final = 86_400
-"""Seconds after the expiry of its last entry at which a list is dropped. A clock that is wrong for a moment
-does not drop a list that still applies."""
+"""Bytes of the lists that are cached. Those of trusted issuers do not count."""
 SWEEP_EVERY_S: Final = 3600.0
-COUNT_TTL_MS: Final = 60_000
-"""Milliseconds for which a count of the lists is reused, plus the lists that this process adds."""
-MAX_CACHED_OWNERS: Final = 10_000
 _ATTEMPTS = 8
-_PAGE = 1000
 
 log = logging.getLogger("pysync.server")
 
@@ -61,17 +51,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _CachedList:
-    """The list of an issuer, as last read from the store. `found` is None if it cannot be parsed."""
+    """The list of an issuer, as last read from the store. `found` is None if it cannot be parsed. `size` is
+    its length in bytes; in memory it takes less."""
 
     found: RevocationList | None
     etag: str
+    size: int
     fetched_at_ms: int
-
-    @property
-    def size(self) -> int:
-        """Estimated size in memory, in bytes."""
-        entries = 0 if self.found is None else len(self.found.revoked)
-        return BYTES_PER_LIST + BYTES_PER_ENTRY * entries
 
 
 class Ownership:
@@ -82,18 +68,16 @@ class Ownership:
     def __init__(self, config: Config, store: Store) -> None:
         self._store = store
         self._prefixes = sorted(set(_identity_prefixes(config)))
-        self._owners: set[str] = set()
+        self._owners = BoundedCache[str, bool](CACHED_ENTRIES)
 
     async def owns_data(self, identity: str) -> bool:
         """Return True if `identity` owns stored data, which is then cached. Raises StoreUnavailable."""
-        if identity in self._owners:
+        if self._owners.get(identity):
             return True
         for folder, is_whole_key in self._prefixes:
             key = folder + identity
             if await self._exists(key, is_whole_key):
-                if len(self._owners) >= MAX_CACHED_OWNERS:
-                    self._owners.clear()
-                self._owners.add(identity)
+                self._owners.put(identity, True)
                 return True
         return False
 
@@ -138,7 +122,7 @@ class RevocationRegistry:
         self._elapsed_ms = elapsed_of(now_ms)
         self._trusted_lists = BoundedCache[str, _CachedList](sys.maxsize)
         self._lists = BoundedCache[str, _CachedList](CACHE_BYTES, lambda cached: cached.size)
-        self.unlisted_until_ms: Final[dict[str, int]] = {}
+        self.unlisted_until_ms = BoundedCache[str, int](CACHED_ENTRIES)
         """Issuers that had no list when it was last read, with the elapsed time at which to read again."""
         self._count, self._counted_at_ms = 0, 0
 
@@ -200,14 +184,13 @@ class RevocationRegistry:
     async def delete_expired(self) -> int:
         """Delete the lists of strangers whose entries have all expired, and return their number. Deletes
         nothing within ten minutes of a step of the clock."""
-        dropped, after = 0, None
+        dropped = 0
         if not is_stable(self._now_ms):
             return dropped
-        while names := await self._store.list(PREFIX, after, _PAGE):
-            after = names[-1]
-            for issuer in names:
-                if issuer not in self._trusted and await self._drop_expired(issuer):
-                    dropped += 1
+        async for listed in self._store.walk(PREFIX):
+            issuer = listed.key.removeprefix(f"{PREFIX}/")
+            if issuer not in self._trusted and await self._drop_expired(issuer):
+                dropped += 1
         self._counted_at_ms = 0
         return dropped
 
@@ -255,9 +238,7 @@ class RevocationRegistry:
         stored = await self._store.get(f"{PREFIX}/{issuer}", known.etag if known else None)
         self._evict(issuer)
         if stored is None:
-            if len(self.unlisted_until_ms) >= MAX_UNLISTED:
-                self.unlisted_until_ms.clear()
-            self.unlisted_until_ms[issuer] = asked_at_ms + RECHECK_MS
+            self.unlisted_until_ms.put(issuer, asked_at_ms + RECHECK_MS)
             return None
         if isinstance(stored, NotModified):
             assert known is not None
@@ -272,15 +253,17 @@ class RevocationRegistry:
 
     def _evict(self, issuer: str) -> None:
         self._cache_of(issuer).evict(issuer)
-        self.unlisted_until_ms.pop(issuer, None)
+        self.unlisted_until_ms.evict(issuer)
 
     async def _check_issuer_count(self) -> None:
         """Raise TooManyIssuers if another list would exceed the limit."""
         now_ms = self._now_ms()
-        if not 0 <= now_ms - self._counted_at_ms < COUNT_TTL_MS:
-            count, after = 0, None
-            while count < MAX_ISSUERS and (names := await self._store.list(PREFIX, after, _PAGE)):
-                count, after = count + len(names), names[-1]
+        if not 0 <= now_ms - self._counted_at_ms < RECHECK_MS:
+            count = 0
+            async for _ in self._store.walk(PREFIX):
+                count += 1
+                if count == MAX_ISSUERS:
+                    break
             self._count, self._counted_at_ms = count, now_ms
         if self._count >= MAX_ISSUERS:
             raise TooManyIssuers
@@ -288,7 +271,7 @@ class RevocationRegistry:
 
 async def _in_thread_if_large(text: bytes, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Call `work`, which handles a list, in a thread if the list is long."""
-    if len(text) > IN_THREAD_ABOVE:
+    if len(text) > MAX_UNTRUSTED_BYTES:
         return await asyncio.to_thread(work, *args, **options)
     return work(*args, **options)
 
@@ -300,5 +283,5 @@ def _parse_stored(stored: StoredObject, fetched_at_ms: int) -> _CachedList:
         found = replace(parse_revocation_list(stored.body), text=b"")
     except (InvalidRevocation, BadSignature):
         log.critical("failed to parse a stored revocation list: rejecting the certificates of its issuer")
-        return _CachedList(None, stored.etag, fetched_at_ms)
-    return _CachedList(found, stored.etag, fetched_at_ms)
+        return _CachedList(None, stored.etag, len(stored.body), fetched_at_ms)
+    return _CachedList(found, stored.etag, len(stored.body), fetched_at_ms)

@@ -16,11 +16,9 @@ from pysync.model import Caller, Claims
 
 log = logging.getLogger("pysync.auth.authentication")
 
-MAX_CACHE_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of the cache of verified certificates: about 16,000 callers."""
-BYTES_PER_CERTIFICATE: Final = 2_000
-BYTES_PER_CHAR: Final = 3
-"""Memory of a verified certificate per character of its header: the header itself, and the paths again."""
+MAX_CACHE_CHARS: Final = 16 * 1024 * 1024
+"""Characters of the headers of cached certificates: about 16,000 callers. Each takes four bytes or so,
+with what is parsed of it."""
 MAX_DENIES = 64
 """Maximum number of deny entries of a certificate, since each is matched against every key of a batch."""
 
@@ -48,15 +46,10 @@ class VerifiedCertificate(CertificateSummary):
     is_trusted: bool
     cache_key: str
 
-    @property
-    def size(self) -> int:
-        """Estimated size in memory, in bytes."""
-        return BYTES_PER_CERTIFICATE + BYTES_PER_CHAR * len(self.cache_key)
-
 
 def make_certificate_cache() -> BoundedCache[str, VerifiedCertificate]:
     """Return an empty cache of the certificates of callers, by `VerifiedCertificate.cache_key`."""
-    return BoundedCache(MAX_CACHE_BYTES, lambda certificate: certificate.size)
+    return BoundedCache(MAX_CACHE_CHARS, lambda certificate: len(certificate.cache_key))
 
 
 class CertificateVerifier:

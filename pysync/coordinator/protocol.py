@@ -31,6 +31,9 @@ See docs/reference/protocol.md#idempotency-keys.
 LEASE_MS: Final = 5_000
 """Milliseconds for which a lease holds after it was last acquired."""
 
+LEASE_RENEW_S: Final = 1.0
+"""Seconds after which the process that holds a lease acquires it again."""
+
 
 class Standing(IntEnum):
     """The class of a caller, and the eighths of replay memory that this class can fill. Strangers leave a

@@ -25,6 +25,7 @@ import orjson
 from pysync.auth.rate_limits import identity_name
 from pysync.changelog import Change
 from pysync.concurrency import gather_bounded
+from pysync.coordinator import LEASE_RENEW_S
 from pysync.engine.changes import parse_change
 from pysync.erase.plan import (
     CONCURRENT,
@@ -47,7 +48,6 @@ NOTES: Final = "_pysync/erase"
 UNFINISHED: Final = f"{NOTES}/unfinished"
 """The note: the members of the request, none once only deleted bytes remain to be removed."""
 LEASE: Final = "erase"
-LEASE_RENEW_S: Final = 1.0
 SETTLE_S: Final = 2.0
 """Seconds that followers of the change log have to read the removals before it is cleared, and requests under
 way to end."""

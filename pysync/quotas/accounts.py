@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pysync import _core
-from pysync.cache import BoundedCache
+from pysync.cache import CACHED_ENTRIES, BoundedCache
 from pysync.config import Collection, Config
 from pysync.config.key_templates import RESERVED, KeyTemplate, TemplateIndex
 from pysync.engine import history
@@ -24,9 +24,6 @@ _OWN_ROLES: Final = frozenset({"self", "admin"})
 _SPACE_ROLES: Final = frozenset({"space", "admin"})
 """The roles, up to a colon, with which nobody but an identity itself, or members of a space, write."""
 _MEMBERS: Final = frozenset({"space:owner", "space:member"})
-
-MAX_CACHED: Final = 10_000
-"""Number of keys whose collections are cached."""
 
 
 class _Owned(NamedTuple):
@@ -75,7 +72,7 @@ class Accounts:
         spaces = config.auth.spaces
         self._space_param = None if spaces is None else spaces.param
         self._by_suffix: dict[str, TemplateIndex[_Owned]] = {}
-        self._keys = BoundedCache[str, _OwnedKey](MAX_CACHED)
+        self._keys = BoundedCache[str, _OwnedKey](CACHED_ENTRIES)
         for rank, (namespace, _, collection) in enumerate(config.each_collection()):
             text, suffix = file_templates.get(collection.name, (collection.key_template.text, ""))
             template = KeyTemplate.of(text)

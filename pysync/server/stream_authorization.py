@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol, cast
 from pysync.auth.policy import AccessPolicy
 from pysync.auth.spaces import MEMBER, OWNER, ROLE_TIMEOUT_S, add_roles
 from pysync.auth.verification import VerifiedCertificate
+from pysync.cache import CACHED_ENTRIES
 from pysync.concurrency import gather_bounded
 from pysync.config.key_templates import KeyTemplate, TemplateIndex
 from pysync.engine.changes import DocumentRef, origin
@@ -34,9 +35,6 @@ from pysync.plugins import FileBackedCollection
 from pysync.server.api import Service
 from pysync.server.api.batch_reads import read_many
 from pysync.server.authorization import Access, Memberships, may_read
-
-MAX_CACHED: Final = 10_000
-"""Number of sets of collections and origins of which it is cached whether these write to those."""
 
 log = logging.getLogger("pysync.server")
 
@@ -73,7 +71,7 @@ class KeyIndex:
         self._readers: dict[str, TemplateIndex[_Reader]] = {}
         self._stored_at: dict[Topic, tuple[KeyTemplate, str]] = {}
         self._writers: dict[str, Topic] = {}
-        self._may_write = lru_cache(MAX_CACHED)(self._overlaps)
+        self._may_write = lru_cache(CACHED_ENTRIES)(self._overlaps)
         for rule in rules:
             topic, files = topic_of(rule), stored_files.get(rule.collection.name)
             path = rule.collection.key_template

@@ -1,7 +1,7 @@
 """Revocation lists: strangers keep nobody from revoking, and their lists cost little."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import aiohttp
@@ -19,7 +19,7 @@ from pysync.auth.revocation import PREFIX, RevocationRegistry
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import BadSignature, StaleGeneration, StoreUnavailable, TooManyIssuers
-from pysync.store import ANY, Precondition
+from pysync.store import ANY, ListEntry, Precondition
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
@@ -137,11 +137,12 @@ async def test_a_sweep_that_fails_is_followed_by_others(
         lists = 0
         often = asyncio.Event()
 
-        async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        async def walk(self, prefix: str, after: str | None = None) -> AsyncIterator[ListEntry]:
             self.lists += 1
             if self.lists == 3:
                 self.often.set()
             raise error
+            yield
 
     monkeypatch.setattr(revocation, "SWEEP_EVERY_S", 0.0)
     store = Failing()
@@ -272,13 +273,13 @@ async def test_lists_of_unknown_identities_evict_no_trusted_issuers_list(
 
 
 async def test_issuers_without_a_list_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(revocation, "MAX_UNLISTED", 10)
+    monkeypatch.setattr(revocation, "CACHED_ENTRIES", 10)
     clock = FakeClock()
     revocations = RevocationRegistry(MemoryStore(), clock)
     for n in range(25):
         assert not await revocations.is_revoked(CertificateSummary("", f"{n}", "", "", 0, 1))
-        assert len(revocations.unlisted_until_ms) <= 10
-        assert revocations.unlisted_until_ms[f"{n}"] == clock() + revocation.RECHECK_MS
+        assert revocations.unlisted_until_ms.cost <= 10
+        assert revocations.unlisted_until_ms.get(f"{n}") == clock() + revocation.RECHECK_MS
 
 
 async def test_a_long_list_takes_back_what_it_names() -> None:

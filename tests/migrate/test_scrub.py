@@ -27,7 +27,8 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
 from pysync.migrate import SCRUB_KEY, Damage
 from pysync.server.app import create_app
-from pysync.server.process.background import CHECK_EVERY_S, MIN_BYTES, Scrubber
+from pysync.server.process.background import MIN_BYTES, Scrubber
+from pysync.server.process.expiry import SWEEP_EVERY_S
 from pysync.store import Store, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
@@ -190,7 +191,7 @@ async def test_it_waits_while_store_or_coordinator_are_away_and_goes_on(
     scrub.start()
     await done.wait()
     await scrub.close()
-    assert slept.count(CHECK_EVERY_S) == 4
+    assert slept.count(SWEEP_EVERY_S) == 4
     warned = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warned) == 2
     assert all("the scrub is paused" in message for message in warned)

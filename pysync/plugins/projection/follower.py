@@ -13,6 +13,7 @@ import orjson
 
 from pysync._core import PanicException
 from pysync.config import Config, ConfigError, Problem
+from pysync.coordinator import LEASE_RENEW_S
 from pysync.engine.changes import parse_change
 from pysync.errors import Unavailable
 from pysync.plugins import PluginContext
@@ -27,9 +28,6 @@ PAGE: Final = 500
 MIN_INTERVAL_S: Final = 0.1
 """Seconds between pages that are not full. A list with constant writes is therefore put ten times a second,
 whatever their number."""
-
-LEASE_RENEW_S: Final = 1.0
-"""Seconds between renewals of the lease and of the checkpoint."""
 
 CLOSE_S: Final = 5.0
 

@@ -43,10 +43,10 @@ from pysync.server.http.responses import NO_STORE, Response, error_response
 from pysync.server.process.erasure import ERASE_PATH, AdminRequest, ErasureEndpoint
 from pysync.server.process.metrics import GAUGES, METRICS_TYPE, Counters
 from pysync.server.process.readiness import Readiness
+from pysync.server.process.supervisor import STALL_S
 
-STALLED_S: Final = 10.0
-"""Seconds without a turn of the event loop after which the process is not healthy."""
 TURN_EVERY_S: Final = 0.25
+"""Seconds between two turns that the event loop notes, and between two looks of a server at what must end."""
 MAX_CONNECTIONS: Final = 64
 """Connections that are served at once, each by a thread. If one more arrives, the one gives way that has been
 sending its request for longest."""
@@ -54,8 +54,6 @@ MAX_REQUEST_BYTES: Final = 16 * 1024
 """Bytes of a request: its head and, of an erasure, the body."""
 TIMEOUT_S: Final = 2.0
 """Seconds that a client has to send its request, and then to read the response."""
-TURN_S: Final = 0.1
-"""Seconds between two looks of a server at what has to end."""
 _ADMIN_PATH: Final = "/admin"
 _USAGE_PATH: Final = "/admin/usage"
 _PORT: Final = re.compile(r":[0-9]+\Z")
@@ -170,7 +168,7 @@ class AdminPages:
 
     def _health(self, monitor: LoopMonitor) -> Response:
         blocked_s = monitor.blocked_s
-        if blocked_s > STALLED_S:
+        if blocked_s > STALL_S:
             raise Unavailable(f"The event loop has been blocked for {blocked_s:.0f} s")
         return _json(200, {"ok": True, "ts": self._now_ms()})
 
@@ -233,7 +231,7 @@ class AdminListener:
         self._servers = [_Server(sock, respond) for sock in bound_sockets(host, port, shared=shared)]
         self.port: int = self._servers[0].server_address[1]
         self._threads = [
-            threading.Thread(target=server.serve_forever, args=(TURN_S,), name="admin", daemon=True)
+            threading.Thread(target=server.serve_forever, args=(TURN_EVERY_S,), name="admin", daemon=True)
             for server in self._servers
         ]
         for thread in self._threads:
@@ -300,7 +298,7 @@ class _Server(ThreadingHTTPServer):
         return True
 
     def service_actions(self) -> None:
-        """End the connections whose request takes too long. The server calls this each `TURN_S`."""
+        """End the connections whose request takes too long. The server calls this every `TURN_EVERY_S`."""
         now = time.monotonic()
         with self._lock:
             late = [each for each, began in self._arriving.items() if now - began > TIMEOUT_S]

@@ -18,7 +18,7 @@ from pysync._core import PanicException
 from pysync.clock import is_stable
 from pysync.concurrency import every
 from pysync.config import Collection, HistoryConfig, ScrubConfig
-from pysync.coordinator import Coordinator
+from pysync.coordinator import LEASE_RENEW_S, Coordinator
 from pysync.engine.history import PREFIX, History, document_of, has_version, is_expired
 from pysync.engine.outbox import Outbox
 from pysync.erase import Eraser
@@ -26,17 +26,14 @@ from pysync.errors import CoordinatorUnavailable, PysyncError, Unavailable
 from pysync.migrate import SCRUB_KEY, Damage, Verifier
 from pysync.server.api import owners_of
 from pysync.server.http.router import Router
-from pysync.server.process.expiry import key_shape
+from pysync.server.process.expiry import MAX_LISTED, SWEEP_EVERY_S, key_shape
 from pysync.store import KeyShape, ListEntry, Store, StoredObject
 
 log = logging.getLogger("pysync.server")
 
 
-SWEEP_HISTORY_EVERY_S: Final = 60.0
 RELIST_HISTORY_MS: Final = 3_600_000
 """Milliseconds from the end of a listing of all entries to the next one, in a store without an index."""
-MAX_LISTED: Final = 10_000
-"""The number of entries that one sweep lists: ten pages of a bucket."""
 
 
 class HistorySweeper:
@@ -77,7 +74,7 @@ class HistorySweeper:
     async def run(self) -> None:
         """Sweep at intervals, until cancelled."""
         if self._shapes:
-            await every(SWEEP_HISTORY_EVERY_S, self.sweep, "failed to delete old versions", log)
+            await every(SWEEP_EVERY_S, self.sweep, "failed to delete old versions", log)
 
     async def sweep(self) -> int:
         """Delete what has expired, and return the number of deleted entries. Deletes nothing within ten
@@ -126,7 +123,6 @@ class HistorySweeper:
         return next((limits for limits in found if limits is not None), None)
 
 
-RESUME_EVERY_S: Final = 60.0
 RECOVER_EVERY_S = 5.0
 INITIAL_ROUNDS = 2
 """Number of rounds that announce writes early, because an earlier process may have left them. In the last of
@@ -187,13 +183,9 @@ async def resume_erasure(eraser: Eraser, sleep: Callable[[float], Awaitable[None
             log.warning("failed to finish an interrupted erasure; will retry: %s", detail)
         except (Exception, PanicException):
             log.exception("failed to finish an interrupted erasure; will retry")
-        await sleep(RESUME_EVERY_S)
+        await sleep(SWEEP_EVERY_S)
 
 
-CHECK_EVERY_S: Final = 60.0
-"""Seconds between two checks of the time of the last scrub."""
-LEASE_RENEW_S: Final = 1.0
-"""Seconds between two renewals of the lease during a scrub."""
 MIN_BYTES: Final = 16_384
 """Minimum number of bytes that an object counts as, because small objects cost more than their bytes."""
 
@@ -227,7 +219,7 @@ class Scrubber:
 
     async def run(self) -> None:
         """Scrub whenever it is due, until cancelled."""
-        await every(CHECK_EVERY_S, self.run_if_due, "the scrub is paused", log, self._sleep)
+        await every(SWEEP_EVERY_S, self.run_if_due, "the scrub is paused", log, self._sleep)
 
     async def run_if_due(self) -> None:
         """Scrub if it is due and this process holds the lease. Raises StoreUnavailable and

@@ -16,14 +16,13 @@ from pysync.backup.opening import open_backup
 from pysync.backup.repairing import Repairer
 from pysync.clock import SteadyClock, elapsed_of
 from pysync.config import BackupConfig, StoreConfig
-from pysync.coordinator import Coordinator
+from pysync.coordinator import LEASE_RENEW_S, Coordinator
 from pysync.errors import CoordinatorUnavailable, Unavailable
 from pysync.migrate import Damage
 from pysync.server.process.metrics import Counters
 from pysync.store import Store
 
 LEASE: Final = "backup"
-LEASE_RENEW_S: Final = 1.0
 END_WITHIN_S: Final = 5.0
 """Seconds until a process that does not end is killed. The next one continues."""
 BACKUP_LAG: Final = "pysync_backup_lag_seconds"

@@ -21,6 +21,7 @@ from pysync.server.http.router import Route, Router
 from pysync.store import KeyShape, ListEntry, Store
 
 SWEEP_EVERY_S = 60.0
+"""Seconds between two rounds of a job that looks for what is due."""
 MAX_LISTED: Final = 10_000
 """The number of keys of a collection that one sweep lists to find expired ones: ten pages of a bucket."""
 MAX_READ: Final = 1_000

@@ -35,7 +35,7 @@ GRACE_S: Final = 2.0
 """Seconds that a worker has to close its store after it stopped waiting for requests."""
 
 STALL_S: Final = 10.0
-"""Seconds without a heartbeat after which a worker is killed and replaced."""
+"""Seconds without a heartbeat after which a worker is killed and replaced, and a process is not healthy."""
 
 ROUNDS: Final = 10
 """Heartbeats that a worker sends in that time, and rounds in which the parent looks for them."""

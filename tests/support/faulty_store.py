@@ -41,6 +41,7 @@ _WRITES = ("put", "write", "delete")
 class _Delay(NamedTuple):
     arrived: asyncio.Event
     release: asyncio.Event
+    of_reply: bool
 
 
 Fault = Literal["fail", "lose_reply", "tear", "none"] | _Delay
@@ -99,10 +100,13 @@ class FaultyStore:
         """Return only the first half of the body from the next `times` calls of `get`."""
         self._add_faults("tear", ["get"], times)
 
-    def delay(self, verb: Verb, release: asyncio.Event, after: int = 0) -> asyncio.Event:
-        """Block a call, after `after` others, until `release` is set. Return an event of its start."""
+    def delay(
+        self, verb: Verb, release: asyncio.Event, after: int = 0, *, of_reply: bool = False
+    ) -> asyncio.Event:
+        """Block a call, after `after` others, until `release` is set: before it is executed or, with
+        `of_reply`, after that. Return an event of its start."""
         arrived = asyncio.Event()
-        self._add_faults(_Delay(arrived, release), [verb], after=after)
+        self._add_faults(_Delay(arrived, release, of_reply), [verb], after=after)
         return arrived
 
     def _add_faults(self, fault: Fault, verbs: Sequence[Verb], times: int = 1, after: int = 0) -> None:
@@ -237,10 +241,13 @@ class FaultyStore:
                 if call_in_vain is not None:
                     await call_in_vain()
                 raise StoreUnavailable()
-            if isinstance(fault, _Delay):
+            if isinstance(fault, _Delay) and not fault.of_reply:
                 fault.arrived.set()
                 await fault.release.wait()
             result = await call()
+            if isinstance(fault, _Delay) and fault.of_reply:
+                fault.arrived.set()
+                await fault.release.wait()
             if fault == "lose_reply":
                 raise StoreUnavailable()
             if fault == "tear" and isinstance(result, StoredObject):

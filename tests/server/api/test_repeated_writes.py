@@ -387,6 +387,24 @@ async def test_slow_delete_in_a_bucket_that_its_repetition_made_is_answered(loss
     assert (await anybody.pull("notes/a")).json["data"] == {"n": 2}
 
 
+async def test_slow_delete_in_a_bucket_is_not_rejected_while_its_repetition_makes_it(lossy: Lossy) -> None:
+    anybody, store = lossy
+    hash_ = (await anybody.push("notes/a", {"n": 1})).json["hash"]
+    release, reply = asyncio.Event(), asyncio.Event()
+    arrived = store.delay("delete", release)
+    slow = asyncio.ensure_future(delete(anybody, "notes/a", hash_, "k"))
+    await arrived.wait()
+    deleted = store.delay("delete", reply, of_reply=True)
+    repeated = asyncio.ensure_future(delete(anybody, "notes/a", hash_, "k"))
+    await deleted.wait()
+    release.set()
+    assert code_of(await slow) == (503, "store_unavailable")
+    reply.set()
+    made = await repeated
+    assert made.status == 200
+    assert (await delete(anybody, "notes/a", hash_, "k")).body == made.body
+
+
 async def test_lost_append_is_found_or_made_in_the_log_that_it_was_for(lossy: Lossy) -> None:
     anybody, store = lossy
     await append(anybody, "log/a", {"n": 0}, "j")

@@ -147,9 +147,9 @@ class LocalCoordinator(SqliteChangeLog):
         """See `Coordinator.put_if_absent`."""
         return await self._writer.submit(_put_if_absent, key, value, ttl_ms, self._now_ms)
 
-    async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> None:
+    async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> bool:
         """See `Coordinator.compare_and_set`."""
-        await self._writer.submit(_compare_and_set, key, expected, value)
+        return await self._writer.submit(_compare_and_set, key, expected, value)
 
     async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
         """See `Coordinator.append`."""
@@ -272,11 +272,12 @@ def _put_if_absent(
     return bytes(held)
 
 
-def _compare_and_set(cursor: sqlite3.Cursor, key: str, expected: bytes, value: bytes | None) -> None:
+def _compare_and_set(cursor: sqlite3.Cursor, key: str, expected: bytes, value: bytes | None) -> bool:
     if value is None:
         cursor.execute("DELETE FROM claim WHERE key = ? AND value = ?", (key, expected))
     else:
         cursor.execute("UPDATE claim SET value = ? WHERE key = ? AND value = ?", (value, key, expected))
+    return cursor.rowcount == 1
 
 
 def _forget(

@@ -115,15 +115,16 @@ class MemoryCoordinator:
         self._values[key] = (now_ms + ttl_ms, value)
         return value
 
-    async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> None:
+    async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> bool:
         """See `Coordinator.compare_and_set`."""
         expires_ms, current = self._values.get(key, (0, b""))
         if expires_ms <= self._now_ms() or current != expected:
-            return
+            return False
         if value is None:
             del self._values[key]
         else:
             self._values[key] = (expires_ms, value)
+        return True
 
     async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
         """See `Coordinator.append`."""

@@ -95,9 +95,9 @@ class Coordinator(ChangeLog, Protocol):
         """Return the value of `key`, which is set to `value` for `ttl_ms` unless it has one. Of several
         concurrent calls one sets its value, and all of them return it."""
 
-    async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> None:
+    async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> bool:
         """Replace the value of `key` for the rest of its time, or delete it if `value` is None. Does nothing
-        unless its value is still `expected`."""
+        and returns False unless its value is still `expected`."""
 
     async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
         """Append changes, and delete the prepared write of this name, if one is given: both or neither."""

@@ -16,7 +16,7 @@ from pysync.coordinator import Coordinator
 from pysync.corruption import CorruptionReporter
 from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.history import History, check_key, new_entry
-from pysync.engine.idempotency import Attempt, IdempotentRequest, carry_out_once
+from pysync.engine.idempotency import Attempt, IdempotentRequest, Repeat, carry_out_once
 from pysync.engine.outbox import Outbox, outbox_of
 from pysync.errors import Conflict, DocumentCorrupt, QuotaExceeded, StoreUnavailable
 from pysync.model import WriteResult
@@ -199,15 +199,15 @@ class Documents:
             return await carry_out_once(store.claims, claim, write)
         own = Attempt.begin(request, fresh, await self._etag_of(key, body.base_hash))
 
-        async def decide(first: Attempt) -> bool:
+        async def decide(first: Attempt, repeat: Repeat) -> bool:
             found = await self._store.get(key)
             if self._is_written(key, found, first.write_id):
                 await self._outbox.reannounce([] if context is None else [context.change(*first.result)])
                 return True
             if not isinstance(found, StoredObject) or found.etag != first.base or body.hash != first.hash:
                 return False
-            return await _succeeds(
-                self._write(
+            return await repeat(
+                lambda: self._write(
                     key, body, first.result, ttl_ms, context, history, first.write_id, only=first.base
                 )
             )
@@ -253,12 +253,12 @@ class Documents:
             return await carry_out_once(store.claims, claim, removal)
         own = Attempt.begin(request, removed, await self._stored_etag(key))
 
-        async def decide(first: Attempt) -> bool:
+        async def decide(first: Attempt, repeat: Repeat) -> bool:
             return (
                 first.base != ""
                 and first.base == await self._stored_etag(key)
-                and await _succeeds(
-                    self._remove(key, first.result, ttl_ms, context, history, only=first.base)
+                and await repeat(
+                    lambda: self._remove(key, first.result, ttl_ms, context, history, only=first.base)
                 )
             )
 
@@ -462,12 +462,3 @@ def _kept(found: StoredObject | NotModified | None, base_hash: str | None) -> by
     """Return the stored document that a write with this base replaces, if its history keeps it: `""` is the
     base over a damaged one."""
     return found.body if base_hash and isinstance(found, StoredObject) else None
-
-
-async def _succeeds(write: Coroutine[None, None, WriteResult]) -> bool:
-    """Await a write, and return False if another one came first."""
-    try:
-        await write
-    except Conflict:
-        return False
-    return True

@@ -121,7 +121,7 @@ class Files:
             assert request_key is not None
             request = IdempotentRequest(request_key, sha256)
             own = Attempt.begin(request, WriteResult(sha256, timestamp_ms))
-            await self._requests.begin(request, own, lambda first: self._is_stored(key, first))
+            await self._requests.begin(request, own, lambda first, _: self._is_stored(key, first))
             begun.append((request, own))
 
         try:

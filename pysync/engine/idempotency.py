@@ -9,12 +9,14 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 import orjson
 
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
 from pysync.errors import (
+    Conflict,
     CoordinatorUnavailable,
     IdempotencyKeyReused,
     OutcomeUnknown,
@@ -78,7 +80,8 @@ async def carry_out_once(table: ClaimTable, claim: Claim, write: Awaitable[Write
 
 class Attempt(NamedTuple):
     """The first attempt at a request, as the coordinator has it. `write_id` and `base`, the etag of what the
-    write replaces (`""` if that is nothing, or not known), tell the next attempt what has become of it."""
+    write replaces (`""` if that is nothing, or not known), tell the next attempt what has become of it.
+    `is_repeated` is True once a repetition may have made its write."""
 
     write_id: str
     hash: str
@@ -86,6 +89,7 @@ class Attempt(NamedTuple):
     content: str
     base: str = ""
     is_done: bool = False
+    is_repeated: bool = False
 
     @classmethod
     def begin(cls, request: IdempotentRequest, result: WriteResult, base: str = "") -> "Attempt":
@@ -94,9 +98,8 @@ class Attempt(NamedTuple):
 
     @classmethod
     def decode(cls, text: bytes) -> "Attempt":
-        """Parse a stored attempt. One of an earlier version has only the first members."""
-        write_id, hash_, timestamp_ms, *more = orjson.loads(text)
-        return cls(write_id, hash_, timestamp_ms, *(more or (hash_,)))
+        """Parse a stored attempt."""
+        return cls(*orjson.loads(text))
 
     def encode(self) -> bytes:
         """Return the attempt as the coordinator stores it."""
@@ -108,8 +111,10 @@ class Attempt(NamedTuple):
         return WriteResult(self.hash, self.timestamp_ms)
 
 
-Decide = Callable[[Attempt], Awaitable[bool]]
-"""Returns True if the earlier attempt was carried out. If what it replaces is still there, it is made now."""
+Repeat = Callable[[Callable[[], Awaitable[WriteResult]]], Awaitable[bool]]
+"""Makes the write of an earlier attempt. Returns False if another write came first."""
+Decide = Callable[[Attempt, Repeat], Awaitable[bool]]
+"""Returns True if the earlier attempt was carried out. If what it replaces is still there, it is repeated."""
 
 
 class CoordinatedRequests:
@@ -131,12 +136,8 @@ class CoordinatedRequests:
                 return
             if first.content != own.content:
                 raise IdempotencyKeyReused
-            if not first.is_done and await decide(first):
-                await self._complete(name, held)
-                # The first attempt has withdrawn its claim if it was rejected because this one wrote.
-                with suppress(CoordinatorUnavailable):
-                    done = first._replace(is_done=True).encode()
-                    await self._coordinator.put_if_absent(name, done, IDEMPOTENCY_TTL_MS)
+            if not first.is_done and await decide(first, partial(self._repeat, name, first)):
+                await self._complete(name, first)
             elif not first.is_done:
                 if first.timestamp_ms + SETTLED_MS <= self._now_ms():
                     raise OutcomeUnknown
@@ -148,7 +149,7 @@ class CoordinatedRequests:
 
     async def complete(self, request: IdempotentRequest, own: Attempt) -> None:
         """Add that the attempt was carried out. Without the coordinator only what is stored says it."""
-        await self._complete(_name(request), own.encode())
+        await self._complete(_name(request), own)
 
     async def release(self, request: IdempotentRequest, own: Attempt, error: PysyncError) -> None:
         """Withdraw the attempt if `error` says that it has written nothing."""
@@ -175,27 +176,49 @@ class CoordinatedRequests:
         await self.begin(request, own, decide)
         try:
             yield
-        except PysyncError as error:
-            if not isinstance(error, Unavailable):
-                await self._check_not_made(request, own)
+        except Unavailable as error:
             await self.release(request, own, error)
+            raise
+        except PysyncError:
+            with suppress(CoordinatorUnavailable):
+                await self._withdraw(request, own)
             raise
         await self.complete(request, own)
 
-    async def _check_not_made(self, request: IdempotentRequest, own: Attempt) -> None:
-        """Raise CarriedOut if a repetition has made the write of the attempt meanwhile."""
-        name = _name(request)
-        with suppress(CoordinatorUnavailable):
-            first = Attempt.decode(
-                await self._coordinator.put_if_absent(name, own.encode(), IDEMPOTENCY_TTL_MS)
-            )
-            if first.is_done and first.content == own.content:
-                raise _carried_out(name, first)
+    async def _repeat(self, name: str, first: Attempt, write: Callable[[], Awaitable[WriteResult]]) -> bool:
+        """Make the write of the first attempt, which may be under way, and learns from its claim why its own
+        write is rejected. Returns False if another write came first."""
+        repeated = first._replace(is_repeated=True).encode()
+        if not await self._coordinator.compare_and_set(name, first.encode(), repeated):
+            return False
+        try:
+            await write()
+        except Conflict:
+            return False
+        return True
 
-    async def _complete(self, name: str, held: bytes) -> None:
+    async def _withdraw(self, request: IdempotentRequest, own: Attempt) -> None:
+        """Withdraw an attempt that was rejected, unless a repetition may have made its write: that is the
+        reason then. Raises CarriedOut if it has, StoreUnavailable if it does not say so in time."""
+        name, text = _name(request), own.encode()
+        for pause_s in (*_POLLS_S, None):
+            if await self._coordinator.compare_and_set(name, text, None):
+                return
+            held = Attempt.decode(await self._coordinator.put_if_absent(name, text, IDEMPOTENCY_TTL_MS))
+            if held.write_id != own.write_id:
+                return
+            if held.is_done:
+                raise _carried_out(name, held)
+            if pause_s is None:
+                raise StoreUnavailable("a repetition of this request may be under way")
+            await asyncio.sleep(pause_s)
+
+    async def _complete(self, name: str, attempt: Attempt) -> None:
         with suppress(CoordinatorUnavailable):
-            done = Attempt.decode(held)._replace(is_done=True).encode()
-            await self._coordinator.compare_and_set(name, held, done)
+            for held in (attempt, attempt._replace(is_repeated=True)):
+                done = held._replace(is_done=True).encode()
+                if await self._coordinator.compare_and_set(name, held.encode(), done):
+                    break
 
 
 def _carried_out(name: str, attempt: Attempt) -> CarriedOut:

@@ -99,12 +99,12 @@ class CoordinatorContract(ChangeLogContract):
     ) -> None:
         await coordinator.put_if_absent("k", b"first", 60_000)
         for value in (b"other", None):
-            await coordinator.compare_and_set("k", b"wrong", value)
-            await coordinator.compare_and_set("unknown", b"first", value)
+            assert not await coordinator.compare_and_set("k", b"wrong", value)
+            assert not await coordinator.compare_and_set("unknown", b"first", value)
         assert await coordinator.put_if_absent("k", b"second", 60_000) == b"first"
-        await coordinator.compare_and_set("k", b"first", b"second")
+        assert await coordinator.compare_and_set("k", b"first", b"second")
         assert await coordinator.put_if_absent("k", b"third", 60_000) == b"second"
-        await coordinator.compare_and_set("k", b"second", None)
+        assert await coordinator.compare_and_set("k", b"second", None)
         assert await coordinator.put_if_absent("k", b"third", 60_000) == b"third"
         assert await coordinator.put_if_absent("unknown", b"mine", 60_000) == b"mine"
 

@@ -152,10 +152,11 @@ class RedisCoordinator:
         (held,) = await self._epoch.execute(("SET", f"{CLAIMS}{key}", value, "NX", "GET", "PX", ttl_ms))
         return value if held is None else bytes(held)
 
-    async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> None:
+    async def compare_and_set(self, key: str, expected: bytes, value: bytes | None) -> bool:
         """See `Coordinator.compare_and_set`."""
         given = (expected,) if value is None else (expected, value)
-        await self._epoch.execute(("EVAL", _REPLACE_CLAIM, 1, f"{CLAIMS}{key}", *given))
+        (replaced,) = await self._epoch.execute(("EVAL", _REPLACE_CLAIM, 1, f"{CLAIMS}{key}", *given))
+        return bool(replaced)
 
     async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
         """See `Coordinator.append`."""

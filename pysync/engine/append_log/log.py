@@ -22,7 +22,7 @@ from pysync.engine.append_log.head import HeadCache, LogSettings, chunk_keys, lo
 from pysync.engine.append_log.read import LogRange, LogSlice, SegmentReader
 from pysync.engine.append_log.retention import delete_objects, without_oldest
 from pysync.engine.changes import DocumentRef, WriteContext
-from pysync.engine.idempotency import Attempt, IdempotentRequest, carry_out_once
+from pysync.engine.idempotency import Attempt, IdempotentRequest, Repeat, carry_out_once
 from pysync.engine.outbox import Outbox, outbox_of
 from pysync.errors import (
     AppendLimitExceeded,
@@ -231,13 +231,14 @@ class AppendLogs:
                 cached = await self._head_cache.read(key, settings.field)
                 return "" if cached is None else cached.etag
 
-            async def decide(first: Attempt) -> bool:
-                if not first.base or first.base != await etag():
-                    return False
-                with suppress(Conflict):
-                    await self._remove(key, first.result, settings, context, only=first.base)
-                    return True
-                return False
+            async def decide(first: Attempt, repeat: Repeat) -> bool:
+                return (
+                    first.base != ""
+                    and first.base == await etag()
+                    and await repeat(
+                        lambda: self._remove(key, first.result, settings, context, only=first.base)
+                    )
+                )
 
             own = Attempt.begin(request, removed, await etag())
             return await self._requests.carry_out(
@@ -340,7 +341,7 @@ class AppendLogs:
     ) -> WriteResult:
         """Announce an element that is not stored, or return the result of the earlier attempt that did."""
 
-        async def announce_again(first: Attempt) -> bool:
+        async def announce_again(first: Attempt, _: Repeat) -> bool:
             await self._announce(first.result, context)
             return True
 

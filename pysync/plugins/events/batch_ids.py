@@ -131,7 +131,7 @@ class ReservingSequencer:
         claimed: AbstractAsyncContextManager[None] = nullcontext()
         if request is not None:
             own = Attempt(id_, *written, request.content)
-            claimed = self._requests.claimed(request, own, lambda first: self._is_stored(batch, first))
+            claimed = self._requests.claimed(request, own, lambda first, _: self._is_stored(batch, first))
         with self._track(tick):
             async with claimed:
                 await self._outbox.write(

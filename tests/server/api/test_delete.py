@@ -135,7 +135,7 @@ async def test_its_segments_go_after_its_head(
     hash_ = (await anybody.pull("log/a?last=1")).json["hash"]
     assert (await delete(anybody, "log/a", hash_)).status == 200
     (app,) = start.apps  # type: ignore[attr-defined]
-    await app._logs.close()
+    await app.engine.logs.close()
     assert [entry.key async for entry in kept.walk("") if "log" in entry.key] == []
 
 

@@ -160,7 +160,7 @@ async def test_no_cycle_holds_the_body_of_a_request_that_fails_unexpectedly(
     start: Start, tmp_path: Path
 ) -> None:
     class Broken(LocalStore):
-        async def put(self, *args: object, **options: object) -> NoReturn:
+        async def commit(self, *args: object, **options: object) -> NoReturn:
             raise KeyError
 
     address = address_of(await start(CONFIG, await Broken.open_folder(tmp_path)))

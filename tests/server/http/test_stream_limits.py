@@ -197,7 +197,7 @@ async def test_a_stream_ends_whose_client_has_read_nothing_for_thirty_seconds() 
 async def test_connections_and_streams_share_the_files_that_may_be_open(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pysync.server.app.connection_limit", lambda wanted: min(wanted, 300))
+    monkeypatch.setattr("pysync.server.compose.connection_limit", lambda wanted: min(wanted, 300))
     await start({"collections": [NOTES], "server": {"maxConnections": 1_000, "maxStreams": 2_000}})
     (app,) = start.apps  # type: ignore[attr-defined]
     assert app.load.max_connections == 100

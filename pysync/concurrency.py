@@ -137,7 +137,10 @@ class WriteDeadline:
         Cancelling this cancels the write."""
         waiting = _Waiting(write)
         waiting.end_in(self._timeout_s)
-        return await self._result(waiting)
+        try:
+            return await self._result(waiting)
+        finally:
+            del waiting  # as in `_result`
 
     async def run_upload(
         self,
@@ -164,7 +167,10 @@ class WriteDeadline:
         task = waiting.task
         await waiting.ended()
         if task.done():
-            return task.result()
+            try:
+                return task.result()
+            finally:
+                del task, waiting  # an error leads to this frame, and the task to the error
         self._unfinished.add(task)
         task.add_done_callback(self._finish)
         self._on_timeout()

@@ -1,11 +1,22 @@
-"""`gather_bounded`, `GroupSize` and `every`."""
+"""`gather_bounded`, `GroupSize`, `every` and `run_heavy`."""
 
 import asyncio
 import logging
+import os
+import sys
+import threading
 
 import pytest
 
-from pysync.concurrency import GATHER_S, QUIET_TICKS, GroupSize, every, gather_bounded
+from pysync.concurrency import (
+    GATHER_S,
+    NICENESS,
+    QUIET_TICKS,
+    GroupSize,
+    every,
+    gather_bounded,
+    run_heavy,
+)
 from pysync.errors import StoreUnavailable
 
 
@@ -146,3 +157,20 @@ def test_writes_that_are_alone_after_a_large_group_soon_do_not_wait() -> None:
                 pass
     assert completed_at_once > 0
     assert group.is_complete(1)
+
+
+async def test_heavy_work_is_done_one_after_another_and_behind_the_event_loop() -> None:
+    running = [0, 0]
+
+    def work() -> int:
+        running[0] += 1
+        running[1] = max(running)
+        priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        running[0] -= 1
+        return priority
+
+    found = await asyncio.gather(*(run_heavy(work) for _ in range(8)))
+    assert running == [0, 1]
+    if sys.platform == "linux":
+        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        assert set(found) == {min(own + NICENESS, 19)}

@@ -6,8 +6,6 @@ import gzip
 import json
 import logging
 import os
-import sys
-import threading
 import zlib
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -22,7 +20,6 @@ from support.collections import LOG, collection
 from support.faulty_store import FaultyStore
 from yarl import URL
 
-from pysync import concurrency
 from pysync.errors import Overloaded
 from pysync.server.app import App
 from pysync.server.http import in_flight
@@ -455,23 +452,6 @@ async def test_unsent_chunks_are_closed() -> None:
     with pytest.raises(Overloaded):
         await StreamingResponse(b"first", chunks).reserve(asking.reservation("a"))  # type: ignore[arg-type]
     assert is_closed.is_set()
-
-
-async def test_heavy_work_is_done_one_after_another_and_behind_the_event_loop() -> None:
-    running = [0, 0]
-
-    def work() -> int:
-        running[0] += 1
-        running[1] = max(running)
-        priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        running[0] -= 1
-        return priority
-
-    found = await asyncio.gather(*(concurrency.run_heavy(work) for _ in range(8)))
-    assert running == [0, 1]
-    if sys.platform == "linux":
-        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
-        assert set(found) == {min(own + concurrency.NICENESS, 19)}
 
 
 async def test_a_connection_does_not_keep_the_response_that_it_has_written() -> None:

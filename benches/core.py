@@ -213,7 +213,7 @@ def cases() -> list[Case]:
     bodies: list[bytes | str | None] = [stored] * BATCH
 
     def join_twin() -> bytes:
-        return b",".join(reference.answer(stored, 1_700_000_000_000) for _ in bodies)
+        return b",".join(reference.pull_body(stored, 1_700_000_000_000) for _ in bodies)
 
     def verify_twin() -> bool:
         text = reference.request_message("POST", "/push/notes/a", small, *request)
@@ -254,13 +254,13 @@ def cases() -> list[Case]:
             "pull 1 KB: locate, check, answer",
             len(stored),
             lambda: pull(stored),
-            lambda: reference.answer(stored, 1_700_000_000_000),
+            lambda: reference.pull_body(stored, 1_700_000_000_000),
         ),
         (
             "pull 512 KiB: locate, check, answer",
             len(stored_large),
             lambda: pull(stored_large),
-            lambda: reference.answer(stored_large, 1_700_000_000_000),
+            lambda: reference.pull_body(stored_large, 1_700_000_000_000),
         ),
         (
             "batch of 100: plan",

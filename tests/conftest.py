@@ -149,7 +149,7 @@ def member(base: str, session: aiohttp.ClientSession) -> Signed:
 
 
 @pytest.fixture
-def stranger(base: str, session: aiohttp.ClientSession) -> Signed:
+def untrusted(base: str, session: aiohttp.ClientSession) -> Signed:
     """A root device of a key that nobody trusts."""
     return Signed(base, session, STRANGER, root_device(STRANGER, collections=("rooms", "*")))
 

@@ -46,7 +46,7 @@ class Depot:
         self._then = then
         self._ranges = ranges
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def respond(self, request: web.Request) -> web.StreamResponse:
         range_ = request.headers.get("Range")
         self.ranges.append(range_)
         tag = self.etag or etag(self.content)
@@ -71,7 +71,7 @@ class Depot:
 @asynccontextmanager
 async def pulling(depot: Depot, **options: Any) -> AsyncIterator[Client]:
     app = web.Application()
-    app.router.add_get("/pull/files/a", depot.answer)
+    app.router.add_get("/pull/files/a", depot.respond)
     async with TestServer(app) as server, client(str(server.make_url("/")), **options) as anonymous:
         yield anonymous
 

@@ -112,7 +112,7 @@ async def test_a_revoked_certificate_is_rejected_and_its_list_is_accepted_once(s
 
 
 @asynccontextmanager
-async def losing_answers(base: str, answers: int) -> AsyncIterator[str]:
+async def losing_replies(base: str, answers: int) -> AsyncIterator[str]:
     """The address of a proxy to `base` that hangs up instead of passing on the first `answers` answers."""
     target = urlsplit(base)
     left = answers
@@ -152,7 +152,7 @@ async def losing_answers(base: str, answers: int) -> AsyncIterator[str]:
 
 async def test_a_push_whose_answer_is_lost_is_applied_once_and_answered_in_the_end(start: Start) -> None:
     base = await start(SERVICE)
-    async with losing_answers(base, 2) as lossy, client(lossy, backoff=PATIENT) as owner:
+    async with losing_replies(base, 2) as lossy, client(lossy, backoff=PATIENT) as owner:
         pushed = await owner.push("rooms/r1", {"n": 1})
         assert (await owner.push("rooms/r1", {"n": 2}, pushed.hash)).hash != pushed.hash
         assert (await owner.pull("rooms/r1")).data == {"n": 2}
@@ -160,7 +160,7 @@ async def test_a_push_whose_answer_is_lost_is_applied_once_and_answered_in_the_e
 
 async def test_a_pull_whose_answer_is_lost_is_not_taken_for_a_replay(start: Start) -> None:
     base = await start(SERVICE)
-    async with losing_answers(base, 3) as lossy, client(lossy, backoff=PATIENT) as owner:
+    async with losing_replies(base, 3) as lossy, client(lossy, backoff=PATIENT) as owner:
         assert (await owner.pull("rooms/r1")).hash == ""
 
 
@@ -242,6 +242,6 @@ async def test_a_delete_whose_answer_is_lost_is_made_once_and_answered_in_the_en
     key, base = f"users/{ISSUER.user_id}/a", await start(SERVICE)
     async with client(base) as owner:
         pushed = await owner.push(key, {"n": 1})
-    async with losing_answers(base, 2) as lossy, client(lossy, backoff=PATIENT) as owner:
+    async with losing_replies(base, 2) as lossy, client(lossy, backoff=PATIENT) as owner:
         assert (await owner.delete(key, pushed.hash)).hash == ""
         assert (await owner.pull(key)).hash == ""

@@ -60,7 +60,7 @@ class Teller:
 
 
 @asynccontextmanager
-async def lookout(key: str = "notes/a") -> AsyncIterator[tuple[Teller, ChangeNotifier]]:
+async def sight(key: str = "notes/a") -> AsyncIterator[tuple[Teller, ChangeNotifier]]:
     """A stream and who listens to it, to whom everything of `key` with the hash `new` is news."""
     teller = Teller()
     async with await asyncio.start_server(teller.serve, "127.0.0.1", 0) as server:
@@ -72,7 +72,7 @@ async def lookout(key: str = "notes/a") -> AsyncIterator[tuple[Teller, ChangeNot
 
 
 async def test_live_stream_and_its_news_trigger_a_poll() -> None:
-    async with lookout() as (teller, notifier):
+    async with sight() as (teller, notifier):
         await notifier.wait(1)
         waiting = asyncio.ensure_future(notifier.wait(1))
         await asyncio.sleep(0)
@@ -84,7 +84,7 @@ async def test_live_stream_and_its_news_trigger_a_poll() -> None:
 
 
 async def test_event_during_a_poll_is_news_whatever_it_is() -> None:
-    async with lookout() as (teller, notifier):
+    async with sight() as (teller, notifier):
         await notifier.wait(1)
         await teller.say(event("1", "old"))  # now somebody looks, and may find what was there before
         await notifier.wait(1)
@@ -96,7 +96,7 @@ async def test_event_during_a_poll_is_news_whatever_it_is() -> None:
 
 
 async def test_lost_history_and_a_reconnected_stream_trigger_a_poll() -> None:
-    async with lookout() as (teller, notifier):
+    async with sight() as (teller, notifier):
         await notifier.wait(1)
         waiting = asyncio.ensure_future(notifier.wait(1))
         await asyncio.sleep(0)

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from components.processes import START_LIMIT_S, accepts, answers, free_port, program, running
+from components.processes import START_LIMIT_S, accepts, free_port, program, running, serves_http
 from components.s3 import ACCESS_KEY_ID, SECRET_ACCESS_KEY, S3Server
 
 PROGRAMS: Final = ("radosgw", "ceph-mon", "ceph-osd", "monmaptool", "osdmaptool", "radosgw-admin")
@@ -89,7 +89,7 @@ def radosgw(folder: Path) -> Iterator[S3Server]:
         for name, arguments, ready in (
             ("ceph-mon", ("-i", "a"), lambda: accepts(v2)),
             ("ceph-osd", ("-i", "0"), lambda: True),
-            ("radosgw", gateway, lambda: answers(port)),
+            ("radosgw", gateway, lambda: serves_http(port)),
         ):
             process = running(command(name, *arguments, "-f"), folder / f"{name}.out", folder)
             stack.enter_context(process).wait_until(ready)

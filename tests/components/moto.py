@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from components.processes import Missing, answers, free_port, running
+from components.processes import Missing, free_port, running, serves_http
 from components.s3 import S3Server
 
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
@@ -26,7 +26,7 @@ def moto(folder: Path) -> Iterator[S3Server]:
     port = free_port()
     command = [sys.executable, "-m", "components.moto", str(port)]
     with running(command, folder / "moto.out", Path(__file__).parent.parent) as process:
-        process.wait_until(lambda: answers(port))
+        process.wait_until(lambda: serves_http(port))
         server = S3Server("moto", f"http://127.0.0.1:{port}")
         server.make_bucket(server.bucket)
         yield server
@@ -36,7 +36,7 @@ def one_at_a_time(application: Application) -> Application:
     """`application` behind a lock. A request is received, and its answer sent, outside of it."""
     lock = threading.Lock()
 
-    def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+    def respond(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         _receive(environ)
         with lock:
             produced = application(environ, start_response)
@@ -46,7 +46,7 @@ def one_at_a_time(application: Application) -> Application:
                 if close := getattr(produced, "close", None):
                     close()
 
-    return answer
+    return respond
 
 
 def _receive(environ: dict[str, Any]) -> None:

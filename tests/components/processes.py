@@ -116,7 +116,7 @@ def accepts(port: int) -> bool:
         return True
 
 
-def answers(port: int) -> bool:
+def serves_http(port: int) -> bool:
     """Whether a server on the port answers HTTP, whatever it says."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:

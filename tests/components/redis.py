@@ -32,7 +32,7 @@ class RedisServer:
         own = ("--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder))
         command = (self._program, *own, *self._options, *options)
         self._process = Process(command, self.folder / "redis.out")
-        self._process.wait_until(self._answers)
+        self._process.wait_until(self._responds)
 
     def stop(self) -> None:
         """Let it end as it does by itself: what it is to keep is written."""
@@ -57,7 +57,7 @@ class RedisServer:
         assert self._process is not None
         self._process.signal(signal.SIGCONT)
 
-    def _answers(self) -> bool:
+    def _responds(self) -> bool:
         """Whether it takes commands; the answer to a first one without a password, where it wants one, is an
         error."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:

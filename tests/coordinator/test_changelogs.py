@@ -355,7 +355,7 @@ class TestAfterAStartOfTheMachine:
             assert not cursor or await changes_of(coordinator, cursor) == []
             cursor = await coordinator.append([change("1")])
             await coordinator.close()
-        intent = await self.intend(tmp_path)
+        intent = await self.prepare(tmp_path)
         boot.write_text("two\n")
         coordinator = await LocalCoordinator.open_folder(tmp_path)
         other = await LocalCoordinator.open_folder(tmp_path)
@@ -369,7 +369,7 @@ class TestAfterAStartOfTheMachine:
         for each in (coordinator, other):
             await each.close()
 
-    async def intend(self, folder: Path) -> str:
+    async def prepare(self, folder: Path) -> str:
         coordinator = await LocalCoordinator.open_folder(folder)
         intent = await coordinator.prepare([change("2")])
         await coordinator.close()

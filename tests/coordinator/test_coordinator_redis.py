@@ -413,7 +413,7 @@ async def test_a_redis_that_cannot_keep_the_promise_is_not_taken(
     ],
 )
 async def test_server_that_does_not_speak_as_a_new_redis_is_rejected(facts: bytes, said: str) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"pysync:since\r\n")
         writer.write(b"+OK\r\n$%d\r\n%b\r\n*2\r\n$1\r\n1\r\n$1\r\n2\r\n$-1\r\n" % (len(facts), facts))
         await reader.read()
@@ -422,7 +422,7 @@ async def test_server_that_does_not_speak_as_a_new_redis_is_rejected(facts: byte
         left.set()
 
     left = asyncio.Event()
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         with pytest.raises(ValueError, match=said):
             await open_coordinator(f"redis://{host}:{port}")

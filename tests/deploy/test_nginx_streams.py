@@ -81,7 +81,7 @@ class Upstream:
         self.connections += 1
         self._serving.add(asyncio.current_task())
         try:
-            await self._answer_all(reader, writer)
+            await self._respond_to_all(reader, writer)
         finally:
             writer.transport.abort()
 
@@ -91,7 +91,7 @@ class Upstream:
             task.cancel()
         await asyncio.gather(*filter(None, self._serving), return_exceptions=True)
 
-    async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _respond_to_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while head := await self._head(reader):
             self.heads.append(head)
             length = next(

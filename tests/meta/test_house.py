@@ -179,7 +179,7 @@ WORDS = re.compile(
 
 
 def test_definitions_use_the_words_of_the_field() -> None:
-    for path in PACKAGE.rglob("*.py"):
+    for path in (*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 if node.name.startswith("test_"):

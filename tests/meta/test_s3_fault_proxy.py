@@ -31,7 +31,7 @@ class Upstream:
         self.connections: set[Any] = set()
         self.broken = asyncio.Event()
 
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
         self.requests.append(request)
         self.connections.add(request.transport)
         try:
@@ -74,7 +74,7 @@ def upstream() -> Upstream:
 
 @pytest_asyncio.fixture
 async def proxy(upstream: Upstream) -> AsyncIterator[FaultProxy]:
-    runner = web.ServerRunner(web.Server(upstream.answer, auto_decompress=False))
+    runner = web.ServerRunner(web.Server(upstream.respond, auto_decompress=False))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

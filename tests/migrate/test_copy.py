@@ -303,7 +303,7 @@ async def test_a_store_that_fails_midway_is_named_and_the_next_run_goes_on(
     assert await contents(target) == await contents(source)
 
 
-class LateAnswers(MemoryStore):
+class LateReplies(MemoryStore):
     """A store that has stored ten objects before it answers the first put, and stores no more."""
 
     def __init__(self) -> None:
@@ -328,7 +328,7 @@ class LateAnswers(MemoryStore):
 
 @pytest.mark.parametrize("how", ["fails", "is cancelled"])
 async def test_the_counts_of_a_run_that_ends_early_are_those_of_the_run(how: str) -> None:
-    source, target = MemoryStore(), LateAnswers()
+    source, target = MemoryStore(), LateReplies()
     await put_all(source, {f"notes/{n}": DOCUMENTS["top"] for n in range(50)})
     copier = Copier(source, target, lambda key, text: None)
     running = asyncio.ensure_future(copier.run())

@@ -39,7 +39,7 @@ def judge_batches(key: str, operations: Iterable[Operation], *, is_ordered: bool
     for name in sorted(set(names).symmetric_difference(files)):
         yield Violation("read in the end", f"nobody pulled {name}, or it was not listed", tuple(last))
     yield from _not_once(key, files, batches)
-    yield from _untrue_answers(files, batches)
+    yield from _untrue_replies(files, batches)
     yield from _unsorted(lists)
     yield from _late_names(batches)
     if is_ordered:
@@ -71,7 +71,7 @@ def _not_once(key: str, files: dict[str, Operation], batches: list[Write]) -> It
             yield Violation("nothing lost", said, batch.acknowledged)
 
 
-def _untrue_answers(files: dict[str, Operation], batches: list[Write]) -> Iterator[Violation]:
+def _untrue_replies(files: dict[str, Operation], batches: list[Write]) -> Iterator[Violation]:
     """Names and hashes that are not those of the file."""
     for file in files.values():
         if file.answer["hash"] != file.answer["sha256"]:

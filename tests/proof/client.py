@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 from proof import service
 from proof.history import History, Kind, Operation
-from proof.signed import ANSWER_LIMIT_S, MESSAGE_ID, Answer, Connection, Device, NoAnswer, Request
+from proof.signed import ANSWER_LIMIT_S, MESSAGE_ID, Connection, Device, NoReply, Reply, Request
 from pysync import protocol
 from pysync.clock import wall_clock_ms
 
@@ -90,7 +90,7 @@ class ProofClient:
         answer, error = None, ""
         try:
             answer = await self._send(node, request, leave_after_s)
-        except NoAnswer as lost:
+        except NoReply as lost:
             error = str(lost)
         end, to_ms = time.monotonic(), wall_clock_ms()
         operation = Operation(
@@ -118,10 +118,10 @@ class ProofClient:
         for connection, _ in self._idle.values():
             connection.close()
 
-    async def _send(self, node: int, request: Request, leave_after_s: float) -> Answer:
+    async def _send(self, node: int, request: Request, leave_after_s: float) -> Reply:
         address = self._nodes[node].address
         if address is None:
-            raise NoAnswer("nobody is there")
+            raise NoReply("nobody is there")
         connection, used = self._idle.pop(node, (None, 0))
         if connection is None:
             connection = await Connection.to(address)

@@ -23,7 +23,7 @@ def judge_document(key: str, operations: Iterable[Operation]) -> Iterator[Violat
     pushes = pushes_of(operations)
     pulls = _pulls(operations)
     last = _last(operations)
-    yield from _untrue_answers(pushes, pulls)
+    yield from _untrue_replies(pushes, pulls)
     yield from _two_winners(pushes)
     if last is None:
         yield Violation("read in the end", f"nobody read {key} in the end", tuple(operations[-1:]))
@@ -64,7 +64,7 @@ def _last(operations: list[Operation]) -> Operation | None:
     return max(pulls, key=lambda pull: pull.start, default=None)
 
 
-def _untrue_answers(pushes: list[Write], pulls: list[Operation]) -> Iterator[Violation]:
+def _untrue_replies(pushes: list[Write], pulls: list[Operation]) -> Iterator[Violation]:
     """Hashes that are not of the data, conflicts with the very base that was sent or with the push itself,
     repetitions that are told another time."""
     writers = Counter(hash_of(push.first.sent["data"]) for push in pushes)

@@ -13,7 +13,7 @@ import orjson
 from proof import service
 from proof.client import Node
 from proof.history import History, Kind, Operation
-from proof.signed import Answer, Connection, Device, NoAnswer
+from proof.signed import Connection, Device, NoReply, Reply
 
 FOLLOWERS: Final = 4
 LONGEST_STREAM_S: Final = 4.0
@@ -68,10 +68,10 @@ class Follower:
             async with asyncio.timeout(self._random.uniform(0, LONGEST_STREAM_S)):
                 with closing(await self._connection(node)) as connection:
                     answer = await connection.stream(request)
-                    status = answer.status if isinstance(answer, Answer) else 200
-                    if not isinstance(answer, Answer):
+                    status = answer.status if isinstance(answer, Reply) else 200
+                    if not isinstance(answer, Reply):
                         await self._listen(node, answer, sent)
-        except (NoAnswer, TimeoutError) as lost:
+        except (NoReply, TimeoutError) as lost:
             error = repr(lost)
         followed = self._operation("follow", node, sent, start)
         self._history.add(replace(followed, status=status, nonce=request.nonce, error=error))
@@ -80,7 +80,7 @@ class Follower:
     async def _connection(self, node: int) -> Connection:
         address = self._nodes[node].address
         if address is None:
-            raise NoAnswer("nobody is there")
+            raise NoReply("nobody is there")
         return await Connection.to(address)
 
     async def _listen(self, node: int, chunks: AsyncGenerator[bytes, None], sent: dict[str, Any]) -> None:

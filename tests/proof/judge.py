@@ -42,7 +42,7 @@ def judge_operations(operations: list[Operation]) -> Verdict:
     violations = [
         *_judge_keys(operations),
         *_judge_folders(operations),
-        *_judge_answers(operations),
+        *_judge_replies(operations),
         *_judge_nonces(operations),
         *_judge_limit(operations),
         *judge_followers(operations),
@@ -108,7 +108,7 @@ def _judge_folders(operations: Iterable[Operation]) -> Iterator[Violation]:
         yield from judge_batches(key, about, is_ordered=is_ordered)
 
 
-def _judge_answers(operations: Iterable[Operation]) -> Iterator[Violation]:
+def _judge_replies(operations: Iterable[Operation]) -> Iterator[Violation]:
     """Answers that nobody should get, whatever fails."""
     for operation in operations:
         answers = ANSWERS.get(operation.kind)

@@ -29,7 +29,7 @@ ANSWER_LIMIT_S: Final = 15.0
 CHUNK_BYTES: Final = 64 * 1024
 
 
-class NoAnswer(Exception):
+class NoReply(Exception):
     """The connection broke, or nothing came in time: whether it was done is unknown."""
 
 
@@ -41,7 +41,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     status: int
     body: Any
 
@@ -86,44 +86,44 @@ class Connection:
 
     @classmethod
     async def to(cls, address: tuple[str, int]) -> "Connection":
-        """Raises NoAnswer where nobody listens."""
+        """Raises NoReply where nobody listens."""
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 return cls(*await asyncio.open_connection(*address))
         except OSError as error:
-            raise NoAnswer(repr(error)) from error
+            raise NoReply(repr(error)) from error
 
-    async def send(self, request: Request, limit_s: float = ANSWER_LIMIT_S) -> Answer:
-        """The answer to `request`. Raises NoAnswer where none came within `limit_s`; the connection is then
+    async def send(self, request: Request, limit_s: float = ANSWER_LIMIT_S) -> Reply:
+        """The answer to `request`. Raises NoReply where none came within `limit_s`; the connection is then
         good for nothing more."""
         try:
             async with asyncio.timeout(limit_s):
                 self._writer.write(request.text)
-                return await self._answer()
+                return await self._reply()
         except (OSError, asyncio.IncompleteReadError) as error:
             self.close()
-            raise NoAnswer(repr(error)) from error
+            raise NoReply(repr(error)) from error
 
-    async def stream(self, request: Request) -> Answer | AsyncGenerator[bytes, None]:
-        """The pieces of the answer's body as they come, or the answer where it is an error. Raises NoAnswer,
+    async def stream(self, request: Request) -> Reply | AsyncGenerator[bytes, None]:
+        """The pieces of the answer's body as they come, or the answer where it is an error. Raises NoReply,
         and the pieces do, where the connection breaks or nothing comes for `ANSWER_LIMIT_S`."""
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 self._writer.write(request.text)
                 status, headers = await self._head()
                 if status != 200:
-                    return Answer(status, await self._body(headers))
+                    return Reply(status, await self._body(headers))
         except (OSError, asyncio.IncompleteReadError) as error:
             self.close()
-            raise NoAnswer(repr(error)) from error
+            raise NoReply(repr(error)) from error
         return self._stream_chunks(headers)
 
     def close(self) -> None:
         self._writer.transport.abort()
 
-    async def _answer(self) -> Answer:
+    async def _reply(self) -> Reply:
         status, headers = await self._head()
-        return Answer(status, None if status == 304 else await self._body(headers))
+        return Reply(status, None if status == 304 else await self._body(headers))
 
     async def _head(self) -> tuple[int, dict[str, str]]:
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -154,7 +154,7 @@ class Connection:
                     return
                 yield chunk
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise NoAnswer(repr(error)) from error
+            raise NoReply(repr(error)) from error
         finally:
             self.close()
 

@@ -36,7 +36,7 @@ class Server:
         self.requests: list[tuple[web.BaseRequest, bytes]] = []
         self.url = ""
 
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path.endswith("/events"):
             return web.Response(status=404)
         self.requests.append((request, await request.read()))
@@ -56,12 +56,12 @@ class Server:
 async def silent_until(noticed: asyncio.Event) -> AsyncIterator[str]:
     """The URL of a server that answers no pull before `noticed` is set."""
 
-    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+    async def respond(request: web.BaseRequest) -> web.StreamResponse:
         await noticed.wait()
         return web.json_response(PULLED)
 
     application = web.Application()
-    application.router.add_get("/pull/{path:.*}", answer)
+    application.router.add_get("/pull/{path:.*}", respond)
     async with TestServer(application) as server:
         yield str(server.make_url("/"))
 
@@ -70,7 +70,7 @@ async def silent_until(noticed: asyncio.Event) -> AsyncIterator[str]:
 async def serving(*answers: Answer) -> AsyncIterator[Server]:
     server = Server(*answers)
     test_server = TestServer(web.Application())
-    test_server.app.router.add_route("*", "/{path:.*}", server.answer)
+    test_server.app.router.add_route("*", "/{path:.*}", server.respond)
     async with test_server:
         server.url = str(test_server.make_url("/"))
         yield server

@@ -14,12 +14,12 @@ from pysync.server.http.responses import Response
 Handler = Callable[[web.BaseRequest], Awaitable[Response]]
 
 
-async def answer(request: web.BaseRequest) -> Response:
+async def respond(request: web.BaseRequest) -> Response:
     return Response(200, b"answered")
 
 
 @asynccontextmanager
-async def listening(handler: Handler = answer, load: Load | None = None) -> AsyncIterator[tuple[str, int]]:
+async def listening(handler: Handler = respond, load: Load | None = None) -> AsyncIterator[tuple[str, int]]:
     """A service that answers every request. Yields its address."""
     server = HttpServer(handler, load)
     await server.start()

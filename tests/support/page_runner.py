@@ -34,7 +34,7 @@ from urllib.request import urlopen
 
 import yaml
 from components import free_port
-from components.processes import answers
+from components.processes import serves_http
 
 from pysync import config
 
@@ -210,7 +210,7 @@ class PageRunner:
         self._background.append(started)
         if "pysync serve" in command:
             port = re.search(r"--port (\d+)", command)
-            self._until(lambda: answers(int(port[1] if port else self.port("8080"))), started)
+            self._until(lambda: serves_http(int(port[1] if port else self.port("8080"))), started)
         else:
             self._until(lambda: self._streams() > streams, started)
         self._output = output.read_text()

@@ -214,7 +214,7 @@ def stored(data: bytes, data_hash: str, ts_ms: int, pubkey: str | None, signatur
     return ("{" + ",".join(members) + "}").encode()
 
 
-def answer(document: bytes, timestamp_ms: int) -> bytes:
+def pull_body(document: bytes, timestamp_ms: int) -> bytes:
     """The pull answer for a stored document."""
     value = json.loads(document)
     members = {"data": value["data"], "hash": value["hash"], "timestamp": timestamp_ms}

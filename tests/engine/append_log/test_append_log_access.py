@@ -65,14 +65,14 @@ async def test_wrong_methods_and_paths_are_rejected_as_for_documents(anyone: Bro
 
 
 async def test_callers_need_roles_and_operations(
-    anyone: Browser, member: Signed, stranger: Signed, unique: Unique
+    anyone: Browser, member: Signed, untrusted: Signed, unique: Unique
 ) -> None:
     key = f"{unique('rooms')}/messages"
     for nobody in (await append(anyone, key, {}), await tail(anyone, key, "last=1")):
         assert nobody.error == (401, "Unauthorized")
     for other in (
-        await append(stranger, key, {}, **proof(STRANGER, key, {})),
-        await tail(stranger, key, "last=1"),
+        await append(untrusted, key, {}, **proof(STRANGER, key, {})),
+        await tail(untrusted, key, "last=1"),
     ):
         assert other.error == (403, "Forbidden")
     assert (await tail(anyone, key, "last=x")).status == 401, "who asks is told first"
@@ -83,12 +83,12 @@ async def test_callers_need_roles_and_operations(
     assert (await append(member, key, {}, **proof(SUBJECT, key, {}))).error == (403, "Forbidden")
 
 
-async def test_an_identity_owns_its_logs(owner: Signed, stranger: Signed, anyone: Browser) -> None:
+async def test_an_identity_owns_its_logs(owner: Signed, untrusted: Signed, anyone: Browser) -> None:
     key = f"diary/{ISSUER.user_id}/{os.urandom(4).hex()}"
     assert (await append(owner, key, {"n": 1})).status == 200
     assert len(await elements(owner, key)) == 1
-    assert (await append(stranger, key, {})).error == (403, "Forbidden")
-    assert (await tail(stranger, key)).error == (403, "Forbidden")
+    assert (await append(untrusted, key, {})).error == (403, "Forbidden")
+    assert (await tail(untrusted, key)).error == (403, "Forbidden")
     admin = {"Authorization": "Bearer protocol-admin-token"}
     assert (await append(anyone, key, {}, admin)).status == 200
     assert (await tail(anyone, key, "full=true", admin)).error == (403, "Forbidden")

@@ -131,11 +131,11 @@ def subject(base: str, session: aiohttp.ClientSession) -> Browser:
     return Signed(base, session, SUBJECT, root_device(SUBJECT, collections=("rooms", "*")))
 
 
-def stranger(base: str, session: aiohttp.ClientSession) -> Browser:
+def untrusted(base: str, session: aiohttp.ClientSession) -> Browser:
     return Signed(base, session, STRANGER, root_device(STRANGER, collections=("rooms", "*")))
 
 
-CALLERS: list[Caller] = [anonymous, root, member, subject, stranger]
+CALLERS: list[Caller] = [anonymous, root, member, subject, untrusted]
 
 
 @pytest.fixture

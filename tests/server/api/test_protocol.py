@@ -475,10 +475,10 @@ async def test_an_owner_reads_and_writes_what_is_theirs(owner: Signed) -> None:
     assert (await owner.push(key, {"n": 2}, pushed.json["hash"])).status == 200
 
 
-async def test_nobody_acts_as_another_identity(stranger: Signed, anyone: Browser) -> None:
+async def test_nobody_acts_as_another_identity(untrusted: Signed, anyone: Browser) -> None:
     key = f"users/{ISSUER.user_id}/a"
-    assert (await stranger.pull(key)).error == (403, "Forbidden")
-    assert (await stranger.push(key, {})).error == (403, "Forbidden")
+    assert (await untrusted.pull(key)).error == (403, "Forbidden")
+    assert (await untrusted.push(key, {})).error == (403, "Forbidden")
 
 
 async def test_a_member_acts_within_its_certificate(member: Signed, unique: Unique) -> None:
@@ -497,24 +497,24 @@ async def test_a_read_only_certificate_does_not_write(member: Signed, unique: Un
     assert (await member.push(unique("rooms"), {})).error == (403, "Forbidden")
 
 
-async def test_operations_limit_a_device_too(stranger: Signed) -> None:
+async def test_operations_limit_a_device_too(untrusted: Signed) -> None:
     grant = issuing.Grant(("read",), ("**",))
-    stranger.certificate = root_device(STRANGER, grant=grant)
+    untrusted.certificate = root_device(STRANGER, grant=grant)
     key = f"users/{STRANGER.user_id}/a"
-    assert (await stranger.pull(key)).status == 200
-    assert (await stranger.push(key, {})).error == (403, "Forbidden")
+    assert (await untrusted.pull(key)).status == 200
+    assert (await untrusted.push(key, {})).error == (403, "Forbidden")
 
 
-async def test_paths_limit_a_device_too(stranger: Signed) -> None:
+async def test_paths_limit_a_device_too(untrusted: Signed) -> None:
     grant = issuing.Grant(("read", "write"), ("users/{identity}/**", "!users/*/secret"))
-    stranger.certificate = root_device(STRANGER, grant=grant)
+    untrusted.certificate = root_device(STRANGER, grant=grant)
     mine = f"users/{STRANGER.user_id}"
-    assert (await stranger.pull(f"{mine}/a")).status == 200
-    assert (await stranger.pull(f"{mine}/secret")).status == 403
+    assert (await untrusted.pull(f"{mine}/a")).status == 200
+    assert (await untrusted.pull(f"{mine}/secret")).status == 403
 
 
-async def test_certificates_of_untrusted_issuers_yield_no_roles(stranger: Signed) -> None:
-    assert (await stranger.pull("rooms/a")).error == (403, "Forbidden")
+async def test_certificates_of_untrusted_issuers_yield_no_roles(untrusted: Signed) -> None:
+    assert (await untrusted.pull("rooms/a")).error == (403, "Forbidden")
 
 
 async def test_a_wildcard_collection_is_only_its_literal_text(owner: Signed, member: Signed) -> None:
@@ -533,12 +533,12 @@ async def test_root_only_needs_a_root_device(owner: Signed, member: Signed) -> N
     assert (await second.pull("owned/a")).status == 200, "admin:<userId> is held by that user's devices"
 
 
-async def test_delegates_reach_across_identities_but_others_do_not(member: Signed, stranger: Signed) -> None:
+async def test_delegates_reach_across_identities_but_others_do_not(member: Signed, untrusted: Signed) -> None:
     member.certificate = issuing.issue_member_certificate(
         ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "shared", **minted_at()
     )
     assert (await member.pull(f"shared/{ISSUER.user_id}/a")).status == 200
-    assert (await stranger.pull(f"shared/{ISSUER.user_id}/a")).status == 403
+    assert (await untrusted.pull(f"shared/{ISSUER.user_id}/a")).status == 403
 
 
 async def test_audience_certificates_serve_whoever_presents_them(
@@ -563,9 +563,9 @@ async def test_the_admin_token_gives_the_role_admin(anyone: Browser) -> None:
         assert (await anyone.pull(key, {"Authorization": wrong})).status == 401
 
 
-async def test_require_auth_decides_who_reaches_the_role_check(anyone: Browser, stranger: Signed) -> None:
+async def test_require_auth_decides_who_reaches_the_role_check(anyone: Browser, untrusted: Signed) -> None:
     assert (await anyone.pull("strict/a")).status == 401
-    assert (await stranger.pull("strict/a")).status == 200, "a signed caller also holds public"
+    assert (await untrusted.pull("strict/a")).status == 200, "a signed caller also holds public"
     assert (await anyone.pull("loose/a")).error == (403, "Forbidden")
 
 
@@ -588,10 +588,10 @@ async def test_a_replayed_request_is_rejected(owner: Signed) -> None:
     assert (await owner.pull(f"users/{ISSUER.user_id}/b")).status == 401
 
 
-async def test_a_nonce_belongs_to_its_key(owner: Signed, stranger: Signed) -> None:
-    owner.nonce = stranger.nonce = os.urandom(16)
+async def test_a_nonce_belongs_to_its_key(owner: Signed, untrusted: Signed) -> None:
+    owner.nonce = untrusted.nonce = os.urandom(16)
     assert (await owner.pull(f"users/{ISSUER.user_id}/a")).status == 200
-    assert (await stranger.pull(f"users/{STRANGER.user_id}/a")).status == 200
+    assert (await untrusted.pull(f"users/{STRANGER.user_id}/a")).status == 200
 
 
 @pytest.mark.parametrize("offset_ms", [-310_000, 310_000, -(10**12), 10**15])
@@ -703,7 +703,7 @@ async def test_a_revoked_certificate_is_rejected_and_lists_only_grow(anyone: Bro
     assert (await caller.pull(key)).status == 401
     third = issuing.issue_revocation_list(root, 3)
     assert (await anyone.request("POST", "/revocations", third.text)).status == 400, (
-        "a stranger's is not empty"
+        "an untrusted list must not be empty"
     )
     own = Signed(base, anyone.session, root, root_device(root))
     assert (await own.push(key, {"n": 1})).status == 200
@@ -817,12 +817,12 @@ async def test_fields_may_be_for_the_owner_alone(owner: Signed, anyone: Browser)
     assert (await anyone.pull(key)).json["data"] == {"name": "Ann"}
 
 
-async def test_restrictions_name_identities(anyone: Browser, base: str, stranger: Signed) -> None:
+async def test_restrictions_name_identities(anyone: Browser, base: str, untrusted: Signed) -> None:
     named = Signed(base, anyone.session, SUBJECT, root_device(SUBJECT))
     assert (await named.push("banned/a", {})).error == (403, "Forbidden")
     assert (await named.pull("banned/a")).status == 200
     assert (await named.pull("picked/a")).status == 200
-    assert (await stranger.pull("picked/a")).error == (403, "Forbidden")
+    assert (await untrusted.pull("picked/a")).error == (403, "Forbidden")
     assert (await anyone.pull("picked/a")).error == (403, "Forbidden")
 
 

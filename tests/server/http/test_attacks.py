@@ -168,7 +168,7 @@ def push(target: str, length: int, body: bytes = b"") -> bytes:
     return f"POST {target} HTTP/1.1\r\nHost: h\r\n{lines}\r\n".encode() + body
 
 
-async def answers(reader: asyncio.StreamReader) -> AsyncIterator[int]:
+async def statuses_of(reader: asyncio.StreamReader) -> AsyncIterator[int]:
     """The status of each answer, until the server hangs up or the caller stops."""
     with suppress(asyncio.IncompleteReadError, ConnectionError):
         while True:
@@ -189,7 +189,7 @@ async def statuses(site: Site, texts: Iterable[bytes], sources: Sequence[str] = 
 
     async def one(text: bytes) -> int:
         reader, writer = await site.connect(text, sources)
-        async for status in answers(reader):
+        async for status in statuses_of(reader):
             writer.close()
             return status
         return 0
@@ -203,7 +203,7 @@ async def test_valid_requests_beyond_capacity_are_answered_or_rejected(make_site
     async def pipeline(number: int) -> Counter[int]:
         reader, _ = await site.connect(get("/pull/notes/a") * 8, CROWD)
         found = Counter[int]()
-        async for status in answers(reader):
+        async for status in statuses_of(reader):
             found[status] += 1
             if found.total() == 8:
                 break

@@ -53,7 +53,7 @@ class Attacked:
         self.browser = Browser(base, session)
         self.signed = Signed(base, session, SUBJECT, root_device(SUBJECT))
 
-    def answer(self, request: Awaitable[Reply]) -> Reply:
+    def reply_to(self, request: Awaitable[Reply]) -> Reply:
         """The reply, which is no server error, and a documented one if it refuses."""
         reply = self._runner.get_loop().run_until_complete(request)
         assert reply.status < 500, reply.body
@@ -125,7 +125,7 @@ def test_no_revocation_list_that_its_issuer_signed_is_a_server_error(attacked: A
         signed = {**members, "sig": issuer.sign(certificates.REVOCATION_TAG + text)}
         # From another address each time, so that its rate refuses none of them.
         headers = {"X-Forwarded-For": next(addresses)}
-        reply = attacked.answer(attacked.browser.request("POST", "/revocations", signed, headers))
+        reply = attacked.reply_to(attacked.browser.request("POST", "/revocations", signed, headers))
         assert reply.status != 429
         if reply.status == 200:
             generations.add(reply.json["generation"])
@@ -162,7 +162,7 @@ def test_no_signed_push_is_a_server_error(attacked: Attacked, collection: str) -
         key = f"{prefix}/{name}"
         caller, target = attacked.signed, f"/push/{key}"
         if rebased:
-            stored = attacked.answer(caller.pull(key)).json["hash"]
+            stored = attacked.reply_to(caller.pull(key)).json["hash"]
             body = with_members(body, lambda data: {"baseHash": stored})
         if proven:
             body = with_members(body, lambda data: author_proof(key, data))
@@ -170,9 +170,9 @@ def test_no_signed_push_is_a_server_error(attacked: Attacked, collection: str) -
         sent = gzip.compress(body) if zipped else body
         if zipped:
             headers["Content-Encoding"] = "gzip"
-        reply = attacked.answer(attacked.browser.request("POST", target, sent, headers))
+        reply = attacked.reply_to(attacked.browser.request("POST", target, sent, headers))
         statuses.add(reply.status)
-        attacked.answer(caller.pull(f"{key}?withKeyring=1"))
+        attacked.reply_to(caller.pull(f"{key}?withKeyring=1"))
 
     push()
     assert {200, 400} <= statuses, "bodies of both kinds came through the door"
@@ -223,8 +223,8 @@ RAW_TARGETS = (
 
 @pytest.mark.timeout(180)
 def test_no_header_byte_is_a_server_error(attacked: Attacked) -> None:
-    attacked.answer(attacked.browser.push("notes/a", {"n": 1}))
-    attacked.answer(attacked.browser.push("by-address/a", {"n": 1}))
+    attacked.reply_to(attacked.browser.push("notes/a", {"n": 1}))
+    attacked.reply_to(attacked.browser.push("by-address/a", {"n": 1}))
 
     @thorough
     @given(st.sampled_from(RAW_TARGETS), raw_headers, st.sampled_from([b'{"data":{}}', b"{}", b""]))
@@ -234,7 +234,7 @@ def test_no_header_byte_is_a_server_error(attacked: Attacked) -> None:
             b"%b HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Type: application/json\r\n" % target
         )
         length = b"Content-Length: %d\r\n\r\n" % len(body)
-        attacked.answer(attacked.talk(request + b"".join(lines) + length + body))
+        attacked.reply_to(attacked.talk(request + b"".join(lines) + length + body))
 
     send()
 
@@ -269,7 +269,7 @@ bytes_above_ascii = pytest.mark.parametrize("value", [b"\x80", b"\xff\xfe", b"\x
 def test_bytes_above_ascii_are_no_server_error(
     attacked: Attacked, target: bytes, name: bytes, prefix: bytes, value: bytes
 ) -> None:
-    attacked.answer(attacked.talk(raw(target, {name: prefix + value}, b'{"data":{}}')))
+    attacked.reply_to(attacked.talk(raw(target, {name: prefix + value}, b'{"data":{}}')))
 
 
 @pytest.mark.slow
@@ -282,5 +282,5 @@ def test_bytes_above_ascii_in_a_signed_head_are_no_server_error(
 ) -> None:
     own = attacked.signed.headers("GET", "/pull/owned/a", b"")
     headers = {header.encode(): text.encode() for header, text in own.items()} | {name.encode(): value}
-    reply = attacked.answer(attacked.talk(raw(b"GET /pull/owned/a", headers)))
+    reply = attacked.reply_to(attacked.talk(raw(b"GET /pull/owned/a", headers)))
     assert reply.status in (400, 401)

@@ -21,7 +21,7 @@ async def client(address: tuple[str, int], ip: str = "127.0.0.1") -> Streams:
     return await asyncio.open_connection(*address, local_addr=(ip, 0))
 
 
-async def ask(streams: Streams, number: int = 0) -> int:
+async def request(streams: Streams, number: int = 0) -> int:
     """Send a request, and return the status of its response; 0 if the connection is closed."""
     reader, writer = streams
     try:
@@ -41,11 +41,11 @@ async def hang_up(clients: Sequence[Streams]) -> None:
 async def test_the_connection_that_was_idle_for_longest_gives_way() -> None:
     async with listening(load=Load(max_connections=3)) as address:
         clients = [await client(address) for _ in range(3)]
-        assert [await ask(each) for each in (clients[1], clients[0], clients[2])] == [200, 200, 200]
+        assert [await request(each) for each in (clients[1], clients[0], clients[2])] == [200, 200, 200]
         newcomer = await client(address)
-        assert await ask(newcomer) == 200
+        assert await request(newcomer) == 200
         assert await clients[1][0].read() == b""
-        assert [await ask(each) for each in (clients[0], clients[2])] == [200, 200]
+        assert [await request(each) for each in (clients[0], clients[2])] == [200, 200]
         await hang_up([*clients, newcomer])
 
 
@@ -53,10 +53,10 @@ async def test_the_address_that_has_most_connections_gives_way() -> None:
     async with listening(load=Load(max_connections=4)) as address:
         first = await client(address, "127.0.1.1")
         many = [await client(address, "127.0.1.2") for _ in range(3)]
-        assert [await ask(each) for each in (first, *many)] == [200] * 4
+        assert [await request(each) for each in (first, *many)] == [200] * 4
         newcomers = [await client(address, f"127.0.1.{n}") for n in (3, 4)]
-        assert [await ask(each) for each in newcomers] == [200, 200]
-        assert [await ask(each) for each in (first, *many)] == [200, 0, 0, 200]
+        assert [await request(each) for each in newcomers] == [200, 200]
+        assert [await request(each) for each in (first, *many)] == [200, 0, 0, 200]
         await hang_up([first, *many, *newcomers])
 
 
@@ -67,7 +67,7 @@ async def test_eleven_addresses_that_send_nothing_lock_nobody_out() -> None:
             silent.append(await client(address, f"127.0.2.{n % 11 + 1}"))
             if n % 20 == 19:
                 newcomer = await client(address, f"127.0.3.{n // 20 + 1}")
-                assert await ask(newcomer) == 200
+                assert await request(newcomer) == 200
                 await hang_up([newcomer])
         await hang_up(silent)
 
@@ -100,7 +100,7 @@ async def test_a_request_in_progress_is_answered_while_its_address_makes_room() 
     held = Held(load)
     async with listening(held.handle, load) as address:
         busy = await client(address)
-        asking = asyncio.create_task(ask(busy))
+        asking = asyncio.create_task(request(busy))
         while not held.begun:
             await asyncio.sleep(0)
         idle = await client(address)
@@ -109,7 +109,7 @@ async def test_a_request_in_progress_is_answered_while_its_address_makes_room() 
         idle[1].close()
         held.release.set()
         assert await asking == 200
-        assert await ask(newcomer) == 200
+        assert await request(newcomer) == 200
         await hang_up([busy, newcomer])
 
 
@@ -118,7 +118,7 @@ async def test_a_connection_is_rejected_where_its_own_address_has_only_busy_ones
     held = Held(load)
     async with listening(held.handle, load) as address:
         busy = await client(address)
-        asking = asyncio.create_task(ask(busy))
+        asking = asyncio.create_task(request(busy))
         while not held.begun:
             await asyncio.sleep(0)
         reader, writer = await client(address)
@@ -133,7 +133,7 @@ async def test_requests_in_progress_are_answered_while_the_server_stops() -> Non
     held = Held(Load())
     async with listening(held.handle, held.load) as address:
         clients = [await client(address) for _ in range(3)]
-        asking = asyncio.gather(*map(ask, clients))
+        asking = asyncio.gather(*map(request, clients))
         while held.begun < 3:
             await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(0, held.release.set)
@@ -160,28 +160,28 @@ class Turns:
         self.now += self.took_s
         return Response(200, b"")
 
-    async def ask_at_once(self, count: int) -> list[int]:
+    async def request_at_once(self, count: int) -> list[int]:
         """Return the statuses of requests that arrive together, in their order."""
         async with listening(self.handle, self.load) as address:
             clients = [await client(address) for _ in range(count)]
             for number, each in enumerate(clients):
-                assert await ask(each, number) == 200
+                assert await request(each, number) == 200
             self.order.clear()
             self.now = 0.0
-            statuses = await asyncio.gather(*(ask(each, n) for n, each in enumerate(clients)))
+            statuses = await asyncio.gather(*(request(each, n) for n, each in enumerate(clients)))
             await hang_up(clients)
         return statuses
 
 
 async def test_requests_that_arrive_together_are_answered_in_their_order() -> None:
     turns = Turns(took_s=0.001)
-    assert await turns.ask_at_once(3 * REQUESTS_PER_TURN) == [200] * 3 * REQUESTS_PER_TURN
+    assert await turns.request_at_once(3 * REQUESTS_PER_TURN) == [200] * 3 * REQUESTS_PER_TURN
     assert turns.order == list(range(3 * REQUESTS_PER_TURN))
 
 
 async def test_a_request_that_has_waited_too_long_is_rejected_and_the_newest_are_answered() -> None:
     turns = Turns(took_s=0.1)
-    statuses = await turns.ask_at_once(3 * REQUESTS_PER_TURN)
+    statuses = await turns.request_at_once(3 * REQUESTS_PER_TURN)
     assert statuses == [200] * REQUESTS_PER_TURN + [503] * REQUESTS_PER_TURN + [200] * REQUESTS_PER_TURN
 
 
@@ -189,7 +189,7 @@ async def test_a_client_that_hangs_up_while_it_waits_gives_up_its_turn() -> None
     turns = Turns(took_s=0.0)
     async with listening(turns.handle, turns.load) as address:
         clients = [await client(address) for _ in range(2 * REQUESTS_PER_TURN)]
-        assert [await ask(each) for each in clients] == [200] * len(clients)
+        assert [await request(each) for each in clients] == [200] * len(clients)
         turns.order.clear()
         for _, writer in clients:
             writer.write(GET)
@@ -197,5 +197,5 @@ async def test_a_client_that_hangs_up_while_it_waits_gives_up_its_turn() -> None
         while turns.load.connections:
             await asyncio.sleep(0)
         another = await client(address)
-        assert await ask(another) == 200
+        assert await request(another) == 200
         await hang_up([another])

@@ -364,11 +364,11 @@ async def test_a_client_that_takes_nothing_of_a_file_is_cut(
     monkeypatch.setattr(streaming, "STALL_S", 0.01)
     is_cut, cut = asyncio.Event(), streaming._abort
 
-    def cut_and_tell(*arguments: Any, **options: Any) -> None:
+    def cut_and_signal(*arguments: Any, **options: Any) -> None:
         cut(*arguments, **options)
         is_cut.set()
 
-    monkeypatch.setattr(streaming, "_abort", cut_and_tell)
+    monkeypatch.setattr(streaming, "_abort", cut_and_signal)
     photos = {
         "name": "photos",
         "storagePath": "photos/{id}",

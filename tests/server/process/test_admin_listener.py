@@ -32,19 +32,19 @@ from pysync.store.memory import MemoryStore
 PAGES = ("/health", "/health/ready", "/metrics", "/openapi.json", "/version", "/admin")
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     status: int
     headers: Any
     body: bytes
 
 
-def ask(port: int, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> Answer:
+def request(port: int, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> Reply:
     """Send a request and wait for the response, without an event loop."""
     connection = HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request(method, path, headers=headers or {})
         response = connection.getresponse()
-        return Answer(response.status, response.headers, response.read())
+        return Reply(response.status, response.headers, response.read())
     finally:
         connection.close()
 
@@ -56,13 +56,13 @@ class Service(NamedTuple):
     base: str
     port: int
 
-    async def ask(self, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> Answer:
-        return await asyncio.to_thread(ask, self.port, path, method, headers)
+    async def request(self, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> Reply:
+        return await asyncio.to_thread(request, self.port, path, method, headers)
 
-    def ask_while_blocked(self, *paths: str) -> list[Answer]:
+    def request_while_blocked(self, *paths: str) -> list[Reply]:
         """Send requests from a thread, and block the event loop until all are answered."""
-        answers: list[Answer] = []
-        thread = Thread(target=lambda: answers.extend(ask(self.port, path) for path in paths))
+        answers: list[Reply] = []
+        thread = Thread(target=lambda: answers.extend(request(self.port, path) for path in paths))
         thread.start()
         thread.join()
         return answers
@@ -89,9 +89,9 @@ async def start_admin() -> AsyncIterator[StartAdmin]:
 
 async def test_operators_are_answered_while_the_event_loop_is_blocked(start_admin: StartAdmin) -> None:
     service = await start_admin()
-    assert (await service.ask("/health/ready")).status == 200
+    assert (await service.request("/health/ready")).status == 200
     pages = [page for page in PAGES if page != "/health/ready"]
-    answers = dict(zip(pages, service.ask_while_blocked(*pages), strict=True))
+    answers = dict(zip(pages, service.request_while_blocked(*pages), strict=True))
     assert {answer.status for answer in answers.values()} == {200}
     assert json.loads(answers["/health"].body)["ok"] is True
     assert b"pysync_build_info" in answers["/metrics"].body
@@ -106,7 +106,7 @@ async def test_only_health_remains_at_the_public_address(
     browser = Browser(service.base, session)
     statuses = {page: (await browser.request("GET", page)).status for page in PAGES}
     assert statuses == dict.fromkeys(PAGES, 404) | {"/health": 200}
-    assert {page: (await service.ask(page)).status for page in PAGES} == dict.fromkeys(PAGES, 200)
+    assert {page: (await service.request(page)).status for page in PAGES} == dict.fromkeys(PAGES, 200)
 
 
 async def test_operators_get_the_requests_that_the_public_address_served(
@@ -115,8 +115,8 @@ async def test_operators_get_the_requests_that_the_public_address_served(
     service = await start_admin()
     assert (await Browser(service.base, session).pull("notes/a")).status == 200
     line = b'pysync_requests_total{action="pull",collection="notes",status="200"} 1.0'
-    assert line in (await service.ask("/metrics")).body
-    assert json.loads((await service.ask("/admin")).body)["requests"] == 1
+    assert line in (await service.request("/metrics")).body
+    assert json.loads((await service.request("/admin")).body)["requests"] == 1
 
 
 async def test_health_fails_once_the_event_loop_is_blocked_for_long(start_admin: StartAdmin) -> None:
@@ -157,29 +157,29 @@ async def test_an_event_loop_that_is_blocked_for_long_is_not_ready(
 ) -> None:
     monkeypatch.setattr(readiness, "READY_S", 0.05)
     service = await start_admin()
-    while (await service.ask("/health/ready")).status != 200:
+    while (await service.request("/health/ready")).status != 200:
         pass
-    *_, refused = service.ask_while_blocked("/health/ready", "/health/ready")
+    *_, refused = service.request_while_blocked("/health/ready", "/health/ready")
     assert refused.status == 503
     assert b"event loop" in refused.body
-    while (await service.ask("/health/ready")).status != 200:
+    while (await service.request("/health/ready")).status != 200:
         pass
 
 
 async def test_a_service_that_is_about_to_stop_is_healthy_and_not_ready(start_admin: StartAdmin) -> None:
     service = await start_admin()
     service.app.drain()
-    refused = await service.ask("/health/ready")
+    refused = await service.request("/health/ready")
     assert (refused.status, json.loads(refused.body)["code"]) == (503, "unavailable")
-    assert (await service.ask("/health")).status == 200
+    assert (await service.request("/health")).status == 200
 
 
 async def test_requests_that_are_no_reads_of_a_page_are_rejected(start_admin: StartAdmin) -> None:
     service = await start_admin()
-    unknown, posted = await service.ask("/pull/notes/a"), await service.ask("/metrics", "POST")
+    unknown, posted = await service.request("/pull/notes/a"), await service.request("/metrics", "POST")
     assert (unknown.status, json.loads(unknown.body)["error"]) == (404, "Not found")
     assert (posted.status, posted.headers["Allow"]) == (405, "GET, HEAD")
-    head, whole = await service.ask("/version?x=1", "HEAD"), await service.ask("/version")
+    head, whole = await service.request("/version?x=1", "HEAD"), await service.request("/version")
     assert (head.status, head.body) == (200, b"")
     assert head.headers["Content-Length"] == str(len(whole.body))
     assert head.headers["X-Request-Id"] != whole.headers["X-Request-Id"]
@@ -210,12 +210,12 @@ async def test_pages_below_admin_are_served_only_under_hosts_of_operators(
     auth = {"adminToken": ADMIN_TOKEN}
     service = await start_admin(hosts=["ops.internal"], auth=auth, quotas={})
     for page in ("/admin", "/admin/usage", "/admin/unknown"):
-        answer = await service.ask(page, headers={"Host": host} | token)
+        answer = await service.request(page, headers={"Host": host} | token)
         served = 404 if page == "/admin/unknown" else 200
         assert answer.status == (served if is_served else 421)
         assert is_served or json.loads(answer.body)["code"] == "misdirected_request"
     for page in ("/metrics", "/health", "/health/ready"):
-        assert (await service.ask(page, headers={"Host": host})).status == 200
+        assert (await service.request(page, headers={"Host": host})).status == 200
 
 
 @pytest.mark.parametrize("page", ["/admin/usage", "/admin/erase"])
@@ -225,11 +225,11 @@ async def test_pages_that_name_or_erase_something_need_the_admin_token(
     service = await start_admin(auth={"adminToken": ADMIN_TOKEN}, quotas={})
     method = "POST" if page == "/admin/erase" else "GET"
     for authorization in ("", "Bearer wrong", ADMIN_TOKEN):
-        answer = await service.ask(page, method, {"Authorization": authorization})
+        answer = await service.request(page, method, {"Authorization": authorization})
         assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
-    answer = await service.ask(page, method, {"Authorization": f"Bearer {ADMIN_TOKEN}"})
+    answer = await service.request(page, method, {"Authorization": f"Bearer {ADMIN_TOKEN}"})
     assert answer.status == (200 if method == "GET" else 415)
-    assert (await service.ask("/admin")).status == 200
+    assert (await service.request("/admin")).status == 200
 
 
 @pytest.mark.parametrize("page", ["/admin/usage", "/admin/erase"])
@@ -238,16 +238,16 @@ async def test_pages_that_need_the_admin_token_say_so_if_none_is_configured(
 ) -> None:
     service = await start_admin(quotas={})
     for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {ADMIN_TOKEN}"}):
-        answer = await service.ask(page, "POST" if page == "/admin/erase" else "GET", headers)
+        answer = await service.request(page, "POST" if page == "/admin/erase" else "GET", headers)
         assert (answer.status, json.loads(answer.body)["code"]) == (403, "forbidden")
         assert b"set auth.adminToken" in answer.body
 
 
 async def test_readiness_is_unknown_before_the_first_probe(start_admin: StartAdmin) -> None:
     service = await start_admin()
-    assert json.loads((await service.ask("/admin")).body)["ready"] is None
-    assert (await service.ask("/health/ready")).status == 200
-    assert json.loads((await service.ask("/admin")).body)["ready"] is True
+    assert json.loads((await service.request("/admin")).body)["ready"] is None
+    assert (await service.request("/health/ready")).status == 200
+    assert json.loads((await service.request("/admin")).body)["ready"] is True
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"\r\n\r\n", b"\xff\xfe\r\n\r\n", b"A" * 20_000])
@@ -261,7 +261,7 @@ async def test_clients_that_send_no_request_keep_nobody_out(
     ]
     for connection in connections:
         connection.sendall(sent)
-    assert (await service.ask("/health")).status == 200
+    assert (await service.request("/health")).status == 200
     for connection in connections:
         connection.close()
 
@@ -275,7 +275,7 @@ async def test_half_heads_do_not_delay_health(
     for _ in range(40):
         connections.append(socket.create_connection(("127.0.0.1", service.port), timeout=30))
         connections[-1].sendall(b"GET /health HTTP/1.1\r\nHost:")
-    assert (await service.ask("/health")).status == 200
+    assert (await service.request("/health")).status == 200
     for connection in connections:
         connection.sendall(b" localhost\r\n\r\n")
         with connection, connection.makefile("rb") as answer:
@@ -292,7 +292,7 @@ async def test_oldest_half_head_gives_way_to_a_new_connection(
         connections.append(socket.create_connection(("127.0.0.1", service.port), timeout=30))
         connections[-1].sendall(b"GET /health HTTP/1.1\r\nHost:")
     assert await asyncio.to_thread(connections[0].recv, 1) == b""
-    assert (await service.ask("/health")).status == 200
+    assert (await service.request("/health")).status == 200
     connections[-1].sendall(b" localhost\r\n\r\n")
     assert (await asyncio.to_thread(connections[-1].recv, 13)) == b"HTTP/1.1 200 "
     for connection in connections:
@@ -310,8 +310,8 @@ async def test_requests_that_find_no_memory_keep_nobody_out(
         patched.setattr(service.app.admin_pages, "respond", exhausted)
         for _ in range(2 * admin.MAX_CONNECTIONS):
             with pytest.raises((HTTPException, ConnectionError)):
-                await service.ask("/health")
-    assert (await service.ask("/health")).status == 200
+                await service.request("/health")
+    assert (await service.request("/health")).status == 200
 
 
 async def test_an_address_that_is_in_use_is_named(start_admin: StartAdmin) -> None:
@@ -381,7 +381,7 @@ async def test_each_worker_answers_operators_for_all(tmp_path: Path) -> None:
     server = {"workers": 2, "admin": {"port": port}}
 
     async def page(path: str) -> bytes:
-        return (await asyncio.to_thread(ask, port, path)).body
+        return (await asyncio.to_thread(request, port, path)).body
 
     async with workers(tmp_path, server=server) as service, aiohttp.ClientSession() as session:
         found: set[int] = set()
@@ -415,7 +415,7 @@ async def test_usage_is_shown_by_collection_if_there_are_quotas(
             key = "n2" if quotas else "n3"
             await Browser(f"http://127.0.0.1:{port}", session).push(f"notes/{key}", {})
             token = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
-            answer = await asyncio.to_thread(ask, listener.port, "/admin/usage", "GET", token)
+            answer = await asyncio.to_thread(request, listener.port, "/admin/usage", "GET", token)
             await listener.close()
         assert answer.status == (200 if quotas else 404)
         if quotas:

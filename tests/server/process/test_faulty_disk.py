@@ -94,7 +94,7 @@ async def scene(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
                 shutil.rmtree(memory, ignore_errors=True)
 
 
-def answers_of(replies: list[Reply]) -> set[tuple[int, str]]:
+def results_of(replies: list[Reply]) -> set[tuple[int, str]]:
     return {(reply.status, "" if reply.status == 200 else reply.json["code"]) for reply in replies}
 
 
@@ -105,14 +105,14 @@ UNAVAILABLE = {(503, "store_unavailable"), (503, "coordinator_unavailable")}
 async def test_a_full_disk_rejects_writes_and_serves_reads_until_there_is_space(scene: Scene) -> None:
     scene.disk.fill()
     for n in range(3):
-        assert answers_of(await scene.write(f"refused-{n}")) <= UNAVAILABLE
-        assert answers_of(await scene.read()) == {(200, "")}
+        assert results_of(await scene.write(f"refused-{n}")) <= UNAVAILABLE
+        assert results_of(await scene.read()) == {(200, "")}
         await scene.ready(503)
     for n in range(3):
         assert (await scene.anyone.pull(f"notes/refused-{n}")).json["data"] == {}, "it was not acknowledged"
     scene.disk.free()
-    assert answers_of(await scene.write("b")) == {(200, "")}
-    assert answers_of(await scene.read("b")) == answers_of(await scene.read()) == {(200, "")}
+    assert results_of(await scene.write("b")) == {(200, "")}
+    assert results_of(await scene.read("b")) == results_of(await scene.read()) == {(200, "")}
     await scene.ready(200)
 
 
@@ -120,17 +120,17 @@ async def test_a_full_disk_rejects_writes_and_serves_reads_until_there_is_space(
 async def test_a_disk_that_becomes_read_only_serves_signed_and_unsigned_reads(scene: Scene) -> None:
     scene.disk.become_read_only()
     for n in range(3):
-        assert answers_of(await scene.write(f"refused-{n}")) <= UNAVAILABLE
-        assert answers_of(await scene.read()) == {(200, "")}
+        assert results_of(await scene.write(f"refused-{n}")) <= UNAVAILABLE
+        assert results_of(await scene.read()) == {(200, "")}
     await scene.ready(503)
 
 
 @pytest.mark.parametrize("scene", ["ext4"], indirect=True)
 async def test_a_disk_that_answers_every_call_with_an_error_is_not_called_damaged(scene: Scene) -> None:
     scene.disk.fail()
-    assert answers_of(await scene.write("refused")) <= UNAVAILABLE
+    assert results_of(await scene.write("refused")) <= UNAVAILABLE
     replies = await scene.read()
-    assert answers_of(replies) <= {(200, ""), *UNAVAILABLE}
+    assert results_of(replies) <= {(200, ""), *UNAVAILABLE}
     assert replies[3].status == 200, "the process lives"
     await scene.ready(503)
     assert "damaged" not in scene.process.log.read_text()
@@ -150,7 +150,7 @@ async def test_server_does_not_start_on_a_read_only_disk_and_says_so(disk: Disk,
     members = {"store": f"file:{disk.data}", **MEMBERS}
     async with serving(tmp_path, **members) as process, aiohttp.ClientSession() as session:
         scene = Scene(process, disk, session)
-        assert answers_of(await scene.write("a")) == {(200, "")}
+        assert results_of(await scene.write("a")) == {(200, "")}
     disk.remount("ro")
     refused = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pysync", "serve", "--store", f"file:{disk.data}", "--port", "0",
@@ -161,4 +161,4 @@ async def test_server_does_not_start_on_a_read_only_disk_and_says_so(disk: Disk,
     disk.remount("rw")
     async with serving(tmp_path, **members) as process, aiohttp.ClientSession() as session:
         scene = Scene(process, disk, session)
-        assert answers_of(await scene.read()) == answers_of(await scene.write("b")) == {(200, "")}
+        assert results_of(await scene.read()) == results_of(await scene.write("b")) == {(200, "")}

@@ -41,7 +41,7 @@ async def put_not_looked_up(bucket: Proxied, etag: str) -> AsyncIterator[asyncio
     end.set()
 
 
-class TestPutWithALostAnswer:
+class TestPutWithALostReply:
     async def test_is_found_where_it_was_stored(self, bucket: Proxied) -> None:
         bucket.proxy.lose_reply("PUT")
         etag = await bucket.store.put("a", b"one", expect=ABSENT)

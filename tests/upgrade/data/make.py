@@ -60,12 +60,12 @@ class Server:
         )  # fmt: skip
         while True:
             try:
-                if self.ask("GET", "/health")[0] == 200:
+                if self.request("GET", "/health")[0] == 200:
                     break
             except OSError:
                 time.sleep(0.05)
 
-    def ask(self, method, target, body=b"", **headers):
+    def request(self, method, target, body=b"", **headers):
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         headers = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, target, body, {"Content-Type": "application/json"} | headers)
@@ -74,7 +74,7 @@ class Server:
 
     def push(self, key, data, base=None, **headers):
         body = json.dumps({"data": data, "baseHash": base}).encode()
-        status, answer = self.ask("POST", f"/push/{key}", body, **headers)
+        status, answer = self.request("POST", f"/push/{key}", body, **headers)
         assert status == 200, (status, answer)
         return json.loads(answer)
 
@@ -82,7 +82,7 @@ class Server:
         host = f"127.0.0.1:{self.port}"
         now_ms = int(time.time() * 1000)
         signed = signing.sign_request(keys, method, target, body, host, now_ms, nonce or os.urandom(16))
-        return self.ask(method, target, body, Authorization=certificate.authorization, **signed)
+        return self.request(method, target, body, Authorization=certificate.authorization, **signed)
 
     def place(self):
         """The id at which a stream of changes begins now."""
@@ -107,7 +107,7 @@ def fill(server):
     for number in range(300):
         server.push("logs/long", {"n": number, "text": "x" * 1000})
     server.push("logs/short", {"n": 0})
-    status, _ = server.ask("POST", "/push/files/text", TEXT, Content_Type="text/plain")
+    status, _ = server.request("POST", "/push/files/text", TEXT, Content_Type="text/plain")
     assert status == 200
     for number in range(3):
         server.push("events/merged/new", {"events": [{"message_id": f"merged-{number}"}]})
@@ -127,7 +127,7 @@ def fill(server):
     assert status == 200
     assert server.signed(DEVICE, lost, "GET", f"/pull/{private}")[0] == 200
     revoked = minting.revocation_list(ISSUER, 1, certificates=[lost])
-    status, answer = server.ask("POST", "/revocations", revoked.text)
+    status, answer = server.request("POST", "/revocations", revoked.text)
     assert status == 200, answer
     assert server.signed(DEVICE, lost, "GET", f"/pull/{private}")[0] == 401
 
@@ -137,9 +137,9 @@ def fill(server):
              "/pull/logs/long?last=2", "/pull/logs/short?last=2", "/list/events/merged",
              "/list/events/one"]  # fmt: skip
     deadline = time.time() + 5
-    while b"last" not in server.ask("GET", "/pull/titles/notes")[1]:
+    while b"last" not in server.request("GET", "/pull/titles/notes")[1]:
         assert time.time() < deadline
-    answers = {path: server.ask("GET", path) for path in paths}
+    answers = {path: server.request("GET", path) for path in paths}
     assert all(status == 200 for status, _ in answers.values()), answers
     parsed = {path: json.loads(body) for path, (_, body) in answers.items()}
     for answer in parsed.values():

@@ -1,11 +1,12 @@
 """Connections that run out, and requests that wait for their turn."""
 
 import asyncio
+import socket
 from collections.abc import Sequence
 
 import pytest
 from aiohttp import web
-from support.listening import listening
+from support.listening import connect, listening, receive
 
 from pysync.errors import Overloaded
 from pysync.server.http import connection as http_server
@@ -127,6 +128,61 @@ async def test_a_connection_is_rejected_where_its_own_address_has_only_busy_ones
         assert await asking == 200
         writer.close()
         await hang_up([busy])
+
+
+async def test_of_connections_that_arrive_together_no_more_are_served_than_the_limit() -> None:
+    async with listening(load=Load(max_connections=1)) as address:
+        clients = [connect(address, GET) for _ in range(8)]
+        answers = await asyncio.gather(*map(receive, clients), return_exceptions=True)
+        for each in clients:
+            each.close()
+    assert len([each for each in answers if isinstance(each, bytes) and each]) == 1
+
+
+class Unread:
+    """Responses of which none is read. `transport` has those that the system does not take."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.responses = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.transport is not None and self.transport.get_write_buffer_size() > 0
+
+    async def handle(self, request: web.BaseRequest) -> Response:
+        self.transport = request.transport
+        self.responses += 1
+        return Response(200, bytes(32 * 1024))
+
+
+async def test_a_closing_connection_that_nobody_reads_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "CHECK_EVERY_S", 0.01)
+    unread = Unread()
+    loop = asyncio.get_running_loop()
+    async with listening(unread.handle, Load(max_connections=1)) as address:
+        with socket.socket() as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.setblocking(False)
+            await loop.sock_connect(silent, address)
+            asked = 0
+            while not unread.is_full:
+                await loop.sock_sendall(silent, GET)
+                asked += 1
+                while unread.responses < asked:
+                    await asyncio.sleep(0)
+            monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.0)
+            await loop.sock_sendall(silent, b"GET")
+            assert unread.transport is not None
+            while not unread.transport.is_closing():
+                await asyncio.sleep(0)
+            newcomer = await client(address)
+            assert await newcomer[0].read() == b""
+            received = b""
+            while some := await loop.sock_recv(silent, 1024 * 1024):
+                received = received[-100:] + some
+            assert b"request_timeout" not in received
+            await hang_up([newcomer])
 
 
 async def test_requests_in_progress_are_answered_while_the_server_stops() -> None:

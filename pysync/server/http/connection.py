@@ -46,7 +46,7 @@ log = logging.getLogger("pysync.server")
 class Connection(web.RequestHandler):
     """A connection of a client to `server`."""
 
-    __slots__ = ("address", "is_silent", "load", "waits_since")
+    __slots__ = ("accepted", "address", "is_silent", "load", "waits_since")
 
     def __init__(self, server: web.Server, load: Load, **aiohttp_options: Any) -> None:
         super().__init__(server, **aiohttp_options)
@@ -56,10 +56,19 @@ class Connection(web.RequestHandler):
         self.load = load
         self.address: Address | None = None
         """What the connection counts for; None once it is closed."""
+        self.accepted: asyncio.Transport | None = None
+        """The transport, also while it closes and waits for a client that does not read."""
         self.is_silent = True
         """True until its first byte."""
         self.waits_since = 0.0
         """When its last request arrived, as `Load.now` has it."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, unless the connection gave way meanwhile."""
+        super().connection_made(transport)
+        self.accepted = self.transport
+        if self.address is None:
+            self.abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection, which is closed."""
@@ -82,8 +91,8 @@ class Connection(web.RequestHandler):
     def abort(self) -> None:
         """End the connection at once."""
         self.load.closed(self)
-        if self.transport is not None:
-            self.transport.abort()
+        if self.accepted is not None:
+            self.accepted.abort()
 
     def detach(self, protocol: asyncio.Protocol) -> asyncio.Transport:
         """Hand the connection, whose last response has begun, to `protocol`, which may write the rest for

@@ -25,11 +25,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-INITIAL_DELAY_S: Final = 0.5
-MAX_DELAY_S: Final = 10.0
-HEALTHY_S: Final = 60.0
-"""Seconds of life after which a worker counts as healthy. A worker that dies is restarted at once; one that
-dies again earlier than this is restarted after a delay that doubles each time."""
+RESTART_S: Final = 2.0
+"""Seconds from one start of a worker to the next. A worker that lived for longer is replaced at once."""
 
 GRACE_S: Final = 2.0
 """Seconds that a worker has to close its store after it stopped waiting for requests."""
@@ -145,19 +142,10 @@ class _Worker:
 
 @dataclass(slots=True)
 class _Slot:
-    """A slot of a worker. `delay_s` is the delay of the next restart, `due_at` the time when it is due."""
+    """A slot of a worker. Without one, `due_at` is the time when the next is due."""
 
     worker: _Worker | None = None
-    delay_s: float = 0.0
     due_at: float = 0.0
-
-    def schedule_restart(self) -> str:
-        """Schedule the next restart and double the delay of the one after it. Return the delay in words, `""`
-        if there is none."""
-        delay_s = self.delay_s
-        self.due_at = time.monotonic() + delay_s
-        self.delay_s = min(delay_s * 2 or INITIAL_DELAY_S, MAX_DELAY_S)
-        return f" in {delay_s:g} s" if delay_s else ""
 
 
 class Supervisor:
@@ -259,20 +247,15 @@ class Supervisor:
 
     def _replace(self, ended: _Worker) -> None:
         self._on_replace("stalled" if ended.is_stalled else "ended")
-        slot = self._slots[ended.number]
-        if time.monotonic() - ended.started_at >= HEALTHY_S:
-            slot.delay_s = 0.0
-        delay = slot.schedule_restart()
-        log.error(
-            "worker %s %s; another starts%s", ended.number, ended.end_reason, delay, exc_info=ended.error
-        )
+        self._slots[ended.number].due_at = ended.started_at + RESTART_S
+        log.error("worker %s %s; another starts", ended.number, ended.end_reason, exc_info=ended.error)
 
     def _restart(self, number: int) -> None:
         try:
             self._fork(number)
         except OSError as error:
-            delay = self._slots[number].schedule_restart()
-            log.error("worker %s cannot start: %s; will retry%s", number, error, delay)
+            self._slots[number].due_at = time.monotonic() + RESTART_S
+            log.error("worker %s cannot start: %s; will retry", number, error)
 
     def _stop_all(self) -> bool:
         """Let all workers drain, and kill those that do not end. Return True if all ended by themselves."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pysync.server.process.supervisor import (
-    HEALTHY_S,
+    RESTART_S,
     ROUNDS,
     START_ROUNDS,
     Supervisor,
@@ -97,14 +97,12 @@ def test_an_output_that_nobody_reads_ends_no_worker_in_disorder() -> None:
     assert "no child is left" in outcome(work)
 
 
-def test_repeatedly_dying_worker_is_replaced_later_each_time_up_to_a_bound() -> None:
+def test_dying_worker_is_replaced_at_once_but_is_not_started_all_the_time() -> None:
     supervisor = Supervisor(1, lambda post: None, 0.1)
     slot = supervisor._slots[1] = _Slot()
-    next_waits = []
-    for lived_s in [0.0] * 7 + [HEALTHY_S + 1, 0.0]:
-        supervisor._replace(_Worker(1, 0, 0, time.monotonic() - lived_s, status=1))
-        next_waits.append(slot.delay_s)
-    assert next_waits == [0.5, 1, 2, 4, 8, 10, 10, 0.5, 1]
+    for started_at in (100.0, 101.0, 200.0):
+        supervisor._replace(_Worker(1, 0, 0, started_at, status=1))
+        assert slot.due_at == started_at + RESTART_S
 
 
 def test_hours_that_pass_at_once_count_as_one_round(monkeypatch: pytest.MonkeyPatch) -> None:

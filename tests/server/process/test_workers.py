@@ -172,15 +172,15 @@ async def test_acknowledged_writes_outlive_a_worker_and_others_replace_it(tmp_pa
         assert await service.ended() == 0
 
 
-async def test_a_worker_that_dies_again_and_again_is_replaced_with_growing_delay(tmp_path: Path) -> None:
+async def test_a_worker_that_dies_again_and_again_is_replaced(tmp_path: Path) -> None:
     async with workers(tmp_path, server={"workers": 2}) as service:
         for _ in range(3):
             await service.kill(2)
         messages = [entry["message"] for entry in service.entries() if entry["level"] == "error"]
         assert messages == [
             "worker 2 was ended by SIGKILL; another starts",
-            "worker 2 was ended by SIGKILL; another starts in 0.5 s",
-            "worker 2 was ended by SIGKILL; another starts in 1 s",
+            "worker 2 was ended by SIGKILL; another starts",
+            "worker 2 was ended by SIGKILL; another starts",
         ]
         # Another number's worker has a first time of its own; one that is ended politely is replaced as well.
         polite = service.pids()[1]

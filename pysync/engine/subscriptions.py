@@ -35,10 +35,9 @@ SLICE_WRITES: Final = 200
 written when it turns, which takes several times longer than the delivery."""
 MAX_AUTHORIZED: Final = 1_000
 """Deliveries above which no further event is authorised with them."""
-MANY_WRITES: Final = 500
 REST_PER_WRITE_S: Final = 0.000_015
-"""After a page with more writes than this, the follower rests as long as sending them takes. It then delivers
-the changes of that time together, so that thousands of streams leave half of the time to requests."""
+"""After a page the follower rests as long as sending its writes takes. It then delivers the changes of that
+time together, so that thousands of streams leave half of the time to requests."""
 
 Topic = tuple[str | None, str]
 """A namespace (None: the root) and the name of a collection in it."""
@@ -229,7 +228,7 @@ class ChangeDispatcher:
                     writes = await self.deliver(await self.plan_deliveries(page, self._index))
                 self.watermark = self._cursor
                 # A log may return at once, and 100,000 changes may have no subscriber.
-                await asyncio.sleep(writes * REST_PER_WRITE_S if writes > MANY_WRITES else 0)
+                await asyncio.sleep(writes * REST_PER_WRITE_S)
         except (Exception, PanicException):
             log.exception("failed to deliver changes to subscribers")
             self._follower = None

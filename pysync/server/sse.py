@@ -29,8 +29,6 @@ MAX_WRITE_BUFFER: Final = 256 * 1024
 """Bytes buffered by a connection above which it is aborted because its reader is too slow."""
 MAX_UNREAD: Final = 32 * 1024 * 1024
 """Bytes buffered by all connections above which those with the most of them are aborted."""
-COUNTED_UNREAD: Final = 16 * 1024
-"""Bytes buffered by a connection from which they count for `MAX_UNREAD`."""
 STALL_S: Final = 30.0
 """Seconds within which a client must read some of the bytes that its connection has buffered."""
 RETRY_AFTER_S: Final = 10
@@ -203,7 +201,7 @@ class SSEConnection(asyncio.Protocol):
         unread = transport.get_write_buffer_size()
         if unread > MAX_WRITE_BUFFER:
             self.abort_unread("stream")
-        elif unread > COUNTED_UNREAD:
+        elif unread:
             self._hub.unread.note(self, unread)
         return True
 
@@ -236,7 +234,7 @@ class UnreadBytes:
 
     def refresh(self) -> None:
         """Count again what was not read meanwhile."""
-        self._sizes = {each: each.unread for each in self._sizes if each.unread > COUNTED_UNREAD}
+        self._sizes = {each: unread for each in self._sizes if (unread := each.unread)}
         self.total = sum(self._sizes.values())
 
     def _make_room(self) -> None:

@@ -225,6 +225,6 @@ async def test_nothing_of_an_erased_person_is_in_a_bucket(
         await app.eraser.run(EraseRequest("key", "board/lobby"))
         assert await keys_with(bucket, ANNE.user_id, SECRET) == set()
         assert {key for key in await stored_keys(bucket) if BERT.user_id in key} == before
-        changes = await app.eraser._outbox.log.read("", 1000)
+        changes = await app.engine.outbox.log.read("", 1000)
         assert changes is not None
         assert not [change for _, change in changes if ANNE.user_id.encode() in change.text]

@@ -108,7 +108,7 @@ class Served(NamedTuple):
 
     @property
     def log(self) -> ChangeLog:
-        return self.app.eraser._outbox.log
+        return self.app.engine.outbox.log
 
     @property
     def eraser(self) -> Eraser:

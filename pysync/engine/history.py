@@ -28,7 +28,7 @@ from pysync.config import HistoryConfig
 from pysync.config.key_templates import RESERVED
 from pysync.corruption import CorruptionReporter
 from pysync.errors import DocumentCorrupt, InvalidPathParameter, StoreUnavailable
-from pysync.store import AppendedObject, NotModified, ReadableStore, Store, StoredObject
+from pysync.store import PAGE, AppendedObject, NotModified, ReadableStore, Store, StoredObject
 
 PREFIX: Final = f"{RESERVED}/history"
 """The prefix of all entries."""
@@ -37,7 +37,6 @@ MAX_DOCUMENT_KEY_BYTES: Final = 900
 PRUNE_EVERY: Final = 8
 """Number of writes of one document by a process after which it prunes the entries."""
 _PRUNED_CACHE_SIZE: Final = 4_096
-_PAGE: Final = 1_000
 _READ_BYTES: Final = 1024 * 1024
 """Bytes of entries that are read together, approximately."""
 _READ_COUNT: Final = 16
@@ -240,8 +239,8 @@ async def _names(store: ReadableStore, folder: str) -> list[str]:
     """Return the names of the entries in a folder, the oldest first."""
     names: list[str] = []
     page: list[str] | None = None
-    while page is None or len(page) == _PAGE:
-        page = await store.list(folder, names[-1] if names else None, _PAGE)
+    while page is None or len(page) == PAGE:
+        page = await store.list(folder, names[-1] if names else None, PAGE)
         names += page
     return [name for name in names if name[-2:] in (".w", ".r", ".d")]
 

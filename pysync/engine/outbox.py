@@ -28,6 +28,7 @@ from pysync.errors import CoordinatorUnavailable, KeyConflict, QuotaExceeded, St
 from pysync.store import (
     ABSENT,
     ANY,
+    PAGE,
     Charge,
     Claim,
     DamagedFile,
@@ -47,9 +48,6 @@ MAX_UNREPORTED: Final = 10_000
 """The number of unreported outcomes that are kept. For older ones `recover` assumes a successful write."""
 ANNOUNCED_CACHE_SIZE: Final = 4_096
 """The number of documents whose last announced version is cached."""
-_PAGE: Final = 1_000
-"""The number of intents that are read at a time. Of the younger ones `recover` reads only so many, which is
-more than a node has."""
 _KEY_LOCKS: Final = 256
 """The number of locks that the keys of files share."""
 _NO_INTENT: Final = PreparedWrite("", 0, [])
@@ -318,13 +316,13 @@ class AnnouncingOutbox(Outbox):
         await self.flush_outcomes()
         recovered = 0
         while True:
-            intents = await self._coordinator.prepared(_PAGE)
+            intents = await self._coordinator.prepared(PAGE)
             for intent in intents:
                 is_timed_out = intent.age_ms >= SETTLED_MS
                 if is_timed_out or (early and intent.age_ms >= EARLY_RECOVERY_MS):
                     await self._append_with_removals(intent, is_done=is_timed_out)
                     recovered += 1
-            if len(intents) < _PAGE or intents[-1].age_ms < SETTLED_MS:
+            if len(intents) < PAGE or intents[-1].age_ms < SETTLED_MS:
                 return recovered
 
     async def _append_with_removals(self, intent: PreparedWrite, *, is_done: bool) -> None:
@@ -355,7 +353,7 @@ class AnnouncingOutbox(Outbox):
         announced = self._last_announced.get(key)
         if not base or (announced is not None and announced.is_for_hash(base)):
             return _NO_INTENT
-        for intent in await self._coordinator.prepared(_PAGE):
+        for intent in await self._coordinator.prepared(PAGE):
             last = intent.changes[-1]
             if last.is_for_hash(base) and parse_change(last).ref.is_same_document(parse_change(change).ref):
                 return intent
@@ -366,7 +364,7 @@ class AnnouncingOutbox(Outbox):
         change it replaces, so they include changes of writes that were not made after all. Their intents are
         left to their writers, which may still be writing."""
         subject = parse_change(change).ref
-        pending = (each for intent in await self._coordinator.prepared(_PAGE) for each in intent.changes)
+        pending = (each for intent in await self._coordinator.prepared(PAGE) for each in intent.changes)
         return [each for each in dict.fromkeys(pending) if parse_change(each).ref.is_same_document(subject)]
 
     async def _report_outcome(self, intent: str, changes: list[Change]) -> None:

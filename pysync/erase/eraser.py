@@ -29,7 +29,7 @@ from pysync.coordinator import LEASE_RENEW_S
 from pysync.engine.changes import parse_change
 from pysync.erase.plan import (
     CONCURRENT,
-    PAGE,
+    PLAN_KEYS,
     ErasePlan,
     EraseReport,
     PlannedObject,
@@ -42,7 +42,7 @@ from pysync.plugins import FileBackedCollection, PluginContext
 from pysync.plugins.projection.lists import ListTransform, ListWriter, PendingEntry, apply_entries
 from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
 from pysync.quotas.bucket import forget_subject
-from pysync.store import ANY, Etag, EtagMismatch, Precondition, StoredObject, Subject, Write
+from pysync.store import ANY, PAGE, Etag, EtagMismatch, Precondition, StoredObject, Subject, Write
 
 NOTES: Final = "_pysync/erase"
 UNFINISHED: Final = f"{NOTES}/unfinished"
@@ -56,7 +56,6 @@ MAX_ATTEMPTS: Final = 100
 _BUSY: Final = "an erasure is under way: try again when it has finished"
 _LEASE_ATTEMPTS: Final = 8
 """A lease is free some seconds after its holder has ended."""
-_PAGE: Final = 1_000
 _DAMAGED: Final = "_pysync/damaged"
 
 log = logging.getLogger("pysync.erase")
@@ -263,7 +262,7 @@ class Eraser:
     async def _written(self, request: EraseRequest, scope: Scope) -> AsyncIterator[str]:
         """Yield the hash of every change in the log that names something of the request."""
         after = ""
-        while found := await self._outbox.log.read(after, _PAGE):
+        while found := await self._outbox.log.read(after, PAGE):
             for _, change in found:
                 if self._names(change, request, scope):
                     yield parse_change(change).hash
@@ -280,7 +279,7 @@ class Eraser:
         """Wait until no write that names something of the request waits to be announced."""
         while not self._outbox.is_transactional:
             await self._outbox.recover()
-            intents = await self._coordinator.prepared(_PAGE)
+            intents = await self._coordinator.prepared(PAGE)
             changes = [change for intent in intents for change in intent.changes]
             if not any(self._names(change, request, scope) for change in changes):
                 return
@@ -293,7 +292,7 @@ class Eraser:
             if access_documents is not None and scope.is_access_document(key) is not access_documents:
                 continue
             page[key] = None
-            if len(page) == PAGE:
+            if len(page) == PLAN_KEYS:
                 yield list(page)
                 page.clear()
         if page:

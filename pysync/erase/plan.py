@@ -22,7 +22,7 @@ from pysync.plugins.projection.lists import ListWriter
 from pysync.plugins.projection.sources import ChangedSource, DocumentLocation
 from pysync.store import DamagedFile, Store, StoredObject
 
-PAGE: Final = 128
+PLAN_KEYS: Final = 128
 """The number of keys of a plan."""
 CONCURRENT: Final = 16
 

@@ -18,13 +18,12 @@ from pysync.engine.history import PREFIX as HISTORY
 from pysync.engine.history import document_of
 from pysync.errors import DocumentCorrupt
 from pysync.migrate.verify import log_of_chunk
-from pysync.store import Etag, EtagMismatch, ListEntry, Store, StoredObject
+from pysync.store import PAGE, Etag, EtagMismatch, ListEntry, Store, StoredObject
 
 DEFAULT_GRACE_MS: Final = 3_600_000
 MIN_GRACE_MS: Final = 1_800_000
 """The shortest grace period. It is longer than any write takes from its first object to its last, though the
 clock of a bucket be a quarter of an hour off."""
-_PAGE: Final = 256
 _MAX_BYTES: Final = 8 * 1024 * 1024
 _CONCURRENCY: Final = 16
 _LOGS: Final = log_prefix("").rstrip("/")
@@ -160,7 +159,7 @@ class GarbageCollector:
         async for listed in self._store.walk(""):
             if not listed.key.startswith(_NO_HEADS):
                 page.append(listed.key)
-                if len(page) == _PAGE:
+                if len(page) == PAGE:
                     await read_page()
         await read_page()
         return heads

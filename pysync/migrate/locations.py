@@ -22,14 +22,13 @@ from pysync.protocol import JSON_TYPE, OCTET_STREAM
 from pysync.store import ReadableStore, Store, open_store
 from pysync.store.local.disk import in_thread, translate_os_errors
 from pysync.store.local.file_reader import FileReader
-from pysync.store.types import ListEntry, OpenFile, StoredObject, clamp_range
+from pysync.store.types import PAGE, ListEntry, OpenFile, StoredObject, clamp_range
 
 Location = StoreConfig | Path
 """A store, or the folder of a Starfish server."""
 
 _DATABASE: Final = "pysync.db"
 _SIDECAR: Final = ".__meta__"
-_PAGE: Final = 256
 
 
 def parse_location(text: str) -> Location:
@@ -149,7 +148,7 @@ class FolderSource:
                 return
             raise
         with entries:
-            while page := await in_thread(lambda: [*islice(entries, _PAGE)]):
+            while page := await in_thread(lambda: [*islice(entries, PAGE)]):
                 for entry in page:
                     yield entry
 

@@ -26,6 +26,7 @@ from pysync.errors import StoreUnavailable
 from pysync.store.protocol import Store
 from pysync.store.types import (
     ABSENT,
+    PAGE,
     EtagMismatch,
     Leftover,
     MergeRecord,
@@ -36,7 +37,6 @@ from pysync.store.types import (
 
 ABANDONED_MS: Final = 3_600_000
 _JOURNALS: Final = "_pysync/merges"
-_MAX_JOURNALS: Final = 1_000
 _CONCURRENCY: Final = 16
 
 
@@ -104,7 +104,7 @@ async def pending_merges(store: Store) -> list[MergeRecord]:
 
 async def _journals(store: Store) -> list[tuple[str, StoredObject]]:
     """Return the keys and bodies of all journals."""
-    keys = [f"{_JOURNALS}/{name}" for name in await store.list(_JOURNALS, None, _MAX_JOURNALS)]
+    keys = [f"{_JOURNALS}/{name}" for name in await store.list(_JOURNALS, None, PAGE)]
     found = await store.get_many(keys)
     return [(key, object_) for key in keys if (object_ := found[key]) is not None]
 

@@ -34,6 +34,10 @@ class ObjectInfo(NamedTuple):
     size: int
 
 
+PAGE: Final = 1_000
+"""The number of names, changes or entries that those who read all of them read at a time."""
+
+
 class NotModified:
     """The result of `get` if the stored object still has the etag that the caller passed."""
 

@@ -201,7 +201,7 @@ async def test_a_killed_backup_continues_where_it_was(
 ) -> None:
     monkeypatch.setattr(making, "CHECKPOINT_ENTRIES", 50)
     monkeypatch.setattr("pysync.backup.source._PAGE", 100)
-    monkeypatch.setattr("pysync.store.local.capture._PAGE", 100)
+    monkeypatch.setattr("pysync.store.local.capture.PAGE", 100)
     for n in range(1000):
         await backed.store.put(f"n/{n:04}", document(b'{"n":%d}' % n))
     target = MemoryTarget()

@@ -165,7 +165,7 @@ async def test_young_intent_is_left_to_its_writer(scene: Scene) -> None:
 
 
 async def test_any_number_of_intents_is_repaired(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pysync.engine.outbox._PAGE", 10)
+    monkeypatch.setattr("pysync.engine.outbox.PAGE", 10)
     for n in range(35):
         await scene.coordinator.prepare([change(f"{n}")])
     scene.clock.now_ms += SETTLED_MS

@@ -14,7 +14,7 @@ from pysync.cache import BoundedCache
 from pysync.config import Collection
 from pysync.corruption import CorruptionReporter
 from pysync.errors import CheckpointTooOld, DocumentCorrupt, StoreUnavailable
-from pysync.store import NotModified, ReadableStore, Store
+from pysync.store import PAGE, NotModified, ReadableStore, Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,6 @@ FRESH_MS: Final = 2_000
 _IN_THREAD_ABOVE: Final = 1024 * 1024
 """Bytes above which a head is parsed in a worker thread. A head of Starfish's may hold all elements."""
 _CHUNK_DIGITS: Final = 16
-_CHUNK_PAGE: Final = 1000
 
 
 class CachedHead(NamedTuple):
@@ -204,7 +203,7 @@ async def chunk_keys(store: ReadableStore, key: str) -> list[str]:
     folder = f"{key}__seg"
     names: list[str] = []
     page: list[str] | None = None
-    while page is None or len(page) == _CHUNK_PAGE:
-        page = await store.list(folder, names[-1] if names else None, _CHUNK_PAGE)
+    while page is None or len(page) == PAGE:
+        page = await store.list(folder, names[-1] if names else None, PAGE)
         names += page
     return [f"{folder}/{name}" for name in names if len(name) == _CHUNK_DIGITS and name.isdecimal()]

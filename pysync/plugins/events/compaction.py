@@ -21,7 +21,7 @@ from pysync.engine.files import is_expired
 from pysync.errors import StoreUnavailable, Unavailable
 from pysync.plugins.events.batch_ids import SUFFIX
 from pysync.protocol import PARQUET_TYPE
-from pysync.store import DamagedFile, EtagMismatch, MergeRejected, Store
+from pysync.store import PAGE, DamagedFile, EtagMismatch, MergeRejected, Store
 
 if TYPE_CHECKING:
     from pysync.parquet.event_merger import ParquetMerger
@@ -61,7 +61,6 @@ T = TypeVar("T")
 
 _LOWEST_SUFFIX: Final = f"-{0:012x}{SUFFIX}"
 """The end of the name of a batch that has no id below it. Such a batch, which is rare, is not merged."""
-_PAGE: Final = 1_000
 _READ_FILES: Final = 32
 _READ_BYTES: Final = 8_388_608
 """Bounds on the files read at once, in number and in bytes. A single file may be larger."""
@@ -182,7 +181,7 @@ class _Folder:
         """Yield the batches that are old enough, in the order of their ids."""
         before_ms = self._options.now_ms() - self._options.older_than_ms
         after: str | None = None
-        while names := await self._store.list(self._folder, after, _PAGE):
+        while names := await self._store.list(self._folder, after, PAGE):
             after = names[-1]
             batches = [(name, int(match[1])) for name in names if (match := batch_match(name))]
             self._done.before += len(batches)

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
 
 from pysync.changelog import ChangeLog
 from pysync.concurrency import gather_bounded
@@ -19,11 +18,8 @@ from pysync.plugins.projection.lists import (
     ListWriter,
     prune_entries,
 )
-from pysync.plugins.projection.sources import ChangedSource, DocumentLocation
+from pysync.plugins.projection.sources import MAX_DOCUMENTS, ChangedSource, DocumentLocation
 from pysync.plugins.projection.spec import ProjectionSpec
-
-_PAGE: Final = 256
-"""Number of sources that are read and folded together."""
 
 
 @dataclass(slots=True)
@@ -70,7 +66,7 @@ async def catch_up(lists: ListWriter, changes: ChangeLog, after: str) -> bool:
     Raises Unavailable."""
     until = await changes.last_id()
     while after < until:
-        found = await changes.read(after, _PAGE)
+        found = await changes.read(after, MAX_DOCUMENTS)
         if found is None:
             return False
         if not found:
@@ -111,8 +107,8 @@ async def _rebuild_list(
     source makes. Returns None if the object is not a list."""
     parts = [part for _, part in sorted(wanted.sources.values(), key=lambda dated: dated[0])]
     folded = [
-        await lists.fold_list(key, parts[start : start + _PAGE], repair=True)
-        for start in range(0, len(parts), _PAGE)
+        await lists.fold_list(key, parts[start : start + MAX_DOCUMENTS], repair=True)
+        for start in range(0, len(parts), MAX_DOCUMENTS)
     ]
 
     async def prune() -> ListTransform:
@@ -158,7 +154,7 @@ async def _pages(sources: AsyncIterator[ChangedSource]) -> AsyncIterator[list[Ch
     page: list[ChangedSource] = []
     async for source in sources:
         page.append(source)
-        if len(page) == _PAGE:
+        if len(page) == MAX_DOCUMENTS:
             yield page
             page = []
     if page:

@@ -27,8 +27,8 @@ from pysync.plugins.projection.spec import ProjectionSpec
 from pysync.protocol import JSON_TYPE
 from pysync.store import StoredObject
 
-_MAX_DOCUMENTS: Final = 256
-"""Number of documents that are read together."""
+MAX_DOCUMENTS: Final = 256
+"""Number of documents that are read together, and folded into a list when it is rebuilt."""
 
 StoredKind = Literal["document", "log", "file", "nothing"]
 """The stored object of a write."""
@@ -222,8 +222,8 @@ class SourceReader:
         A missing or expired object yields its announced removal, or else nothing; an unreadable one yields
         the error. `identity` is known if the write was announced. Raises StoreUnavailable."""
         documents = [source for source in changed if source.location.kind == "document"]
-        for start in range(0, len(documents), _MAX_DOCUMENTS):
-            some = documents[start : start + _MAX_DOCUMENTS]
+        for start in range(0, len(documents), MAX_DOCUMENTS):
+            some = documents[start : start + MAX_DOCUMENTS]
             keys = list(dict.fromkeys(source.location.key for source in some))
             found = await self._services.store.get_many(keys)
             for source in some:

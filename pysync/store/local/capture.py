@@ -21,6 +21,7 @@ from pysync.errors import StoreUnavailable
 from pysync.sqlite.changelog import change_id
 from pysync.sqlite.database_file import DATABASE_ERRORS, DatabaseFile, connect_writer
 from pysync.store.local.disk import FileTree
+from pysync.store.types import PAGE
 
 RING_ROWS: Final = 1_000_000
 """The number of writes that `touched` records: some 15 MB."""
@@ -31,7 +32,6 @@ TRIM_ROWS: Final = 10_000
 """Nobody else writes while these are removed: some milliseconds."""
 _NO_FILE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 """Errors of opening where nothing lies, or a link or a socket. Others fail when they are read."""
-_PAGE: Final = 1_000
 _FETCH: Final = 64
 """Rows that are read at once: a batch is larger than `BATCH_BYTES` by as many documents at most."""
 
@@ -132,7 +132,7 @@ class FolderCapture:
         with _translated():
             self._file.check()
             place = split_key(after) if after else ("", "")
-            rows = self._connection.execute(_LIST, (*place, _PAGE)).fetchall()
+            rows = self._connection.execute(_LIST, (*place, PAGE)).fetchall()
         return [(_key(parent, name), etag) for parent, name, etag in rows]
 
     def load(self, keys: Sequence[str]) -> None:
@@ -165,7 +165,7 @@ class FolderCapture:
         batch: list[CapturedRow] = []
         size = 0
         with _translated():
-            while size < BATCH_BYTES and len(batch) < _PAGE:
+            while size < BATCH_BYTES and len(batch) < PAGE:
                 rows = [] if self._rows is None else self._rows.fetchmany(_FETCH)
                 if not rows:
                     break

@@ -17,9 +17,8 @@ from pysync._core import split_key
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.store.local.disk import FileTree, in_thread, translate_os_errors
 from pysync.store.local.tables import PENDING
-from pysync.store.types import Leftover
+from pysync.store.types import PAGE, Leftover
 
-_PAGE: Final = 1_000
 _UNNAMED: Final = """
     SELECT value FROM json_each(?) WHERE NOT EXISTS(
         SELECT 1 FROM object WHERE parent = ? AND name = value AND sha256 IS NOT NULL)"""
@@ -47,8 +46,8 @@ def _pages(files: FileTree) -> Iterator[tuple[str, list[str]]]:
     """Yield folders and names of some of their files."""
     for parent, names in files.walk():
         keys = [name for name in names if _is_key(f"{parent}/{name}" if parent else name)]
-        for at in range(0, len(keys), _PAGE):
-            yield parent, keys[at : at + _PAGE]
+        for at in range(0, len(keys), PAGE):
+            yield parent, keys[at : at + PAGE]
 
 
 def _is_key(path: str) -> bool:

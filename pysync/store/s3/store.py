@@ -28,6 +28,7 @@ from pysync.store.types import (
     ANY,
     DAMAGED_REASON,
     NOT_MODIFIED,
+    PAGE,
     DamagedFile,
     FileStat,
     Leftover,
@@ -44,7 +45,6 @@ from pysync.store.types import (
 )
 from pysync.write_ids import WRITE_ID_BYTES, strip_write_id
 
-_PAGE: Final = 1_000
 _TOMBSTONE_ETAG: Final = hashlib.md5(TOMBSTONE, usedforsecurity=False).hexdigest()
 
 
@@ -210,7 +210,7 @@ class S3Store:
         below = prefix and prefix + "/"
         names: builtins.list[str] = []
         # A document often has keys below it, which count as one more entry.
-        parameters: dict[str, Any] = {"Delimiter": "/", "MaxKeys": min(_PAGE, 2 * limit)}
+        parameters: dict[str, Any] = {"Delimiter": "/", "MaxKeys": min(PAGE, 2 * limit)}
         if after:
             parameters["StartAfter"] = self._requests.root + below + after
         self._in_flight.check()

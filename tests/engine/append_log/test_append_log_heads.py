@@ -78,7 +78,7 @@ async def test_a_chunk_of_starfish_that_is_listed_and_not_there_is_no_shorter_lo
 async def test_chunks_of_starfish_are_listed_page_by_page_apart_from_others(
     node: Node, store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(head, "_CHUNK_PAGE", 2)
+    monkeypatch.setattr(head, "PAGE", 2)
     await store_values(store, twin.starfish_chunks(log_of(numbered(20), clock.now_ms - 1000), KEY, 3))
     await store_values(store, {f"{KEY}__seg/{name}": "other" for name in ("1", "note", "0" * 15 + "x")})
     assert await node.datas() == numbered(20)

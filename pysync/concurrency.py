@@ -22,6 +22,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+CONCURRENT: Final = 16
+"""Calls of a store that one piece of work in the background makes concurrently."""
 GATHER_S: Final = 0.004
 """Seconds that a group of writes waits for others at most, about as long as a commit takes."""
 QUIET_TICKS: Final = 2

@@ -23,7 +23,7 @@ import orjson
 from pysync import _core
 from pysync.cache import BoundedCache
 from pysync.clock import is_stable
-from pysync.concurrency import gather_bounded
+from pysync.concurrency import CONCURRENT, gather_bounded
 from pysync.config import HistoryConfig
 from pysync.config.key_templates import RESERVED
 from pysync.corruption import CorruptionReporter
@@ -39,8 +39,6 @@ PRUNE_EVERY: Final = 8
 _PRUNED_CACHE_SIZE: Final = 4_096
 _READ_BYTES: Final = 1024 * 1024
 """Bytes of entries that are read together, approximately."""
-_READ_COUNT: Final = 16
-_MAX_CONCURRENT: Final = 16
 _TIME: Final = slice(25, 37)
 """The part of a name that is the time of the write."""
 
@@ -115,7 +113,7 @@ class History:
         seen: set[tuple[str, int]] = set()
         names = (await _names(self._store, folder))[::-1]
         while names:
-            page = [f"{folder}/{name}" for name in names[:_READ_COUNT]]
+            page = [f"{folder}/{name}" for name in names[:CONCURRENT]]
             found = await self._store.get_many(page, _READ_BYTES)
             page = [at for at in page if at in found]
             names = names[len(page) :]
@@ -176,7 +174,7 @@ class History:
         if (transactional := self._store.transactional) is not None:
             await transactional.delete_all(keys)
         else:
-            await gather_bounded(_MAX_CONCURRENT, keys, self._store.delete)
+            await gather_bounded(CONCURRENT, keys, self._store.delete)
         return len(gone)
 
     def _stable_now_ms(self) -> int:

@@ -24,11 +24,10 @@ import orjson
 
 from pysync.auth.rate_limits import identity_name
 from pysync.changelog import Change
-from pysync.concurrency import gather_bounded
+from pysync.concurrency import CONCURRENT, gather_bounded
 from pysync.coordinator import LEASE_RENEW_S
 from pysync.engine.changes import parse_change
 from pysync.erase.plan import (
-    CONCURRENT,
     PLAN_KEYS,
     ErasePlan,
     EraseReport,

@@ -11,7 +11,7 @@ import orjson
 from pysync import _core
 from pysync.auth.certificates import user_id
 from pysync.changelog import Change
-from pysync.concurrency import gather_bounded
+from pysync.concurrency import CONCURRENT, gather_bounded
 from pysync.engine.append_log import chunk_keys, log_prefix
 from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.history import entries_of
@@ -24,7 +24,6 @@ from pysync.store import DamagedFile, Store, StoredObject
 
 PLAN_KEYS: Final = 128
 """The number of keys of a plan."""
-CONCURRENT: Final = 16
 
 _KEPT: Final = {
     "backups": "earlier backups and copies keep it until they are pruned",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pysync import _core
-from pysync.concurrency import gather_bounded
+from pysync.concurrency import CONCURRENT, gather_bounded
 from pysync.engine.append_log import log_prefix, object_key
 from pysync.engine.history import PREFIX as HISTORY
 from pysync.engine.history import document_of
@@ -25,7 +25,6 @@ MIN_GRACE_MS: Final = 1_800_000
 """The shortest grace period. It is longer than any write takes from its first object to its last, though the
 clock of a bucket be a quarter of an hour off."""
 _MAX_BYTES: Final = 8 * 1024 * 1024
-_CONCURRENCY: Final = 16
 _LOGS: Final = log_prefix("").rstrip("/")
 _NO_HEADS: Final = ("_pysync/", "__sync__/config.json")
 """Objects that lead to no log: the server's own, and the configuration that Starfish stores."""
@@ -229,7 +228,7 @@ class GarbageCollector:
             self._on_garbage(kind, listed.key)
             self.report.count(kind, 0 if info is None else info.size)
 
-        await gather_bounded(_CONCURRENCY, unused, delete)
+        await gather_bounded(CONCURRENT, unused, delete)
 
 
 def _id_of(listed: ListEntry) -> str:

@@ -13,6 +13,7 @@ import orjson
 from pysync import _core
 from pysync.auth.certificates import parse_revocation_list
 from pysync.auth.revocation import PREFIX as REVOCATIONS
+from pysync.concurrency import CONCURRENT
 from pysync.corruption import Kind
 from pysync.engine.append_log import chunk_keys, log_prefix, object_key
 from pysync.engine.documents import SECRET_DOCUMENT_KEY as VERSIONS
@@ -136,9 +137,6 @@ async def verified_chunks(file: OpenFile, chunks: AsyncIterator[bytes]) -> Async
         raise VerificationError(HASH_MISMATCH)
 
 
-MAX_CONCURRENT: Final = 8
-"""The number of objects that are verified concurrently."""
-
 _EXCLUDED: Final = (log_prefix(""), "_pysync/probe/", "__sync__/config.json")
 """Objects that are not verified by themselves: those of logs, which are verified with their heads; leftovers
 of probes; and the configuration that Starfish stores."""
@@ -184,7 +182,7 @@ class Verifier:
 
     async def run(self) -> None:
         """Verify all objects. Raises StoreUnavailable if the store is unreachable."""
-        await for_each_key(self._store, MAX_CONCURRENT, self.verify)
+        await for_each_key(self._store, CONCURRENT, self.verify)
 
     async def verify(self, key: str) -> None:
         """Verify an object, and of a log everything that its head names. Raises StoreUnavailable."""

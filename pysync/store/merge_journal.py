@@ -21,7 +21,7 @@ from typing import Final
 
 import orjson
 
-from pysync.concurrency import gather_bounded
+from pysync.concurrency import CONCURRENT, gather_bounded
 from pysync.errors import StoreUnavailable
 from pysync.store.protocol import Store
 from pysync.store.types import (
@@ -37,7 +37,6 @@ from pysync.store.types import (
 
 ABANDONED_MS: Final = 3_600_000
 _JOURNALS: Final = "_pysync/merges"
-_CONCURRENCY: Final = 16
 
 
 async def merge(
@@ -67,7 +66,7 @@ async def merge(
 
     # After a failed write the file may still appear, so the journal stays.
     sha256 = await store.write(key, chunks, content_type, begin)
-    await gather_bounded(_CONCURRENCY, merged, store.delete)
+    await gather_bounded(CONCURRENT, merged, store.delete)
     await store.delete(journal)
     return sha256
 
@@ -78,7 +77,7 @@ async def recover(store: Store, now_ms: Callable[[], int]) -> None:
         merge = _parse(found)
         stat = await store.stat(merge.key)
         if stat is not None and stat.sha256 == merge.sha256:
-            await gather_bounded(_CONCURRENCY, merge.merged, partial(_remove, store, merge))
+            await gather_bounded(CONCURRENT, merge.merged, partial(_remove, store, merge))
         elif found.modified_ms + ABANDONED_MS > now_ms():
             continue
         await store.delete(journal)
@@ -132,7 +131,7 @@ async def _check_unchanged(store: Store, key: str, merged: Mapping[str, str]) ->
 
     if await store.stat(key) is not None or await store.get(key) is not None:
         raise EtagMismatch
-    await gather_bounded(_CONCURRENCY, merged, check)
+    await gather_bounded(CONCURRENT, merged, check)
 
 
 async def _remove(store: Store, merge: MergeRecord, key: str) -> None:

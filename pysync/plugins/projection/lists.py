@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import orjson
 
 from pysync import _core
-from pysync.concurrency import gather_bounded
+from pysync.concurrency import CONCURRENT, gather_bounded
 from pysync.config.key_templates import RESERVED, KeyTemplate
 from pysync.engine.changes import ParsedChange
 from pysync.errors import DocumentCorrupt
@@ -24,7 +24,6 @@ from pysync.plugins.projection.sources import ChangedSource, DocumentLocation, K
 from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
 from pysync.store import ABSENT, Etag, EtagMismatch, Precondition, StoredObject, Write
 
-MAX_CONCURRENT_LISTS: Final = 16
 MAX_FAILED_LISTS: Final = 16
 """Number of lists that may fail before the rest is not attempted: one that fails must not hold up others."""
 
@@ -159,7 +158,7 @@ class ListWriter:
         then be updated."""
         groups = await self._grouped(self._changed_sources(changes))
         await gather_bounded(
-            MAX_CONCURRENT_LISTS, groups, lambda key: self.fold_list(key, groups[key]), MAX_FAILED_LISTS
+            CONCURRENT, groups, lambda key: self.fold_list(key, groups[key]), MAX_FAILED_LISTS
         )
 
     async def fold_list(

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from pysync.changelog import ChangeLog
-from pysync.concurrency import gather_bounded
+from pysync.concurrency import CONCURRENT, gather_bounded
 from pysync.engine.changes import parse_change
 from pysync.errors import DocumentCorrupt
 from pysync.plugins.projection.lists import (
-    MAX_CONCURRENT_LISTS,
     MAX_FAILED_LISTS,
     ListSource,
     ListTransform,
@@ -57,7 +56,7 @@ async def rebuild(
             outcomes[key] = outcome
 
     chosen_lists = [key for key, one in wanted.items() if one.is_chosen]
-    await gather_bounded(MAX_CONCURRENT_LISTS, chosen_lists, rebuild_one, MAX_FAILED_LISTS)
+    await gather_bounded(CONCURRENT, chosen_lists, rebuild_one, MAX_FAILED_LISTS)
     return begun, outcomes
 
 

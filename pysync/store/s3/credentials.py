@@ -16,6 +16,7 @@ from botocore.credentials import ReadOnlyCredentials
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.loaders import create_loader
 
+from pysync.concurrency import CONCURRENT
 from pysync.config import S3Location, StoreConfig
 from pysync.errors import StoreUnavailable
 
@@ -95,7 +96,6 @@ NO_CREDENTIALS = (
     "no S3 credentials: set store.accessKeyId and store.secretAccessKey, or AWS_ACCESS_KEY_ID and "
     "AWS_SECRET_ACCESS_KEY in the environment (or a profile in ~/.aws), or give the machine a role"
 )
-_MAX_CONCURRENT_LISTINGS = 16
 _DESCRIPTIONS = create_loader()
 """botocore's descriptions of the AWS services, loaded once for all clients."""
 
@@ -177,7 +177,7 @@ def _client_config(config: StoreConfig, place: S3Location) -> AioConfig:
     return AioConfig(
         connect_timeout=timeout_s,
         read_timeout=timeout_s,
-        max_pool_connections=min(_MAX_CONCURRENT_LISTINGS, config.max_connections),
+        max_pool_connections=min(CONCURRENT, config.max_connections),
         retries={"mode": "standard", "total_max_attempts": 5},
         signature_version="s3v4",
         # By default botocore uses "path" for every custom endpoint, and the AWS host name without a region.

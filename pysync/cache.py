@@ -15,7 +15,7 @@ class BoundedCache(Generic[K, V]):
     """A cache that evicts the least recently used values while their total cost is above `max_cost`. The cost
     of a value is `cost_of(value)`, 1 by default. Values are never None."""
 
-    def __init__(self, max_cost: int, cost_of: Callable[[V], int] = lambda value: 1) -> None:
+    def __init__(self, max_cost: int = CACHED_ENTRIES, cost_of: Callable[[V], int] = lambda value: 1) -> None:
         self._entries: OrderedDict[K, V] = OrderedDict()
         self._max_cost = max_cost
         self._cost_of = cost_of

@@ -38,9 +38,6 @@ from pysync.write_ids import as_whitespace, has_write_id
 
 SECRET_DOCUMENT_KEY: Final = f"{RESERVED}/secrets/versions"
 """The key of the secret. It is stored as a document, so that damage to it is found."""
-ETAG_CACHE_SIZE = 4096
-"""The number of cached versions: of documents that were written, requested by version or, in a remote store,
-read."""
 STALE_BASE: Final = "stale"
 """A base that no document has."""
 _MAX_ATTEMPTS = 8
@@ -122,7 +119,8 @@ class Documents:
         self.versions = KeyedVersions(store, now_ms, self._corruption)
         self.history = History(store, now_ms, self._corruption)
         self.now_ms = now_ms
-        self._cache = BoundedCache[str, CachedVersion](ETAG_CACHE_SIZE)
+        # The versions that were written, requested by version or, in a remote store, read.
+        self._cache = BoundedCache[str, CachedVersion]()
 
     async def pull(self, key: str, ttl_ms: int | None = None) -> _core.Document | None:
         """Return the document at `key`; None if nothing is stored or it is older than `ttl_ms`.

@@ -36,7 +36,6 @@ MAX_DOCUMENT_KEY_BYTES: Final = 900
 """The longest key of a document with history. That of its entries must fit into a bucket."""
 PRUNE_EVERY: Final = 8
 """Number of writes of one document by a process after which it prunes the entries."""
-_PRUNED_CACHE_SIZE: Final = 4_096
 _READ_BYTES: Final = 1024 * 1024
 """Bytes of entries that are read together, approximately."""
 _TIME: Final = slice(25, 37)
@@ -103,7 +102,7 @@ class History:
         self._store = store
         self._now_ms = now_ms
         self._corruption = corruption
-        self._unpruned = BoundedCache[str, int](_PRUNED_CACHE_SIZE)
+        self._unpruned = BoundedCache[str, int]()
 
     async def entries(self, key: str, limits: HistoryConfig) -> AsyncIterator[Entry]:
         """Yield the entries of the document at `key`, the newest first: those with a version that `limits`

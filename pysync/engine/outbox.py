@@ -46,8 +46,6 @@ EARLY_RECOVERY_MS: Final = 5_000
 """Age at which nearly every write has been made, or rejected and its intent withdrawn."""
 MAX_UNREPORTED: Final = 10_000
 """The number of unreported outcomes that are kept. For older ones `recover` assumes a successful write."""
-ANNOUNCED_CACHE_SIZE: Final = 4_096
-"""The number of documents whose last announced version is cached."""
 _KEY_LOCKS: Final = 256
 """The number of locks that the keys of files share."""
 _NO_INTENT: Final = PreparedWrite("", 0, [])
@@ -186,7 +184,7 @@ class AnnouncingOutbox(Outbox):
         super().__init__(coordinator, coordinator)
         self._store = store
         self._counting = store.counting
-        self._last_announced = BoundedCache[str, Change](ANNOUNCED_CACHE_SIZE)
+        self._last_announced = BoundedCache[str, Change]()
         self._key_locks = [asyncio.Lock() for _ in range(_KEY_LOCKS)]
         self._flush_lock = asyncio.Lock()
         self._unreported: deque[tuple[str, list[Change]]] = deque(maxlen=MAX_UNREPORTED)

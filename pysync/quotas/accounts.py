@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pysync import _core
-from pysync.cache import CACHED_ENTRIES, BoundedCache
+from pysync.cache import BoundedCache
 from pysync.config import Collection, Config
 from pysync.config.key_templates import RESERVED, KeyTemplate, TemplateIndex
 from pysync.engine import history
@@ -72,7 +72,7 @@ class Accounts:
         spaces = config.auth.spaces
         self._space_param = None if spaces is None else spaces.param
         self._by_suffix: dict[str, TemplateIndex[_Owned]] = {}
-        self._keys = BoundedCache[str, _OwnedKey](CACHED_ENTRIES)
+        self._keys = BoundedCache[str, _OwnedKey]()
         for rank, (namespace, _, collection) in enumerate(config.each_collection()):
             text, suffix = file_templates.get(collection.name, (collection.key_template.text, ""))
             template = KeyTemplate.of(text)

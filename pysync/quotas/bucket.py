@@ -14,7 +14,7 @@ from typing import ClassVar, Final, Self
 
 import orjson
 
-from pysync.cache import CACHED_ENTRIES, BoundedCache
+from pysync.cache import BoundedCache
 from pysync.config.key_templates import RESERVED
 from pysync.engine import history
 from pysync.engine.append_log.read import log_prefix
@@ -159,8 +159,8 @@ class CountedStore:
         self.ledger: Final = ledger
         self._now_ms = now_ms
         self._accounts = accounts
-        self._known = BoundedCache[str, Usage](CACHED_ENTRIES)
-        self._keys_of_logs = BoundedCache[str, str](CACHED_ENTRIES)
+        self._known = BoundedCache[str, Usage]()
+        self._keys_of_logs = BoundedCache[str, str]()
         self.is_remote: Final = store.is_remote
         self.cheap_put_bytes: Final = store.cheap_put_bytes
         self.added_bytes: Final = store.added_bytes

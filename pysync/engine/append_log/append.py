@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pysync import _core
-from pysync.cache import BoundedCache
+from pysync.cache import CACHED_ENTRIES, BoundedCache
 from pysync.clock import is_stable
 from pysync.concurrency import GroupSize
 from pysync.corruption import CorruptionReporter
@@ -66,11 +66,6 @@ MAX_WAITING: Final = 4096
 """The number of appends to all logs that may wait at once. One more is rejected rather than queued."""
 MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 """The size of their elements in all, unless there is only one."""
-DISCARDED_CACHE_SIZE: Final = 1024
-"""The number of expired logs that are cached as deleted. For others the next append looks again and finds
-nothing."""
-GROUP_SIZES_CACHE_SIZE: Final = 1024
-"""The number of logs for which it is known how many appends wait together."""
 MAX_SEARCH_BYTES: Final = 64 * 1024 * 1024
 """Bytes of a log that one attempt searches for the element of an earlier attempt: about 0.1 s of work, in
 chunks. A search is this long only if the earlier attempt ended without a result and the log has grown much
@@ -123,7 +118,7 @@ class AppendBatcher:
         self._jitter: Callable[[], float] = random.random
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._queues: dict[str, deque[PendingAppend]] = {}
-        self._group_sizes = BoundedCache[str, GroupSize](GROUP_SIZES_CACHE_SIZE)
+        self._group_sizes = BoundedCache[str, GroupSize]()
         self._waiting = self._waiting_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._deletions: dict[str, asyncio.Task[None]] = {}
@@ -397,7 +392,7 @@ class AppendBatcher:
             return head
         task = self._deletions.get(head.previous)
         if task is None:
-            if len(self._deletions) >= DISCARDED_CACHE_SIZE:
+            if len(self._deletions) >= CACHED_ENTRIES:
                 kept = self._deletions.items()
                 self._deletions = {id_: task for id_, task in kept if not task.done()}
             self._deletions[head.previous] = self._spawn(self._delete_previous(head.previous))

@@ -12,6 +12,7 @@ from mimetypes import MimeTypes
 from typing import Any, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from pysync._core import split_key
+from pysync.cache import CACHED_ENTRIES
 from pysync.errors import StoreUnavailable
 from pysync.protocol import OCTET_STREAM
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
@@ -48,8 +49,6 @@ _OF_ONE_FILE: Final = (errno.EIO, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.
 """Errors of reading what lies at the path of one file: a broken block, or something that is no file."""
 TEMP_MAX_AGE_MS: Final = 86_400_000
 """Age from which a temporary file that no process writes is removed when the folder is opened."""
-CACHED_ROWS: Final = 1_024
-"""Maximum number of cached rows. Any write clears the cache."""
 FULL_BELOW_BYTES: Final = 1_048_576
 """Free space below which a disk counts as full: the server does not wait until nothing can be written."""
 FREE_FROM_BYTES: Final = 4 * FULL_BELOW_BYTES
@@ -303,7 +302,7 @@ class LocalFiles:
     def _row(self, key: str) -> FileRow | None:
         """Return the row of a file, None if there is none. Cached while the database does not change."""
         version = self._reader.version()
-        if version != self._row_cache_version or len(self._row_cache) >= CACHED_ROWS:
+        if version != self._row_cache_version or len(self._row_cache) >= CACHED_ENTRIES:
             self._row_cache.clear()
             self._row_cache_version = version
         try:

@@ -250,17 +250,14 @@ def _streamed_body(spool: Spool, start: int, end: int, sha256: str) -> StreamedB
     return StreamedBody(end - start, sha256, chunks)
 
 
-HASH_CACHE_SIZE: Final = 1_024
-"""Number of cached hashes of files that other programs wrote, whose metadata lack a hash."""
-
-
 class Downloads:
     """Opens the files of one bucket."""
 
     def __init__(self, requests: S3RequestSender, bucket: BucketCapabilities) -> None:
         self._requests = requests
         self._bucket = bucket
-        self._hashes = BoundedCache[tuple[str, str], str](HASH_CACHE_SIZE)
+        # Of files that other programs wrote, whose metadata lack a hash.
+        self._hashes = BoundedCache[tuple[str, str], str]()
 
     async def open(self, key: str, start: int, end: int | None) -> OpenFile | None:
         """Open a file as `Store.open` does, even if it is known to be damaged."""

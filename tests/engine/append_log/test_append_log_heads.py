@@ -40,7 +40,7 @@ async def test_heads_of_recent_logs_are_cached_within_a_bound(small_cache: None,
 async def test_of_logs_that_expired_and_began_anew_a_node_remembers_few(
     node: Node, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(append, "DISCARDED_CACHE_SIZE", 4)
+    monkeypatch.setattr(append, "CACHED_ENTRIES", 4)
     rules = LogSettings(ttl_ms=1000)
     before = finished_tasks()
     for _ in range(2):

@@ -18,13 +18,13 @@ from contracts.files import chunks_of, read_file
 from support.bit_rot import rot
 from support.python_process import run_python
 
+from pysync.cache import CACHED_ENTRIES
 from pysync.changelog import Change
 from pysync.clock import HybridTimestamp, wall_clock_ms
 from pysync.errors import KeyConflict, StoreUnavailable
 from pysync.sqlite.database_file import Schema, create_database
 from pysync.store import DamagedFile, StoredObject
 from pysync.store.local.disk import FileFingerprint
-from pysync.store.local.files import CACHED_ROWS
 from pysync.store.local.rename_journal import FLUSH_EVERY
 from pysync.store.local.store import LocalStore
 from pysync.store.local.tables import SCHEMA
@@ -750,7 +750,7 @@ async def test_file_without_a_location_takes_no_tick_and_leaves_nothing(
 
 async def test_rows_that_are_kept_are_bounded(tmp_path: Path) -> None:
     store = await LocalStore.open_folder(tmp_path)
-    for number in range(CACHED_ROWS + 2):
+    for number in range(CACHED_ENTRIES + 2):
         assert await store.stat(f"none/{number}") is None
     assert len(store._files._row_cache) == 2
     await store.close()

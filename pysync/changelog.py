@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+WAIT_S: Final = 1.0
+"""Maximum seconds that `ChangeLog.wait_for_change` waits."""
 MAX_RESUMED: Final = 20_000
 
 

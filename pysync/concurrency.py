@@ -26,6 +26,10 @@ CONCURRENT: Final = 16
 """Calls of a store that one piece of work in the background makes concurrently."""
 GATHER_S: Final = 0.004
 """Seconds that a group of writes waits for others at most, about as long as a commit takes."""
+MAX_WAITING: Final = 4_096
+"""The number of writes, appends or commands that may wait for one queue. One more is rejected."""
+MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
+"""The size of their bodies in all, unless there is only one."""
 QUIET_TICKS: Final = 2
 """Ticks of the event loop without another write after which a group is complete. What is read from a
 connection in one tick is submitted in the next."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from pysync._core import ReplayWindow
-from pysync.changelog import Change, ChangePage, OriginFilter, Retention
+from pysync.changelog import WAIT_S, Change, ChangePage, OriginFilter, Retention
 from pysync.clock import FIRST_TIMESTAMP, HybridTimestamp, elapsed_of, is_stable, wall_clock_ms
 from pysync.coordinator.protocol import (
     AHEAD_MS,
@@ -28,9 +28,6 @@ from pysync.model import Diagnosis
 
 MAX_ENTRIES: Final = 1_000_000
 """Maximum number of counters, and of claims, at one time."""
-
-WAIT_S: Final = 1.0
-"""Maximum seconds that `wait_for_change` waits."""
 
 SWEEP_MS: Final = 10_000
 """Milliseconds between removals of expired entries."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from pysync.changelog import Change, ChangePage, OriginFilter, Retention
+from pysync.changelog import WAIT_S, Change, ChangePage, OriginFilter, Retention
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000"  # in steps of a millisecond
@@ -47,8 +47,7 @@ EPOCH_MARGIN: Final = 1_000_000_000
 """The number of changes that may have been made since a backup. Usually the clock is ahead of all of them."""
 
 POLL_S: Final = 0.02
-"""Seconds between checks of `wait_for_change` for a commit of another process, and the number of checks."""
-POLLS: Final = 50
+"""Seconds between checks of `wait_for_change` for a commit of another process."""
 
 TRIM_EVERY: Final = 128
 TRIM_ROWS: Final = 512
@@ -177,7 +176,7 @@ class SqliteChangeLog:
     async def wait_for_change(self, after: str) -> None:
         """See `ChangeLog.wait_for_change`."""
         seen = -1
-        for _ in range(POLLS):
+        for _ in range(round(WAIT_S / POLL_S)):
             if after < change_id(self._announced):
                 return
             version = self._reader.version()

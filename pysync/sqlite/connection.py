@@ -14,7 +14,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
 
-from pysync.concurrency import GroupSize
+from pysync.concurrency import MAX_WAITING, MAX_WAITING_BYTES, GroupSize
 from pysync.errors import Unavailable
 from pysync.sqlite import database_file
 from pysync.sqlite.database_file import CHECK_INTERVAL_S, DATABASE_ERRORS, Database
@@ -23,12 +23,6 @@ log = logging.getLogger("pysync.sqlite")
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-
-MAX_WAITING: Final = 4_096
-"""The number of writes that may wait at once. One more is rejected rather than queued."""
-
-MAX_WAITING_BYTES: Final = 67_108_864
-"""The size of their bodies in all, unless there is only one."""
 
 STALLED_S: Final = 10.0
 """Seconds that a group may take to commit. Beyond it the disk hangs, or another process holds the lock, and

@@ -28,7 +28,7 @@ from pysync.testing import FakeClock
 
 @pytest.fixture(autouse=True)
 def brief_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changelog, "POLLS", 3)
+    monkeypatch.setattr(changelog, "WAIT_S", 0.05)
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ async def test_waiting_reader_is_notified_by_its_own_process_and_by_others(
     store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody here would stop waiting by itself."""
-    monkeypatch.setattr(changelog, "POLLS", 1_000_000)
+    monkeypatch.setattr(changelog, "WAIT_S", 20_000.0)
     for writer in (store, other):
         cursor = await store.change_log.last_id()
         waiting = asyncio.ensure_future(store.change_log.wait_for_change(cursor))
@@ -205,7 +205,7 @@ async def test_waiting_reader_is_notified_by_its_own_process_and_by_others(
 async def test_change_of_another_process_before_the_wait_is_noticed(
     store: LocalStore, other: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changelog, "POLLS", 1_000_000)
+    monkeypatch.setattr(changelog, "WAIT_S", 20_000.0)
     cursor = await store.change_log.last_id()
     assert await changes_of(store.change_log, cursor) == []
     await other.change_log.append([change("1")])
@@ -215,7 +215,7 @@ async def test_change_of_another_process_before_the_wait_is_noticed(
 async def test_cancelled_write_is_announced_all_the_same(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changelog, "POLLS", 1_000_000)
+    monkeypatch.setattr(changelog, "WAIT_S", 20_000.0)
     cursor = await store.change_log.last_id()
     writing = asyncio.ensure_future(store.commit(Write("a", b"1", ABSENT, [change("1")])))
     await asyncio.sleep(0)

@@ -38,7 +38,7 @@ MAX_LIVE = 1_000
 @pytest.fixture(autouse=True)
 def brief_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "WAIT_S", 0.05)
-    monkeypatch.setattr(changelog, "POLLS", 3)
+    monkeypatch.setattr(changelog, "WAIT_S", 0.05)
 
 
 class TestMemoryCoordinator(CoordinatorContract, BoundedNoncesContract):

@@ -25,8 +25,9 @@ from support.redis_losses import (
 
 from pysync.changelog import Change
 from pysync.clock import MAX_COUNTER, SteadyClock, wall_clock_ms
+from pysync.concurrency import MAX_WAITING
 from pysync.coordinator import Coordinator, open_coordinator
-from pysync.coordinator.redis.connection import MAX_WAITING, Command
+from pysync.coordinator.redis.connection import Command
 from pysync.coordinator.redis.coordinator import LEEWAY_MS, NONCE_TTL_MS, TICKS, RedisCoordinator
 from pysync.coordinator.redis.epoch import EPOCH_KEY
 from pysync.errors import CoordinatorUnavailable

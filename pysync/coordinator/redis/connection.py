@@ -19,6 +19,7 @@ from redis.asyncio import Connection
 from redis.asyncio.connection import parse_url
 from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
+from pysync.concurrency import MAX_WAITING
 from pysync.errors import CoordinatorUnavailable
 
 log = logging.getLogger(__name__)
@@ -32,9 +33,6 @@ ReplyError = ResponseError
 
 TIMEOUT_S: Final = 2.0
 """Limit for connecting and for replies, longer than the pause of a Redis that saves its data."""
-
-MAX_WAITING: Final = 4_096
-"""Number of callers that may wait at once. One more is rejected rather than queued."""
 
 MIN_BACKOFF_S: Final = 0.05
 MAX_BACKOFF_S: Final = 1.0

@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 from redis.asyncio import Connection
 
 from pysync._core import ReplayWindow
-from pysync.changelog import Change, ChangePage, OriginFilter, Retention
+from pysync.changelog import WAIT_S, Change, ChangePage, OriginFilter, Retention
 from pysync.clock import MAX_COUNTER, HybridTimestamp, wall_clock_ms
 from pysync.coordinator.protocol import (
     AHEAD_MS,
@@ -64,9 +64,6 @@ _REPLACE_CLAIM: Final = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] then redis.call('SET', KEYS[1], ARGV[2], 'KEEPTTL') else redis.call('DEL', KEYS[1]) end
 return 1"""
-
-WAIT_S: Final = 1.0
-"""Maximum seconds that `StreamWaiter.wait` waits."""
 
 _BEFORE_ALL: Final = "0-0"
 """The id before all entries."""

@@ -12,7 +12,7 @@ from typing import Final
 from pysync import _core
 from pysync.cache import CACHED_ENTRIES, BoundedCache
 from pysync.clock import is_stable
-from pysync.concurrency import GroupSize
+from pysync.concurrency import MAX_WAITING, MAX_WAITING_BYTES, GroupSize
 from pysync.corruption import CorruptionReporter
 from pysync.engine.append_log.head import (
     CachedHead,
@@ -62,10 +62,6 @@ Some puts take as long."""
 MAX_GROUP_SIZE: Final = 1024
 MAX_GROUP_BYTES: Final = 256 * 1024
 """Bytes of elements that one put carries. With more, the first append would wait too long for the last."""
-MAX_WAITING: Final = 4096
-"""The number of appends to all logs that may wait at once. One more is rejected rather than queued."""
-MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
-"""The size of their elements in all, unless there is only one."""
 MAX_SEARCH_BYTES: Final = 64 * 1024 * 1024
 """Bytes of a log that one attempt searches for the element of an earlier attempt: about 0.1 s of work, in
 chunks. A search is this long only if the earlier attempt ended without a result and the log has grown much

@@ -18,7 +18,8 @@ from support.append_log_nodes import (
     store_values,
 )
 
-from pysync.engine.append_log import LogRange, LogSettings, append
+from pysync.concurrency import MAX_WAITING
+from pysync.engine.append_log import LogRange, LogSettings
 from pysync.errors import (
     AppendLimitExceeded,
     DocumentCorrupt,
@@ -229,11 +230,11 @@ async def test_a_chunk_size_bounds_the_tail(make_node: MakeNode, store: Store) -
 
 
 async def test_too_many_waiting_appends_are_rejected_and_not_queued(node: Node) -> None:
-    results = await node.append_at_once(numbered(append.MAX_WAITING + 100))
+    results = await node.append_at_once(numbered(MAX_WAITING + 100))
     refused = [outcome for outcome in results if not isinstance(outcome, WriteResult)]
     assert {type(outcome) for outcome in refused} == {StoreUnavailable}
     assert len(refused) == 100
-    assert await node.datas() == numbered(append.MAX_WAITING)
+    assert await node.datas() == numbered(MAX_WAITING)
     await node.append({})
 
 

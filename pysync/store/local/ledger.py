@@ -18,7 +18,6 @@ from pysync.store.ledger import (
 )
 from pysync.store.local import counters, tables
 from pysync.store.local.counters import Owners, amounts_of
-from pysync.store.local.put_statements import APPEND_COUNTED, PUT_COUNTED
 from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.types import Precondition
 
@@ -141,7 +140,7 @@ def put_counted(
         wanted = amounts_of(all_bytes if kept == id_ else size, elements)
         owners.make_room(cursor, id_, wanted, parent, name)
     counted = (etag, content_type, now_ms, body, size, id_, elements, parent, name)
-    result = tables.put(cursor, renames, counted, expect, changes, PUT_COUNTED)
+    result = tables.put(cursor, renames, counted, expect, changes, tables.PUT_COUNTED)
     _append_counted(cursor, kept, also)
     return result
 
@@ -156,4 +155,4 @@ def append_objects(
 
 def _append_counted(cursor: sqlite3.Cursor, owner: int, also: tables.Rows) -> None:
     for row in also:
-        cursor.execute(APPEND_COUNTED, (*row[:4], len(row[3]), owner, 0, *row[4:]))
+        cursor.execute(tables.APPEND_COUNTED, (*row[:4], len(row[3]), owner, 0, *row[4:]))

@@ -27,9 +27,9 @@ CHECK_EVERY_S = 1.0
 KEEPALIVE_S = 75.0
 READ_BUFFER_BYTES = 32 * 1024
 """Bytes of a body that are read ahead. Reading stops at twice as many."""
-BACKLOG: Final = 512
-"""Connections that wait until they are accepted. While requests wait for long, each turn of the event loop
-accepts one, so the clients of more would have given up."""
+BACKLOG: Final = 256
+"""Connections that wait until they are accepted. While requests wait, each turn of the event loop accepts
+one, so the clients of more would have given up, and to accept those costs as much as to answer others."""
 ACCEPT_AT_ONCE: Final = 16
 """Connections that are accepted in one turn of the event loop. uvloop's own servers accept one, so with long
 turns a new connection would wait for all that came before it."""
@@ -277,7 +277,7 @@ class HttpServer(web.Server):
 
     def _accept(self, listening: socket.socket) -> None:
         """Accept some of the connections that have come."""
-        for _ in range(1 if self.load.is_late else ACCEPT_AT_ONCE):
+        for _ in range(1 if self.load.has_waiting else ACCEPT_AT_ONCE):
             try:
                 sock, peer = listening.accept()
             except OSError as error:

@@ -162,9 +162,9 @@ class Load:
         return next(iter(self._waiting)).waits_since if self._waiting else inf
 
     @property
-    def is_late(self) -> bool:
-        """True if a request has waited for half of the time that it may wait."""
-        return self._oldest() < self.now() - self.max_wait_s / 2
+    def has_waiting(self) -> bool:
+        """True if a request waits for its turn."""
+        return bool(self._waiting)
 
     def others_follow(self) -> bool:
         """Return True if this turn of the event loop is about to handle other requests."""

@@ -20,10 +20,6 @@ CONSTANTS: Final = 396
 """Numeric constants at module level of pysync: limits, periods, sizes, shares."""
 
 PRIVATE_NAMES: Final = {
-    **dict.fromkeys(
-        ("_eof_sent", "_keep_alive", "_req", "_status"),
-        "a response is written by one call, without the headers, tasks and checks of aiohttp's",
-    ),
     "_max_msg_queue_size": "a connection with many requests in advance goes on reading them",
 }
 """Private names of aiohttp that pysync uses, and what each gains. aiohttp may change them in any version."""

@@ -118,7 +118,7 @@ class EventStreamResponse(Response):
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Write the head to the connection of `request`, and begin the stream."""
-        if self._eof_sent:
+        if self._has_begun:
             return None
         transport = self._begin(request)
         head = self._head(request.version)

@@ -58,6 +58,9 @@ class Response(web.StreamResponse):
     request_id = ""
     _reservation: Reservation | None = None
     _written = 0
+    _has_begun = False
+    _stays_open = False
+    _request: web.BaseRequest | None = None
 
     def __init__(
         self,
@@ -68,11 +71,27 @@ class Response(web.StreamResponse):
         content_type: str = JSON_TYPE,
         close: bool = False,
     ) -> None:
-        self._status = status  # `super().__init__` would make state that is not used, such as headers
+        # `super().__init__` would make state that is not used, such as headers.
+        self._code = status
         self.content = body
         self.header_text = headers
         self.media_type = content_type
         self.close = close
+
+    @property
+    def status(self) -> int:
+        """The status code."""
+        return self._code
+
+    @property
+    def prepared(self) -> bool:
+        """True once the response has begun."""
+        return self._has_begun
+
+    @property
+    def keep_alive(self) -> bool:
+        """True if the connection stays open after the response."""
+        return self._stays_open
 
     @property
     def held_bytes(self) -> int:
@@ -92,7 +111,7 @@ class Response(web.StreamResponse):
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Write head and body to the connection of `request`."""
-        if self._eof_sent:
+        if self._has_begun:
             return None
         transport = self._begin(request)
         if self._reservation is not None:
@@ -113,22 +132,22 @@ class Response(web.StreamResponse):
     async def write_eof(self, data: bytes = b"") -> None:
         """Finish the response. Part of an unread request body is drained first, so that the client can read
         the response."""
-        if self.close and self._req is not None:
-            await _drain_request(self._req)
+        if self.close and self._request is not None:
+            await _drain_request(self._request)
 
     def to_bytes(self, *, keep_alive: bool = False) -> bytes:
         """Return the whole response as bytes, for a connection that is then closed unless `keep_alive`."""
-        self._keep_alive = keep_alive
+        self._stays_open = keep_alive
         return self._head(HttpVersion11) + self.content
 
     def _begin(self, request: web.BaseRequest) -> asyncio.Transport:
         """Return the connection of `request`. Raises ConnectionResetError if it is closed."""
-        self._eof_sent = True
-        self._keep_alive = request.keep_alive and not self.close
+        self._has_begun = True
+        self._stays_open = request.keep_alive and not self.close
         transport = request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client has disconnected")
-        self._req = request
+        self._request = request
         return transport
 
     async def _send(self, request: web.BaseRequest, transport: asyncio.Transport, body: bytes) -> None:
@@ -157,18 +176,18 @@ class Response(web.StreamResponse):
         return f"Content-Length: {len(self.content)}\r\n"
 
     def _head(self, version: HttpVersion) -> bytes:
-        if self._status in (204, 304):
+        if self._code in (204, 304):
             length = ""
         else:
             length = f"Content-Type: {self.media_type}\r\n{self._length(version)}"
-        if not self._keep_alive:
+        if not self._stays_open:
             connection = "Connection: close\r\n"
         elif version == HttpVersion10:
             connection = "Connection: keep-alive\r\n"
         else:
             connection = ""
         return (
-            f"HTTP/1.1 {_REASONS[self._status]}\r\n"
+            f"HTTP/1.1 {_REASONS[self._code]}\r\n"
             f"{length}{self.header_text}{connection}Date: {_date(int(time.time()))}\r\n\r\n"
         ).encode("latin-1")
 

@@ -71,7 +71,7 @@ class StreamingResponse(Response):
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """See `Response.prepare`."""
-        if self._eof_sent:
+        if self._has_begun:
             return None
         try:
             await self._write(request)
@@ -85,7 +85,7 @@ class StreamingResponse(Response):
         if self._reservation is not None:
             self._watch(transport, self._reservation)
         chunked = self._is_chunked(request.version)
-        self._keep_alive = self._keep_alive and (chunked or self._size is not None)
+        self._stays_open = self._stays_open and (chunked or self._size is not None)
         head = self._head(request.version)
         if request.method == "HEAD" or self._chunks is None:
             transport.write(head)

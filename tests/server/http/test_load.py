@@ -241,6 +241,19 @@ async def test_a_request_that_has_waited_too_long_is_rejected_and_the_newest_are
     assert statuses == [200] * REQUESTS_PER_TURN + [503] * REQUESTS_PER_TURN + [200] * REQUESTS_PER_TURN
 
 
+async def test_a_first_request_has_not_waited_since_its_connection_was_opened() -> None:
+    turns = Turns(took_s=0.0)
+    turns.now = 1.0
+    async with listening(turns.handle, turns.load) as address:
+        clients = [await client(address) for _ in range(2 * REQUESTS_PER_TURN)]
+        while turns.load.connections < len(clients):
+            await asyncio.sleep(0)
+        turns.now = 5.0
+        statuses = await asyncio.gather(*(request(each, n) for n, each in enumerate(clients)))
+        await hang_up(clients)
+    assert statuses == [200] * len(clients)
+
+
 async def test_a_client_that_hangs_up_while_it_waits_gives_up_its_turn() -> None:
     turns = Turns(took_s=0.0)
     async with listening(turns.handle, turns.load) as address:

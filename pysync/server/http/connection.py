@@ -78,7 +78,8 @@ class Connection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Note when a head begins to arrive."""
         load, address = self.load, self.address
-        if address is not None and self in address.idle and self not in load.heads:
+        if address is not None and self in address.idle and (self.is_silent or self not in load.heads):
+            load.heads.pop(self, None)
             load.heads[self] = load.now()
         self.is_silent = False
         super().data_received(data)

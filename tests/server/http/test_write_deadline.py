@@ -44,6 +44,12 @@ class Stuck(MemoryStore):
         return await super().write(key, then_wait(), *rest, **options)
 
 
+class StuckBucket(Stuck):
+    """A bucket, whose late uploads go on."""
+
+    is_remote = True
+
+
 ONCE = {"Idempotency-Key": "one"}
 
 
@@ -89,6 +95,31 @@ async def test_a_late_push_is_counted_as_it_was_answered(
     assert counted == ['pysync_requests_total{action="push",collection="notes",status="503"} 1.0']
     late = [record for record in caplog.records if "takes longer" in record.message]
     assert [getattr(record, "request_id", None) for record in late] == ["mine"]
+
+
+@pytest.mark.parametrize("kind", ["push", "append", "upload"])
+async def test_a_late_write_counts_as_bytes_in_flight_until_it_ends(
+    start: Start, session: aiohttp.ClientSession, kind: str
+) -> None:
+    store = StuckBucket()
+    browser = Browser(await start(CONFIG, store=store), session)
+    path, body, content_type = {
+        "push": ("notes/a", b'{"data":{"n":"%s"},"baseHash":null}' % (b"x" * 200_000), "application/json"),
+        "append": ("log/a", b'{"data":{"n":"%s"}}' % (b"x" * 200_000), "application/json"),
+        "upload": ("files/a", b"x" * 200_000, "text/plain"),
+    }[kind]
+
+    async def bytes_in_flight() -> float:
+        metrics = (await browser.request("GET", "/metrics")).body.decode()
+        return float(metrics.partition("\npysync_bytes_in_flight ")[2].split()[0])
+
+    reply = await browser.request("POST", f"/push/{path}", body, {"Content-Type": content_type})
+    assert reply.error == (503, "store_unavailable")
+    held = await bytes_in_flight()
+    store.goes.set()
+    assert held >= 200_000
+    while await bytes_in_flight():
+        await asyncio.sleep(0)
 
 
 async def test_an_append_that_takes_too_long_is_503_and_not_doubled_by_its_repetition(

@@ -118,6 +118,9 @@ class GroupSize:
         return True
 
 
+OnLate = Callable[[asyncio.Task[Any]], None]
+
+
 class WriteDeadline:
     """Raises StoreUnavailable for a write that takes longer than `timeout_s`, and calls `on_timeout`: a disk
     or a bucket that hangs must not keep callers waiting for ever.
@@ -128,6 +131,8 @@ class WriteDeadline:
 
     An upload has no base. If it went on, it could replace a file that was acknowledged after this answer. So
     it is cancelled if `cancels_uploads` is set: the store then makes it before the answer or never.
+
+    `on_late` is called with the task of a write that goes on.
     """
 
     def __init__(
@@ -138,13 +143,13 @@ class WriteDeadline:
         self._cancels_uploads = cancels_uploads
         self._unfinished: set[asyncio.Task[Any]] = set()
 
-    async def run(self, write: Coroutine[Any, Any, T]) -> T:
+    async def run(self, write: Coroutine[Any, Any, T], on_late: OnLate | None = None) -> T:
         """Return the result of `write`. Raises its errors, and StoreUnavailable once the time is up.
         Cancelling this cancels the write."""
         waiting = _Waiting(write)
         waiting.end_in(self._timeout_s)
         try:
-            return await self._result(waiting)
+            return await self._result(waiting, on_late)
         finally:
             del waiting  # as in `_result`
 
@@ -152,6 +157,7 @@ class WriteDeadline:
         self,
         chunks: AsyncIterable[bytes],
         write: Callable[[AsyncIterable[bytes]], Coroutine[Any, Any, T]],
+        on_late: OnLate | None = None,
     ) -> T:
         """Do as `run` for `write(chunks)`. The time begins when all chunks have arrived: an upload takes as
         long as its sender needs."""
@@ -163,13 +169,13 @@ class WriteDeadline:
 
         waiting = _Waiting(write(timed()))
         try:
-            return await self._result(waiting)
+            return await self._result(waiting, on_late)
         finally:
             if self._cancels_uploads and not waiting.task.done():
                 waiting.task.cancel()
                 await asyncio.sleep(0)  # the write learns it before the client does
 
-    async def _result(self, waiting: "_Waiting[T]") -> T:
+    async def _result(self, waiting: "_Waiting[T]", on_late: OnLate | None) -> T:
         task = waiting.task
         await waiting.ended()
         if task.done():
@@ -179,6 +185,8 @@ class WriteDeadline:
                 del task, waiting  # an error leads to this frame, and the task to the error
         self._unfinished.add(task)
         task.add_done_callback(self._finish)
+        if on_late is not None:
+            on_late(task)
         self._on_timeout()
         raise StoreUnavailable(f"a write takes longer than {self._timeout_s:g} s")
 

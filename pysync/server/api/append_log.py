@@ -6,6 +6,7 @@ See docs/reference/protocol.md#append-only-logs.
 
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
 
 from aiohttp import web
 
@@ -26,6 +27,7 @@ from pysync.model import Caller, WriteResult
 from pysync.server.api import Service
 from pysync.server.api.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.authorization import Access
+from pysync.server.http.in_flight import hold_until
 from pysync.server.http.request_body import (
     CHECK_IN_THREAD_ABOVE,
     check_sealed,
@@ -107,6 +109,7 @@ class LogHandlers:
             self._logs.append(match.key, element, self._settings, context)
             if once is None
             else self._logs.append_idempotent(match.key, element, self._settings, once, context),
+            partial(hold_until, request),
         )
 
     async def _respond(self, request: web.BaseRequest, match: Match, access: Access) -> Response:

@@ -6,6 +6,7 @@ docs/reference/protocol.md#history and docs/reference/protocol.md#revocation-lis
 
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import orjson
@@ -24,6 +25,7 @@ from pysync.model import Caller, WriteResult
 from pysync.server.api import Service, owners_of
 from pysync.server.api.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.authorization import Access, unless_server_error
+from pysync.server.http.in_flight import hold_until
 from pysync.server.http.request_body import (
     check_sealed,
     idempotency_key,
@@ -201,6 +203,7 @@ class DocumentHandlers:
                 else self._documents.push_idempotent(
                     match.key, body, once, ttl_ms, context, history, content
                 ),
+                partial(hold_until, request),
             )
         except Conflict as error:
             current = WriteResult(error.current_hash, error.written_ms)

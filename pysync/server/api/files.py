@@ -7,6 +7,7 @@ See docs/reference/protocol.md#files.
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Final, NamedTuple
 
 from aiohttp import web
@@ -20,6 +21,7 @@ from pysync.server.api import Service
 from pysync.server.api.documents import DocumentHandlers
 from pysync.server.api.plugin_hooks import run_after_write
 from pysync.server.authorization import Access
+from pysync.server.http.in_flight import hold_until
 from pysync.server.http.request_body import (
     check_body_headers,
     idempotency_key,
@@ -82,6 +84,7 @@ class FileHandlers(DocumentHandlers):
                 lambda chunks: self._files.push(
                     match.key, chunks, content_type, match.write_context(caller), once
                 ),
+                partial(hold_until, request),
             )
         if self._hooks.has_push_hooks:
             await run_after_write(self._service, match, caller, written, match.params, None)

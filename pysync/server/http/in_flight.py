@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from operator import itemgetter
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.streams import StreamReader
@@ -212,6 +212,14 @@ def release(request: web.BaseRequest) -> None:
     found = request.get(_RESERVATION)
     if found is not None:
         found.release()
+
+
+def hold_until(request: web.BaseRequest, task: asyncio.Task[Any]) -> None:
+    """Keep what a request has reserved until `task` ends, which may be after the response."""
+    found = request.get(_RESERVATION)
+    if found is not None:
+        del request[_RESERVATION]
+        task.add_done_callback(lambda _: found.release())
 
 
 class BytesInFlight:

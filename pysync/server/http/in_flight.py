@@ -56,8 +56,6 @@ class _Budget:
     def __init__(self, max_bytes: float, address_share: float = 1.0) -> None:
         self.max_bytes: Final = max_bytes
         self.held = 0
-        self.peak = 0
-        """The largest number of bytes that were held since this was last set to 0."""
         self._share = max_bytes * address_share
         self._by_address: Tally[str] = Tally()
         self._waiting: dict[asyncio.Future[None], tuple[int, str, int]] = {}
@@ -83,7 +81,6 @@ class _Budget:
     def take(self, size: int, address: str) -> None:
         """Take bytes for which there is room."""
         self.held += size
-        self.peak = max(self.peak, self.held)
         self._by_address[address] += size
 
     def give_back(self, size: int, address: str) -> None:

@@ -55,6 +55,20 @@ class Site:
         writer.write(text.replace(b"\r\n", f"\r\nHost: h\r\nX-Forwarded-For: {sender}\r\n".encode(), 1))
         return reader, writer
 
+    @contextlib.asynccontextmanager
+    async def holding(self, size: int, sender: str = "10.0.0.9") -> AsyncIterator[None]:
+        """Another client has sent the beginning of a body of `size` bytes, and no more."""
+        before = self.in_flight.held
+        _, writer = await self.begin(push_head("big/other", size) + b"{", sender)
+        await self.until_held(before + 1)
+        try:
+            yield
+        finally:
+            writer.transport.abort()
+        async with asyncio.timeout(10):
+            while self.in_flight.held > before:
+                await asyncio.sleep(0)
+
     async def until_held(self, least: int) -> None:
         async with asyncio.timeout(10):
             while self.in_flight.held < least:
@@ -85,13 +99,14 @@ async def site(start: Start, session: aiohttp.ClientSession) -> AsyncIterator[Si
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for room."""
+    """Nobody waits for room, and nobody is ended to make some."""
+    monkeypatch.setattr(in_flight, "GRACE_S", float("inf"))
     monkeypatch.setattr(in_flight, "WAIT_S", 0.0)
     monkeypatch.setattr(in_flight, "WORK_WAIT_S", 0.0)
 
 
 @pytest.fixture
-def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+def strict(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever makes no progress is ended at once when there is no room."""
     monkeypatch.setattr(in_flight, "GRACE_S", 0.0)
     monkeypatch.setattr(in_flight, "SEARCH_EVERY_S", 0.0)
@@ -128,28 +143,25 @@ async def test_bodies_beyond_the_budget_are_rejected_and_small_requests_are_not(
 
 
 async def test_a_body_waits_for_room(site: Site) -> None:
-    site.in_flight.budget.take(BUDGET, "other")
-    second = asyncio.create_task(site.push("big/b", 2 * MB))
-    while not site.in_flight.budget.waiting:
-        await asyncio.sleep(0)
-    site.in_flight.budget.give_back(BUDGET, "other")
+    async with site.holding(BUDGET):
+        second = asyncio.create_task(site.push("big/b", 2 * MB))
+        while not site.in_flight.budget.waiting:
+            await asyncio.sleep(0)
     assert (await second).status == 200
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_one_address_has_no_more_than_its_share(site: Site) -> None:
-    site.in_flight.budget.take(2 * MB + 1, "10.0.0.1")
-    assert is_overloaded(await site.push("big/a", MB))
-    assert (await site.push("big/a", MB, "10.0.0.2")).status == 200
-    site.in_flight.budget.give_back(2 * MB + 1, "10.0.0.1")
+    async with site.holding(2 * MB + 1, "10.0.0.1"):
+        assert is_overloaded(await site.push("big/a", MB))
+        assert (await site.push("big/a", MB, "10.0.0.2")).status == 200
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_body_that_is_larger_than_the_budget_is_read_alone(site: Site) -> None:
     assert (await site.push("big/a", BUDGET + MB)).status == 200
-    site.in_flight.budget.take(1, "other")
-    assert is_overloaded(await site.push("big/b", BUDGET + MB))
-    site.in_flight.budget.give_back(1, "other")
+    async with site.holding(2):
+        assert is_overloaded(await site.push("big/b", BUDGET + MB))
 
 
 @pytest.mark.usefixtures("impatient")
@@ -172,20 +184,23 @@ async def test_a_body_whose_length_is_not_declared_is_read_alone_if_it_is_larger
         async with site.browser.session.post(url, data=data, headers=headers) as answer:
             return answer.status
 
-    site.in_flight.budget.take(MB, "other")
-    assert await push() == 503
-    site.in_flight.budget.give_back(MB, "other")
+    async with site.holding(MB):
+        assert await push() == 503
     await site.until_all_is_given_back()
     assert await push() == 200
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_bodies_beyond_what_may_be_decoded_at_once_are_rejected(site: Site) -> None:
-    work = site.in_flight.work
-    work.take(int(work.max_bytes), "")
-    assert is_overloaded(await site.push("big/a", 2 * MB))
-    work.give_back(int(work.max_bytes), "")
-    assert (await site.push("big/a", 2 * MB)).status == 200
+    size = 3 * MB // 2  # there is room for both, and work for one
+    release = asyncio.Event()
+    arrived = site.store.delay("put", release)
+    first = asyncio.create_task(site.push("big/a", size))
+    await arrived.wait()
+    assert is_overloaded(await site.push("big/b", size, "10.0.0.2"))
+    release.set()
+    assert (await first).status == 200
+    assert (await site.push("big/b", size, "10.0.0.2")).status == 200
 
 
 @pytest.mark.parametrize("length", [50_000, 3 * MB])
@@ -204,7 +219,7 @@ async def test_an_invalid_body_is_given_back(site: Site) -> None:
     await site.until_all_is_given_back()
 
 
-@pytest.mark.usefixtures("strict", "impatient")
+@pytest.mark.usefixtures("strict")
 async def test_a_body_that_makes_no_progress_makes_room_for_others(site: Site) -> None:
     reader, writer = await site.begin(push_head("big/a", 3 * MB) + b"{")
     await site.until_held(3 * MB)
@@ -215,7 +230,7 @@ async def test_a_body_that_makes_no_progress_makes_room_for_others(site: Site) -
     assert b"\npysync_slow_transfers_ended_total 1.0\n" in page
 
 
-@pytest.mark.usefixtures("strict", "impatient")
+@pytest.mark.usefixtures("strict")
 async def test_a_client_that_never_reads_makes_room_for_others(site: Site) -> None:
     text = "x" * 5_000_000  # more than the kernel holds
     body = json.dumps({"data": {"text": text}, "baseHash": None}).encode()
@@ -238,10 +253,9 @@ async def test_a_client_that_never_reads_makes_room_for_others(site: Site) -> No
 @pytest.mark.usefixtures("impatient")
 async def test_a_response_beyond_the_budget_is_rejected(site: Site) -> None:
     assert (await site.push("big/a", 3 * MB)).status == 200
-    site.in_flight.budget.take(2 * MB, "other")
-    assert is_overloaded(await site.browser.pull("big/a"))
-    assert (await site.browser.request("HEAD", "/pull/big/a")).status == 200
-    site.in_flight.budget.give_back(2 * MB, "other")
+    async with site.holding(2 * MB):
+        assert is_overloaded(await site.browser.pull("big/a"))
+        assert (await site.browser.request("HEAD", "/pull/big/a")).status == 200
     assert (await site.browser.pull("big/a")).status == 200
 
 
@@ -250,25 +264,23 @@ async def test_a_chunked_body_reserves_what_has_arrived(site: Site) -> None:
     head = (
         b"POST /push/big/a HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
-    reader, writer = await site.begin(head)
-    site.in_flight.budget.take(3 * MB, "other")
     chunk = b"%x\r\n%b\r\n" % (10_000, b"x" * 10_000)
-    writer.write(10 * chunk)
-    await site.until_held(3 * MB + 100_000)
-    assert site.in_flight.held <= 3 * MB + 100_000 + 2 * in_flight.SMALL_BYTES
-    writer.write(20 * chunk)
-    assert (await reader.read(1000)).startswith(b"HTTP/1.1 503 ")
-    writer.close()
-    site.in_flight.budget.give_back(3 * MB, "other")
+    async with site.holding(3 * MB):
+        reader, writer = await site.begin(head)
+        writer.write(10 * chunk)
+        await site.until_held(3 * MB + 100_000)
+        assert site.in_flight.held <= 3 * MB + 100_000 + 2 * in_flight.SMALL_BYTES
+        writer.write(20 * chunk)
+        assert (await reader.read(1000)).startswith(b"HTTP/1.1 503 ")
+        writer.close()
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_gzip_body_reserves_its_inflated_length(site: Site) -> None:
     text = gzip.compress(json.dumps({"data": {"text": "x" * MB}, "baseHash": None}).encode())
     headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
-    site.in_flight.budget.take(BUDGET - MB // 2, "other")
-    assert is_overloaded(await site.browser.request("POST", "/push/big/a", text, headers))
-    site.in_flight.budget.give_back(BUDGET - MB // 2, "other")
+    async with site.holding(BUDGET - MB // 2):
+        assert is_overloaded(await site.browser.request("POST", "/push/big/a", text, headers))
     assert (await site.browser.request("POST", "/push/big/a", text, headers)).status == 200
 
 
@@ -303,11 +315,10 @@ async def test_a_gzip_body_is_inflated_no_further_than_it_says(
 async def test_a_large_batch_is_rejected_before_its_documents_are_read(site: Site) -> None:
     for n in range(6):
         assert (await site.push(f"big/{n}", 2 * MB)).status == 200
-    site.in_flight.budget.take(MB, "other")
     params = json.dumps({"big": [{"id": str(n)} for n in range(6)]})
     target = str(URL("/batch/pull").with_query(collections="big", params=params))
-    assert is_overloaded(await site.browser.request("GET", target))
-    site.in_flight.budget.give_back(MB, "other")
+    async with site.holding(MB):
+        assert is_overloaded(await site.browser.request("GET", target))
     await site.until_all_is_given_back()
 
 
@@ -315,11 +326,10 @@ async def test_a_large_batch_is_rejected_before_its_documents_are_read(site: Sit
 async def test_an_upload_that_is_streamed_reserves_what_is_held_of_it(site: Site) -> None:
     headers = {"Content-Type": "image/png"}
     picture = os.urandom(3 * MB)
-    site.in_flight.budget.take(MB, "other")
-    assert (await site.browser.request("POST", "/push/files/a", picture, headers)).status == 200
-    site.in_flight.budget.take(MB, "other")
-    assert is_overloaded(await site.browser.request("POST", "/push/files/b", picture, headers))
-    site.in_flight.budget.give_back(2 * MB, "other")
+    async with site.holding(MB):
+        assert (await site.browser.request("POST", "/push/files/a", picture, headers)).status == 200
+    async with site.holding(2 * MB):
+        assert is_overloaded(await site.browser.request("POST", "/push/files/b", picture, headers))
 
 
 async def test_a_body_below_the_minimum_rate_gets_408(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Nodes over one store, and append logs as plain values."""
 
 import asyncio
+import builtins
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
@@ -27,7 +28,8 @@ class Node(FaultyStore):
     """One node's way to a shared store, and its `logs`.
 
     `put_sizes` are the bytes of each of its puts, in turn, `got` the keys that it read. `before_put` is
-    awaited with the key of each put, as if others came in between.
+    awaited with the key of each put, as if others came in between. `listed` is what each listing finds, if it
+    is given, whatever has been deleted meanwhile.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Node(FaultyStore):
         self.put_sizes: list[int] = []
         self.before_put: Callable[[str], Awaitable[None]] = nothing
         self.got: list[str] = []
+        self.listed: list[str] | None = None
         self.logs = AppendLogs(self, coordinator, lambda: clock() + ahead_ms, head_bytes=head_bytes)
 
     async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
@@ -81,6 +84,9 @@ class Node(FaultyStore):
 
     async def hash(self, rules: LogSettings = RULES, key: str = KEY) -> str:
         return (await self.logs.read(key, LogRange(newest=0), rules)).hash
+
+    async def list(self, prefix: str, after: str | None, limit: int) -> builtins.list[str]:
+        return await super().list(prefix, after, limit) if self.listed is None else self.listed
 
 
 def element(data: Any) -> Append:

@@ -12,7 +12,8 @@ from support.clients import SUBJECT, Signed, Start, root_device
 from support.collections import MINE, NOTES
 from support.sse_client import EventStream, Listen, Serve
 
-from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.subscriptions import Event, StartPosition
 from pysync.model import ANONYMOUS
 from pysync.server import sse
 from pysync.server.process.metrics import Counters
@@ -55,24 +56,32 @@ async def test_one_caller_leaves_streams_to_others(
     assert b'\npysync_rejected_streams_total{limit="maxStreamsPerCaller"} 2.0\n' in page
 
 
+class HeldLog(MemoryCoordinator):
+    """A coordinator that says where its changes end once it is `free`; `asked` counts who wants to know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = asyncio.Event()
+        self.free.set()
+        self.asked = 0
+
+    async def last_id(self) -> str:
+        self.asked += 1
+        await self.free.wait()
+        return await super().last_id()
+
+
 async def test_of_streams_that_begin_together_no_more_stay_than_there_is_room_for(
-    serve: Serve, subscribe: Listen, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, subscribe: Listen
 ) -> None:
-    browser = await serve(NOTES, server={"maxStreams": 2})
-    release, arrived = asyncio.Event(), 0
-    resolve = ChangeDispatcher.resolve_start
-
-    async def held(self: ChangeDispatcher, after: str) -> StartPosition:
-        nonlocal arrived
-        arrived += 1
-        await release.wait()
-        return await resolve(self, after)
-
-    monkeypatch.setattr(ChangeDispatcher, "resolve_start", held)
+    log = HeldLog()
+    browser = await serve(NOTES, server={"maxStreams": 2}, coordinator=log)
+    log.free.clear()
+    before = log.asked
     beginning = [asyncio.ensure_future(subscribe(browser)) for _ in range(5)]
-    while arrived < 5:
+    while log.asked < before + 5:
         await asyncio.sleep(0)
-    release.set()
+    log.free.set()
     streams = await asyncio.gather(*beginning)
     assert [stream.status for stream in streams] == [200] * 5
     await browser.push("notes/a", {})

@@ -96,9 +96,9 @@ class LogCursor:
         FullNotAllowed if the collection has `forceFullFetch` and the log is longer than `maxPullLimit`.
         """
         async with self._lock:
-            place = -1 if self.checkpoint_ms is None else self.checkpoint_ms
-            found = await (self._fetch_after(place) if self._has_pulled else self._fetch_initial())
-            new = [element for element in found if element.ts_ms > place]
+            after_ms = -1 if self.checkpoint_ms is None else self.checkpoint_ms
+            found = await (self._fetch_after(after_ms) if self._has_pulled else self._fetch_initial())
+            new = [element for element in found if element.ts_ms > after_ms]
             taken = new
             if self._first is not None and not self._has_pulled:
                 taken = new[max(len(new) - self._first, 0) :]

@@ -201,9 +201,11 @@ def exposed_fields(config: Config) -> Iterator[Problem]:
             if other is site or not is_twin or not site.keys.overlaps(other.keys):
                 continue
             for name, permission in site.collection.field_permissions.items():
-                who = _exposed_to(other.collection, name, frozenset(permission.read_roles or ("public",)))
-                if who:
-                    exposure = f"{', '.join(sorted(who))} may read it, or compute it from the document's hash"
+                roles = _exposed_to(other.collection, name, frozenset(permission.read_roles or ("public",)))
+                if roles:
+                    exposure = (
+                        f"{', '.join(sorted(roles))} may read it, or compute it from the document's hash"
+                    )
                     message = f"{name}: {exposure}, in {other.name}, which has the same keys"
                     yield Problem(f"{site.path}.fieldPermissions", message)
 
@@ -234,9 +236,9 @@ def exposed_by_projections(config: Config) -> Iterator[Problem]:
                 of_list = target.allowed("pull", projection.target.split("/"))
                 for member, readers in readers_by_member.items():
                     if not readers.include(of_list):
-                        who = target.format_roles("pull")
+                        roles = target.format_roles("pull")
                         only = ", ".join(sorted({one.role for one in readers.holders})) or "nobody"
-                        message = f"in {target.name}, {who} may read what is projected from {source.name}"
+                        message = f"in {target.name}, {roles} may read what is projected from {source.name}"
                         yield Problem(path, f"{message}{member}, which only {only} may read there", name)
 
 

@@ -250,7 +250,7 @@ class ChangeDispatcher:
     ) -> Deliveries:
         """Return the events of a page that have subscribers in `index`, each with these subscribers. Other
         tasks run every few milliseconds."""
-        turns, plan = Slices(), Deliveries()
+        slices, plan = Slices(), Deliveries()
         for id_, change in page:
             parsed = parse_change(change)
             for match in self.keys.matches(parsed.ref):
@@ -258,36 +258,36 @@ class ChangeDispatcher:
                 if subscribers:
                     frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _event_json(parsed, match))
                     plan.append((Event(id_, *match, frame, *parsed[1:4]), subscribers))
-            await turns.share()
+            await slices.share()
         return plan
 
     async def deliver(self, plan: Deliveries) -> int:
         """Deliver the events to each subscriber in one write, first to those that need no authorisation, so
         that these do not wait for it. Other tasks run every few milliseconds. Return the number of writes."""
-        turns, restricted = Slices(), Deliveries()
+        slices, restricted = Slices(), Deliveries()
         events: dict[Subscriber, list[Event]] = {}
         for event, matching in plan:
             to_authorize = []
-            for who in matching:
-                if event.id > who.cursor:
-                    if who.needs_authorization:
-                        to_authorize.append(who)
+            for subscriber in matching:
+                if event.id > subscriber.cursor:
+                    if subscriber.needs_authorization:
+                        to_authorize.append(subscriber)
                     else:
-                        events.setdefault(who, []).append(event)
+                        events.setdefault(subscriber, []).append(event)
             if to_authorize:
                 restricted.append((event, to_authorize))
-            await turns.share()
-        await _fan_out(events, turns)
+            await slices.share()
+        await _fan_out(events, slices)
         allowed: dict[Subscriber, list[Event]] = {}
         for part in _parts(restricted):
             authorize = await self.authorize_deliveries(part)
             for event, matching in part:
-                for who in matching:
-                    if (authorized := authorize(who, event)) is not None:
-                        allowed.setdefault(who, []).append(authorized)
-                    await turns.share()
-        await _fan_out(allowed, turns)
-        return turns.writes
+                for subscriber in matching:
+                    if (authorized := authorize(subscriber, event)) is not None:
+                        allowed.setdefault(subscriber, []).append(authorized)
+                    await slices.share()
+        await _fan_out(allowed, slices)
+        return slices.writes
 
 
 def _parts(plan: Deliveries) -> Iterator[Deliveries]:
@@ -318,11 +318,11 @@ class Slices:
             self._ends_at, self._ends_after = self._time() + SLICE_S, self.writes + SLICE_WRITES
 
 
-async def _fan_out(events: Mapping[Subscriber, Sequence[Event]], turns: Slices) -> None:
-    for who, deliverable in events.items():
-        who.deliver(deliverable)
-        turns.writes += 1
-        await turns.share()
+async def _fan_out(events: Mapping[Subscriber, Sequence[Event]], slices: Slices) -> None:
+    for subscriber, deliverable in events.items():
+        subscriber.deliver(deliverable)
+        slices.writes += 1
+        await slices.share()
 
 
 def _event_json(change: ParsedChange, match: KeyMatch) -> bytes:

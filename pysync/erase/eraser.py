@@ -270,8 +270,8 @@ class Eraser:
     def _names(self, change: Change, request: EraseRequest, scope: Scope) -> bool:
         """Return True if the change is of a key of the request, or by its identity."""
         ref = parse_change(change).ref
-        place = self._lists.keys.locate(ref)
-        key = ref.key or (place.key if place is not None else "")
+        location = self._lists.keys.locate(ref)
+        key = ref.key or (location.key if location is not None else "")
         return scope.includes(key) or (request.kind == "identity" and change.identity == request.value)
 
     async def _wait_for_intents(self, request: EraseRequest, scope: Scope) -> None:

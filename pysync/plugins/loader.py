@@ -42,19 +42,19 @@ def load_plugins(config: Config, given: Sequence[object] = ()) -> tuple[object, 
     problems: list[Problem] = []
     plugins = [(f"create_app: plugins[{at}]", plugin) for at, plugin in enumerate(given)]
     for at, reference in enumerate(config.plugins):
-        place = f"plugins[{at}]"
+        path = f"plugins[{at}]"
         try:
-            plugins.append((place, _instantiate(_load_reference(reference))))
+            plugins.append((path, _instantiate(_load_reference(reference))))
         except ValueError as error:
-            problems.append(Problem(place, str(error)))
+            problems.append(Problem(path, str(error)))
     first: dict[str, str] = {}
     keepers: dict[str, str] = {}
-    for place, plugin in plugins:
-        problems += [Problem(place, fault) for fault in _plugin_errors(plugin)]
-        problems += [Problem(place, fault) for fault in _file_backed_errors(plugin, config, keepers, place)]
+    for path, plugin in plugins:
+        problems += [Problem(path, fault) for fault in _plugin_errors(plugin)]
+        problems += [Problem(path, fault) for fault in _file_backed_errors(plugin, config, keepers, path)]
         name = getattr(plugin, "name", None)
-        if isinstance(name, str) and first.setdefault(name, place) != place:
-            problems.append(Problem(place, f"{name!r} is also the name of {first[name]}"))
+        if isinstance(name, str) and first.setdefault(name, path) != path:
+            problems.append(Problem(path, f"{name!r} is also the name of {first[name]}"))
     if problems:
         raise ConfigError(problems)
     return tuple(plugin for _, plugin in plugins)
@@ -183,7 +183,7 @@ def _validator_errors(validators: object) -> Iterator[str]:
             yield f"cap_validators: that of {kind} takes one argument, the certificate"
 
 
-def _file_backed_errors(plugin: object, config: Config, owners: dict[str, str], place: str) -> Iterator[str]:
+def _file_backed_errors(plugin: object, config: Config, owners: dict[str, str], path: str) -> Iterator[str]:
     """Yield the reasons why collections cannot be served from a plugin's files. `owners` maps collections to
     the plugins that already serve them."""
     if not implements(plugin, "stored_files"):
@@ -199,7 +199,7 @@ def _file_backed_errors(plugin: object, config: Config, owners: dict[str, str], 
     for name, files in stored.items():
         if name not in known:
             yield f"stored_files: there is no collection {name!r}"
-        if owners.setdefault(name, place) != place:
+        if owners.setdefault(name, path) != path:
             yield f"stored_files: {owners[name]} keeps the files of {name!r} already"
         for fault in templates.errors(files.template):
             yield f"stored_files: the template of {name!r} {fault}"

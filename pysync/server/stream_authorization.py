@@ -179,7 +179,9 @@ class StreamAuthorizer:
         membership of spaces, and the decisions of plugins. Return the function that authorises an event for a
         subscriber. Connections are aborted if their authorisation cannot be determined."""
         subscribers = {
-            id(who): cast(AuthorizedSubscriber, who) for _, listeners in plan for who in listeners
+            id(subscriber): cast(AuthorizedSubscriber, subscriber)
+            for _, listeners in plan
+            for subscriber in listeners
         }.values()
         checks = [partial(self.check, subscriber) for subscriber in subscribers if self._is_due(subscriber)]
         keys = {key for event, _ in plan if (key := self._access_key(event)) is not None}

@@ -240,9 +240,9 @@ class ListWriter:
             self._fail([projection], f"{what} of {_describe(event)}: {error!r}", error)
             return None
 
-    def report_corrupt(self, projections: Sequence[ProjectionSpec], place: DocumentLocation) -> None:
+    def report_corrupt(self, projections: Sequence[ProjectionSpec], location: DocumentLocation) -> None:
         """Report a corrupt source."""
-        self._fail(projections, f"source {place.key} is corrupt, and left out")
+        self._fail(projections, f"source {location.key} is corrupt, and left out")
 
     def _changed_sources(self, changes: Sequence[ParsedChange]) -> list[ChangedSource]:
         """Return the sources of these writes, each once."""
@@ -252,8 +252,8 @@ class ListWriter:
 
         touched: dict[DocumentLocation, ChangedSource] = {}
         for write in changes:
-            for place in self.keys.locate_all(write.ref, is_read):
-                touched.setdefault(place, ChangedSource(place)).changes.append(write)
+            for location in self.keys.locate_all(write.ref, is_read):
+                touched.setdefault(location, ChangedSource(location)).changes.append(write)
         return list(touched.values())
 
     async def _grouped(self, touched: Sequence[ChangedSource]) -> dict[str, list[ListSource]]:
@@ -323,7 +323,7 @@ class ListWriter:
     ) -> bool:
         """Write and announce the list; return False if another write was faster."""
         now_ms = self._services.now_ms()
-        changes = [place.document_ref.change(body.hash, now_ms) for place in owners[:1]]
+        changes = [location.document_ref.change(body.hash, now_ms) for location in owners[:1]]
         try:
             write = Write(key, body.stored(now_ms), loaded.precondition, changes, loaded.hash)
             await self._services.outbox.commit(write)

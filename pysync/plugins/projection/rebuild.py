@@ -135,9 +135,9 @@ async def _sources(lists: ListWriter, projections: Sequence[ProjectionSpec]) -> 
     }
     for (namespace, _), collection in collections.items():
         async for key in lists.stored(*lists.keys.stored_at(collection)):
-            place = lists.keys.location_at(namespace, collection, key)
-            if place is not None:
-                yield ChangedSource(place)
+            location = lists.keys.location_at(namespace, collection, key)
+            if location is not None:
+                yield ChangedSource(location)
 
 
 async def _existing(lists: ListWriter, projection: ProjectionSpec) -> AsyncIterator[str]:

@@ -103,9 +103,9 @@ class KeyResolver:
         for suffix, index in self._index.items():
             for (namespace, collection), _ in index.find(key.removesuffix(suffix)):
                 if reads(namespace, collection.name):
-                    place = self.location_at(namespace, collection, key)
-                    if place is not None and place != own:
-                        found.append(place)
+                    location = self.location_at(namespace, collection, key)
+                    if location is not None and location != own:
+                        found.append(location)
         return found
 
     def owners(self, key: str) -> list[DocumentLocation]:
@@ -120,13 +120,13 @@ class KeyResolver:
         """Return the reason why the projection may not keep a list at `key`; None if it may."""
         if not isinstance(key, str) or not _is_key(key):
             return "is no key"
-        for place in self.owners(key):
-            if projection.reads(place.namespace, place.name):
-                return f"belongs to {place.name}, one of its sources"
-            if place.collection.append_only is not None:
-                return f"belongs to {place.name}, which is append-only"
-            if JSON_TYPE not in place.collection.allowed_mime_types:
-                return f"belongs to {place.name}, which holds files"
+        for location in self.owners(key):
+            if projection.reads(location.namespace, location.name):
+                return f"belongs to {location.name}, one of its sources"
+            if location.collection.append_only is not None:
+                return f"belongs to {location.name}, which is append-only"
+            if JSON_TYPE not in location.collection.allowed_mime_types:
+                return f"belongs to {location.name}, which holds files"
         return None
 
     def sources(self, projection: ProjectionSpec) -> Iterator[tuple[str | None, Collection]]:

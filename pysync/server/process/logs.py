@@ -21,8 +21,8 @@ def configure(*, human: bool | None = None, worker: int | None = None, level: st
     elsewhere, unless `human` is given. Every line names the `worker`, if there are several."""
     handler = logging.StreamHandler(sys.stderr)
     if sys.stderr.isatty() if human is None else human:
-        who = "" if worker is None else f"worker {worker}: "
-        handler.setFormatter(HumanFormatter(f"%(asctime)s %(levelname)-7s {who}%(message)s", "%H:%M:%S"))
+        prefix = "" if worker is None else f"worker {worker}: "
+        handler.setFormatter(HumanFormatter(f"%(asctime)s %(levelname)-7s {prefix}%(message)s", "%H:%M:%S"))
     else:
         handler.setFormatter(JsonFormatter(worker))
     own = logging.getLevelNamesMapping()[level.upper()]

@@ -293,9 +293,9 @@ class LocalStore:
 
     async def delete_all(self, keys: Sequence[str]) -> None:
         """See `TransactionalStore.delete_all`."""
-        places = [split_key(key) for key in keys]
+        paths = [split_key(key) for key in keys]
         unannounced = self.change_log.rows_of(())
-        for key in await self._writer.submit(tables.delete_all, self._renames, places, unannounced):
+        for key in await self._writer.submit(tables.delete_all, self._renames, paths, unannounced):
             await self._files.unlink(key)
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:

@@ -270,11 +270,11 @@ def check_current(cursor: sqlite3.Cursor, parent: str, name: str, expect: Precon
 
 
 def put_together(
-    cursor: sqlite3.Cursor, place: tuple[str, str], expect: Precondition, puts: Sequence[Put]
+    cursor: sqlite3.Cursor, path: tuple[str, str], expect: Precondition, puts: Sequence[Put]
 ) -> tuple[bool, int]:
-    """Make these puts one after another, unless the precondition of the last one, which is at `place` (parent
+    """Make these puts one after another, unless the precondition of the last one, which is at `path` (parent
     and name), is not met. Returns the result of the last one."""
-    check_current(cursor, *place, expect)
+    check_current(cursor, *path, expect)
     result = False, 0
     for put_, *args in puts:
         result = put_(cursor, *args)
@@ -305,12 +305,12 @@ def delete(
 
 
 def delete_all(
-    cursor: sqlite3.Cursor, renames: RenameJournal, places: Sequence[tuple[str, str]], unannounced: ChangeRows
+    cursor: sqlite3.Cursor, renames: RenameJournal, paths: Sequence[tuple[str, str]], unannounced: ChangeRows
 ) -> list[str]:
     """Remove the rows of these keys, each a parent and a name. Returns the keys of those that were files."""
     return [
         f"{parent}/{name}" if parent else name
-        for parent, name in places
+        for parent, name in paths
         if delete(cursor, renames, parent, name, ANY, unannounced)[0]
     ]
 
@@ -356,21 +356,21 @@ def insert_next_file(
 def adopt_file(cursor: sqlite3.Cursor, files: FileTree, row: FileRow, key: str) -> None:
     """Give the file at `key` this row, or change the row that it has, but for the content type and the owner.
     Raises ValueError if a document is stored there, and EtagMismatch if the file was written meanwhile."""
-    place = split_key(key)
+    path = split_key(key)
     with translate_os_errors():
         is_same = files.fingerprint(key) == row.fingerprint
     if not is_same or cursor.execute(PENDING, (key,)).fetchone() is not None:
         raise EtagMismatch
-    found = file_row(cursor.execute(GET_FILE, place).fetchall())
+    found = file_row(cursor.execute(GET_FILE, path).fetchall())
     etag, content_type, modified_ms, sha256, stamp, xxh3, _ = row
     if found is not None:
         if found.fingerprint == stamp and not found.is_damaged:
             raise EtagMismatch
-        cursor.execute(_ADOPT, (etag, modified_ms, sha256, *stamp, xxh3, *place))
-    elif cursor.execute(_CURRENT, place).fetchone() is not None:
+        cursor.execute(_ADOPT, (etag, modified_ms, sha256, *stamp, xxh3, *path))
+    elif cursor.execute(_CURRENT, path).fetchone() is not None:
         raise ValueError("a document is stored at this key")
     else:
-        cursor.execute(PUT_FILE, (*place, etag, content_type, modified_ms, sha256, *stamp, xxh3, None))
+        cursor.execute(PUT_FILE, (*path, etag, content_type, modified_ms, sha256, *stamp, xxh3, None))
 
 
 def merge_files(
@@ -426,8 +426,8 @@ def set_file_checked(cursor: sqlite3.Cursor, key: str, row: FileRow) -> None:
 
 def probe(cursor: sqlite3.Cursor, etag: str) -> None:
     """Do the writes of a push and undo them, and write a row that only probes use."""
-    place = ("_pysync", "")  # no key has an empty name
-    cursor.execute(PUT.any, (etag, "", 0, b"{}", *place))
-    cursor.execute(_DELETE, place)
+    path = ("_pysync", "")  # no key has an empty name
+    cursor.execute(PUT.any, (etag, "", 0, b"{}", *path))
+    cursor.execute(_DELETE, path)
     changelog.probe(cursor)
     cursor.execute("INSERT OR REPLACE INTO probe VALUES(1, ?)", (etag,))

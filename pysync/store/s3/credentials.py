@@ -113,12 +113,12 @@ class S3Client:
         self.base = ""
 
     @classmethod
-    async def open(cls, config: StoreConfig, place: S3Location) -> Self:
+    async def open(cls, config: StoreConfig, location: S3Location) -> Self:
         """Open the client. Raises ValueError for an endpoint that is not a URL, StoreUnavailable if there are
         no credentials."""
         session = get_session()
         session.register_component("data_loader", _DESCRIPTIONS)
-        region = place.region or session.get_config_variable("region") or "us-east-1"
+        region = location.region or session.get_config_variable("region") or "us-east-1"
         static = None
         if config.access_key_id is not None and config.secret_access_key is not None:
             static = ReadOnlyCredentials(config.access_key_id, config.secret_access_key, None)
@@ -126,16 +126,18 @@ class S3Client:
             client = await session.create_client(
                 "s3",
                 region_name=region,
-                endpoint_url=place.endpoint,
+                endpoint_url=location.endpoint,
                 aws_access_key_id=config.access_key_id,
                 aws_secret_access_key=config.secret_access_key,
-                config=_client_config(config, place),
+                config=_client_config(config, location),
             ).__aenter__()
         account = cls(session, client, region, static)
         try:
             await account.signer()
             with translate_errors():
-                url = await client.generate_presigned_url("get_object", {"Bucket": place.bucket, "Key": "x"})
+                url = await client.generate_presigned_url(
+                    "get_object", {"Bucket": location.bucket, "Key": "x"}
+                )
             account.base = url.partition("?")[0].removesuffix("/x")
         except BaseException:
             await account.close()
@@ -172,7 +174,7 @@ def translate_errors() -> Iterator[None]:
         raise StoreUnavailable from error
 
 
-def _client_config(config: StoreConfig, place: S3Location) -> AioConfig:
+def _client_config(config: StoreConfig, location: S3Location) -> AioConfig:
     timeout_s = config.timeout_ms / 1000
     return AioConfig(
         connect_timeout=timeout_s,
@@ -181,7 +183,7 @@ def _client_config(config: StoreConfig, place: S3Location) -> AioConfig:
         retries={"mode": "standard", "total_max_attempts": 5},
         signature_version="s3v4",
         # By default botocore uses "path" for every custom endpoint, and the AWS host name without a region.
-        s3={"addressing_style": "path" if place.path_style else "virtual"},
+        s3={"addressing_style": "path" if location.path_style else "virtual"},
         # Many servers do not support checksums beyond the signature.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

@@ -96,18 +96,18 @@ class S3Store:
         Raises ValueError for an invalid URL or a bucket that several processes cannot share, StoreUnavailable
         if the bucket cannot be used. The message of both says what to do.
         """
-        place = config.s3_location()
+        location = config.s3_location()
         async with AsyncExitStack() as opened:
-            account = await S3Client.open(config, place)
+            account = await S3Client.open(config, location)
             opened.push_async_callback(account.close)
-            root = f"{place.prefix}/" if place.prefix else ""
+            root = f"{location.prefix}/" if location.prefix else ""
             requests = S3RequestSender(
                 account, root, config.timeout_ms, config.max_connections, retry_policy or RetryPolicy()
             )
             opened.push_async_callback(requests.close)
             if bucket is None:
-                bucket = await probe_bucket(account, requests, place, shared)
-            store = cls(account, requests, place.bucket, bucket, now_ms)
+                bucket = await probe_bucket(account, requests, location, shared)
+            store = cls(account, requests, location.bucket, bucket, now_ms)
             await store._damaged.load()
             opened.pop_all()
         return store

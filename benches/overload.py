@@ -25,7 +25,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -71,7 +71,8 @@ except (ProcessLookupError, KeyboardInterrupt):
 @dataclass(frozen=True, slots=True)
 class Row:
     """What is asked: `times` S of valid requests over a pool of `connections`, or an attack of `attacks.py`
-    with so many connections (or times S) beside good clients. `floor` is the least share."""
+    with so many connections (or times S) beside good clients. `floor` is the least share. If it is `proxied`,
+    all clients come through nginx, which has time of its own."""
 
     name: str
     floor: float
@@ -79,6 +80,7 @@ class Row:
     connections: int = 2_000
     attack: str = ""
     amount: float = 0.0
+    proxied: bool = False
 
 
 ROWS: Final = (
@@ -88,6 +90,7 @@ ROWS: Final = (
         for times, floor in ((2, 0.85), (5, 0.75), (10, 0.65))
     ),
     Row("junk-5", 0.35, attack="junk", amount=5),
+    Row("junk-5-nginx", 0.8, attack="junk", amount=5, proxied=True),
     Row("forged-5", 0.25, attack="forged", amount=5),
     Row("health-5", 0.35, attack="health", amount=5),
     Row("readers-500", 0.85, attack="readers", amount=500),
@@ -233,9 +236,12 @@ def measure(row: Row, seconds: float, checkout: Path = CHECKOUT, share: float = 
     """Measure a row on a server of its own."""
     cores = sorted(os.sched_getaffinity(0))
     with servers.fresh_folder() as folder:
-        config, admin = _configuration(folder.parent, checkout)
-        with servers.serving(folder, cores[0], config=config, checkout=checkout) as server:
-            address = _address(server)
+        config, admin = _configuration(folder.parent, checkout, row.proxied)
+        with ExitStack() as stack:
+            serving = servers.serving(folder, cores[0], config=config, checkout=checkout)
+            server = stack.enter_context(serving)
+            proxy = stack.enter_context(servers.nginx(server, cores[-1])) if row.proxied else None
+            address = _address(proxy or server.url)
             who = [Identity() for _ in GOOD]
             with socket.create_connection(address) as sock:
                 for push in attacks.stored(who, address):
@@ -345,10 +351,10 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
 
 
-def _configuration(folder: Path, checkout: Path) -> tuple[Path, Address | None]:
+def _configuration(folder: Path, checkout: Path, proxied: bool) -> tuple[Path, Address | None]:
     """Write the configuration; the address of the operators' listener if that version has one."""
     schema = json.loads((checkout / "pysync/config/pysync.schema.json").read_text())
-    server: dict[str, Any] = {}
+    server: dict[str, Any] = {"trustedProxyHops": 1} if proxied else {}
     admin = None
     if "admin" in schema["definitions"]["Server"]["properties"]:
         admin = ("127.0.0.1", servers.free_port())
@@ -358,8 +364,8 @@ def _configuration(folder: Path, checkout: Path) -> tuple[Path, Address | None]:
     return path, admin
 
 
-def _address(server: Running) -> Address:
-    url = urlsplit(server.url)
+def _address(base: str) -> Address:
+    url = urlsplit(base)
     return str(url.hostname), int(url.port or 80)
 
 

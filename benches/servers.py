@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -145,6 +146,34 @@ def serving(
         command += ["--workers", str(workers)]
         with _running(command, port, "/health", core, tells=True, checkout=checkout) as server:
             yield server
+
+
+@contextmanager
+def nginx(server: Running, core: int) -> Iterator[str]:
+    """The URL of an nginx with the site deploy/nginx/cluster.conf in front of a server."""
+    port = free_port()
+    text = (CHECKOUT / "deploy/nginx/cluster.conf").read_text()
+    text = re.sub(r"server node[23]:.*", "", text.replace("node1:8080", urlsplit(server.url).netloc))
+    text = text.replace("listen 80 ", f"listen 127.0.0.1:{port} ")
+    text = text.replace("include pysync.conf", f"include {CHECKOUT}/deploy/nginx/pysync.conf")
+    with TemporaryDirectory() as folder:
+        paths = "".join(
+            f"{name}_temp_path {name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+        )
+        config = Path(folder, "nginx.conf")
+        config.write_text(
+            "daemon off; master_process off; pid nginx.pid; error_log stderr crit; events "
+            f"{{ worker_connections 20000; }} http {{ access_log off; {paths} {text} }}"
+        )
+        command = ["nginx", "-p", folder, "-c", str(config), "-e", "stderr"]
+        with pinned(core):
+            process = subprocess.Popen(command)
+        try:
+            _first_answer(process, port, "/health")
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """An erasure that is interrupted anywhere is finished by the next one, or by the next service."""
 
 import asyncio
+import itertools
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -186,6 +187,7 @@ SPACES: dict[str, Any] = {
 }
 ROOM = EraseRequest("prefix", "rooms/r1")
 ACCESS = "rooms/r1/_access"
+LATE = "logs/r1/late"
 
 
 async def write_room(base: str, session: aiohttp.ClientSession, *others: str) -> None:
@@ -202,6 +204,11 @@ async def write_room(base: str, session: aiohttp.ClientSession, *others: str) ->
 def is_left_to_others(keys: set[str]) -> bool:
     """Return True if something of the space is stored, and its access document is not."""
     return ACCESS not in keys and any("rooms/r1/" in key for key in keys)
+
+
+def others_of_room(keys: set[str]) -> set[str]:
+    """What is stored of the space besides the access document and its versions."""
+    return {key for key in keys if "r1" in key and ACCESS not in key}
 
 
 async def test_killed_at_any_write_no_space_is_left_without_its_access_document(
@@ -280,6 +287,52 @@ async def test_an_access_document_is_not_erased_while_its_space_has_more(
     await app.eraser.run(ROOM)
     after = await stored_keys(app.store)
     assert {key for key in after if "r1" in key} == {"open/r1/plan"}  # everybody may read it anyway
+
+
+async def test_what_a_member_writes_meanwhile_keeps_the_access_document(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    await write_room(await start(SPACES), session)
+    stored = await copied(start.apps[-1].store)  # type: ignore[attr-defined]
+    faulty, release = FaultyStore(stored), asyncio.Event()
+    arrived = faulty.delay("delete", release)
+    erasing = asyncio.create_task(eraser_on(faulty, MemoryCoordinator(), SPACES).run(ROOM))
+    await arrived.wait()
+    await stored.put(LATE, b"{}")
+    release.set()
+    with pytest.raises(BadRequest, match=f"{LATE}.*{ACCESS}"):
+        await erasing
+    keys = await stored_keys(stored)
+    assert ACCESS in keys
+    assert others_of_room(keys) == {LATE}
+
+
+@pytest.mark.parametrize("continues", ["the next service", "the next erasure"])
+async def test_what_a_member_writes_after_a_crash_keeps_the_access_document(
+    start: Start, session: aiohttp.ClientSession, continues: str
+) -> None:
+    await write_room(await start(SPACES), session)
+    filled = start.apps[-1].store  # type: ignore[attr-defined]
+    for at in itertools.count(1):  # the first write is the note
+        stored = await copied(filled)
+        faulty = FaultyStore(stored)
+        faulty.crash(at, done=False)
+        with pytest.raises(Unavailable):
+            await eraser_on(faulty, MemoryCoordinator(), SPACES).run(ROOM)
+        if ACCESS not in await stored_keys(stored):
+            break
+        await stored.put(LATE, b"{}")
+        if continues == "the next service":
+            assert await eraser_on(stored, MemoryCoordinator(), SPACES).resume()
+            keys = await stored_keys(stored)
+            assert ACCESS in keys, at
+            assert others_of_room(keys) == {LATE}, at
+        await eraser_on(stored, MemoryCoordinator(), SPACES).run(EraseRequest("prefix", "logs/r1"))
+        keys = await stored_keys(stored)
+        assert ACCESS in keys, at
+        assert others_of_room(keys) == set(), at
+        await eraser_on(stored, MemoryCoordinator(), SPACES).run(ROOM)
+        assert {key for key in await stored_keys(stored) if "r1" in key} == set()
 
 
 async def test_earlier_versions_keep_an_access_document_too(

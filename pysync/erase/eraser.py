@@ -4,7 +4,8 @@ finished by carrying out all of them again.
 1. A note in the store names the request, for the service that starts after a crash.
 2. Pages of keys. Of each page first what only its objects name: entries of lists, earlier versions and
    segments of logs. Then the objects. Repeated until no key is left. Access documents of spaces go once all
-   else has gone: the next caller who makes one owns what is left of the space.
+   else has gone: the next caller who makes one owns what is left of the space. They stay if members have
+   written something else into the space meanwhile.
 3. Entries of keyrings, counters, idempotency records, and names of damaged files.
 4. The change log is cleared, once followers have had time to read the removals.
 5. The note forgets the request, deleted bytes are removed from the files, and the note goes.
@@ -106,14 +107,18 @@ class Eraser:
     async def run(self, request: EraseRequest) -> EraseReport:
         """Finish an erasure of something else that was interrupted, erase what belongs to the request, and
         return what went. Raises BadRequest, without erasing anything of the request, if data of a space would
-        be left without the space's access document. Raises Unavailable if another process erases, or
-        something could not be erased; the next run, or the start of a service, continues then."""
+        be left without the space's access document; if that data came meanwhile, all else has gone. Raises
+        Unavailable if another process erases, or something could not be erased; the next run, or the start of
+        a service, continues then."""
         async with self._exclusive():
             unfinished = await self._unfinished()
             if unfinished is not None and unfinished != request.members:
-                await self._finish(unfinished)
+                await self._finish_interrupted(unfinished)
             await self._check_spaces(self._scope(request))
-            return await self._finish(request.members)
+            report, left = await self._finish(request.members)
+            if left is not None:
+                raise left
+            return report
 
     async def resume(self) -> bool:
         """Finish the erasure that was interrupted, unless another process is erasing. Returns False if there
@@ -123,7 +128,7 @@ class Eraser:
         async with self._exclusive():
             unfinished = await self._unfinished()
             if unfinished is not None:
-                await self._finish(unfinished)
+                await self._finish_interrupted(unfinished)
             return unfinished is not None
 
     async def _unfinished(self) -> dict[str, Any] | None:
@@ -133,20 +138,29 @@ class Eraser:
         found = await self._store.get(UNFINISHED)
         return orjson.loads(found.body) if isinstance(found, StoredObject) else None
 
-    async def _finish(self, members: dict[str, Any]) -> EraseReport:
-        """Carry out the request with these members; without any only remove deleted bytes."""
+    async def _finish_interrupted(self, members: dict[str, Any]) -> None:
+        """Finish the erasure of another process. If access documents have to stay, it is logged."""
+        _, left = await self._finish(members)
+        if left is not None:
+            log.warning("an interrupted erasure has left an access document: %s", left)
+
+    async def _finish(self, members: dict[str, Any]) -> tuple[EraseReport, BadRequest | None]:
+        """Carry out the request with these members; without any only remove deleted bytes. Return what went
+        and, if access documents have to stay, why."""
         report = EraseReport()
+        left: BadRequest | None = None
         if members:
             await self._store.put(UNFINISHED, orjson.dumps(members))
-            report = await self._erase(EraseRequest.parse(members))
+            report, left = await self._erase(EraseRequest.parse(members))
             await self._store.put(UNFINISHED, b"{}")
         await self._coordinator.purge_deleted()
         await self._store.purge_deleted()
         await self._store.delete(UNFINISHED)
-        return report
+        return report, left
 
-    async def _erase(self, request: EraseRequest) -> EraseReport:
-        """Delete and announce everything of the request."""
+    async def _erase(self, request: EraseRequest) -> tuple[EraseReport, BadRequest | None]:
+        """Delete and announce everything of the request. Return as `_finish`."""
+        left: BadRequest | None = None
         erasure = _Erasure(request, self._scope(request))
         await self._store.recover_merges()
         for _ in range(MAX_ATTEMPTS):
@@ -154,7 +168,9 @@ class Eraser:
                 continue
             if await self._is_merged(erasure.scope):
                 await self._sleep(LEASE_RENEW_S)
-            elif not await self._erase_pages(erasure, access_documents=True):
+                continue
+            left = await self._left_in_spaces(erasure.scope)
+            if left is not None or not await self._erase_pages(erasure, access_documents=True):
                 break
         else:
             raise StoreUnavailable("others write it all the time: revoke their keys first")
@@ -164,7 +180,7 @@ class Eraser:
         # A request that was under way may have stored a part of a log after its head was gone.
         await delete_log_objects(self._store, erasure.log_ids)
         await self._forget(erasure)
-        return erasure.report
+        return erasure.report, left
 
     async def _erase_pages(self, erasure: _Erasure, *, access_documents: bool) -> bool:
         """Erase what is stored now: access documents, or all else. Returns False if there was nothing."""
@@ -299,11 +315,17 @@ class Eraser:
 
     async def _check_spaces(self, scope: Scope) -> None:
         """Raise BadRequest if an access document would go and something of its space would stay."""
+        if (left := await self._left_in_spaces(scope)) is not None:
+            raise left
+
+    async def _left_in_spaces(self, scope: Scope) -> BadRequest | None:
+        """Return why an access document has to stay; None if none has to."""
         async for access, key in scope.left_in_spaces(self._store):
-            raise BadRequest(
+            return BadRequest(
                 f"{key} would be left without its access document {access}, and the next caller who made one "
                 "would own it: erase everything else of the space first"
             )
+        return None
 
     def _scope(self, request: EraseRequest) -> Scope:
         return Scope(request, self._services.config, self._stored_files)

@@ -449,6 +449,21 @@ async def test_client_that_expects_a_continue_receives_it(base: str, unique: Uni
     writer.close()
 
 
+async def test_client_of_http_1_0_receives_no_continue(base: str, anyone: Browser, unique: Unique) -> None:
+    body = b'{"data":{},"baseHash":null}'
+    sent = (
+        f"POST /push/{unique('notes')} HTTP/1.0\r\nHost: h\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+    )
+    url = URL(base)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(sent.encode())
+    assert (await anyone.request("GET", "/health")).status == 200  # the head has been read before
+    writer.write(body)
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+    writer.close()
+
+
 async def test_request_ids_are_kept_or_given(anyone: Browser) -> None:
     given = await anyone.request("GET", "/health", headers={"X-Request-Id": "abc.1-2_3"})
     assert given.headers["X-Request-Id"] == "abc.1-2_3"

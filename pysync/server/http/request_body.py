@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, ParamSpec, TypeVar
 
 import orjson
 from aiohttp import hdrs, web
+from aiohttp.http import HttpVersion11
 from aiohttp.streams import StreamReader
 
 from pysync import _core, protocol
@@ -244,8 +245,9 @@ class _Arrival:
 
 
 def _send_continue(request: web.BaseRequest) -> None:
-    """Send `100 Continue` to a client that waits for it."""
-    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+    """Send `100 Continue` to a client that waits for it. One of HTTP/1.0 would take it for the response."""
+    is_expected = request.headers.get("Expect", "").lower() == "100-continue"
+    if is_expected and request.version >= HttpVersion11 and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 

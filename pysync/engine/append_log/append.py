@@ -86,6 +86,11 @@ class PendingAppend:
     request: IdempotentRequest | None = None
     only_in: str = ""
 
+    @property
+    def deduplication_id(self) -> str:
+        """What attempts at one append have in common; `""` if it cannot be repeated."""
+        return self.write_id or ("" if self.request is None else self.request.key)
+
 
 class ElementsDropped(StoreUnavailable):
     """Elements that an append would have to search for those of earlier attempts have left the log. This
@@ -298,22 +303,13 @@ class AppendBatcher:
     ) -> list[PendingAppend]:
         """Return the appends of the group that are still to be written. Others get the result of the attempt
         that wrote them."""
-        if not any(waiting.write_id or waiting.request for waiting in group):
+        if not any(waiting.deduplication_id for waiting in group):
             return group
         open_ = []
-        marked: dict[str, PendingAppend] = {}
-        requests: dict[str, PendingAppend] = {}
         for waiting in group:
             if waiting.done.done():
                 continue
-            if waiting.request is not None:
-                first = requests.setdefault(waiting.request.key, waiting)
-                if first is not waiting:
-                    _repeat(first, waiting)
-                    continue
-            if waiting.write_id in marked:
-                _chain(marked[waiting.write_id], waiting)
-                continue
+            found = None
             if waiting.write_id:
                 try:
                     with self._corruption.reporting("log", key):
@@ -321,13 +317,12 @@ class AppendBatcher:
                 except PysyncError as error:
                     _reject([waiting], error)  # the other appends do not need the damaged objects
                     continue
-                if found is not None:
-                    if waiting.context is not None:
-                        await self._outbox.reannounce([waiting.context.change(*found)])
-                    _resolve(waiting, found)
-                    continue
-                marked[waiting.write_id] = waiting
-            open_.append(waiting)
+            if found is None:
+                open_.append(waiting)
+                continue
+            if waiting.context is not None:
+                await self._outbox.reannounce([waiting.context.change(*found)])
+            _resolve(waiting, found)
         return open_
 
     def _resolve_repetitions(self, group: list[PendingAppend]) -> None:
@@ -426,13 +421,18 @@ async def delete_log_objects(store: Store, id_: str) -> None:
 
 
 def _next_group(queue: deque[PendingAppend]) -> list[PendingAppend]:
-    """Take the next group from the queue: appends with the same settings, as many as one put should carry."""
+    """Take the next group from the queue: appends with the same settings, as many as one put should carry. A
+    repetition waits for the group after that of the first attempt, and finds there what became of it."""
     group = [queue.popleft()]
     size = len(group[0].element)
+    ids = {group[0].deduplication_id}
     while queue and queue[0].settings is group[0].settings and len(group) < MAX_GROUP_SIZE:
-        size += len(queue[0].element)
-        if size > MAX_GROUP_BYTES:
+        following = queue[0]
+        size += len(following.element)
+        id_ = following.deduplication_id
+        if size > MAX_GROUP_BYTES or (id_ and id_ in ids):
             break
+        ids.add(id_)
         group.append(queue.popleft())
     return group
 
@@ -442,30 +442,6 @@ def _resolve(pending: PendingAppend, outcome: tuple[str, int] | str) -> None:
         _reject([pending], _error_for(outcome, pending.settings))
     elif not pending.done.done():
         pending.done.set_result(WriteResult(*outcome))
-
-
-def _repeat(first: PendingAppend, other: PendingAppend) -> None:
-    """Give `other`, which has the Idempotency-Key of `first`, the result of `first` if it is the same append,
-    and reject it otherwise."""
-    if first.request == other.request:
-        _chain(first, other)
-    else:
-        _reject([other], IdempotencyKeyReused())
-
-
-def _chain(first: PendingAppend, other: PendingAppend) -> None:
-    """Give `other` the result of `first`, which is the same append."""
-
-    def copy_outcome(done: asyncio.Future[WriteResult]) -> None:
-        error = StoreUnavailable() if done.cancelled() else done.exception()
-        if other.done.done():
-            return
-        if error is None:
-            other.done.set_result(done.result())
-        else:
-            other.done.set_exception(error)
-
-    first.done.add_done_callback(copy_outcome)
 
 
 def _reject(group: list[PendingAppend], error: BaseException) -> None:

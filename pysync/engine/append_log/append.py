@@ -62,10 +62,6 @@ Some puts take as long."""
 MAX_GROUP_SIZE: Final = 1024
 MAX_GROUP_BYTES: Final = 256 * 1024
 """Bytes of elements that one put carries. With more, the first append would wait too long for the last."""
-MAX_SEARCH_BYTES: Final = 64 * 1024 * 1024
-"""Bytes of a log that one attempt searches for the element of an earlier attempt: about 0.1 s of work, in
-chunks. A search is this long only if the earlier attempt ended without a result and the log has grown much
-since."""
 SEGMENT_BYTES: Final = 64 * 1024
 """Bytes from which a tail is cut into several segments when it is sealed."""
 
@@ -74,8 +70,8 @@ SEGMENT_BYTES: Final = 64 * 1024
 class PendingAppend:
     """A pending append. If the store is transactional, the claim of `request` is committed with it. Otherwise
     it recognises its element by a `write_id`, which another attempt may have written since the log had
-    the id and count `search_from`. `search_from` advances when a long search found nothing. With `only_in` it
-    is appended to no other log than the one with this id."""
+    the id and count `search_from`. With `only_in` it is appended to no other log than the one with this id.
+    """
 
     element: _core.Append
     settings: LogSettings
@@ -343,10 +339,9 @@ class AppendBatcher:
     async def _find_written(
         self, key: str, head: _core.LogHead, pending: PendingAppend
     ) -> tuple[str, int] | None:
-        """Return the result of another attempt, if that attempt has written the element. Raises
-        OutcomeUnknown if it may have been in a log that is gone, and StoreUnavailable if there is more to
-        search than one attempt may; the next attempt continues from `pending.search_from`. Raises
-        ElementsDropped if the element may have left the log."""
+        """Return the result of another attempt, if that attempt has written the element. Otherwise the next
+        search continues behind this one. Raises OutcomeUnknown if the element may have been in a log that is
+        gone, and ElementsDropped if it may have left the log."""
         found = head.written(pending.write_id, [])
         if found is not None:
             return found
@@ -356,25 +351,14 @@ class AppendBatcher:
             raise ElementsDropped
         bounds = LogRange(newest=max(head.count - first, 0))
         nodes = SegmentReader(self._head_cache, key, pending.settings.field, head, bounds)
-        reads = size = 0
-        at, is_cut = head.count, False
         while segments := await nodes.next():
             found = head.written(pending.write_id, segments)
-            reads += 1
-            size += sum(len(stored) for _, stored in segments)
             if found is not None:
-                at = segments[0][0].start
-                break
-            if size > MAX_SEARCH_BYTES:
-                at, is_cut = segments[-1][0].end, True
-                break
-        if found is None and pending.only_in not in ("", head.id):
+                return found
+        if pending.only_in not in ("", head.id):
             raise OutcomeUnknown
-        if reads > 1 or is_cut:  # otherwise searching again is cheaper than recording the position
-            pending.search_from = head.id, at
-        if is_cut:
-            raise StoreUnavailable
-        return found
+        pending.search_from = head.id, head.count
+        return None
 
     def _drop_previous(self, head: _core.LogHead) -> _core.LogHead:
         """Return the log without its reference to an expired one, once the objects of that one are

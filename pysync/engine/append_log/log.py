@@ -134,12 +134,11 @@ class AppendLogs:
         A transactional store commits the claim with the append. For any other, the first attempt claims the
         key in the coordinator, for its data and a write id of its own. Every attempt appends under that write
         id, to a log that does not contain it yet. Of two concurrent attempts one finds the element that the
-        other has written. The claim records how far a repetition has searched for the write id, so that no
-        other searches there again, and then the result. A rejected append leaves no claim.
+        other has written. Then the claim gets the result. A rejected append leaves no claim.
 
         Raises IdempotencyKeyReused if the key was claimed for other data, OutcomeUnknown if the log that the
-        first attempt appended to is gone, StoreUnavailable if the search for the write id is not finished
-        (repeat the append) or its element may have left the log, and the errors of `append`.
+        first attempt appended to is gone, StoreUnavailable if its element may have left the log, and the
+        errors of `append`.
         """
         if not settings.persist:
             return await self._announce_once(self._ephemeral_write(element), request_key, context)
@@ -168,17 +167,14 @@ class AppendLogs:
         )
         try:
             written = await self._batcher.submit(key, waiting)
-            first_claim = first_claim._replace(result=written)
-            return written
         except (AppendLimitExceeded, NonMonotonicTimestamp, TsTooFarAhead, ElementsDropped, QuotaExceeded):
             if first_claim == own:  # a claim of an earlier attempt may belong to a completed append
                 await release_claim(self._coordinator, name, text)
             raise
-        finally:
-            if first_claim.result is not None or waiting.search_from != search_from:
-                now = first_claim._replace(id=waiting.search_from[0], position=waiting.search_from[1])
-                with suppress(CoordinatorUnavailable):
-                    await self._coordinator.compare_and_set(name, text, now.encode())
+        with suppress(CoordinatorUnavailable):
+            done = first_claim._replace(result=written).encode()
+            await self._coordinator.compare_and_set(name, text, done)
+        return written
 
     async def read(self, key: str, bounds: LogRange, settings: LogSettings) -> LogSlice:
         """Return the current elements of the log at `key` within `bounds`; none if nothing is stored or it

@@ -2,14 +2,13 @@
 
 import asyncio
 import hashlib
-from contextlib import suppress
 
 import pytest
 from support import reference_append_log as twin
 from support.append_log_nodes import KEY, MakeNode, Node, keys_below, log_of, numbered, store_values
 
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
-from pysync.engine.append_log import LogSettings, append, read
+from pysync.engine.append_log import LogSettings, read
 from pysync.engine.append_log.head import FRESH_MS
 from pysync.errors import (
     AppendLimitExceeded,
@@ -253,27 +252,27 @@ async def test_segments_searched_by_one_attempt_are_not_searched_by_another(
     assert len(other.got) < 30
 
 
-async def test_attempt_searches_up_to_a_bound_and_the_next_one_continues(
+async def test_search_continues_behind_the_searched_segments_if_another_append_comes_first(
     make_node: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(append, "MAX_SEARCH_BYTES", 4_000)
-    dying, other = make_node(), make_node()
+    dying, late, other = make_node(), make_node(), make_node()
     dying.fail("put")
     with pytest.raises(StoreUnavailable):
         await dying.once({"n": -1}, "k")
     await other.append(*numbered(400))
-    lookups = []
-    for _ in range(20):
-        other.got.clear()
-        with suppress(StoreUnavailable):
-            result = await other.once({"n": -1}, "k")
-            break
-        lookups.append(len(other.got))
-    assert 2 < len(lookups) < 10
-    assert max(lookups) < 30
-    assert await other.once({"n": -1}, "k") == result
-    assert await other.datas() == [*numbered(400), {"n": -1}]
+    searched: list[int] = []
+
+    async def append_first(key: str) -> None:
+        if key == KEY and not searched:
+            searched.append(len(late.got))
+            await other.append({"n": 400})
+
+    late.before_put = append_first
+    await late.once({"n": -1}, "k")
+    assert searched[0] > 40
+    assert len(late.got) < searched[0] + 10
+    assert await late.datas() == [*numbered(401), {"n": -1}]
 
 
 async def test_a_claim_of_an_earlier_version_is_honoured(node: Node) -> None:

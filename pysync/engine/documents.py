@@ -2,8 +2,9 @@
 
 import hmac
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple
 
 import orjson
@@ -16,14 +17,13 @@ from pysync.coordinator import Coordinator
 from pysync.corruption import CorruptionReporter
 from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.history import History, check_key, new_entry
-from pysync.engine.idempotency import Attempt, IdempotentRequest, Repeat, carry_out_once
+from pysync.engine.idempotency import Attempt, AttemptRecord, IdempotentRequest
 from pysync.engine.outbox import Outbox, outbox_of
 from pysync.errors import Conflict, DocumentCorrupt, QuotaExceeded, StoreUnavailable
 from pysync.model import WriteResult
 from pysync.store import (
     ABSENT,
     AppendedObject,
-    Claim,
     DamagedFile,
     Etag,
     EtagMismatch,
@@ -114,7 +114,7 @@ class Documents:
         self._store = store
         self._coordinator = coordinator
         self._outbox = outbox or outbox_of(store, coordinator)
-        self._requests = self._outbox.coordinated_requests(now_ms)
+        self._requests = self._outbox.idempotent_requests(now_ms)
         self._corruption = corruption or CorruptionReporter()
         self.versions = KeyedVersions(store, now_ms, self._corruption)
         self.history = History(store, now_ms, self._corruption)
@@ -161,60 +161,29 @@ class Documents:
         ttl_ms: int | None = None,
         context: WriteContext | None = None,
         history: HistoryConfig | None = None,
+        request: IdempotentRequest | None = None,
     ) -> Coroutine[None, None, WriteResult]:
         """Write `body` if its base is the stored version. Of two pushes with one base exactly one succeeds,
         in any number of processes. The write is announced unless `context` is None. With `history` the
-        replaced version is kept, unless a quota leaves room for the new one alone.
+        replaced version is kept, unless a quota leaves room for the new one alone. A repetition of `request`
+        returns the result of the push that was carried out.
 
         Raises:
             Conflict: the base is stale, or null although something is stored.
             QuotaExceeded: more would be stored than a quota allows.
             StoreUnavailable: the write may or may not have taken effect.
+            IdempotencyKeyReused, OutcomeUnknown: as `IdempotentRequests.carry_out`.
         """
-        return self._write(key, body, WriteResult(body.hash, self.now_ms()), ttl_ms, context, history)
-
-    async def push_idempotent(
-        self,
-        key: str,
-        body: _core.PushBody,
-        request_key: str,
-        ttl_ms: int | None = None,
-        context: WriteContext | None = None,
-        history: HistoryConfig | None = None,
-        content: str | None = None,
-    ) -> WriteResult:
-        """Push, or return the result of the earlier push with this `request_key`. `content` is the hash of
-        the data that was sent, by default that of `body`.
-
-        A push that is rejected leaves no claim. Raises IdempotencyKeyReused if the key was claimed for other
-        data, OutcomeUnknown (never if the store is transactional), and as `push` does.
-        """
-        fresh = WriteResult(body.hash, self.now_ms())
-        request = IdempotentRequest(request_key, content or body.hash)
-        if (store := self._store.transactional) is not None:
-            claim = request.claim(fresh)
-            write = self._write(key, body, fresh, ttl_ms, context, history, claims=(claim,))
-            return await carry_out_once(store.claims, claim, write)
-        own = Attempt.begin(request, fresh, await self._etag_of(key, body.base_hash))
-
-        async def decide(first: Attempt, repeat: Repeat) -> bool:
-            found = await self._store.get(key)
-            if self._is_written(key, found, first.write_id):
-                await self._outbox.reannounce([] if context is None else [context.change(*first.result)])
-                return True
-            if not isinstance(found, StoredObject) or found.etag != first.base or body.hash != first.hash:
-                return False
-            return await repeat(
-                lambda: self._write(
-                    key, body, first.result, ttl_ms, context, history, first.write_id, only=first.base
-                )
-            )
-
-        return await self._requests.carry_out(
+        write = partial(self._write, key, body, ttl_ms, context, history)
+        written = WriteResult(body.hash, self.now_ms())
+        if request is None:
+            return write(Attempt(written))
+        return self._requests.carry_out(
             request,
-            own,
-            decide,
-            lambda: self._write(key, body, fresh, ttl_ms, context, history, own.write_id),
+            written,
+            write,
+            base=lambda: self._etag_of(key, body.base_hash),
+            stored=lambda first: self._etag_unless_written(key, first, context),
         )
 
     async def _etag_of(self, key: str, base_hash: str | None) -> str:
@@ -227,6 +196,17 @@ class Documents:
                 await self.get_version(key)
             version = self._cache.get(key)
         return "" if version is None or version.hash != base_hash else version.etag
+
+    async def _etag_unless_written(
+        self, key: str, first: AttemptRecord, context: WriteContext | None
+    ) -> str | None:
+        """Return the etag of the stored document, `""` without one. Returns None if an earlier attempt has
+        written it, which is then announced again."""
+        found = await self._store.get(key)
+        if self._is_written(key, found, first.write_id):
+            await self._outbox.reannounce([] if context is None else [context.change(*first.result)])
+            return None
+        return found.etag if isinstance(found, StoredObject) else ""
 
     async def delete(
         self,
@@ -242,26 +222,16 @@ class Documents:
         deletes and pushes of one version exactly one succeeds. `base_hash=""` removes a damaged document or
         file; it is also the version of nothing. Returns the removed version and the time, also to a
         repetition of `request`. Raises as `push`."""
+        remove = partial(self._remove, key, ttl_ms, context, history)
         removed = WriteResult(base_hash, self.now_ms())
         if request is None:
-            return await self._remove(key, removed, ttl_ms, context, history)
-        if (store := self._store.transactional) is not None:
-            claim = request.claim(removed)
-            removal = self._remove(key, removed, ttl_ms, context, history, (claim,))
-            return await carry_out_once(store.claims, claim, removal)
-        own = Attempt.begin(request, removed, await self._stored_etag(key))
-
-        async def decide(first: Attempt, repeat: Repeat) -> bool:
-            return (
-                first.base != ""
-                and first.base == await self._stored_etag(key)
-                and await repeat(
-                    lambda: self._remove(key, first.result, ttl_ms, context, history, only=first.base)
-                )
-            )
-
+            return await remove(Attempt(removed))
         return await self._requests.carry_out(
-            request, own, decide, lambda: self._remove(key, removed, ttl_ms, context, history)
+            request,
+            removed,
+            remove,
+            base=lambda: self._stored_etag(key),
+            stored=lambda first: self._stored_etag(key),
         )
 
     async def _stored_etag(self, key: str) -> str:
@@ -278,14 +248,13 @@ class Documents:
     async def _remove(
         self,
         key: str,
-        removed: WriteResult,
         ttl_ms: int | None,
         context: WriteContext | None,
         history: HistoryConfig | None,
-        claims: Sequence[Claim] = (),
-        only: str = "",
+        attempt: Attempt,
     ) -> WriteResult:
-        """Delete as `delete`, and return `removed`. With `only` no other etag is removed."""
+        """Delete the version with the hash of the result, and return the result. Raises as `delete`."""
+        removed, claims, _, only = attempt
         base_hash = removed.hash
         changes = [] if context is None else [context.change(base_hash, removed.timestamp_ms, removed=True)]
         for _ in range(_MAX_ATTEMPTS):
@@ -343,18 +312,15 @@ class Documents:
         self,
         key: str,
         body: _core.PushBody,
-        written: WriteResult,
         ttl_ms: int | None,
         context: WriteContext | None,
         history: HistoryConfig | None,
-        write_id: str | None = None,
-        claims: Sequence[Claim] = (),
-        only: str = "",
+        attempt: Attempt,
     ) -> WriteResult:
-        """Store `body` if its base is the stored version, unless a write with this `write_id` is stored
-        already. With `only` no other version than that etag is replaced. Returns `written`. Raises as
-        `push`."""
-        stored = body.stored(written.timestamp_ms, b"" if write_id is None else as_whitespace(write_id))
+        """Store `body` if its base is the stored version, unless the write of this attempt is stored already.
+        Returns the result of the attempt. Raises as `push`."""
+        written, claims, write_id, only = attempt
+        stored = body.stored(written.timestamp_ms, as_whitespace(write_id) if write_id else b"")
         changes = [] if context is None else [context.change(written.hash, written.timestamp_ms)]
         charge = None if context is None else context.charge
         expect: Precondition | None = None
@@ -369,7 +335,7 @@ class Documents:
             if expect is None:
                 found = await self._store.get(key)
                 # Decide with this read: before the next one another push may replace the object.
-                if write_id is not None and self._is_written(key, found, write_id):
+                if write_id and self._is_written(key, found, write_id):
                     await self._outbox.reannounce(changes)
                     return written
                 expect = await self._check_base(key, found, body.base_hash, ttl_ms)

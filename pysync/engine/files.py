@@ -1,6 +1,7 @@
 """Files: bytes as they were sent; the last write wins (docs/reference/protocol.md#files)."""
 
 from collections.abc import AsyncIterable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Self
 
@@ -8,12 +9,13 @@ from pysync.config import Collection
 from pysync.config.key_templates import KeyTemplate
 from pysync.corruption import CorruptionReporter
 from pysync.engine.changes import WriteContext
-from pysync.engine.idempotency import Attempt, IdempotentRequest, result_of
+from pysync.engine.idempotency import AttemptRecord, IdempotentRequest, result_of
 from pysync.engine.outbox import Outbox
-from pysync.errors import DocumentCorrupt, PysyncError
+from pysync.errors import DocumentCorrupt
 from pysync.model import WriteResult
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import CarriedOut, Claim, FileStat, OpenFile, Store
+from pysync.write_ids import new_write_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Files:
     ) -> None:
         self._store = store
         self._outbox = outbox
-        self._requests = outbox.coordinated_requests(now_ms)
+        self._requests = outbox.idempotent_requests(now_ms)
         self._corruption = corruption or CorruptionReporter()
         self.now_ms = now_ms
 
@@ -111,18 +113,16 @@ class Files:
         once all chunks have come, and stores nothing. Raises KeyConflict, QuotaExceeded and Unavailable, and
         IdempotencyKeyReused if that push was of other bytes."""
         timestamp_ms = self.now_ms()
-        begun: list[tuple[IdempotentRequest, Attempt]] = []
 
         def claim(sha256: str) -> Claim:
             assert request_key is not None
             return IdempotentRequest(request_key, sha256).claim(WriteResult(sha256, timestamp_ms))
 
-        async def begin(sha256: str) -> None:
+        def claimed(sha256: str) -> AbstractAsyncContextManager[None]:
             assert request_key is not None
             request = IdempotentRequest(request_key, sha256)
-            own = Attempt.begin(request, WriteResult(sha256, timestamp_ms))
-            await self._requests.begin(request, own, lambda first, _: self._is_stored(key, first))
-            begun.append((request, own))
+            own = AttemptRecord(new_write_id(), sha256, timestamp_ms, sha256)
+            return self._requests.claimed(request, own, lambda first: self._is_stored(key, first))
 
         try:
             sha256 = await self._outbox.write(
@@ -132,19 +132,13 @@ class Files:
                 lambda sha256: [context.change(sha256, timestamp_ms)],
                 context.charge,
                 None if request_key is None else claim,
-                None if request_key is None else begin,
+                None if request_key is None else claimed,
             )
         except CarriedOut as earlier:
             return result_of(earlier.outcome)
-        except PysyncError as error:
-            for request, own in begun:
-                await self._requests.release(request, own, error)
-            raise
-        for request, own in begun:
-            await self._requests.complete(request, own)
         return WriteResult(sha256, timestamp_ms)
 
-    async def _is_stored(self, key: str, attempt: Attempt) -> bool:
+    async def _is_stored(self, key: str, attempt: AttemptRecord) -> bool:
         """Return True if the file has the bytes of an attempt. Files have no base, so nobody can tell whether
         that attempt or another one stored them."""
         try:

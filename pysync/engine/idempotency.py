@@ -7,9 +7,8 @@ in between, the next one decides by what is stored.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from typing import Final, NamedTuple
 
 import orjson
@@ -61,7 +60,179 @@ def result_of(outcome: str) -> WriteResult:
     return WriteResult(hash_, timestamp_ms)
 
 
-async def carry_out_once(table: ClaimTable, claim: Claim, write: Awaitable[WriteResult]) -> WriteResult:
+class Attempt(NamedTuple):
+    """One attempt at a write, which has this `result` if it is made. `claims` are committed with it. What it
+    stores carries the `write_id`, so that a repetition recognises it. It replaces no other etag than `only`,
+    unless that is empty."""
+
+    result: WriteResult
+    claims: Sequence[Claim] = ()
+    write_id: str = ""
+    only: str = ""
+
+
+class AttemptRecord(NamedTuple):
+    """The first attempt at a request, as the coordinator has it. `write_id` and `base`, the etag of what the
+    write replaces (`""` if that is nothing, or not known), tell the next attempt what has become of it.
+    `is_repeated` is True once a repetition may have made its write."""
+
+    write_id: str
+    hash: str
+    timestamp_ms: int
+    content: str
+    base: str = ""
+    is_done: bool = False
+    is_repeated: bool = False
+
+    @classmethod
+    def decode(cls, text: bytes) -> "AttemptRecord":
+        """Parse a stored attempt."""
+        return cls(*orjson.loads(text))
+
+    def encode(self) -> bytes:
+        """Return the attempt as the coordinator stores it."""
+        return orjson.dumps(list(self))
+
+    @property
+    def result(self) -> WriteResult:
+        """The result of the request, if the attempt was carried out."""
+        return WriteResult(self.hash, self.timestamp_ms)
+
+
+MakeWrite = Callable[[Attempt], Awaitable[WriteResult]]
+"""Makes the write of an attempt. Raises Conflict if another write came first."""
+
+
+class IdempotentRequests:
+    """Carries out each request once. `claims` are those of a transactional store, None for any other."""
+
+    def __init__(
+        self, claims: ClaimTable | None, coordinator: Coordinator, now_ms: Callable[[], int]
+    ) -> None:
+        self._claims = claims
+        self._coordinator = coordinator
+        self._now_ms = now_ms
+
+    async def carry_out(
+        self,
+        request: IdempotentRequest,
+        result: WriteResult,
+        write: MakeWrite,
+        base: Callable[[], Awaitable[str]],
+        stored: Callable[[AttemptRecord], Awaitable[str | None]],
+    ) -> WriteResult:
+        """Return the result of `write`, or that of the earlier attempt that was carried out.
+
+        If the store is not transactional, `base` returns the etag that the write replaces, `""` if that is
+        nothing or not known. `stored` returns the etag of what is stored, and None if that is the write of an
+        earlier attempt. If what that attempt replaces is still there, its write is repeated. A write that is
+        rejected leaves no claim.
+
+        Raises IdempotencyKeyReused, StoreUnavailable while an earlier attempt may be under way,
+        OutcomeUnknown after that, and the errors of `write`.
+        """
+        if self._claims is not None:
+            claim = request.claim(result)
+            return await commit_once(self._claims, claim, write(Attempt(result, (claim,))))
+        own = AttemptRecord(new_write_id(), *result, request.content, await base())
+
+        async def is_carried_out(first: AttemptRecord) -> bool:
+            etag = await stored(first)
+            if etag is None:
+                return True
+            if not etag or etag != first.base or first.hash != result.hash:
+                return False
+            return await self._repeat(_name(request), first, write)
+
+        try:
+            async with self.claimed(request, own, is_carried_out):
+                return await write(Attempt(result, write_id=own.write_id))
+        except CarriedOut as earlier:
+            return result_of(earlier.outcome)
+
+    @asynccontextmanager
+    async def claimed(
+        self,
+        request: IdempotentRequest,
+        own: AttemptRecord,
+        is_carried_out: Callable[[AttemptRecord], Awaitable[bool]],
+    ) -> AsyncIterator[None]:
+        """Claim the request in the coordinator for the attempt `own`, which is made meanwhile. Raises
+        CarriedOut with the hash, time and write id of an earlier one that was carried out, StoreUnavailable
+        while that may be under way, OutcomeUnknown, and IdempotencyKeyReused."""
+        name = _name(request)
+        await self._claim(name, own, is_carried_out)
+        try:
+            yield
+        except Unavailable as error:
+            if isinstance(error, (NotWritten, CoordinatorUnavailable)):
+                await release_claim(self._coordinator, name, own.encode())
+            raise
+        except PysyncError:
+            with suppress(CoordinatorUnavailable):
+                await self._withdraw(name, own)
+            raise
+        await self._complete(name, own)
+
+    async def _claim(
+        self, name: str, own: AttemptRecord, is_carried_out: Callable[[AttemptRecord], Awaitable[bool]]
+    ) -> None:
+        for pause_s in (*_POLLS_S, None):
+            held = await self._coordinator.put_if_absent(name, own.encode(), IDEMPOTENCY_TTL_MS)
+            first = AttemptRecord.decode(held)
+            if first == own:
+                return
+            if first.content != own.content:
+                raise IdempotencyKeyReused
+            if first.is_done:
+                raise _carried_out(name, first)
+            if await is_carried_out(first):
+                await self._complete(name, first)
+                raise _carried_out(name, first)
+            if first.timestamp_ms + SETTLED_MS <= self._now_ms():
+                raise OutcomeUnknown
+            if pause_s is None:
+                raise StoreUnavailable("an earlier attempt at this request may be under way")
+            await asyncio.sleep(pause_s)
+
+    async def _repeat(self, name: str, first: AttemptRecord, write: MakeWrite) -> bool:
+        """Make the write of the first attempt, which may be under way, and learns from its claim why its own
+        write is rejected. Returns False if another write came first."""
+        repeated = first._replace(is_repeated=True).encode()
+        if not await self._coordinator.compare_and_set(name, first.encode(), repeated):
+            return False
+        try:
+            await write(Attempt(first.result, write_id=first.write_id, only=first.base))
+        except Conflict:
+            return False
+        return True
+
+    async def _withdraw(self, name: str, own: AttemptRecord) -> None:
+        """Withdraw an attempt that was rejected, unless a repetition may have made its write: that is the
+        reason then. Raises CarriedOut if it has, StoreUnavailable if it does not say so in time."""
+        text = own.encode()
+        for pause_s in (*_POLLS_S, None):
+            if await self._coordinator.compare_and_set(name, text, None):
+                return
+            held = AttemptRecord.decode(await self._coordinator.put_if_absent(name, text, IDEMPOTENCY_TTL_MS))
+            if held.write_id != own.write_id:
+                return
+            if held.is_done:
+                raise _carried_out(name, held)
+            if pause_s is None:
+                raise StoreUnavailable("a repetition of this request may be under way")
+            await asyncio.sleep(pause_s)
+
+    async def _complete(self, name: str, attempt: AttemptRecord) -> None:
+        """Add that the attempt was carried out. Without the coordinator only what is stored says it."""
+        with suppress(CoordinatorUnavailable):
+            for held in (attempt, attempt._replace(is_repeated=True)):
+                done = held._replace(is_done=True).encode()
+                if await self._coordinator.compare_and_set(name, held.encode(), done):
+                    break
+
+
+async def commit_once(table: ClaimTable, claim: Claim, write: Awaitable[WriteResult]) -> WriteResult:
     """Return the result of `write`, which commits `claim` with it, or that of the earlier attempt that was
     carried out. Raises IdempotencyKeyReused, and the errors of `write`."""
     try:
@@ -78,150 +249,7 @@ async def carry_out_once(table: ClaimTable, claim: Claim, write: Awaitable[Write
         return result_of(outcome)
 
 
-class Attempt(NamedTuple):
-    """The first attempt at a request, as the coordinator has it. `write_id` and `base`, the etag of what the
-    write replaces (`""` if that is nothing, or not known), tell the next attempt what has become of it.
-    `is_repeated` is True once a repetition may have made its write."""
-
-    write_id: str
-    hash: str
-    timestamp_ms: int
-    content: str
-    base: str = ""
-    is_done: bool = False
-    is_repeated: bool = False
-
-    @classmethod
-    def begin(cls, request: IdempotentRequest, result: WriteResult, base: str = "") -> "Attempt":
-        """Return a new attempt, whose result will be `result`."""
-        return cls(new_write_id(), *result, request.content, base)
-
-    @classmethod
-    def decode(cls, text: bytes) -> "Attempt":
-        """Parse a stored attempt."""
-        return cls(*orjson.loads(text))
-
-    def encode(self) -> bytes:
-        """Return the attempt as the coordinator stores it."""
-        return orjson.dumps(list(self))
-
-    @property
-    def result(self) -> WriteResult:
-        """The result of the request, if the attempt was carried out."""
-        return WriteResult(self.hash, self.timestamp_ms)
-
-
-Repeat = Callable[[Callable[[], Awaitable[WriteResult]]], Awaitable[bool]]
-"""Makes the write of an earlier attempt. Returns False if another write came first."""
-Decide = Callable[[Attempt, Repeat], Awaitable[bool]]
-"""Returns True if the earlier attempt was carried out. If what it replaces is still there, it is repeated."""
-
-
-class CoordinatedRequests:
-    """The requests to a store that is not transactional."""
-
-    def __init__(self, coordinator: Coordinator, now_ms: Callable[[], int]) -> None:
-        self._coordinator = coordinator
-        self._now_ms = now_ms
-
-    async def begin(self, request: IdempotentRequest, own: Attempt, decide: Decide) -> None:
-        """Claim the request for the attempt `own`. Raises CarriedOut with the hash, time and write id of an
-        earlier one that was carried out, StoreUnavailable while that may be under way, OutcomeUnknown, and
-        IdempotencyKeyReused."""
-        name = _name(request)
-        for pause_s in (*_POLLS_S, None):
-            held = await self._coordinator.put_if_absent(name, own.encode(), IDEMPOTENCY_TTL_MS)
-            first = Attempt.decode(held)
-            if first == own:
-                return
-            if first.content != own.content:
-                raise IdempotencyKeyReused
-            if not first.is_done and await decide(first, partial(self._repeat, name, first)):
-                await self._complete(name, first)
-            elif not first.is_done:
-                if first.timestamp_ms + SETTLED_MS <= self._now_ms():
-                    raise OutcomeUnknown
-                if pause_s is None:
-                    raise StoreUnavailable("an earlier attempt at this request may be under way")
-                await asyncio.sleep(pause_s)
-                continue
-            raise _carried_out(name, first)
-
-    async def complete(self, request: IdempotentRequest, own: Attempt) -> None:
-        """Add that the attempt was carried out. Without the coordinator only what is stored says it."""
-        await self._complete(_name(request), own)
-
-    async def release(self, request: IdempotentRequest, own: Attempt, error: PysyncError) -> None:
-        """Withdraw the attempt if `error` says that it has written nothing."""
-        if not isinstance(error, Unavailable) or isinstance(error, (NotWritten, CoordinatorUnavailable)):
-            await release_claim(self._coordinator, _name(request), own.encode())
-
-    async def carry_out(
-        self,
-        request: IdempotentRequest,
-        own: Attempt,
-        decide: Decide,
-        write: Callable[[], Awaitable[WriteResult]],
-    ) -> WriteResult:
-        """Return the result of `write`, or that of an earlier attempt. Raises as `begin` and `write`."""
-        try:
-            async with self.claimed(request, own, decide):
-                return await write()
-        except CarriedOut as earlier:
-            return result_of(earlier.outcome)
-
-    @asynccontextmanager
-    async def claimed(self, request: IdempotentRequest, own: Attempt, decide: Decide) -> AsyncIterator[None]:
-        """Claim the request for a write that is made meanwhile. Raises as `begin`."""
-        await self.begin(request, own, decide)
-        try:
-            yield
-        except Unavailable as error:
-            await self.release(request, own, error)
-            raise
-        except PysyncError:
-            with suppress(CoordinatorUnavailable):
-                await self._withdraw(request, own)
-            raise
-        await self.complete(request, own)
-
-    async def _repeat(self, name: str, first: Attempt, write: Callable[[], Awaitable[WriteResult]]) -> bool:
-        """Make the write of the first attempt, which may be under way, and learns from its claim why its own
-        write is rejected. Returns False if another write came first."""
-        repeated = first._replace(is_repeated=True).encode()
-        if not await self._coordinator.compare_and_set(name, first.encode(), repeated):
-            return False
-        try:
-            await write()
-        except Conflict:
-            return False
-        return True
-
-    async def _withdraw(self, request: IdempotentRequest, own: Attempt) -> None:
-        """Withdraw an attempt that was rejected, unless a repetition may have made its write: that is the
-        reason then. Raises CarriedOut if it has, StoreUnavailable if it does not say so in time."""
-        name, text = _name(request), own.encode()
-        for pause_s in (*_POLLS_S, None):
-            if await self._coordinator.compare_and_set(name, text, None):
-                return
-            held = Attempt.decode(await self._coordinator.put_if_absent(name, text, IDEMPOTENCY_TTL_MS))
-            if held.write_id != own.write_id:
-                return
-            if held.is_done:
-                raise _carried_out(name, held)
-            if pause_s is None:
-                raise StoreUnavailable("a repetition of this request may be under way")
-            await asyncio.sleep(pause_s)
-
-    async def _complete(self, name: str, attempt: Attempt) -> None:
-        with suppress(CoordinatorUnavailable):
-            for held in (attempt, attempt._replace(is_repeated=True)):
-                done = held._replace(is_done=True).encode()
-                if await self._coordinator.compare_and_set(name, held.encode(), done):
-                    break
-
-
-def _carried_out(name: str, attempt: Attempt) -> CarriedOut:
+def _carried_out(name: str, attempt: AttemptRecord) -> CarriedOut:
     return CarriedOut({name.encode(): orjson.dumps([*attempt.result, attempt.write_id]).decode()})
 
 

@@ -16,14 +16,14 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import ClassVar, Final
 
 from pysync.cache import BoundedCache
 from pysync.changelog import Change, ChangeLog
 from pysync.coordinator import Coordinator, PreparedWrite
 from pysync.engine.changes import parse_change
-from pysync.engine.idempotency import SETTLED_MS, CoordinatedRequests
+from pysync.engine.idempotency import SETTLED_MS, IdempotentRequests
 from pysync.errors import CoordinatorUnavailable, KeyConflict, QuotaExceeded, StoreUnavailable
 from pysync.store import (
     ABSENT,
@@ -31,9 +31,9 @@ from pysync.store import (
     PAGE,
     Charge,
     Claim,
+    ClaimTable,
     DamagedFile,
     EtagMismatch,
-    OnReceived,
     Precondition,
     Store,
     TransactionalStore,
@@ -65,9 +65,10 @@ class Outbox(ABC):
     """True if a write, its changes and its segments are one transaction. Otherwise changes may have to be
     recovered."""
 
-    def __init__(self, log: ChangeLog, coordinator: Coordinator) -> None:
+    def __init__(self, log: ChangeLog, coordinator: Coordinator, claims: ClaimTable | None = None) -> None:
         self.log: Final = log
         self._coordinator = coordinator
+        self._claims = claims
 
     @abstractmethod
     def commit(self, write: Write) -> Awaitable[str]:
@@ -94,11 +95,11 @@ class Outbox(ABC):
         changes_of: Callable[[str], Sequence[Change]],
         charge: Charge | None = None,
         claim_of: Callable[[str], Claim] | None = None,
-        received: OnReceived | None = None,
+        claimed: Callable[[str], AbstractAsyncContextManager[None]] | None = None,
     ) -> Awaitable[str]:
         """Write a file as `Store.write` and announce `changes_of(sha256)`, which is at least one change.
-        `charge` is that of a `Write`. Only a transactional store takes a claim; any other calls `received`.
-        Raises as `Store.write` and `commit`.
+        `charge` is that of a `Write`. A transactional store commits the claim of `claim_of(sha256)`; to any
+        other the file is written within `claimed(sha256)`. Raises as `Store.write`, `commit` and `claimed`.
 
         If the store has no change log, the changes of two writes of one key are announced in the order of the
         writes, unless these overlap on two nodes: the last write is not known then.
@@ -114,9 +115,9 @@ class Outbox(ABC):
         """Announce the write of an earlier attempt again, in case that attempt did not get to it. Raises
         CoordinatorUnavailable."""
 
-    def coordinated_requests(self, now_ms: Callable[[], int]) -> CoordinatedRequests:
-        """Return the claims of requests, for a store that is not transactional."""
-        return CoordinatedRequests(self._coordinator, now_ms)
+    def idempotent_requests(self, now_ms: Callable[[], int]) -> IdempotentRequests:
+        """Return what carries out requests that may be repeated."""
+        return IdempotentRequests(self._claims, self._coordinator, now_ms)
 
     @property
     @abstractmethod
@@ -142,7 +143,7 @@ class TransactionalOutbox(Outbox):
     is_flushed = True
 
     def __init__(self, store: TransactionalStore, coordinator: Coordinator) -> None:
-        super().__init__(store.change_log, coordinator)
+        super().__init__(store.change_log, coordinator, store.claims)
         self._store = store
 
     def commit(self, write: Write) -> Awaitable[str]:
@@ -157,7 +158,7 @@ class TransactionalOutbox(Outbox):
         changes_of: Callable[[str], Sequence[Change]],
         charge: Charge | None = None,
         claim_of: Callable[[str], Claim] | None = None,
-        received: OnReceived | None = None,
+        claimed: Callable[[str], AbstractAsyncContextManager[None]] | None = None,
     ) -> Awaitable[str]:
         """See `Outbox.write`."""
         return self._store.write(
@@ -259,7 +260,7 @@ class AnnouncingOutbox(Outbox):
         changes_of: Callable[[str], Sequence[Change]],
         charge: Charge | None = None,
         claim_of: Callable[[str], Claim] | None = None,
-        received: OnReceived | None = None,
+        claimed: Callable[[str], AbstractAsyncContextManager[None]] | None = None,
     ) -> str:
         """See `Outbox.write`. The intent is prepared once all chunks have arrived: an error before that
         leaves nothing behind, and the outcomes of earlier writes have had time to reach the coordinator."""
@@ -269,8 +270,8 @@ class AnnouncingOutbox(Outbox):
             async def prepare(sha256: str) -> None:
                 nonlocal intent
                 await self.flush_outcomes()
-                if received is not None:
-                    await received(sha256)
+                if claimed is not None:
+                    await turn.enter_async_context(claimed(sha256))
                 await turn.enter_async_context(self._key_locks[hash(key) % _KEY_LOCKS])
                 new = changes_of(sha256)
                 changes.extend([*await self._pending_for(new[-1]), *new])

@@ -12,6 +12,7 @@ from pysync._core import decode_push
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.documents import Documents
+from pysync.engine.idempotency import IdempotentRequest
 from pysync.errors import Conflict, OutcomeUnknown, StoreUnavailable
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -87,13 +88,14 @@ async def test_a_write_of_the_same_bytes_in_the_same_millisecond_is_not_taken_fo
     store, clock = FaultyStore(MemoryStore()), FakeClock()
     documents = Documents(store, MemoryCoordinator(clock), clock)
     body = decode_push(b'{"data":{"n":1}}')
+    once = IdempotentRequest("k", body.hash)
     store.fail("put")
     with pytest.raises(StoreUnavailable):
-        await documents.push_idempotent("a", body, "k")
+        await documents.push("a", body, request=once)
     await documents.push("a", body)
     clock.now_ms += 30_000
     with pytest.raises(OutcomeUnknown):
-        await documents.push_idempotent("a", body, "k")
+        await documents.push("a", body, request=once)
 
 
 async def test_stored_version_is_answered_although_another_replaces_it() -> None:
@@ -101,14 +103,15 @@ async def test_stored_version_is_answered_although_another_replaces_it() -> None
     store = FaultyStore(shared)
     documents, other = [Documents(way, MemoryCoordinator(), lambda: 1) for way in (store, shared)]
     body = decode_push(b'{"data":{"n":1}}')
+    once = IdempotentRequest("k", body.hash)
     store.lose_reply("put")
     with pytest.raises(StoreUnavailable):
-        await documents.push_idempotent("a", body, "k")
+        await documents.push("a", body, request=once)
     written = await other.pull("a")
     assert written is not None
     release = asyncio.Event()
     store.delay("get", release, after=1)
-    again = asyncio.ensure_future(documents.push_idempotent("a", body, "k"))
+    again = asyncio.ensure_future(documents.push("a", body, request=once))
     while store.calls["get"] < 1:
         await asyncio.sleep(0)
     await other.push("a", decode_push(b'{"data":{"n":2},"baseHash":"%s"}' % written.hash.encode()))
@@ -121,7 +124,8 @@ async def test_concurrent_attempts_under_one_key_have_the_same_answer() -> None:
     times = iter(range(1, 100))
     nodes = [Documents(store, coordinator, lambda: next(times)) for _ in range(4)]
     body = decode_push(b'{"data":{"n":1}}')
-    results = await asyncio.gather(*(node.push_idempotent("a", body, "k") for node in nodes * 3))
+    once = IdempotentRequest("k", body.hash)
+    results = await asyncio.gather(*(node.push("a", body, request=once) for node in nodes * 3))
     found = await nodes[0].pull("a")
     assert found is not None
     assert {(written.hash, written.timestamp_ms) for written in results} == {(found.hash, found.ts_ms)}

@@ -25,6 +25,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.documents import Documents
 from pysync.engine.history import entries_of, new_entry
+from pysync.engine.idempotency import IdempotentRequest
 from pysync.errors import Conflict, StoreUnavailable
 from pysync.store import ANY, Precondition, Store, open_store
 from pysync.store.local.store import LocalStore
@@ -110,7 +111,8 @@ async def test_every_version_that_was_stored_is_listed_whatever_crashes(seed: in
             if base is not None and chosen.random() < 0.3:
                 await documents.delete(KEY, base, context=ref_of(f"user {n}"), history=ALL)
             elif chosen.random() < 0.3:
-                await documents.push_idempotent(KEY, pushed, f"{n}", None, ref_of(f"user {n}"), ALL)
+                once = IdempotentRequest(f"{n}", pushed.hash)
+                await documents.push(KEY, pushed, None, ref_of(f"user {n}"), ALL, once)
             else:
                 await documents.push(KEY, pushed, context=ref_of(f"user {n}"), history=ALL)
         except Conflict:

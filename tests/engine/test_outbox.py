@@ -19,7 +19,7 @@ from pysync.concurrency import Job
 from pysync.engine.append_log import AppendLogs, LogSettings
 from pysync.engine.changes import DocumentRef, WriteContext, parse_change
 from pysync.engine.documents import Documents
-from pysync.engine.idempotency import SETTLED_MS
+from pysync.engine.idempotency import SETTLED_MS, IdempotentRequest
 from pysync.engine.outbox import EARLY_RECOVERY_MS, Outbox, outbox_of
 from pysync.errors import Conflict, CoordinatorUnavailable, StoreUnavailable
 from pysync.server.process.background import OutboxRelay
@@ -36,6 +36,7 @@ def scene() -> Scene:
 
 ONE = change("1").text.decode()
 CONTEXT = WriteContext(DocumentRef("notes", {"id": "a"}), "somebody")
+ONCE = IdempotentRequest("key", "content")
 
 
 def version(body: bytes) -> str:
@@ -401,9 +402,9 @@ class TestDocuments:
         documents = Documents(scene.store, scene.coordinator, scene.clock)
         scene.store.lose_reply("put")
         with pytest.raises(StoreUnavailable):
-            await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=CONTEXT)
+            await documents.push("notes/a", body(b'{"n":1}'), context=CONTEXT, request=ONCE)
         assert await scene.announced() == []
-        written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=CONTEXT)
+        written = await documents.push("notes/a", body(b'{"n":1}'), context=CONTEXT, request=ONCE)
         assert await scene.announced() == [
             CONTEXT.change(written.hash, written.timestamp_ms).text.decode(),
         ]
@@ -414,7 +415,7 @@ class TestDocuments:
         store = await LocalStore.open_folder(tmp_path)
         documents = Documents(store, scene.coordinator, scene.clock)
         for _ in range(2):
-            written = await documents.push_idempotent("notes/a", body(b'{"n":1}'), "key", context=CONTEXT)
+            written = await documents.push("notes/a", body(b'{"n":1}'), context=CONTEXT, request=ONCE)
         found = await store.change_log.read("", 10)
         assert found is not None
         assert [change for _, change in found] == [CONTEXT.change(written.hash, written.timestamp_ms)]
@@ -450,9 +451,9 @@ class TestLogs:
         logs = AppendLogs(scene.store, scene.coordinator, scene.clock)
         scene.store.lose_reply("put")
         with pytest.raises(StoreUnavailable):
-            await logs.append_idempotent("log", element(1), RULES, "key", CONTEXT)
+            await logs.append("log", element(1), RULES, CONTEXT, ONCE)
         assert await scene.announced() == []
-        written = await logs.append_idempotent("log", element(1), RULES, "key", CONTEXT)
+        written = await logs.append("log", element(1), RULES, CONTEXT, ONCE)
         assert await scene.announced() == [CONTEXT.change(written.hash, written.timestamp_ms).text.decode()]
         await logs.close()
 

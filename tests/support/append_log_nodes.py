@@ -2,6 +2,7 @@
 
 import asyncio
 import builtins
+import hashlib
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from pysync._core import Append, decode_append
 from pysync.coordinator import Coordinator
 from pysync.engine.append_log import AppendLogs, LogRange, LogSettings
+from pysync.engine.idempotency import IdempotentRequest
 from pysync.model import WriteResult
 from pysync.protocol import JSON_TYPE
 from pysync.store import ANY, NotModified, Precondition, Store, StoredObject
@@ -70,7 +72,8 @@ class Node(FaultyStore):
         return await asyncio.gather(*appends, return_exceptions=True)
 
     async def once(self, data: Any, request_key: str, rules: LogSettings = RULES) -> WriteResult:
-        return await self.logs.append_idempotent(KEY, element(data), rules, request_key)
+        body = element(data)
+        return await self.logs.append(KEY, body, rules, request=repeatable(request_key, body))
 
     async def elements(
         self, *bounds: int | None, rules: LogSettings = RULES, key: str = KEY
@@ -87,6 +90,10 @@ class Node(FaultyStore):
 
     async def list(self, prefix: str, after: str | None, limit: int) -> builtins.list[str]:
         return await super().list(prefix, after, limit) if self.listed is None else self.listed
+
+
+def repeatable(request_key: str, body: Append) -> IdempotentRequest:
+    return IdempotentRequest(request_key, hashlib.sha256(body.canonical).hexdigest())
 
 
 def element(data: Any) -> Append:

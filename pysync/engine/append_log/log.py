@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NamedTuple, Self
 
 import orjson
@@ -22,7 +23,13 @@ from pysync.engine.append_log.head import HeadCache, LogSettings, chunk_keys, lo
 from pysync.engine.append_log.read import LogRange, LogSlice, SegmentReader
 from pysync.engine.append_log.retention import delete_objects, without_oldest
 from pysync.engine.changes import DocumentRef, WriteContext
-from pysync.engine.idempotency import Attempt, IdempotentRequest, Repeat, carry_out_once
+from pysync.engine.idempotency import (
+    Attempt,
+    AttemptRecord,
+    IdempotentRequest,
+    commit_once,
+    result_of,
+)
 from pysync.engine.outbox import Outbox, outbox_of
 from pysync.errors import (
     AppendLimitExceeded,
@@ -37,8 +44,8 @@ from pysync.errors import (
 from pysync.model import WriteResult
 from pysync.store import (
     ABSENT,
+    CarriedOut,
     Charge,
-    Claim,
     Etag,
     EtagMismatch,
     ListEntry,
@@ -47,6 +54,7 @@ from pysync.store import (
     StoredObject,
     Write,
 )
+from pysync.write_ids import new_write_id
 
 EMPTY_LOG: Final = _core.LogHead("")
 """What is read where nothing is stored."""
@@ -94,7 +102,7 @@ class AppendLogs:
         self._corruption = corruption or CorruptionReporter()
         self._head_cache = HeadCache(store, now_ms, self._corruption)
         self._outbox = outbox or outbox_of(store, coordinator)
-        self._requests = self._outbox.coordinated_requests(now_ms)
+        self._requests = self._outbox.idempotent_requests(now_ms)
         self._batcher = AppendBatcher(
             store,
             self._outbox,
@@ -105,75 +113,96 @@ class AppendLogs:
         )
 
     async def append(
-        self, key: str, element: _core.Append, settings: LogSettings, context: WriteContext | None = None
+        self,
+        key: str,
+        element: _core.Append,
+        settings: LogSettings,
+        context: WriteContext | None = None,
+        request: IdempotentRequest | None = None,
     ) -> WriteResult:
         """Append an element to the log at `key`, durably. All readers see one order, in which each element
         has a later timestamp than the one before. The append is announced as a change of `context`, or not
-        announced if that is None.
+        announced if that is None. A repetition of `request` returns the result of the first append.
 
         Raises:
             TsTooFarAhead, NonMonotonicTimestamp, AppendLimitExceeded, QuotaExceeded: the element is not
                 appended.
             DocumentCorrupt: the stored object is not a log.
-            StoreUnavailable: the append may or may not have taken effect.
+            StoreUnavailable: the append may or may not have taken effect, or the element of an earlier
+                attempt may have left the log.
+            IdempotencyKeyReused: the request's key was claimed for other data.
+            OutcomeUnknown: the log that the first attempt appended to is gone.
         """
         if not settings.persist:
-            return await self._announce(self._ephemeral_write(element), context)
-        return await self._batcher.submit(key, PendingAppend(element, settings, _future(), context))
-
-    async def append_idempotent(
-        self,
-        key: str,
-        element: _core.Append,
-        settings: LogSettings,
-        request_key: str,
-        context: WriteContext | None = None,
-    ) -> WriteResult:
-        """Append, or return the result of the first append with this `request_key` within ten minutes.
-
-        A transactional store commits the claim with the append. For any other, the first attempt claims the
-        key in the coordinator, for its data and a write id of its own. Every attempt appends under that write
-        id, to a log that does not contain it yet. Of two concurrent attempts one finds the element that the
-        other has written. Then the claim gets the result. A rejected append leaves no claim.
-
-        Raises IdempotencyKeyReused if the key was claimed for other data, OutcomeUnknown if the log that the
-        first attempt appended to is gone, StoreUnavailable if its element may have left the log, and the
-        errors of `append`.
-        """
-        if not settings.persist:
-            return await self._announce_once(self._ephemeral_write(element), request_key, context)
-        content = hashlib.sha256(element.canonical).hexdigest()
+            return await self._announce(element, context, request)
+        pending = PendingAppend(element, settings, _future(), context)
+        if request is None:
+            return await self._batcher.submit(key, pending)
         if (store := self._store.transactional) is not None:
-            request = IdempotentRequest(request_key, content)
+            pending.request = request
             claim = request.claim(WriteResult("", 0))
-            pending = PendingAppend(element, settings, _future(), context, request=request)
-            return await carry_out_once(store.claims, claim, self._batcher.submit(key, pending))
+            return await commit_once(store.claims, claim, self._batcher.submit(key, pending))
+        return await self._append_with_write_id(key, pending, request)
+
+    async def _append_with_write_id(
+        self, key: str, pending: PendingAppend, request: IdempotentRequest
+    ) -> WriteResult:
+        """Append to a log of a store without claims, or return the result of the first append.
+
+        The first attempt claims the key in the coordinator, for its data and a write id of its own. Every
+        attempt appends under that write id, to a log that does not contain it yet. Of two concurrent attempts
+        one finds the element that the other has written. Then the claim gets the result. A rejected append
+        leaves no claim.
+        """
         # Repetitions search all elements since this head. An older head would be correct but expensive.
-        cached = await self._head_cache.get_fresh(key, settings.field)
-        is_new = cached is None or settings.is_expired(cached.head, self.now_ms())
+        cached = await self._head_cache.get_fresh(key, pending.settings.field)
+        is_new = cached is None or pending.settings.is_expired(cached.head, self.now_ms())
         id_, count = ("", 0) if cached is None or is_new else (cached.head.id, cached.head.count)
-        own = AppendClaim(os.urandom(8).hex(), id_, count, content)
-        name = hashlib.sha256(f"append {request_key}".encode()).hexdigest()
+        own = AppendClaim(os.urandom(8).hex(), id_, count, request.content)
+        name = hashlib.sha256(f"append {request.key}".encode()).hexdigest()
         text = await self._coordinator.put_if_absent(name, own.encode(), IDEMPOTENCY_TTL_MS)
-        first_claim = AppendClaim.decode(text)
-        if first_claim.hash not in ("", own.hash):
+        first = AppendClaim.decode(text)
+        if first.hash not in ("", own.hash):
             raise IdempotencyKeyReused
-        if first_claim.result is not None:
-            return WriteResult(*first_claim.result)
-        search_from = first_claim.id, first_claim.position
-        only_in = "" if first_claim == own else first_claim.id
-        waiting = PendingAppend(
-            element, settings, _future(), context, first_claim.write_id, search_from, only_in=only_in
-        )
+        if first.result is not None:
+            return WriteResult(*first.result)
+        pending.write_id = first.write_id
+        pending.search_from = first.id, first.position
+        pending.only_in = "" if first == own else first.id
         try:
-            written = await self._batcher.submit(key, waiting)
+            written = await self._batcher.submit(key, pending)
         except (AppendLimitExceeded, NonMonotonicTimestamp, TsTooFarAhead, ElementsDropped, QuotaExceeded):
-            if first_claim == own:  # a claim of an earlier attempt may belong to a completed append
+            if first == own:  # a claim of an earlier attempt may belong to a completed append
                 await release_claim(self._coordinator, name, text)
             raise
         with suppress(CoordinatorUnavailable):
-            done = first_claim._replace(result=written).encode()
+            done = first._replace(result=written).encode()
             await self._coordinator.compare_and_set(name, text, done)
+        return written
+
+    async def _announce(
+        self, element: _core.Append, context: WriteContext | None, request: IdempotentRequest | None
+    ) -> WriteResult:
+        """Announce an element that is not stored, or return the result of the earlier attempt that did."""
+        _, (outcome,) = EMPTY_LOG.append([(element, "")], self.now_ms(), None)
+        if isinstance(outcome, str):
+            raise TsTooFarAhead
+        written = WriteResult(_core.content_hash(element.canonical), outcome[1])
+
+        async def announce(result: WriteResult) -> bool:
+            if context is not None:
+                await self._outbox.announce([context.change(result.hash, result.timestamp_ms)])
+            return True
+
+        if request is None:
+            await announce(written)
+            return written
+        own = AttemptRecord(new_write_id(), *written, request.content)
+        try:
+            async with self._requests.claimed(request, own, lambda first: announce(first.result)):
+                await announce(written)
+        except CarriedOut as earlier:
+            return result_of(earlier.outcome)
         return written
 
     async def read(self, key: str, bounds: LogRange, settings: LogSettings) -> LogSlice:
@@ -219,42 +248,27 @@ class AppendLogs:
         that are left belong to no log. Returns the removed hash and the time, also to a repetition of
         `request`. Raises Conflict, DocumentCorrupt and StoreUnavailable."""
         removed = WriteResult(base_hash, self.now_ms())
+        remove = partial(self._remove, key, settings, context)
         if request is None:
-            return await self._remove(key, removed, settings, context)
-        if (store := self._store.transactional) is None:
-
-            async def etag() -> str:
-                cached = await self._head_cache.read(key, settings.field)
-                return "" if cached is None else cached.etag
-
-            async def decide(first: Attempt, repeat: Repeat) -> bool:
-                return (
-                    first.base != ""
-                    and first.base == await etag()
-                    and await repeat(
-                        lambda: self._remove(key, first.result, settings, context, only=first.base)
-                    )
-                )
-
-            own = Attempt.begin(request, removed, await etag())
-            return await self._requests.carry_out(
-                request, own, decide, lambda: self._remove(key, removed, settings, context)
-            )
-        claim = request.claim(removed)
-        return await carry_out_once(
-            store.claims, claim, self._remove(key, removed, settings, context, (claim,))
+            return await remove(Attempt(removed))
+        return await self._requests.carry_out(
+            request,
+            removed,
+            remove,
+            base=lambda: self._stored_etag(key, settings),
+            stored=lambda first: self._stored_etag(key, settings),
         )
 
+    async def _stored_etag(self, key: str, settings: LogSettings) -> str:
+        """Return the etag of the head at `key`, `""` if there is none."""
+        cached = await self._head_cache.read(key, settings.field)
+        return "" if cached is None else cached.etag
+
     async def _remove(
-        self,
-        key: str,
-        removed: WriteResult,
-        settings: LogSettings,
-        context: WriteContext | None,
-        claims: Sequence[Claim] = (),
-        only: str = "",
+        self, key: str, settings: LogSettings, context: WriteContext | None, attempt: Attempt
     ) -> WriteResult:
-        """Delete as `delete`, and return `removed`. With `only` no other etag is removed."""
+        """Delete the version with the hash of the result, and return the result. Raises as `delete`."""
+        removed, claims, _, only = attempt
         base_hash = removed.hash
         changes = [] if context is None else [context.change(base_hash, removed.timestamp_ms, removed=True)]
         while True:
@@ -319,32 +333,6 @@ class AppendLogs:
         """Replace a head by one with which no element is added, and return its etag."""
         charge = Charge(elements=head.count - head.start, checked=False)
         return await self._outbox.commit(Write(key, head.stored(), Etag(etag), charge=charge))
-
-    def _ephemeral_write(self, element: _core.Append) -> WriteResult:
-        _, (outcome,) = EMPTY_LOG.append([(element, "")], self.now_ms(), None)
-        if isinstance(outcome, str):
-            raise TsTooFarAhead
-        return WriteResult(_core.content_hash(element.canonical), outcome[1])
-
-    async def _announce(self, written: WriteResult, context: WriteContext | None) -> WriteResult:
-        """Announce an element that is not stored."""
-        if context is not None:
-            await self._outbox.announce([context.change(written.hash, written.timestamp_ms)])
-        return written
-
-    async def _announce_once(
-        self, fresh: WriteResult, request_key: str, context: WriteContext | None
-    ) -> WriteResult:
-        """Announce an element that is not stored, or return the result of the earlier attempt that did."""
-
-        async def announce_again(first: Attempt, _: Repeat) -> bool:
-            await self._announce(first.result, context)
-            return True
-
-        request = IdempotentRequest(request_key, fresh.hash)
-        return await self._requests.carry_out(
-            request, Attempt.begin(request, fresh), announce_again, lambda: self._announce(fresh, context)
-        )
 
     async def delete_expired(
         self, listed: ListEntry, settings: LogSettings, ref: DocumentRef | None = None

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from pysync.changelog import Change
 from pysync.clock import HybridTimestamp
 from pysync.engine.changes import DocumentRef
-from pysync.engine.idempotency import Attempt, IdempotentRequest
+from pysync.engine.idempotency import AttemptRecord, IdempotentRequest
 from pysync.model import WriteResult
 from pysync.plugins import PluginContext
 from pysync.protocol import PARQUET_TYPE
@@ -112,7 +112,7 @@ class ReservingSequencer:
 
     def __init__(self, services: PluginContext) -> None:
         self._outbox = services.outbox
-        self._requests = services.outbox.coordinated_requests(services.now_ms)
+        self._requests = services.outbox.idempotent_requests(services.now_ms)
         self._store = services.store
         self._coordinator = services.coordinator
         self._in_flight: set[str] = set()
@@ -130,8 +130,8 @@ class ReservingSequencer:
         id_ = batch.id(tick)
         claimed: AbstractAsyncContextManager[None] = nullcontext()
         if request is not None:
-            own = Attempt(id_, *written, request.content)
-            claimed = self._requests.claimed(request, own, lambda first, _: self._is_stored(batch, first))
+            own = AttemptRecord(id_, *written, request.content)
+            claimed = self._requests.claimed(request, own, lambda first: self._is_stored(batch, first))
         with self._track(tick):
             async with claimed:
                 await self._outbox.write(
@@ -142,7 +142,7 @@ class ReservingSequencer:
                 )
         return written, id_
 
-    async def _is_stored(self, batch: PendingBatch, first: Attempt) -> bool:
+    async def _is_stored(self, batch: PendingBatch, first: AttemptRecord) -> bool:
         """Return True if the file of an earlier attempt is there, which is then announced."""
         if await self._store.stat(batch.key(first.write_id)) is None:
             return False

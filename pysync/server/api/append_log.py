@@ -4,6 +4,7 @@ See docs/reference/protocol.md#append-only-logs.
 
 """
 
+import hashlib
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
@@ -14,6 +15,7 @@ from pysync import _core
 from pysync.auth import field_permissions
 from pysync.concurrency import run_heavy
 from pysync.engine.append_log import LogRange, LogSettings, LogSlice
+from pysync.engine.idempotency import IdempotentRequest
 from pysync.errors import (
     BadRequest,
     FullNotAllowed,
@@ -105,10 +107,11 @@ class LogHandlers:
         """Make an append that is authorised and validated."""
         context = match.write_context(caller)
         once = idempotency_key(request, caller, match.key)
+        idempotent = None
+        if once is not None:
+            idempotent = IdempotentRequest(once, hashlib.sha256(element.canonical).hexdigest())
         return await self._service.write_deadline.run(
-            self._logs.append(match.key, element, self._settings, context)
-            if once is None
-            else self._logs.append_idempotent(match.key, element, self._settings, once, context),
+            self._logs.append(match.key, element, self._settings, context, idempotent),
             partial(hold_until, request),
         )
 

@@ -20,6 +20,7 @@ from pysync.config import HistoryConfig, Limit
 from pysync.config.key_templates import RESERVED, KeyTemplate
 from pysync.engine.documents import STALE_BASE, CachedVersion
 from pysync.engine.history import Entry
+from pysync.engine.idempotency import IdempotentRequest
 from pysync.errors import Conflict, NotFound, VersionNotFound
 from pysync.model import Caller, WriteResult
 from pysync.server.api import Service, owners_of
@@ -196,13 +197,10 @@ class DocumentHandlers:
         ttl_ms, history = match.policy.collection.ttl_ms, match.policy.collection.history
         context = match.write_context(access.caller)
         once = idempotency_key(request, access.caller, match.key)
+        idempotent = None if once is None else IdempotentRequest(once, content)
         try:
             return await self._service.write_deadline.run(
-                self._documents.push(match.key, body, ttl_ms, context, history)
-                if once is None
-                else self._documents.push_idempotent(
-                    match.key, body, once, ttl_ms, context, history, content
-                ),
+                self._documents.push(match.key, body, ttl_ms, context, history, idempotent),
                 partial(hold_until, request),
             )
         except Conflict as error:

@@ -12,6 +12,7 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support import reference_append_log as twin
+from support.append_log_nodes import repeatable
 from support.depth import depth
 from support.faulty_store import FaultyStore
 
@@ -335,9 +336,8 @@ class LogMachine(RuleBasedStateMachine):
 
         async def one(node: int, element: twin.Element) -> WriteResult:
             logs, body = self.nodes[node].logs, decode_append(element.body)
-            if request_key is None:
-                return await logs.append(KEY, body, rules)
-            return await logs.append_idempotent(KEY, body, rules, request_key)
+            request = None if request_key is None else repeatable(request_key, body)
+            return await logs.append(KEY, body, rules, request=request)
 
         async def all_() -> list[Any]:
             return await asyncio.gather(*(one(*each) for each in wanted), return_exceptions=True)

@@ -1,5 +1,6 @@
 """Nonces of reads while the disk takes none: they are kept in memory that all processes share."""
 
+import asyncio
 import errno
 import os
 from collections.abc import AsyncIterator, Callable
@@ -101,6 +102,32 @@ async def test_a_nonce_that_was_kept_in_memory_is_known_to_a_process_that_has_ju
     with broken():
         assert await first.consume_nonce("aa", "kept", wall_clock_ms(), is_read=True)
     assert not await other.consume_nonce("aa", "kept", wall_clock_ms())
+    for coordinator in (first, other):
+        await coordinator.close()
+
+
+async def test_first_read_on_a_full_disk_does_not_stop_the_event_loop(
+    coordinator: LocalCoordinator, clock: FakeClock, broken: Breaking
+) -> None:
+    with broken():
+        first = asyncio.ensure_future(read(coordinator, clock, "first"))
+        again = asyncio.ensure_future(read(coordinator, clock, "first"))
+        await asyncio.sleep(0)
+        assert not first.done(), "other processes must have looked before a nonce is kept in memory"
+        assert await first
+        assert not await again
+
+
+async def test_a_process_that_has_just_looked_does_not_admit_what_another_is_about_to_keep(
+    folder: Path, memory: Path, broken: Breaking
+) -> None:
+    first, other = [await LocalCoordinator.open_folder(folder) for _ in range(2)]
+    assert await other.consume_nonce("aa", "before", wall_clock_ms())
+    with broken():
+        waiting = asyncio.ensure_future(first.consume_nonce("aa", "n", wall_clock_ms(), is_read=True))
+        await asyncio.sleep(0)
+    assert await other.consume_nonce("aa", "n", wall_clock_ms())
+    assert not await waiting
     for coordinator in (first, other):
         await coordinator.close()
 

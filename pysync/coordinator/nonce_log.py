@@ -57,8 +57,8 @@ on too, so that no two processes ever decide by different files."""
 
 LOOK_EVERY_MS: Final = 10
 """Milliseconds between two looks whether another process has begun to keep nonces in shared memory. A look
-costs half as much as all the rest of a nonce. A process that begins waits for as long, with the lock, so that
-all others look before they decide on the first nonce that it keeps there."""
+costs half as much as all the rest of a nonce. A process that begins waits for longer before it keeps the
+first nonce there, so that all others have looked when they decide on the next."""
 
 LOCK_TIMEOUT_S: Final = 1.0
 """Only a stopped process holds the lock for longer than microseconds."""
@@ -143,6 +143,8 @@ class NonceLog:
         self._memory: NonceLog | None = None
         self._memory_path: str | None = None
         self._look_from_ms = 0
+        self._memory_from_s = 0.0
+        """When this process may keep nonces in shared memory, by the monotonic clock."""
         self._unopened: dict[int, NonceLogFile] = {}
         self._is_writable = True
         self._now_ms = now_ms
@@ -211,7 +213,7 @@ class NonceLog:
         os.close(self._lock)
 
     def _end_tick(self, deadline: float) -> None:
-        """Decide the nonces of this tick that wait. If another process holds the lock, decide them later,
+        """Decide the nonces of this tick that wait. If they must wait for another process, decide them later,
         together with those of other ticks."""
         waiting, outcomes = self._waiting, list[bool | Exception]()
         try:
@@ -220,7 +222,7 @@ class NonceLog:
                 outcomes = [*self._decide([nonce for nonce, _ in waiting])]
         except BlockingIOError as error:
             if time.monotonic() < deadline:
-                asyncio.get_running_loop().call_soon(self._end_tick, deadline)
+                asyncio.get_running_loop().call_at(self._memory_from_s, self._end_tick, deadline)
                 return
             outcomes = [_unavailable(error) for _ in waiting]
         except Exception as error:
@@ -237,8 +239,8 @@ class NonceLog:
                 decided.set_exception(outcome)
 
     def _decide(self, nonces: Sequence[Nonce]) -> Sequence[bool | Exception]:
-        """Record these nonces, and return for each True if it is new, or an error. Raises BlockingIOError if
-        another process holds the lock."""
+        """Record these nonces, and return for each True if it is new, or an error. Raises BlockingIOError,
+        and records none, if another process holds the lock or must look for nonces in shared memory."""
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
             return self._record(nonces)
@@ -313,12 +315,15 @@ class NonceLog:
 
     def _record_in_memory(self, nonce: Nonce, cause: OSError) -> bool | Exception:
         """Record the nonce of a read that the disk does not take, for this `cause`. Return True if it is new,
-        or an error, also if the disk cannot be read either, or there is no shared memory."""
+        or an error, also if the disk cannot be read either, or there is no shared memory. Raises
+        BlockingIOError as `_decide`."""
         *_, is_read = nonce
         if not is_read:
             return _unavailable(cause)
         try:
             outcome = self._find_or_record(nonce)
+        except BlockingIOError:
+            raise
         except OSError:
             return _unavailable(cause)
         self._set_writable(cause)
@@ -337,10 +342,10 @@ class NonceLog:
                 return False
         if any(digest in seen for seen in self._earlier):
             return False
-        is_first = self._memory is None
+        now_s = time.monotonic()
         memory = self._open_memory()
-        if is_first:
-            time.sleep((LOOK_EVERY_MS + 1) / 1000)
+        if now_s < self._memory_from_s:
+            raise BlockingIOError(errno.EAGAIN, "other processes have not looked for nonces in memory")
         return memory._record([nonce])[0]
 
     def _look_for_memory(self, elapsed_ms: int) -> None:
@@ -369,6 +374,7 @@ class NonceLog:
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 raise PermissionError(errno.EPERM, "not a private folder", self._memory_path)
             self._memory = NonceLog(Path(self._memory_path), self._now_ms, self._max_live, self._boot)
+            self._memory_from_s = time.monotonic() + (LOOK_EVERY_MS + 1) / 1000
         return self._memory
 
     def _set_writable(self, error: OSError | None = None) -> None:

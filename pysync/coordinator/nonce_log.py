@@ -251,16 +251,12 @@ class NonceLog:
 
     def _record(self, nonces: Sequence[Nonce]) -> list[bool | Exception]:
         """Do as `_decide`, under the lock. Raises OSError if the disk takes none of them."""
-        self._current.catch_up()
-        elapsed_ms = self._elapsed_ms()
-        if elapsed_ms >= self._ends_ms or self._current.is_sealed:
-            self._advance()
+        elapsed_ms = self._catch_up()
         if elapsed_ms >= self._look_from_ms:
             self._look_for_memory(elapsed_ms)
+        if self._memory is not None:
+            self._memory._catch_up()
         now_ms = self._now_ms()
-        if plain := self._plain_digests(nonces, now_ms):
-            self._append(plain)
-            return [True] * len(nonces)
         new: dict[bytes, int] = {}
         outcomes: list[bool | Exception] = []
         for digest, _, standing, _ in nonces:
@@ -272,7 +268,9 @@ class NonceLog:
                 new[digest] = len(outcomes)
                 outcomes.append(True)
         if new:
-            self._append(b"".join(new))
+            self._current.append(b"".join(new))
+            if not self._is_writable:
+                self._set_writable()
             for digest, at in new.items():
                 ahead_ms = nonces[at][1] - now_ms
                 if ahead_ms > AHEAD_MS:
@@ -282,32 +280,19 @@ class NonceLog:
                         outcomes[at] = _unavailable(error)
         return outcomes
 
-    def _plain_digests(self, nonces: Sequence[Nonce], now_ms: int) -> bytes:
-        """Return the digests of these nonces if all are new, there is room for all whatever their standing,
-        and none is from the future: that is nearly always so, and is known without looking at each. Return
-        `b""` otherwise."""
-        digests = [digest for digest, _, _, _ in nonces]
-        records = b"".join(digests)
-        is_plain = (
-            self._memory is None
-            and self._has_room(Standing.STRANGER, len(nonces))
-            and max([signed_ms for _, signed_ms, _, _ in nonces]) - now_ms <= AHEAD_MS
-            and len(set(digests)) == len(digests)
-            and not self._current.seen.contains_any(records)
-            and not any(seen.contains_any(records) for seen in self._earlier)
-        )
-        return records if is_plain else b""
-
-    def _append(self, records: bytes) -> None:
-        self._current.append(records)
-        if not self._is_writable:
-            self._set_writable()
+    def _catch_up(self) -> int:
+        """Read what other processes recorded, and move on if the epoch has ended. Return the elapsed time."""
+        self._current.catch_up()
+        elapsed_ms = self._elapsed_ms()
+        if elapsed_ms >= self._ends_ms or self._current.is_sealed:
+            self._advance()
+        return elapsed_ms
 
     def _is_used(self, digest: bytes) -> bool:
-        for seen in self._earlier:
+        for seen in (self._current.seen, *self._earlier):
             if digest in seen:
                 return True
-        return digest in self._current.seen or (self._memory is not None and self._memory._has_seen(digest))
+        return self._memory is not None and self._memory._is_used(digest)
 
     def _has_room(self, standing: Standing, added: int) -> bool:
         live = len(self._current.seen) + self._earlier_count + added
@@ -354,13 +339,6 @@ class NonceLog:
             if os.access(self._memory_path, os.F_OK):
                 self._open_memory()
             self._look_from_ms = elapsed_ms + LOOK_EVERY_MS
-
-    def _has_seen(self, digest: bytes) -> bool:
-        """Return True if the nonce was recorded in the last ten minutes."""
-        self._current.catch_up()
-        if self._elapsed_ms() >= self._ends_ms or self._current.is_sealed:
-            self._advance()
-        return any(digest in seen for seen in (self._current.seen, *self._earlier))
 
     def _open_memory(self) -> "NonceLog":
         """Return the log in shared memory. The caller holds the lock of this log, which excludes all who use

@@ -33,8 +33,12 @@ MAX_WAITING_BYTES: Final = 64 * 1024 * 1024
 QUIET_TICKS: Final = 2
 """Ticks of the event loop without another write after which a group is complete. What is read from a
 connection in one tick is submitted in the next."""
+PYTHON_IN_THREAD_ABOVE: Final = 64 * 1024
+"""Bytes above which Python inflates, checks, redacts or folds in a thread. As many take about 1 ms."""
+CORE_IN_THREAD_ABOVE: Final = 256 * 1024
+"""Bytes above which the core hashes, decodes or encodes in a thread. As many take up to 1 ms."""
 NICENESS: Final = 5
-"""Niceness of the thread for heavy work, added to that of the process."""
+"""Niceness of a thread for heavy work, added to that of the process."""
 
 
 class Closable(Protocol):
@@ -228,12 +232,13 @@ class _Waiting(Generic[T]):
             self._is_over.set_result(None)
 
 
-def _lower_priority() -> None:
+def lower_priority() -> None:
+    """Let the event loop go before this thread on a busy core. It does so on Linux, where threads differ."""
     if sys.platform == "linux":
-        os.nice(NICENESS)  # of this thread alone, there
+        os.nice(NICENESS)
 
 
-_thread: Final = ThreadPoolExecutor(1, "heavy-work", _lower_priority)
+_thread: Final = ThreadPoolExecutor(1, "heavy-work", lower_priority)
 
 
 async def run_heavy(work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:

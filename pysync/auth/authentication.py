@@ -29,6 +29,7 @@ from pysync.auth.verification import (
     signed_certificate,
 )
 from pysync.clock import elapsed_of
+from pysync.concurrency import CORE_IN_THREAD_ABOVE
 from pysync.config import Config
 from pysync.coordinator import Coordinator, ReplayMemoryFull, Standing
 from pysync.errors import Forbidden, Unauthorized
@@ -36,8 +37,6 @@ from pysync.model import ANONYMOUS, ANONYMOUS_ROLES, Caller
 
 BEARER = "Bearer "
 """The prefix of an admin token in the header."""
-VERIFY_IN_THREAD_ABOVE = 256 * 1024
-"""Bytes of a body above which it is hashed in a thread. Hashing as many takes about 1 ms."""
 MAX_BATCH: Final = 16
 """Signatures that are verified at once. More save little, and keep the first of them waiting for longer."""
 SINGLY_AFTER_FAILURE: Final = 8
@@ -217,7 +216,7 @@ class Authenticator:
             return AuthenticatedRequest(credentials.caller)
         method, targets, host = request
         parts = presented.key, signature, method, targets, body, host, timestamp_ms, nonce
-        if len(body) > VERIFY_IN_THREAD_ABOVE:
+        if len(body) > CORE_IN_THREAD_ABOVE:
             is_signed = await asyncio.to_thread(_core.verify_request, *parts)
         elif isinstance(presented, SignedCertificate):
             # Strangers cannot make others verify their signatures one by one.

@@ -13,7 +13,7 @@ import orjson
 from pysync import _core
 from pysync.auth.certificates import parse_revocation_list
 from pysync.auth.revocation import PREFIX as REVOCATIONS
-from pysync.concurrency import CONCURRENT
+from pysync.concurrency import CONCURRENT, PYTHON_IN_THREAD_ABOVE
 from pysync.corruption import Kind
 from pysync.engine.append_log import chunk_keys, log_prefix, object_key
 from pysync.engine.documents import SECRET_DOCUMENT_KEY as VERSIONS
@@ -140,8 +140,6 @@ async def verified_chunks(file: OpenFile, chunks: AsyncIterator[bytes]) -> Async
 _EXCLUDED: Final = (log_prefix(""), "_pysync/probe/", "__sync__/config.json")
 """Objects that are not verified by themselves: those of logs, which are verified with their heads; leftovers
 of probes; and the configuration that Starfish stores."""
-_CHECK_IN_THREAD_ABOVE: Final = 65_536
-"""Bytes from which an object is checked in a worker thread."""
 
 
 class Damage(NamedTuple):
@@ -269,6 +267,6 @@ async def check_stored(key: str, body: bytes) -> _core.LogHead | None:
         except ValueError:
             raise VerificationError("it is not JSON") from None
         return None
-    if len(body) >= _CHECK_IN_THREAD_ABOVE:
+    if len(body) > PYTHON_IN_THREAD_ABOVE:
         return await asyncio.to_thread(check_object, key, body)
     return check_object(key, body)

@@ -4,7 +4,6 @@ stored."""
 import asyncio
 import hashlib
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Final
 import orjson
 
 from pysync.clock import HybridTimestamp
+from pysync.concurrency import CORE_IN_THREAD_ABOVE, lower_priority
 from pysync.config import Config, EventsConfig
 from pysync.config.key_templates import MAX_KEY_BYTES, KeyTemplate
 from pysync.config.plugin_validation import events_errors, path_errors
@@ -48,27 +48,20 @@ from pysync.plugins.events.batch_ids import (
 from pysync.plugins.events.compaction import Compaction, compact_periodically
 from pysync.store import CarriedOut, Store
 
-IN_THREAD_ABOVE: Final = 65_536
-"""Bytes of JSON above which a batch is encoded in a thread. For a shorter one, which takes up to 0.2 ms, to
-change threads twice would cost more."""
-
 MAX_QUEUED_BYTES: Final = 33_554_432
 """Bytes of JSON that may wait for the thread, about 0.1 s of work. A single batch may be larger."""
-
-NICENESS: Final = 5
-"""Niceness of the thread, added to that of the process, so that the event loop goes first on a busy core."""
 
 
 class Encoder:
     """Encodes short batches at once, and long ones one after another in a thread."""
 
     def __init__(
-        self, max_waiting_bytes: int = MAX_QUEUED_BYTES, in_thread_above: int = IN_THREAD_ABOVE
+        self, max_waiting_bytes: int = MAX_QUEUED_BYTES, in_thread_above: int = CORE_IN_THREAD_ABOVE
     ) -> None:
         self._max_waiting_bytes = max_waiting_bytes
         self._in_thread_above = in_thread_above
         self._waiting_bytes = 0
-        self._thread = ThreadPoolExecutor(1, "event-encoder", _lower_priority)
+        self._thread = ThreadPoolExecutor(1, "event-encoder", lower_priority)
 
     async def encode(self, data: bytes, received_at: str) -> bytes:
         """Encode a batch as `pysync.parquet.event_files.encode`. Raises its errors, and Unavailable if too
@@ -86,11 +79,6 @@ class Encoder:
     async def close(self) -> None:
         """Stop after the waiting batches."""
         await asyncio.to_thread(self._thread.shutdown)
-
-
-def _lower_priority() -> None:
-    if sys.platform == "linux":
-        os.nice(NICENESS)  # of this thread alone, there
 
 
 INGEST_TIMEOUT_S: Final = 25.0

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import orjson
 
 from pysync import _core
-from pysync.concurrency import CONCURRENT, gather_bounded
+from pysync.concurrency import CONCURRENT, PYTHON_IN_THREAD_ABOVE, gather_bounded
 from pysync.config.key_templates import RESERVED, KeyTemplate
 from pysync.engine.changes import ParsedChange
 from pysync.errors import DocumentCorrupt
@@ -26,9 +26,6 @@ from pysync.store import ABSENT, Etag, EtagMismatch, Precondition, StoredObject,
 
 MAX_FAILED_LISTS: Final = 16
 """Number of lists that may fail before the rest is not attempted: one that fails must not hold up others."""
-
-FOLD_IN_THREAD_ABOVE: Final = 65_536
-"""Bytes from which a list is folded in a thread, which then takes a millisecond or more."""
 
 log = logging.getLogger("pysync.projections")
 
@@ -191,7 +188,7 @@ class ListWriter:
             try:
                 held = self._current(key, found if isinstance(found, StoredObject) else None, owners, repair)
                 data = held.data
-                is_long = data is not None and len(data) >= FOLD_IN_THREAD_ABOVE
+                is_long = data is not None and len(data) > PYTHON_IN_THREAD_ABOVE
                 folded = await asyncio.to_thread(change, data) if is_long else change(data)
             except (NotAList, DocumentCorrupt):
                 self._fail(projections, f"what is stored at {key} is no list, and stays as it is")

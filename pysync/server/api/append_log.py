@@ -13,7 +13,7 @@ from aiohttp import web
 
 from pysync import _core
 from pysync.auth import field_permissions
-from pysync.concurrency import run_heavy
+from pysync.concurrency import PYTHON_IN_THREAD_ABOVE, run_heavy
 from pysync.engine.append_log import LogRange, LogSettings, LogSlice
 from pysync.engine.idempotency import IdempotentRequest
 from pysync.errors import (
@@ -31,7 +31,6 @@ from pysync.server.api.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.authorization import Access
 from pysync.server.http.in_flight import hold_until
 from pysync.server.http.request_body import (
-    CHECK_IN_THREAD_ABOVE,
     check_sealed,
     idempotency_key,
     read_authorized_body,
@@ -228,6 +227,6 @@ def visible_envelope(tail: LogSlice, field: str, hidden: frozenset[str]) -> tupl
 async def redact_in_thread(elements: bytes, hidden: frozenset[str]) -> bytes:
     """Return the elements without their hidden members. Large texts are redacted in the thread for heavy
     work."""
-    if len(elements) > CHECK_IN_THREAD_ABOVE:
+    if len(elements) > PYTHON_IN_THREAD_ABOVE:
         return await run_heavy(field_permissions.redact_elements, elements, hidden)
     return field_permissions.redact_elements(elements, hidden)

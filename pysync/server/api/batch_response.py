@@ -7,7 +7,7 @@ import orjson
 
 from pysync import _core
 from pysync.auth import field_permissions
-from pysync.concurrency import run_heavy
+from pysync.concurrency import CORE_IN_THREAD_ABOVE, run_heavy
 from pysync.engine.append_log import LogRange, LogSettings
 from pysync.errors import DocumentCorrupt, Forbidden
 from pysync.server.api import Service
@@ -22,7 +22,6 @@ from pysync.server.api.batch_reads import (
 )
 from pysync.server.authorization import Access
 from pysync.server.http.in_flight import Reservation
-from pysync.server.http.request_body import IN_THREAD_ABOVE
 from pysync.store import StoredObject
 
 _NOTHING: Final = frozenset[str]()
@@ -154,7 +153,7 @@ class BatchReads:
         return made
 
     async def _in_thread_if_large(self, work: Callable[[], _T]) -> _T:
-        return await run_heavy(work) if self._budget.sent > IN_THREAD_ABOVE else work()
+        return await run_heavy(work) if self._budget.sent > CORE_IN_THREAD_ABOVE else work()
 
     def _redacted(self, read: tuple[str, int], stored: ReadOutcome) -> ReadOutcome | bytes:
         """Return the stored document as the caller may see it."""

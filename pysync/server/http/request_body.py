@@ -21,7 +21,7 @@ from pysync.auth.authentication import AuthorProof
 from pysync.auth.certificates import decode_base64
 from pysync.auth.signing import APPEND_AUTHOR, DOCUMENT_AUTHOR
 from pysync.auth.verification import VerifiedCertificate
-from pysync.concurrency import run_heavy
+from pysync.concurrency import CORE_IN_THREAD_ABOVE, PYTHON_IN_THREAD_ABOVE, run_heavy
 from pysync.errors import (
     AppendProofMissing,
     BadRequest,
@@ -56,10 +56,6 @@ Authored = Literal["document", "append"]
 
 _TAGS: Mapping[Authored, str] = {"document": DOCUMENT_AUTHOR, "append": APPEND_AUTHOR}
 
-CHECK_IN_THREAD_ABOVE: Final = 64 * 1024
-"""Bytes above which Python inflates, checks or redacts in a thread."""
-IN_THREAD_ABOVE: Final = 256 * 1024
-"""Bytes above which the core decodes in a thread. Decoding as many takes less than 1 ms."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -100,13 +96,13 @@ async def read_body(request: web.BaseRequest, max_bytes: int, in_flight: BytesIn
     if is_gzip:
         # The last four bytes are the length of the text.
         size = int.from_bytes(body[-4:], "little")
-        if max(size, len(body)) > CHECK_IN_THREAD_ABOVE:
+        if max(size, len(body)) > PYTHON_IN_THREAD_ABOVE:
             reservation = reservation or in_flight.reservation(request)
             await reservation.grow(len(body) + min(size, max_bytes))
             body = await run_heavy(_inflate, body, max_bytes, size)
         else:
             body = _inflate(body, max_bytes, size)
-    if reservation is not None and len(body) > IN_THREAD_ABOVE:
+    if reservation is not None and len(body) > CORE_IN_THREAD_ABOVE:
         await reservation.begin_work(len(body))
     return body
 
@@ -318,7 +314,7 @@ async def read_authorized_body(
     body: Body | None = None
     author: AuthorProof | None = None
     is_known = isinstance(credentials.certificate, VerifiedCertificate)
-    if needs_author and is_known and len(text) <= CHECK_IN_THREAD_ABOVE and b'"authorSignature"' in text:
+    if needs_author and is_known and len(text) <= PYTHON_IN_THREAD_ABOVE and b'"authorSignature"' in text:
         with suppress(PysyncError):  # a caller that is refused is told nothing of the body
             body = decode(text)
             author = _author_proof(kind, body, match.key)
@@ -345,7 +341,7 @@ def media_type(request: web.BaseRequest) -> str:
 async def in_thread_if_large(size: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
     """Return the result of `work` of the core on `size` bytes, in the thread for heavy work if these are
     many."""
-    if size > IN_THREAD_ABOVE:
+    if size > CORE_IN_THREAD_ABOVE:
         return await run_heavy(work, *args, **options)
     return work(*args, **options)
 
@@ -372,7 +368,7 @@ def _author_proof(kind: Authored, body: _core.PushBody | _core.Append, key: str)
 
 async def validate(check: Validator, data: bytes) -> None:
     """Run a check of data, in the thread for heavy work if the data is large."""
-    if len(data) > CHECK_IN_THREAD_ABOVE:
+    if len(data) > PYTHON_IN_THREAD_ABOVE:
         await run_heavy(check, data)
     else:
         check(data)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from pysync._core import PanicException
 from pysync.errors import PysyncError, StoreUnavailable, Unavailable
@@ -90,6 +91,19 @@ async def gather_bounded(
     if errors:
         raise errors[0]
     return [results[at] for at in range(len(results))]
+
+
+class KeyLocks:
+    """A lock for each key, as long as somebody holds it or waits for it."""
+
+    def __init__(self) -> None:
+        self._locks = WeakValueDictionary[str, asyncio.Lock]()
+
+    def __getitem__(self, key: str) -> asyncio.Lock:
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
 
 
 class GroupSize:

@@ -21,6 +21,7 @@ from typing import ClassVar, Final
 
 from pysync.cache import BoundedCache
 from pysync.changelog import Change, ChangeLog
+from pysync.concurrency import KeyLocks
 from pysync.coordinator import Coordinator, PreparedWrite
 from pysync.engine.changes import parse_change
 from pysync.engine.idempotency import SETTLED_MS, IdempotentRequests
@@ -46,8 +47,6 @@ EARLY_RECOVERY_MS: Final = 5_000
 """Age at which nearly every write has been made, or rejected and its intent withdrawn."""
 MAX_UNREPORTED: Final = 10_000
 """The number of unreported outcomes that are kept. For older ones `recover` assumes a successful write."""
-_KEY_LOCKS: Final = 256
-"""The number of locks that the keys of files share."""
 _NO_INTENT: Final = PreparedWrite("", 0, [])
 
 
@@ -186,7 +185,7 @@ class AnnouncingOutbox(Outbox):
         self._store = store
         self._counting = store.counting
         self._last_announced = BoundedCache[str, Change]()
-        self._key_locks = [asyncio.Lock() for _ in range(_KEY_LOCKS)]
+        self._key_locks = KeyLocks()
         self._flush_lock = asyncio.Lock()
         self._unreported: deque[tuple[str, list[Change]]] = deque(maxlen=MAX_UNREPORTED)
 
@@ -272,7 +271,7 @@ class AnnouncingOutbox(Outbox):
                 await self.flush_outcomes()
                 if claimed is not None:
                     await turn.enter_async_context(claimed(sha256))
-                await turn.enter_async_context(self._key_locks[hash(key) % _KEY_LOCKS])
+                await turn.enter_async_context(self._key_locks[key])
                 new = changes_of(sha256)
                 changes.extend([*await self._pending_for(new[-1]), *new])
                 intent = await self._coordinator.prepare(changes)

@@ -1,12 +1,11 @@
 """Conditional writes, and the outcome of a write whose response was lost."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Final
 
+from pysync.concurrency import KeyLocks
 from pysync.errors import StoreUnavailable
 from pysync.store.s3.http import S3ConnectionError, S3Error, S3Request, S3RequestSender
 from pysync.store.s3.versions import (
@@ -34,8 +33,6 @@ from pysync.store.types import (
     check_precondition,
 )
 from pysync.write_ids import new_write_id, with_write_id
-
-_LOCKS: Final = 256
 
 
 @dataclass(slots=True)
@@ -91,7 +88,7 @@ class ConditionalWriter:
         self._cache = cache
         self._bucket = bucket
         self._now_ms = now_ms
-        self._locks = [asyncio.Lock() for _ in range(_LOCKS)]
+        self._locks = KeyLocks()
 
     async def put(self, key: str, body: bytes, content_type: str, expect: Precondition) -> str:
         """See `Store.put`."""
@@ -140,7 +137,7 @@ class ConditionalWriter:
     async def exclusive(self, key: str) -> AsyncIterator[None]:
         """Enclose an unconditional write. If conditions hold only within this process, other writers to the
         key wait."""
-        async with contextlib.nullcontext() if self._bucket.is_conditional else self._lock(key):
+        async with contextlib.nullcontext() if self._bucket.is_conditional else self._locks[key]:
             yield
 
     async def find(self, key: str) -> Version | None:
@@ -213,7 +210,7 @@ class ConditionalWriter:
         return self._cache_written(write, None, unquote_etag(response.headers["ETag"]))
 
     async def _put_locked(self, write: PendingWrite, expect: Precondition) -> str:
-        async with self._lock(write.key):
+        async with self._locks[write.key]:
             if expect != ANY:
                 found = await self._find_live(write.key)
                 check_precondition(expect, found and found.etag)
@@ -254,6 +251,3 @@ class ConditionalWriter:
         found = StoredObject(write.body, etag, write.content_type, write.modified_ms)
         self._cache.put(write.key, found, write.lineage(base).ids)
         return etag
-
-    def _lock(self, key: str) -> asyncio.Lock:
-        return self._locks[hash(key) % _LOCKS]

@@ -25,6 +25,8 @@ R = TypeVar("R")
 
 CONCURRENT: Final = 16
 """Calls of a store that one piece of work in the background makes concurrently."""
+ATTEMPTS: Final = 8
+"""Attempts at what several try at the same time, and one of them achieves each time."""
 GATHER_S: Final = 0.004
 """Seconds that a group of writes waits for others at most, about as long as a commit takes."""
 MAX_WAITING: Final = 4_096

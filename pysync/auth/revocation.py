@@ -19,7 +19,7 @@ from pysync.auth.certificates import CertificateSummary, RevocationList, parse_r
 from pysync.auth.issuing import DROPPED_AFTER_S
 from pysync.cache import CACHED_ENTRIES, BoundedCache
 from pysync.clock import elapsed_of, is_stable
-from pysync.concurrency import every
+from pysync.concurrency import ATTEMPTS, every
 from pysync.config import Config
 from pysync.errors import (
     BadSignature,
@@ -41,7 +41,6 @@ MAX_UNTRUSTED_BYTES: Final = 16_384
 CACHE_BYTES: Final = 16 * 1024 * 1024
 """Bytes of the lists that are cached. Those of trusted issuers do not count."""
 SWEEP_EVERY_S: Final = 3600.0
-_ATTEMPTS = 8
 
 log = logging.getLogger("pysync.server")
 
@@ -155,7 +154,7 @@ class RevocationRegistry:
         if new is None:
             raise InvalidRevocation
         issuer, is_checked = new.iss_user_id, False
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             known = await self._fetch(issuer)
             if known is not None and known.found and known.found.generation >= new.generation:
                 raise StaleGeneration

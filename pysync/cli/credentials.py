@@ -18,6 +18,7 @@ from pysync.auth.identity_keys import IdentityKeys
 from pysync.auth.issuing import Grant
 from pysync.cli.io import print_json, read_certificate, read_keys, read_public_keys, warn_retry, warn_silence
 from pysync.cli.parser import Parser, add_issuer, add_server, server_url
+from pysync.concurrency import ATTEMPTS
 from pysync.errors import StaleGeneration
 
 if TYPE_CHECKING:
@@ -279,7 +280,6 @@ def _date(seconds: int) -> str | None:
 
 SUBJECT_LIFETIME_S: Final = 10 * 365 * 86_400
 """Seconds for which a key stays in the list. Nobody knows how long its certificates are valid."""
-MAX_ATTEMPTS: Final = 8
 
 Make = Callable[[int, RevocationList | None], RevocationList]
 """The list of a generation, which keeps what is in an earlier one."""
@@ -324,7 +324,7 @@ async def _publish(options: argparse.Namespace, issuer: IdentityKeys, make: Make
     published one, unless `--replace` is set. Raises StaleGeneration if the named one is not larger."""
     from pysync.client import Client  # heavy, and not needed to print a list
 
-    attempts = MAX_ATTEMPTS if options.generation is None else 1
+    attempts = ATTEMPTS if options.generation is None else 1
     async with Client(options.server) as client:
         while True:
             earlier = await client.revocations(issuer.user_id)

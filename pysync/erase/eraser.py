@@ -25,7 +25,7 @@ import orjson
 
 from pysync.auth.rate_limits import identity_name
 from pysync.changelog import Change
-from pysync.concurrency import CONCURRENT, gather_bounded
+from pysync.concurrency import ATTEMPTS, CONCURRENT, gather_bounded
 from pysync.coordinator import LEASE_RENEW_S
 from pysync.engine.changes import parse_change
 from pysync.erase.plan import (
@@ -54,8 +54,6 @@ way to end."""
 MAX_ATTEMPTS: Final = 100
 """The number of attempts at what others keep writing."""
 _BUSY: Final = "an erasure is under way: try again when it has finished"
-_LEASE_ATTEMPTS: Final = 8
-"""A lease is free some seconds after its holder has ended."""
 _DAMAGED: Final = "_pysync/damaged"
 
 log = logging.getLogger("pysync.erase")
@@ -338,7 +336,7 @@ class Eraser:
             raise Unavailable(_BUSY)
         self._is_running = True
         try:
-            for _ in range(_LEASE_ATTEMPTS):
+            for _ in range(ATTEMPTS):  # a lease is free some seconds after its holder has ended
                 if await self._coordinator.acquire_lease(LEASE):
                     break
                 await self._sleep(LEASE_RENEW_S)

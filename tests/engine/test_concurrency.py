@@ -1,4 +1,4 @@
-"""`gather_bounded`, `GroupSize`, `every` and `run_heavy`."""
+"""`gather_bounded`, `KeyLocks`, `GroupSize`, `every` and `run_heavy`."""
 
 import asyncio
 import logging
@@ -13,6 +13,7 @@ from pysync.concurrency import (
     NICENESS,
     QUIET_TICKS,
     GroupSize,
+    KeyLocks,
     every,
     gather_bounded,
     run_heavy,
@@ -157,6 +158,21 @@ def test_writes_that_are_alone_after_a_large_group_soon_do_not_wait() -> None:
                 pass
     assert completed_at_once > 0
     assert group.is_complete(1)
+
+
+async def test_holders_of_the_lock_of_one_key_take_turns() -> None:
+    locks, order = KeyLocks(), list[str]()
+
+    async def hold(name: str, key: str) -> None:
+        async with locks[key]:
+            order.append(f"{name} begins")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            order.append(f"{name} ends")
+
+    await asyncio.gather(hold("a", "x"), hold("b", "x"), hold("c", "y"))
+    assert order.index("a ends") < order.index("b begins")
+    assert order.index("c begins") < order.index("a ends")
 
 
 async def test_heavy_work_is_done_one_after_another_and_behind_the_event_loop() -> None:

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from pysync.concurrency import every
+from pysync.concurrency import ATTEMPTS, every
 from pysync.config.key_templates import KeyTemplate
 from pysync.engine.files import is_expired
 from pysync.errors import StoreUnavailable, Unavailable
@@ -25,8 +25,6 @@ from pysync.store import PAGE, DamagedFile, EtagMismatch, MergeRejected, Store
 
 if TYPE_CHECKING:
     from pysync.parquet.event_merger import ParquetMerger
-
-_MAX_ATTEMPTS: Final = 10
 
 batch_match = re.compile(rf"([0-9]{{13}})(-[0-9]{{6}}-)([0-9a-f]{{12}}){re.escape(SUFFIX)}").fullmatch
 """Matches the name of a batch's file: milliseconds, counter and random digits."""
@@ -43,7 +41,7 @@ async def batch_keys(store: Store, storage_path: str) -> AsyncIterator[str]:
 async def current_keys(store: Store, storage_path: str) -> list[str]:
     """Return the keys of files that together contain each event once, sorted by name, also while files are
     being merged. Raises StoreUnavailable if too many merges are under way."""
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         found = {key async for key in batch_keys(store, storage_path)}
         # Where nothing of it has gone until afterwards, it is what there was when the merges were read.
         merges = await store.pending_merges()

@@ -7,13 +7,12 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from pysync import _core, config
+from pysync.concurrency import ATTEMPTS
 from pysync.config import key_templates
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.plugin_validation import OBJECT_REFERENCE, projection_name
 from pysync.model import WriteEvent
 from pysync.plugins.loader import import_object
-
-MAX_RETRIES: Final = 8
 
 Target = Callable[[WriteEvent], str | None]
 """Returns the key of the list that a write belongs to; None for no list."""
@@ -47,7 +46,7 @@ class ProjectionSpec:
         *,
         name: str | None = None,
         max_items: int | None = None,
-        max_retries: int = MAX_RETRIES,
+        max_retries: int = ATTEMPTS,
         wait: bool = False,
     ) -> None:
         self.sources = frozenset([source] if isinstance(source, str) else source)

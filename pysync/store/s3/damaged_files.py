@@ -14,6 +14,7 @@ from typing import Final
 
 import orjson
 
+from pysync.concurrency import ATTEMPTS
 from pysync.errors import StoreUnavailable
 from pysync.store.protocol import Store
 from pysync.store.types import ABSENT, Etag, EtagMismatch, FileStat, StoredObject
@@ -22,7 +23,6 @@ KEY: Final = "_pysync/damaged"
 READ_EVERY_S: Final = 60.0
 MAX_ENTRIES: Final = 1_000
 """Maximum number of listed files. If more are damaged, the oldest findings are dropped."""
-_ATTEMPTS: Final = 8
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class DamagedFiles:
         version = _version(stat)
         if await self.contains(key, stat) == is_damaged:
             return
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             etag = await self.load()
             if (self._files.get(key) == version) == is_damaged:
                 return

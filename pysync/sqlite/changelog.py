@@ -50,9 +50,8 @@ POLL_S: Final = 0.02
 """Seconds between checks of `wait_for_change` for a commit of another process."""
 
 TRIM_EVERY: Final = 128
-TRIM_ROWS: Final = 512
-"""The number of changes after which old ones are deleted, and the maximum number of deletions. The latter is
-at least twice the number of changes in the write, so that no backlog builds up."""
+"""The number of changes after which old ones are deleted: up to twice as many as were added since, so that no
+backlog builds up."""
 
 # Without AUTOINCREMENT, which would write a second table. An id is one more than the greatest existing id,
 # and the table is never empty.
@@ -219,7 +218,7 @@ def insert_changes(cursor: sqlite3.Cursor, rows: ChangeRows) -> int:
     last = cursor.lastrowid
     assert last is not None
     if last % TRIM_EVERY < len(changes):
-        _trim(cursor, last, max(TRIM_ROWS, 2 * len(changes)), now_ms, retention)
+        _trim(cursor, last, 2 * max(TRIM_EVERY, len(changes)), now_ms, retention)
     return last
 
 

@@ -31,15 +31,13 @@ _LIVE = "SELECT coalesce((SELECT max(id) FROM claim) - (SELECT min(id) FROM clai
 # Rows expire nearly in the order of their ids. Each insert removes up to two, so that those of a busy time go
 # although fewer come.
 _SWEEP = """
-    DELETE FROM claim WHERE id IN (SELECT id FROM claim ORDER BY id LIMIT ?) AND expires_ms <= ?"""
+    DELETE FROM claim WHERE id IN (SELECT id FROM claim ORDER BY id LIMIT 2) AND expires_ms <= ?"""
 # A clock that was ahead has left rows that expire later than any new one.
 _SWEEP_IF_FULL = """
-    DELETE FROM claim WHERE id IN (SELECT id FROM claim ORDER BY id LIMIT ?)
+    DELETE FROM claim WHERE id IN (SELECT id FROM claim ORDER BY id LIMIT 1000)
         AND (expires_ms <= ? OR expires_ms > ?)"""
 _INSERT = """
     INSERT OR REPLACE INTO claim(name, request, outcome, expires_ms) VALUES(?, ?, ?, ?)"""
-_SWEPT: Final = 2
-_SWEPT_IF_FULL: Final = 1_000
 
 
 class LocalClaims:
@@ -100,7 +98,7 @@ def check(cursor: sqlite3.Cursor, claims: Sequence[Claim], max_live: int, now_ms
     room = min((int(max_live * claim.share) for claim in claims), default=max_live)
     if _live(cursor) + len(claims) > room:
         latest_ms = now_ms + max((claim.ttl_ms for claim in claims), default=0)
-        cursor.execute(_SWEEP_IF_FULL, (_SWEPT_IF_FULL, now_ms, latest_ms))
+        cursor.execute(_SWEEP_IF_FULL, (now_ms, latest_ms))
         if _live(cursor) + len(claims) > room:
             raise ClaimsFull
 
@@ -113,7 +111,7 @@ def _live(cursor: sqlite3.Cursor) -> int:
 def insert(cursor: sqlite3.Cursor, claims: Sequence[Claim], now_ms: int) -> None:
     """Insert the rows of claims that were checked."""
     for claim in claims:
-        cursor.execute(_SWEEP, (_SWEPT, now_ms))
+        cursor.execute(_SWEEP, (now_ms,))
         cursor.execute(_INSERT, (claim.name, claim.request, claim.outcome, now_ms + claim.ttl_ms))
 
 

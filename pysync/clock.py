@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 
 log = logging.getLogger(__name__)
 
-STEP_THRESHOLD_MS: Final = 60_000
-"""Corrections larger than this count as steps."""
+CLOCK_TOLERANCE_MS: Final = 60_000
+"""How far clocks may be apart. Those of servers that are further apart give a warning, and a larger
+correction of one clock counts as a step."""
 
 STEP_GRACE_MS: Final = 600_000
 """Milliseconds after a step during which it is ignored and nothing is deleted for its age."""
@@ -117,7 +118,7 @@ class SteadyClock:
         """Return the time in milliseconds since the epoch."""
         elapsed_ms = self.elapsed_ms()
         ahead_ms = self.wall_ms() - elapsed_ms
-        if self.is_stable and -STEP_THRESHOLD_MS <= ahead_ms - self._ahead_ms <= STEP_THRESHOLD_MS:
+        if self.is_stable and -CLOCK_TOLERANCE_MS <= ahead_ms - self._ahead_ms <= CLOCK_TOLERANCE_MS:
             self._ahead_ms = ahead_ms
             return elapsed_ms + ahead_ms
         with self._lock:
@@ -127,7 +128,7 @@ class SteadyClock:
     def _handle_step(self, ahead_ms: int, elapsed_ms: int) -> None:
         """Update the state for a step that begins, continues or ends."""
         step_ms = ahead_ms - self._ahead_ms
-        if abs(step_ms - self._step_ms) > STEP_THRESHOLD_MS:
+        if abs(step_ms - self._step_ms) > CLOCK_TOLERANCE_MS:
             log.warning(
                 "the clock stepped by %+d s: ignored for %s minutes, and nothing is deleted for its age",
                 round((step_ms - self._step_ms) / 1000),

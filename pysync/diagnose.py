@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from pysync.clock import CLOCK_TOLERANCE_MS
 from pysync.concurrency import closing
 from pysync.config import Config, Problem, StoreConfig
 from pysync.coordinator import open_coordinator
@@ -20,9 +21,6 @@ SAMPLES: Final = 10
 BODY: Final = b'{"probe":"%b"}' % (b"x" * 1024)
 PROBE_PREFIX: Final = "_pysync/probe"
 """Key prefix of the temporary object that is written."""
-CLAIM_TTL_MS: Final = 1_000
-MAX_SKEW_MS: Final = 60_000
-"""Clock difference that gives a warning. Signatures are accepted within 300 s of their time."""
 
 Timer = Callable[[], float]
 
@@ -47,7 +45,7 @@ class Report:
         seconds = round(abs(skew_ms) / 1000)
         difference = f"this machine's is {seconds} s {'ahead' if skew_ms > 0 else 'behind'}"
         self.rows.append((f"{of} clock", difference if seconds > 1 else "as this machine's"))
-        if abs(skew_ms) > MAX_SKEW_MS:
+        if abs(skew_ms) > CLOCK_TOLERANCE_MS:
             self.warnings.append(Problem(of, f"the clocks differ: {difference}; set it"))
 
 
@@ -105,7 +103,7 @@ async def _probe_coordinator(url: str, folder: str | None, report: Report, timer
     async with closing(open_coordinator(url, folder)) as coordinator:
 
         async def claim() -> None:
-            await coordinator.put_if_absent(f"probe {os.urandom(8).hex()}", b"", CLAIM_TTL_MS)
+            await coordinator.put_if_absent(f"probe {os.urandom(8).hex()}", b"", ttl_ms=1_000)
 
         report.add_timing("coordinator claim", await _measure(timer, claim))
         report.add_clock_skew("coordinator", (await coordinator.diagnose()).skew_ms)

@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
 from pysync.changelog import Change, ChangeLog
-from pysync.clock import HybridTimestamp
+from pysync.clock import CLOCK_TOLERANCE_MS, HybridTimestamp
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Diagnosis
 
@@ -15,7 +15,7 @@ LIVE_EPOCHS: Final = 3
 """A signed request is good for 300 s on either side of its time, so its nonce must be known for 600 s after
 it arrived: throughout the epoch of its arrival and the two that follow."""
 
-AHEAD_MS: Final = 360_000
+AHEAD_MS: Final = EPOCH_MS + CLOCK_TOLERANCE_MS
 """A request signed more than this ahead of now was served while the clock was ahead. Its signature is valid
 again when that time comes, so its nonce is kept until then, too."""
 

@@ -25,7 +25,7 @@ from redis.asyncio import Connection
 
 from pysync._core import ReplayWindow
 from pysync.changelog import WAIT_S, Change, ChangePage, OriginFilter, Retention
-from pysync.clock import MAX_COUNTER, HybridTimestamp, wall_clock_ms
+from pysync.clock import CLOCK_TOLERANCE_MS, MAX_COUNTER, HybridTimestamp, wall_clock_ms
 from pysync.coordinator.protocol import (
     AHEAD_MS,
     EPOCH_MS,
@@ -51,14 +51,11 @@ TICKS: Final = "pysync:ticks"
 COUNTERS: Final = "pysync:c:"
 CLAIMS: Final = "pysync:k:"
 
-NONCE_TTL_MS: Final = 2 * EPOCH_MS + 60_000
+NONCE_TTL_MS: Final = EPOCH_MS + AHEAD_MS
 """A signature may hold for 600 s after its nonce came, and a minute longer where nodes' clocks disagree."""
 
 LEEWAY_MS: Final = 2_000
 """After data was lost: how far the clock of a signer may be ahead of Redis'."""
-
-GRACE_MS: Final = 60_000
-"""Milliseconds that a counter may take from a node's clock to Redis, more than the timeout of a reply."""
 
 _REPLACE_CLAIM: Final = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
@@ -140,7 +137,7 @@ class RedisCoordinator:
         now_ms = self._now_ms()
         ends_ms = window_end_ms(now_ms, window_ms)
         key = _counter_key(bucket, window_ms, ends_ms)
-        ttl_ms = ends_ms - now_ms + GRACE_MS
+        ttl_ms = ends_ms - now_ms + CLOCK_TOLERANCE_MS
         count, _ = await self._epoch.execute(("INCRBY", key, by), ("PEXPIRE", key, ttl_ms, "NX"))
         return int(count)
 

@@ -9,6 +9,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
+from pysync.clock import CLOCK_TOLERANCE_MS
 from pysync.config import S3Location
 from pysync.errors import StoreUnavailable
 from pysync.store.s3.credentials import S3Client, translate_errors
@@ -22,9 +23,6 @@ log = logging.getLogger(__name__)
 
 PROBES: Final = "_pysync/probe"
 """The object that the store writes to test its bucket, and the prefix of others. No listing shows them."""
-
-MAX_SKEW_MS: Final = 60_000
-"""Clock skew from which a warning is logged. S3 rejects signatures that are 15 minutes off."""
 
 _OTHER_ETAG: Final = "0" * 32
 _REGION: Final = re.compile(rb"<Region>([\w-]+)</Region>|expecting '([\w-]+)'")
@@ -143,7 +141,7 @@ def _warn(bucket: BucketCapabilities, name: str, shared: bool) -> None:
         if shared:
             raise ValueError(f"store: {name} ignores {ignored}: it cannot be served by more than one process")
         log.warning("%s ignores %s: no other process may serve it beside this one", name, ignored)
-    if abs(bucket.skew_ms) > MAX_SKEW_MS:
+    if abs(bucket.skew_ms) > CLOCK_TOLERANCE_MS:
         log.warning("%s: %s", name, _describe_skew(bucket.skew_ms))
 
 

@@ -6,6 +6,8 @@ from typing import Final, Generic, TypeVar
 
 CACHED_ENTRIES: Final = 10_000
 """Entries of caches whose values are small."""
+CACHED_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of caches whose values are texts of any length."""
 
 K = TypeVar("K")
 V = TypeVar("V")

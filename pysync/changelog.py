@@ -9,7 +9,6 @@ from typing import Final, NamedTuple, Protocol
 
 WAIT_S: Final = 1.0
 """Maximum seconds that `ChangeLog.wait_for_change` waits."""
-MAX_RESUMED: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,17 +18,13 @@ from typing import Final, NamedTuple
 
 from pysync.auth.policy import AccessPolicy
 from pysync.cache import BoundedCache
-from pysync.concurrency import gather_bounded
+from pysync.concurrency import CONCURRENT, gather_bounded
 from pysync.config import Limit
 from pysync.coordinator import Coordinator, window_end_ms
 from pysync.errors import CoordinatorUnavailable, RateLimited
 
-MAX_COUNTERS: Final = 20_000
-"""Counters that are remembered, each in about 500 bytes. The coordinator is asked about all others."""
 SHARE_EVERY_S: Final = 1.0
 """Seconds after which the counts of a process are shared."""
-MAX_CONCURRENT: Final = 64
-"""Counts that are shared concurrently."""
 
 
 class Counter(NamedTuple):
@@ -44,7 +40,7 @@ class RateLimiter:
     def __init__(self, coordinator: Coordinator, now_ms: Callable[[], int]) -> None:
         self._coordinator = coordinator
         self._now_ms = now_ms
-        self._windows = BoundedCache[tuple[str, int], _Window](MAX_COUNTERS)
+        self._windows = BoundedCache[tuple[str, int], _Window]()
         self._unshared: set[_Window] = set()
         self._sharing: asyncio.Task[None] | None = None
 
@@ -109,7 +105,7 @@ class RateLimiter:
         unshared, self._unshared = self._unshared, set()
         current = [each for each in unshared if each.unshared and now_ms < each.ends_ms]
         with suppress(CoordinatorUnavailable):
-            await gather_bounded(MAX_CONCURRENT, current, lambda each: self._share(each, now_ms))
+            await gather_bounded(CONCURRENT, current, lambda each: self._share(each, now_ms))
 
 
 class _Window:

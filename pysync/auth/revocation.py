@@ -17,7 +17,7 @@ from typing import Final, ParamSpec, TypeVar
 from pysync._core import RevocationList as SignedList
 from pysync.auth.certificates import CertificateSummary, RevocationList, parse_revocation_list
 from pysync.auth.issuing import DROPPED_AFTER_S
-from pysync.cache import CACHED_ENTRIES, BoundedCache
+from pysync.cache import CACHED_BYTES, CACHED_ENTRIES, BoundedCache
 from pysync.clock import elapsed_of, is_stable
 from pysync.concurrency import ATTEMPTS, every
 from pysync.config import Config
@@ -38,8 +38,6 @@ MAX_ISSUERS: Final = 10_000
 """Number of lists above which strangers may not add theirs."""
 MAX_UNTRUSTED_BYTES: Final = 16_384
 """Bytes of a stranger's list. Longer lists are parsed in a thread."""
-CACHE_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of the lists that are cached. Those of trusted issuers do not count."""
 SWEEP_EVERY_S: Final = 3600.0
 
 log = logging.getLogger("pysync.server")
@@ -120,7 +118,7 @@ class RevocationRegistry:
         self._owns_data = owns_data
         self._elapsed_ms = elapsed_of(now_ms)
         self._trusted_lists = BoundedCache[str, _CachedList](sys.maxsize)
-        self._lists = BoundedCache[str, _CachedList](CACHE_BYTES, lambda cached: cached.size)
+        self._lists = BoundedCache[str, _CachedList](CACHED_BYTES, lambda cached: cached.size)
         self.unlisted_until_ms = BoundedCache[str, int](CACHED_ENTRIES)
         """Issuers that had no list when it was last read, with the elapsed time at which to read again."""
         self._count, self._counted_at_ms = 0, 0

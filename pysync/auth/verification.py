@@ -4,21 +4,18 @@ cache."""
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from pysync import _core
 from pysync.auth import certificates
 from pysync.auth.certificates import Certificate, CertificateError, CertificateSummary
-from pysync.cache import BoundedCache
+from pysync.cache import CACHED_BYTES, BoundedCache
 from pysync.config import Config
 from pysync.errors import Forbidden, Unauthorized
 from pysync.model import Caller, Claims
 
 log = logging.getLogger("pysync.auth.authentication")
 
-MAX_CACHE_CHARS: Final = 16 * 1024 * 1024
-"""Characters of the headers of cached certificates: about 16,000 callers. Each takes four bytes or so,
-with what is parsed of it."""
 MAX_DENIES = 64
 """Maximum number of deny entries of a certificate, since each is matched against every key of a batch."""
 
@@ -48,8 +45,9 @@ class VerifiedCertificate(CertificateSummary):
 
 
 def make_certificate_cache() -> BoundedCache[str, VerifiedCertificate]:
-    """Return an empty cache of the certificates of callers, by `VerifiedCertificate.cache_key`."""
-    return BoundedCache(MAX_CACHE_CHARS, lambda certificate: len(certificate.cache_key))
+    """Return an empty cache of the certificates of callers, by `VerifiedCertificate.cache_key`: about 16,000.
+    Each takes four bytes or so for a character of its header, with what is parsed of it."""
+    return BoundedCache(CACHED_BYTES, lambda certificate: len(certificate.cache_key))
 
 
 class CertificateVerifier:

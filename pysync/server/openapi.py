@@ -22,6 +22,7 @@ from aiohttp import web
 from pysync import __version__
 from pysync.auth.authentication import ADMIN_CALLER
 from pysync.auth.policy import AccessPolicy, PolicyTable
+from pysync.cache import CACHED_BYTES, BoundedCache
 from pysync.config import Collection, Config
 from pysync.engine.files import FileSettings
 from pysync.errors import errors_by_code
@@ -53,10 +54,6 @@ class _Facts(NamedTuple):
     security: list[Json] = _OPEN
 
 
-_MAX_TEXTS: Final = 16
-"""Descriptions that are kept, each for other visible collections."""
-
-
 class OpenApi:
     """`GET /openapi.json`: a description of exactly these `routes`, built at the first request. Unless the
     manifest is open to everyone, it leaves out the collections that the manifest would not show to the
@@ -73,7 +70,7 @@ class OpenApi:
         self._callers = callers
         self._pulls = policies.pulls()
         self._all = frozenset(map(_name, self._pulls))
-        self._texts: dict[frozenset[_Name], bytes] = {}
+        self._texts = BoundedCache[frozenset[_Name], bytes](CACHED_BYTES, len)
 
     async def serve(self, request: web.BaseRequest, match: Match) -> Response:
         """Return the document as JSON."""
@@ -85,16 +82,18 @@ class OpenApi:
 
     def complete(self) -> bytes:
         """Return the description of all routes. Any thread may call it."""
-        return self._text(self._all)
+        return self._describe(self._all)
 
     def _text(self, shown: frozenset[_Name]) -> bytes:
         text = self._texts.get(shown)
         if text is None:
-            if len(self._texts) >= _MAX_TEXTS:
-                self._texts.clear()
-            description = _Description(self._config, self._router, self._policies, shown)
-            text = self._texts[shown] = orjson.dumps(description.describe())
+            text = self._describe(shown)
+            self._texts.put(shown, text)
         return text
+
+    def _describe(self, shown: frozenset[_Name]) -> bytes:
+        description = _Description(self._config, self._router, self._policies, shown)
+        return orjson.dumps(description.describe())
 
 
 class _Description:

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import pytest_asyncio
 
-from pysync.auth.rate_limits import MAX_COUNTERS, Counter, RateLimiter
+from pysync.auth.rate_limits import Counter, RateLimiter
+from pysync.cache import CACHED_ENTRIES
 from pysync.config import Limit
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable, RateLimited
@@ -179,6 +180,6 @@ async def test_unreachable_coordinator_is_queried_again(
 
 async def test_counters_that_are_not_remembered_are_the_coordinators(connect: Connect) -> None:
     limiter = connect()
-    for n in range(MAX_COUNTERS + 1):
+    for n in range(CACHED_ENTRIES + 1):
         assert await is_allowed(limiter, 1, f"bucket {n}")
     assert not await is_allowed(limiter, 1, "bucket 0")

@@ -249,7 +249,7 @@ async def test_long_lists_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) 
 async def test_lists_of_unknown_identities_evict_no_trusted_issuers_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(revocation, "CACHE_BYTES", 10_000)
+    monkeypatch.setattr(revocation, "CACHED_BYTES", 10_000)
     remembered: list[bool] = []
 
     class Watched(MemoryStore):

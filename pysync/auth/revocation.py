@@ -29,7 +29,16 @@ from pysync.errors import (
     StoreUnavailable,
     TooManyIssuers,
 )
-from pysync.store import ABSENT, Etag, EtagMismatch, NotModified, Precondition, Store, StoredObject
+from pysync.store import (
+    ABSENT,
+    RELIST_MS,
+    Etag,
+    EtagMismatch,
+    NotModified,
+    Precondition,
+    Store,
+    StoredObject,
+)
 
 PREFIX: Final = "_pysync/revocations"
 RECHECK_MS: Final = 3_000
@@ -38,7 +47,6 @@ MAX_ISSUERS: Final = 10_000
 """Number of lists above which strangers may not add theirs."""
 MAX_UNTRUSTED_BYTES: Final = 16_384
 """Bytes of a stranger's list. Longer lists are parsed in a thread."""
-SWEEP_EVERY_S: Final = 3600.0
 
 log = logging.getLogger("pysync.server")
 
@@ -193,7 +201,7 @@ class RevocationRegistry:
 
     async def delete_expired_periodically(self) -> None:
         """Run `delete_expired` once an hour, until cancelled."""
-        await every(SWEEP_EVERY_S, self.delete_expired, "failed to drop expired revocation lists", log)
+        await every(RELIST_MS / 1000, self.delete_expired, "failed to drop expired revocation lists", log)
 
     async def _drop_expired(self, issuer: str) -> bool:
         stored = await self._store.get(f"{PREFIX}/{issuer}")

@@ -17,6 +17,7 @@ from pysync.quotas.accounts import NOBODY, Accounts
 from pysync.quotas.bucket import BucketLedger, CountedStore, names_of
 from pysync.store import (
     NOTHING,
+    RELIST_MS,
     Account,
     Charge,
     CountableLedger,
@@ -31,9 +32,6 @@ from pysync.store import (
 
 log = logging.getLogger("pysync.server")
 
-RECOUNT_MS: Final = 3_600_000
-"""Milliseconds from the end of a count of a bucket to the next. A count lists all of it, and reads the heads
-of its logs."""
 PAGE: Final = 200
 """Number of listed objects that are counted at a time."""
 LEASE: Final = "usage"
@@ -164,7 +162,7 @@ class BucketCount:
         """Read the last totals, and count if there are none or they are old. Raises Unavailable."""
         await self._ledger.read()
         counted_ms = self._ledger.counted_ms
-        if counted_ms is None or counted_ms + RECOUNT_MS <= self._now_ms():
+        if counted_ms is None or counted_ms + RELIST_MS <= self._now_ms():
             await self.run()
 
     async def run(self) -> None:

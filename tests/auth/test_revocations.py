@@ -144,7 +144,7 @@ async def test_a_sweep_that_fails_is_followed_by_others(
             raise error
             yield
 
-    monkeypatch.setattr(revocation, "SWEEP_EVERY_S", 0.0)
+    monkeypatch.setattr(revocation, "RELIST_MS", 0)
     store = Failing()
     sweeping = asyncio.create_task(RevocationRegistry(store, wall_clock_ms).delete_expired_periodically())
     try:

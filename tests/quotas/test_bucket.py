@@ -21,10 +21,11 @@ from pysync.engine.idempotency import SETTLED_MS
 from pysync.engine.outbox import Outbox, outbox_of
 from pysync.errors import CoordinatorUnavailable, QuotaExceeded, StoreUnavailable, Unavailable
 from pysync.model import Usage
-from pysync.quotas.recount import RECOUNT_MS, BucketCount, track_usage
+from pysync.quotas.recount import BucketCount, track_usage
 from pysync.store import (
     ABSENT,
     ANY,
+    RELIST_MS,
     Charge,
     Etag,
     EtagMismatch,
@@ -274,7 +275,7 @@ async def test_a_count_finds_what_other_programs_wrote_and_is_not_due_for_an_hou
     await bucket.objects.delete("notes/anna/2")
     await node.counter.run_if_needed()
     assert await node.used() == Usage(2, 1)
-    clock.step(RECOUNT_MS)
+    clock.step(RELIST_MS)
     await node.counter.run_if_needed()
     assert await node.used() == Usage()
 

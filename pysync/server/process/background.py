@@ -27,13 +27,9 @@ from pysync.migrate import SCRUB_KEY, Damage, Verifier
 from pysync.server.api import owners_of
 from pysync.server.http.router import Router
 from pysync.server.process.expiry import MAX_LISTED, SWEEP_EVERY_S, key_shape
-from pysync.store import KeyShape, ListEntry, Store, StoredObject
+from pysync.store import RELIST_MS, KeyShape, ListEntry, Store, StoredObject
 
 log = logging.getLogger("pysync.server")
-
-
-RELIST_HISTORY_MS: Final = 3_600_000
-"""Milliseconds from the end of a listing of all entries to the next one, in a store without an index."""
 
 
 class HistorySweeper:
@@ -107,7 +103,7 @@ class HistorySweeper:
 
     async def _listed(self, now_ms: int) -> AsyncIterator[ListEntry]:
         """Yield the next entries of all documents; none if all were listed not long ago."""
-        if self._listed_ms is not None and 0 <= now_ms - self._listed_ms < RELIST_HISTORY_MS:
+        if self._listed_ms is not None and 0 <= now_ms - self._listed_ms < RELIST_MS:
             return
         listed, after, self._after, self._listed_ms = 0, self._after, None, None
         async for entry in self._store.walk(PREFIX, after):

@@ -17,7 +17,7 @@ from pysync.client import Client
 from pysync.engine.history import PREFIX, entries_of
 from pysync.plugins import PluginRequest, PullResponse
 from pysync.server.process import background
-from pysync.store import Store, StoredObject, Subject
+from pysync.store import RELIST_MS, Store, StoredObject, Subject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -165,7 +165,7 @@ async def test_a_version_goes_when_its_time_is_over(
     clock.now_ms += 2
     assert [each["hash"] for each in await versions(anybody)] == hashes[2:]
     assert await versions(anybody, "notes/b") == []
-    clock.now_ms += background.RELIST_HISTORY_MS
+    clock.now_ms += RELIST_MS
     await app.jobs.history_sweeper.sweep()
     assert await app.jobs.history_sweeper.sweep() == 0
     assert await entries_of(kept, "notes/b") == []

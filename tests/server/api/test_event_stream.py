@@ -7,12 +7,13 @@ import json
 from typing import Any
 
 import aiohttp
-import pytest
 from support.clients import ISSUER, STRANGER, Browser, Signed, root_device
 from support.collections import MINE, NOTES, collection, limit_of
+from support.loop_time import loop_time
 from support.sse_client import Listen, Serve
 
 from pysync.auth.issuing import Grant
+from pysync.server.sse import HEARTBEAT_S
 
 ROOMS = collection("rooms", "rooms/{room}/{id}", readRoles=["cap:read:rooms"], writeRoles=["public"])
 
@@ -76,10 +77,7 @@ async def test_last_event_id_header_wins_over_the_parameter(serve: Serve, subscr
     assert (await again.event()).data["params"] == {"id": "b"}
 
 
-async def test_idle_stream_keeps_a_young_cursor(
-    serve: Serve, subscribe: Listen, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02)
+async def test_idle_stream_keeps_a_young_cursor(serve: Serve, subscribe: Listen) -> None:
     other = {**NOTES, "name": "other", "storagePath": "other/{id}"}
     browser = await serve(NOTES, other, changes={"maxCount": 3})
     stream = await subscribe(browser, collections="other")
@@ -87,8 +85,12 @@ async def test_idle_stream_keeps_a_young_cursor(
     for number in range(10):
         await browser.push(f"notes/{number}", {})
     newest = (await (await subscribe(browser)).block()).id
-    while (found := await stream.block()).id != newest:
-        assert found.data is None
+    found = first
+    with loop_time() as time:
+        while found.id != newest:
+            time.now_s += HEARTBEAT_S
+            found = await stream.block()
+            assert found.data is None
     assert (
         await (await subscribe(browser, collections="other", lastEventId=first.id)).event()
     ).event == "reset"

@@ -11,9 +11,9 @@ from typing import Any, cast
 import aiohttp
 import pytest
 from support.clients import SUBJECT, Browser, Signed, minted_at, root_device
-from support.clients import Start as StartService
 from support.collections import MINE, NOTES, collection
 from support.faulty_store import FaultyStore
+from support.loop_time import loop_time
 from support.server_process import serving
 from support.sse_client import EventStream, Listen, Serve
 from yarl import URL
@@ -24,7 +24,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.changes import DocumentRef
 from pysync.engine.subscriptions import Event, StartPosition
 from pysync.model import ANONYMOUS
-from pysync.server.sse import HEARTBEAT_S, RenderedPage, SSEConnection, SSEHub
+from pysync.server.sse import HEARTBEAT_BUCKETS, HEARTBEAT_S, RenderedPage, SSEConnection, SSEHub
 from pysync.server.stream_authorization import CHECK_MS, StreamGrant
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -37,9 +37,8 @@ def clock_of_now() -> FakeClock:
 
 
 async def test_a_stream_ends_when_its_certificate_does(
-    serve: Serve, subscribe: Listen, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, subscribe: Listen, session: aiohttp.ClientSession
 ) -> None:
-    monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02)
     clock = clock_of_now()
     browser = await serve(NOTES, MINE, now_ms=clock)
     expires_at_s = clock() // 1000 + 3600
@@ -47,11 +46,12 @@ async def test_a_stream_ends_when_its_certificate_does(
     lasting = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
     stream, other = await subscribe(brief), await subscribe(lasting)
     await stream.block()
-    clock.now_ms = expires_at_s * 1000
-    while (await stream.block()).comments == 0:
-        pass
-    clock.now_ms += 1_000
-    await stream.rest()
+    with loop_time() as time:
+        clock.now_ms = expires_at_s * 1000
+        time.now_s += HEARTBEAT_S
+        assert (await stream.block()).comments == 1
+        clock.now_ms += 1_000
+        await time.pass_until(asyncio.ensure_future(stream.rest()), HEARTBEAT_S)
     await browser.push("notes/a", {})
     assert (await other.event()).data["params"] == {"id": "a"}
 
@@ -76,13 +76,8 @@ def test_an_expired_certificate_is_noticed_within_five_seconds() -> None:
 
 @pytest.mark.parametrize("is_idle", [True, False])
 async def test_a_stream_ends_when_its_certificate_is_taken_back(
-    is_idle: bool,
-    serve: Serve,
-    subscribe: Listen,
-    session: aiohttp.ClientSession,
-    monkeypatch: pytest.MonkeyPatch,
+    is_idle: bool, serve: Serve, subscribe: Listen, session: aiohttp.ClientSession
 ) -> None:
-    monkeypatch.setattr("pysync.server.sse.HEARTBEAT_S", 0.02 if is_idle else 3600.0)
     clock = clock_of_now()
     browser = await serve(NOTES, MINE, now_ms=clock)
     me = Signed(browser.base, session, SUBJECT, root_device(SUBJECT))
@@ -91,10 +86,13 @@ async def test_a_stream_ends_when_its_certificate_is_taken_back(
     assert (await stream.event()).data["params"] == {"id": "a"}
     taken_back = issuing.issue_revocation_list(SUBJECT, 1, certificates=[me.certificate])
     assert (await browser.request("POST", "/revocations", taken_back.text)).status == 200
-    clock.now_ms += 4_000
-    if not is_idle:
-        await browser.push("notes/b", {})
-    assert [found for found in await stream.rest() if found.data] == []
+    with loop_time() as time:
+        clock.now_ms += 4_000
+        if not is_idle:
+            await browser.push("notes/b", {})
+        ending = asyncio.ensure_future(stream.rest())
+        rest = await time.pass_until(ending, HEARTBEAT_S if is_idle else 0.0)
+    assert [found for found in rest if found.data] == []
     assert (await open_to_all.event()).data["params"] == {"id": "a"}
 
 
@@ -266,14 +264,15 @@ async def test_a_process_may_have_as_many_connections_as_the_system_allows(tmp_p
 
 
 async def test_process_that_stood_still_does_not_make_up_for_every_heartbeat(
-    serve: Serve, subscribe: Listen, start: StartService
+    serve: Serve, subscribe: Listen
 ) -> None:
-    stream = await subscribe(await serve(NOTES))
+    browser = await serve(NOTES)
+    stream = await subscribe(browser)
     await stream.block()
-    (app,) = start.apps  # type: ignore[attr-defined]
-    subscribers = app.subscribers
-    subscribers._heartbeat_timer.cancel()
-    subscribers._heartbeat_at -= 3600
-    now = asyncio.get_running_loop().time()
-    subscribers._schedule_heartbeat(0)
-    assert subscribers._heartbeat_timer.when() >= now - HEARTBEAT_S
+    with loop_time() as time:
+        time.now_s += 3600
+        for _ in range(100 * HEARTBEAT_BUCKETS):
+            await asyncio.sleep(0)
+        await browser.push("notes/a", {})
+        await stream.event()
+    assert len(stream.blocks) <= 4, "the beginning, two heartbeats at most, and the event"

@@ -153,7 +153,7 @@ class Supervisor:
     `send_heartbeat` every `heartbeat_s`, and returns once it has drained after SIGTERM or after the end of
     the parent, for which it may take `drain_s`. A worker that sends no heartbeat for `stall_s` is killed and
     replaced, and so is a replacement that is not ready in six times as long. `on_replace` is called with the
-    reason of each replacement, `ended` or `stalled`."""
+    reason of each replacement, `ended` or `stalled`. `now` is a clock in seconds."""
 
     def __init__(
         self,
@@ -163,11 +163,13 @@ class Supervisor:
         *,
         stall_s: float = STALL_S,
         on_replace: Callable[[str], None] = lambda reason: None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._work = work
         self._drain_s = drain_s
         self._stall_s = stall_s
         self._on_replace = on_replace
+        self._now = now
         self._slots = {number: _Slot() for number in range(1, count + 1)}
         self._signals = 0  # number of SIGTERM and SIGINT received
 
@@ -211,9 +213,9 @@ class Supervisor:
     def _supervise(self) -> None:
         """Restart workers that die or stall until a stop signal."""
         round_s = self._stall_s / ROUNDS
-        round_ends = time.monotonic() + round_s
+        round_ends = self._now() + round_s
         while not self._signals:
-            now = time.monotonic()
+            now = self._now()
             if now >= round_ends:  # however long ago: one round
                 self._end_round()
                 round_ends = now + round_s
@@ -254,7 +256,7 @@ class Supervisor:
         try:
             self._fork(number)
         except OSError as error:
-            self._slots[number].due_at = time.monotonic() + RESTART_S
+            self._slots[number].due_at = self._now() + RESTART_S
             log.error("worker %s cannot start: %s; will retry", number, error)
 
     def _stop_all(self) -> bool:
@@ -262,8 +264,8 @@ class Supervisor:
         for worker in self._workers():
             os.kill(worker.pid, signal.SIGTERM)
         ended_well = True
-        deadline = time.monotonic() + self._drain_s + GRACE_S
-        while self._workers() and self._signals < 2 and (left := deadline - time.monotonic()) > 0:
+        deadline = self._now() + self._drain_s + GRACE_S
+        while self._workers() and self._signals < 2 and (left := deadline - self._now()) > 0:
             # A worker that SIGTERM itself ends had not begun to serve.
             ended_well &= all(worker.status in (0, -signal.SIGTERM) for worker in self._wait(left))
         if self._workers():
@@ -324,7 +326,7 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
             os.close(write_end)
-        self._slots[number].worker = _Worker(number, pid, read_end, time.monotonic())
+        self._slots[number].worker = _Worker(number, pid, read_end, self._now())
 
     def _run_child(self, context: WorkerContext, pipe_fd: int) -> NoReturn:
         """Run a worker in its own process. It never returns, because its caller is the parent's code."""

@@ -1,24 +1,13 @@
 """A supervisor of small processes: what keeps them from starting, and what they leave behind."""
 
-import itertools
 import os
-import pickle
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from pysync.server.process.supervisor import (
-    RESTART_S,
-    ROUNDS,
-    START_ROUNDS,
-    Supervisor,
-    WorkerContext,
-    _Slot,
-    _Worker,
-)
+from pysync.server.process.supervisor import RESTART_S, WorkerContext
 
 SCRIPT = """
 import os, select, signal, sys
@@ -97,29 +86,64 @@ def test_an_output_that_nobody_reads_ends_no_worker_in_disorder() -> None:
     assert "no child is left" in outcome(work)
 
 
-def test_dying_worker_is_replaced_at_once_but_is_not_started_all_the_time() -> None:
-    supervisor = Supervisor(1, lambda post: None, 0.1)
-    slot = supervisor._slots[1] = _Slot()
-    for started_at in (100.0, 101.0, 200.0):
-        supervisor._replace(_Worker(1, 0, 0, started_at, status=1))
-        assert slot.due_at == started_at + RESTART_S
+RETURNING = """
+import os, select, signal, sys
+from pathlib import Path
+from pysync.server.process.supervisor import Supervisor, WorkerContext
+
+clock_s = 0.0
+
+def now() -> float:
+    global clock_s
+    clock_s += 0.5
+    return clock_s
+
+def work(post: WorkerContext) -> None:
+    with (Path(sys.argv[1]) / "starts").open("a+") as starts:
+        print(clock_s, file=starts, flush=True)
+        starts.seek(0)
+        is_last = len(starts.readlines()) == 3
+    post.ready()
+    if is_last:
+        os.kill(os.getppid(), signal.SIGTERM)
+        select.select([post.parent_fd], [], [])
+
+Supervisor(1, work, 0.1, on_replace=print, now=now).run(lambda: None)
+"""
 
 
-def test_hours_that_pass_at_once_count_as_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    supervisor = Supervisor(1, lambda post: None, 0.1)
-    worker = supervisor._slots[1].worker = _Worker(1, 0, 0, 0.0, is_ready=True)
-    wakes = iter(range(ROUNDS - 2))
-    hours = itertools.count(step=3600)
+@pytest.mark.process
+def test_dying_worker_is_replaced_but_is_not_started_all_the_time(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RETURNING, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines() == ["ended", "ended"]
+    first, second, third = map(float, (tmp_path / "starts").read_text().splitlines())
+    assert second - first >= RESTART_S
+    assert third - second >= RESTART_S
 
-    def wake(timeout_s: float | None) -> list[_Worker]:
-        supervisor._signals = next(wakes, None) is None
-        return []
 
-    monkeypatch.setattr(supervisor, "_wait", wake)
-    monkeypatch.setattr(time, "monotonic", lambda: next(hours))
-    monkeypatch.setattr(os, "kill", lambda pid, number: pytest.fail("a worker was killed"))
-    supervisor._supervise()
-    assert worker.silent_rounds == ROUNDS - 1
+LEAPING = """
+import itertools, os, select, signal
+from pysync.server.process.supervisor import ROUNDS, Supervisor, WorkerContext
+
+def work(post: WorkerContext) -> None:
+    post.ready()
+    for _ in range(5 * ROUNDS):
+        select.select([post.parent_fd], [], [], 0.01)
+        post.send_heartbeat()
+    os.kill(os.getppid(), signal.SIGTERM)
+    select.select([post.parent_fd], [], [])
+
+hours = itertools.count(step=3600)
+Supervisor(1, work, 0.1, stall_s=1, on_replace=print, now=lambda: next(hours)).run(lambda: None)
+"""
+
+
+@pytest.mark.process
+def test_hours_that_pass_at_once_count_as_one_round() -> None:
+    command = [sys.executable, "-c", LEAPING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines() == []
 
 
 STALLING = """
@@ -181,6 +205,7 @@ def work(post: WorkerContext) -> None:
     if (folder / "served").exists() and not (folder / "hung").exists():
         (folder / "hung").touch()
         hang_here()
+    (folder / "pid").write_text(str(os.getpid()))
     post.ready()
     if (folder / "hung").exists():
         os.kill(os.getppid(), signal.SIGTERM)
@@ -188,10 +213,9 @@ def work(post: WorkerContext) -> None:
 
 def end_the_first() -> None:
     (folder / "served").touch()
-    os.kill(supervisor._slots[1].worker.pid, signal.SIGKILL)
+    os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
 
-supervisor = Supervisor(1, work, 0.1, stall_s=0.1, on_replace=print)
-supervisor.run(end_the_first)
+Supervisor(1, work, 0.1, stall_s=0.1, on_replace=print).run(end_the_first)
 """
 
 
@@ -207,15 +231,38 @@ def test_a_replacement_that_hangs_before_it_is_ready_is_logged_with_its_stacks_a
     assert "worker 1 was ended by SIGKILL; another starts" in done.stderr
 
 
-def test_a_worker_that_took_long_to_start_has_as_long_as_others_to_answer() -> None:
-    read_end, write_end = os.pipe()
-    os.set_blocking(read_end, False)
-    worker = _Worker(1, 0, read_end, 0.0, silent_rounds=START_ROUNDS)
-    os.write(write_end, b"\0")
-    worker.read_pipe()
-    assert (worker.is_ready, worker.silent_rounds) == (True, 0)
-    for fd in (read_end, write_end):
-        os.close(fd)
+LATE = """
+import os, select, signal, sys, time
+from pathlib import Path
+from pysync.server.process.supervisor import Supervisor, WorkerContext
+
+starts = Path(sys.argv[1]) / "starts"
+
+def work(post: WorkerContext) -> None:
+    number = len(starts.read_text())
+    starts.write_text("." * (number + 1))
+    if number == 1:
+        time.sleep(1)
+    post.ready()
+    if number == 1:
+        time.sleep(3600)
+    elif number == 2:
+        os.kill(os.getppid(), signal.SIGTERM)
+        select.select([post.parent_fd], [], [])
+
+starts.touch()
+Supervisor(1, work, 0.1, stall_s=0.5, on_replace=print).run(lambda: None)
+"""
+
+
+@pytest.mark.process
+def test_a_worker_that_took_long_to_start_is_replaced_as_others_if_it_does_not_answer(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", LATE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines() == ["ended", "stalled"]
+    assert "worker 1 has not answered for 0.5 s and is killed" in done.stderr
 
 
 LOCKING = """
@@ -256,16 +303,30 @@ def test_a_write_lock_that_a_stopped_worker_holds_is_free_once_it_is_replaced(tm
     assert "worker 1 has not answered for 0.5 s" in done.stderr
 
 
-def test_an_error_is_reported_whatever_came_before_it() -> None:
-    read_end, write_end = os.pipe()
-    os.set_blocking(read_end, False)
-    worker = _Worker(1, 0, read_end, 0.0)
-    reported = pickle.dumps(ValueError("x" * 100))
-    for part in (b"\0", b"Stack\0 of a thread\n", b"\0\0", reported[:20], reported[20:]):
-        os.write(write_end, part)
-        worker.read_pipe()
-    for fd in (read_end, write_end):
-        os.close(fd)
-    assert worker.is_ready
-    assert worker.stacks == "Stack of a thread"
-    assert repr(worker.error) == repr(ValueError("x" * 100))
+FAILING = """
+import os, select, signal, sys
+from pathlib import Path
+from pysync.server.process.supervisor import DUMP_SIGNAL, Supervisor, WorkerContext
+
+failed = Path(sys.argv[1]) / "failed"
+
+def work(post: WorkerContext) -> None:
+    post.ready()
+    if not failed.exists():
+        failed.touch()
+        os.kill(os.getpid(), DUMP_SIGNAL)
+        post.send_heartbeat()
+        raise ValueError("x" * 100)
+    os.kill(os.getppid(), signal.SIGTERM)
+    select.select([post.parent_fd], [], [])
+
+Supervisor(1, work, 0.1).run(lambda: None)
+"""
+
+
+@pytest.mark.process
+def test_an_error_is_reported_whatever_came_before_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FAILING, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert "worker 1 ended with status 1; another starts" in done.stderr
+    assert f"ValueError: {'x' * 100}" in done.stderr

@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from pysync.server.process import watchdog
-from pysync.server.process.supervisor import ROUNDS
 from pysync.server.process.watchdog import LoopWatchdog
 
 
@@ -32,12 +31,11 @@ async def test_a_loop_that_hangs_is_logged_with_the_stacks_and_goes_on(
 
     watchdog.log.addHandler(handler)
     try:
-        async with LoopWatchdog(stall_s=0.1) as watched:
+        async with LoopWatchdog(stall_s=0.1):
             hang_here()
             handler.signalled.clear()
             while not handler.signalled.is_set():
                 await asyncio.sleep(0)
-            assert watched._silent_rounds < ROUNDS
     finally:
         watchdog.log.removeHandler(handler)
     stalled, again = [record.getMessage() for record in caplog.records][:2]
@@ -45,4 +43,4 @@ async def test_a_loop_that_hangs_is_logged_with_the_stacks_and_goes_on(
     assert "in hang_here" in stalled
     assert stalled.index("MainThread") < stalled.index("watchdog")
     assert again == "the event loop answers again"
-    assert not watched._thread.is_alive()
+    assert "watchdog" not in [thread.name for thread in threading.enumerate()]

@@ -4,13 +4,12 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
-import pytest
 from aiohttp import web
 from support.listening import connect, listening, receive
+from support.loop_time import loop_time
 
 from pysync.errors import Overloaded
-from pysync.server.http import connection as http_server
-from pysync.server.http.connection import Connection
+from pysync.server.http.connection import HEAD_TIMEOUT_S, Connection
 from pysync.server.http.load import REQUESTS_PER_TURN, Load
 from pysync.server.http.responses import Response
 
@@ -32,6 +31,12 @@ async def request(streams: Streams, number: int = 0) -> int:
     except (ConnectionError, asyncio.IncompleteReadError):
         return 0
     return int(head.split()[1])
+
+
+def loop_timed_load(max_connections: int = 100) -> Load:
+    """A load whose clock is that of the event loop."""
+    loop = asyncio.get_running_loop()
+    return Load(now=lambda: loop.time(), max_connections=max_connections)
 
 
 async def hang_up(clients: Sequence[Streams]) -> None:
@@ -73,13 +78,32 @@ async def test_eleven_addresses_that_send_nothing_lock_nobody_out() -> None:
         await hang_up(silent)
 
 
-async def test_a_connection_that_sends_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(http_server, "CHECK_EVERY_S", 0.01)
-    async with listening() as address:
-        reader, writer = await client(address)
-        assert await reader.read() == b""
-        writer.close()
+async def test_a_connection_that_sends_nothing_is_closed() -> None:
+    load = loop_timed_load()
+    async with listening(load=load) as address:
+        with loop_time() as time:
+            reader, writer = await client(address)
+            while not load.connections:
+                await asyncio.sleep(0)
+            time.now_s += HEAD_TIMEOUT_S + 1.0
+            assert await reader.read() == b""
+            writer.close()
+
+
+async def test_a_head_that_does_not_end_gets_408() -> None:
+    load = loop_timed_load()
+    async with listening(load=load) as address:
+        with loop_time() as time:
+            reader, writer = await client(address)
+            assert await request((reader, writer)) == 200
+            writer.write(b"GET /health HTTP/1.1\r\nX-Slow: ")
+            while not load.heads:
+                await asyncio.sleep(0)
+            time.now_s += HEAD_TIMEOUT_S + 1.0
+            received = await reader.read()
+            assert received.startswith(b"HTTP/1.1 408 ")
+            assert received.endswith(b'{"error":"Request timeout","code":"request_timeout"}')
+            writer.close()
 
 
 class Held:
@@ -156,12 +180,12 @@ class Unread:
         return Response(200, bytes(32 * 1024))
 
 
-async def test_a_closing_connection_that_nobody_reads_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server, "CHECK_EVERY_S", 0.01)
+async def test_a_closing_connection_that_nobody_reads_gives_way() -> None:
     unread = Unread()
     loop = asyncio.get_running_loop()
-    async with listening(unread.handle, Load(max_connections=1)) as address:
-        with socket.socket() as silent:
+    load = loop_timed_load(max_connections=1)
+    async with listening(unread.handle, load) as address:
+        with loop_time() as time, socket.socket() as silent:
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             silent.setblocking(False)
             await loop.sock_connect(silent, address)
@@ -171,13 +195,15 @@ async def test_a_closing_connection_that_nobody_reads_gives_way(monkeypatch: pyt
                 asked += 1
                 while unread.responses < asked:
                     await asyncio.sleep(0)
-            monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.0)
             await loop.sock_sendall(silent, b"GET")
+            while not load.heads:
+                await asyncio.sleep(0)
+            time.now_s += HEAD_TIMEOUT_S + 1.0
             assert unread.transport is not None
             while not unread.transport.is_closing():
                 await asyncio.sleep(0)
             newcomer = await client(address)
-            assert await newcomer[0].read() == b""
+            assert await request(newcomer) == 200
             received = b""
             while some := await loop.sock_recv(silent, 1024 * 1024):
                 received = received[-100:] + some

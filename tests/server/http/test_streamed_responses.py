@@ -17,12 +17,13 @@ from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_writer import StreamWriter
 from support.clients import Start
+from support.loop_time import loop_time
 from yarl import URL
 
 from pysync.errors import StoreUnavailable
-from pysync.server.http import connection as http_server
-from pysync.server.http import responses, streaming
-from pysync.server.http.connection import HttpServer
+from pysync.server.http import responses
+from pysync.server.http.connection import CANCEL_S, HEAD_TIMEOUT_S, HttpServer
+from pysync.server.http.load import Load
 from pysync.server.http.responses import WRITE_BYTES, Response
 from pysync.server.http.streaming import StreamingResponse
 from pysync.store.local.store import LocalStore
@@ -73,9 +74,9 @@ class Source:
 
 
 @contextlib.asynccontextmanager
-async def connected(source: Source) -> AsyncIterator[Streams]:
+async def connected(source: Source, load: Load | None = None) -> AsyncIterator[Streams]:
     """A connection to a service that answers everything from `source`."""
-    server = HttpServer(source.handle)
+    server = HttpServer(source.handle, load)
     await server.start()
     reader, writer = await asyncio.open_connection(*server.address)
     try:
@@ -195,11 +196,7 @@ def test_a_client_that_does_not_read_is_waited_for_within_bounded_memory(run: Ru
     run(scenario())
 
 
-def test_an_answer_under_way_is_finished_when_the_service_stops(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "CANCEL_S", 0.001)
-
+def test_an_answer_under_way_is_finished_when_the_service_stops(run: Run) -> None:
     async def scenario() -> None:
         source = Source(PIECES)
         source.release.clear()
@@ -209,8 +206,8 @@ def test_an_answer_under_way_is_finished_when_the_service_stops(
         writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         await head(reader)
         stopping = asyncio.create_task(server.close(30))
-        for _ in range(2000):
-            await asyncio.sleep(0)
+        await asyncio.wait([stopping], timeout=2 * CANCEL_S)
+        assert not stopping.done()
         source.release.set()
         assert await unchunked(reader) == WHOLE
         await stopping
@@ -220,23 +217,24 @@ def test_an_answer_under_way_is_finished_when_the_service_stops(
     run(scenario())
 
 
-def test_half_a_head_that_follows_does_not_break_into_an_answer(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.001)
-    monkeypatch.setattr(http_server, "CHECK_EVERY_S", 0.001)
-
+def test_half_a_head_that_follows_does_not_break_into_an_answer(run: Run) -> None:
     async def scenario() -> None:
-        source = Source(PIECES)
+        source, now_s = Source(PIECES), 0.0
         source.release.clear()
-        async with connected(source) as (reader, writer):
+        load = Load(now=lambda: now_s)
+        async with connected(source, load) as (reader, writer):
             writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
             await head(reader)
             writer.write(b"GET / HTT")
-            for _ in range(2000):
+            assert source.transport is not None
+            silent, hang_up = await asyncio.open_connection(*source.transport.get_extra_info("sockname"))
+            while load.connections < 2:
                 await asyncio.sleep(0)
+            now_s += HEAD_TIMEOUT_S + 1
+            assert await silent.read() == b"", "slow heads are looked for"
             source.release.set()
             assert await unchunked(reader) == WHOLE
+            hang_up.close()
 
     run(scenario())
 
@@ -359,16 +357,8 @@ def test_long_answer_is_given_to_the_connection_chunk_by_chunk(run: Run) -> None
 
 
 async def test_a_client_that_takes_nothing_of_a_file_is_cut(
-    start: Start, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(streaming, "STALL_S", 0.01)
-    is_cut, cut = asyncio.Event(), streaming._abort
-
-    def cut_and_signal(*arguments: Any, **options: Any) -> None:
-        cut(*arguments, **options)
-        is_cut.set()
-
-    monkeypatch.setattr(streaming, "_abort", cut_and_signal)
     photos = {
         "name": "photos",
         "storagePath": "photos/{id}",
@@ -381,11 +371,18 @@ async def test_a_client_that_takes_nothing_of_a_file_is_cut(
     try:
         url = URL(await start({"collections": [photos]}, store))
         body = io.BytesIO(bytes(48_000_000))
-        headers = {"Content-Type": "image/png"}
+        headers = {"Content-Type": "image/png", "Connection": "close"}
         async with session.post(url / "push/photos/a", data=body, headers=headers) as pushed:
             assert pushed.status == 200
-        with socket.create_connection((url.host, url.port)) as client:
+        load: Load = start.apps[-1].load  # type: ignore[attr-defined]
+        while load.connections:
+            await asyncio.sleep(0)
+        with socket.create_connection((url.host, url.port)) as client, loop_time() as time:
             client.sendall(b"GET /pull/photos/a HTTP/1.1\r\nHost: h\r\n\r\n")
-            await is_cut.wait()
+            while not load.connections:
+                await asyncio.sleep(0)
+            while load.connections:
+                time.now_s += 1.0
+                await asyncio.sleep(0)
     finally:
         await store.close()

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace as replace_members
 from pathlib import Path
@@ -29,7 +28,7 @@ from support.starfish_samples import stored as starfish_document
 from support.store_samples import LOG, REVOCATIONS, document, fill, flipped, log_objects, put_all, replace
 
 from pysync.errors import StoreUnavailable
-from pysync.migrate import Damage
+from pysync.migrate import Damage, Verifier
 from pysync.store import DamagedFile, FileStat, Store, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
@@ -275,19 +274,14 @@ async def test_the_command_makes_no_store_and_reads_none_of_another_process(
     assert [*tmp_path.iterdir()] == []
 
 
-async def test_a_store_out_of_reach_is_status_5(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await (await LocalStore.open_folder(tmp_path / "data")).close()
-
-    async def walk(store: LocalStore, prefix: str) -> AsyncIterator[None]:
-        raise StoreUnavailable("the disk is gone")
-        yield
-
-    monkeypatch.setattr(LocalStore, "walk", walk)
-    status, output, errors = await shell.run_async("verify", "--store", "file:data")
-    assert (status, errors) == (5, "pysync: listing the objects: the disk is gone\n")
-    assert json.loads(output) == {"objects": 0, "damaged": 0, "bytes": 0}
+async def test_a_store_out_of_reach_ends_verification() -> None:
+    store = FaultyStore(MemoryStore())
+    store.fail("walk")
+    damages: list[Damage] = []
+    with pytest.raises(StoreUnavailable) as caught:
+        await Verifier(store, damages.append).run()
+    assert caught.value.detail.startswith("listing the objects")
+    assert damages == []
 
 
 class TestBuckets:

@@ -67,6 +67,16 @@ class Site:
         return used
 
 
+class Watched(MemoryStore):
+    """Counts how often it is listed."""
+
+    lists = 0
+
+    async def list(self, prefix: str, after: str | None, limit: int) -> list[str]:
+        self.lists += 1
+        return await super().list(prefix, after, limit)
+
+
 @pytest.fixture(params=["local", "counted"])
 async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
     clock = FakeClock()
@@ -79,7 +89,7 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         await other.close()
         await store.close()
     else:
-        inner = MemoryStore(clock)
+        inner = Watched(clock)
         counted = CountedStore(inner, BucketLedger(inner, LIMITS), ACCOUNTS, wall_clock_ms)
         yield Site(counted, inner, coordinator, clock)
 
@@ -157,18 +167,16 @@ async def test_the_count_is_exact_whatever_is_written(site: Site, seed: int) -> 
     assert await site.used() == await site.stored()
 
 
-async def test_pushes_beyond_a_quota_list_a_history_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("site", ["counted"], indirect=True)
+async def test_pushes_beyond_a_quota_list_a_history_once(site: Site) -> None:
     key, ref = "notes/anna/a", ref_of("a")
     base = (await site.documents.push(key, body(900, None), context=ref, history=KEPT)).hash
-    pruned: list[str] = []
-    prune = site.documents.history.prune
-
-    async def counted(key: str, limits: HistoryConfig) -> int:
-        pruned.append(key)
-        return await prune(key, limits)
-
-    monkeypatch.setattr(site.documents.history, "prune", counted)
+    assert isinstance(site.other, Watched)
+    listed: list[int] = []
     for _ in range(3):
+        site.other.lists = 0
         with pytest.raises(QuotaExceeded):
             await site.documents.push(key, body(ALLOWED, base), context=ref, history=KEPT)
-    assert pruned == [key]
+        listed.append(site.other.lists)
+    assert listed[0] > 0
+    assert listed[1:] == [0, 0]

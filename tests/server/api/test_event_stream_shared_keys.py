@@ -12,11 +12,13 @@ import pytest
 from support.clients import Browser, Start
 from support.collections import PUBLIC, collection
 from support.plugin_samples import NotifiedPlugin
-from support.projection_site import LISTS, NOTES, TITLES, Site, entry
+from support.projection_site import LISTS, NOTES, Site, entry, titled
 from support.sse_client import Listen, Serve
 
 from pysync.changelog import Change
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.plugins import WriteEvent
+from pysync.plugins.projection import Projection
 
 TEXTS = collection("texts", "n/{room}/{id}")
 PAPERS = collection("papers", "n/{desk}/{sheet}")
@@ -212,20 +214,23 @@ SEEN = NOTES | {"name": "seen", "pullOnly": True, "writeRoles": []}
 
 @pytest.mark.parametrize("source", ["taps", "seen", ["seen", "taps"], "shared"])
 async def test_projections_read_what_is_written_to_their_sources_keys(source: str | list[str]) -> None:
-    calls = []
+    folded: list[str] = []
+
+    def fold(event: WriteEvent) -> dict[str, Any] | None:
+        folded.append(event.params["id"])
+        return titled(event)
+
     shared = NOTES | {"name": "shared", "storagePath": "notes/{space}/{id}"}
     site = Site(
         {
             "store": "memory:",
             "collections": [TAPS, SEEN, LISTS],
             "namespaces": {"acme": {"collections": [shared]}},
-            "projections": [TITLES | {"source": source}],
-        }
+        },
+        [Projection(source, "lists/{space}", fold)],
     )
-    count = site.lists.entry_change
-    site.lists.entry_change = lambda *args: calls.append(args) or count(*args)  # type: ignore[method-assign,func-returns-value]
     await site.push("taps", {"space": "s", "id": "a"}, {"title": "A"})
     await site.push("shared", {"space": "s", "id": "b"}, {"title": "B"}, "acme")
     await site.fold()
     assert await site.items() == [entry("a", title="A"), entry("b", title="B")]
-    assert len(calls) == 2, "times that a write was folded"
+    assert folded == ["a", "b"]

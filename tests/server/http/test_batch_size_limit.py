@@ -12,9 +12,7 @@ import pytest
 from support.clients import SUBJECT, Browser, Reply, Signed, Start, root_device
 from support.watched_store import LOG, MB, OPEN, Watched
 
-from pysync import concurrency, config
-from pysync.server.api import batch_response
-from pysync.server.api.batch_reads import Budget
+from pysync import config
 from pysync.store import ObjectInfo, Store, StoredObject
 
 TOO_LARGE = (400, "Batch answer too large")
@@ -212,30 +210,3 @@ async def test_documents_and_tails_count_together(
     params = {"notes": [{"id": "a"}], "log": [{"id": "a"}]}
     assert (await pulled(browser, params, {"log": [{"last": 6}]})).status == 200
     assert (await pulled(browser, params, {"log": [{"last": 7}]})).error == TOO_LARGE
-
-
-async def test_large_answers_are_verified_and_joined_in_a_thread(
-    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    browser = await serving(start, session, Watched(), 8 * MB)
-    for n in range(4):
-        await fill(browser, f"notes/{n}", 900_000)
-    await fill(browser, "notes/small", 100)
-    in_threads, pauses = [0], [0]
-    run_heavy, pause = concurrency.run_heavy, Budget.pause
-
-    async def counted(work: Any, *arguments: Any) -> Any:
-        in_threads[0] += 1
-        return await run_heavy(work, *arguments)
-
-    async def counted_pause(self: Budget, found: Any) -> None:
-        pauses[0] += 1
-        await pause(self, found)
-
-    monkeypatch.setattr(batch_response, "run_heavy", counted)
-    monkeypatch.setattr(Budget, "pause", counted_pause)
-    assert (await pulled(browser, {"notes": [{"id": "small"}]})).status == 200
-    assert (in_threads, pauses) == ([0], [0])
-    assert (await pulled(browser, {"notes": [{"id": str(n)} for n in range(4)]})).status == 200
-    assert in_threads == [2], "verifying, and joining"
-    assert pauses == [2], "a turn for others after each megabyte or so"

@@ -2,10 +2,11 @@
 
 import asyncio
 import resource
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -13,57 +14,43 @@ from support.clients import Browser, Start
 from support.collections import NOTES, collection
 from support.server_process import serving
 
-from pysync import _core
 from pysync.concurrency import Job
 from pysync.engine.outbox import Outbox
+from pysync.errors import StoreUnavailable
 from pysync.server.process.background import OutboxRelay
-from pysync.store import NotModified, StoredObject
+from pysync.sqlite.connection import SnapshotReader
+from pysync.sqlite.database_file import Database, DatabaseFile
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 
 MEGABYTE = 1 << 20
 
 
-def exhausted(*args: object, **options: object) -> NoReturn:
-    raise MemoryError
-
-
-async def test_a_handler_without_memory_is_a_503_that_may_be_repeated(
-    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+async def test_a_handler_without_memory_or_a_thread_is_a_503_that_may_be_repeated(
+    start: Start, session: aiohttp.ClientSession, error: Exception
 ) -> None:
     class Exhausted(MemoryStore):
-        is_exhausted = False
+        is_exhausted = True
 
-        async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
-            return exhausted() if self.is_exhausted else await super().get(key, if_none_match)
+        async def get(self, *args: Any, **options: Any) -> Any:
+            if self.is_exhausted:
+                raise error
+            return await super().get(*args, **options)
+
+        async def put(self, *args: Any, **options: Any) -> Any:
+            if self.is_exhausted:
+                raise error
+            return await super().put(*args, **options)
 
     store = Exhausted()
     browser = Browser(await start({"collections": [NOTES]}, store), session)
-    with monkeypatch.context() as patched:
-        patched.setattr(_core, "decode_push", exhausted)
-        store.is_exhausted = True
-        for refused in (await browser.push("notes/a", {"n": 1}), await browser.pull("notes/a")):
-            assert (refused.status, refused.json["code"]) == (503, "unavailable")
-            assert refused.headers["Retry-After"] == "1"
+    for refused in (await browser.push("notes/a", {"n": 1}), await browser.pull("notes/a")):
+        assert (refused.status, refused.json["code"]) == (503, "unavailable")
+        assert refused.headers["Retry-After"] == "1"
     store.is_exhausted = False
     assert (await browser.push("notes/a", {"n": 1})).status == 200
     assert (await browser.pull("notes/a")).json["data"] == {"n": 1}
-
-
-async def test_a_handler_that_gets_no_thread_is_a_503_that_may_be_repeated(
-    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    browser = Browser(await start({"collections": [NOTES]}), session)
-
-    def no_thread(*args: object) -> NoReturn:
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(_core, "decode_push", no_thread)
-        refused = await browser.push("notes/a", {"n": 1})
-    assert (refused.status, refused.json["code"]) == (503, "unavailable")
-    assert refused.headers["Retry-After"] == "1"
-    assert (await browser.push("notes/a", {"n": 1})).status == 200
 
 
 async def test_a_body_that_finds_no_memory_as_it_arrives_is_a_503_that_may_be_repeated(
@@ -83,23 +70,31 @@ async def test_a_body_that_finds_no_memory_as_it_arrives_is_a_503_that_may_be_re
     assert (await browser.push("notes/a", {"n": 1})).status == 200
 
 
-async def test_a_snapshot_that_ends_without_memory_is_not_read_from_for_ever(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = await LocalStore.open_folder(folder)
-    reader = store._reader
-    real = reader._cursor
+async def test_a_snapshot_that_ends_without_memory_is_not_read_from_for_ever(folder: Path) -> None:
+    class Exhausted(sqlite3.Cursor):
+        is_exhausted = True
 
-    class Exhausted:
-        def execute(self, statement: str, *args: Any) -> object:
-            return exhausted() if statement == "COMMIT" else real.execute(statement, *args)
+        def execute(self, statement: str, *args: Any) -> Any:
+            if statement == "COMMIT" and Exhausted.is_exhausted:
+                Exhausted.is_exhausted = False
+                raise MemoryError
+            return super().execute(statement, *args)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(reader, "_cursor", Exhausted())
-        assert await store.get("notes/a") is None
-        await store.put("notes/a", b"{}")
-    assert await store.get("notes/a") is not None
-    await store.close()
+    class Connection(sqlite3.Connection):
+        def cursor(self, *args: Any) -> Any:
+            return super().cursor(Exhausted)
+
+    opened = await LocalStore.open_folder(folder)
+    path = folder / "pysync.db"
+    with closing(sqlite3.connect(path, isolation_level=None, factory=Connection)) as connection:
+        database = Database(connection, connection, DatabaseFile(path))
+        reader = SnapshotReader(database, StoreUnavailable)
+        count = "SELECT count(*) FROM object"
+        assert reader.rows(count) == [(0,)]
+        await opened.put("notes/a", b"{}")
+        assert not Exhausted.is_exhausted
+        assert reader.rows(count) == [(1,)]
+    await opened.close()
 
 
 async def test_lost_announcements_are_recovered_after_a_round_without_memory() -> None:
@@ -109,7 +104,9 @@ async def test_lost_announcements_are_recovered_after_a_round_without_memory() -
 
         async def recover(self, *, early: bool) -> int:
             self.rounds += 1
-            return exhausted() if self.rounds == 1 else 0
+            if self.rounds == 1:
+                raise MemoryError
+            return 0
 
     slept: asyncio.Queue[float] = asyncio.Queue()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import aiohttp
 import pytest
@@ -20,15 +20,18 @@ def panics(*args: object, **options: object) -> NoReturn:
 
 
 async def test_a_panic_is_a_500_that_names_the_request_and_what_it_was_about(
-    start: Start,
-    session: aiohttp.ClientSession,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    browser = Browser(await start({"collections": [NOTES]}), session)
-    with monkeypatch.context() as patched:
-        patched.setattr(_core, "decode_push", panics)
-        answer = await browser.push("notes/a", {}, None, {"X-Request-Id": "find-me"})
+    class Panicking(MemoryStore):
+        is_panicking = True
+
+        async def put(self, *args: Any, **options: Any) -> str:
+            return panics() if self.is_panicking else await super().put(*args, **options)
+
+    store = Panicking()
+    browser = Browser(await start({"collections": [NOTES]}, store), session)
+    answer = await browser.push("notes/a", {}, None, {"X-Request-Id": "find-me"})
+    store.is_panicking = False
     assert answer.error == (500, "Internal error")
     assert answer.json["requestId"] == "find-me"
     assert "unhandled error: push notes 'notes/a'" in caplog.text

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from support.clients import ISSUER, STRANGER, SUBJECT, Signed, Start, minted_at, root_device
+from support.loop_time import loop_time
 from support.plugin_samples import NotifiedPlugin, Roles, batch, people
 from support.sse_client import listen
 
@@ -15,7 +16,6 @@ from pysync import _core
 from pysync.auth import issuing
 from pysync.errors import Forbidden, NotFound
 from pysync.plugins import PluginRequest
-from pysync.server import stream_authorization
 from pysync.store.memory import MemoryStore
 
 EDITED = {"readRoles": ["editor"], "writeRoles": ["editor"]}
@@ -308,20 +308,20 @@ class Undecided:
 
 @pytest.mark.parametrize("error", [RuntimeError("the directory is away"), None])
 async def test_a_stream_that_plugins_cannot_decide_on_is_cut(
-    error: Exception | None, start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    error: Exception | None, start: Start, session: aiohttp.ClientSession
 ) -> None:
-    monkeypatch.setattr(stream_authorization, "ROLE_TIMEOUT_S", 0.3)
     base = await start({"collections": EVERYTHING}, plugins=[Undecided(error)])
     editor, other, _ = people(base, session)
     streams = [await listen(someone, collections="notes") for someone in (editor, other, editor)]
     assert (await editor.push("notes/good", {})).status == 200
     for stream in streams:
         assert (await stream.event()).data["params"] == {"id": "good"}
-    assert (await editor.push("notes/bad", {})).status == 200
-    for stream in streams:
-        with pytest.raises((EOFError, ConnectionError)):
-            await stream.event()
-        await stream.close()
+    with loop_time() as time:
+        assert (await editor.push("notes/bad", {})).status == 200
+        for stream in streams:
+            with pytest.raises((EOFError, ConnectionError)):
+                await time.pass_until(asyncio.ensure_future(stream.event()), 0.1)
+            await stream.close()
 
 
 @pytest.mark.parametrize("error", [Forbidden(), NotFound()])

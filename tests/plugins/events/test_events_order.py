@@ -13,6 +13,7 @@ from support.clients import Browser, Start
 from support.collections import PUBLIC
 from support.event_batches import SERVICE, listed, pushed
 from support.faulty_store import FaultyStore
+from support.loop_time import loop_time
 
 from pysync.config import parse
 from pysync.coordinator import Coordinator
@@ -21,7 +22,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import InvalidEvents, Unavailable
 from pysync.plugins import HOOK_TIMEOUT_S
 from pysync.plugins.events import Events
-from pysync.plugins.events.plugin import Encoder
+from pysync.plugins.events.plugin import INGEST_TIMEOUT_S, Encoder
 from pysync.server.app import create_app
 from pysync.server.process.serve import serve_on
 from pysync.store.local.store import LocalStore
@@ -173,14 +174,17 @@ async def test_a_batch_that_takes_long_is_stored_and_found_by_the_push_repeated(
 
 
 async def test_nothing_comes_of_a_batch_once_it_is_given_up(
-    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+    start: Start, session: aiohttp.ClientSession
 ) -> None:
-    monkeypatch.setattr("pysync.plugins.events.plugin.INGEST_TIMEOUT_S", 0.05)
     store, release = FaultyStore(MemoryStore()), asyncio.Event()
     browser = Browser(await start(SERVICE, store), session)
-    store.delay("write", release)
-    refused = await browser.push("events/web/new", {"events": [{"event": "a"}]})
-    assert refused.error == (503, "store_unavailable")
+    arrived = store.delay("write", release)
+    with loop_time() as time:
+        pushing = asyncio.ensure_future(browser.push("events/web/new", {"events": [{"event": "a"}]}))
+        await arrived.wait()
+        time.now_s += INGEST_TIMEOUT_S
+        refused = await pushing
+    assert refused.status == 503
     release.set()
     assert await listed(browser) == []
 
@@ -258,13 +262,11 @@ async def test_a_batch_that_nobody_waits_for_any_more_makes_room_and_no_noise() 
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: changes.append(context))
     encoder = Encoder(max_waiting_bytes=100, in_thread_above=0)
     batch = b'{"events":[{"event":"%b"}]}' % (b"x" * 60)
-    for _ in range(2):
-        waiting = asyncio.ensure_future(encoder.encode(batch, "now"))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        while encoder._waiting_bytes:
-            await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(encoder.encode(batch, "now"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await encoder.encode(batch, "now")
     await encoder.close()
     assert changes == []

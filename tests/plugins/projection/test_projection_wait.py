@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from support.clients import Browser, Start
 from support.collections import PUBLIC
+from support.loop_time import loop_time
 from support.projection_site import JOURNAL, LISTS, NOTES, TITLES, entry, members, titled
 
 from pysync.changelog import Change
@@ -84,16 +85,15 @@ async def test_a_projection_in_code_may_wait(start: Start, session: aiohttp.Clie
     assert await items(browser) == [entry("a", title="A")]
 
 
-async def test_the_answer_says_that_a_list_is_behind(
-    start: Start, session: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_answer_says_that_a_list_is_behind(start: Start, session: aiohttp.ClientSession) -> None:
     class Follows(MemoryCoordinator):
         async def acquire_lease(self, name: str) -> bool:
             return False
 
-    monkeypatch.setattr("pysync.server.api.plugin_hooks.MAX_WAIT_S", 0.01)
     browser = Browser(await start(WAITING, coordinator=Follows()), session)
-    answer = await push(browser, "notes/s/a", {"title": "A"})
+    with loop_time() as time:
+        pushing = asyncio.ensure_future(push(browser, "notes/s/a", {"title": "A"}))
+        answer = await time.pass_until(pushing, 0.1)
     assert answer["projected"] is False
     assert answer["hash"] == (await browser.pull("notes/s/a")).json["hash"]
     assert "projected" not in await push(browser, "journals/s", {})
@@ -111,8 +111,6 @@ async def test_while_too_many_pushes_wait_others_are_answered_at_once(
             return self.is_leader and await super().acquire_lease(name)
 
     monkeypatch.setattr("pysync.server.api.plugin_hooks.MAX_WAITING", 1)
-    monkeypatch.setattr("pysync.server.api.plugin_hooks.MAX_WAIT_S", 3600.0)
-    monkeypatch.setattr("pysync.plugins.projection.follower.LEASE_RENEW_S", 0.02)
     coordinator = Slow()
     browser = Browser(await start(WAITING, coordinator=coordinator), session)
     first = asyncio.create_task(push(browser, "notes/s/a", {"title": "A"}))
@@ -123,7 +121,8 @@ async def test_while_too_many_pushes_wait_others_are_answered_at_once(
     page = (await browser.request("GET", "/metrics")).body
     assert b"\npysync_projection_unawaited_total 1.0\n" in page
     coordinator.is_leader = True
-    assert "projected" not in await first
+    with loop_time() as time:
+        assert "projected" not in await time.pass_until(first, 0.01)
     assert "projected" not in await push(browser, "notes/s/c", {"title": "C"})
 
 

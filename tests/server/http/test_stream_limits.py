@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 from typing import Any, cast
 
 import aiohttp
@@ -16,6 +17,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.subscriptions import Event, StartPosition
 from pysync.model import ANONYMOUS
 from pysync.server import sse
+from pysync.server.http.load import RESERVED_DESCRIPTORS
 from pysync.server.process.metrics import Counters
 from pysync.server.sse import SSEConnection, SSEHub, StreamLimits
 from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
@@ -203,11 +205,13 @@ async def test_a_stream_ends_whose_client_has_read_nothing_for_thirty_seconds() 
     streams.close()
 
 
-async def test_connections_and_streams_share_the_files_that_may_be_open(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pysync.server.compose.connection_limit", lambda wanted: min(wanted, 300))
-    await start({"collections": [NOTES], "server": {"maxConnections": 1_000, "maxStreams": 2_000}})
+async def test_connections_and_streams_share_the_files_that_may_be_open(start: Start) -> None:
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (600, allowed[1]))
+    try:
+        await start({"collections": [NOTES], "server": {"maxConnections": 1_000, "maxStreams": 2_000}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
     (app,) = start.apps  # type: ignore[attr-defined]
-    assert app.load.max_connections == 100
-    assert app.subscribers.limits.streams == 200
+    assert app.load.max_connections == (600 - RESERVED_DESCRIPTORS) // 3
+    assert app.subscribers.limits.streams == 600 - RESERVED_DESCRIPTORS - app.load.max_connections

@@ -8,21 +8,24 @@ from contextlib import AsyncExitStack
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, cast
 
 import aiohttp
 import pytest
 import pytest_asyncio
 from components import free_port
+from support.cli_runner import running
 from support.cli_service import ADMIN_TOKEN
 from support.clients import Browser
 from support.collections import NOTES
+from support.loop_time import loop_time
 from support.worker_processes import workers
 
 from pysync import config
 from pysync.errors import StoreUnavailable
 from pysync.server.app import create_app
-from pysync.server.process import admin, readiness, serve
+from pysync.server.http.responses import Response
+from pysync.server.process import admin, readiness
 from pysync.server.process.admin import AdminListener, AdminPages, LoopMonitor
 from pysync.server.process.erasure import AdminRequest
 from pysync.server.process.serve import serve_on
@@ -134,21 +137,15 @@ async def test_health_fails_once_the_event_loop_is_blocked_for_long(start_admin:
 
 
 async def test_time_of_a_blocked_event_loop_is_known_to_other_threads() -> None:
-    turned, now, measured = asyncio.Event(), 100.0, list[float]()
-
-    class Watched(LoopMonitor):
-        def _on_turn(self) -> None:
-            super()._on_turn()
-            turned.set()
-
-    monitor = Watched(lambda: now)
+    now, measured = 100.0, list[float]()
+    monitor = LoopMonitor(lambda: now)
     now += admin.TURN_EVERY_S + 7.0
     thread = Thread(target=lambda: measured.append(monitor.blocked_s))
     thread.start()
     thread.join()  # the loop cannot turn meanwhile
     assert measured == [7.0]
-    await turned.wait()
-    assert monitor.blocked_s == 0.0
+    while monitor.blocked_s:
+        await asyncio.sleep(0)
     monitor.close()
 
 
@@ -299,27 +296,38 @@ async def test_oldest_half_head_gives_way_to_a_new_connection(
         connection.close()
 
 
-async def test_requests_that_find_no_memory_keep_nobody_out(
-    start_admin: StartAdmin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def exhausted(*args: object) -> NoReturn:
-        raise MemoryError
+class ExhaustedPages:
+    """Pages for which there is no memory."""
 
-    service = await start_admin()
-    with monkeypatch.context() as patched:
-        patched.setattr(service.app.admin_pages, "respond", exhausted)
-        for _ in range(2 * admin.MAX_CONNECTIONS):
-            with pytest.raises((HTTPException, ConnectionError)):
-                await service.request("/health")
-    assert (await service.request("/health")).status == 200
+    erasure = None
+    is_exhausted = True
+
+    def respond(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
+        if self.is_exhausted:
+            raise MemoryError
+        return Response(200, b"{}")
 
 
-async def test_an_address_that_is_in_use_is_named(start_admin: StartAdmin) -> None:
+async def test_requests_that_find_no_memory_keep_nobody_out() -> None:
+    pages = ExhaustedPages()
+    listener = AdminListener(cast("AdminPages", pages), "127.0.0.1", 0)
+    for _ in range(2 * admin.MAX_CONNECTIONS):
+        with pytest.raises((HTTPException, ConnectionError)):
+            await asyncio.to_thread(request, listener.port, "/health")
+    pages.is_exhausted = False
+    assert (await asyncio.to_thread(request, listener.port, "/health")).status == 200
+    await listener.close()
+
+
+@pytest.mark.process
+async def test_an_address_that_is_in_use_is_named(start_admin: StartAdmin, tmp_path: Path) -> None:
     service = await start_admin()
     members = {"server": {"port": 0, "admin": {"port": service.port}}, "store": "memory:"}
-    settings = config.parse(members)
-    with pytest.raises(ValueError, match=f"server.admin: cannot listen on 127.0.0.1 port {service.port}"):
-        await serve._serve_alone(settings, "")
+    (tmp_path / "pysync.json").write_text(json.dumps({"version": 1, **members}))
+    async with running("serve", "--config", str(tmp_path / "pysync.json")) as process:
+        _, errors = await process.communicate()
+    assert process.returncode != 0
+    assert f"server.admin: cannot listen on 127.0.0.1 port {service.port}" in errors.decode()
 
 
 class Wavering(MemoryStore):
@@ -334,34 +342,31 @@ class Wavering(MemoryStore):
             raise StoreUnavailable("no route to host")
 
 
-async def probed(store: Wavering, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+async def probed(store: Wavering) -> list[bool]:
     """Whether the service is ready after each probe, until the store knows no more outcomes."""
-    monkeypatch.setattr(readiness, "PROBE_EVERY_S", -1.0)
-    monkeypatch.setattr(readiness, "RETRY_S", 0.0)
     checked = readiness.Readiness([store.probe])
     found = []
-    while store.outcomes:
-        found.append(await checked.check() is None)
+    with loop_time() as time:
+        while store.outcomes:
+            checking = asyncio.ensure_future(checked.check())
+            found.append(await time.pass_until(checking, readiness.RETRY_S / 10) is None)
+            time.now_s += readiness.PROBE_EVERY_S
     return found
 
 
-async def test_one_failed_probe_does_not_turn_readiness(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_failed_probe_does_not_turn_readiness() -> None:
     store = Wavering(True, False, True, False, True, False, False, True)
-    assert await probed(store, monkeypatch) == [True, True, True, False, True]
+    assert await probed(store) == [True, True, True, False, True]
 
 
-async def test_a_service_is_not_ready_before_its_first_successful_probe(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert await probed(Wavering(False, True, True), monkeypatch) == [True, True]
+async def test_a_service_is_not_ready_before_its_first_successful_probe() -> None:
+    assert await probed(Wavering(False, True, True)) == [True, True]
     assert readiness.Readiness([]).error is not None
 
 
-async def test_changes_of_readiness_are_logged_once_each(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_changes_of_readiness_are_logged_once_each(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "pysync.server")
-    await probed(Wavering(True, True, *[False] * 6, True, True, False, True), monkeypatch)
+    await probed(Wavering(True, True, *[False] * 6, True, True, False, True))
     assert [record.getMessage() for record in caplog.records] == [
         "not ready: no route to host",
         "ready again",

@@ -4,14 +4,13 @@ import asyncio
 import shutil
 from pathlib import Path
 
-import pytest
 from support.configurations import collection, config
+from support.loop_time import loop_time
 
 from pysync.config import parse
 from pysync.errors import CoordinatorUnavailable
 from pysync.server.app import Worker, create_app
 from pysync.server.http.responses import count_response
-from pysync.server.process import metrics
 from pysync.server.process.exposition import Metrics
 from pysync.server.process.metrics import BUCKETS_S, COORDINATOR_UP, Counters, MultiprocessCounters
 from pysync.server.process.readiness import CoordinatorMonitor, Readiness
@@ -128,8 +127,7 @@ async def test_counts_that_cannot_be_written_are_not_reported(tmp_path: Path) ->
     shared.close()
 
 
-async def test_counts_are_written_on_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "PUBLISH_EVERY_S", 0.0)
+async def test_counts_are_written_on_after_a_failure(tmp_path: Path) -> None:
     again, failures = asyncio.Event(), iter([MemoryError()])
 
     class Failing(Counters):
@@ -140,7 +138,8 @@ async def test_counts_are_written_on_after_a_failure(tmp_path: Path, monkeypatch
             return super().copy()
 
     shared = MultiprocessCounters(Failing(), tmp_path, 1)
-    await again.wait()
+    with loop_time() as time:
+        await time.pass_until(asyncio.ensure_future(again.wait()), 1.0)
     shared.close()
 
 

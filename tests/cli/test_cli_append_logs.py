@@ -1,6 +1,8 @@
 """`pysync append` and `pysync tail` as scripts meet them."""
 
+import asyncio
 import json
+import os
 import signal
 from asyncio.subprocess import Process
 from contextlib import AbstractAsyncContextManager
@@ -145,10 +147,11 @@ async def test_following_ends_when_its_output_is_closed_even_without_news(start:
     base = await start(SERVICE)
     async with Client(base) as anyone:
         await anyone.append("log/a", {}, ts_ms=1)
-        async with following("log/a", "--server", base) as process:
-            assert await next_time(process) == 1
-            assert process.stdout is not None
-            process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+        reads, writes = os.pipe()
+        async with running("tail", "-f", "log/a", "--server", base, stdout=writes) as process:
+            os.close(writes)
+            assert json.loads(await asyncio.to_thread(os.read, reads, 1000))["ts"] == 1
+            os.close(reads)
             assert await process.wait() == 0
             assert process.stderr is not None
             assert await process.stderr.read() == b""

@@ -13,6 +13,7 @@ from support.clients import ISSUER, SUBJECT, Browser, Start
 from support.collections import collection
 from support.fake_server import serving
 
+from pysync._core import canonicalize
 from pysync.auth import certificates, issuing
 from pysync.auth.identity_keys import IdentityKeys
 from pysync.client import Client
@@ -123,7 +124,8 @@ def test_a_merge_keeps_what_it_does_not_understand() -> None:
         issuing.issue_revocation_list(ISSUER, 3, certificates=issued, subjects=subjects).text
     )
     unknown = {**known, "generation": 4, "note": "of a later version"}
-    earlier = certificates.parse_revocation_list(issuing._sign(ISSUER, certificates.REVOCATION_TAG, unknown))
+    signed = ISSUER.sign(certificates.signing_input(certificates.REVOCATION_TAG, unknown))
+    earlier = certificates.parse_revocation_list(canonicalize(orjson.dumps({**unknown, "sig": signed})))
     merged = issuing.issue_revocation_list(
         ISSUER, 5, subjects=[("4" * 64, kept)], earlier=earlier, now_s=int(time.time())
     )

@@ -1,6 +1,8 @@
 """`pysync watch` as scripts meet it."""
 
+import asyncio
 import json
+import os
 import signal
 from asyncio.subprocess import Process
 from typing import Any
@@ -85,9 +87,14 @@ async def test_resets_are_printed_and_an_outage_is_reported_once() -> None:
 @pytest.mark.process
 async def test_watch_ends_when_its_output_is_closed_even_without_news() -> None:
     script = streamed(event("1"), End.HOLD)
-    async with streaming(script) as server, running("watch", "--server", server.url) as process:
-        await line(process)
-        process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]
+    reads, writes = os.pipe()
+    async with (
+        streaming(script) as server,
+        running("watch", "--server", server.url, stdout=writes) as process,
+    ):
+        os.close(writes)
+        assert await asyncio.to_thread(os.read, reads, 1000)
+        os.close(reads)
         assert await process.wait() == 0
         assert process.stderr is not None
         assert await process.stderr.read() == b""

@@ -172,23 +172,24 @@ async def test_rejected_stream_is_not_retried_and_a_busy_one_is() -> None:
         while RESUBSCRIBE_S not in waited:
             await notifier.wait(1)
         later.set()
-        while not notifier._listening.done():
+        await scripts[-1].closed.wait()
+        for _ in range(3):
             await notifier.wait(1)
-        await notifier.wait(1)
+        assert len(server.heads) == len(scripts)
 
 
 @pytest.mark.parametrize(
     "target", [WatchTarget("notes/a", "none"), WatchTarget("notes/a", "notes", {"x": "a"}), A]
 )
 async def test_invalid_stream_parameters_are_raised_by_the_next_wait(target: WatchTarget) -> None:
+    script = rejected(400, "bad_request")
     async with (
-        streaming(rejected(400, "bad_request")) as server,
+        streaming(script) as server,
         client(server.url) as anyone,
-        ChangeNotifier(anyone, target, is_new, Waits()) as notifier,
+        ChangeNotifier(anyone, target, is_new, Waits() if target is A else for_ever) as notifier,
     ):
-        while not notifier._listening.done():
-            await asyncio.sleep(0)
         if target is A:
+            await script.closed.wait()
             await notifier.wait(1)
         else:
             with pytest.raises(BadRequest):

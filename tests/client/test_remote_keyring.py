@@ -34,20 +34,25 @@ def now_s() -> int:
 
 
 @pytest_asyncio.fixture
-async def owner(start: Start) -> AsyncIterator[Client]:
+async def base(start: Start) -> str:
+    return await start(SERVICE)
+
+
+@pytest_asyncio.fixture
+async def owner(base: str) -> AsyncIterator[Client]:
     certificate = root_device(ISSUER, collections=("rooms",))
-    async with Client(await start(SERVICE), keys=ISSUER, certificate=certificate) as client:
+    async with Client(base, keys=ISSUER, certificate=certificate) as client:
         yield client
 
 
 @pytest_asyncio.fixture
-async def member(owner: Client) -> AsyncIterator[Client]:
+async def member(base: str) -> AsyncIterator[Client]:
     """Somebody who may write rooms, but not their keyrings."""
     grant = issuing.Grant(("read", "write"), (*issuing.writer_grant("rooms").paths, "!rooms/*/_keyring"))
     certificate = issuing.issue_member_certificate(
         ISSUER, SUBJECT.ed_pub, SUBJECT.kem_pub, "rooms", grant=grant, **minted_at()
     )
-    async with Client(owner._base, keys=SUBJECT, certificate=certificate) as client:
+    async with Client(base, keys=SUBJECT, certificate=certificate) as client:
         yield client
 
 

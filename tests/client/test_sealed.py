@@ -6,11 +6,13 @@ import hashlib
 from collections.abc import Collection
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.clients import ISSUER, STRANGER, SUBJECT
 
+from pysync._core import canonicalize
 from pysync.auth.identity_keys import IdentityKeys
 from pysync.client import sealed
 from pysync.client.sealed import Keyring, UnlockedKeyring, crypto, open_envelope, seal_envelope
@@ -298,7 +300,8 @@ def signed_entry(**members: Any) -> Keyring:
     data = copy.deepcopy(keyring.data)
     entry = data["epochs"]["1"]["wrappedKeys"][-1]
     entry.update(members)
-    entry["addedSig"] = ISSUER.sign(crypto._message(entry, 1))
+    signed = {name: entry[name] for name in ("addedAt", "addedBy", "ct", "ephKem", "subKem")}
+    entry["addedSig"] = ISSUER.sign(canonicalize(orjson.dumps(signed | {"epoch": 1})))
     return Keyring(data)
 
 

@@ -60,6 +60,16 @@ def edited(draw: st.DrawFn, value: Any) -> Any:
     return value
 
 
+def by_id(value: Any) -> dict[Any, Any] | None:
+    """The entries of a list by their ids; None for what is no list of entries."""
+    if not isinstance(value, list):
+        return None
+    ids = [entry.get("id") if isinstance(entry, dict) else None for entry in value]
+    if not all(isinstance(id_, str | int) and not isinstance(id_, bool) for id_ in ids):
+        return None
+    return dict(zip(ids, value, strict=True)) if len({*ids}) == len(ids) else None
+
+
 @st.composite
 def versions(draw: st.DrawFn) -> tuple[Data, Data, Data]:
     """A document, and what two people made of it."""
@@ -72,7 +82,7 @@ def at(document: Any, path: Path) -> Any:
     """The value at `path`, MISSING where there is none."""
     for name in path:
         if isinstance(document, list):
-            found = MERGE._entries(document)
+            found = by_id(document)
             document = MISSING if found is None else found.get(name, MISSING)
         else:
             document = document.get(name, MISSING) if isinstance(document, dict) else MISSING
@@ -81,7 +91,7 @@ def at(document: Any, path: Path) -> Any:
 
 def paths(document: Any, path: Path = ()) -> list[Path]:
     """The paths of everything in it."""
-    inner = MERGE._entries(document) if isinstance(document, list) else document
+    inner = by_id(document) if isinstance(document, list) else document
     if not isinstance(inner, dict):
         return [path]
     return [path, *(found for name, value in inner.items() for found in paths(value, (*path, name)))]
@@ -91,7 +101,7 @@ def in_any_order(value: Any) -> Any:
     """The value, its lists of entries sorted."""
     if isinstance(value, dict):
         return {name: in_any_order(member) for name, member in value.items()}
-    if MERGE._entries(value):
+    if by_id(value):
         return sorted(map(in_any_order, value), key=lambda entry: str(entry["id"]))
     return value
 

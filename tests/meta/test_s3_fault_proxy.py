@@ -73,15 +73,19 @@ def upstream() -> Upstream:
 
 
 @pytest_asyncio.fixture
-async def proxy(upstream: Upstream) -> AsyncIterator[FaultProxy]:
+async def upstream_url(upstream: Upstream) -> AsyncIterator[str]:
     runner = web.ServerRunner(web.Server(upstream.respond, auto_decompress=False))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    port = runner.addresses[0][1]
-    async with FaultProxy(f"http://127.0.0.1:{port}") as opened:
-        yield opened
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     await runner.cleanup()
+
+
+@pytest_asyncio.fixture
+async def proxy(upstream_url: str) -> AsyncIterator[FaultProxy]:
+    async with FaultProxy(upstream_url) as opened:
+        yield opened
 
 
 class Requester:
@@ -381,8 +385,7 @@ async def test_an_upstream_that_is_not_there_is_a_broken_connection(unused_tcp_p
         FaultProxy("127.0.0.1:80")
 
 
-async def test_closed_proxy_ends_delayed_requests(upstream: Upstream, proxy: FaultProxy) -> None:
-    upstream_url = "http://{}:{}".format(*proxy._upstream)
+async def test_closed_proxy_ends_delayed_requests(upstream: Upstream, upstream_url: str) -> None:
     async with aiohttp.ClientSession() as session:
         async with FaultProxy(upstream_url) as other:
             arrived = other.delay(until=asyncio.Event())

@@ -50,10 +50,10 @@ class Shell:
 
 
 @asynccontextmanager
-async def running(*arguments: str) -> AsyncIterator[Process]:
+async def running(*arguments: str, stdout: int = PIPE) -> AsyncIterator[Process]:
     """A `pysync` in a process of its own, killed at the end if it still runs."""
     command = (sys.executable, "-m", "pysync", *arguments)
-    process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+    process = await asyncio.create_subprocess_exec(*command, stdout=stdout, stderr=PIPE)
     try:
         yield process
     finally:

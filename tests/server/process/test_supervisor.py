@@ -98,17 +98,21 @@ def now() -> float:
     clock_s += 0.5
     return clock_s
 
+folder = Path(sys.argv[1])
+
 def work(post: WorkerContext) -> None:
-    with (Path(sys.argv[1]) / "starts").open("a+") as starts:
+    with (folder / "starts").open("a+") as starts:
         print(clock_s, file=starts, flush=True)
         starts.seek(0)
         is_last = len(starts.readlines()) == 3
     post.ready()
+    while not (folder / "served").exists():
+        select.select([post.parent_fd], [], [], 0.01)
     if is_last:
         os.kill(os.getppid(), signal.SIGTERM)
         select.select([post.parent_fd], [], [])
 
-Supervisor(1, work, 0.1, on_replace=print, now=now).run(lambda: None)
+Supervisor(1, work, 0.1, on_replace=print, now=now).run((folder / "served").touch)
 """
 
 
@@ -236,7 +240,7 @@ import os, select, signal, sys, time
 from pathlib import Path
 from pysync.server.process.supervisor import Supervisor, WorkerContext
 
-starts = Path(sys.argv[1]) / "starts"
+starts, served = Path(sys.argv[1]) / "starts", Path(sys.argv[1]) / "served"
 
 def work(post: WorkerContext) -> None:
     number = len(starts.read_text())
@@ -244,6 +248,9 @@ def work(post: WorkerContext) -> None:
     if number == 1:
         time.sleep(1)
     post.ready()
+    while not served.exists():
+        select.select([post.parent_fd], [], [], 0.01)
+        post.send_heartbeat()
     if number == 1:
         time.sleep(3600)
     elif number == 2:
@@ -251,7 +258,7 @@ def work(post: WorkerContext) -> None:
         select.select([post.parent_fd], [], [])
 
 starts.touch()
-Supervisor(1, work, 0.1, stall_s=0.5, on_replace=print).run(lambda: None)
+Supervisor(1, work, 0.1, stall_s=0.5, on_replace=print).run(served.touch)
 """
 
 
@@ -308,10 +315,12 @@ import os, select, signal, sys
 from pathlib import Path
 from pysync.server.process.supervisor import DUMP_SIGNAL, Supervisor, WorkerContext
 
-failed = Path(sys.argv[1]) / "failed"
+failed, served = Path(sys.argv[1]) / "failed", Path(sys.argv[1]) / "served"
 
 def work(post: WorkerContext) -> None:
     post.ready()
+    while not served.exists():
+        select.select([post.parent_fd], [], [], 0.01)
     if not failed.exists():
         failed.touch()
         os.kill(os.getpid(), DUMP_SIGNAL)
@@ -320,7 +329,7 @@ def work(post: WorkerContext) -> None:
     os.kill(os.getppid(), signal.SIGTERM)
     select.select([post.parent_fd], [], [])
 
-Supervisor(1, work, 0.1).run(lambda: None)
+Supervisor(1, work, 0.1).run(served.touch)
 """
 
 

@@ -40,6 +40,8 @@ def error_body(error: PysyncError) -> bytes:
     return orjson.dumps({"error": text, "code": error.code, **error.extras})
 
 
+CHUNK_BYTES: Final = 256 * 1024
+"""Bytes that are read, inflated or written at once of what is not held as a whole."""
 MAX_PAGE_SIZE: Final = 1000
 """Maximum number of names in a page of a list."""
 

@@ -27,9 +27,9 @@ from pysync.client import (
     QuotaUsage,
     SyncDocument,
 )
-from pysync.client.files import CHUNK_BYTES, UploadSource
+from pysync.client.files import UploadSource
 from pysync.errors import Conflict, MethodNotAllowed, NotFound, PysyncError, VersionNotFound
-from pysync.protocol import JSON_TYPE, OCTET_STREAM
+from pysync.protocol import CHUNK_BYTES, JSON_TYPE, OCTET_STREAM
 
 
 def add_pull(parser: Parser) -> None:

@@ -17,12 +17,11 @@ import orjson
 from pysync.client.models import PushResult, file_result
 from pysync.client.transport import RETRYABLE, Transport, Unreachable, response_error
 from pysync.errors import UnsupportedMediaType
-from pysync.protocol import JSON_TYPE, OCTET_STREAM, PARQUET_MIME_TYPES, PARQUET_TYPE
+from pysync.protocol import CHUNK_BYTES, JSON_TYPE, OCTET_STREAM, PARQUET_MIME_TYPES, PARQUET_TYPE
 
 UploadSource = bytes | Path | AsyncIterable[bytes]
 """The bytes of a file, its path, or chunks that can be read once."""
 
-CHUNK_BYTES: Final = 1 << 18
 
 OnProgress = Callable[[int, int | None], None]
 """Called with the number of bytes transferred so far and of all, None if that is unknown."""

@@ -41,6 +41,7 @@ from pysync.coordinator.protocol import (
     nonce_epoch,
 )
 from pysync.errors import CoordinatorUnavailable
+from pysync.protocol import CHUNK_BYTES
 from pysync.sqlite.database_file import DatabaseFile, make_private_dir
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,6 @@ SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - our folders in it are pr
 """A file system in memory that all processes of the machine share. Only Linux has it."""
 
 RECORD_BYTES: Final = 16
-READ_BYTES: Final = 1 << 20
 
 SEAL_RECORD: Final = bytes(RECORD_BYTES)
 """The last record of a file that another one follows. A process whose clock stepped back finds it and moves
@@ -91,7 +91,7 @@ class NonceLogFile:
 
     def catch_up(self) -> None:
         """Read the records that other processes appended. The caller holds the lock."""
-        while added := os.pread(self._fd, READ_BYTES, self._offset):
+        while added := os.pread(self._fd, CHUNK_BYTES, self._offset):
             whole = len(added) - len(added) % RECORD_BYTES
             if whole < len(added):
                 # Its writer died or ran out of disk before it accepted the nonce.

@@ -16,6 +16,7 @@ from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition
 from pysync.errors import Overloaded
 from pysync.model import Caller
 from pysync.server.http.connection import Connection
+from pysync.server.http.responses import STALL_S
 from pysync.server.process.metrics import Counters
 from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
 
@@ -29,8 +30,6 @@ MAX_WRITE_BUFFER: Final = 256 * 1024
 """Bytes buffered by a connection above which it is aborted because its reader is too slow."""
 MAX_UNREAD: Final = 32 * 1024 * 1024
 """Bytes buffered by all connections above which those with the most of them are aborted."""
-STALL_S: Final = 30.0
-"""Seconds within which a client must read some of the bytes that its connection has buffered."""
 RETRY_AFTER_S: Final = 10
 """Seconds after which a client for which there is no room may try again."""
 RETRY_MS: Final = (1_000, 3_000)

@@ -34,19 +34,14 @@ from pysync.errors import (
     UnsupportedMediaType,
 )
 from pysync.model import Caller
-from pysync.protocol import JSON_TYPE
+from pysync.protocol import CHUNK_BYTES, JSON_TYPE
 from pysync.server.authorization import Access, Authorizer
 from pysync.server.http.in_flight import SMALL_BYTES, STREAMED_BYTES, BytesInFlight, Reservation
+from pysync.server.http.responses import MIN_BYTES_PER_S, STALL_S
 from pysync.server.http.router import Match, Validator
 
-STALL_S = 30.0
-"""Time without progress after which a body is given up, and from which it needs a mean rate."""
-MIN_BYTES_PER_S = 1024
-"""The least mean rate of a body. The time that the server itself takes does not count."""
 CHECKS: Final = 3
 """Number of times that a body is checked for progress in `STALL_S`."""
-INFLATE_BYTES = 256 * 1024
-"""Bytes that are inflated at once of a body that is streamed."""
 STEP_BYTES: Final = 16 * 1024
 """Bytes that are reserved ahead while a small body arrives. A body whose length is not declared reserves
 `SMALL_BYTES` once it is longer than that."""
@@ -273,7 +268,7 @@ async def _inflate_stream(
             full = False
             while chunk or full:
                 try:
-                    piece = inflater.decompress(chunk, INFLATE_BYTES)
+                    piece = inflater.decompress(chunk, CHUNK_BYTES)
                 except zlib.error:
                     raise BadRequest("Invalid gzip body") from None
                 size += len(piece)
@@ -281,7 +276,7 @@ async def _inflate_stream(
                     raise PayloadTooLarge
                 if piece:
                     yield piece
-                chunk, full = inflater.unconsumed_tail, len(piece) == INFLATE_BYTES
+                chunk, full = inflater.unconsumed_tail, len(piece) == CHUNK_BYTES
             if inflater.unused_data:
                 raise BadRequest("Invalid gzip body")
     if not inflater.eof:

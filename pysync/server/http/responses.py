@@ -19,7 +19,7 @@ from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 
 from pysync import protocol
 from pysync.errors import PysyncError
-from pysync.protocol import JSON_TYPE
+from pysync.protocol import CHUNK_BYTES, JSON_TYPE
 from pysync.server.http.in_flight import Reservation
 from pysync.server.process.metrics import BUCKETS_S, Counters
 
@@ -27,12 +27,9 @@ NO_STORE = "Cache-Control: no-store\r\n"
 DRAIN_ABOVE = 64 * 1024
 """Bytes buffered by a connection above which a response waits for its client."""
 
-WRITE_BYTES = 256 * 1024
-"""Bytes that are written to a connection at once. The connection copies those that its client does not read
-yet."""
 STALL_S = 30.0
-"""Time after which a client that does not read its response, or less than `MIN_BYTES_PER_S` of it, is
-disconnected."""
+"""Time after which a client is disconnected that does not send its body or read its response or its events,
+or less than `MIN_BYTES_PER_S` of a body or response. The time that the server itself takes does not count."""
 MIN_BYTES_PER_S: Final = 1024
 UNREAD_BYTES: Final = 256 * 1024
 """Bytes that a client's kernel may acknowledge although the client reads nothing."""
@@ -154,8 +151,8 @@ class Response(web.StreamResponse):
         """Write a long body as fast as the client reads it, and yield to other tasks. Raises
         ConnectionResetError if the client has disconnected, or reads too little."""
         text = memoryview(body)
-        for start in range(0, len(body), WRITE_BYTES):
-            piece = text[start : start + WRITE_BYTES]
+        for start in range(0, len(body), CHUNK_BYTES):
+            piece = text[start : start + CHUNK_BYTES]
             transport.write(piece)
             self._written += len(piece)
             await flush(request, transport)

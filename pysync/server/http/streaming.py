@@ -13,9 +13,9 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion, HttpVersion11
 
 from pysync.errors import Overloaded, PysyncError
-from pysync.protocol import JSON_TYPE
+from pysync.protocol import CHUNK_BYTES, JSON_TYPE
 from pysync.server.http.in_flight import Reservation
-from pysync.server.http.responses import STALL_S, WRITE_BYTES, Response, is_stalled, unacknowledged_bytes
+from pysync.server.http.responses import STALL_S, Response, is_stalled, unacknowledged_bytes
 from pysync.store import ByteStream, SendfileStream
 
 log = logging.getLogger("pysync.server")
@@ -52,7 +52,7 @@ class StreamingResponse(Response):
         """See `Response.held_bytes`: a chunk as long as the first, and what the connection buffers."""
         if self._chunks is None:
             return 0
-        held = len(self.content) + WRITE_BYTES
+        held = len(self.content) + CHUNK_BYTES
         return held if self._size is None else min(held, self._size)
 
     async def reserve(self, reservation: Reservation) -> None:

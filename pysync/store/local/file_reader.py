@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Final, Self
 
 from pysync.errors import StoreUnavailable
+from pysync.protocol import CHUNK_BYTES
 from pysync.store.local.disk import FileDigest, FileFingerprint, in_thread, translate_os_errors
 
-CHUNK_BYTES: Final = 262_144
 SEND_BYTES: Final = 1_048_576
 """Number of bytes per `sendfile` call."""
 _CACHE_SAMPLE_STRIDE: Final = 65_536

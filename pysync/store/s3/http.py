@@ -18,11 +18,11 @@ from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from yarl import URL
 
 from pysync.errors import StoreUnavailable
+from pysync.protocol import CHUNK_BYTES
 from pysync.store.s3.credentials import S3Client, SignableRequest
 
 MIN_BYTES_PER_S: Final = 262_144
 """Minimum transfer rate: it extends the timeout of a request with a long body."""
-READ_BYTES: Final = 262_144
 _MAX_WRITE_BYTES: Final = 1_048_576
 """aiohttp expects larger bodies as a stream."""
 
@@ -170,7 +170,7 @@ class S3RequestSender:
             cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
             auto_decompress=False,
-            read_bufsize=READ_BYTES,
+            read_bufsize=CHUNK_BYTES,
             middlewares=(_forbid_resend,),
         )
 
@@ -254,7 +254,7 @@ async def _read(
         if (
             wants_body is not None
             and response.status == 200
-            and (response.content_length or 0) > READ_BYTES
+            and (response.content_length or 0) > CHUNK_BYTES
             and not wants_body(response.headers)
         ):
             response.close()

@@ -21,11 +21,11 @@ from aiohttp import ClientResponse
 from pysync.cache import BoundedCache
 from pysync.concurrency import gather_bounded
 from pysync.errors import StoreUnavailable
+from pysync.protocol import CHUNK_BYTES
 from pysync.store.local.disk import in_thread
 from pysync.store.s3.conditional_writes import ConditionalWriter, before_writing
 from pysync.store.s3.credentials import S3Client, translate_errors
 from pysync.store.s3.http import (
-    READ_BYTES,
     RetryState,
     S3Error,
     S3Request,
@@ -82,8 +82,8 @@ class Spool:
     def sha256_of(self, start: int, end: int) -> str:
         """Return the hex digest of the bytes [start, end)."""
         digest = hashlib.sha256()
-        for at in range(start, end, READ_BYTES):
-            digest.update(self.read(at, min(READ_BYTES, end - at)))
+        for at in range(start, end, CHUNK_BYTES):
+            digest.update(self.read(at, min(CHUNK_BYTES, end - at)))
         return digest.hexdigest()
 
     def close(self) -> None:
@@ -124,7 +124,7 @@ class Uploads:
             gathered = bytearray()
             async for chunk in chunks:
                 gathered += chunk
-                if len(gathered) >= READ_BYTES:
+                if len(gathered) >= CHUNK_BYTES:
                     await in_thread(spool.append, gathered)
                     gathered = bytearray()
             await in_thread(spool.append, gathered)
@@ -244,8 +244,8 @@ class Uploads:
 
 def _streamed_body(spool: Spool, start: int, end: int, sha256: str) -> StreamedBody:
     async def chunks() -> AsyncIterator[bytes]:
-        for at in range(start, end, READ_BYTES):
-            yield await in_thread(spool.read, at, min(READ_BYTES, end - at))
+        for at in range(start, end, CHUNK_BYTES):
+            yield await in_thread(spool.read, at, min(CHUNK_BYTES, end - at))
 
     return StreamedBody(end - start, sha256, chunks)
 

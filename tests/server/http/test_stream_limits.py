@@ -18,6 +18,7 @@ from pysync.engine.subscriptions import Event, StartPosition
 from pysync.model import ANONYMOUS
 from pysync.server import sse
 from pysync.server.http.load import RESERVED_DESCRIPTORS
+from pysync.server.http.responses import STALL_S
 from pysync.server.process.metrics import Counters
 from pysync.server.sse import SSEConnection, SSEHub, StreamLimits
 from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
@@ -193,7 +194,7 @@ async def test_a_stream_ends_whose_client_has_read_nothing_for_thirty_seconds() 
     (stuck, pipe), (slow, slowly), (idle, nothing) = opened(streams), opened(streams), opened(streams)
     for stream in (stuck, slow):
         stream.deliver([event(1_000)])
-    heartbeats = int(sse.STALL_S / sse.HEARTBEAT_S) + 2
+    heartbeats = int(STALL_S / sse.HEARTBEAT_S) + 2
     for heartbeat in range(heartbeats):
         assert not pipe.is_cut, f"too early, at heartbeat {heartbeat}"
         slowly.waiting -= 10

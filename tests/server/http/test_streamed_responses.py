@@ -21,17 +21,18 @@ from support.loop_time import loop_time
 from yarl import URL
 
 from pysync.errors import StoreUnavailable
+from pysync.protocol import CHUNK_BYTES
 from pysync.server.http import responses
 from pysync.server.http.connection import CANCEL_S, HEAD_TIMEOUT_S, HttpServer
 from pysync.server.http.load import Load
-from pysync.server.http.responses import WRITE_BYTES, Response
+from pysync.server.http.responses import Response
 from pysync.server.http.streaming import StreamingResponse
 from pysync.store.local.store import LocalStore
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
-PIECES = [b"a" * 10, b"", b"b" * (WRITE_BYTES + 1), b"c"]
+PIECES = [b"a" * 10, b"", b"b" * (CHUNK_BYTES + 1), b"c"]
 WHOLE = b"first" + b"".join(PIECES)
 HEADERS = 'ETag: "x"\r\n'
 
@@ -188,7 +189,7 @@ def test_a_client_that_does_not_read_is_waited_for_within_bounded_memory(run: Ru
                 await asyncio.sleep(0)
             assert made < 200, "the rest waits for the client"
             assert source.transport is not None
-            assert source.transport.get_write_buffer_size() <= 64 * 1024 + WRITE_BYTES
+            assert source.transport.get_write_buffer_size() <= 64 * 1024 + CHUNK_BYTES
             assert not source.closed.is_set()
         await asyncio.wait_for(source.closed.wait(), 10)
         await server.close()
@@ -351,7 +352,7 @@ def test_long_answer_is_given_to_the_connection_chunk_by_chunk(run: Run) -> None
                 most = max(most, source.transport.get_write_buffer_size())
                 received += await reader.read(100_000)
             assert received == body
-            assert most <= 64 * 1024 + WRITE_BYTES
+            assert most <= 64 * 1024 + CHUNK_BYTES
 
     run(scenario())
 

@@ -40,6 +40,8 @@ def error_body(error: PysyncError) -> bytes:
     return orjson.dumps({"error": text, "code": error.code, **error.extras})
 
 
+MAX_INT: Final = 2**53 - 1
+"""The largest integer that every JSON reader represents exactly. No time, number or offset exceeds it."""
 CHUNK_BYTES: Final = 256 * 1024
 """Bytes that are read, inflated or written at once of what is not held as a whole."""
 MAX_PAGE_SIZE: Final = 1000
@@ -50,3 +52,8 @@ OCTET_STREAM: Final = "application/octet-stream"
 PARQUET_TYPE: Final = "application/vnd.apache.parquet"
 PARQUET_MIME_TYPES: Final = (PARQUET_TYPE, "application/x-parquet", OCTET_STREAM)
 """Media types that a Parquet file may be pushed with (docs/reference/protocol.md#parquet-files)."""
+
+
+def clamped_int(digits: str, most: int = MAX_INT) -> int:
+    """Return the number, at most `most`. `int` converts at most 4,300 digits."""
+    return most if len(digits) > len(str(most)) else min(int(digits), most)

@@ -5,7 +5,7 @@ import asyncio
 import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pysync.cli.io import print_lines
 from pysync.cli.parser import Parser, add_config
@@ -18,13 +18,10 @@ from pysync.parquet import duckdb_read_parquet_sql
 from pysync.plugins import loader
 from pysync.plugins.events import Events, events_of
 from pysync.plugins.events.compaction import current_keys
-from pysync.store import MAX_CONCURRENT_READS, DamagedFile, open_store
+from pysync.store import MAX_CONCURRENT_READS, PAGE, DamagedFile, open_store
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
-
-_PAGE: Final = 1_000
-"""Rows of a query that are fetched together."""
 
 
 def add_events(parser: Parser) -> None:
@@ -160,7 +157,7 @@ def _run_query(connection: "DuckDBPyConnection", query: str) -> None:
     try:
         connection.execute(query)
         names = [column[0] for column in connection.description or ()]
-        while rows := connection.fetchmany(_PAGE):
+        while rows := connection.fetchmany(PAGE):
             for row in rows:
                 print(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=str))
     except duckdb.IOException as error:

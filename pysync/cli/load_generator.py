@@ -13,6 +13,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Final, cast
 from urllib.parse import urlsplit
 
@@ -24,7 +25,6 @@ from pysync.protocol import JSON_TYPE
 
 CONNECTIONS: Final = 32
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
-_BODYLESS = (204, 304)
 _WORDS: Final = "Sow the peas, turn the compost, mend the gate before the frost comes back. "
 
 
@@ -222,7 +222,7 @@ def read_head(head: bytes) -> tuple[int, int]:
     """Status and body length of an answer to GET or POST; `head` ends with the CRLF of its last line. Raises
     ValueError where the answer does not say how long it is."""
     status = int(head[9:12])
-    if status in _BODYLESS:
+    if status in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
         return status, 0
     length = _CONTENT_LENGTH.search(head)
     if length is None:

@@ -17,8 +17,6 @@ from pysync.cli.parser import Parser, add_client
 from pysync.client import ChangeEvent, LogCursor, LogElement, Reset
 from pysync.errors import Conflict
 
-DEFAULT_COUNT = 10
-
 
 def add_append(parser: Parser) -> None:
     """Add the arguments of `pysync append`."""
@@ -79,7 +77,7 @@ async def tail(options: argparse.Namespace) -> None:
 
 
 async def _tail(options: argparse.Namespace) -> None:
-    count = DEFAULT_COUNT if options.n is None and options.since is None else options.n
+    count = 10 if options.n is None and options.since is None else options.n
     async with make_client(options) as client:
         cursor = LogCursor(client, options.log, field=options.field, first=count, since=options.since)
         if options.follow:

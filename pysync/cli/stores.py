@@ -45,9 +45,6 @@ from pysync.plugins.projection.rebuild import catch_up, rebuild
 from pysync.sqlite.database_file import quick_check
 from pysync.store import EtagMismatch, Store, open_store
 
-_TTY_INTERVAL_S: Final = 0.5
-_NON_TTY_INTERVAL_S: Final = 10.0
-"""Seconds between reports of the progress."""
 _DAMAGED: Final = ("corrupt: ", "unreadable: ")
 _ERASE: Final = "\r\x1b[K"
 _MEMORY_COORDINATOR_WARNING: Final = (
@@ -162,9 +159,9 @@ class ProgressLine:
             print(f"pysync: {damaged} damaged or unreadable:", *self._damaged, sep="\n", file=sys.stderr)
 
     async def refresh(self, outcomes: CopyReport) -> None:
-        """Print the progress until cancelled."""
+        """Print the progress until cancelled, on a terminal more often."""
         while True:
-            await asyncio.sleep(_TTY_INTERVAL_S if self._is_terminal else _NON_TTY_INTERVAL_S)
+            await asyncio.sleep(0.5 if self._is_terminal else 10.0)
             copied = f"{outcomes.copied} copied ({outcomes.bytes:,} bytes)"
             start, end = (_ERASE, "") if self._is_terminal else ("", "\n")
             line = f"{start}{copied}, {outcomes.already_there} already there"

@@ -8,15 +8,12 @@ from math import inf
 from typing import Any, Literal, get_args
 
 from pysync.config.key_templates import KeyTemplate
-from pysync.protocol import JSON_TYPE, OCTET_STREAM, PARQUET_MIME_TYPES, PARQUET_TYPE
+from pysync.protocol import JSON_TYPE, MAX_INT, OCTET_STREAM, PARQUET_MIME_TYPES, PARQUET_TYPE
 
 Encryption = Literal["none", "delegated"]
 RateLimitKey = Literal["identity", "ip", "identity+ip"]
 Action = Literal["pull", "push", "list"]
 AccessLevel = Literal["public", "authenticated", "none"]
-
-MAX_INT = 2**53 - 1
-"""The largest integer that every JSON reader represents exactly."""
 
 ISSUERS_HERE = "Replaces `auth.trustedIssuers` here; absent: the {}server's."
 ROLES_HERE = "Replaces `auth.identityRoles` here; absent: the {}server's."

@@ -7,9 +7,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import orjson
 
-from pysync.config.collection import MAX_INT, Collection, ParquetPreset, wire_name
+from pysync.config.collection import Collection, ParquetPreset, wire_name
 from pysync.config.loader import ENVIRONMENT
 from pysync.config.schema import Config
+from pysync.protocol import MAX_INT
 
 HEAD = """\
 # Configuration

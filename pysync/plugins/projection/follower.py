@@ -27,14 +27,10 @@ PAGE: Final = 500
 
 MIN_INTERVAL_S: Final = 0.1
 """Seconds between pages that are not full. A list with constant writes is therefore put ten times a second,
-whatever their number."""
+whatever their number. A process in which pushes wait for another one's lists polls its progress as often."""
 
 CLOSE_S: Final = 5.0
 
-POLL_S: Final = 0.05
-REMOTE_POLL_S: Final = 0.2
-"""Intervals at which a process polls the progress of another one while pushes wait: with a store on the
-machine, and with one over the network."""
 
 log = logging.getLogger("pysync.projections")
 
@@ -58,7 +54,6 @@ class ProjectionWorker:
         self._saved_at = 0.0
         self._advanced = asyncio.Event()
         self._poll_lock = asyncio.Lock()
-        self._poll_s = REMOTE_POLL_S if services.store.is_remote else POLL_S
         self._next_poll_at, self._polled = 0.0, ""
         # Somebody elsewhere may wait for what the checkpoint says.
         self._saves_each_page = any(one.wait for one in projections) and services.config.is_multi_process
@@ -69,7 +64,7 @@ class ProjectionWorker:
         Raises Unavailable."""
         while self._after < change_id and (self._is_leader or await self._poll_leader() < change_id):
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._poll_s):
+                async with asyncio.timeout(MIN_INTERVAL_S):
                     await self._advanced.wait()
 
     async def _poll_leader(self) -> str:
@@ -77,7 +72,7 @@ class ProjectionWorker:
         async with self._poll_lock:
             if self._loop.time() >= self._next_poll_at:
                 self._polled = await self._read_checkpoint() or ""
-                self._next_poll_at = self._loop.time() + self._poll_s
+                self._next_poll_at = self._loop.time() + MIN_INTERVAL_S
         return self._polled
 
     async def close(self) -> None:

@@ -26,6 +26,7 @@ from pysync.errors import (
     PullBoundRequired,
 )
 from pysync.model import Caller, WriteResult
+from pysync.protocol import clamped_int
 from pysync.server.api import Service
 from pysync.server.api.plugin_hooks import plugin_response, push_with_plugins
 from pysync.server.authorization import Access
@@ -39,9 +40,6 @@ from pysync.server.http.request_body import (
 from pysync.server.http.responses import Response, bodiless_response, write_response
 from pysync.server.http.router import Match
 from pysync.server.http.streaming import streaming_response
-
-MAX_BOUND = 2**63 - 1
-"""The largest bound. No timestamp and no number of elements exceeds it, so larger bounds mean the same."""
 
 _is_bound = re.compile(r"0|[1-9][0-9]*").fullmatch
 
@@ -207,7 +205,7 @@ def _bound(text: str | None, make_error: Callable[[], BadRequest]) -> int | None
         return None
     if not _is_bound(text):
         raise make_error()
-    return MAX_BOUND if len(text) > len(str(MAX_BOUND)) else min(int(text), MAX_BOUND)
+    return clamped_int(text)
 
 
 def _invalid_limit() -> BadRequest:

@@ -16,7 +16,7 @@ from pysync import protocol
 from pysync.engine.files import FileSettings
 from pysync.errors import RangeNotSatisfiable, UnsupportedMediaType
 from pysync.model import Caller
-from pysync.protocol import JSON_TYPE, OCTET_STREAM
+from pysync.protocol import JSON_TYPE, MAX_INT, OCTET_STREAM, clamped_int
 from pysync.server.api import Service
 from pysync.server.api.documents import DocumentHandlers
 from pysync.server.api.plugin_hooks import run_after_write
@@ -38,17 +38,12 @@ from pysync.store import FileStat, OpenFile
 MAX_CONTENT_TYPE: Final = 255
 SENDFILE_MIN_BYTES: Final = 65_536
 """Number of bytes from which `sendfile` is faster than reading and writing."""
-_LOOKUP_ATTEMPTS: Final = 2
-"""Number of times that a pull looks for a file and then a document, because one may replace the other
-meanwhile."""
 _SECURITY_HEADERS: Final = "X-Content-Type-Options: nosniff\r\nContent-Security-Policy: sandbox\r\n"
 """Keep browsers from running a pushed file as a page of this origin, which may serve other pages."""
 
 _is_media_type = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+/[!#$%&'*+.^_`|~0-9a-z-]+").fullmatch
 _range = re.compile(r"bytes=([0-9]*)-([0-9]*)", re.IGNORECASE).fullmatch
 _unprintable = re.compile(r"[^ -~]")
-_MAX_OFFSET: Final = 2**53
-"""An offset beyond the end of any file."""
 
 
 class ByteRange(NamedTuple):
@@ -93,7 +88,7 @@ class FileHandlers(DocumentHandlers):
     async def _respond(self, request: web.BaseRequest, match: Match, access: Access) -> Response:
         rules = file_settings(match)
         document = None
-        for _ in range(_LOOKUP_ATTEMPTS):
+        for _ in range(2):  # one may replace the other meanwhile
             response = await self._try_file(request, match, rules)
             if response is not None:
                 return response
@@ -181,22 +176,17 @@ def parse_range(text: str) -> ByteRange | None:
     if not first:
         if not last:
             return None
-        return ByteRange(_MAX_OFFSET, None) if last == "0" else ByteRange(-_number(last), None)
+        return ByteRange(MAX_INT, None) if last == "0" else ByteRange(-clamped_int(last), None)
     if not last:
-        return ByteRange(_number(first), None)
+        return ByteRange(clamped_int(first), None)
     if (len(last), last) < (len(first), first):
         return None
-    return ByteRange(_number(first), _number(last) + 1)
+    return ByteRange(clamped_int(first), clamped_int(last) + 1)
 
 
 def sanitize(content_type: str) -> str:
     """Return a Content-Type that is valid in a header: printable ASCII, up to MAX_CONTENT_TYPE characters."""
     return _unprintable.sub("", content_type).strip()[:MAX_CONTENT_TYPE]
-
-
-def _number(digits: str) -> int:
-    """Return the number, at most `_MAX_OFFSET`."""
-    return _MAX_OFFSET if len(digits) > len(str(_MAX_OFFSET)) else min(int(digits), _MAX_OFFSET)
 
 
 async def _file_response(

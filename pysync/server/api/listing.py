@@ -15,7 +15,7 @@ from pysync import _core
 from pysync.config.key_templates import KeyTemplate, are_parameters, is_parameter
 from pysync.errors import Forbidden, InvalidAfter, InvalidLimit
 from pysync.plugins import FileBackedCollection
-from pysync.protocol import MAX_PAGE_SIZE
+from pysync.protocol import MAX_PAGE_SIZE, clamped_int
 from pysync.server.api import Service
 from pysync.server.http.responses import Response, json_response
 from pysync.server.http.router import Match
@@ -71,7 +71,6 @@ async def list_page(
 
 
 _is_limit = re.compile(r"[1-9][0-9]*").fullmatch
-_LIMIT_DIGITS = len(str(MAX_PAGE_SIZE))
 
 
 class ListHandler:
@@ -139,7 +138,7 @@ def _limit(text: str | None) -> int:
         return DEFAULT_LIMIT
     if not _is_limit(text):
         raise InvalidLimit
-    return MAX_PAGE_SIZE if len(text) > _LIMIT_DIGITS else min(int(text), MAX_PAGE_SIZE)
+    return clamped_int(text, MAX_PAGE_SIZE)
 
 
 def _after(text: str | None) -> str | None:

@@ -8,6 +8,7 @@ from typing import Final
 from aiohttp import web
 
 from pysync import _core
+from pysync.concurrency import MAX_WAITING
 from pysync.config import Collection, Config
 from pysync.config.key_templates import KeyTemplate
 from pysync.engine.outbox import Outbox
@@ -100,8 +101,6 @@ def plugin_response(request: web.BaseRequest, match: Match, reply: PullResponse)
 
 MAX_WAIT_S: Final = 5.0
 """Longest time that a response waits for lists, in seconds."""
-MAX_WAITING: Final = 1_000
-"""Responses of a process that wait for lists. Another says at once that the lists are not updated yet."""
 _NOT_PROJECTED: Final = b',"projected":false}'
 
 

@@ -12,7 +12,7 @@ from pysync.model import USAGE_NAMES, Usage
 from pysync.server.api import Service
 from pysync.server.http.responses import NO_STORE, Response, json_response
 from pysync.server.http.router import Match
-from pysync.store import Ledger, Subject, SubjectKind, ledger_of
+from pysync.store import PAGE, Ledger, Subject, SubjectKind, ledger_of
 
 MAX_SPACES: Final = 100
 """Spaces that one request may name."""
@@ -82,14 +82,13 @@ LISTED: Final[Mapping[SubjectKind, str]] = {
     "space": "spaces",
     "issuer": "issuers",
 }
-MAX_LISTED: Final = 1_000
-"""Subjects of a kind that operators are shown: those that use the most bytes."""
 
 
 async def usage_of_all(ledger: Ledger) -> dict[str, Any]:
-    """Return what operators see at `/admin/usage`. Raises StoreUnavailable."""
+    """Return what operators see at `/admin/usage`: of each kind the subjects that use the most bytes. Raises
+    StoreUnavailable."""
     page: dict[str, Any] = {"complete": await ledger.is_complete()}
     for kind, name in LISTED.items():
-        found = await ledger.largest(kind, MAX_LISTED)
+        found = await ledger.largest(kind, PAGE)
         page[name] = [{"name": subject, **used.as_json()} for subject, used in found]
     return page

@@ -9,8 +9,8 @@ from pysync.errors import StoreUnavailable
 from pysync.protocol import CHUNK_BYTES
 from pysync.store.local.disk import FileDigest, FileFingerprint, in_thread, translate_os_errors
 
-SEND_BYTES: Final = 1_048_576
-"""Number of bytes per `sendfile` call."""
+STEP_BYTES: Final = 1_048_576
+"""Bytes of a file that the kernel sends, or that a thread writes, in one call. Most files fit at once."""
 _CACHE_SAMPLE_STRIDE: Final = 65_536
 """Distance of the samples. The kernel caches and evicts files in ranges of about this length."""
 
@@ -94,7 +94,7 @@ class FileReader:
     async def ensure_cached(self) -> None:
         """Read the bytes that `send` sends next into memory, so that it does not wait for the disk. Raises
         StoreUnavailable."""
-        fd, at, wanted = self._next(SEND_BYTES)
+        fd, at, wanted = self._next(STEP_BYTES)
         if not _is_cached(fd, at, wanted):
             await in_thread(os.pread, fd, wanted, at)
 
@@ -102,7 +102,7 @@ class FileReader:
         """Have the kernel send the next bytes to a socket, without copying them here. Returns the number of
         bytes sent, 0 once all are. Raises BlockingIOError if the socket accepts no bytes now, OSError if it
         fails, and StoreUnavailable if the file has become shorter."""
-        fd, at, wanted = self._next(SEND_BYTES)
+        fd, at, wanted = self._next(STEP_BYTES)
         if not wanted:
             return 0
         sent = os.sendfile(connection, fd, at, wanted)

@@ -29,7 +29,7 @@ from pysync.store.local.disk import (
     translate_os_errors,
     xxh3_of,
 )
-from pysync.store.local.file_reader import FileReader
+from pysync.store.local.file_reader import STEP_BYTES, FileReader
 from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.local.tables import GET_FILE, FileRow, file_row
 from pysync.store.types import DAMAGED_REASON, DamagedFile, FileStat, Leftover, OpenFile, Pace, clamp_range
@@ -42,8 +42,6 @@ Ts = TypeVarTuple("Ts")
 CHECKED_BYTES: Final = 1_048_576
 """Length up to which a file is checked whenever it is read. A longer one is checked when its size, time or
 inode is another, and by `verify`."""
-WRITE_CHUNK_BYTES: Final = 1_048_576
-"""Bytes of an upload that are collected before a thread writes them to disk. Most files fit at once."""
 LOST_REASON: Final = "the file is lost: push it again, or copy it from a backup"
 _OF_ONE_FILE: Final = (errno.EIO, errno.EISDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE)
 """Errors of reading what lies at the path of one file: a broken block, or something that is no file."""
@@ -266,7 +264,7 @@ class LocalFiles:
         try:
             pieces, size = list[bytes](), 0
             async for chunk in chunks:
-                if pieces and size + len(chunk) > WRITE_CHUNK_BYTES:
+                if pieces and size + len(chunk) > STEP_BYTES:
                     await in_thread(temp_file.append, pieces)
                     pieces, size = [], 0
                 pieces.append(chunk)

@@ -12,6 +12,7 @@ not exist.
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from math import inf
 from operator import gt, sub
 from typing import Final
@@ -47,10 +48,15 @@ find the earlier versions of documents that count for somebody, the oldest first
 MAX_DISPLACED: Final = 100
 """Number of earlier versions that one write displaces."""
 
-OFF: Final = 0
-INCOMPLETE: Final = 1
-COUNTING: Final = 2
-COMPLETE: Final = 3
+
+class CountState(IntEnum):
+    """What `usage_state` says of the counts of a store."""
+
+    OFF = 0
+    INCOMPLETE = 1
+    COUNTING = 2
+    COMPLETE = 3
+
 
 _OWNER: Final = "owner"
 """The kind of the rows of `usage` that are owners. Their name is the account as JSON, and they have no
@@ -255,20 +261,20 @@ def _minus(amounts: Amounts, others: Amounts) -> Amounts:
 
 def switch_on(cursor: sqlite3.Cursor) -> None:
     """Begin to track usage, from nothing, unless it is tracked already."""
-    if _state(cursor) == OFF:
+    if _state(cursor) == CountState.OFF:
         cursor.execute("DELETE FROM usage")
         cursor.execute("DELETE FROM charge")
         for name, body in _TRIGGERS.items():
             cursor.execute(f"CREATE TRIGGER {name} {body}")
         is_empty = cursor.execute("SELECT 1 FROM object LIMIT 1").fetchone() is None
-        set_state(cursor, OFF, COMPLETE if is_empty else INCOMPLETE)
+        set_state(cursor, CountState.OFF, CountState.COMPLETE if is_empty else CountState.INCOMPLETE)
 
 
 def switch_off(cursor: sqlite3.Cursor) -> None:
     """Stop tracking usage."""
     for name in _TRIGGERS:
         cursor.execute(f"DROP TRIGGER IF EXISTS {name}")
-    cursor.execute("UPDATE usage_state SET state = ?", (OFF,))
+    cursor.execute("UPDATE usage_state SET state = ?", (CountState.OFF,))
     cursor.execute("DELETE FROM usage")
     cursor.execute("DELETE FROM charge")
 
@@ -279,7 +285,7 @@ def prune(cursor: sqlite3.Cursor) -> None:
         cursor.execute(statement)
 
 
-def set_state(cursor: sqlite3.Cursor, before: int, after: int) -> None:
+def set_state(cursor: sqlite3.Cursor, before: CountState, after: CountState) -> None:
     """Set the state, if it is `before`."""
     cursor.execute("UPDATE usage_state SET state = ? WHERE state = ?", (after, before))
 

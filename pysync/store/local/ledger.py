@@ -17,7 +17,7 @@ from pysync.store.ledger import (
     UncountedRow,
 )
 from pysync.store.local import counters, tables
-from pysync.store.local.counters import Owners, amounts_of
+from pysync.store.local.counters import CountState, Owners, amounts_of
 from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.types import Precondition
 
@@ -83,15 +83,15 @@ class LocalLedger:
     async def is_complete(self) -> bool:
         """See `Ledger.is_complete`."""
         ((state,),) = self._reader.rows("SELECT state FROM usage_state")
-        return bool(state == counters.COMPLETE)
+        return bool(state == CountState.COMPLETE)
 
     async def begin_count(self) -> None:
         """See `CountableLedger.begin_count`."""
-        await self._writer.submit(counters.set_state, counters.INCOMPLETE, counters.COUNTING)
+        await self._writer.submit(counters.set_state, CountState.INCOMPLETE, CountState.COUNTING)
 
     async def end_count(self) -> None:
         """See `CountableLedger.end_count`."""
-        await self._writer.submit(counters.set_state, counters.COUNTING, counters.COMPLETE)
+        await self._writer.submit(counters.set_state, CountState.COUNTING, CountState.COMPLETE)
 
     def uncounted(self, after: int) -> tuple[list[UncountedRow], int | None]:
         """See `CountableLedger.uncounted`."""

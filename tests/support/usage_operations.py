@@ -47,9 +47,11 @@ def charge_of(key: str) -> Charge:
     return Charge(account_of(identity) if identity in PEOPLE else None, checked=False)
 
 
-async def open_store(folder: Path, most: float = inf, files: float = inf) -> LocalStore:
+async def open_store(
+    folder: Path, most: float = inf, files: float = inf, elements: float = inf
+) -> LocalStore:
     store = await LocalStore.open_folder(folder)
-    await store.track_usage({"identity": (most, inf, inf, files)}, charge_of)
+    await store.track_usage({"identity": (most, inf, elements, files)}, charge_of)
     return store
 
 

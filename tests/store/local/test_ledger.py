@@ -13,7 +13,7 @@ from support.usage_operations import TYPE, account_of, count_all, open_store, st
 
 from pysync.errors import QuotaExceeded
 from pysync.model import Usage
-from pysync.store import ABSENT, Charge, Etag, Subject, Write
+from pysync.store import ABSENT, Charge, Etag, Segment, Subject, Write
 from pysync.store.local import LocalStore
 
 ANNA, BEN = Subject("identity", "anna"), Subject("identity", "ben")
@@ -105,6 +105,20 @@ async def test_a_smaller_file_in_place_of_a_document_is_one_file_more(tmp_path: 
         await store.write("notes/anna/2", chunks_of(b"x" * 50), TYPE, charge=charge)
     assert found.value.extras == {"quota": "identity.files", "used": 1, "allowed": 1}
     assert await used(store, ANNA) == Usage(110, 1, 0, 1)
+    await store.close()
+
+
+async def test_an_append_over_the_quota_stores_no_segments(tmp_path: Path) -> None:
+    store = await open_store(tmp_path, elements=2)
+    charge = Charge(account_of("anna"), 2)
+    etag = await store.commit(Write("notes/anna/log", b"x" * 30, charge=charge))
+    sealed = [Segment("_pysync/logs/1/0-2", b"x" * 20)]
+    append = Write(
+        "notes/anna/log", b"x" * 10, Etag(etag), charge=charge._replace(elements=3), segments=sealed
+    )
+    with pytest.raises(QuotaExceeded):
+        await store.commit(append)
+    assert await store.get("_pysync/logs/1/0-2") is None
     await store.close()
 
 

@@ -191,8 +191,10 @@ class AnnouncingOutbox(Outbox):
 
     async def commit(self, write: Write) -> str:
         """See `Outbox.commit`."""
+        account = None if write.charge is None else write.charge.account
         for segment in write.segments:
-            await self._put(segment.key, segment.body, ANY, segment.charge)
+            charge = Charge(account, 0, write.key, checked=False)
+            await self._put(segment.key, segment.body, ANY, charge)
         if write.also:
             async with self._appended_before(write):
                 return await self.commit(write._replace(also=(), segments=()))

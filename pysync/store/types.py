@@ -244,9 +244,9 @@ class AppendedObject(NamedTuple):
     suffix: str
     body: bytes
 
-    def key(self, timestamp: HybridTimestamp) -> str:
-        """Return the key of this object for this timestamp. A later one gives a greater key."""
-        return f"{self.folder}/{timestamp.ms:016d}{timestamp.counter:08d}{self.suffix}"
+    def key(self, place: HybridTimestamp) -> str:
+        """Return the key of this object at a place in the order. A later place gives a greater key."""
+        return f"{self.folder}/{place.ms:016d}{place.counter:08d}{self.suffix}"
 
 
 KeyShape = tuple[str | None, ...]
@@ -254,11 +254,11 @@ KeyShape = tuple[str | None, ...]
 
 
 class Segment(NamedTuple):
-    """An object of JSON that another one refers to, and so has to be stored with it or before it."""
+    """An object of JSON that another one refers to, and so has to be stored with it or before it. It counts
+    for the account of that one, and no quota rejects it."""
 
     key: str
     body: bytes
-    charge: Charge | None = None
 
 
 class Write(NamedTuple):

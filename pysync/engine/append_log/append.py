@@ -223,8 +223,7 @@ class AppendBatcher:
                 return False
             head, dropped = await self._without_oldest(key, head, settings)
             head, objects = head.seal(max(SEGMENT_BYTES, self._head_bytes))
-            part = Charge(account, 0, key, checked=False)
-            segments = [Segment(object_key(head.id, name), body, part) for name, body in objects]
+            segments = [Segment(object_key(head.id, name), body) for name, body in objects]
             after, outcomes = head.append(elements, now_ms, settings.max_items)
             stored = after.stored()
         if is_guess and any(isinstance(outcome, str) for outcome in outcomes):

@@ -2,11 +2,9 @@
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from pysync._core import split_key
 from pysync.model import QuotaLimits, Usage
-from pysync.sqlite.changelog import ChangeRows
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.store.ledger import (
     Charge,
@@ -17,9 +15,7 @@ from pysync.store.ledger import (
     UncountedRow,
 )
 from pysync.store.local import counters, tables
-from pysync.store.local.counters import CountState, Owners, amounts_of
-from pysync.store.local.rename_journal import RenameJournal
-from pysync.store.types import Precondition
+from pysync.store.local.counters import CountState, Owners
 
 _USED = "SELECT bytes, documents, elements, files FROM usage WHERE kind = ? AND name = ?"
 _LARGEST = """
@@ -112,47 +108,3 @@ class LocalLedger:
     async def prune(self) -> None:
         """See `CountableLedger.prune`."""
         await self._writer.submit(counters.prune)
-
-
-def put_counted(
-    cursor: sqlite3.Cursor,
-    renames: RenameJournal,
-    row: tuple[Any, ...],
-    expect: Precondition,
-    changes: ChangeRows,
-    owners: Owners,
-    charge: Charge,
-    also: tables.Rows = (),
-) -> tuple[bool, int]:
-    """Call `tables.put`, and append objects, as rows that count. Raises QuotaExceeded if the precondition
-    holds."""
-    etag, content_type, now_ms, body, parent, name = row
-    elements, size = charge.elements, len(body)
-    all_bytes = size + sum(len(each[3]) for each in also)
-    id_, has_room = owners.find(cursor, charge.account, amounts_of(all_bytes, elements))
-    kept = id_
-    if also or not charge.checked:
-        kept = owners.owner_of_replaced(cursor, parent, name, id_)
-    if not charge.checked:
-        id_ = kept
-    elif not has_room:
-        tables.check_current(cursor, parent, name, expect)
-        wanted = amounts_of(all_bytes if kept == id_ else size, elements)
-        owners.make_room(cursor, id_, wanted, parent, name)
-    counted = (etag, content_type, now_ms, body, size, id_, elements, parent, name)
-    result = tables.put(cursor, renames, counted, expect, changes, tables.PUT_COUNTED)
-    _append_counted(cursor, kept, also)
-    return result
-
-
-def append_objects(
-    cursor: sqlite3.Cursor, owners: Owners, charge: Charge, also: tables.Rows, parent: str, name: str
-) -> None:
-    """Call `tables.append_objects` before an object is deleted, and count the appended ones as bytes."""
-    owner, _ = owners.find(cursor, charge.account)
-    _append_counted(cursor, owners.owner_of_replaced(cursor, parent, name, owner), also)
-
-
-def _append_counted(cursor: sqlite3.Cursor, owner: int, also: tables.Rows) -> None:
-    for row in also:
-        cursor.execute(tables.APPEND_COUNTED, (*row[:4], len(row[3]), owner, 0, *row[4:]))

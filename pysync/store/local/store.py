@@ -13,12 +13,11 @@ import itertools
 import logging
 import os
 import sqlite3
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self
+from typing import ClassVar, Final, Self
 
 import orjson
 
@@ -28,7 +27,7 @@ from pysync.clock import HybridTimestamp, wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.model import Diagnosis, QuotaLimits
 from pysync.protocol import JSON_TYPE
-from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog
+from pysync.sqlite.changelog import SqliteChangeLog
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import Database, make_private_dir, open_database, reason_of
 from pysync.sqlite.purge import purge_database
@@ -37,7 +36,7 @@ from pysync.store.local import capture, counters, tables
 from pysync.store.local.claims import MAX_LIVE, LocalClaims
 from pysync.store.local.disk import FileTree
 from pysync.store.local.files import LocalFiles
-from pysync.store.local.ledger import LocalLedger, append_objects, put_counted
+from pysync.store.local.ledger import LocalLedger
 from pysync.store.local.old_merges import end_old_merges
 from pysync.store.local.read_cache import ReadCache
 from pysync.store.local.rename_journal import RenameJournal
@@ -47,7 +46,6 @@ from pysync.store.local.unnamed_files import remove_unnamed_files
 from pysync.store.types import (
     ANY,
     NOT_MODIFIED,
-    AppendedObject,
     Claim,
     EtagMismatch,
     FileStat,
@@ -60,7 +58,6 @@ from pysync.store.types import (
     OpenFile,
     Pace,
     Precondition,
-    Segment,
     StoredObject,
     Write,
     check_mergeable,
@@ -226,76 +223,35 @@ class LocalStore:
 
     async def commit(self, write: Write) -> str:
         """See `TransactionalStore.commit`."""
+        etag = self._new_etag()
         rows = self.change_log.rows_of(write.changes)
-        etag, size = "", 0
-        if write.body is None:
-            step = self._removal(write, rows)
-        else:
-            etag, size = self._new_etag(), len(write.body)
-            step = self._replacement(write, write.body, etag, rows)
-            size += sum(len(each.body) for each in write.also)
-            size += sum(len(each.body) for each in write.segments)
-        call, *args = step
-        call = self.claims.bind(call, write.claims) if write.claims else call
+        counted = None
+        if (ledger := self.ledger) is not None:
+            counted = ledger.owners, ledger.charge(write.key, write.charge)
+        size = 0 if write.body is None else len(write.body)
+        for each in write.also:
+            size += len(each.body)
+        for segment in write.segments:
+            size += len(segment.body)
+        step: Callable[..., tuple[bool, int]] = tables.delete if write.body is None else tables.put
+        if write.claims:
+            step = self.claims.bind(step, write.claims)
         try:
-            was_file, last = await self._writer.submit(call, *args, size=size)
+            was_file, last = await self._writer.submit(
+                step, self._renames, write, etag, rows, counted, size=size
+            )
         except EtagMismatch as error:
             error.__traceback__ = None  # frames of the writer, which have the body and lead to the error
             raise
         self.change_log.notify(last)
         if was_file:
             await self._files.unlink(write.key)
-        return etag
-
-    def _replacement(self, write: Write, body: bytes, etag: str, rows: ChangeRows) -> tables.Put:
-        """Return the step of the transaction that stores an object."""
-        key, now_ms = write.key, rows[0]
-        put = self._put_at(key, (etag, write.content_type, now_ms, body), write.expect, rows, write.charge)
-        if write.also:
-            others = self._rows_of(write.also, now_ms)
-            put = (tables.put_with, others, *put[1:]) if self.ledger is None else (*put, others)
-        if write.segments:
-            puts = [*self._puts_of(write.segments, rows), put]
-            put = (tables.put_together, split_key(key), write.expect, puts)
-        return put
-
-    def _removal(self, write: Write, rows: ChangeRows) -> tables.Put:
-        """Return the step of the transaction that removes an object or file."""
-        removal: tables.Put = tables.delete, self._renames, *split_key(write.key), write.expect, rows
-        if write.also:
-            others = self._rows_of(write.also, rows[0])
-            removal = (*removal, self._append_objects(write.key, others, write.charge))
-        return removal
-
-    def _put_at(
-        self,
-        key: str,
-        columns: tuple[Any, ...],
-        expect: Precondition,
-        rows: ChangeRows,
-        charge: Charge | None,
-    ) -> tables.Put:
-        """Return the write of a document, for `GroupCommit.submit`. `columns` are its etag, content type,
-        time and body."""
-        put = (self._renames, (*columns, *split_key(key)), expect, rows)
-        if (ledger := self.ledger) is None:
-            return tables.put, *put
-        if charge is None or charge.account is None:
-            charge = ledger.charge(key, charge)
-        return put_counted, *put, ledger.owners, charge
-
-    def _puts_of(self, segments: Sequence[Segment], rows: ChangeRows) -> Iterator[tables.Put]:
-        """Yield the writes of segments."""
-        now_ms, _, retention = rows
-        for key, body, charge in segments:
-            columns = (self._new_etag(), JSON_TYPE, now_ms, body)
-            yield self._put_at(key, columns, ANY, (now_ms, (), retention), charge)
+        return "" if write.body is None else etag
 
     async def delete_all(self, keys: Sequence[str]) -> None:
         """See `TransactionalStore.delete_all`."""
-        paths = [split_key(key) for key in keys]
         unannounced = self.change_log.rows_of(())
-        for key in await self._writer.submit(tables.delete_all, self._renames, paths, unannounced):
+        for key in await self._writer.submit(tables.delete_all, self._renames, keys, unannounced):
             await self._files.unlink(key)
 
     async def open(self, key: str, start: int = 0, end: int | None = None) -> OpenFile | None:
@@ -444,24 +400,6 @@ class LocalStore:
         """See `Store.close`."""
         await self._writer.close()
         self._reader.close()
-
-    def _rows_of(self, also: Sequence[AppendedObject], now_ms: int) -> tables.Rows:
-        """Return the rows of appended objects."""
-        return [
-            (self._new_etag(), JSON_TYPE, now_ms, each.body, each.folder, each.at_ms, each.suffix)
-            for each in also
-        ]
-
-    def _append_objects(
-        self, key: str, rows: tables.Rows, charge: Charge | None
-    ) -> Callable[[sqlite3.Cursor], None]:
-        """Return the function that appends objects before `key` is deleted."""
-        if (ledger := self.ledger) is None:
-            return partial(tables.append_objects, also=rows)
-        counted, (parent, name) = ledger.charge(key, charge), split_key(key)
-        return partial(
-            append_objects, owners=ledger.owners, charge=counted, also=rows, parent=parent, name=name
-        )
 
     def _new_etag(self) -> str:
         """Return a unique etag: a random name of this store, and a number. The name belongs to

@@ -1,33 +1,33 @@
 """The tables of the local store, and the writes to them, each a function for `GroupCommit`."""
 
-import logging
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from pysync._core import split_key
 from pysync.clock import HybridTimestamp
 from pysync.errors import StoreUnavailable
+from pysync.protocol import JSON_TYPE
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, insert_changes
 from pysync.sqlite.database_file import Schema
+from pysync.store.ledger import Charge
 from pysync.store.local import claims, counters
+from pysync.store.local.counters import Owners, amounts_of
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
 from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.types import (
     ANY,
+    AppendedObject,
     Etag,
     EtagMismatch,
     Precondition,
+    Write,
     check_precondition,
 )
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 LARGE_BYTES: Final = 256 * 1024
 """Bytes above which a body that was written is not kept in memory."""
@@ -125,55 +125,25 @@ OwnerOf = Callable[[sqlite3.Cursor, str, int], int | None]
 """Returns the owner that counts a file of this key and size (`counters.py`). May raise QuotaExceeded."""
 
 
-class PutStatements(NamedTuple):
-    """The statements that put a document, for each precondition and over a file."""
-
-    absent: str
-    any: str
-    etag: str
-    over_file: str
-
-    @classmethod
-    def of(cls, *columns: str) -> Self:
-        """Return the statements that write these columns. A row that is not counted has no owner."""
-        insert = f"""
-            INSERT INTO object({", ".join(columns)}, parent, name) VALUES({"?, " * len(columns)}?, ?)
-            ON CONFLICT(parent, name) DO """
-        excluded = [f"{column} = excluded.{column}" for column in columns]
-        values = [f"{column} = ?" for column in columns]
-        if "owner" not in columns:
-            excluded.append("owner = NULL")
-            values.append("owner = NULL")
-        update = f"UPDATE object SET {', '.join(values)}"  # noqa: S608
-        key = "WHERE parent = ? AND name = ?"
-        return cls(
-            f"{insert} NOTHING",
-            f"{insert} UPDATE SET {', '.join(excluded)} WHERE sha256 IS NULL",
-            f"{update} {key} AND etag = ? AND sha256 IS NULL",
-            f"{update}, sha256 = NULL, mtime_ns = NULL, inode = NULL {key}",
-        )
-
-
-PUT: Final = PutStatements.of("etag", "content_type", "modified_ms", "body")
-PUT_COUNTED: Final = PutStatements.of(
-    "etag", "content_type", "modified_ms", "body", "size", "owner", "elements"
-)
-
-
-def _append(*columns: str) -> str:
-    """Return the statement that stores a document behind all others of its folder. Its parameters are these
-    columns, the folder, and the time and the suffix of the name."""
-    folder, at_ms, suffix = (f"?{len(columns) + n}" for n in (1, 2, 3))
-    return f"""
-        INSERT INTO object({", ".join(columns)}, parent, name)
-        SELECT {", ".join(f"?{n + 1}" for n in range(len(columns)))}, {folder},
-            printf('%016d00000000', max({at_ms}, 1 + coalesce((
-                SELECT CAST(substr(max(name), 1, 16) AS INTEGER) FROM object WHERE parent = {folder}), 0)))
-            || {suffix}"""  # noqa: S608
-
-
-APPEND: Final = _append("etag", "content_type", "modified_ms", "body")
-APPEND_COUNTED: Final = _append("etag", "content_type", "modified_ms", "body", "size", "owner", "elements")
+_COLUMNS = ("etag", "content_type", "modified_ms", "body", "size", "owner", "elements")
+"""The columns of an object that is no file. The last three are NULL if it is not counted."""
+_INSERT = f"""
+    INSERT INTO object({", ".join(_COLUMNS)}, parent, name) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT(parent, name) DO """
+_UPDATE = f"UPDATE object SET {', '.join(f'{column} = ?' for column in _COLUMNS)}"  # noqa: S608
+_PUT_ABSENT = f"{_INSERT} NOTHING"
+_PUT_ANY = f"""
+    {_INSERT} UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in _COLUMNS)}
+    WHERE sha256 IS NULL"""
+_PUT_ETAG = f"{_UPDATE} WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NULL"
+_PUT_OVER_FILE = f"{_UPDATE}, sha256 = NULL, mtime_ns = NULL, inode = NULL WHERE parent = ? AND name = ?"
+# Behind all others of its folder. The last three parameters are the folder, and the time and the suffix of
+# the name.
+_APPEND = f"""
+    INSERT INTO object({", ".join(_COLUMNS)}, parent, name)
+    SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8,
+        printf('%016d00000000', max(?9, 1 + coalesce((
+            SELECT CAST(substr(max(name), 1, 16) AS INTEGER) FROM object WHERE parent = ?8), 0))) || ?10"""  # noqa: S608
 
 
 class FileRow(NamedTuple):
@@ -200,33 +170,120 @@ def file_row(rows: Sequence[Any]) -> FileRow | None:
     return None
 
 
-Put = tuple[Any, ...]
-"""`put`, or a function like it, and its arguments without the cursor."""
+Counted = tuple[Owners, Charge]
+"""The owners of a store that tracks usage, and what a write counts as."""
 
 
 def put(
     cursor: sqlite3.Cursor,
     renames: RenameJournal,
-    row: tuple[Any, ...],
-    expect: Precondition,
+    write: Write,
+    etag: str,
     changes: ChangeRows,
-    statements: PutStatements = PUT,
+    counted: Counted | None,
 ) -> tuple[bool, int]:
-    """Store a document and its changes. `row` has the values of the columns that `statements` write (etag,
-    content type, time and body), parent and name. Returns True if it replaced a file, which is then staged
-    for deletion, and the id of the last change."""
+    """Store an object with its segments, what is appended and its changes. Returns True if it replaced a
+    file, which is then staged for deletion, and the id of the last change. Raises EtagMismatch, and
+    QuotaExceeded if the precondition holds."""
+    body = write.body
+    assert body is not None, "this is a removal"
+    now_ms = changes[0]
+    place = split_key(write.key)
+    owner = history_owner = elements = None
+    if counted is not None:
+        owner, history_owner = _find_owners(cursor, write, len(body), place, counted)
+        elements = counted[1].elements
+    if write.segments:  # they are stored before what may reject the write
+        check_current(cursor, place, write.expect)
+    for n, (key, segment) in enumerate(write.segments):
+        columns = _columns(f"{etag}s{n}", JSON_TYPE, now_ms, segment, owner, 0)
+        _put_row(cursor, renames, (*columns, *split_key(key)), ANY)
+    columns = _columns(etag, write.content_type, now_ms, body, owner, elements)
+    replaced_file = _put_row(cursor, renames, (*columns, *place), write.expect)
+    _append(cursor, write.also, etag, now_ms, history_owner)
+    return replaced_file, insert_changes(cursor, changes)
+
+
+def delete(
+    cursor: sqlite3.Cursor,
+    renames: RenameJournal,
+    write: Write,
+    etag: str,
+    changes: ChangeRows,
+    counted: Counted | None,
+) -> tuple[bool, int]:
+    """Remove the row of a key, and add what is appended and the changes; nothing of it if there is no row.
+    Returns True if it was a file, which is then staged for deletion, and the id of the last change. Raises
+    EtagMismatch."""
+    place = split_key(write.key)
+    is_file = check_current(cursor, place, write.expect)
+    if is_file is None:
+        return False, 0
+    if is_file:
+        renames.stage_delete(cursor, write.key)
+    if write.also:
+        owner = None
+        if counted is not None:
+            owners, charge = counted
+            owner = owners.owner_of_replaced(cursor, *place, owners.find(cursor, charge.account)[0])
+        _append(cursor, write.also, etag, changes[0], owner)
+    cursor.execute(_DELETE, place)
+    return is_file, insert_changes(cursor, changes)
+
+
+def check_current(cursor: sqlite3.Cursor, place: tuple[str, str], expect: Precondition) -> bool | None:
+    """Return True if a file is stored at a parent and name, False for another object, None for nothing.
+    Raises EtagMismatch unless it satisfies `expect`."""
+    found = cursor.execute(_CURRENT, place).fetchone()
+    check_precondition(expect, found and found[0])
+    return None if found is None else bool(found[1])
+
+
+def _find_owners(
+    cursor: sqlite3.Cursor, write: Write, size: int, place: tuple[str, str], counted: Counted
+) -> tuple[int, int]:
+    """Return the owner of an object of `size` bytes, and that of the earlier version that is appended with
+    it. Raises QuotaExceeded if the precondition holds."""
+    owners, charge = counted
+    all_bytes = size + sum(len(each.body) for each in write.also)
+    owner, has_room = owners.find(cursor, charge.account, amounts_of(all_bytes, charge.elements))
+    before = owner
+    if write.also or not charge.checked:
+        before = owners.owner_of_replaced(cursor, *place, owner)
+    if not charge.checked:
+        return before, before
+    if not has_room:
+        check_current(cursor, place, write.expect)
+        wanted = amounts_of(all_bytes if before == owner else size, charge.elements)
+        owners.make_room(cursor, owner, wanted, *place)
+    return owner, before
+
+
+def _columns(
+    etag: str, content_type: str, now_ms: int, body: bytes, owner: int | None, elements: int | None
+) -> tuple[Any, ...]:
+    """Return the values of `_COLUMNS`."""
+    if owner is None:
+        return etag, content_type, now_ms, body, None, None, None
+    return etag, content_type, now_ms, body, len(body), owner, elements
+
+
+def _put_row(
+    cursor: sqlite3.Cursor, renames: RenameJournal, row: tuple[Any, ...], expect: Precondition
+) -> bool:
+    """Write a row: the values of `_COLUMNS`, parent and name. Returns True if it replaced a file, which is
+    then staged for deletion. Raises EtagMismatch."""
     if isinstance(expect, Etag):
-        replaces_file = not _execute_put(cursor, statements.etag, (*row, expect.value))
+        changed = _execute_put(cursor, _PUT_ETAG, (*row, expect.value))
     else:
-        statement = statements.any if expect == ANY else statements.absent
-        replaces_file = not _execute_put(cursor, statement, row)
-    if replaces_file:
-        parent, name = row[-2:]
-        found = cursor.execute(_CURRENT, (parent, name)).fetchone()
-        check_precondition(expect, found and found[0])
-        renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
-        _execute_put(cursor, statements.over_file, row)
-    return replaces_file, insert_changes(cursor, changes)
+        changed = _execute_put(cursor, _PUT_ANY if expect == ANY else _PUT_ABSENT, row)
+    if changed:
+        return False
+    parent, name = place = row[-2:]
+    check_current(cursor, place, expect)
+    renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
+    _execute_put(cursor, _PUT_OVER_FILE, row)
+    return True
 
 
 def _execute_put(cursor: sqlite3.Cursor, statement: str, values: tuple[Any, ...]) -> int:
@@ -239,80 +296,20 @@ def _execute_put(cursor: sqlite3.Cursor, statement: str, values: tuple[Any, ...]
     return changed
 
 
-Rows = Sequence[tuple[Any, ...]]
-"""Rows of appended objects: etag, content type, time, body, folder, time and suffix of the name."""
-
-
-def put_with(
-    cursor: sqlite3.Cursor,
-    also: Rows,
-    renames: RenameJournal,
-    row: tuple[Any, ...],
-    expect: Precondition,
-    changes: ChangeRows,
-) -> tuple[bool, int]:
-    """Call `put`, and append objects in its transaction."""
-    done = put(cursor, renames, row, expect, changes)
-    append_objects(cursor, also)
-    return done
-
-
-def append_objects(cursor: sqlite3.Cursor, also: Rows) -> None:
-    """Append objects in the transaction of another write."""
-    for row in also:
-        cursor.execute(APPEND, row)
-
-
-def check_current(cursor: sqlite3.Cursor, parent: str, name: str, expect: Precondition) -> None:
-    """Raise EtagMismatch unless what is stored satisfies `expect`."""
-    found = cursor.execute(_CURRENT, (parent, name)).fetchone()
-    check_precondition(expect, found and found[0])
-
-
-def put_together(
-    cursor: sqlite3.Cursor, path: tuple[str, str], expect: Precondition, puts: Sequence[Put]
-) -> tuple[bool, int]:
-    """Make these puts one after another, unless the precondition of the last one, which is at `path` (parent
-    and name), is not met. Returns the result of the last one."""
-    check_current(cursor, *path, expect)
-    result = False, 0
-    for put_, *args in puts:
-        result = put_(cursor, *args)
-    return result
-
-
-def delete(
-    cursor: sqlite3.Cursor,
-    renames: RenameJournal,
-    parent: str,
-    name: str,
-    expect: Precondition,
-    changes: ChangeRows,
-    put_also: Callable[[sqlite3.Cursor], None] = lambda cursor: None,
-) -> tuple[bool, int]:
-    """Call `put_also` if there is one, remove the row of a key and add the changes. Returns True if it was a
-    file, which is then staged for deletion, and the id of the last change."""
-    found = cursor.execute(_CURRENT, (parent, name)).fetchone()
-    check_precondition(expect, found and found[0])
-    if found is None:
-        return False, 0
-    is_file = found[1]
-    if is_file:
-        renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
-    put_also(cursor)
-    cursor.execute(_DELETE, (parent, name))
-    return bool(is_file), insert_changes(cursor, changes)
+def _append(
+    cursor: sqlite3.Cursor, also: Sequence[AppendedObject], etag: str, now_ms: int, owner: int | None
+) -> None:
+    """Append objects in the transaction of another write, whose etag is `etag`."""
+    for n, each in enumerate(also):
+        columns = _columns(f"{etag}a{n}", JSON_TYPE, now_ms, each.body, owner, 0)
+        cursor.execute(_APPEND, (*columns, each.folder, each.at_ms, each.suffix))
 
 
 def delete_all(
-    cursor: sqlite3.Cursor, renames: RenameJournal, paths: Sequence[tuple[str, str]], unannounced: ChangeRows
+    cursor: sqlite3.Cursor, renames: RenameJournal, keys: Sequence[str], unannounced: ChangeRows
 ) -> list[str]:
-    """Remove the rows of these keys, each a parent and a name. Returns the keys of those that were files."""
-    return [
-        f"{parent}/{name}" if parent else name
-        for parent, name in paths
-        if delete(cursor, renames, parent, name, ANY, unannounced)[0]
-    ]
+    """Remove the rows of these keys. Returns the keys of those that were files."""
+    return [key for key in keys if delete(cursor, renames, Write(key, None), "", unannounced, None)[0]]
 
 
 def insert_file(
@@ -356,21 +353,21 @@ def insert_next_file(
 def adopt_file(cursor: sqlite3.Cursor, files: FileTree, row: FileRow, key: str) -> None:
     """Give the file at `key` this row, or change the row that it has, but for the content type and the owner.
     Raises ValueError if a document is stored there, and EtagMismatch if the file was written meanwhile."""
-    path = split_key(key)
+    place = split_key(key)
     with translate_os_errors():
         is_same = files.fingerprint(key) == row.fingerprint
     if not is_same or cursor.execute(PENDING, (key,)).fetchone() is not None:
         raise EtagMismatch
-    found = file_row(cursor.execute(GET_FILE, path).fetchall())
+    found = file_row(cursor.execute(GET_FILE, place).fetchall())
     etag, content_type, modified_ms, sha256, stamp, xxh3, _ = row
     if found is not None:
         if found.fingerprint == stamp and not found.is_damaged:
             raise EtagMismatch
-        cursor.execute(_ADOPT, (etag, modified_ms, sha256, *stamp, xxh3, *path))
-    elif cursor.execute(_CURRENT, path).fetchone() is not None:
+        cursor.execute(_ADOPT, (etag, modified_ms, sha256, *stamp, xxh3, *place))
+    elif cursor.execute(_CURRENT, place).fetchone() is not None:
         raise ValueError("a document is stored at this key")
     else:
-        cursor.execute(PUT_FILE, (*path, etag, content_type, modified_ms, sha256, *stamp, xxh3, None))
+        cursor.execute(PUT_FILE, (*place, etag, content_type, modified_ms, sha256, *stamp, xxh3, None))
 
 
 def merge_files(
@@ -426,8 +423,8 @@ def set_file_checked(cursor: sqlite3.Cursor, key: str, row: FileRow) -> None:
 
 def probe(cursor: sqlite3.Cursor, etag: str) -> None:
     """Do the writes of a push and undo them, and write a row that only probes use."""
-    path = ("_pysync", "")  # no key has an empty name
-    cursor.execute(PUT.any, (etag, "", 0, b"{}", *path))
-    cursor.execute(_DELETE, path)
+    place = ("_pysync", "")  # no key has an empty name
+    cursor.execute(_PUT_ANY, (*_columns(etag, "", 0, b"{}", None, None), *place))
+    cursor.execute(_DELETE, place)
     changelog.probe(cursor)
     cursor.execute("INSERT OR REPLACE INTO probe VALUES(1, ?)", (etag,))

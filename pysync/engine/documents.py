@@ -174,14 +174,13 @@ class Documents:
             StoreUnavailable: the write may or may not have taken effect.
             IdempotencyKeyReused, OutcomeUnknown: as `IdempotentRequests.carry_out`.
         """
-        write = partial(self._write, key, body, ttl_ms, context, history)
         written = WriteResult(body.hash, self.now_ms())
         if request is None:
-            return write(Attempt(written))
+            return self._write(key, body, ttl_ms, context, history, Attempt(written))
         return self._requests.carry_out(
             request,
             written,
-            write,
+            partial(self._write, key, body, ttl_ms, context, history),
             base=lambda: self._etag_of(key, body.base_hash),
             stored=lambda first: self._etag_unless_written(key, first, context),
         )

@@ -8,10 +8,10 @@ are first stored as a segment. After a crash at any point the head is therefore 
 object that it names exists.
 """
 
-from pysync.engine.append_log.append import delete_log_objects
 from pysync.engine.append_log.head import LogSettings, chunk_keys
 from pysync.engine.append_log.log import AppendLogs
 from pysync.engine.append_log.read import LogRange, LogSlice, log_prefix, object_key
+from pysync.engine.append_log.retention import delete_log_objects
 
 __all__ = [
     "AppendLogs",

@@ -5,25 +5,18 @@ import logging
 import os
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
 from pysync import _core
-from pysync.cache import CACHED_ENTRIES, BoundedCache
+from pysync.cache import BoundedCache
 from pysync.clock import is_stable
 from pysync.concurrency import MAX_WAITING, MAX_WAITING_BYTES, GroupSize
 from pysync.corruption import CorruptionReporter
-from pysync.engine.append_log.head import (
-    CachedHead,
-    HeadCache,
-    LogSettings,
-    chunk_keys,
-    convert_head,
-    load_chunks,
-)
-from pysync.engine.append_log.read import LogRange, SegmentReader, log_prefix, object_key
-from pysync.engine.append_log.retention import delete_objects, without_oldest
+from pysync.engine.append_log.head import CachedHead, HeadCache, LogSettings, convert_head, load_chunks
+from pysync.engine.append_log.read import LogRange, SegmentReader, object_key
+from pysync.engine.append_log.retention import ObjectDeletions, without_oldest
 from pysync.engine.changes import WriteContext
 from pysync.engine.idempotency import IdempotentRequest, result_of
 from pysync.engine.outbox import Outbox
@@ -105,6 +98,7 @@ class AppendBatcher:
         now_ms: Callable[[], int],
         head_bytes: int,
         corruption: CorruptionReporter,
+        deletions: ObjectDeletions,
     ) -> None:
         self._store = store
         self._outbox = outbox
@@ -112,13 +106,13 @@ class AppendBatcher:
         self._now_ms = now_ms
         self._head_bytes = head_bytes
         self._corruption = corruption
+        self._deletions = deletions
         self._jitter: Callable[[], float] = random.random
         self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._queues: dict[str, deque[PendingAppend]] = {}
         self._group_sizes = BoundedCache[str, GroupSize]()
         self._waiting = self._waiting_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._deletions: dict[str, asyncio.Task[None]] = {}
 
     def submit(self, key: str, pending: PendingAppend) -> asyncio.Future[WriteResult]:
         """Queue the append for `key`, and return the future of its result. Raises StoreUnavailable at once if
@@ -130,7 +124,9 @@ class AppendBatcher:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = deque()
-            self._spawn(self._drain_queue(key, queue))
+            task = asyncio.get_running_loop().create_task(self._drain_queue(key, queue))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         queue.append(pending)
         self._waiting += 1
         self._waiting_bytes += size
@@ -140,12 +136,6 @@ class AppendBatcher:
         """Finish the pending appends."""
         while self._tasks:
             await asyncio.wait(self._tasks)
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _drain_queue(self, key: str, queue: deque[PendingAppend]) -> None:
         group_size = self._group_sizes.get(key)
@@ -244,7 +234,7 @@ class AppendBatcher:
             etag = await self._outbox.commit(write)
             self._head_cache.put(key, settings.field, self._drop_previous(after), etag)
             if dropped:
-                self._spawn(self._delete_dropped(dropped))
+                self._deletions.delete_dropped(dropped)
         for waiting, outcome in zip(open_, outcomes, strict=True):
             _resolve(waiting, outcome)
         return True
@@ -286,12 +276,6 @@ class AppendBatcher:
             except DocumentCorrupt as error:
                 self._corruption.report_once(error, "log", key)
         return head, []
-
-    async def _delete_dropped(self, keys: list[str]) -> None:
-        try:
-            await delete_objects(self._store, keys)
-        except PysyncError as error:
-            log.warning("failed to delete old segments of a log: %s", error)
 
     async def _not_yet_written(
         self, key: str, head: _core.LogHead, group: list[PendingAppend]
@@ -360,47 +344,7 @@ class AppendBatcher:
         return None
 
     def _drop_previous(self, head: _core.LogHead) -> _core.LogHead:
-        """Return the log without its reference to an expired one, once the objects of that one are
-        deleted."""
-        if head.previous is None:
-            return head
-        task = self._deletions.get(head.previous)
-        if task is None:
-            if len(self._deletions) >= CACHED_ENTRIES:
-                kept = self._deletions.items()
-                self._deletions = {id_: task for id_, task in kept if not task.done()}
-            self._deletions[head.previous] = self._spawn(self._delete_previous(head.previous))
-            return head
-        if not task.done():
-            return head
-        del self._deletions[head.previous]
-        return head.without_previous()
-
-    def delete_log(self, key: str, head: _core.LogHead) -> None:
-        """Delete the objects of a log whose head was deleted, in the background."""
-        self._spawn(self._delete_objects(key, head))
-
-    async def _delete_objects(self, key: str, head: _core.LogHead) -> None:
-        try:
-            for id_ in filter(None, (head.previous, head.id)):
-                await delete_log_objects(self._store, id_)
-            for chunk in await chunk_keys(self._store, key) if head.is_chunked else ():
-                await self._store.delete(chunk)
-        except PysyncError as error:
-            log.warning("failed to delete the rest of a log: %s", error)
-
-    async def _delete_previous(self, id_: str) -> None:
-        try:
-            await delete_log_objects(self._store, id_)
-        except PysyncError as error:
-            log.warning("failed to delete an expired log: %s", error)
-            self._deletions.pop(id_, None)
-
-
-async def delete_log_objects(store: Store, id_: str) -> None:
-    """Delete all objects of a log whose head is gone or has expired."""
-    async for listed in store.walk(log_prefix(id_)):
-        await store.delete(listed.key)
+        return head if head.previous is None else self._deletions.drop_previous(head, head.previous)
 
 
 def _next_group(queue: deque[PendingAppend]) -> list[PendingAppend]:

@@ -13,15 +13,15 @@ import orjson
 from pysync import _core
 from pysync.coordinator import IDEMPOTENCY_TTL_MS, Coordinator, release_claim
 from pysync.corruption import CorruptionReporter
-from pysync.engine.append_log.append import (
-    AppendBatcher,
-    ElementsDropped,
-    PendingAppend,
-    delete_log_objects,
-)
+from pysync.engine.append_log.append import AppendBatcher, ElementsDropped, PendingAppend
 from pysync.engine.append_log.head import HeadCache, LogSettings, chunk_keys, load_chunks
 from pysync.engine.append_log.read import LogRange, LogSlice, SegmentReader
-from pysync.engine.append_log.retention import delete_objects, without_oldest
+from pysync.engine.append_log.retention import (
+    ObjectDeletions,
+    delete_log_objects,
+    delete_objects,
+    without_oldest,
+)
 from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.idempotency import (
     Attempt,
@@ -103,6 +103,7 @@ class AppendLogs:
         self._head_cache = HeadCache(store, now_ms, self._corruption)
         self._outbox = outbox or outbox_of(store, coordinator)
         self._requests = self._outbox.idempotent_requests(now_ms)
+        self._deletions = ObjectDeletions(store)
         self._batcher = AppendBatcher(
             store,
             self._outbox,
@@ -110,6 +111,7 @@ class AppendLogs:
             now_ms,
             store.cheap_put_bytes if head_bytes is None else head_bytes,
             self._corruption,
+            self._deletions,
         )
 
     async def append(
@@ -290,7 +292,7 @@ class AppendLogs:
                 continue
             self._head_cache.invalidate(key, settings.field)
             if cached is not None:
-                self._batcher.delete_log(key, cached.head)
+                self._deletions.delete_log(key, cached.head)
             return removed
 
     async def drop_oldest(self, key: str, settings: LogSettings) -> int:
@@ -326,8 +328,9 @@ class AppendLogs:
         return emptied, await self._put_head(key, emptied, etag)
 
     async def close(self) -> None:
-        """Finish the pending appends."""
+        """Finish the pending appends and deletions."""
         await self._batcher.close()
+        await self._deletions.close()
 
     async def _put_head(self, key: str, head: _core.LogHead, etag: str) -> str:
         """Replace a head by one with which no element is added, and return its etag."""

@@ -1,18 +1,25 @@
-"""Retention of logs: the oldest segments leave a log with `keepElements` or `keepMs`.
+"""What leaves a log: the oldest segments with `keepElements` or `keepMs`, and all of them once it is deleted
+or has expired.
 
 The head that no longer names them is put first. Their objects are deleted afterwards. A crash
 in between leaves objects that no head names.
 """
 
+import asyncio
+import logging
 from collections import deque
+from collections.abc import Coroutine
 from typing import Final
 
 from pysync._core import LogHead, LogNode
+from pysync.cache import CACHED_ENTRIES
 from pysync.concurrency import gather_bounded
-from pysync.engine.append_log.head import LogSettings
-from pysync.engine.append_log.read import object_key
-from pysync.errors import DocumentCorrupt
+from pysync.engine.append_log.head import LogSettings, chunk_keys
+from pysync.engine.append_log.read import log_prefix, object_key
+from pysync.errors import DocumentCorrupt, PysyncError
 from pysync.store import MAX_CONCURRENT_READS, NotModified, Store
+
+log = logging.getLogger(__name__)
 
 MAX_DROPPED_SEGMENTS: Final = 64
 """The number of segments that leave a log with one put of its head."""
@@ -74,3 +81,74 @@ async def _last_ts_ms(store: Store, head: LogHead, segment: LogNode) -> int:
         except DocumentCorrupt:
             pass
     return (head.ts_ms or 0) if segment.next_ts_ms is None else segment.next_ts_ms - 1
+
+
+class ObjectDeletions:
+    """Deletes in the background what no head names any more. What fails stays, and belongs to no log."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._of_expired: dict[str, asyncio.Task[None]] = {}
+
+    async def close(self) -> None:
+        """Finish the deletions."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def delete_dropped(self, keys: list[str]) -> None:
+        """Delete the objects that `without_oldest` returned."""
+        self._spawn(self._delete_dropped(keys))
+
+    def delete_log(self, key: str, head: LogHead) -> None:
+        """Delete the objects of a log whose head was deleted."""
+        self._spawn(self._delete_log(key, head))
+
+    def drop_previous(self, head: LogHead, previous: str) -> LogHead:
+        """Return the log without its reference to `previous`, an expired one, once the objects of that one
+        are deleted."""
+        task = self._of_expired.get(previous)
+        if task is None:
+            if len(self._of_expired) >= CACHED_ENTRIES:
+                kept = self._of_expired.items()
+                self._of_expired = {id_: task for id_, task in kept if not task.done()}
+            self._of_expired[previous] = self._spawn(self._delete_expired(previous))
+            return head
+        if not task.done():
+            return head
+        del self._of_expired[previous]
+        return head.without_previous()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _delete_dropped(self, keys: list[str]) -> None:
+        try:
+            await delete_objects(self._store, keys)
+        except PysyncError as error:
+            log.warning("failed to delete old segments of a log: %s", error)
+
+    async def _delete_log(self, key: str, head: LogHead) -> None:
+        try:
+            for id_ in filter(None, (head.previous, head.id)):
+                await delete_log_objects(self._store, id_)
+            for chunk in await chunk_keys(self._store, key) if head.is_chunked else ():
+                await self._store.delete(chunk)
+        except PysyncError as error:
+            log.warning("failed to delete the rest of a log: %s", error)
+
+    async def _delete_expired(self, id_: str) -> None:
+        try:
+            await delete_log_objects(self._store, id_)
+        except PysyncError as error:
+            log.warning("failed to delete an expired log: %s", error)
+            self._of_expired.pop(id_, None)
+
+
+async def delete_log_objects(store: Store, id_: str) -> None:
+    """Delete all objects of a log whose head is gone or has expired."""
+    async for listed in store.walk(log_prefix(id_)):
+        await store.delete(listed.key)

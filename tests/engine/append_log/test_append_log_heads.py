@@ -7,7 +7,7 @@ import pytest
 from support import reference_append_log as twin
 from support.append_log_nodes import KEY, Node, log_of, numbered, store_values
 
-from pysync.engine.append_log import LogSettings, append, head
+from pysync.engine.append_log import LogSettings, head, retention
 from pysync.errors import DocumentCorrupt
 from pysync.store import Store
 from pysync.testing import FakeClock
@@ -40,7 +40,7 @@ async def test_heads_of_recent_logs_are_cached_within_a_bound(small_cache: None,
 async def test_of_logs_that_expired_and_began_anew_a_node_remembers_few(
     node: Node, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(append, "CACHED_ENTRIES", 4)
+    monkeypatch.setattr(retention, "CACHED_ENTRIES", 4)
     rules = LogSettings(ttl_ms=1000)
     before = finished_tasks()
     for _ in range(2):

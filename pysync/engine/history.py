@@ -28,7 +28,7 @@ from pysync.config import HistoryConfig
 from pysync.config.key_templates import RESERVED
 from pysync.corruption import CorruptionReporter
 from pysync.errors import DocumentCorrupt, InvalidPathParameter, StoreUnavailable
-from pysync.store import PAGE, AppendedObject, NotModified, ReadableStore, Store, StoredObject
+from pysync.store import PAGE, RUN_BYTES, AppendedObject, NotModified, ReadableStore, Store, StoredObject
 
 PREFIX: Final = f"{RESERVED}/history"
 """The prefix of all entries."""
@@ -36,8 +36,6 @@ MAX_DOCUMENT_KEY_BYTES: Final = 900
 """The longest key of a document with history. That of its entries must fit into a bucket."""
 PRUNE_EVERY: Final = 8
 """Number of writes of one document by a process after which it prunes the entries."""
-_READ_BYTES: Final = 1024 * 1024
-"""Bytes of entries that are read together, approximately."""
 _TIME: Final = slice(25, 37)
 """The part of a name that is the time of the write."""
 
@@ -113,7 +111,7 @@ class History:
         names = (await _names(self._store, folder))[::-1]
         while names:
             page = [f"{folder}/{name}" for name in names[:CONCURRENT]]
-            found = await self._store.get_many(page, _READ_BYTES)
+            found = await self._store.get_many(page, RUN_BYTES)
             page = [at for at in page if at in found]
             names = names[len(page) :]
             for at in page:

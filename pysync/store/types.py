@@ -36,6 +36,8 @@ class ObjectInfo(NamedTuple):
 
 PAGE: Final = 1_000
 """The number of names, changes or entries that those who read all of them read at a time."""
+RUN_BYTES: Final = 1024 * 1024
+"""Bytes of objects that are read together, approximately: in one tick of the event loop, of a folder."""
 RELIST_MS: Final = 3_600_000
 """Milliseconds from the end of a listing of everything to the next one. A bucket charges for each."""
 

@@ -20,7 +20,7 @@ from pysync.errors import (
 from pysync.server.api import Service
 from pysync.server.api.append_log import redact_in_thread, visible_envelope
 from pysync.server.http.in_flight import Reservation
-from pysync.store import MAX_CONCURRENT_READS, NotModified, ObjectInfo, Store, StoredObject
+from pysync.store import MAX_CONCURRENT_READS, RUN_BYTES, NotModified, ObjectInfo, Store, StoredObject
 
 ReadTask = Callable[[], Awaitable[None]]
 """A read that stores its own result, and handles its own failure."""
@@ -28,10 +28,6 @@ ReadTask = Callable[[], Awaitable[None]]
 
 ReadOutcome = StoredObject | str | None
 """The result of a read: the object, None if nothing is stored, or the text of an error."""
-
-RUN_BYTES = 1024 * 1024
-"""The approximate number of bytes that are read in one tick of the event loop, and before the sizes of the
-other documents are checked."""
 
 
 Infos = Mapping[str, StoredObject | ObjectInfo | None]

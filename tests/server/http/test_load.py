@@ -11,7 +11,7 @@ from support.loop_time import loop_time
 from pysync.errors import Overloaded
 from pysync.server.http.connection import HEAD_TIMEOUT_S, Connection
 from pysync.server.http.load import REQUESTS_PER_TURN, Load
-from pysync.server.http.responses import Response
+from pysync.server.http.responses import DRAIN_ABOVE, Response
 
 GET = b"GET /0 HTTP/1.1\r\nHost: h\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -104,6 +104,29 @@ async def test_a_head_that_does_not_end_gets_408() -> None:
             assert received.startswith(b"HTTP/1.1 408 ")
             assert received.endswith(b'{"error":"Request timeout","code":"request_timeout"}')
             writer.close()
+
+
+async def test_a_client_that_never_reads_a_short_response_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "STALL_S", 0.1)
+
+    async def handle(request: web.BaseRequest) -> Response:
+        return Response(200, b"x" * (DRAIN_ABOVE // 2))
+
+    load = Load()
+    async with listening(handle, load) as address:
+        silent = socket.socket()
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        silent.connect(address)
+        silent.sendall(GET)
+        other = await client(address)
+        async with asyncio.timeout(30):
+            while await request(other) == 200 and load.connections == 2:
+                pass
+        assert load.connections == 1
+        silent.close()
+        await hang_up([other])
 
 
 class Held:

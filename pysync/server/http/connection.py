@@ -19,7 +19,7 @@ from pysync.concurrency import every
 from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout, Unavailable
 from pysync.server.http.in_flight import release
 from pysync.server.http.load import Address, Load
-from pysync.server.http.responses import Response, error_response
+from pysync.server.http.responses import STALL_S, Response, error_response
 
 HEAD_TIMEOUT_S = 10.0
 """How long a connection may take for its first byte, and for the head of a request."""
@@ -299,6 +299,8 @@ class HttpServer(web.Server):
         """Serve a connection, or end it if there is no room for it."""
         connection = None
         try:
+            # The kernel may hold whole responses of a client that reads nothing, and nobody waits for those.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALL_S * 1000))
             loop = asyncio.get_running_loop()
             connection = Connection(
                 self,

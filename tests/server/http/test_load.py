@@ -4,13 +4,17 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
+import pytest
 from aiohttp import web
 from support.listening import connect, listening, receive
 from support.loop_time import loop_time
 
-from pysync.errors import Overloaded
+from pysync.errors import BadRequest, Overloaded
+from pysync.server.http import connection as http_server
 from pysync.server.http.connection import HEAD_TIMEOUT_S, Connection
+from pysync.server.http.in_flight import BytesInFlight
 from pysync.server.http.load import REQUESTS_PER_TURN, Load
+from pysync.server.http.request_body import read_body
 from pysync.server.http.responses import DRAIN_ABOVE, Response
 
 GET = b"GET /0 HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -175,6 +179,30 @@ async def test_a_connection_is_rejected_where_its_own_address_has_only_busy_ones
         assert await asking == 200
         writer.close()
         await hang_up([busy])
+
+
+async def test_a_connection_that_gives_way_with_half_a_body_is_an_incomplete_request() -> None:
+    raised: list[Exception] = []
+
+    async def handle(request: web.BaseRequest) -> Response:
+        try:
+            return Response(200, await read_body(request, 100, BytesInFlight(100, lambda request: "")))
+        except Exception as error:
+            raised.append(error)
+            raise ConnectionResetError from None
+
+    async with listening(handle, Load(max_connections=1)) as address:
+        first = connect(address, GET)
+        await receive(first)
+        # Both arrive in one turn, so the first gives way when its request is about to begin.
+        newcomer = socket.create_connection(address, source_address=("127.0.0.2", 0))
+        newcomer.setblocking(False)
+        first.sendall(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\nx")
+        newcomer.sendall(GET)
+        assert (await receive(newcomer)).startswith(b"HTTP/1.1 200 ")
+        first.close()
+        newcomer.close()
+    assert [error for error in raised if not isinstance(error, BadRequest)] == []
 
 
 async def test_of_connections_that_arrive_together_no_more_are_served_than_the_limit() -> None:

@@ -158,6 +158,8 @@ async def _read_chunks(
     """Yield the body as it is sent. If there is room for all of it, wait for its end only."""
     content = request.content
     if not content.is_eof():
+        if request.transport is None:  # the client had gone before its request began
+            raise BadRequest("Incomplete body")
         _send_continue(request)
     size = 0
 

@@ -163,6 +163,14 @@ async def test_an_erasure_that_a_shutdown_ends_is_answered_and_continues_with_th
     assert files_with(folder, ANNE.user_id) == set()
 
 
+async def test_no_erasure_begins_once_the_server_stops(operators: Operators) -> None:
+    assert operators.app.admin_pages.erasure is not None
+    operators.app.admin_pages.erasure.cancel()
+    status, answer = await operators.post(ANNES)
+    assert (status, answer["code"]) == (503, "unavailable")
+    assert await keys_with(operators.app.store, ANNE.user_id)
+
+
 async def test_command_erases_while_a_service_runs(
     operators: Operators, shell: Shell, folder: Path, tmp_path: Path
 ) -> None:

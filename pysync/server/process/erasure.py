@@ -50,6 +50,7 @@ class ErasureEndpoint:
         self._erase = erase
         self._lock = threading.Lock()
         self._running: Future[EraseReport] | None = None
+        self._is_closed = False
 
     def respond(self, request: AdminRequest, loop: asyncio.AbstractEventLoop) -> Response:
         """Erase on the event loop, and wait for the report. Raises PysyncError, for all but one request at a
@@ -65,6 +66,8 @@ class ErasureEndpoint:
             )
         try:
             self._running = asyncio.run_coroutine_threadsafe(self._erase(what, is_dry_run), loop)
+            if self._is_closed:  # since `cancel` looked for it
+                self._running.cancel()
             report = self._running.result()
         except CancelledError:
             raise Unavailable("the server stops; it finishes the erasure when it starts again") from None
@@ -74,7 +77,8 @@ class ErasureEndpoint:
         return Response(200, orjson.dumps(report.describe(what, is_dry_run=is_dry_run)), NO_STORE)
 
     def cancel(self) -> None:
-        """Cancel what is being erased. The next start of a service finishes it."""
+        """Cancel what is being erased, and erase nothing more. The next start of a service finishes it."""
+        self._is_closed = True
         if (running := self._running) is not None:
             running.cancel()
 

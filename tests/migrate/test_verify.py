@@ -22,13 +22,16 @@ from support.cli_runner import Shell
 from support.clients import Browser, Start
 from support.collections import collection
 from support.faulty_store import FaultyStore
+from support.http_relay import RequestHead
+from support.injected_faults import s3_error
+from support.s3_fault_proxy import FaultProxy
 from support.s3_stores import another_program, new_prefix, opened
 from support.starfish_samples import LOG as STARFISH_LOG
 from support.starfish_samples import stored as starfish_document
 from support.store_samples import LOG, REVOCATIONS, document, fill, flipped, log_objects, put_all, replace
 
 from pysync.errors import StoreUnavailable
-from pysync.migrate import Damage, Verifier
+from pysync.migrate import Damage
 from pysync.store import DamagedFile, FileStat, Store, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
@@ -274,16 +277,6 @@ async def test_the_command_makes_no_store_and_reads_none_of_another_process(
     assert [*tmp_path.iterdir()] == []
 
 
-async def test_a_store_out_of_reach_ends_verification() -> None:
-    store = FaultyStore(MemoryStore())
-    store.fail("walk")
-    damages: list[Damage] = []
-    with pytest.raises(StoreUnavailable) as caught:
-        await Verifier(store, damages.append).run()
-    assert caught.value.detail.startswith("listing the objects")
-    assert damages == []
-
-
 class TestBuckets:
     @pytest.fixture(params=["radosgw", "moto"])
     def server(self, request: pytest.FixtureRequest) -> S3Server:
@@ -351,15 +344,39 @@ class TestBuckets:
         prefix = f"verify/{os.urandom(6).hex()}"
         async with opened(server, prefix) as store:
             await _put_some(store)
-        config = server.store(prefix)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", config.access_key_id or "")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", config.secret_access_key or "")
-        url = f"{config.url}?endpoint={config.endpoint}&region={config.region}&path_style=true"
+        url = url_for_command(server, prefix, monkeypatch)
         status, output, errors = await shell.run_async("verify", "--store", url)
         *listed, counts = map(json.loads, output.splitlines())
         assert (status, errors) == (1, "")
         assert [each["key"] for each in listed] == ["top"]
         assert counts["objects"] == 2
+
+    async def test_a_bucket_whose_keys_cannot_be_listed_is_status_5(
+        self, moto: S3Server, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        prefix = f"verify/{new_prefix()}"
+        async with FaultProxy(moto.endpoint) as proxy:
+            proxy.respond("LIST", status=403, body=s3_error("AccessDenied"), when=_is_walk, times=None)
+            url = url_for_command(moto, prefix, monkeypatch, proxy.url)
+            status, output, errors = await shell.run_async("verify", "--store", url)
+        assert status == 5
+        assert errors.startswith("pysync: listing the objects: ")
+        assert json.loads(output) == {"objects": 0, "damaged": 0, "bytes": 0}
+
+
+def _is_walk(sent: RequestHead) -> bool:
+    """A listing of keys; the start lists one."""
+    return sent.query.get("max-keys") != "1"
+
+
+def url_for_command(
+    server: S3Server, prefix: str, monkeypatch: pytest.MonkeyPatch, endpoint: str | None = None
+) -> str:
+    """The URL of a bucket, whose credentials the environment has."""
+    config = server.store(prefix, endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", config.access_key_id or "")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", config.secret_access_key or "")
+    return f"{config.url}?endpoint={config.endpoint}&region={config.region}&path_style=true"
 
 
 async def _put_some(store: Store) -> None:

@@ -43,6 +43,7 @@ class Node(FaultyStore):
         ahead_ms: int = 0,
     ) -> None:
         super().__init__(store)
+        self.coordinator = coordinator
         self.put_sizes: list[int] = []
         self.before_put: Callable[[str], Awaitable[None]] = nothing
         self.got: list[str] = []

@@ -5,7 +5,7 @@ import logging
 import os
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -107,8 +107,6 @@ class AppendBatcher:
         self._head_bytes = head_bytes
         self._corruption = corruption
         self._deletions = deletions
-        self._jitter: Callable[[], float] = random.random
-        self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._queues: dict[str, deque[PendingAppend]] = {}
         self._group_sizes = BoundedCache[str, GroupSize]()
         self._waiting = self._waiting_bytes = 0
@@ -174,7 +172,7 @@ class AppendBatcher:
             except EtagMismatch:
                 self._head_cache.invalidate(key, group[0].settings.field)
                 longest_s: float = min(INITIAL_BACKOFF_S * 2**attempt, MAX_BACKOFF_S)
-                await self._sleep(longest_s * self._jitter())
+                await asyncio.sleep(longest_s * random.random())  # noqa: S311
             except BaseException:
                 # The last put may or may not have taken effect.
                 self._head_cache.invalidate(key, group[0].settings.field)

@@ -277,7 +277,7 @@ async def test_search_continues_behind_the_searched_segments_if_another_append_c
 
 async def test_a_claim_of_an_earlier_version_is_honoured(node: Node) -> None:
     name = hashlib.sha256(b"append k").hexdigest()
-    await node.logs._coordinator.put_if_absent(name, b'["0011223344556677","",0]', IDEMPOTENCY_TTL_MS)
+    await node.coordinator.put_if_absent(name, b'["0011223344556677","",0]', IDEMPOTENCY_TTL_MS)
     result = await node.once({"n": 0}, "k")
     assert await node.once({"n": 0}, "k") == result
     assert await node.datas() == numbered(1)

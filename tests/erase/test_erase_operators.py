@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,12 +16,16 @@ from support.cli_runner import Shell
 from support.cli_service import ADMIN_TOKEN
 from support.clients import Start
 from support.erasure import ANNE, BERT, SECRET, keys_with, members, person, serve, stored_keys, write_all
+from support.faulty_store import FaultyStore
 from support.folder_search import files_with
 from support.s3_stores import new_prefix, opened
 
-from pysync.erase import EraseReport, EraseRequest
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.erase import EraseRequest
 from pysync.server.app import App
 from pysync.server.process.admin import AdminListener
+from pysync.store import Store
+from pysync.store.memory import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("hasty_erasures")
 
@@ -34,7 +39,12 @@ class Operators(NamedTuple):
     """A service with an operators' listener."""
 
     app: App
-    port: int
+    base: str
+    listener: AdminListener
+
+    @property
+    def port(self) -> int:
+        return self.listener.port
 
     async def post(
         self, body: object, headers: dict[str, str] = JSON, method: str = "POST"
@@ -51,14 +61,29 @@ class Operators(NamedTuple):
         return await asyncio.to_thread(post_erase)
 
 
-@pytest.fixture
-async def operators(start: Start, session: aiohttp.ClientSession, folder: Path) -> AsyncIterator[Operators]:
-    base = await start(members(store=f"file:{folder}", auth={"adminToken": ADMIN_TOKEN}))
-    await write_all(person(ANNE, base, session), SECRET)
-    app = start.apps[0]  # type: ignore[attr-defined]
+@asynccontextmanager
+async def operated(
+    start: Start,
+    objects: Store | None = None,
+    coordinator: MemoryCoordinator | None = None,
+    **more: Any,
+) -> AsyncIterator[Operators]:
+    """A service with an operators' listener."""
+    configured = members(auth={"adminToken": ADMIN_TOKEN}, **more)
+    base = await start(configured, objects, coordinator=coordinator)
+    app = start.apps[-1]  # type: ignore[attr-defined]
     listener = AdminListener(app.admin_pages, "127.0.0.1", 0)
-    yield Operators(app, listener.port)
-    await listener.close()
+    try:
+        yield Operators(app, base, listener)
+    finally:
+        await listener.close()
+
+
+@pytest.fixture
+async def operators(start: Start, filled_folder: Path) -> AsyncIterator[Operators]:
+    """A service with an operators' listener, to which Anne and Bert have written."""
+    async with operated(start, store=f"file:{filled_folder}") as operators:
+        yield operators
 
 
 async def test_listener_reports_erased_objects(operators: Operators, folder: Path) -> None:
@@ -103,37 +128,29 @@ async def test_the_listener_rejects_pages_of_browsers_and_invalid_requests(
 
 @pytest.mark.parametrize("body", [ANNES, {**ANNES, "dryRun": True}], ids=["erasure", "dry run"])
 async def test_of_erasures_at_once_one_runs_and_the_listener_serves_all_else(
-    operators: Operators, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    start: Start, body: dict[str, Any]
 ) -> None:
-    begun, end = asyncio.Event(), asyncio.Event()
+    store, end = FaultyStore(MemoryStore()), asyncio.Event()
+    async with operated(start, store) as operators:
 
-    async def wait(*_: object) -> EraseReport:
-        begun.set()
-        await end.wait()
-        return EraseReport()
+        def get(path: str) -> int:
+            connection = HTTPConnection("127.0.0.1", operators.port, timeout=60)
+            connection.request("GET", path)
+            status = connection.getresponse().status
+            connection.close()
+            return status
 
-    monkeypatch.setattr(operators.app.eraser, "run", wait)
-    monkeypatch.setattr(operators.app.eraser, "dry_run", wait)
-    first = asyncio.ensure_future(operators.post(body))
-    await begun.wait()
-    others = [asyncio.ensure_future(operators.post(body)) for _ in range(6)]
-
-    def get(path: str) -> int:
-        connection = HTTPConnection("127.0.0.1", operators.port, timeout=60)
-        connection.request("GET", path)
-        status = connection.getresponse().status
-        connection.close()
-        return status
-
-    for path in ("/health", "/health/ready", "/metrics", "/admin"):
-        assert await asyncio.to_thread(get, path) == 200
-    for other in others:
-        status, answer = await other
-        assert (status, answer["code"]) == (503, "unavailable")
-    assert not first.done()
-    end.set()
-    assert (await first)[0] == 200
-    assert (await operators.post(body))[0] == 200
+        for _ in range(20):  # background jobs walk the store too
+            store.delay("walk", end)
+        *others, last = asyncio.as_completed([operators.post(body) for _ in range(7)])
+        for other in others:
+            status, answer = await other
+            assert (status, answer["code"]) == (503, "unavailable")
+        for path in ("/health", "/health/ready", "/metrics", "/admin"):
+            assert await asyncio.to_thread(get, path) == 200
+        end.set()
+        assert (await last)[0] == 200
+        assert (await operators.post(body))[0] == 200
 
 
 async def test_only_a_post_erases(operators: Operators) -> None:
@@ -142,25 +159,22 @@ async def test_only_a_post_erases(operators: Operators) -> None:
 
 
 async def test_an_erasure_that_a_shutdown_ends_is_answered_and_continues_with_the_next_service(
-    operators: Operators, start: Start, folder: Path
+    start: Start, session: aiohttp.ClientSession
 ) -> None:
-    arrived = asyncio.Event()
-
-    async def wait(seconds: float) -> None:
-        arrived.set()
-        await asyncio.Event().wait()
-
-    operators.app.eraser._sleep = wait
-    posting = asyncio.ensure_future(operators.post(ANNES))
-    await arrived.wait()
-    endpoint = operators.app.admin_pages.erasure
-    assert endpoint is not None
-    endpoint.cancel()
-    status, answer = await posting
-    assert (status, answer["code"]) == (503, "unavailable")
-    await start(members(store=f"file:{folder}"))
+    kept, coordinator = MemoryStore(), MemoryCoordinator()
+    store = FaultyStore(kept)
+    async with operated(start, store, coordinator) as operators:
+        await write_all(person(ANNE, operators.base, session), SECRET)
+        arrived = store.delay("delete", asyncio.Event(), after=5)
+        posting = asyncio.ensure_future(operators.post(ANNES))
+        await arrived.wait()
+        await operators.listener.close()
+        status, answer = await posting
+        assert (status, answer["code"]) == (503, "unavailable")
+    assert await keys_with(kept, ANNE.user_id, SECRET)
+    await start(members(), kept, coordinator=coordinator)
     await start.apps[-1].jobs.erasure.wait()  # type: ignore[attr-defined]
-    assert files_with(folder, ANNE.user_id) == set()
+    assert await keys_with(kept, ANNE.user_id) == set()
 
 
 async def test_no_erasure_begins_once_the_server_stops(operators: Operators) -> None:

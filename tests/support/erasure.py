@@ -1,20 +1,27 @@
 """A service that knows two people, one of whom is erased."""
 
+import asyncio
+import shutil
 from contextlib import aclosing
+from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple
 
 import aiohttp
 import pytest
 
+from pysync import config
 from pysync.auth.identity_keys import IdentityKeys
 from pysync.changelog import ChangeLog
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.erase import Eraser, EraseRequest, eraser
-from pysync.server.app import App
+from pysync.server.app import App, create_app
+from pysync.server.process.serve import serve_on
 from pysync.store import Store
 from pysync.store.types import StoredObject
 from support.clients import Browser, Signed, Start, root_device
 from support.collections import OWN, UNSIGNED, collection, limit_of
+from support.configurations import patient
 
 ANNE = IdentityKeys.from_private(b"\x51" * 32, b"\x61" * 32)
 BERT = IdentityKeys.from_private(b"\x52" * 32, b"\x62" * 32)
@@ -95,6 +102,38 @@ def hasty_erasures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eraser, "SETTLE_S", 0)
 
 
+@pytest.fixture(scope="module")
+def written_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a service that has ended, to which Anne and Bert have written. Tests copy it."""
+    folder = tmp_path_factory.mktemp("written") / "data"
+    parsed = config.parse({"version": 1, **patient(members(store=f"file:{folder}", quotas={}))})
+
+    async def write() -> None:
+        async with (
+            await create_app(parsed) as app,
+            serve_on(app) as port,
+            aiohttp.ClientSession() as session,
+        ):
+            await write_both(f"http://127.0.0.1:{port}", session)
+
+    writing = Thread(target=asyncio.run, args=(write(),))
+    writing.start()
+    writing.join()
+    return folder
+
+
+@pytest.fixture
+def filled_folder(written_folder: Path, folder: Path) -> Path:
+    """A folder like `written_folder` for one test."""
+    return Path(shutil.copytree(written_folder, folder))
+
+
+async def write_both(base: str, session: aiohttp.ClientSession) -> None:
+    """Have Anne and Bert write to a service."""
+    await write_all(person(ANNE, base, session), SECRET)
+    await write_all(person(BERT, base, session), "public-of-bert")
+
+
 class Served(NamedTuple):
     """A service to which two people have written."""
 
@@ -124,11 +163,14 @@ async def serve(
 ) -> Served:
     """Start a service with these further members, and have Anne and Bert write to it."""
     base = await start(members(**more), kept, coordinator=coordinator)
+    await write_both(base, session)
+    return served_at(start, base, session)
+
+
+def served_at(start: Start, base: str, session: aiohttp.ClientSession) -> Served:
+    """The service at `base`, the last that was started."""
     app = start.apps[-1]  # type: ignore[attr-defined]
-    served = Served(app, person(ANNE, base, session), person(BERT, base, session))
-    await write_all(served.anne, SECRET)
-    await write_all(served.bert, "public-of-bert")
-    return served
+    return Served(app, person(ANNE, base, session), person(BERT, base, session))
 
 
 async def stored_keys(store: Store) -> set[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from contracts.change_logs import RETENTION, ChangeLogContract, change
 from contracts.files import chunks_of
+from support.faulty_disk import broken_descriptors
 from support.python_process import run_python
 from support.round_robin import round_robin
 
@@ -128,18 +129,19 @@ async def test_document_that_replaces_a_file_is_a_write_like_any_other(store: Lo
     assert await changes_of(store.change_log) == [change("1")]
 
 
-async def test_a_group_that_fails_leaves_neither_writes_nor_changes(store: LocalStore) -> None:
+async def test_a_group_that_fails_leaves_neither_writes_nor_changes(
+    store: LocalStore, tmp_path: Path
+) -> None:
     await store.commit(Write("a", b"1", ABSENT, [change("1")]))
     cursor = await store.change_log.last_id()
-    store._writer._connection.execute("PRAGMA max_page_count = 20")
-    outcomes = await asyncio.gather(
-        *(store.commit(Write(f"n/{n}", bytes(50_000), ABSENT, [change(f"{n}")])) for n in range(4)),
-        return_exceptions=True,
-    )
+    with broken_descriptors(tmp_path / "pysync.db-wal"):
+        outcomes = await asyncio.gather(
+            *(store.commit(Write(f"n/{n}", bytes(50_000), ABSENT, [change(f"{n}")])) for n in range(4)),
+            return_exceptions=True,
+        )
     assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
     assert await store.list("n", None, 10) == []
     assert await store.change_log.last_id() == cursor
-    store._writer._connection.execute("PRAGMA max_page_count = 1000000")
     await store.commit(Write("n/1", b"1", ABSENT, [change("2")]))
     assert await changes_of(store.change_log, cursor) == [change("2")]
 
@@ -240,32 +242,36 @@ async def test_configured_retention_is_kept(tmp_path: Path) -> None:
     async with await create_app(parse({"store": f"file:{tmp_path}", "changes": changes})) as app:
         assert app.store.transactional is not None
         log = app.store.transactional.change_log
-        ids = [await log.append([change(f"{n}")]) for n in range(4 * TRIM_EVERY)]
+        ids = [id_ for _ in range(4) for id_ in await append_to(log, TRIM_EVERY)]
         assert await log.read(ids[0], 1) is None
         assert await changes_of(log, ids[2 * TRIM_EVERY])
+
+
+async def append_to(log: ChangeLog, count: int) -> list[str]:
+    """Append so many changes at once, and return their ids."""
+    return await asyncio.gather(*(log.append([change(f"{n}")]) for n in range(count)))
 
 
 class TestForgetting:
     """A log keeps what it should, little more, and no commit pays for much."""
 
-    def rows(self, store: LocalStore) -> int:
-        ((count,),) = store._writer._connection.execute("SELECT count(*) FROM change").fetchall()
+    def rows(self, folder: Path) -> int:
+        with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
+            ((count,),) = database.execute("SELECT count(*) FROM change").fetchall()
         return int(count)
 
-    async def test_old_changes_are_forgotten(self, store: LocalStore, clock: FakeClock) -> None:
-        retention = Retention(count=10_000, age_ms=1_000)
-        store.change_log._retention = retention
+    async def test_old_changes_are_forgotten(self, tmp_path: Path, clock: FakeClock) -> None:
+        store = await LocalStore.open_folder(tmp_path, clock, Retention(count=10_000, age_ms=1_000))
         cursor = await store.change_log.append([change("old")])
-        for n in range(300):
-            await store.change_log.append([change(f"{n}")])
+        await append_to(store.change_log, 300)
         clock.now_ms += 500
         young = await store.change_log.append([change("young")])
         clock.now_ms += 501
-        for n in range(TRIM_EVERY):
-            await store.change_log.append([change(f"{n}")])
+        await append_to(store.change_log, TRIM_EVERY)
         assert await store.change_log.read(cursor, 1) is None
         assert len(await changes_of(store.change_log, young)) == TRIM_EVERY
-        assert self.rows(store) <= 2 * TRIM_EVERY + 2
+        assert self.rows(tmp_path) <= 2 * TRIM_EVERY + 2
+        await store.close()
 
     async def test_of_old_changes_the_last_cursor_is_remembered(
         self, store: LocalStore, clock: FakeClock
@@ -280,24 +286,25 @@ class TestForgetting:
         assert await store.change_log.read(cursor, 10) == [(last, change("last"))]
 
     @pytest.mark.slow
-    async def test_one_commit_forgets_a_bounded_number(self, store: LocalStore) -> None:
-        store.change_log._retention = Retention(count=10_000)
+    async def test_one_commit_forgets_a_bounded_number(self, tmp_path: Path, clock: FakeClock) -> None:
+        roomy = await LocalStore.open_folder(tmp_path, clock, Retention(count=10_000))
         for start in range(0, 5_000, 500):
-            await store.change_log.append([change(f"{start + n}") for n in range(500)])
-        assert self.rows(store) == 5_001
-        store.change_log._retention = RETENTION
-        before = self.rows(store)
+            await roomy.change_log.append([change(f"{start + n}") for n in range(500)])
+        await roomy.close()
+        before = self.rows(tmp_path)
+        assert before == 5_001
+        store = await LocalStore.open_folder(tmp_path, clock, RETENTION)
         while before > RETENTION.count + TRIM_EVERY + 1:
-            for n in range(TRIM_EVERY):
-                await store.change_log.append([change(f"{n}")])
-            after = self.rows(store)
+            await append_to(store.change_log, TRIM_EVERY)
+            after = self.rows(tmp_path)
             assert before - 2 * TRIM_EVERY <= after - TRIM_EVERY < before
             before = after
+        await store.close()
 
-    async def test_groups_of_any_size_do_not_pile_up(self, store: LocalStore) -> None:
+    async def test_groups_of_any_size_do_not_pile_up(self, store: LocalStore, tmp_path: Path) -> None:
         for _ in range(10):
             await store.change_log.append([change(f"{n}") for n in range(2_000)])
-        assert self.rows(store) <= 2_000 + RETENTION.count + 1
+        assert self.rows(tmp_path) <= 2_000 + RETENTION.count + 1
 
 
 WRITE_ON = """

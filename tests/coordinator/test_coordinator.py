@@ -321,9 +321,9 @@ async def test_expired_counters_and_claims_are_removed(tmp_path: Path, clock: Fa
             await coordinator.increment(f"{turn}-{n}", 1_000)
             await coordinator.put_if_absent(f"{turn}-{n}", b"x", 1_000)
         clock.now_ms += 2_000
-    database = coordinator._writer._connection
-    for table in ("counter", "claim"):
-        assert database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] <= 200
+    with contextlib.closing(sqlite3.connect(tmp_path / "coordinator.db")) as database:
+        for table in ("counter", "claim"):
+            assert database.execute(f"SELECT count(*) FROM {table}").fetchone()[0] <= 200
     await coordinator.close()
 
 

@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import pytest
 from components import RedisServer, free_port
@@ -27,7 +26,6 @@ from pysync.changelog import Change
 from pysync.clock import MAX_COUNTER, SteadyClock, wall_clock_ms
 from pysync.concurrency import MAX_WAITING
 from pysync.coordinator import Coordinator, open_coordinator
-from pysync.coordinator.redis.connection import Command
 from pysync.coordinator.redis.coordinator import LEEWAY_MS, NONCE_TTL_MS, TICKS, RedisCoordinator
 from pysync.coordinator.redis.epoch import EPOCH_KEY
 from pysync.errors import CoordinatorUnavailable
@@ -225,25 +223,38 @@ async def test_nodes_that_start_at_once_reject_nothing_fresh(redis: RedisServer)
 
 
 async def test_of_two_nodes_that_say_since_when_redis_remembers_the_first_is_believed(
-    redis: RedisServer, coordinator: RedisCoordinator
+    redis: RedisServer,
 ) -> None:
     """Another node says so between what this one reads and what it would write."""
-    said = None
+    first: list[RedisCoordinator] = []
+    said: list[object] = []
 
-    async def execute(*commands: Command) -> list[Any]:
-        nonlocal said
-        if said is None and commands[0][0] == "MULTI":
-            other = await RedisCoordinator.connect(redis.url)
-            await other.close()
-            async with client(redis) as own:
-                said = await own.get(EPOCH_KEY)
-        return await coordinator._epoch._connection._execute_raw(*commands)
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_redis, to_redis = await asyncio.open_connection("127.0.0.1", redis.port)
 
-    async with client(redis) as own:
+        async def back() -> None:
+            while text := await from_redis.read(65_536):
+                writer.write(text)
+
+        returning = asyncio.ensure_future(back())
+        while text := await reader.read(65_536):
+            if b"MULTI" in text and not first:
+                first.append(await RedisCoordinator.connect(redis.url))
+                said.append(await own.get(EPOCH_KEY))
+            to_redis.write(text)
+        returning.cancel()
+        to_redis.close()
+        writer.close()
+
+    async with client(redis) as own, await asyncio.start_server(relay, "127.0.0.1", 0) as server:
         await own.delete(EPOCH_KEY)
-    epoch = await coordinator._epoch._establish(execute)
-    assert said is not None
-    assert epoch.text() == said
+        port = server.sockets[0].getsockname()[1]
+        late = await RedisCoordinator.connect(f"redis://127.0.0.1:{port}/0")
+        assert said == [await own.get(EPOCH_KEY)] != [None]
+        assert await first[0].consume_nonce("aa", "1", wall_clock_ms())
+        assert not await late.consume_nonce("aa", "1", wall_clock_ms())
+        await late.close()
+        await first[0].close()
 
 
 async def test_a_count_that_comes_late_finds_its_window(redis: RedisServer) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from io import BytesIO
 from itertools import product
@@ -81,7 +82,7 @@ async def test_a_pipe_in_place_of_a_file_holds_nobody_up(store: LocalStore, path
 async def test_a_changed_row_of_a_file_is_found_or_without_effect(
     tmp_path: Path, column: str, store: LocalStore
 ) -> None:
-    connection = store._writer._connection
+    connection = sqlite3.connect(tmp_path / "data/pysync.db", isolation_level=None)
     before = connection.execute(f"SELECT CAST({column} AS TEXT) FROM object").fetchone()[0]
     for at in range(len(before)):
         changed = before[:at] + ("1" if before[at] != "1" else "2") + before[at + 1 :]
@@ -95,6 +96,7 @@ async def test_a_changed_row_of_a_file_is_found_or_without_effect(
             file, content = await read_file(store, KEY)
             assert content == CONTENT
             assert file.size == len(CONTENT)
+    connection.close()
 
 
 async def test_damaged_file_is_served_no_more(store: LocalStore, path: Path) -> None:

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 from contracts.files import chunks_of, read_file
 from contracts.stores import StoreContract, TransactionalStoreContract
+from support.faulty_disk import broken_descriptors
 from support.faulty_store import FaultyStore
 from support.python_process import run_python, run_together
 
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
 from pysync.store import ABSENT, NOT_MODIFIED, Store, StoredObject, open_store
-from pysync.store.local import LocalStore, read_cache
+from pysync.store.local import LocalStore
+from pysync.store.local.read_cache import CACHE_BYTES, CACHE_OBJECT_BYTES
 from pysync.store.local.store import LIST
 from pysync.store.memory import MemoryStore
 
@@ -160,24 +162,22 @@ async def test_a_database_damaged_at_its_root_is_rejected_on_opening(folder: Pat
         await LocalStore.open_folder(folder)
 
 
-async def test_full_disk_rejects_the_group_and_keeps_earlier_data(folder: Path) -> None:
-    store = await LocalStore.open_folder(folder)
+async def test_failing_disk_rejects_the_group_and_keeps_earlier_data(store: LocalStore, folder: Path) -> None:
     await store.put("a", b"one")
-    store._writer._connection.execute("PRAGMA max_page_count = 20")
-    outcomes = await asyncio.gather(
-        *(store.put(f"n/{n}", bytes(50_000)) for n in range(4)), return_exceptions=True
-    )
+    with broken_descriptors(folder / "pysync.db-wal"):
+        outcomes = await asyncio.gather(
+            *(store.put(f"n/{n}", bytes(50_000)) for n in range(4)), return_exceptions=True
+        )
     assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
     assert await store.list("n", None, 10) == []
     assert isinstance(await store.get("a"), StoredObject)
-    store._writer._connection.execute("PRAGMA max_page_count = 1000000")
     await store.put("n/1", bytes(50_000))
-    await store.close()
+    assert await store.list("n", None, 10) == ["1"]
 
 
 @pytest.mark.slow
 async def test_a_late_page_of_a_listing_costs_what_the_first_does(store: LocalStore, folder: Path) -> None:
-    for start in range(0, 20_000, 2_000):
+    for start in range(0, 6_000, 2_000):
         await asyncio.gather(*(store.put(f"p/{n:05}", b"1") for n in range(start, start + 2_000)))
         await asyncio.gather(*(store.put(f"p/{n:05}/deep", b"1") for n in range(start, start + 100)))
     steps = 0
@@ -191,7 +191,7 @@ async def test_a_late_page_of_a_listing_costs_what_the_first_does(store: LocalSt
     with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
         database.execute(LIST, ("", "", 1)).fetchall()  # loads the schema
         database.set_progress_handler(count, 1)
-        for after in ("", "10000", "19000"):
+        for after in ("", "03000", "05500"):
             steps = 0
             ((names,),) = database.execute(LIST, ("p", after, 100)).fetchall()
             assert json.loads(names) == await store.list("p", after, 100)
@@ -222,22 +222,15 @@ async def test_a_document_is_kept_until_anybody_commits(store: LocalStore, folde
     assert again is not found
 
 
-async def test_a_document_that_is_unmodified_is_looked_up_once_until_anybody_commits(
+async def test_a_document_is_unmodified_until_anybody_commits_another(
     store: LocalStore, folder: Path
 ) -> None:
     etag = await store.put("a/b", b"1")
-    statements: list[str] = []
-    store._reader._connection.set_trace_callback(statements.append)
-
-    def lookups() -> int:
-        return sum("FROM object" in statement for statement in statements)
-
     for _ in range(3):
         assert await store.get("a/b", etag) is NOT_MODIFIED
-    assert lookups() == 1
     found = await store.get("a/b", "another")
     assert isinstance(found, StoredObject)
-    assert lookups() == 2
+    assert found.body == b"1"
     other = await LocalStore.open_folder(folder)
     await other.put("a/b", b"2")
     await other.close()
@@ -246,17 +239,16 @@ async def test_a_document_that_is_unmodified_is_looked_up_once_until_anybody_com
     assert found.body == b"2"
 
 
-async def test_cache_is_bounded(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_cache, "CACHE_BYTES", 10)
-    monkeypatch.setattr(read_cache, "CACHE_OBJECT_BYTES", 4)
-    for key, body in (("a", b"1234"), ("b", b"1234"), ("c", b"1234"), ("big", b"12345")):
-        await store.put(key, body)
-    kept = [await store.get("a"), await store.get("b")]
-    assert [await store.get("a"), await store.get("b")] == kept
-    assert await store.get("a") is kept[0]
+async def test_cache_is_bounded(store: LocalStore) -> None:
+    *keys, last = [f"n/{n}" for n in range(CACHE_BYTES // CACHE_OBJECT_BYTES + 1)]
+    await asyncio.gather(*(store.put(key, bytes(CACHE_OBJECT_BYTES)) for key in (*keys, last)))
+    await store.put("big", bytes(CACHE_OBJECT_BYTES + 1))
+    kept = [await store.get(key) for key in keys]
+    for key, found in zip(keys, kept, strict=True):
+        assert await store.get(key) is found
     assert await store.get("big") is not await store.get("big")
-    await store.get("c")
-    assert await store.get("a") is not kept[0], "a third one made room for itself"
+    await store.get(last)
+    assert await store.get(keys[0]) is not kept[0], "the last one made room for itself"
 
 
 async def test_a_write_that_returned_is_seen_by_every_other_store_on_the_folder(

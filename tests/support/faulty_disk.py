@@ -1,4 +1,5 @@
-"""Disks that fail: calls of `os` that fail below a folder, and small file systems that are really mounted."""
+"""Disks that fail: calls of `os` that fail below a folder, files that this process can use no longer, and
+small file systems that are really mounted."""
 
 import errno
 import fcntl
@@ -56,6 +57,31 @@ def failing(
         for module in modules:
             patched.setattr(module, "os", faulty)
         yield
+
+
+@contextmanager
+def broken_descriptors(path: Path) -> Iterator[None]:
+    """Every read, write and flush of this file, as this process has it open, fails as on a broken disk."""
+    broken = os.open("/proc/self/mem", os.O_RDWR)  # nothing lies at its low addresses: EIO
+    found = [int(fd) for fd in os.listdir("/proc/self/fd") if _target(fd) == str(path)]
+    assert found, "the file is open"
+    kept = {fd: os.dup(fd) for fd in found}
+    for fd in found:
+        os.dup2(broken, fd)
+    try:
+        yield
+    finally:
+        for fd, real in kept.items():
+            os.dup2(real, fd)
+            os.close(real)
+        os.close(broken)
+
+
+def _target(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:
+        return ""
 
 
 class Disk:

@@ -12,12 +12,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+from contracts.files import chunks_of
 from support.cli_runner import Shell
 from support.clients import Browser, Start
 from support.collections import collection
 
 from pysync import config
 from pysync._core import decode_push
+from pysync.clock import HybridTimestamp
 from pysync.coordinator import Coordinator
 from pysync.coordinator.local import LocalCoordinator
 from pysync.coordinator.memory import MemoryCoordinator
@@ -311,8 +313,18 @@ async def test_readiness_is_answered_while_a_commit_hangs(
     monkeypatch.setattr(readiness, "PROBE_EVERY_S", 0.0)
     browser = Browser(await start(served(folder)), session)
     (app,) = start.apps  # type: ignore[attr-defined]
-    flushed = threading.Event()
-    hanging = app.store._writer.submit(lambda cursor: flushed.wait())
+    begun, flushed = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def hang(tick: HybridTimestamp) -> str:
+        loop.call_soon_threadsafe(begun.set)
+        flushed.wait()
+        return "files/a"
+
+    hanging = asyncio.ensure_future(
+        app.store.write_ordered(hang, chunks_of(b"1"), "text/plain", lambda tick, sha256: [])
+    )
+    await begun.wait()
     try:
         for _ in range(3):
             assert (await browser.request("GET", "/health/ready")).status == 503

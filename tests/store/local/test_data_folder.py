@@ -3,8 +3,10 @@
 import logging
 import os
 import shutil
+import sqlite3
 import stat
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -109,7 +111,8 @@ async def test_link_in_place_of_a_file_is_neither_read_nor_adopted(
         record.levelno == logging.CRITICAL and "symbolic link" in record.getMessage()
         for record in caplog.records
     )
-    (row,) = store._read("SELECT sha256 FROM object WHERE name = 'b'")
+    with closing(sqlite3.connect(folder / "pysync.db")) as database:
+        (row,) = database.execute("SELECT sha256 FROM object WHERE name = 'b'").fetchall()
     assert row == (sha256,)
 
 

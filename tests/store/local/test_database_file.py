@@ -20,6 +20,7 @@ from support.collections import MINE, NOTES, collection
 from support.server_process import serving
 from support.worker_processes import gone, on_fresh_connection, replies_of_all_workers, until, workers
 
+from pysync.clock import HybridTimestamp
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import CoordinatorUnavailable, StoreUnavailable
 from pysync.sqlite import connection
@@ -115,11 +116,12 @@ async def test_a_database_that_is_gone_is_not_read_and_the_store_is_not_ready(
 async def test_a_write_whose_database_is_deleted_before_it_is_acknowledged_is_rejected(
     store: LocalStore, folder: Path
 ) -> None:
-    def write(cursor: object) -> None:
+    def key_in_the_transaction(tick: HybridTimestamp) -> str:
         delete(folder)
+        return "a/b"
 
     with pytest.raises(StoreUnavailable):
-        await store._writer.submit(write)
+        await store.write_ordered(key_in_the_transaction, chunks(b"1"), "text/plain", lambda tick, sha256: [])
 
 
 async def test_file_is_kept_when_its_database_was_deleted(store: LocalStore, folder: Path) -> None:
@@ -251,11 +253,13 @@ async def test_a_start_over_tables_without_a_version_says_what_to_do(folder: Pat
         await LocalStore.open_folder(folder)
 
 
-async def test_a_coordinator_whose_database_is_gone_admits_and_counts_nothing(tmp_path: Path) -> None:
+async def test_a_coordinator_whose_database_is_gone_admits_and_counts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CHECK_INTERVAL_S", 1e-6)
     coordinator = await LocalCoordinator.open_folder(tmp_path / "data")
     await coordinator.put_if_absent("key", b"", 1000)
     (tmp_path / "data/coordinator.db").unlink()
-    coordinator._writer._checked_at = 0.0  # as after a pause
     with pytest.raises(CoordinatorUnavailable):
         await coordinator.put_if_absent("key", b"", 1000)
     with pytest.raises(CoordinatorUnavailable):
@@ -265,10 +269,12 @@ async def test_a_coordinator_whose_database_is_gone_admits_and_counts_nothing(tm
     await coordinator.close()
 
 
-async def test_a_coordinator_whose_replay_memory_is_gone_admits_nothing(tmp_path: Path) -> None:
+async def test_a_coordinator_whose_replay_memory_is_gone_admits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CHECK_INTERVAL_S", 1e-6)
     coordinator = await LocalCoordinator.open_folder(tmp_path / "data")
     shutil.rmtree(tmp_path / "data/nonces")
-    coordinator._writer._checked_at = 0.0  # as after a pause
     with pytest.raises(CoordinatorUnavailable):
         await coordinator.put_if_absent("key", b"", 1000)
     with pytest.raises(CoordinatorUnavailable):

@@ -3,13 +3,13 @@
 import errno
 import os
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from random import Random
 
 import pytest
 from support.depth import depth
-from support.faulty_disk import READS, WRITES, Disk, failing, mounted
+from support.faulty_disk import READS, WRITES, Disk, broken_descriptors, failing, mounted
 
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import StoreUnavailable, Unavailable
@@ -32,31 +32,6 @@ async def store(folder: Path) -> AsyncIterator[LocalStore]:
     store = await LocalStore.open_folder(folder)
     yield store
     await store.close()
-
-
-@contextmanager
-def broken_descriptors(path: Path) -> Iterator[None]:
-    """Every read, write and flush of this file, as this process has it open, fails as on a broken disk."""
-    broken = os.open("/proc/self/mem", os.O_RDWR)  # nothing lies at its low addresses: EIO
-    found = [int(fd) for fd in os.listdir("/proc/self/fd") if _target(fd) == str(path)]
-    assert found, "the file is open"
-    kept = {fd: os.dup(fd) for fd in found}
-    for fd in found:
-        os.dup2(broken, fd)
-    try:
-        yield
-    finally:
-        for fd, real in kept.items():
-            os.dup2(real, fd)
-            os.close(real)
-        os.close(broken)
-
-
-def _target(fd: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except FileNotFoundError:
-        return ""
 
 
 async def test_document_that_the_disk_cannot_read_is_unavailable_until_it_can(
@@ -82,7 +57,7 @@ async def test_a_write_that_the_disk_does_not_take_is_unavailable_and_the_next_i
     await store.put("notes/next", BODY)
     assert await store.list("notes", None, 10) == ["0", "1", "2", "3", "4", "acknowledged", "next"]
     await store.close()
-    reopened = await LocalStore.open_folder(store._database.path.parent)
+    reopened = await LocalStore.open_folder(folder)
     assert len(await reopened.list("notes", None, 10)) == 7
     await reopened.close()
 

@@ -7,6 +7,7 @@ import random
 import signal
 import sqlite3
 import subprocess
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from contracts.files import chunks_of, read_file
 from support.folder_search import files_with
 from support.python_process import run_python
 
+from pysync.changelog import Change
+from pysync.clock import HybridTimestamp, wall_clock_ms
+from pysync.concurrency import QUIET_TICKS
 from pysync.errors import StoreUnavailable
 from pysync.store import EtagMismatch
 from pysync.store.local.store import LocalStore
@@ -69,9 +73,26 @@ async def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+class CountedClock:
+    """A clock that counts how often it is read. A store dates a write when it queues it for its thread."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __call__(self) -> int:
+        self.reads += 1
+        return wall_clock_ms()
+
+
 @pytest.fixture
-async def store(folder: Path) -> AsyncIterator[LocalStore]:
-    store = await LocalStore.open_folder(folder)
+def dates() -> CountedClock:
+    """The clock of `store`."""
+    return CountedClock()
+
+
+@pytest.fixture
+async def store(folder: Path, dates: CountedClock) -> AsyncIterator[LocalStore]:
+    store = await LocalStore.open_folder(folder, dates)
     yield store
     await store.close()
 
@@ -205,13 +226,13 @@ async def test_readers_during_a_merge_find_each_file_once(store: LocalStore, fol
             reads += 1
 
     async def write_some(through: LocalStore, start: int) -> None:
-        for n in range(start, start + 60):
+        for n in range(start, start + 30):
             await write(through, str(n))
             written.add(str(n))
             wanted[str(n)] = 1
 
     async def merge() -> None:
-        for round_ in range(12):
+        for round_ in range(6):
             names = [name for name in await store.list("e", None, 1000) if not name.startswith("9")][:20]
             texts = {name: (await read_file(store, f"e/{name}"))[1] for name in names}
             merged = await sha256s(store, *names)
@@ -246,33 +267,51 @@ async def test_writes_and_deletes_during_a_merge_have_the_result_of_those_withou
 
 
 Submit = Callable[[Awaitable[Any]], Awaitable["asyncio.Future[Any]"]]
+Together = Callable[[], contextlib.AbstractAsyncContextManager[Submit]]
 
 
-@contextlib.asynccontextmanager
-async def one_commit(store: LocalStore, folder: Path) -> AsyncIterator[Submit]:
-    """Yields a function that begins a write. Those begun in the context are committed together at its end, in
-    their order."""
-    writer = store._writer
+@pytest.fixture
+def one_commit(store: LocalStore, dates: CountedClock) -> Together:
+    """Returns a context that yields a function, which begins a write. Those begun in the context are
+    committed together at its end, in their order: the commit of another write is held up until then."""
 
     async def submit(write: Awaitable[Any]) -> "asyncio.Future[Any]":
-        waiting = writer._waiting
+        reads = dates.reads
         writing = asyncio.ensure_future(write)
-        while writer._waiting == waiting or writer._submitted or writer._committing_since is None:
+        while dates.reads == reads:
+            await asyncio.sleep(0)
+        for _ in range(2 * QUIET_TICKS):
             await asyncio.sleep(0)
         return writing
 
-    with contextlib.closing(sqlite3.connect(folder / "pysync.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        first = await submit(store.put("first", b"{}"))
-        yield submit
-        other.execute("COMMIT")
-    await first
+    @contextlib.asynccontextmanager
+    async def together() -> AsyncIterator[Submit]:
+        begun, end = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def hold(tick: HybridTimestamp) -> str:
+            loop.call_soon_threadsafe(begun.set)
+            end.wait()
+            return "held/1"
+
+        def announced(tick: HybridTimestamp, sha256: str) -> list[Change]:
+            return []
+
+        holding = asyncio.ensure_future(store.write_ordered(hold, chunks_of(b""), "text/plain", announced))
+        await begun.wait()
+        try:
+            yield submit
+        finally:
+            end.set()
+        await holding
+
+    return together
 
 
-async def delete_in_the_commit_of_a_merge(store: LocalStore, folder: Path, key: str) -> None:
+async def delete_in_the_commit_of_a_merge(store: LocalStore, one_commit: Together, key: str) -> None:
     """Merge five files, and delete another in the same transaction. Nobody waits for the deletion to end."""
     merged = await sha256s(store, *"12345")
-    async with one_commit(store, folder) as submit:
+    async with one_commit() as submit:
         deleting = await submit(store.delete(key))
         merging = await submit(store.merge("e/4-", chunks_of(MERGED), "text/plain", merged))
         deleting.cancel()
@@ -280,9 +319,9 @@ async def delete_in_the_commit_of_a_merge(store: LocalStore, folder: Path, key: 
 
 
 async def test_a_file_deleted_in_the_commit_of_a_merge_leaves_the_folder(
-    store: LocalStore, folder: Path
+    store: LocalStore, folder: Path, one_commit: Together
 ) -> None:
-    await delete_in_the_commit_of_a_merge(store, folder, "e/7")
+    await delete_in_the_commit_of_a_merge(store, one_commit, "e/7")
     await store.close()
     reopened = await LocalStore.open_folder(folder)
     assert await lines_in(reopened) == lines_on_disk(folder) == Counter("123456")
@@ -290,17 +329,19 @@ async def test_a_file_deleted_in_the_commit_of_a_merge_leaves_the_folder(
 
 
 async def test_an_erasure_leaves_nothing_of_a_file_deleted_in_the_commit_of_a_merge(
-    store: LocalStore, folder: Path
+    store: LocalStore, folder: Path, one_commit: Together
 ) -> None:
     await store.write("e/7", chunks_of(b"5ecret"), "text/plain")
-    await delete_in_the_commit_of_a_merge(store, folder, "e/7")
+    await delete_in_the_commit_of_a_merge(store, one_commit, "e/7")
     await store.purge_deleted()
     assert files_with(folder, "5ecret") == set()
 
 
-async def test_a_file_written_behind_its_merge_in_one_commit_stays(store: LocalStore, folder: Path) -> None:
+async def test_a_file_written_behind_its_merge_in_one_commit_stays(
+    store: LocalStore, folder: Path, one_commit: Together
+) -> None:
     merged = await sha256s(store, *"12345")
-    async with one_commit(store, folder) as submit:
+    async with one_commit() as submit:
         merging = await submit(store.merge("e/4-", chunks_of(MERGED), "text/plain", merged))
         writing = await submit(store.write("e/1", chunks_of(b"new\n"), "text/plain"))
     await asyncio.gather(merging, writing)
@@ -308,20 +349,22 @@ async def test_a_file_written_behind_its_merge_in_one_commit_stays(store: LocalS
 
 
 async def test_a_merged_file_stays_where_another_is_deleted_in_its_commit(
-    store: LocalStore, folder: Path
+    store: LocalStore, folder: Path, one_commit: Together
 ) -> None:
     merged = await sha256s(store, *"12345")
     await store.write("e/4-", chunks_of(b"old\n"), "text/plain")
-    async with one_commit(store, folder) as submit:
+    async with one_commit() as submit:
         deleting = await submit(store.delete("e/4-"))
         merging = await submit(store.merge("e/4-", chunks_of(MERGED), "text/plain", merged))
     await asyncio.gather(deleting, merging)
     assert await lines_in(store) == lines_on_disk(folder) == EVERYTHING
 
 
-async def test_a_merged_file_that_is_deleted_in_its_commit_is_gone(store: LocalStore, folder: Path) -> None:
+async def test_a_merged_file_that_is_deleted_in_its_commit_is_gone(
+    store: LocalStore, folder: Path, one_commit: Together
+) -> None:
     merged = await sha256s(store, *"12345")
-    async with one_commit(store, folder) as submit:
+    async with one_commit() as submit:
         merging = await submit(store.merge("e/4-", chunks_of(MERGED), "text/plain", merged))
         deleting = await submit(store.delete("e/4-"))
     await asyncio.gather(deleting, merging)
@@ -331,10 +374,10 @@ async def test_a_merged_file_that_is_deleted_in_its_commit_is_gone(store: LocalS
 
 @pytest.mark.parametrize("body", [b"1\n", b"one\n"])
 async def test_a_file_written_before_its_merge_in_one_commit_is_not_merged(
-    store: LocalStore, folder: Path, body: bytes
+    store: LocalStore, folder: Path, one_commit: Together, body: bytes
 ) -> None:
     merged = await sha256s(store, *"12345")
-    async with one_commit(store, folder) as submit:
+    async with one_commit() as submit:
         writing = await submit(store.write("e/1", chunks_of(body), "text/plain"))
         merging = await submit(store.merge("e/4-", chunks_of(MERGED), "text/plain", merged))
     await writing

@@ -1,20 +1,19 @@
 """Group commit, where the stores cannot show it: who shares a failure, and who does not."""
 
 import asyncio
+import logging
 import sqlite3
 import threading
-import time
 from collections.abc import AsyncIterator
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn
 
 import pytest
 
 from pysync import concurrency
 from pysync.errors import StoreUnavailable
-from pysync.sqlite import connection, database_file
+from pysync.sqlite import database_file
 from pysync.sqlite.connection import GroupCommit
 from pysync.sqlite.database_file import Database, DatabaseFile
 
@@ -68,17 +67,18 @@ async def test_writes_that_wait_together_share_a_transaction(writer: GroupCommit
 
 
 async def test_a_failure_that_cannot_even_be_logged_does_not_end_the_thread(
-    writer: GroupCommit, path: Path, monkeypatch: pytest.MonkeyPatch
+    writer: GroupCommit, path: Path
 ) -> None:
-    def exhausted(*args: object, **options: object) -> NoReturn:
+    def exhausted(_: object) -> NoReturn:
         raise MemoryError
 
-    with monkeypatch.context() as patched:
-        for name in ("exception", "error", "critical"):
-            patched.setattr(connection.log, name, exhausted)
-        patched.setattr(DatabaseFile, "record_error", exhausted)
+    logger = logging.getLogger("pysync.sqlite")
+    logger.addFilter(exhausted)
+    try:
         with pytest.raises(StoreUnavailable):
             await writer.submit(exhausted)
+    finally:
+        logger.removeFilter(exhausted)
     assert await writer.submit(insert, 7) == 7
     assert values(path) == [7]
 
@@ -98,48 +98,19 @@ async def test_one_writers_own_fault_is_its_own(writer: GroupCommit, path: Path)
     assert values(path) == [1, 2]
 
 
-async def test_a_group_waits_for_the_transaction_of_another_process(
-    writer: GroupCommit, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_group_waits_for_the_transaction_of_another_process(failing: GroupCommit, path: Path) -> None:
     other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
     other.execute("INSERT INTO t VALUES(1)")
-
-    def commit_elsewhere(seconds: float) -> None:
-        if other.in_transaction:
-            other.execute("COMMIT")
-
-    monkeypatch.setattr(time, "sleep", commit_elsewhere)
-    assert await writer.submit(insert, 2) == 2
+    Failing.attempts = 0
+    writing = failing.submit(insert, 2)
+    while Failing.attempts < 3:
+        await asyncio.sleep(0)
+    assert not writing.done()
+    other.execute("COMMIT")
+    assert await writing == 2
     assert values(path) == [1, 2]
     other.close()
-
-
-class LockedCursor:
-    """A cursor of a database in which another process writes."""
-
-    def execute(self, statement: str) -> None:
-        error = sqlite3.OperationalError("database is locked")
-        error.sqlite_errorcode = sqlite3.SQLITE_BUSY
-        raise error
-
-
-def test_a_group_tries_less_often_the_longer_another_process_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, pauses_s = 0.0, list[float]()
-
-    def sleep(seconds: float) -> None:
-        nonlocal now_s
-        now_s += seconds
-        pauses_s.append(seconds)
-
-    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep))
-    with pytest.raises(sqlite3.OperationalError):
-        connection._begin(LockedCursor())  # type: ignore[arg-type]
-    assert now_s == pytest.approx(5, abs=0.01)
-    assert pauses_s == sorted(pauses_s)
-    assert pauses_s[50] == pytest.approx(0.000_3)
-    assert pauses_s[-1] == pytest.approx(0.005)
-    assert len(pauses_s) < 1_500
 
 
 async def test_a_database_locked_elsewhere_is_unavailable_until_it_is_free(
@@ -266,9 +237,10 @@ class Work:
 
 
 class Failing(sqlite3.Connection):
-    """A connection that fails with `failures` at statements, once each."""
+    """A connection that fails with `failures` at statements, once each, and counts its attempts to write."""
 
     failures: ClassVar[dict[str, BaseException]] = {}
+    attempts: ClassVar[int] = 0
 
     def cursor(self, *args: Any, **options: Any) -> Any:
         return super().cursor(FailingCursor)
@@ -276,6 +248,7 @@ class Failing(sqlite3.Connection):
 
 class FailingCursor(sqlite3.Cursor):
     def execute(self, statement: str, *args: Any) -> Any:
+        Failing.attempts += statement == "BEGIN IMMEDIATE"
         if statement in Failing.failures:
             raise Failing.failures.pop(statement)
         return super().execute(statement, *args)

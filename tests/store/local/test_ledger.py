@@ -216,7 +216,7 @@ async def test_a_purge_leaves_no_name_of_those_who_store_nothing(store: LocalSto
 @pytest.mark.process
 @pytest.mark.timeout(depth(120, 3600))
 def test_counters_are_exact_after_random_operations_and_crashes(tmp_path: Path) -> None:
-    operations, rounds = depth((400, 8), (4_000, 25))
+    operations, rounds = depth((400, 4), (4_000, 25))
     for seed in range(rounds):
         command = [
             sys.executable,

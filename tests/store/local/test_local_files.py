@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sqlite3
+import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 from contracts.files import chunks_of, read_file
 from support.bit_rot import rot
+from support.depth import LONG, depth
+from support.faulty_disk import broken_descriptors
 from support.python_process import run_python
 
 from pysync.cache import CACHED_ENTRIES
@@ -364,18 +367,13 @@ async def test_a_group_that_is_undone_leaves_nothing_once_another_is_committed(
     store: LocalStore, folder: Path
 ) -> None:
     await store.write("f/a", chunks_of(b"old"), "text/plain")
-    store._writer._connection.execute("PRAGMA max_page_count = 12")
-    large = [Change(bytes(99_999))]
-    outcomes = await asyncio.gather(
-        *(
-            store.write(f"f/{name}", chunks_of(b"new"), "text/plain", changes_of=lambda sha256: large)
-            for name in "abab"
-        ),
-        return_exceptions=True,
-    )
+    with broken_descriptors(folder / "pysync.db-wal"):
+        outcomes = await asyncio.gather(
+            *(store.write(f"f/{name}", chunks_of(b"new"), "text/plain") for name in "abab"),
+            return_exceptions=True,
+        )
     assert {type(outcome) for outcome in outcomes} == {StoreUnavailable}
     assert on_disk(folder) == {"f/a": b"old"}
-    store._writer._connection.execute("PRAGMA max_page_count = 1000000")
     await store.write("f/b", chunks_of(b"later"), "text/plain")
     assert list((folder / "files" / "~incoming").iterdir()) == []
     assert await reopened(folder) == {"f/a": b"old", "f/b": b"later"}
@@ -499,9 +497,9 @@ def die_at(count, place):
     sys.addaudithook(hook)
 
 folder, steps, rename_journal.FLUSH_EVERY = Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
-status, count = 1, 0
+status, count, apart = 1, 0, int(sys.argv[4])
 while status:
-    count += 1
+    count += apart
     place = folder / str(count)
     place.mkdir()
     child = os.fork()
@@ -519,7 +517,8 @@ while status:
 async def test_a_kill_before_any_step_on_disk_leaves_files_and_rows_at_one(
     tmp_path: Path, flush_every: int
 ) -> None:
-    process = run_python(KILL_AT_EACH_STEP, str(tmp_path), json.dumps(STEPS), str(flush_every))
+    apart = str(depth(2, 1))
+    process = run_python(KILL_AT_EACH_STEP, str(tmp_path), json.dumps(STEPS), str(flush_every), apart)
     await asyncio.to_thread(process.communicate)
     assert process.returncode == 0
     expected, met = states(), set()
@@ -534,7 +533,8 @@ async def test_a_kill_before_any_step_on_disk_leaves_files_and_rows_at_one(
         if isinstance(document, StoredObject):
             now["e/2.parquet"] = ("put", document.body)
         assert now in expected[done : done + 2]
-    assert met == {*range(len(STEPS) + 1)}
+    assert len(met) > len(STEPS) // 2
+    assert not LONG or met == {*range(len(STEPS) + 1)}
 
 
 WRITE_AND_DELETE = """
@@ -750,7 +750,10 @@ async def test_file_without_a_location_takes_no_tick_and_leaves_nothing(
 
 async def test_rows_that_are_kept_are_bounded(tmp_path: Path) -> None:
     store = await LocalStore.open_folder(tmp_path)
-    for number in range(CACHED_ENTRIES + 2):
-        assert await store.stat(f"none/{number}") is None
-    assert len(store._files._row_cache) == 2
+    keys = [f"none/{number}" for number in range(CACHED_ENTRIES + 2)]
+    before = sys.getrefcount(keys[0])
+    for number in range(len(keys)):
+        assert await store.stat(keys[number]) is None
+    held = sum(sys.getrefcount(keys[number]) > before for number in range(len(keys)))
+    assert 0 < held <= CACHED_ENTRIES
     await store.close()

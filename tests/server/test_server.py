@@ -207,10 +207,12 @@ async def test_a_body_that_stalls_gets_408(start: Start) -> None:
     reader, writer = await asyncio.open_connection(url.host, url.port)
     writer.write(
         b"POST /push/notes/a HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
-        b"Content-Length: 100\r\n\r\n{"
+        b"Content-Length: 1000000\r\n\r\n" + b"x" * 500_000
     )
     with loop_time() as time:
+        began_s = time.now_s
         received = await time.pass_until(asyncio.ensure_future(reader.read()), 1.0)
+        assert time.now_s - began_s < 200, "its mean rate would do for longer"
     head, _, answered = received.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
     assert b"Connection: close" in head

@@ -123,6 +123,11 @@ class Site:
         after, self._folded = self._folded, await self.log.last_id()
         assert await catch_up(self.lists, self.log, after)
 
+    async def fold_all(self) -> None:
+        """Fold all that was told, again."""
+        self._folded = ""
+        await self.fold()
+
     async def data(self, key: str = "lists/s") -> Any:
         """What is stored at a list's key, None where nothing is."""
         found = await self.store.get(key)

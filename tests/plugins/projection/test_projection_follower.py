@@ -101,15 +101,15 @@ async def test_an_empty_log_has_a_checkpoint_too() -> None:
 
 
 async def test_one_that_dies_before_its_checkpoint_leaves_nothing_undone() -> None:
-    store = FaultyStore(MemoryStore())
-    coordinator = MemoryCoordinator()
+    memory, coordinator = MemoryStore(), MemoryCoordinator()
+    store = FaultyStore(memory)
     dying = Site(members(TITLES), store=store, coordinator=coordinator)
     for at in range(20):
         await dying.note(f"n{at}", space=f"s{at % 4}", title=f"T{at}")
     store.crash(2, done=True)
     async with following(dying):
         await until(dying, lambda: _is_down(store))
-    survivor = Site(members(TITLES), store=store._store, coordinator=coordinator)
+    survivor = Site(members(TITLES), store=memory, coordinator=coordinator)
     async with following(survivor):
         for space in range(4):
             wanted = [entry(f"n{at}", title=f"T{at}") for at in range(space, 20, 4)]
@@ -117,7 +117,7 @@ async def test_one_that_dies_before_its_checkpoint_leaves_nothing_undone() -> No
 
 
 async def _is_down(store: FaultyStore) -> bool:
-    return store._writes_left is not None and store._writes_left < 0
+    return store.has_crashed
 
 
 @pytest.mark.slow

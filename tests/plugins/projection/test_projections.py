@@ -355,8 +355,7 @@ async def test_changes_folded_again_change_nothing() -> None:
         await site.note(f"n{at}", title=f"T{at}", deleted=at == 3)
     await site.fold()
     before = await site.store.get("lists/s")
-    site._folded = ""
-    await site.fold()
+    await site.fold_all()
     assert await site.store.get("lists/s") == before
 
 
@@ -364,8 +363,7 @@ async def test_numbers_that_a_list_holds_in_another_form_are_no_change() -> None
     site = Site(members(), [Projection("notes", "lists/{space}", lambda _: {"id": "a", "value": {"n": 1.0}})])
     await site.note("a")
     await site.fold()
-    site._folded = ""
-    await site.fold()
+    await site.fold_all()
     assert len(await site.announced()) == 1
 
 
@@ -398,13 +396,11 @@ async def test_a_store_that_fails_meanwhile_is_no_lost_change() -> None:
     for fault in (store.fail, store.lose_reply):
         for verb in ("get", "put"):
             fault(verb)
-            site._folded = ""
             with pytest.raises(StoreUnavailable):
-                await site.fold()
+                await site.fold_all()
             store.reset()
             await site.note("c", title=f"{fault} {verb}")
-    site._folded = ""
-    await site.fold()
+    await site.fold_all()
     assert [item["id"] for item in await site.items()] == ["a", "c"]
     assert await site.items("lists/t") == [entry("b", title="B")]
 

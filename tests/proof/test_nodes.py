@@ -17,8 +17,8 @@ from proof.run import prove
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
-SECONDS = depth(4.0, 60.0)
-SECONDS_OF_MACHINES = depth(7.0, 90.0)
+SECONDS = depth(3.0, 60.0)
+SECONDS_OF_MACHINES = depth(5.0, 90.0)
 """They take longer to start again."""
 KINDS = (
     "append 200", "batch 200", "download 200", "event", "follow 200", "kill", "list 200", "metered 200",

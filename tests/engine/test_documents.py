@@ -1,8 +1,10 @@
 """Documents over time: what a repetition is answered, and what a keyring's age does."""
 
 import asyncio
+import hashlib
 
 import aiohttp
+import orjson
 import pytest
 from support.clients import Browser, Start
 from support.collections import PUBLIC
@@ -13,7 +15,7 @@ from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.documents import Documents
 from pysync.engine.idempotency import IdempotentRequest
-from pysync.errors import Conflict, OutcomeUnknown, StoreUnavailable
+from pysync.errors import Conflict, IdempotencyKeyReused, OutcomeUnknown, StoreUnavailable
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
@@ -129,6 +131,21 @@ async def test_concurrent_attempts_under_one_key_have_the_same_answer() -> None:
     found = await nodes[0].pull("a")
     assert found is not None
     assert {(written.hash, written.timestamp_ms) for written in results} == {(found.hash, found.ts_ms)}
+
+
+async def test_claim_of_version_0_1_0_is_that_of_an_earlier_attempt() -> None:
+    coordinator, clock = MemoryCoordinator(FakeClock(1)), FakeClock(1)
+    documents = Documents(MemoryStore(), coordinator, clock)
+    body = decode_push(b'{"data":{"n":1}}')
+    name = hashlib.sha256(b"k").hexdigest()
+    await coordinator.put_if_absent(name, orjson.dumps(["0" * 16, body.hash, 1]), 600_000)
+    with pytest.raises(IdempotencyKeyReused):
+        await documents.push("a", body, request=IdempotentRequest("k", "0" * 64))
+    with pytest.raises(StoreUnavailable):
+        await documents.push("a", body, request=IdempotentRequest("k", body.hash))
+    clock.now_ms += 30_000
+    with pytest.raises(OutcomeUnknown):
+        await documents.push("a", body, request=IdempotentRequest("k", body.hash))
 
 
 @pytest.mark.parametrize("base", [None, "", "0" * 64])

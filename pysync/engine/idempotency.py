@@ -86,8 +86,9 @@ class AttemptRecord(NamedTuple):
 
     @classmethod
     def decode(cls, text: bytes) -> "AttemptRecord":
-        """Parse a stored attempt."""
-        return cls(*orjson.loads(text))
+        """Parse a stored attempt. Version 0.1.0 stored three members, and the content is what was pushed."""
+        write_id, hash_, timestamp_ms, *more = orjson.loads(text)
+        return cls(write_id, hash_, timestamp_ms, *(more or [hash_]))
 
     def encode(self) -> bytes:
         """Return the attempt as the coordinator stores it."""

@@ -27,10 +27,10 @@ CHECK_EVERY_S = 1.0
 KEEPALIVE_S = 75.0
 READ_BUFFER_BYTES = 32 * 1024
 """Bytes of a body that are read ahead. Reading stops at twice as many."""
-BACKLOG: Final = 64
-"""Connections that wait until they are accepted. While requests wait, each turn of the event loop accepts
-one, and answers 32. So the last of them waits for about 2,000 answers; behind more, its client would have
-given up when its turn comes."""
+BACKLOG: Final = 128
+"""Connections that wait until they are accepted, as many as aiohttp's own servers let wait. While requests
+wait, each turn of the event loop accepts one, and answers 32. So the last of them waits for about 4,000
+answers; behind more, its client would have given up when its turn comes."""
 ACCEPT_AT_ONCE: Final = 16
 """Connections that are accepted in one turn of the event loop. uvloop's own servers accept one, so with long
 turns a new connection would wait for all that came before it."""

@@ -542,8 +542,6 @@ class ReplayWindow:
         """Add one digest (16 bytes); return False if it was present."""
     def extend(self, digests: bytes) -> None:
         """Add many digests, concatenated; a rest shorter than 16 bytes is ignored."""
-    def contains_any(self, digests: bytes) -> bool:
-        """Return True if any of these digests, concatenated, is present."""
     def __contains__(self, digest: bytes, /) -> bool: ...
     def __len__(self) -> int: ...
 

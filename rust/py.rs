@@ -402,10 +402,6 @@ pub mod _core {
             self.0.extend(digests);
         }
 
-        fn contains_any(&self, digests: &[u8]) -> bool {
-            self.0.contains_any(digests)
-        }
-
         fn __contains__(&self, digest: &[u8]) -> PyResult<bool> {
             Ok(self.0.contains(digest_of(digest)?))
         }

@@ -38,12 +38,6 @@ impl ReplayWindow {
         self.0.contains(&u128::from_ne_bytes(digest))
     }
 
-    /// Returns true if any of `digests`, concatenated, is present.
-    pub fn contains_any(&self, digests: &[u8]) -> bool {
-        let (digests, _rest) = digests.as_chunks::<DIGEST>();
-        digests.iter().any(|&digest| self.contains(digest))
-    }
-
     pub fn len(&self) -> usize {
         self.0.len()
     }

@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 from support import reference_append_log as twin
-from support.append_log_nodes import KEY, MakeNode, Node, keys_below, log_of, numbered, store_values
+from support.append_log_nodes import KEY, RULES, MakeNode, Node, keys_below, log_of, numbered, store_values
 
 from pysync.coordinator import IDEMPOTENCY_TTL_MS
 from pysync.engine.append_log import LogSettings, read
@@ -138,6 +138,35 @@ async def test_slow_write_is_not_made_in_addition_to_its_repetition(
     release.set()
     assert await first == again
     assert await other.datas() == numbered(7)
+
+
+async def test_a_slow_append_whose_repetition_was_deleted_with_the_log_is_not_made_again(
+    make_node: MakeNode,
+) -> None:
+    slow, other = make_node(), make_node()
+    await slow.append(*numbered(5))
+    release = asyncio.Event()
+    arrived = slow.delay("put", release)
+    first = asyncio.ensure_future(slow.once({"n": 5}, "k"))
+    await arrived.wait()
+    again = await other.once({"n": 5}, "k")
+    await other.logs.delete(KEY, again.hash, RULES)
+    release.set()
+    assert await first == again
+    assert await other.datas() == []
+
+
+async def test_a_slow_append_to_a_log_that_is_deleted_meanwhile_begins_a_new_one(make_node: MakeNode) -> None:
+    slow, other = make_node(), make_node()
+    await slow.append(*numbered(5))
+    release = asyncio.Event()
+    arrived = slow.delay("put", release)
+    first = asyncio.ensure_future(slow.once({"n": 5}, "k"))
+    await arrived.wait()
+    await other.logs.delete(KEY, await other.hash(), RULES)
+    release.set()
+    assert await first == await other.once({"n": 5}, "k")
+    assert await other.datas() == numbered(1, 5)
 
 
 async def test_a_repetition_joins_others_in_one_put(node: Node) -> None:

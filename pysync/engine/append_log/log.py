@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, Self
 
@@ -38,6 +39,7 @@ from pysync.errors import (
     DocumentCorrupt,
     IdempotencyKeyReused,
     NonMonotonicTimestamp,
+    OutcomeUnknown,
     QuotaExceeded,
     TsTooFarAhead,
 )
@@ -63,22 +65,27 @@ EMPTY_LOG: Final = _core.LogHead("")
 class AppendClaim(NamedTuple):
     """The claim of the first append under an Idempotency-Key: its write id, the log and the position in it
     from which that id may be found, the hash of its data (`""` if an earlier version made the claim), and the
-    result once the element is written."""
+    result once the element is written. `is_repeated` is True once a repetition may have written it."""
 
     write_id: str
     id: str
     position: int
     hash: str = ""
     result: WriteResult | None = None
+    is_repeated: bool = False
 
     def encode(self) -> bytes:
         """Return the claim as the coordinator stores it."""
-        return orjson.dumps([*self[:4], self.result and [*self.result]])
+        return orjson.dumps([*self[:4], self.result and [*self.result], self.is_repeated])
 
     @classmethod
     def decode(cls, text: bytes) -> Self:
         """Parse a stored claim."""
         return cls(*orjson.loads(text))
+
+
+class _ClaimChanged(Exception):
+    """Another attempt has changed the claim of an append, or this one has withdrawn it."""
 
 
 class AppendLogs:
@@ -144,7 +151,9 @@ class AppendLogs:
             pending.request = request
             claim = request.claim(WriteResult("", 0))
             return await commit_once(store.claims, claim, self._batcher.submit(key, pending))
-        return await self._append_with_write_id(key, pending, request)
+        while True:
+            with suppress(_ClaimChanged):
+                return await self._append_with_write_id(key, replace(pending, done=_future()), request)
 
     async def _append_with_write_id(
         self, key: str, pending: PendingAppend, request: IdempotentRequest
@@ -154,7 +163,9 @@ class AppendLogs:
         The first attempt claims the key in the coordinator, for its data and a write id of its own. Every
         attempt appends under that write id, to a log that does not contain it yet. Of two concurrent attempts
         one finds the element that the other has written. Then the claim gets the result. A rejected append
-        leaves no claim.
+        leaves no claim, unless a repetition may have written the element.
+
+        Raises _ClaimChanged if this attempt has written nothing, and the next one decides by another claim.
         """
         # Repetitions search all elements since this head. An older head would be correct but expensive.
         cached = await self._head_cache.get_fresh(key, pending.settings.field)
@@ -168,18 +179,28 @@ class AppendLogs:
             raise IdempotencyKeyReused
         if first.result is not None:
             return WriteResult(*first.result)
+        repeated = first._replace(is_repeated=True).encode()
+        if first != own and not await self._coordinator.compare_and_set(name, text, repeated):
+            raise _ClaimChanged
         pending.write_id = first.write_id
         pending.search_from = first.id, first.position
-        pending.only_in = "" if first == own else first.id
+        pending.only_in = first.id
         try:
             written = await self._batcher.submit(key, pending)
         except (AppendLimitExceeded, NonMonotonicTimestamp, TsTooFarAhead, ElementsDropped, QuotaExceeded):
-            if first == own:  # a claim of an earlier attempt may belong to a completed append
+            if first == own:
                 await release_claim(self._coordinator, name, text)
             raise
+        except OutcomeUnknown:
+            if first != own:
+                raise
+            # The log is gone. The claim stays if a repetition may have written to it.
+            await release_claim(self._coordinator, name, text)
+            raise _ClaimChanged from None
+        done = first._replace(result=written).encode()
         with suppress(CoordinatorUnavailable):
-            done = first._replace(result=written).encode()
-            await self._coordinator.compare_and_set(name, text, done)
+            if first != own or not await self._coordinator.compare_and_set(name, text, done):
+                await self._coordinator.compare_and_set(name, repeated, done)
         return written
 
     async def _announce(

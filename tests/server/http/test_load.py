@@ -133,6 +133,20 @@ async def test_a_client_that_never_reads_a_short_response_is_disconnected(
         await hang_up([other])
 
 
+async def test_connections_are_served_without_a_time_limit_of_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(socket, "TCP_USER_TIMEOUT")  # only Linux has it
+
+    async def handle(request: web.BaseRequest) -> Response:
+        return Response(200)
+
+    async with listening(handle) as address:
+        one = await client(address)
+        assert await request(one) == 200
+        await hang_up([one])
+
+
 class Held:
     """Requests that are held until `release` is set, and how many have begun."""
 

@@ -300,7 +300,8 @@ class HttpServer(web.Server):
         connection = None
         try:
             # The kernel may hold whole responses of a client that reads nothing, and nobody waits for those.
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALL_S * 1000))
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # only Linux has it
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(STALL_S * 1000))
             loop = asyncio.get_running_loop()
             connection = Connection(
                 self,

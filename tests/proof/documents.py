@@ -73,11 +73,12 @@ def _untrue_replies(pushes: list[Write], pulls: list[Operation]) -> Iterator[Vio
         if len({attempt.answer.get("timestamp") for attempt in push.acknowledged}) > 1:
             yield Violation("true answers", "a repeated push was told another time", push.acknowledged)
         for attempt in push.attempts:
-            if attempt.status == 409 and attempt.answer["currentHash"] == own and writers[own] == 1:
+            current = attempt.answer["currentHash"] if _conflicts(attempt) else None
+            if current == own and writers[own] == 1:
                 yield Violation("true conflicts", "a push conflicted with itself", push.attempts)
             if attempt.status == 200 and attempt.answer["hash"] != own:
                 yield Violation("true hashes", "a push was answered another hash", (attempt,))
-            if attempt.status == 409 and attempt.answer["currentHash"] == (attempt.sent["base"] or ""):
+            if current == (attempt.sent["base"] or ""):
                 yield Violation("true conflicts", "a conflict with the base that was sent", (attempt,))
     for pull in pulls:
         data, hash_ = pull.answer["data"], pull.answer["hash"]
@@ -173,6 +174,11 @@ def _seen(operation: Operation) -> str | None:
         return str(operation.answer["hash"])
     if operation.kind == "pull" and operation.status == 304:
         return str(operation.sent["known"])
-    if operation.kind == "push" and operation.status == 409:
+    if operation.kind == "push" and _conflicts(operation):
         return str(operation.answer["currentHash"])
     return None
+
+
+def _conflicts(push: Operation) -> bool:
+    """True if the push was answered that another version is there."""
+    return push.status == 409 and not push.is_unknown

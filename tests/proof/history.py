@@ -45,8 +45,8 @@ class Operation:
     """One request, and what became of it. Times are seconds of one monotonic clock: `start` is before its
     first byte was sent, `end` after the last of its answer was read.
 
-    `status` is None where no answer came: nobody knows whether it was done, as after a 5xx. `nonce` is the
-    signed request's own: requests that are equal byte for byte share it.
+    `status` is None where no answer came: nobody knows whether it was done, as after a 5xx and after a 409
+    `outcome_unknown`. `nonce` is the signed request's own: requests that are equal byte for byte share it.
 
     sent, by kind:
         push      data, base; once: its Idempotency-Key, where it has one
@@ -84,6 +84,8 @@ class Operation:
 
     @property
     def is_unknown(self) -> bool:
+        if self.status == 409:
+            return bool(self.answer.get("code") == "outcome_unknown")
         return self.status is None or self.status >= 500
 
 

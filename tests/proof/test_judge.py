@@ -230,6 +230,14 @@ def test_a_repeated_push_that_conflicts_with_itself_is_found() -> None:
     assert broken(*tries, push(NOTHING, plain, 1, 2), in_the_end(plain)) == set(), "another's may be there"
 
 
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_repetition_of_unknown_outcome_may_have_been_written_or_not(is_stored: bool) -> None:
+    unknown = push(NOTHING, V1, 10, 11, 409, once="k")
+    unknown = replace(unknown, answer={**ERROR, "code": "outcome_unknown"})
+    stored = V1 if is_stored else NOTHING
+    assert broken(push(NOTHING, V1, 0, 9, None, once="k"), unknown, in_the_end(stored)) == set()
+
+
 def test_repeated_push_with_another_time_is_found() -> None:
     once = push(NOTHING, V1, 0, 1, once="k")
     later = replace(once, start=2, end=3, nonce="later", answer={**once.answer, "timestamp": 2})

@@ -3,25 +3,31 @@
 import asyncio
 from collections.abc import Awaitable
 from math import inf
+from pathlib import Path
 
 import pytest
 from support.append_log_nodes import (
     KEY,
+    RULES,
     MakeNode,
     Node,
+    element,
     keys_below,
     log_of,
     nothing,
     numbered,
+    repeatable,
     store_values,
 )
 from support.reference_append_log import starfish_document
 
 from pysync import concurrency
-from pysync.engine.append_log import LogSettings, append
+from pysync.coordinator.memory import MemoryCoordinator
+from pysync.engine.append_log import AppendLogs, LogSettings, append
 from pysync.errors import AppendLimitExceeded, StoreUnavailable
 from pysync.model import WriteResult
 from pysync.store import Store, StoredObject
+from pysync.store.local.store import LocalStore
 from pysync.testing import FakeClock
 
 
@@ -157,3 +163,22 @@ async def test_unforeseen_failure_is_raised_to_all_that_wait_and_ends_with_them(
     assert "failed to append to 'logs/a'" in caplog.text
     assert [type(outcome) for outcome in await node.append_at_once(numbered(3))] == [WriteResult] * 3
     assert await node.datas() == numbered(3)
+
+
+async def test_full_share_of_anonymous_callers_rejects_only_their_appends(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    store = await LocalStore.open_folder(tmp_path, clock, max_claims=4)
+    logs = AppendLogs(store, MemoryCoordinator(clock), clock)
+
+    def append_as(caller: str, n: int) -> Awaitable[WriteResult]:
+        body = element({"n": n})
+        return logs.append(KEY, body, RULES, request=repeatable(f"{caller} {KEY} {n}", body))
+
+    for n in range(3):
+        await append_as("", n)
+    anonymous, signed = await asyncio.gather(append_as("", 3), append_as("ab", 4), return_exceptions=True)
+    assert isinstance(anonymous, StoreUnavailable)
+    assert signed == await append_as("ab", 4)
+    await logs.close()
+    await store.close()

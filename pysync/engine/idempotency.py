@@ -43,6 +43,11 @@ class IdempotentRequest(NamedTuple):
     key: str
     content: str
 
+    @property
+    def share(self) -> float:
+        """The share of all claims up to which this one may be made."""
+        return ANONYMOUS_SHARE if self.key.startswith(" ") else 1.0
+
     def claim(self, outcome: WriteResult, *more: str) -> Claim:
         """Return the claim that is committed with the write of this request."""
         return Claim(
@@ -50,7 +55,7 @@ class IdempotentRequest(NamedTuple):
             self.content,
             orjson.dumps([*outcome, *more]).decode(),
             IDEMPOTENCY_TTL_MS,
-            ANONYMOUS_SHARE if self.key.startswith(" ") else 1.0,
+            self.share,
         )
 
 

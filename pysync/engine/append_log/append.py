@@ -168,7 +168,14 @@ class AppendBatcher:
             except (CarriedOut, IdempotencyKeyReused):
                 self._resolve_repetitions(group)
             except ClaimsFull as error:
-                _reject([waiting for waiting in group if waiting.request is not None], error)
+                # There may be room for those that have the larger share.
+                shares = {
+                    waiting: waiting.request.share
+                    for waiting in group
+                    if waiting.request is not None and not waiting.done.done()
+                }
+                least = min(shares.values(), default=0.0)
+                _reject([waiting for waiting, share in shares.items() if share == least], error)
             except EtagMismatch:
                 self._head_cache.invalidate(key, group[0].settings.field)
                 longest_s: float = min(INITIAL_BACKOFF_S * 2**attempt, MAX_BACKOFF_S)

@@ -122,6 +122,22 @@ async def test_an_append_over_the_quota_stores_no_segments(tmp_path: Path) -> No
     await store.close()
 
 
+async def test_a_quota_counts_what_an_append_moves_into_segments(tmp_path: Path) -> None:
+    store = await open_store(tmp_path, 100)
+    charge = Charge(account_of("anna"), 1)
+    etag = await store.commit(Write("notes/anna/log", b"x" * 60, charge=charge))
+    sealed = [Segment("_pysync/logs/1/0-1", b"x" * 50)]
+    append = Write(
+        "notes/anna/log", b"x" * 51, Etag(etag), charge=charge._replace(elements=2), segments=sealed
+    )
+    with pytest.raises(QuotaExceeded):
+        await store.commit(append)
+    assert await used(store, ANNA) == Usage(60, 0, 1)
+    await store.commit(append._replace(body=b"x" * 50))
+    assert await used(store, ANNA) == Usage(100, 0, 2)
+    await store.close()
+
+
 async def test_deleted_bytes_may_be_stored_again(store: LocalStore) -> None:
     charge = Charge(account_of("anna"))
     for number in range(3):

@@ -257,7 +257,8 @@ KeyShape = tuple[str | None, ...]
 
 class Segment(NamedTuple):
     """An object of JSON that another one refers to, and so has to be stored with it or before it. It counts
-    for the account of that one, and no quota rejects it."""
+    for the account of that one. A transactional store checks quotas for both together, any other store only
+    for that one."""
 
     key: str
     body: bytes

@@ -242,9 +242,10 @@ def check_current(cursor: sqlite3.Cursor, place: tuple[str, str], expect: Precon
 def _find_owners(
     cursor: sqlite3.Cursor, write: Write, size: int, place: tuple[str, str], counted: Counted
 ) -> tuple[int, int]:
-    """Return the owner of an object of `size` bytes, and that of the earlier version that is appended with
-    it. Raises QuotaExceeded if the precondition holds."""
+    """Return the owner of an object of `size` bytes and of its segments, and that of the earlier version that
+    is appended with it. Raises QuotaExceeded if the precondition holds."""
     owners, charge = counted
+    size += sum(len(segment.body) for segment in write.segments)
     all_bytes = size + sum(len(each.body) for each in write.also)
     owner, has_room = owners.find(cursor, charge.account, amounts_of(all_bytes, charge.elements))
     before = owner

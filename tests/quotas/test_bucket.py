@@ -31,6 +31,7 @@ from pysync.store import (
     EtagMismatch,
     MergeRejected,
     Precondition,
+    Segment,
     Store,
     Subject,
     Write,
@@ -152,6 +153,20 @@ async def test_concurrent_pushes_of_one_node_do_not_exceed_a_quota(bucket: Bucke
     assert refused.value.extras == {"quota": "identity.documents", "used": 8, "allowed": 8}
     assert await bucket.objects.get("notes/anna/more") is None
     assert await bucket.coordinator.prepared(10) == []
+
+
+async def test_a_quota_counts_what_an_append_moves_into_segments(bucket: Bucket, node: Node) -> None:
+    etag = await node.push("log", 6_000)
+    sealed = [Segment("_pysync/logs/1/0-1", b"x" * 5_000)]
+    append = Write(
+        "notes/anna/log", b"x" * 4_001, Etag(etag), [change("log")], charge=CHECKED, segments=sealed
+    )
+    with pytest.raises(QuotaExceeded):
+        await node.outbox.commit(append)
+    assert (await node.used()).bytes == 6_000
+    assert await bucket.objects.get(sealed[0].key) is None
+    await node.outbox.commit(append._replace(body=b"x" * 4_000))
+    assert (await node.used()).bytes == 9_000
 
 
 async def test_a_quota_holds_across_nodes_after_a_count(bucket: Bucket, node: Node) -> None:

@@ -192,6 +192,8 @@ class AnnouncingOutbox(Outbox):
     async def commit(self, write: Write) -> str:
         """See `Outbox.commit`."""
         account = None if write.charge is None else write.charge.account
+        if write.segments and self._counting is not None:
+            await self._counting.check_room(write)
         for segment in write.segments:
             charge = Charge(account, 0, write.key, checked=False)
             await self._put(segment.key, segment.body, ANY, charge)

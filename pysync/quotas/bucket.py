@@ -39,6 +39,7 @@ from pysync.store import (
     StoredObject,
     Subject,
     SubjectKind,
+    Write,
     check_precondition,
     merge_journal,
 )
@@ -88,14 +89,18 @@ class BucketLedger:
         self._etag = await self._store.put(KEY, orjson.dumps(body), expect=expect)
         self._totals, self.counted_ms = totals, counted_ms
 
+    def check(self, account: Account, more: Usage) -> None:
+        """Raise QuotaExceeded if there is no room for `more`."""
+        for kind, name in names_of(account).items():
+            if kind in self._limits:
+                check_limit(kind, self._limits[kind], self._totals.get(name, NOTHING), more)
+
     @contextmanager
     def added(self, account: Account, more: Usage, *, is_checked: bool) -> Iterator[None]:
         """Enclose a write that adds `more`. Raises QuotaExceeded if it `is_checked` and there is no room."""
         totals, names = self._totals, names_of(account)
         if is_checked:
-            for kind, name in names.items():
-                if kind in self._limits:
-                    check_limit(kind, self._limits[kind], totals.get(name, NOTHING), more)
+            self.check(account, more)
         _add(totals, names, more)
         try:
             yield
@@ -184,6 +189,20 @@ class CountedStore:
     def counting(self) -> Self:
         """See `Store.counting`."""
         return self
+
+    async def check_room(self, write: Write) -> None:
+        """See `CountingStore.check_room`."""
+        charge = write.charge or _UNCHECKED
+        account = self._account(write.key, charge)
+        if write.body is None or account is None or not charge.checked:
+            return
+        more = self._of_document(write.key, write.body).minus(await self._before(write.key, write.expect))
+        segments = Usage(sum(len(segment.body) + self.added_bytes for segment in write.segments))
+        try:
+            self.ledger.check(account, more.plus(segments))
+        except QuotaExceeded:
+            await self._check_precondition(write.key, write.expect)
+            raise
 
     async def put(
         self,

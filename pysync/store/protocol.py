@@ -207,6 +207,10 @@ class CountingStore(Store, Protocol):
     def ledger(self) -> Ledger:
         """What subjects use."""
 
+    async def check_room(self, write: Write) -> None:
+        """Raise QuotaExceeded if there is no room for an object together with its segments, which are stored
+        before it, and its charge is checked. Raises EtagMismatch first if its precondition fails."""
+
     async def put(
         self,
         key: str,

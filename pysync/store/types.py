@@ -257,8 +257,7 @@ KeyShape = tuple[str | None, ...]
 
 class Segment(NamedTuple):
     """An object of JSON that another one refers to, and so has to be stored with it or before it. It counts
-    for the account of that one. A transactional store checks quotas for both together, any other store only
-    for that one."""
+    for the account of that one, and quotas are checked for both together."""
 
     key: str
     body: bytes

@@ -36,7 +36,7 @@ GOALS: Final[dict[str, float | None]] = {"signed-pull": 1.6, "push": None}
 """How many times as much two workers must answer; None: shown for information."""
 CONNECTIONS = 32
 MAX_PER_SECOND = 30_000
-"""Requests are made for that many a second: more than two processors answer."""
+"""Requests are made for that many a second. A server that answers more of them ends its run earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class Connection:
 
 
 def load(url: str, requests: Iterable[bytes], connections: int, seconds: float) -> tuple[int, float]:
-    """Send requests for so long; how many were answered, and in what time. Raises RuntimeError where an
-    answer was refused or the requests run out, ConnectionError where a connection breaks."""
+    """Send requests for so long, or until they run out; how many were answered, and in what time.
+    Raises RuntimeError where an answer was refused, ConnectionError where a connection breaks."""
     address = urlsplit(url)
     waiting = iter(requests)
     answers, under_way = 0, connections
@@ -121,8 +121,6 @@ def load(url: str, requests: Iterable[bytes], connections: int, seconds: float) 
                 else:
                     connection.sock.send(request)
             now = time.perf_counter()
-    if now < ends:
-        raise RuntimeError(f"all requests were answered in {now - started:.1f} s: make more")
     if wrong:
         raise RuntimeError(f"refused: {dict(wrong)}")
     return answers, now - started

@@ -7,12 +7,12 @@ it counts falls.
 from typing import Final
 
 WALKS: Final = {
-    "public pull": 12,
-    "signed pull": 16,
+    "public pull": 11,
+    "signed pull": 15,
     "signed push": 22,
     "append": 24,
     "file push": 25,
-    "batch pull": 15,
+    "batch pull": 14,
 }
 """Modules of pysync that a request of each kind passes through (`python -m support.request_walks`)."""
 

@@ -19,8 +19,7 @@ from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
 from pysync.store import ABSENT, NOT_MODIFIED, Store, StoredObject, open_store
 from pysync.store.local import LocalStore
-from pysync.store.local.read_cache import CACHE_BYTES, CACHE_OBJECT_BYTES
-from pysync.store.local.store import LIST
+from pysync.store.local.store import CACHE_BYTES, CACHE_OBJECT_BYTES, LIST
 from pysync.store.memory import MemoryStore
 
 DATA_PAGES = 14

@@ -38,7 +38,6 @@ from pysync.store.local.disk import FileTree
 from pysync.store.local.files import LocalFiles
 from pysync.store.local.ledger import LocalLedger
 from pysync.store.local.old_merges import end_old_merges
-from pysync.store.local.read_cache import ReadCache
 from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.local.tables import SCHEMA
 from pysync.store.local.time_index import LocalTimeIndex
@@ -87,6 +86,12 @@ _WALK = """
     SELECT parent, name, etag, modified_ms, CASE WHEN sha256 IS NULL THEN length(body) ELSE size END
     FROM object WHERE (parent, name) > (?, ?) AND parent < ? ORDER BY parent, name LIMIT 256"""
 
+CACHE_BYTES: Final = 4 * 1024 * 1024
+CACHE_OBJECT_BYTES: Final = 64 * 1024
+"""The largest document that is cached."""
+CACHE_ETAG_BYTES: Final = 256
+"""The cost of a cached etag."""
+
 _ABOVE_ALL_TEXT: Final = b""
 """Greater than every text, because SQLite sorts blobs after texts."""
 
@@ -114,7 +119,11 @@ class LocalStore:
         self._database = database.file
         self._reader = SnapshotReader(database, StoreUnavailable)
         self._read, self._version = self._reader.rows, self._reader.version
-        self._cache = ReadCache()
+        # The documents that were read lately, or only their etags if the reader had them already. Small and
+        # frequently read ones are found without a query, until any process commits.
+        self._cache: dict[str, StoredObject | str] = {}
+        self._cache_version = -1
+        self._cache_bytes = 0
         self._tree = tree
         self._renames = RenameJournal(tree)
         self._writer = GroupCommit(database, StoreUnavailable, self._renames)
@@ -165,10 +174,10 @@ class LocalStore:
 
     async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         """See `Store.get`."""
-        known = self._cache.get(key, self._version())
-        if known is not None:
-            return NOT_MODIFIED if known.etag == if_none_match else known
-        if if_none_match is not None and self._cache.is_unmodified(key, if_none_match):
+        cached = self._cached().get(key)
+        if type(cached) is StoredObject:
+            return NOT_MODIFIED if cached.etag == if_none_match else cached
+        if cached is not None and cached == if_none_match:
             return NOT_MODIFIED
         parent, name = split_key(key)
         rows = self._read(_GET, if_none_match, parent, name)
@@ -178,15 +187,18 @@ class LocalStore:
         if not is_document:
             return None
         if etag == if_none_match:
-            self._cache.put_etag(key, etag)
+            self._put_cached(key, etag, CACHE_ETAG_BYTES)
             return NOT_MODIFIED
         found = StoredObject(body, etag, content_type, modified_ms)
-        self._cache.put(key, found)
+        self._put_cached(key, found, len(body))
         return found
 
     async def get_many(self, keys: Sequence[str], max_bytes: float = inf) -> dict[str, StoredObject | None]:
         """See `Store.get_many`."""
-        found = self._cache.get_many(keys, self._version())
+        cached = self._cached()
+        found: dict[str, StoredObject | None] = {
+            key: known for key in keys if type(known := cached.get(key)) is StoredObject
+        }
         if len(found) == len(keys):
             return found
         unread = [key for key in keys if key not in found]
@@ -195,7 +207,7 @@ class LocalStore:
         for parent, name, etag, content_type, modified_ms, body in rows:
             key = f"{parent}/{name}" if parent else name
             found[key] = object_ = StoredObject(body, etag, content_type, modified_ms)
-            self._cache.put(key, object_)
+            self._put_cached(key, object_, len(body))
             size += len(body)
             if size > max_bytes:
                 return found
@@ -204,12 +216,31 @@ class LocalStore:
 
     async def info_many(self, keys: Sequence[str]) -> dict[str, StoredObject | ObjectInfo | None] | None:
         """See `Store.info_many`."""
-        found: dict[str, StoredObject | ObjectInfo | None] = {**self._cache.get_many(keys, self._version())}
+        cached = self._cached()
+        found: dict[str, StoredObject | ObjectInfo | None] = {
+            key: known for key in keys if type(known := cached.get(key)) is StoredObject
+        }
         unread = [key for key in keys if key not in found]
         for parent, name, etag, size in self._read(*_select(_INFO_MANY, unread)) if unread else ():
             found[f"{parent}/{name}" if parent else name] = ObjectInfo(etag, size)
         found.update((key, None) for key in unread if key not in found)
         return found
+
+    def _cached(self) -> dict[str, StoredObject | str]:
+        """Return the cache, which is empty if a process has committed since it was filled."""
+        version = self._version()
+        if version != self._cache_version:
+            self._cache, self._cache_version, self._cache_bytes = {}, version, 0
+        return self._cache
+
+    def _put_cached(self, key: str, found: StoredObject | str, size: int) -> None:
+        """Cache what was read at the version of the last `_cached`."""
+        if size > CACHE_OBJECT_BYTES:
+            return
+        if self._cache_bytes + size > CACHE_BYTES:
+            self._cache, self._cache_bytes = {}, 0
+        self._cache[key] = found
+        self._cache_bytes += size
 
     async def put(
         self, key: str, body: bytes, content_type: str = JSON_TYPE, expect: Precondition = ANY

@@ -12,7 +12,7 @@ WALKS: Final = {
     "signed push": 22,
     "append": 24,
     "file push": 25,
-    "batch pull": 14,
+    "batch pull": 13,
 }
 """Modules of pysync that a request of each kind passes through (`python -m support.request_walks`)."""
 

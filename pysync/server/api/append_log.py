@@ -1,7 +1,6 @@
 """Appends to append-only logs, and pulls of their elements.
 
 See docs/reference/protocol.md#append-only-logs.
-
 """
 
 import hashlib
@@ -57,13 +56,23 @@ class LogHandlers:
 
     async def append(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `POST {ns}/push/<key>`: append one element to the log."""
-        access, element = await self._authorize_append(request, match)
+        # Read, authorise, decode.
+        access, element = await read_authorized_body(
+            request,
+            match,
+            self._authorizer,
+            self._service.in_flight,
+            "append",
+            _core.decode_append,
+            needs_author=self._settings.require_author_signature,
+        )
+        await self._check_append(match, access, element)
+        # Store.
+        store = partial(self._store, request, match, access.caller, element)
         if self._hooks.has_push_hooks:
-            return await push_with_plugins(
-                self._service, request, match, access, element,
-                lambda: self._append(request, match, access.caller, element),
-            )  # fmt: skip
-        written = await self._append(request, match, access.caller, element)
+            return await push_with_plugins(self._service, request, match, access, element, store)
+        written = await store()
+        # Respond.
         version = written.hash
         if access.hidden:
             version = await self._versions.load_and_compute(
@@ -78,30 +87,20 @@ class LogHandlers:
             return plugin_response(request, match, access.reply)
         return await self._respond(request, match, access)
 
-    async def _authorize_append(self, request: web.BaseRequest, match: Match) -> tuple[Access, _core.Append]:
-        """Return the access of an append, and its validated element."""
+    async def _check_append(self, match: Match, access: Access, element: _core.Append) -> None:
+        """Raise the error of an element that the collection rejects."""
         permissions = match.policy.collection.field_permissions
-        access, element = await read_authorized_body(
-            request,
-            match,
-            self._authorizer,
-            self._service.in_flight,
-            "append",
-            _core.decode_append,
-            needs_author=self._settings.require_author_signature,
-        )
         if permissions:
             field_permissions.check_append(permissions, access.roles, element.data)
         if match.route.keyrings is not None:
             await check_sealed(match, element.data)
         if match.route.validator is not None:
             await validate(match.route.validator, element.data)
-        return access, element
 
-    async def _append(
+    async def _store(
         self, request: web.BaseRequest, match: Match, caller: Caller, element: _core.Append
     ) -> WriteResult:
-        """Make an append that is authorised and validated."""
+        """Store an append that was authorised and checked."""
         context = match.write_context(caller)
         once = idempotency_key(request, caller, match.key)
         idempotent = None

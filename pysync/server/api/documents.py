@@ -66,16 +66,18 @@ class DocumentHandlers:
 
     async def push(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `POST {ns}/push/<key>` (docs/reference/protocol.md#push-a-document)."""
-        access, body, content = await self._authorize_push(request, match)
+        # Read, authorise, decode.
+        access, sent = await read_authorized_body(
+            request, match, self._authorizer, self._service.in_flight, "document", _core.decode_push
+        )
+        body = await self._check_push(request, match, access, sent)
+        # Store.
+        store = partial(self._store, request, match, access, body, sent.hash)
         if self._hooks.has_push_hooks:
-            return await push_with_plugins(
-                self._service, request, match, access, body,
-                lambda: self._store(request, match, access, body, content),
-            )  # fmt: skip
-        written = await self._store(request, match, access, body, content)
-        version = written.hash
-        if access.hidden:
-            version = await self.visible_version(match, access, written)
+            return await push_with_plugins(self._service, request, match, access, body, store)
+        written = await store()
+        # Respond.
+        version = await self.visible_version(match, access, written) if access.hidden else written.hash
         return write_response(version, written.timestamp_ms)
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Response:
@@ -174,26 +176,22 @@ class DocumentHandlers:
         entry = {"data": orjson.Fragment(data), "hash": version, "timestamp": now_ms}
         return orjson.dumps(entry), version
 
-    async def _authorize_push(
-        self, request: web.BaseRequest, match: Match
-    ) -> tuple[Access, _core.PushBody, str]:
-        """Return the access of a push, its validated body, and the hash of the data that was sent."""
-        access, body = await read_authorized_body(
-            request, match, self._authorizer, self._service.in_flight, "document", _core.decode_push
-        )
-        content = body.hash
+    async def _check_push(
+        self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody
+    ) -> _core.PushBody:
+        """Return the push as it is to be stored. Raises the error of data that the collection rejects."""
         if match.route.keyrings is not None:
             await check_sealed(match, body.data)
         if match.policy.collection.field_permissions:
             body = await self._apply_field_permissions(request, match, access, body)
         if match.route.validator is not None:
             await validate(match.route.validator, body.data)
-        return access, body, content
+        return body
 
     async def _store(
         self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody, content: str
     ) -> WriteResult:
-        """Store a push that is authorised and validated. `content` is the hash of the data that was sent."""
+        """Store a push that was authorised and checked. `content` is the hash of the data that was sent."""
         ttl_ms, history = match.policy.collection.ttl_ms, match.policy.collection.history
         context = match.write_context(access.caller)
         once = idempotency_key(request, access.caller, match.key)

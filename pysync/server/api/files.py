@@ -1,7 +1,6 @@
 """Pushes and pulls of files as bytes, streamed in both directions; a pull may request a range.
 
 See docs/reference/protocol.md#files.
-
 """
 
 import re
@@ -70,6 +69,7 @@ class FileHandlers(DocumentHandlers):
         rules = file_settings(match)
         if rules.documents and media_type(request) == JSON_TYPE:
             return await super().push(request, match)
+        # Authorise by the headers, then read and store the chunks as they arrive.
         caller, chunks = await self._authorize_upload(request, match, rules)
         content_type = rules.content_type or sanitize(request.headers["Content-Type"])
         async with aclosing(chunks):

@@ -1,7 +1,6 @@
 """Load a file, the environment and flags into one Config, or report every problem at once.
 
 See docs/reference/configuration.md.
-
 """
 
 import os

@@ -1,7 +1,6 @@
 """Validate `projections` and `events` sections.
 
 See docs/reference/protocol.md#projected-lists and docs/reference/protocol.md#events.
-
 """
 
 import re

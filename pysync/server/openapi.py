@@ -5,7 +5,6 @@ has the components. `operations` has an operation for each kind of route; its `e
 errors beyond those of its policy and of every operation. `parts` has what several of them share. A `<name>`
 in it stands for a part, or for a fact of the configuration that this module inserts: names, limits, media
 types and schemas.
-
 """
 
 import re

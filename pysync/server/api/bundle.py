@@ -1,7 +1,6 @@
 """Pulls of bundles, which are documents below one path, each with its own access policy.
 
 See docs/reference/protocol.md#bundles.
-
 """
 
 import asyncio

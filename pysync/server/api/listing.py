@@ -1,7 +1,6 @@
 """The list route: pages of the values of the last path parameter of a collection.
 
 See docs/reference/protocol.md#list.
-
 """
 
 import asyncio

@@ -55,8 +55,8 @@ class S3Store:
     transactional: ClassVar[None] = None
     counting: ClassVar[None] = None
     is_remote: ClassVar[bool] = True
-    # Hashing and sending this much costs about as much as the rest of a request.
     time_index: ClassVar[None] = None
+    # Hashing and sending this much costs about as much as the rest of a request.
     cheap_put_bytes: ClassVar[int] = 32_768
     added_bytes: ClassVar[int] = WRITE_ID_BYTES
 

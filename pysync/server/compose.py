@@ -34,8 +34,13 @@ from pysync.server.authorization import Authorizer
 from pysync.server.http.in_flight import BytesInFlight
 from pysync.server.http.load import Load, connection_limit
 from pysync.server.http.router import Router
-from pysync.server.process.background import HistorySweeper, OutboxRelay, Scrubber, resume_erasure
-from pysync.server.process.expiry import TtlSweeper
+from pysync.server.process.background import (
+    HistorySweeper,
+    OutboxRelay,
+    Scrubber,
+    TtlSweeper,
+    resume_erasure,
+)
 from pysync.server.process.logs import RequestLog
 from pysync.server.process.metrics import Counters
 from pysync.server.process.readiness import PROBE_EVERY_S, CoordinatorMonitor, Readiness

@@ -27,8 +27,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import CoordinatorUnavailable
 from pysync.migrate import SCRUB_KEY, Damage
 from pysync.server.app import create_app
-from pysync.server.process.background import MIN_BYTES, Scrubber
-from pysync.server.process.expiry import SWEEP_EVERY_S
+from pysync.server.process.background import MIN_BYTES, SWEEP_EVERY_S, Scrubber
 from pysync.store import Store, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore

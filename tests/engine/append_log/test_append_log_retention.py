@@ -24,7 +24,7 @@ from pysync.engine.append_log.log import AppendLogs
 from pysync.errors import CheckpointTooOld, PysyncError, StoreUnavailable
 from pysync.migrate.copier import Copier
 from pysync.migrate.verify import Damage, Verifier
-from pysync.server.process.expiry import MAX_READ
+from pysync.server.process.background import MAX_READ
 from pysync.store import Store, StoredObject
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -372,7 +372,7 @@ async def test_the_sweep_reads_a_bounded_number_of_logs(
     start: Start, session: aiohttp.ClientSession, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert MAX_READ >= 100
-    monkeypatch.setattr("pysync.server.process.expiry.MAX_READ", 2)
+    monkeypatch.setattr("pysync.server.process.background.MAX_READ", 2)
     store = FaultyStore(MemoryStore(clock))
     service = {"collections": [log(keepMs=1000)]}
     browser = Browser(await start(service, store=store, now_ms=clock), session)

@@ -13,7 +13,7 @@ from support.collections import collection
 from support.sse_client import listen
 from support.watched_listing import Listing, WatchedIndex, WatchedMemoryStore
 
-from pysync.server.process import expiry
+from pysync.server.process import background
 from pysync.store import ANY, Etag, ListEntry, Precondition, Store
 from pysync.store.local.store import LocalStore
 from pysync.testing import FakeClock
@@ -173,8 +173,8 @@ async def test_sweep_of_a_folder_costs_only_expired_documents(
 async def test_a_sweep_without_an_index_lists_a_bounded_number_of_keys(
     start: Start, clock: FakeClock, listing: Listing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert expiry.MAX_LISTED >= 1_000
-    monkeypatch.setattr(expiry, "MAX_LISTED", 4)
+    assert background.MAX_LISTED >= 1_000
+    monkeypatch.setattr(background, "MAX_LISTED", 4)
     store = WatchedMemoryStore(listing, clock)
     await start({"collections": [NOTES]}, store, now_ms=clock)
     for n in range(10):

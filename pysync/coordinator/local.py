@@ -27,8 +27,14 @@ from pysync.model import Diagnosis
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog, change_id, insert_changes
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
-from pysync.sqlite.database_file import Database, Schema, make_private_dir, open_database, reason_of
-from pysync.sqlite.purge import purge_database
+from pysync.sqlite.database_file import (
+    Database,
+    Schema,
+    make_private_dir,
+    open_database,
+    purge_database,
+    reason_of,
+)
 
 log = logging.getLogger(__name__)
 

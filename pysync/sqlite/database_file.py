@@ -1,11 +1,14 @@
-"""Database files: creation, schema upgrades, opening, and checks that they are sound and in their place."""
+"""Database files: creation, schema upgrades, opening, checks that they are sound and in their place, and
+writing them anew without what was deleted."""
 
+import asyncio
 import errno
 import fcntl
 import logging
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -33,6 +36,11 @@ READ_BUSY_TIMEOUT_MS: Final = 100
 
 CHECK_INTERVAL_S: Final = 1.0
 """Seconds between two checks that an idle database is still at its path."""
+
+PURGE_WAIT_S: Final = 60.0
+"""Seconds for which a purge waits for the transactions of other processes."""
+_ATTEMPT_S: Final = 0.5
+"""Seconds of one attempt, which cannot be interrupted while it waits."""
 
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _GONE = "the database was deleted or replaced: restart the server"
@@ -275,6 +283,47 @@ def quick_check(path: Path, *, with_indexes: bool = False) -> str | None:
     if found == "ok":
         return None
     return f"{path} is damaged: {' '.join(str(found).split())}. {_REMEDIES.get(path.name, _REMEDY)}"
+
+
+async def purge_database(path: Path) -> None:
+    """Write the database at `path` anew, without free pages, and empty its write-ahead log. Writes of all
+    processes wait meanwhile, reads do not. Needs free space of twice the size of the database. If it is
+    cancelled, the database stays as it was.
+
+    SQLite reuses the space of deleted rows, and overwrites it only if `secure_delete` is set. Older versions
+    of a row, and copies that were made when pages were split, may therefore lie in free pages, between the
+    rows of other pages, and in the write-ahead log. Writing all of it anew is the one way that is sure to
+    leave none of them.
+
+    Raises sqlite3.Error, and TimeoutError if another process uses the database all the time.
+    """
+    connection = sqlite3.connect(path, isolation_level=None, timeout=_ATTEMPT_S, check_same_thread=False)
+    with closing(connection):
+        running = asyncio.ensure_future(asyncio.to_thread(_purge, connection))
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            connection.interrupt()
+            await asyncio.wait({running})
+            raise
+
+
+def _purge(connection: sqlite3.Connection) -> None:
+    deadline = time.monotonic() + PURGE_WAIT_S
+    is_new = False
+    while True:
+        try:
+            if not is_new:
+                connection.execute("VACUUM")
+                is_new = True
+            ((is_busy, *_),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            if not is_busy:
+                return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+        if time.monotonic() > deadline:
+            raise TimeoutError("other processes use it all the time, or read an old state of it")
 
 
 def is_damage(error: BaseException) -> bool:

@@ -29,8 +29,13 @@ from pysync.model import Diagnosis, QuotaLimits
 from pysync.protocol import JSON_TYPE
 from pysync.sqlite.changelog import SqliteChangeLog
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
-from pysync.sqlite.database_file import Database, make_private_dir, open_database, reason_of
-from pysync.sqlite.purge import purge_database
+from pysync.sqlite.database_file import (
+    Database,
+    make_private_dir,
+    open_database,
+    purge_database,
+    reason_of,
+)
 from pysync.store.ledger import Charge, ChargeOf
 from pysync.store.local import capture, counters, tables
 from pysync.store.local.claims import MAX_LIVE, LocalClaims

@@ -17,7 +17,7 @@ from support.python_process import run_python
 from pysync.changelog import Change
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
-from pysync.sqlite import purge
+from pysync.sqlite import database_file
 from pysync.store import Write
 from pysync.store.local.capture import FolderCapture
 from pysync.store.local.store import LocalStore
@@ -150,7 +150,7 @@ async def test_a_reader_of_an_old_state_is_waited_for_and_then_named(
     store: LocalStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(store, random.Random(3))
-    monkeypatch.setattr(purge, "WAIT_S", 0.1)
+    monkeypatch.setattr(database_file, "PURGE_WAIT_S", 0.1)
     with closing(sqlite3.connect(folder / "pysync.db", isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM object").fetchall()

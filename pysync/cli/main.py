@@ -40,8 +40,16 @@ _COMMANDS: Final = (
     ("get", "stats", "print one document, log or file from the store, without a server"),
     ("copy", "stores", "copy everything in a store to another one; run it again to continue or to catch up"),
     ("verify", "stores", "read everything in a store and list what is damaged; servers may run meanwhile"),
-    ("gc", "gc", "delete what crashes and interrupted requests left in a store; servers may run meanwhile"),
-    ("erase", "erase", "erase a document, a folder or a person, with every trace; servers may run meanwhile"),
+    (
+        "gc",
+        "stores",
+        "delete what crashes and interrupted requests left in a store; servers may run meanwhile",
+    ),
+    (
+        "erase",
+        "stores",
+        "erase a document, a folder or a person, with every trace; servers may run meanwhile",
+    ),
     ("project", "stores", "maintain the lists of projections"),
     (
         "backup",

@@ -1,4 +1,4 @@
-"""The commands that open a store themselves: `copy`, `verify` and `project rebuild`."""
+"""The commands that open a store themselves: `copy`, `verify`, `gc`, `erase` and `project rebuild`."""
 
 import argparse
 import asyncio
@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from pysync.backup.repairing import Repairer, RepairReport
 from pysync.changelog import Retention
 from pysync.cli.io import print_json, print_lines
 from pysync.cli.parser import Parser, add_config, add_storage_options
-from pysync.clock import wall_clock_ms
+from pysync.clock import SteadyClock, wall_clock_ms
 from pysync.concurrency import closing
 from pysync.config import Config
 from pysync.config.collection import wire_name
@@ -26,11 +27,14 @@ from pysync.engine.append_log import AppendLogs
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import outbox_of
+from pysync.erase import Eraser, EraseRequest
 from pysync.errors import StoreUnavailable
 from pysync.migrate import (
+    MIN_GRACE_MS,
     Copier,
     CopyReport,
     Damage,
+    GarbageCollector,
     VerificationReport,
     Verifier,
     open_source,
@@ -39,6 +43,7 @@ from pysync.migrate import (
 )
 from pysync.migrate.locations import check_exists
 from pysync.plugins import PluginContext, loader
+from pysync.plugins.hooks import Hooks
 from pysync.plugins.projection import projections_in, projections_of
 from pysync.plugins.projection.lists import ListWriter
 from pysync.plugins.projection.rebuild import catch_up, rebuild
@@ -47,9 +52,13 @@ from pysync.store import EtagMismatch, Store, open_store
 
 _DAMAGED: Final = ("corrupt: ", "unreadable: ")
 _ERASE: Final = "\r\x1b[K"
-_MEMORY_COORDINATOR_WARNING: Final = (
+_MISSED_WRITES_WARNING: Final = (
     "the memory: coordinator belongs to one process: stop the server first, or the lists may miss what it "
     "writes meanwhile"
+)
+_UNANNOUNCED_WARNING: Final = (
+    "the memory: coordinator belongs to one process: a running server does not announce what is erased; use "
+    "POST /admin/erase there"
 )
 
 
@@ -91,6 +100,58 @@ def add_verify(parser: Parser) -> None:
         "--adopt",
         "take files below DIR/files that somebody replaced, edited or added as new versions, as they are now",
     )
+
+
+def add_gc(parser: Parser) -> None:
+    """Add the arguments of `pysync gc`."""
+    parser.describe(
+        collect,
+        description="Deletes segments that no log leads to, chunks of logs that pysync took over from "
+        "Starfish, files in the folder that the store does not know, temporary files, interrupted uploads "
+        "and merges; without --store, also earlier versions of documents whose collection keeps none any "
+        "more. Prints a line of JSON for each, then the "
+        "number of each kind, and the bytes as far as they are known. Do not run it while a copy or a "
+        "restore writes to the store. The exit status is 1 if a damaged object, which may lead to segments, "
+        "kept it from deleting any.",
+        example="pysync gc --store file:./data --dry-run",
+    )
+    add_config(parser)
+    parser.add_value("--store", "URL", "file:DIR (default: file:./data) or s3://BUCKET/PREFIX")
+    parser.add_flag("--dry-run", "print what would be deleted, and delete nothing")
+    parser.add_value(
+        "--older-than",
+        "SECONDS",
+        "keep what is younger (default: 3600; minimum: 1800)",
+        type=int,
+        default=3600,
+    )
+
+
+def add_erase(parser: Parser) -> None:
+    """Add the arguments of `pysync erase`."""
+    parser.describe(
+        erase,
+        description="Prints a report: what was erased, by kind, and what was not touched. Killed at any "
+        "point, it is finished when it is run again, or when a server starts.",
+        example="pysync erase --identity 5d41402abc4b2a76b9719d911017c592 --dry-run\n"
+        "pysync erase --key users/5d41402abc4b2a76b9719d911017c592/profile",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--key", metavar="KEY", help="the document, log or file at this key")
+    what.add_argument("--prefix", metavar="PREFIX", help="everything at this key and below it")
+    what.add_argument(
+        "--identity", metavar="ID", help="everything whose key has this user id in place of {identity}"
+    )
+    parser.add_value(
+        "--kem-key",
+        "KEY",
+        "X25519 public key of that person, whose entries leave the keyrings of others; repeatable",
+        action="append",
+        default=[],
+    )
+    parser.add_flag("--dry-run", "only report what would be erased")
+    add_config(parser, required=True)
+    add_storage_options(parser)
 
 
 def add_project(parser: Parser) -> None:
@@ -274,7 +335,7 @@ async def rebuild_lists(options: argparse.Namespace) -> int:
         raise ValueError(f"there is no projection {options.name}; there are: {names}")
     check_store(settings, "there is nothing to rebuild")
     if not settings.store.url.startswith("file:") and settings.effective_coordinator == "memory:":
-        print(f"pysync: {_MEMORY_COORDINATOR_WARNING}", file=sys.stderr)
+        print(f"pysync: {_MISSED_WRITES_WARNING}", file=sys.stderr)
     failures: list[str] = []
 
     def count(metric: str, *labels: str, by: int = 1) -> None:
@@ -319,4 +380,64 @@ async def open_services(
             now_ms=wall_clock_ms,
             sweeps=False,
             count=count,
+        )
+
+
+async def collect(options: argparse.Namespace) -> int:
+    """Run `pysync gc`: print what is deleted, then the counts. Return 1 if damage kept it from deleting."""
+    settings = load_config(options, "store")
+    check_store(settings, "there is no garbage")
+    grace_ms = options.older_than * 1000
+    if grace_ms < MIN_GRACE_MS:
+        raise ValueError(
+            f"--older-than must be at least {MIN_GRACE_MS // 1000}: younger objects may be in use"
+        )
+    # A configuration says nothing about the collections of another store.
+    knows_collections = options.config is not None and options.store is None
+    async with closing(open_store(settings.store)) as store:
+        collector = GarbageCollector(
+            store,
+            SteadyClock(),
+            lambda kind, key: print_lines({"kind": wire_name(kind), "key": key}),
+            has_history=partial(_has_history, settings) if knows_collections else None,
+            grace_ms=grace_ms,
+            dry_run=options.dry_run,
+        )
+        try:
+            await collector.run()
+        finally:
+            report = dataclasses.asdict(collector.report)
+            unclear = report.pop("unclear")
+            print_lines({wire_name(name): count for name, count in report.items()})
+    for key in sorted(unclear):
+        print(f"pysync: {key} is damaged, and may lead to segments: all are kept", file=sys.stderr)
+    return 1 if unclear else 0
+
+
+def _has_history(settings: Config, key: str) -> bool:
+    """Return True if a collection that may have this key keeps earlier versions."""
+    return any(
+        collection.history is not None and collection.key_template.matches(key)
+        for _, _, collection in settings.each_collection()
+    )
+
+
+async def erase(options: argparse.Namespace) -> None:
+    """Run `pysync erase`, and print the report."""
+    members = {"key": options.key, "prefix": options.prefix, "identity": options.identity}
+    request = EraseRequest.parse(members | {"kemKeys": options.kem_key})
+    settings = load_config(options, "store", "coordinator")
+    check_store(settings, "use POST /admin/erase there")
+    if not settings.store.url.startswith("file:") and settings.effective_coordinator == "memory:":
+        print(f"pysync: {_UNANNOUNCED_WARNING}", file=sys.stderr)
+    plugins = loader.load_plugins(settings, projections_of(settings))
+    async with open_services(settings) as services:
+        eraser = Eraser(services, projections_in(plugins), Hooks(plugins).stored_files)
+        report = await (eraser.dry_run(request) if options.dry_run else eraser.run(request))
+    print_json(report.describe(request, is_dry_run=options.dry_run))
+    if not report.is_found:
+        kind, value = request.kind, request.value
+        print(
+            f"pysync: nothing that belongs to the {kind} {value} was found: check its spelling",
+            file=sys.stderr,
         )

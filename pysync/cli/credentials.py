@@ -1,4 +1,4 @@
-"""Keys, certificates, revocation lists and keyrings, and the client that the options of a command name."""
+"""Keys, certificates and revocation lists, and the client that the options of a command name."""
 
 import argparse
 import asyncio

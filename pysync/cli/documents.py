@@ -1,4 +1,4 @@
-"""The commands that read and write documents, files and logs."""
+"""The commands that read and write documents, files and keyrings."""
 
 import argparse
 import asyncio
@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from pysync.cli.credentials import make_client
+from pysync.cli.credentials import key_file_of, make_client
 from pysync.cli.io import (
     MissingDocument,
     parse_object,
     print_json,
     print_lines,
     read_bytes,
+    read_keys,
     read_object,
+    read_public_keys,
     show_progress,
 )
 from pysync.cli.parser import Parser, add_client, add_trust
@@ -28,6 +30,12 @@ from pysync.client import (
     SyncDocument,
 )
 from pysync.client.files import UploadSource
+from pysync.client.sealed import (
+    RemoteKeyring,
+    SealedError,
+    pull_and_open_blob,
+    seal_and_push_blob,
+)
 from pysync.errors import Conflict, MethodNotAllowed, NotFound, PysyncError, VersionNotFound
 from pysync.protocol import CHUNK_BYTES, JSON_TYPE, OCTET_STREAM
 
@@ -105,6 +113,28 @@ def add_batch(parser: Parser) -> None:
     parser.add_value("names", "NAME[,NAME..]", "the collections")
     parser.add_value("--params", "JSON", 'path parameters: {"NAME": [{"PARAM": "VALUE"}, ...], ...}')
     add_client(parser)
+
+
+def add_keyring(parser: Parser) -> None:
+    """Add the commands of `keyring`."""
+    for action, help_text, recipients, example in (
+        ("new", "create a keyring for your key and others", "*", "teams/t1 bob.pub"),
+        ("add", "let someone read sealed data, also what was sealed before", 1, "teams/t1 carol.pub"),
+        ("remove", "remove someone: later data is sealed under a new key", 1, "teams/t1 bob.pub"),
+        ("show", "print the recipients of a keyring, and whether you can open it", None, "teams/t1"),
+    ):
+        command = parser.add_command(
+            action,
+            help_text,
+            keyring,
+            example=f"pysync keyring {action} {example} --key me.json",
+        )
+        command.set_defaults(action=action, recipient=[])
+        command.add_value("name", "NAME", "path before /_keyring")
+        if recipients is not None:
+            command.add_value("recipient", "FILE", "their keys, as `keys show` prints them", nargs=recipients)
+        add_trust(command)
+        add_client(command)
 
 
 def add_usage(parser: Parser) -> None:
@@ -223,10 +253,7 @@ async def _push_file(options: argparse.Namespace) -> None:
         raise ValueError(f"--seal: a sealed file is always {OCTET_STREAM}")
     async with make_client(options) as client:
         if options.seal:
-            from pysync.cli.keyrings import make_keyring
-            from pysync.client.sealed import seal_and_push_blob
-
-            keyring = await make_keyring(options, client, options.seal).open()
+            keyring = await _make_keyring(options, client, options.seal).open()
             pushed = await seal_and_push_blob(client, keyring, options.document, read_bytes(options.file))
         else:
             source = _upload_source(options)
@@ -275,10 +302,7 @@ async def _download(options: argparse.Namespace, client: Client) -> dict[str, An
 
 
 async def _pull_sealed(options: argparse.Namespace, client: Client) -> dict[str, Any] | None:
-    from pysync.cli.keyrings import make_keyring
-    from pysync.client.sealed import pull_and_open_blob
-
-    keyring = await make_keyring(options, client, options.open).open()
+    keyring = await _make_keyring(options, client, options.open).open()
     plaintext = await pull_and_open_blob(client, keyring, options.document)
     if plaintext is None:
         return None
@@ -328,3 +352,41 @@ async def usage(options: argparse.Namespace) -> None:
 
 def _quota_json(found: QuotaUsage) -> dict[str, Any]:
     return {"used": found.used.as_json(), "allowed": found.allowed}
+
+
+def _make_keyring(options: argparse.Namespace, client: Client, name: str) -> RemoteKeyring:
+    """Return the keyring `name` for the holder of the key. Raises ValueError without a key."""
+    key_file = key_file_of(options)
+    if key_file is None:
+        raise ValueError("a keyring needs --key, or $PYSYNC_KEY")
+    keys = read_keys(key_file)
+    trusted = [keys.ed_pub, *(read_public_keys(trusted)[0] for trusted in options.trust)]
+    return RemoteKeyring(client, name, keys, trusted, min_epoch=options.min_epoch)
+
+
+async def keyring(options: argparse.Namespace) -> int:
+    """Run `pysync keyring new`, `add`, `remove` or `show`. Return 1 if the keyring cannot be opened."""
+    async with make_client(options) as client:
+        keyring = _make_keyring(options, client, options.name)
+        recipients = [read_public_keys(name)[1] for name in options.recipient]
+        match options.action:
+            case "new":
+                try:
+                    await keyring.create(recipients)
+                except Conflict:
+                    message = f"something is at {keyring.key} already; `pysync keyring add` lets others in"
+                    raise ValueError(message) from None
+            case "add":
+                await keyring.add(*recipients)
+            case "remove":
+                await keyring.remove(*recipients)
+        stored = await keyring.read()
+        try:
+            await keyring.open()
+            verdict = "ok"
+        except SealedError as error:
+            verdict = str(error)
+    print_json(
+        {"keyring": keyring.key, "verdict": verdict, "epoch": stored.epoch, "recipients": stored.recipients}
+    )
+    return 0 if verdict == "ok" else 1

@@ -27,7 +27,7 @@ _COMMANDS: Final = (
     ("delete", "documents", "delete a document, a file or a log"),
     ("list", "documents", "print the names in a collection, one a line"),
     ("batch", "documents", "print documents of several collections, read with one request"),
-    ("keyring", "keyrings", "manage who can read sealed data"),
+    ("keyring", "documents", "manage who can read sealed data"),
     ("append", "logs", "append an element to a log, with a proof of its author if there is a key"),
     ("tail", "logs", "print the newest elements of a log, one a line"),
     ("watch", "logs", "print changes as they happen, one a line"),

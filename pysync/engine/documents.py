@@ -11,6 +11,7 @@ import orjson
 
 from pysync import _core
 from pysync.cache import BoundedCache
+from pysync.concurrency import ATTEMPTS
 from pysync.config import HistoryConfig
 from pysync.config.key_templates import RESERVED
 from pysync.coordinator import Coordinator
@@ -40,7 +41,6 @@ SECRET_DOCUMENT_KEY: Final = f"{RESERVED}/secrets/versions"
 """The key of the secret. It is stored as a document, so that damage to it is found."""
 STALE_BASE: Final = "stale"
 """A base that no document has."""
-_MAX_ATTEMPTS = 8
 
 
 class CachedVersion(NamedTuple):
@@ -256,7 +256,7 @@ class Documents:
         removed, claims, _, only = attempt
         base_hash = removed.hash
         changes = [] if context is None else [context.change(base_hash, removed.timestamp_ms, removed=True)]
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             found = await self._store.get(key)
             expect = await self._check_base(key, found, base_hash, ttl_ms)
             if only and expect != Etag(only):
@@ -330,7 +330,7 @@ class Documents:
             expect = ABSENT
         elif body.base_hash is not None and history is None:
             expect = self._cached_precondition(key, body.base_hash, ttl_ms)
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             if expect is None:
                 found = await self._store.get(key)
                 # Decide with this read: before the next one another push may replace the object.

@@ -1,5 +1,5 @@
-"""How work runs beside other work: bounded in number or in time, in groups, in a thread or in the background.
-Also resources that are closed in the end."""
+"""Work that runs beside other work: bounded in number or in time, in groups, in a thread or in the
+background. Also resources that are closed in the end."""
 
 import asyncio
 import logging

@@ -74,8 +74,8 @@ async def stats(options: argparse.Namespace) -> None:
 
 
 class StoreStats:
-    """What each collection of a store uses, and its largest documents, logs and files. `used` is by the name
-    of the collection, or without a configuration by the first segment of keys."""
+    """The usage of each collection of a store, and its largest documents, logs and files. `used` is by the
+    name of the collection, or without a configuration by the first segment of keys."""
 
     def __init__(self, store: Store, settings: Config, count: int) -> None:
         self.used: dict[str, Usage] = defaultdict(Usage)

@@ -161,7 +161,7 @@ class PullResult:
 
 @dataclass(frozen=True, slots=True)
 class QuotaUsage:
-    """What is stored for an identity or a space, and the limits that it has, by their names: `bytes`,
+    """The amounts that are stored for an identity or a space, and its limits, by their names: `bytes`,
     `documents`, `logElements`, `files`."""
 
     used: Usage
@@ -170,8 +170,8 @@ class QuotaUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """What the caller and spaces that it belongs to use. `is_complete` is False while the server still counts
-    what was stored before it had quotas."""
+    """The usage of the caller and of the spaces that it belongs to. `is_complete` is False while the server
+    still counts what was stored before it had quotas."""
 
     identity: str
     own: QuotaUsage

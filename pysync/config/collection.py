@@ -415,7 +415,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotasConfig:
-    """How much may be stored for whom. What is stored is counted while this is configured, also without any
+    """Limits of what may be stored for whom. Usage is counted while this is configured, also without any
     limit."""
 
     identity: Quota | None = option(

@@ -1,4 +1,4 @@
-"""What a change says: the document that was written, by whom, and the hash and time of its new version.
+"""The members of a change: the document that was written, by whom, and the hash and time of its new version.
 
 See docs/reference/protocol.md#delivery.
 """

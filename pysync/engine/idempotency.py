@@ -202,8 +202,9 @@ class IdempotentRequests:
             await asyncio.sleep(pause_s)
 
     async def _repeat(self, name: str, first: AttemptRecord, write: MakeWrite) -> bool:
-        """Make the write of the first attempt, which may be under way, and learns from its claim why its own
-        write is rejected. Returns False if another write came first."""
+        """Make the write of the first attempt, which may still be under way. If its own write is then
+        rejected, it learns from its claim that this one was made. Returns False if another write came
+        first."""
         repeated = first._replace(is_repeated=True).encode()
         if not await self._coordinator.compare_and_set(name, first.encode(), repeated):
             return False

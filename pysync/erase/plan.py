@@ -1,5 +1,5 @@
-"""What an erasure removes: the objects and entries of lists that go with a page of keys, entries of keyrings,
-and the report of what went and what stays."""
+"""The plan of an erasure: the objects and entries of lists that go with a page of keys, and entries of
+keyrings. Also the report of what was erased and what stays."""
 
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
@@ -52,7 +52,7 @@ MAX_NAMED: Final = 100
 
 @dataclass(slots=True)
 class EraseReport:
-    """What went, by kind: the number of objects, and the bytes of documents, heads of logs and files. What is
+    """The number of erased objects by kind, and the bytes of documents, heads of logs and files. Of what is
     left: the number of keyrings, and the keys of those with entries that the identity has signed."""
 
     erased: Counter[str] = field(default_factory=Counter)
@@ -94,8 +94,8 @@ class PlannedObject(NamedTuple):
 
 @dataclass(slots=True)
 class ErasePlan:
-    """What goes with some keys: `objects` at these keys, and what depends on them, namely objects at `other`
-    keys, and `entries` of lists, as pairs of a list's key and an entry's id."""
+    """The objects that go with some keys: `objects` at these keys, and what depends on them, namely objects
+    at `other` keys, and `entries` of lists, as pairs of a list's key and an entry's id."""
 
     objects: list[PlannedObject] = field(default_factory=list)
     other: list[str] = field(default_factory=list)

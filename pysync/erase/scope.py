@@ -1,5 +1,5 @@
-"""What is to be erased, and the keys that belong to it: for an identity those that the templates of the
-configuration make with it."""
+"""The scope of an erasure: a key, a prefix or an identity, and the keys that belong to it. For an identity
+those are the keys that the templates of the configuration make with it."""
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping

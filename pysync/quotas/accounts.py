@@ -52,7 +52,7 @@ def _are_all(roles: Sequence[str], kinds: frozenset[str]) -> bool:
 
 
 class _OwnedKey(NamedTuple):
-    """What the object at a key counts as, and the collection that the key counts for."""
+    """The charge of the object at a key, and the collection that the key counts for."""
 
     charge: Charge
     collection: Collection | None

@@ -86,7 +86,7 @@ def build_engine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessControl:
-    """What decides who may do what, and how often."""
+    """The components that decide who may do what, and how often."""
 
     revocations: RevocationRegistry
     authenticator: Authenticator

@@ -121,8 +121,8 @@ class SqliteChangeLog:
         return change_id(last)
 
     async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
-        # In one tick of the event loop, and so in one snapshot.
         """See `ChangeLog.read`."""
+        # In one tick of the event loop, and so in one snapshot.
         start, newest = self._bounds(after)
         if start is None:
             return None

@@ -40,10 +40,11 @@ NOTHING: Final = Usage()
 
 
 class Charge(NamedTuple):
-    """What a write counts as. If `account` is None, it is that of `key`, and `key` is by default what is
-    written. `elements` is the number of elements of a log whose head is written, 0 for other objects that are
-    neither a document nor a file, and else None. A write that is not `checked` is one of the server itself.
-    No quota rejects it, and it counts for the account of what it replaces, if that is counted."""
+    """The amounts that a write counts as, and for whom. If `account` is None, it is that of `key`, and `key`
+    is by default what is written. `elements` is the number of elements of a log whose head is written, 0 for
+    other objects that are neither a document nor a file, and else None. A write that is not `checked` is one
+    of the server itself. No quota rejects it, and it counts for the account of what it replaces, if that is
+    counted."""
 
     account: Account | None = None
     elements: int | None = None
@@ -57,7 +58,7 @@ server's own have no account."""
 
 
 class Ledger(Protocol):
-    """What the subjects of a store use. Raises the errors of the store."""
+    """The usage of the subjects of a store. Raises the errors of the store."""
 
     async def used(self, subjects: Iterable[Subject]) -> dict[Subject, Usage]:
         """Return what each of these subjects uses."""
@@ -82,7 +83,7 @@ class UncountedRow(NamedTuple):
 
 
 class CountedRow(NamedTuple):
-    """What an object counts as, if it still has this etag. A file has no elements."""
+    """A row that has been counted, and its charge, if it still has this etag. A file has no elements."""
 
     row: UncountedRow
     charge: Charge

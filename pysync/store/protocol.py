@@ -205,7 +205,7 @@ class CountingStore(Store, Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """What subjects use."""
+        """The usage of subjects."""
 
     async def check_room(self, write: Write) -> None:
         """Raise QuotaExceeded if there is no room for an object together with its segments, which are stored
@@ -265,7 +265,7 @@ class TransactionalStore(Store, Protocol):
 
     @property
     def ledger(self) -> CountableLedger | None:
-        """What subjects use; None unless usage is tracked."""
+        """The usage of subjects; None unless usage is tracked."""
 
     async def track_usage(self, limits: QuotaLimits, charge_of: ChargeOf) -> None:
         """Track usage from now on, in every process, and enforce these limits in this one. Call it before the

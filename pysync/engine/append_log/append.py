@@ -77,7 +77,7 @@ class PendingAppend:
 
     @property
     def deduplication_id(self) -> str:
-        """What attempts at one append have in common; `""` if it cannot be repeated."""
+        """The id that attempts at one append have in common; `""` if it cannot be repeated."""
         return self.write_id or ("" if self.request is None else self.request.key)
 
 

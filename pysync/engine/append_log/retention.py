@@ -1,5 +1,5 @@
-"""What leaves a log: the oldest segments with `keepElements` or `keepMs`, and all of them once it is deleted
-or has expired.
+"""Segments that leave a log: the oldest ones with `keepElements` or `keepMs`, and all of them once it is
+deleted or has expired.
 
 The head that no longer names them is put first. Their objects are deleted afterwards. A crash
 in between leaves objects that no head names.

@@ -81,7 +81,7 @@ their paths, and the values of the parameters on which the decision depends."""
 
 
 class _Admitted(NamedTuple):
-    """What the caller of a batch may read: the decision on each group of its plan."""
+    """An admitted batch: its plan, and the decision on each group of the plan."""
 
     plan: PlannedBatch
     caller: Caller

@@ -1,4 +1,4 @@
-"""What the caller and its spaces use (docs/reference/protocol.md#usage)."""
+"""The usage of the caller and its spaces (docs/reference/protocol.md#usage)."""
 
 from collections.abc import Mapping, Sequence
 from math import inf

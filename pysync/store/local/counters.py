@@ -50,7 +50,7 @@ MAX_DISPLACED: Final = 100
 
 
 class CountState(IntEnum):
-    """What `usage_state` says of the counts of a store."""
+    """The state of the counts of a store, as `usage_state` has it."""
 
     OFF = 0
     INCOMPLETE = 1

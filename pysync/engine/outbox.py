@@ -268,14 +268,14 @@ class AnnouncingOutbox(Outbox):
         """See `Outbox.write`. The intent is prepared once all chunks have arrived: an error before that
         leaves nothing behind, and the outcomes of earlier writes have had time to reach the coordinator."""
         intent, changes = "", list[Change]()
-        async with AsyncExitStack() as turn:
+        async with AsyncExitStack() as stack:
 
             async def prepare(sha256: str) -> None:
                 nonlocal intent
                 await self.flush_outcomes()
                 if claimed is not None:
-                    await turn.enter_async_context(claimed(sha256))
-                await turn.enter_async_context(self._key_locks[key])
+                    await stack.enter_async_context(claimed(sha256))
+                await stack.enter_async_context(self._key_locks[key])
                 new = changes_of(sha256)
                 changes.extend([*await self._pending_for(new[-1]), *new])
                 intent = await self._coordinator.prepare(changes)
@@ -365,9 +365,9 @@ class AnnouncingOutbox(Outbox):
         """Return the prepared changes of the document of `change`. The write of a file does not know which
         change it replaces, so they include changes of writes that were not made after all. Their intents are
         left to their writers, which may still be writing."""
-        subject = parse_change(change).ref
+        ref = parse_change(change).ref
         pending = (each for intent in await self._coordinator.prepared(PAGE) for each in intent.changes)
-        return [each for each in dict.fromkeys(pending) if parse_change(each).ref.is_same_document(subject)]
+        return [each for each in dict.fromkeys(pending) if parse_change(each).ref.is_same_document(ref)]
 
     async def _report_outcome(self, intent: str, changes: list[Change]) -> None:
         """Close an intent whose outcome is known: announce `changes`, which are empty if the write was

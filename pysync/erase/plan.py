@@ -137,15 +137,15 @@ class Planner:
     def removals(self, key: str, hash_: str, now_ms: int) -> list[Change]:
         """Return the change that announces the removal of the version with this hash; none for a key that no
         collection has."""
-        places = self.locations(key)[:1]
-        return [place.document_ref.change(hash_, now_ms, removed=True) for place in places]
+        locations = self.locations(key)[:1]
+        return [location.document_ref.change(hash_, now_ms, removed=True) for location in locations]
 
     async def _object(
         self, key: str, found: StoredObject, plan: ErasePlan, report: EraseReport
     ) -> PlannedObject:
         report.bytes += len(found.body)
         try:
-            if _core.is_log(found.body) or any(place.kind == "log" for place in self.locations(key)):
+            if _core.is_log(found.body) or any(location.kind == "log" for location in self.locations(key)):
                 report.erased["logs"] += 1
                 plan.other += await chunk_keys(self._store, key)
                 head = _core.LogHead.read(found.body, "")
@@ -181,10 +181,10 @@ class Planner:
         entries: dict[tuple[str, str], None] = {}
         for projection in self._lists.projections:
             sources = [
-                ChangedSource(place)
+                ChangedSource(location)
                 for key in keys
-                for place in self.locations(key)
-                if projection.reads(place.namespace, place.name)
+                for location in self.locations(key)
+                if projection.reads(location.namespace, location.name)
             ]
             async for _, event in self._lists.sources.events(sources):
                 if isinstance(event, DocumentCorrupt):
@@ -216,8 +216,8 @@ class Planner:
                 count = _drop(data, request.kem_keys)
                 if count and not dry_run:
                     body = _core.decode_push(orjson.dumps({"data": data, "baseHash": document.hash}))
-                    places = self.locations(key)
-                    context = next((WriteContext(place.document_ref) for place in places), None)
+                    locations = self.locations(key)
+                    context = next((WriteContext(location.document_ref) for location in locations), None)
                     try:
                         await self._services.documents.push(key, body, None, context)
                     except Conflict:

@@ -214,11 +214,11 @@ def _qualified(namespace: str | None, name: str) -> str:
     return name if namespace is None else f"{namespace}/{name}"
 
 
-def _read_headers(rules: Sequence[AccessPolicy]) -> str:
+def _read_headers(policies: Sequence[AccessPolicy]) -> str:
     """Return the caching headers of a response that these policies allow. A response that depends on the
     caller is never public."""
-    is_public = all("public" in rule.roles and not rule.needs_credentials for rule in rules)
-    return cache_headers([rule.collection.cache_duration_ms for rule in rules], is_public=is_public)
+    is_public = all("public" in policy.roles and not policy.needs_credentials for policy in policies)
+    return cache_headers([policy.collection.cache_duration_ms for policy in policies], is_public=is_public)
 
 
 def compile_schema(schema: Mapping[str, Any] | bool) -> Validator:

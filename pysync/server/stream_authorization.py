@@ -62,25 +62,25 @@ class _Reader(NamedTuple):
 
 
 class KeyIndex:
-    """The keys of the collections of a service. `rules` are their policies for pulls. `stored_files` are the
+    """The keys of the collections of a service. `policies` are those of their pulls. `stored_files` are the
     collections whose files a plugin stores, at keys of its own."""
 
     def __init__(
-        self, rules: Iterable[AccessPolicy], stored_files: Mapping[str, FileBackedCollection]
+        self, policies: Iterable[AccessPolicy], stored_files: Mapping[str, FileBackedCollection]
     ) -> None:
         self._readers: dict[str, TemplateIndex[_Reader]] = {}
         self._stored_at: dict[Topic, tuple[KeyTemplate, str]] = {}
         self._writers: dict[str, Topic] = {}
         self._may_write = lru_cache(CACHED_ENTRIES)(self._overlaps)
-        for rule in rules:
-            topic, files = topic_of(rule), stored_files.get(rule.collection.name)
-            path = rule.collection.key_template
+        for policy in policies:
+            topic, files = topic_of(policy), stored_files.get(policy.collection.name)
+            path = policy.collection.key_template
             template, suffix = (path, "") if files is None else (KeyTemplate.of(files.template), files.suffix)
             self._stored_at[topic] = template, suffix
             self._writers[origin(*topic)] = topic
-            if not rule.collection.push_only:
+            if not policy.collection.push_only:
                 pulled_at = None if files is None else path
-                reader = _Reader(rule, topic, pulled_at, frozenset(path.params))
+                reader = _Reader(policy, topic, pulled_at, frozenset(path.params))
                 self._readers.setdefault(suffix, TemplateIndex()).add(template, reader)
 
     def matches(self, subject: DocumentRef) -> list[KeyMatch]:
@@ -122,9 +122,9 @@ class KeyIndex:
         return template.fill(subject.params) + suffix
 
 
-def topic_of(rule: AccessPolicy) -> Topic:
+def topic_of(policy: AccessPolicy) -> Topic:
     """Return the names by which subscribers address a policy's collection."""
-    return rule.namespace, rule.collection.name
+    return policy.namespace, policy.collection.name
 
 
 class AuthorizedSubscriber(Subscriber, Protocol):
@@ -150,10 +150,10 @@ class StreamGrant(NamedTuple):
 
 
 class StreamAuthorizer:
-    """The stream authorisation of one service. `rules` are the policies for pulls of its collections."""
+    """The stream authorisation of one service. `policies` are those of pulls of its collections."""
 
-    def __init__(self, service: Service, rules: Iterable[AccessPolicy], now_ms: Callable[[], int]) -> None:
-        self._rules = {topic_of(rule): rule for rule in rules}
+    def __init__(self, service: Service, policies: Iterable[AccessPolicy], now_ms: Callable[[], int]) -> None:
+        self._policies = {topic_of(policy): policy for policy in policies}
         self._versions = service.documents.versions
         self._authenticator = service.authenticator
         self._authorizer = service.authorizer
@@ -167,7 +167,7 @@ class StreamAuthorizer:
         events."""
         interest, restricted = {}, set()
         for topic, values in wanted.items():
-            found = _static_grant(self._rules[topic], values, caller)
+            found = _static_grant(self._policies[topic], values, caller)
             if found is not None:
                 interest[topic], is_restricted = found
                 if is_restricted:
@@ -188,7 +188,7 @@ class StreamAuthorizer:
         try:
             async with asyncio.timeout(ROLE_TIMEOUT_S):
                 found = await read_many(self._store, keys, checks)
-            if any(self._rules[event.topic].collection.field_permissions for event, _ in plan):
+            if any(self._policies[event.topic].collection.field_permissions for event, _ in plan):
                 await self._versions.load()
         except (TimeoutError, PysyncError) as error:
             reason = error if isinstance(error, PysyncError) else "the store did not answer in time"
@@ -207,7 +207,7 @@ class StreamAuthorizer:
             subscriber = cast(AuthorizedSubscriber, listener)
             if event.topic not in subscriber.restricted:
                 return event
-            policy = self._rules[event.topic]
+            policy = self._policies[event.topic]
             if policy.uses_plugin_roles:
                 access = by_plugins[id(listener), event.id]
             else:
@@ -235,7 +235,7 @@ class StreamAuthorizer:
         pending = [
             (cast(AuthorizedSubscriber, listener), event)
             for event, listeners in plan
-            if self._rules[event.topic].uses_plugin_roles
+            if self._policies[event.topic].uses_plugin_roles
             for listener in listeners
             if event.topic in cast(AuthorizedSubscriber, listener).restricted
         ]
@@ -246,7 +246,7 @@ class StreamAuthorizer:
         async def decide(delivery: tuple[AuthorizedSubscriber, Event]) -> None:
             subscriber, event = delivery
             found[id(subscriber), event.id] = await self._authorizer.decide(
-                self._rules[event.topic],
+                self._policies[event.topic],
                 subscriber.caller,
                 event.params.get("identity"),
                 event.params,
@@ -280,31 +280,31 @@ class StreamAuthorizer:
 
     def _access_key(self, event: Event) -> str | None:
         """Return the key of the access document that decides on the event; None if there is none."""
-        rule = self._rules[event.topic]
-        is_decided_there = rule.uses_space_roles and rule.needs_credentials
+        policy = self._policies[event.topic]
+        is_decided_there = policy.uses_space_roles and policy.needs_credentials
         return self._spaces.access_document_key(event.params) if is_decided_there else None
 
 
 def _static_grant(
-    rule: AccessPolicy, values: Mapping[str, str], caller: Caller
+    policy: AccessPolicy, values: Mapping[str, str], caller: Caller
 ) -> tuple[Mapping[str, str], bool] | None:
     """Return the parameter values of the events that the caller may receive, and True if each event is
     authorised on its own. Return None if it may receive none."""
-    if rule.collection.push_only:
+    if policy.collection.push_only:
         return None
-    scope, key = caller.scope if rule.needs_credentials else None, rule.collection.key_template
+    scope, key = caller.scope if policy.needs_credentials else None, policy.collection.key_template
     if scope is not None and values.keys() >= set(key.params) and not scope.allows(key.fill(values)):
         return None
-    caller, own, identity = replace(caller, scope=None), caller.identity, _identity(rule, values)
+    caller, own, identity = replace(caller, scope=None), caller.identity, _identity(policy, values)
     # The hidden members, and with them the version, depend on the event.
-    is_restricted = scope is not None or bool(rule.collection.field_permissions)
-    if may_read(rule, caller, identity) and not rule.uses_plugin_roles:
+    is_restricted = scope is not None or bool(policy.collection.field_permissions)
+    if may_read(policy, caller, identity) and not policy.uses_plugin_roles:
         return values, is_restricted
-    if rule.uses_plugin_roles and (rule.allows_anonymous or caller != ANONYMOUS):
+    if policy.uses_plugin_roles and (policy.allows_anonymous or caller != ANONYMOUS):
         return values, True
-    if rule.uses_space_roles and own and may_read(rule, add_roles(caller, _ANY_SPACE), identity):
+    if policy.uses_space_roles and own and may_read(policy, add_roles(caller, _ANY_SPACE), identity):
         return values, True
-    if own and identity == _ANY_IDENTITY and may_read(rule, caller, own):
+    if own and identity == _ANY_IDENTITY and may_read(policy, caller, own):
         return {**values, "identity": own}, is_restricted
     return None
 
@@ -313,7 +313,7 @@ def _deny_all(listener: Subscriber, event: Event) -> Event | None:
     return None
 
 
-def _identity(rule: AccessPolicy, values: Mapping[str, str]) -> str | None:
+def _identity(policy: AccessPolicy, values: Mapping[str, str]) -> str | None:
     """Return the identity whose documents these are: `_ANY_IDENTITY` if the values do not name it, None if
     the path has none."""
-    return None if rule.identity_index is None else values.get("identity", _ANY_IDENTITY)
+    return None if policy.identity_index is None else values.get("identity", _ANY_IDENTITY)

@@ -246,9 +246,9 @@ class AppendedObject(NamedTuple):
     suffix: str
     body: bytes
 
-    def key(self, place: HybridTimestamp) -> str:
-        """Return the key of this object at a place in the order. A later place gives a greater key."""
-        return f"{self.folder}/{place.ms:016d}{place.counter:08d}{self.suffix}"
+    def key(self, timestamp: HybridTimestamp) -> str:
+        """Return the key of this object at a timestamp. A later timestamp gives a greater key."""
+        return f"{self.folder}/{timestamp.ms:016d}{timestamp.counter:08d}{self.suffix}"
 
 
 KeyShape = tuple[str | None, ...]

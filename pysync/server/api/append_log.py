@@ -166,17 +166,16 @@ def _end(tail: LogSlice) -> bytes:
     return b',"hasMore":true}' if tail.has_more else b"}"
 
 
-def parse_log_range(query: Mapping[str, str], rules: LogSettings, now_ms: int) -> LogRange:
-    """Parse the bounds of a pull as the settings `rules` allow: at most `maxPullLimit` elements, the newest
-    if a number is requested, else the oldest, so that a client that continues from the last one misses none.
-    A log that stores nothing needs no bounds. With `forceFullFetch` a checkpoint alone requests the whole
-    log.
+def parse_log_range(query: Mapping[str, str], settings: LogSettings, now_ms: int) -> LogRange:
+    """Parse the bounds of a pull as the `settings` allow: at most `maxPullLimit` elements, the newest if a
+    number is requested, else the oldest, so that a client that continues from the last one misses none. A log
+    that stores nothing needs no bounds. With `forceFullFetch` a checkpoint alone requests the whole log.
 
     Raises:
         InvalidCheckpoint, InvalidLimit, InvalidLast: not an integer in canonical decimal.
         PullBoundRequired, FullWithBounds, FullNotAllowed, CheckpointTooOld.
     """
-    if not rules.persist:
+    if not settings.persist:
         return LogRange()
     since = _bound(query.get("checkpoint", query.get("since")), InvalidCheckpoint)
     limit = _bound(query.get("limit"), _invalid_limit)
@@ -186,17 +185,19 @@ def parse_log_range(query: Mapping[str, str], rules: LogSettings, now_ms: int) -
     if since is None and newest is None:
         if not is_full:
             raise PullBoundRequired
-        if not rules.allow_full:
+        if not settings.allow_full:
             raise FullNotAllowed
         return LogRange()
     if is_full:
         raise FullWithBounds
-    if newest is None and rules.force_full:
-        return LogRange(oldest=rules.max_pull_limit)
-    rules.check_checkpoint_age(since, now_ms)
+    if newest is None and settings.force_full:
+        return LogRange(oldest=settings.max_pull_limit)
+    settings.check_checkpoint_age(since, now_ms)
     if newest is None:
-        return LogRange(since, oldest=rules.max_pull_limit)
-    return LogRange(since, newest if rules.max_pull_limit is None else min(newest, rules.max_pull_limit))
+        return LogRange(since, oldest=settings.max_pull_limit)
+    return LogRange(
+        since, newest if settings.max_pull_limit is None else min(newest, settings.max_pull_limit)
+    )
 
 
 def _bound(text: str | None, make_error: Callable[[], BadRequest]) -> int | None:

@@ -94,23 +94,23 @@ class _Admitted(NamedTuple):
 
 
 class BatchHandler:
-    """The batch pulls of one `namespace`. `rules` are the policies of pulls of its collections, each with
+    """The batch pulls of one `namespace`. `policies` are those of pulls of its collections, each with
     True if batches serve the collection. `plans` are those of all namespaces."""
 
     def __init__(
         self,
         service: Service,
         namespace: str | None,
-        rules: Sequence[tuple[AccessPolicy, bool]],
+        policies: Sequence[tuple[AccessPolicy, bool]],
         plans: Plans,
     ) -> None:
         config, hooks = service.config, service.hooks
         self._service = service
         self._namespace = namespace
-        self._rules = [rule for rule, _ in rules]
+        self._policies = [policy for policy, _ in policies]
         self._log_settings = [
-            None if rule.collection.append_only is None else LogSettings.from_collection(rule.collection)
-            for rule in self._rules
+            None if policy.collection.append_only is None else LogSettings.from_collection(policy.collection)
+            for policy in self._policies
         ]
         self._authorizer = service.authorizer
         self._spaces = service.authorizer.spaces
@@ -119,14 +119,14 @@ class BatchHandler:
         self._now_ms = service.documents.now_ms
         self._plans = plans
         self._deciding_params = [
-            list(rule.collection.path_template.params) if self._has_hooks else self._spaces.params(rule)
-            for rule in self._rules
+            list(policy.collection.path_template.params) if self._has_hooks else self._spaces.params(policy)
+            for policy in self._policies
         ]
         self._planner = _core.BatchPlanner(
             [
-                (rule.collection.name, rule.collection.storage_path, served, rule.needs_credentials,
-                 rule.collection.ttl_ms, deciding, max_elements(rule))
-                for (rule, served), deciding in zip(rules, self._deciding_params, strict=True)
+                (policy.collection.name, policy.collection.storage_path, served, policy.needs_credentials,
+                 policy.collection.ttl_ms, deciding, max_elements(policy))
+                for (policy, served), deciding in zip(policies, self._deciding_params, strict=True)
             ],
             config.max_collections_per_batch,
             config.max_batch_append_elements,
@@ -140,7 +140,7 @@ class BatchHandler:
         plan, caller, access_documents, decisions = await self._admit(request, query)
         if self._hooks.has_pull_hooks:
             decisions = await asyncio.gather(*map(self._veto, plan.groups, decisions))
-        named = [self._rules[row] for row in plan.collections]
+        named = [self._policies[row] for row in plan.collections]
         shadowed = self._shadowed_reads(plan)
         reservation = partial(self._service.in_flight.reservation, request)
         reads = BatchReads(
@@ -161,7 +161,7 @@ class BatchHandler:
         def metered(caller: Caller) -> list[AccessPolicy]:
             nonlocal plan
             plan = self._plan(query, caller)
-            return [self._rules[row] for row in plan.collections]
+            return [self._policies[row] for row in plan.collections]
 
         async def decide(verified: AuthenticatedRequest) -> _Admitted:
             caller = verified.caller
@@ -183,14 +183,14 @@ class BatchHandler:
 
     async def _read_access(self, plan: PlannedBatch, caller: Caller) -> dict[str, ReadOutcome]:
         """Return the access documents of the spaces of the plan's groups."""
-        if not caller.identity or not any(self._rules[row].uses_space_roles for row in plan.collections):
+        if not caller.identity or not any(self._policies[row].uses_space_roles for row in plan.collections):
             return {}
         keys = {key for group in plan.groups if (key := self._access_key(group)) is not None}
         return await read_many(self._service.store, keys)
 
     def _access_key(self, group: _Group) -> str | None:
         row, _, values = group
-        if not (self._rules[row].uses_space_roles and self._rules[row].needs_credentials):
+        if not (self._policies[row].uses_space_roles and self._policies[row].needs_credentials):
             return None
         return self._spaces.access_document_key(dict(zip(self._deciding_params[row], values, strict=True)))
 
@@ -208,7 +208,7 @@ class BatchHandler:
         row, identity, _ = group
         params, key = self._params_and_key(group)
         return _decision(
-            await self._authorizer.decide(self._rules[row], caller, identity, params, key, memberships)
+            await self._authorizer.decide(self._policies[row], caller, identity, params, key, memberships)
         )
 
     async def _veto(self, group: _Group, decision: Decision) -> Decision:
@@ -216,22 +216,24 @@ class BatchHandler:
         if isinstance(decision, str):
             return decision
         params, key = self._params_and_key(group)
-        return _decision(await self._authorizer.veto(self._rules[group[0]], decision, params, key))
+        return _decision(await self._authorizer.veto(self._policies[group[0]], decision, params, key))
 
     def _params_and_key(self, group: _Group) -> tuple[dict[str, str], str]:
         """Return the parameters on which a decision depends and, with hooks, the key of the document."""
         row, _, values = group
         params = dict(zip(self._deciding_params[row], values, strict=True))
-        return params, self._rules[row].collection.path_template.fill(params) if self._has_hooks else ""
+        return params, self._policies[row].collection.path_template.fill(params) if self._has_hooks else ""
 
     def _shadowed_reads(self, plan: PlannedBatch) -> frozenset[tuple[str, int]]:
         """Return the reads whose key belongs to another collection. A single pull of the key would require
         that collection's roles."""
-        if not any(self._rules[row].shadowing_templates for row in plan.collections):
+        if not any(self._policies[row].shadowing_templates for row in plan.collections):
             return frozenset()
         rows = [row for row, _, _ in plan.groups]
         reads = plan.reads + [tail[:2] for tail in plan.tails]
-        return frozenset((key, group) for key, group in reads if not self._rules[rows[group]].owns_key(key))
+        return frozenset(
+            (key, group) for key, group in reads if not self._policies[rows[group]].owns_key(key)
+        )
 
 
 def _decision(access: Access | PysyncError) -> Decision:
@@ -245,12 +247,12 @@ def _headers(named: list[AccessPolicy], caller: Caller, answer: _core.BatchAnswe
     """Return the headers for all entries together, which are public if every entry is public for every
     caller."""
     is_public = not answer.failed and all(
-        "public" in rule.roles
-        and not rule.needs_credentials
-        and not (caller.identity and rule.identity_index is not None)
-        for rule in named
+        "public" in policy.roles
+        and not policy.needs_credentials
+        and not (caller.identity and policy.identity_index is not None)
+        for policy in named
     )
-    ages_ms = [] if answer.failed else [rule.collection.cache_duration_ms for rule in named]
+    ages_ms = [] if answer.failed else [policy.collection.cache_duration_ms for policy in named]
     return f'{cache_headers(ages_ms, is_public=is_public)}ETag: W/"{answer.etag}"\r\n'
 
 

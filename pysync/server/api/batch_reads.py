@@ -201,10 +201,10 @@ LogReadOutcome = tuple[str, bytes, bool] | str
 of an error."""
 
 
-def max_elements(rule: AccessPolicy) -> int | None:
+def max_elements(policy: AccessPolicy) -> int | None:
     """Return the largest number of elements that a read of this collection returns, as the planner expects
     it: None if it is not a log, 0 for no limit."""
-    log = rule.collection.append_only
+    log = policy.collection.append_only
     return None if log is None else log.max_pull_limit or 0
 
 

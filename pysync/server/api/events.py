@@ -61,14 +61,14 @@ class EventStreamHandler:
         """
         self._hub.require_room()
         named, wanted = self._parse_topics(request.query)
-        needs_credentials = any(rule.needs_credentials for rule in named)
+        needs_credentials = any(policy.needs_credentials for policy in named)
         credentials = NO_CREDENTIALS
         if needs_credentials:
             credentials = self._authenticator.parse_credentials(request.headers)
 
         def delivered(caller: Caller) -> list[AccessPolicy]:
             grant = self._stream_authorizer.grant(wanted, caller)
-            return [rule for rule in named if topic_of(rule) in grant.filter]
+            return [policy for policy in named if topic_of(policy) in grant.filter]
 
         async def decide(verified: AuthenticatedRequest) -> tuple[AuthenticatedRequest, StreamGrant, str]:
             if verified.certificate is not None and self._authenticator.has_expired(verified.certificate):
@@ -99,8 +99,10 @@ class EventStreamHandler:
             raise MissingCollections
         if not sets.keys() <= names.keys() or not names.keys() <= self._policies.keys():
             raise UnknownCollection
-        rules = [self._policies[name] for name in names]
-        return rules, {topic_of(rule): _values(rule, sets.get(rule.collection.name, {})) for rule in rules}
+        policies = [self._policies[name] for name in names]
+        return policies, {
+            topic_of(policy): _values(policy, sets.get(policy.collection.name, {})) for policy in policies
+        }
 
 
 class EventStreamResponse(Response):
@@ -157,9 +159,9 @@ def _param_sets(text: str | None) -> Mapping[str, object]:
     return sets
 
 
-def _values(rule: AccessPolicy, param_set: object) -> Mapping[str, str]:
+def _values(policy: AccessPolicy, param_set: object) -> Mapping[str, str]:
     """Return the values that a param-set requests. Raises InvalidParams if no document can have them."""
-    names = rule.collection.path_template.params
+    names = policy.collection.path_template.params
     if not isinstance(param_set, dict) or not param_set.keys() <= set(names):
         raise InvalidParams
     values = {name: _text(value) for name, value in param_set.items()}

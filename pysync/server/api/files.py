@@ -66,12 +66,12 @@ class FileHandlers(DocumentHandlers):
 
     async def push(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `POST {ns}/push/<key>`: a file, or a document if the collection has both."""
-        rules = file_settings(match)
-        if rules.documents and media_type(request) == JSON_TYPE:
+        settings = file_settings(match)
+        if settings.documents and media_type(request) == JSON_TYPE:
             return await super().push(request, match)
         # Authorise by the headers, then read and store the chunks as they arrive.
-        caller, chunks = await self._authorize_upload(request, match, rules)
-        content_type = rules.content_type or sanitize(request.headers["Content-Type"])
+        caller, chunks = await self._authorize_upload(request, match, settings)
+        content_type = settings.content_type or sanitize(request.headers["Content-Type"])
         async with aclosing(chunks):
             once = idempotency_key(request, caller, match.key)
             written = await self._service.write_deadline.run_upload(
@@ -86,13 +86,13 @@ class FileHandlers(DocumentHandlers):
         return write_response(written.hash, written.timestamp_ms)
 
     async def _respond(self, request: web.BaseRequest, match: Match, access: Access) -> Response:
-        rules = file_settings(match)
+        settings = file_settings(match)
         document = None
         for _ in range(2):  # one may replace the other meanwhile
-            response = await self._try_file(request, match, rules)
+            response = await self._try_file(request, match, settings)
             if response is not None:
                 return response
-            if not rules.documents:
+            if not settings.documents:
                 break
             document = await self._load(request, match)
             if document is not None:
@@ -100,7 +100,7 @@ class FileHandlers(DocumentHandlers):
         return await self.document_response(request, match, access, document)
 
     async def _authorize_upload(
-        self, request: web.BaseRequest, match: Match, rules: FileSettings
+        self, request: web.BaseRequest, match: Match, settings: FileSettings
     ) -> tuple[Caller, AsyncGenerator[bytes, None]]:
         """Return the sender of a file, who may push it, and the file. The sender is authorised before the
         file is read: its signature covers an empty body. The signature does cover a body that is sent as
@@ -110,8 +110,8 @@ class FileHandlers(DocumentHandlers):
         """
         credentials = self._authorizer.credentials_for(request, match.policy)
         sent_as = media_type(request)
-        if not (_is_media_type(sent_as) and rules.accepts(sent_as)):
-            allowed = (JSON_TYPE, *rules.types) if rules.documents else rules.types
+        if not (_is_media_type(sent_as) and settings.accepts(sent_as)):
+            allowed = (JSON_TYPE, *settings.types) if settings.documents else settings.types
             raise UnsupportedMediaType(f"Content-Type must be {', '.join(allowed)}")
         max_bytes, in_flight = match.policy.collection.max_body_bytes, self._service.in_flight
         check_body_headers(request, max_bytes)
@@ -122,9 +122,11 @@ class FileHandlers(DocumentHandlers):
         await reserve_stream(request, in_flight)
         return access.caller, stream_body(request, max_bytes)
 
-    async def _try_file(self, request: web.BaseRequest, match: Match, rules: FileSettings) -> Response | None:
+    async def _try_file(
+        self, request: web.BaseRequest, match: Match, settings: FileSettings
+    ) -> Response | None:
         """Return the response with the file; None if there is none. Raises RangeNotSatisfiable."""
-        key, ttl_ms = file_key(match, rules), match.policy.collection.ttl_ms
+        key, ttl_ms = file_key(match, settings), match.policy.collection.ttl_ms
         headers = request.headers
         if not wants_body(request):
             stat = await self._files.stat(key, ttl_ms)
@@ -133,7 +135,7 @@ class FileHandlers(DocumentHandlers):
             if etag_matches(request, stat.sha256):
                 return Response(304, b"", f'{match.route.read_headers}ETag: "{stat.sha256}"\r\n')
             if request.method == "HEAD":
-                lines, content_type = _file_headers(match, rules, stat)
+                lines, content_type = _file_headers(match, settings, stat)
                 return StreamingResponse(b"", None, lines, content_type=content_type, size=stat.size)
         range_header = headers.get(protocol.HEADER_RANGE)
         span = None if range_header is None else parse_range(range_header)
@@ -143,26 +145,26 @@ class FileHandlers(DocumentHandlers):
                 return None
             if headers.get(protocol.HEADER_IF_RANGE, f'"{file.sha256}"') == f'"{file.sha256}"':
                 if span.is_satisfiable(file.size):
-                    return await _file_response(match, rules, file, is_partial=file.size > 0)
+                    return await _file_response(match, settings, file, is_partial=file.size > 0)
                 await file.chunks.aclose()
                 raise RangeNotSatisfiable(file.size)
             await file.chunks.aclose()
         file = await self._files.open(key, ttl_ms=ttl_ms)
-        return None if file is None else await _file_response(match, rules, file)
+        return None if file is None else await _file_response(match, settings, file)
 
 
 def file_settings(match: Match) -> FileSettings:
     """Return the file settings of a route's collection. The route must be one of `FileHandlers`."""
-    rules = match.route.files
-    assert rules is not None, "only routes of such collections lead here"
-    return rules
+    settings = match.route.files
+    assert settings is not None, "only routes of such collections lead here"
+    return settings
 
 
-def file_key(match: Match, rules: FileSettings) -> str:
+def file_key(match: Match, settings: FileSettings) -> str:
     """Return the key of the file that a path names."""
-    if rules.template is None:
+    if settings.template is None:
         return match.key
-    return rules.template.fill(match.params) + rules.suffix
+    return settings.template.fill(match.params) + settings.suffix
 
 
 def parse_range(text: str) -> ByteRange | None:
@@ -190,11 +192,11 @@ def sanitize(content_type: str) -> str:
 
 
 async def _file_response(
-    match: Match, rules: FileSettings, file: OpenFile, *, is_partial: bool = False
+    match: Match, settings: FileSettings, file: OpenFile, *, is_partial: bool = False
 ) -> Response:
     """Return the response with an opened file or a part of it. The first bytes are awaited here, so that a
     read that fails at once results in an error response."""
-    lines, content_type = _file_headers(match, rules, file)
+    lines, content_type = _file_headers(match, settings, file)
     status, size, chunks = 200, file.end - file.start, file.chunks
     if is_partial:
         status = 206
@@ -213,9 +215,9 @@ async def _file_response(
     return StreamingResponse(first, file.chunks, lines, status=status, content_type=content_type, size=size)
 
 
-def _file_headers(match: Match, rules: FileSettings, stat: FileStat) -> tuple[str, str]:
+def _file_headers(match: Match, settings: FileSettings, stat: FileStat) -> tuple[str, str]:
     """Return the header lines of a response with a file, and its content type."""
-    content_type = rules.content_type or stat.content_type
+    content_type = settings.content_type or stat.content_type
     if not (content_type.isascii() and content_type.isprintable()):
         content_type = OCTET_STREAM  # stored by another program
     lines = f'{match.route.read_headers}ETag: "{stat.sha256}"\r\nAccept-Ranges: bytes\r\n{_SECURITY_HEADERS}'

@@ -92,12 +92,12 @@ class ListHandler:
 
     async def _page(self, match: Match, after: str | None, limit: int, scope: _core.Scope | None) -> ListPage:
         """Return the names that the caller may see, whose `scope` is None if it denies none."""
-        rule = match.policy
+        policy = match.policy
         prefix = f"{match.key}/" if match.key else ""
 
         def admitted(names: list[str]) -> list[str]:
-            if rule.shadowing_templates or not are_parameters(names):
-                names = [name for name in names if is_parameter(name) and rule.owns_key(prefix + name)]
+            if policy.shadowing_templates or not are_parameters(names):
+                names = [name for name in names if is_parameter(name) and policy.owns_key(prefix + name)]
             return names if scope is None else scope.undenied(prefix, names)
 
         max_scanned = None if scope is None else MAX_DENIED

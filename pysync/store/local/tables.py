@@ -188,18 +188,18 @@ def put(
     body = write.body
     assert body is not None, "this is a removal"
     now_ms = changes[0]
-    place = split_key(write.key)
+    location = split_key(write.key)
     owner = history_owner = elements = None
     if counted is not None:
-        owner, history_owner = _find_owners(cursor, write, len(body), place, counted)
+        owner, history_owner = _find_owners(cursor, write, len(body), location, counted)
         elements = counted[1].elements
     if write.segments:  # they are stored before what may reject the write
-        check_current(cursor, place, write.expect)
+        check_current(cursor, location, write.expect)
     for n, (key, segment) in enumerate(write.segments):
         columns = _columns(f"{etag}s{n}", JSON_TYPE, now_ms, segment, owner, 0)
         _put_row(cursor, renames, (*columns, *split_key(key)), ANY)
     columns = _columns(etag, write.content_type, now_ms, body, owner, elements)
-    replaced_file = _put_row(cursor, renames, (*columns, *place), write.expect)
+    replaced_file = _put_row(cursor, renames, (*columns, *location), write.expect)
     _append(cursor, write.also, etag, now_ms, history_owner)
     return replaced_file, insert_changes(cursor, changes)
 
@@ -215,8 +215,8 @@ def delete(
     """Remove the row of a key, and add what is appended and the changes; nothing of it if there is no row.
     Returns True if it was a file, which is then staged for deletion, and the id of the last change. Raises
     EtagMismatch."""
-    place = split_key(write.key)
-    is_file = check_current(cursor, place, write.expect)
+    location = split_key(write.key)
+    is_file = check_current(cursor, location, write.expect)
     if is_file is None:
         return False, 0
     if is_file:
@@ -225,22 +225,22 @@ def delete(
         owner = None
         if counted is not None:
             owners, charge = counted
-            owner = owners.owner_of_replaced(cursor, *place, owners.find(cursor, charge.account)[0])
+            owner = owners.owner_of_replaced(cursor, *location, owners.find(cursor, charge.account)[0])
         _append(cursor, write.also, etag, changes[0], owner)
-    cursor.execute(_DELETE, place)
+    cursor.execute(_DELETE, location)
     return is_file, insert_changes(cursor, changes)
 
 
-def check_current(cursor: sqlite3.Cursor, place: tuple[str, str], expect: Precondition) -> bool | None:
+def check_current(cursor: sqlite3.Cursor, location: tuple[str, str], expect: Precondition) -> bool | None:
     """Return True if a file is stored at a parent and name, False for another object, None for nothing.
     Raises EtagMismatch unless it satisfies `expect`."""
-    found = cursor.execute(_CURRENT, place).fetchone()
+    found = cursor.execute(_CURRENT, location).fetchone()
     check_precondition(expect, found and found[0])
     return None if found is None else bool(found[1])
 
 
 def _find_owners(
-    cursor: sqlite3.Cursor, write: Write, size: int, place: tuple[str, str], counted: Counted
+    cursor: sqlite3.Cursor, write: Write, size: int, location: tuple[str, str], counted: Counted
 ) -> tuple[int, int]:
     """Return the owner of an object of `size` bytes and of its segments, and that of the earlier version that
     is appended with it. Raises QuotaExceeded if the precondition holds."""
@@ -250,13 +250,13 @@ def _find_owners(
     owner, has_room = owners.find(cursor, charge.account, amounts_of(all_bytes, charge.elements))
     before = owner
     if write.also or not charge.checked:
-        before = owners.owner_of_replaced(cursor, *place, owner)
+        before = owners.owner_of_replaced(cursor, *location, owner)
     if not charge.checked:
         return before, before
     if not has_room:
-        check_current(cursor, place, write.expect)
+        check_current(cursor, location, write.expect)
         wanted = amounts_of(all_bytes if before == owner else size, charge.elements)
-        owners.make_room(cursor, owner, wanted, *place)
+        owners.make_room(cursor, owner, wanted, *location)
     return owner, before
 
 
@@ -280,8 +280,8 @@ def _put_row(
         changed = _execute_put(cursor, _PUT_ANY if expect == ANY else _PUT_ABSENT, row)
     if changed:
         return False
-    parent, name = place = row[-2:]
-    check_current(cursor, place, expect)
+    parent, name = location = row[-2:]
+    check_current(cursor, location, expect)
     renames.stage_delete(cursor, f"{parent}/{name}" if parent else name)
     _execute_put(cursor, _PUT_OVER_FILE, row)
     return True
@@ -354,21 +354,21 @@ def insert_next_file(
 def adopt_file(cursor: sqlite3.Cursor, files: FileTree, row: FileRow, key: str) -> None:
     """Give the file at `key` this row, or change the row that it has, but for the content type and the owner.
     Raises ValueError if a document is stored there, and EtagMismatch if the file was written meanwhile."""
-    place = split_key(key)
+    location = split_key(key)
     with translate_os_errors():
         is_same = files.fingerprint(key) == row.fingerprint
     if not is_same or cursor.execute(PENDING, (key,)).fetchone() is not None:
         raise EtagMismatch
-    found = file_row(cursor.execute(GET_FILE, place).fetchall())
+    found = file_row(cursor.execute(GET_FILE, location).fetchall())
     etag, content_type, modified_ms, sha256, stamp, xxh3, _ = row
     if found is not None:
         if found.fingerprint == stamp and not found.is_damaged:
             raise EtagMismatch
-        cursor.execute(_ADOPT, (etag, modified_ms, sha256, *stamp, xxh3, *place))
-    elif cursor.execute(_CURRENT, place).fetchone() is not None:
+        cursor.execute(_ADOPT, (etag, modified_ms, sha256, *stamp, xxh3, *location))
+    elif cursor.execute(_CURRENT, location).fetchone() is not None:
         raise ValueError("a document is stored at this key")
     else:
-        cursor.execute(PUT_FILE, (*place, etag, content_type, modified_ms, sha256, *stamp, xxh3, None))
+        cursor.execute(PUT_FILE, (*location, etag, content_type, modified_ms, sha256, *stamp, xxh3, None))
 
 
 def merge_files(
@@ -424,8 +424,8 @@ def set_file_checked(cursor: sqlite3.Cursor, key: str, row: FileRow) -> None:
 
 def probe(cursor: sqlite3.Cursor, etag: str) -> None:
     """Do the writes of a push and undo them, and write a row that only probes use."""
-    place = ("_pysync", "")  # no key has an empty name
-    cursor.execute(_PUT_ANY, (*_columns(etag, "", 0, b"{}", None, None), *place))
-    cursor.execute(_DELETE, place)
+    location = ("_pysync", "")  # no key has an empty name
+    cursor.execute(_PUT_ANY, (*_columns(etag, "", 0, b"{}", None, None), *location))
+    cursor.execute(_DELETE, location)
     changelog.probe(cursor)
     cursor.execute("INSERT OR REPLACE INTO probe VALUES(1, ?)", (etag,))

@@ -239,17 +239,17 @@ class RevocationRegistry:
 
     async def _fetch(self, issuer: str) -> _CachedList | None:
         known = self._cache_of(issuer).get(issuer)
-        asked_at_ms = self._elapsed_ms()
+        read_at_ms = self._elapsed_ms()
         stored = await self._store.get(f"{PREFIX}/{issuer}", known.etag if known else None)
         self._evict(issuer)
         if stored is None:
-            self.unlisted_until_ms.put(issuer, asked_at_ms + RECHECK_MS)
+            self.unlisted_until_ms.put(issuer, read_at_ms + RECHECK_MS)
             return None
         if isinstance(stored, NotModified):
             assert known is not None
-            fresh = replace(known, fetched_at_ms=asked_at_ms)
+            fresh = replace(known, fetched_at_ms=read_at_ms)
         else:
-            fresh = await _in_thread_if_large(stored.body, _parse_stored, stored, asked_at_ms)
+            fresh = await _in_thread_if_large(stored.body, _parse_stored, stored, read_at_ms)
         self._cache_of(issuer).put(issuer, fresh)
         return fresh
 

@@ -45,11 +45,11 @@ def parse_object(text: str | bytes, display_name: str) -> dict[str, Any]:
 def _why_not_json(text: str | bytes, error: ValueError) -> str:
     """Explain why `text` is not JSON. Python and many other programs write NaN and Infinity."""
 
-    def refuse(token: str) -> None:
+    def reject(token: str) -> None:
         raise ValueError(f"JSON has no number {token}: write null, or leave the member out")
 
     try:
-        json.loads(text, parse_constant=refuse)
+        json.loads(text, parse_constant=reject)
     except (json.JSONDecodeError, RecursionError):
         return f"not JSON: {error}"
     except ValueError as found:

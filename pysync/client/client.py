@@ -193,7 +193,7 @@ class Client(FileMethods):
         if not params:
             return []
         target = self._selection("/batch/pull", [name], {name: params})
-        return await self._request("GET", target, lambda answer: _check_count(answer, name, len(params)))
+        return await self._request("GET", target, lambda body: _check_count(body, name, len(params)))
 
     async def batch_pull_many_append(
         self, name: str, requests: Sequence[LogRange], *, field: str = "items"
@@ -202,8 +202,8 @@ class Client(FileMethods):
         or the error that a single pull would raise. `field` is as for `PullResult.elements`. An empty
         `requests` sends no request."""
 
-        def slices(answer: dict[str, Any]) -> LogSlices:
-            entries = _check_count(answer, name, len(requests))
+        def slices(body: dict[str, Any]) -> LogSlices:
+            entries = _check_count(body, name, len(requests))
             return [entry if isinstance(entry, PysyncError) else entry.elements(field) for entry in entries]
 
         if not requests:
@@ -273,7 +273,7 @@ class Client(FileMethods):
         return await self._request(
             "POST",
             "/revocations",
-            lambda answer: int(answer["generation"]),
+            lambda body: int(body["generation"]),
             revocations.text,
             headers,
             retryable=(),
@@ -283,8 +283,8 @@ class Client(FileMethods):
         """Fetch the revocation list that an issuer (user id) has published and verify its signature; None if
         there is none. Raises BadSignature or InvalidRevocation if the server's answer is anything else."""
 
-        def read(answer: dict[str, Any]) -> RevocationList:
-            return parse_revocation_list(orjson.dumps(answer))
+        def read(body: dict[str, Any]) -> RevocationList:
+            return parse_revocation_list(orjson.dumps(body))
 
         try:
             return await self._request("GET", f"/revocations/{issuer}", read, anonymous=True)
@@ -343,8 +343,8 @@ def _author_proof(keys: Signer | None, tag: str, key: str, body: bytes) -> dict[
     return signing.sign_author(keys, tag, document_key(key), decode_push(body).data)
 
 
-def _check_count(answer: dict[str, Any], name: str, count: int) -> Entries:
-    entries = batch_result(answer)[name]
+def _check_count(body: dict[str, Any], name: str, count: int) -> Entries:
+    entries = batch_result(body)[name]
     if len(entries) != count:
         raise ValueError("an entry for each parameter set was asked for")
     return entries

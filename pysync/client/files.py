@@ -174,10 +174,10 @@ async def start_download(response: aiohttp.ClientResponse) -> tuple[ResumableDow
     """Return the metadata and the first bytes of a download. None if nothing is stored: `404` without a body,
     or the empty document, which has no ETag. Raises the error for any other response."""
     if response.status != 200:
-        answer = await response.read()
-        if response.status == 404 and not answer:
+        body = await response.read()
+        if response.status == 404 and not body:
             return None
-        raise response_error(response, answer)
+        raise response_error(response, body)
     headers = response.headers
     content_type, etag = headers.get("Content-Type", OCTET_STREAM), headers.get("ETag", "")
     first = b""
@@ -198,9 +198,9 @@ async def _first(response: aiohttp.ClientResponse) -> bytes:
     return first
 
 
-def _is_empty_document(answer: bytes) -> bool:
+def _is_empty_document(body: bytes) -> bool:
     try:
-        members = orjson.loads(answer)
+        members = orjson.loads(body)
     except ValueError:
         return False
     return isinstance(members, dict) and members.get("data") == {} and members.get("hash") == ""
@@ -347,10 +347,10 @@ class FileMethods(Transport):
         progress: ResumableDownload | None = None
         failures = 0
         while True:
-            asked = headers if progress is None else headers | progress.headers()
+            sent = headers if progress is None else headers | progress.headers()
             try:
                 async with self._send(
-                    self._session, "GET", target, b"", asked, self._file_timeout
+                    self._session, "GET", target, b"", sent, self._file_timeout
                 ) as response:
                     if progress is None:
                         begun = await start_download(response)

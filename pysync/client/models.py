@@ -117,7 +117,7 @@ class DocumentVersion:
     author_pubkey: str | None = None
 
 
-def versions(answer: dict[str, Any]) -> list[DocumentVersion]:
+def versions(body: dict[str, Any]) -> list[DocumentVersion]:
     """Return the versions in the response of the history route."""
     return [
         DocumentVersion(
@@ -128,7 +128,7 @@ def versions(answer: dict[str, Any]) -> list[DocumentVersion]:
             each.get("identity"),
             each.get("authorPubkey"),
         )
-        for each in answer["versions"]
+        for each in body["versions"]
     ]
 
 
@@ -216,64 +216,64 @@ class ServerConfig:
     namespaces: Mapping[str, tuple[CollectionInfo, ...]]
 
 
-def as_object(answer: Any) -> dict[str, Any]:
+def as_object(body: Any) -> dict[str, Any]:
     """Return the members of a JSON object. Raises TypeError for anything else."""
-    if not isinstance(answer, dict):
+    if not isinstance(body, dict):
         raise TypeError("not a JSON object")
-    return answer
+    return body
 
 
-def pull_result(answer: dict[str, Any]) -> PullResult:
+def pull_result(body: dict[str, Any]) -> PullResult:
     """Decode the response to a pull."""
-    keyring = answer.get("keyring")
+    keyring = body.get("keyring")
     return PullResult(
-        data=as_object(answer["data"]),
-        hash=answer["hash"],
-        timestamp_ms=answer["timestamp"],
-        author_pubkey=answer.get("authorPubkey"),
-        author_signature=answer.get("authorSignature"),
+        data=as_object(body["data"]),
+        hash=body["hash"],
+        timestamp_ms=body["timestamp"],
+        author_pubkey=body.get("authorPubkey"),
+        author_signature=body.get("authorSignature"),
         keyring=None if keyring is None else pull_result(as_object(keyring)),
-        has_more=answer.get("hasMore") is True,
+        has_more=body.get("hasMore") is True,
     )
 
 
-def push_result(answer: dict[str, Any]) -> PushResult:
+def push_result(body: dict[str, Any]) -> PushResult:
     """Decode the response to a push."""
-    return PushResult(answer["hash"], answer["timestamp"], answer.get("batchId"))
+    return PushResult(body["hash"], body["timestamp"], body.get("batchId"))
 
 
-def file_result(answer: dict[str, Any]) -> PushResult:
+def file_result(body: dict[str, Any]) -> PushResult:
     """Decode the response to the push of a file. Other servers may omit its timestamp, which is then 0."""
-    return PushResult(hash=answer["hash"], timestamp_ms=answer.get("timestamp", 0))
+    return PushResult(hash=body["hash"], timestamp_ms=body.get("timestamp", 0))
 
 
-def bundle_result(answer: dict[str, Any]) -> dict[str, PullResult]:
+def bundle_result(body: dict[str, Any]) -> dict[str, PullResult]:
     """Decode the response to the pull of a bundle."""
-    timestamp_ms = answer["timestamp"]
+    timestamp_ms = body["timestamp"]
     return {
         name: PullResult(as_object(member["data"]), member["hash"], timestamp_ms)
-        for name, member in as_object(answer["collections"]).items()
+        for name, member in as_object(body["collections"]).items()
     }
 
 
-def batch_result(answer: dict[str, Any]) -> dict[str, list[BatchEntry]]:
+def batch_result(body: dict[str, Any]) -> dict[str, list[BatchEntry]]:
     """Decode the response to a batch pull."""
     return {
         name: [_entry(as_object(entry)) for entry in entries]
-        for name, entries in as_object(answer["collections"]).items()
+        for name, entries in as_object(body["collections"]).items()
     }
 
 
-def list_page(answer: dict[str, Any]) -> tuple[list[str], bool]:
+def list_page(body: dict[str, Any]) -> tuple[list[str], bool]:
     """Decode one page of a list."""
-    return list(answer["items"]), bool(answer["hasMore"])
+    return list(body["items"]), bool(body["hasMore"])
 
 
-def server_config(answer: dict[str, Any]) -> ServerConfig:
+def server_config(body: dict[str, Any]) -> ServerConfig:
     """Decode a manifest."""
-    spaces = as_object(answer.get("namespaces", {}))
+    spaces = as_object(body.get("namespaces", {}))
     return ServerConfig(
-        collections=_infos(answer),
+        collections=_infos(body),
         namespaces={name: _infos(space) for name, space in spaces.items()},
     )
 
@@ -291,7 +291,7 @@ def _entry(entry: dict[str, Any]) -> BatchEntry:
     return from_batch_error(entry["error"]) if "error" in entry else pull_result(entry)
 
 
-def _infos(answer: dict[str, Any]) -> tuple[CollectionInfo, ...]:
+def _infos(body: dict[str, Any]) -> tuple[CollectionInfo, ...]:
     return tuple(
         CollectionInfo(
             name=info["name"],
@@ -304,14 +304,14 @@ def _infos(answer: dict[str, Any]) -> tuple[CollectionInfo, ...]:
             ttl_ms=info.get("ttlMs"),
             force_full_fetch=info.get("forceFullFetch", False),
         )
-        for info in answer["collections"]
+        for info in body["collections"]
     )
 
 
-def usage_report(answer: dict[str, Any]) -> UsageReport:
+def usage_report(body: dict[str, Any]) -> UsageReport:
     """Return the report of a response to `GET /usage`."""
-    spaces = {name: _quota_usage(found) for name, found in answer.get("spaces", {}).items()}
-    return UsageReport(answer["identity"], _quota_usage(answer), spaces, bool(answer["complete"]))
+    spaces = {name: _quota_usage(found) for name, found in body.get("spaces", {}).items()}
+    return UsageReport(body["identity"], _quota_usage(body), spaces, bool(body["complete"]))
 
 
 def _quota_usage(members: dict[str, Any]) -> QuotaUsage:

@@ -198,14 +198,14 @@ class Transport:
         if response.status == 200 and response.content_type != JSON_TYPE and "ETag" in response.headers:
             media_type = response.content_type
             raise ValueError(f"a file of {media_type} is there: `pull_blob` or `pull --out` gets it")
-        answer = await response.read()
+        body = await response.read()
         if response.status != 200:
-            raise response_error(response, answer)
+            raise response_error(response, body)
         try:
-            return decode(as_object(orjson.loads(answer)))
+            return decode(as_object(orjson.loads(body)))
         except (ValueError, KeyError, TypeError) as error:
-            asked = f"{response.method} {response.url.raw_path_qs}"
-            raise Unreachable(f"{self._base}: the answer to {asked} is not understood") from error
+            requested = f"{response.method} {response.url.raw_path_qs}"
+            raise Unreachable(f"{self._base}: the answer to {requested} is not understood") from error
 
     @asynccontextmanager
     async def _stream(

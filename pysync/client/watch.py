@@ -240,10 +240,10 @@ class ReconnectingStream:
     def _wait_s(self, failures: int, error: Exception) -> float | None:
         """Return the seconds to wait before connecting again; None to give up if no connection ever
         succeeded."""
-        asked_s = max(retry_after_s(error), self._parser.retry_s)
+        requested_s = max(retry_after_s(error), self._parser.retry_s)
         if self.was_live:
-            return self.backoff.pause_s(failures, asked_s, self.jitter())
-        return self.backoff.wait_s(failures, asked_s, self.jitter())
+            return self.backoff.pause_s(failures, requested_s, self.jitter())
+        return self.backoff.wait_s(failures, requested_s, self.jitter())
 
 
 def _parse_event(event: ServerSentEvent, last_event_id: str) -> ChangeEvent | Reset | None:

@@ -137,13 +137,13 @@ class LocalCoordinator(SqliteChangeLog):
         """Return the coordinator in `folder`, which is created if it is missing. Raises ValueError if a newer
         version wrote it, and CoordinatorUnavailable if it cannot be used."""
         try:
-            database, nonces, leading = await asyncio.to_thread(
+            database, nonces, leases = await asyncio.to_thread(
                 _prepare, Path(folder), now_ms, max_live_nonces, retention.count
             )
         except (sqlite3.Error, OSError) as error:
             reason = reason_of(error, folder)
             raise CoordinatorUnavailable(f"cannot open the coordinator in {folder}: {reason}") from error
-        return cls(database, nonces, leading, now_ms, retention)
+        return cls(database, nonces, leases, now_ms, retention)
 
     async def increment(self, bucket: str, window_ms: int, by: int = 1) -> int:
         """See `Coordinator.increment`."""

@@ -205,9 +205,9 @@ class PipelinedConnection:
     def _reject(self, requests: list[_Request], error: Exception | None = None) -> None:
         for request in requests:
             if not request.future.done():
-                refusal = CoordinatorUnavailable()
-                refusal.__cause__ = error
-                request.future.set_exception(refusal)
+                failure = CoordinatorUnavailable()
+                failure.__cause__ = error
+                request.future.set_exception(failure)
 
 
 def make_connection(url: str) -> Connection:

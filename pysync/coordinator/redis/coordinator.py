@@ -258,9 +258,9 @@ class RedisCoordinator:
 
     async def diagnose(self) -> Diagnosis:
         """See `Coordinator.diagnose`."""
-        asked_ms = self._now_ms()
+        sent_ms = self._now_ms()
         (time,) = await self._epoch.execute(("TIME",))
-        return Diagnosis(skew_ms=(asked_ms + self._now_ms()) // 2 - time_ms(time))
+        return Diagnosis(skew_ms=(sent_ms + self._now_ms()) // 2 - time_ms(time))
 
     async def probe(self) -> None:
         """Do nothing: an unavailable Redis affects all nodes, and not requests without a coordinator."""

@@ -246,8 +246,8 @@ class Events:
             return
         compaction = self.compaction(services.config, services.store, services.now_ms)
         digest = hashlib.sha256(self.name.encode()).hexdigest()[:32]
-        leads = partial(services.coordinator.acquire_lease, f"compaction-{digest}")
-        task = asyncio.create_task(compact_periodically(compaction, self._compact_every_ms, leads))
+        acquire_lease = partial(services.coordinator.acquire_lease, f"compaction-{digest}")
+        task = asyncio.create_task(compact_periodically(compaction, self._compact_every_ms, acquire_lease))
         try:
             yield
         finally:

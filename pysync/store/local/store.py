@@ -37,11 +37,11 @@ from pysync.sqlite.database_file import (
     reason_of,
 )
 from pysync.store.ledger import Charge, ChargeOf
-from pysync.store.local import capture, counters, tables
+from pysync.store.local import capture, tables
 from pysync.store.local.claims import MAX_LIVE, LocalClaims
 from pysync.store.local.disk import FileTree
 from pysync.store.local.files import LocalFiles
-from pysync.store.local.ledger import LocalLedger
+from pysync.store.local.ledger import LocalLedger, prune_counters, stop_counting
 from pysync.store.local.old_merges import end_old_merges
 from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.local.tables import SCHEMA
@@ -175,7 +175,7 @@ class LocalStore:
     async def stop_tracking_usage(self) -> None:
         """See `TransactionalStore.stop_tracking_usage`."""
         if self._read("SELECT 1 FROM usage_state WHERE state != 0"):
-            await self._writer.submit(counters.switch_off)
+            await self._writer.submit(stop_counting)
 
     async def get(self, key: str, if_none_match: str | None = None) -> StoredObject | NotModified | None:
         """See `Store.get`."""
@@ -411,7 +411,7 @@ class LocalStore:
         """See `Store.purge_deleted`."""
         await self._files.purge_deleted()
         await self._writer.submit(capture.forget_writes)
-        await self._writer.submit(counters.prune)
+        await self._writer.submit(prune_counters)
         try:
             await purge_database(self._database.path)
         except (sqlite3.Error, TimeoutError) as error:

@@ -15,9 +15,9 @@ from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, insert_changes
 from pysync.sqlite.database_file import Schema
 from pysync.store.ledger import Charge
-from pysync.store.local import claims, counters
-from pysync.store.local.counters import Owners, amounts_of
+from pysync.store.local import claims, ledger
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
+from pysync.store.local.ledger import OwnerOf, Owners, amounts_of
 from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.types import (
     ANY,
@@ -81,7 +81,7 @@ SCHEMA: Final = Schema(
         BEGIN INSERT OR REPLACE INTO came VALUES(OLD.parent, OLD.name); END
     """,
         changelog.ADD_ORIGIN_SQL,
-        counters.TABLES,
+        ledger.TABLES,
         # A server of 0.1.0, which had the database open when it was upgraded, would lose what is written
         # during its merges without the triggers. One that is under way ends: its file counts as written
         # meanwhile. No other one can begin.
@@ -119,10 +119,6 @@ _DELETE = "DELETE FROM object WHERE parent = ? AND name = ?"
 _COUNT_UNCHANGED = """
     SELECT count(*) FROM json_each(?) AS said
     JOIN object AS o ON o.parent = ? AND o.name = said.key AND o.sha256 = said.value"""
-
-
-OwnerOf = Callable[[sqlite3.Cursor, str, int], int | None]
-"""Returns the owner that counts a file of this key and size (`counters.py`). May raise QuotaExceeded."""
 
 
 _COLUMNS = ("etag", "content_type", "modified_ms", "body", "size", "owner", "elements")

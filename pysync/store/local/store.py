@@ -42,11 +42,10 @@ from pysync.store.local.claims import MAX_LIVE, LocalClaims
 from pysync.store.local.disk import FileTree
 from pysync.store.local.files import LocalFiles
 from pysync.store.local.ledger import LocalLedger, prune_counters, stop_counting
-from pysync.store.local.old_merges import end_old_merges
+from pysync.store.local.leftovers import end_old_merges, remove_unnamed_files
 from pysync.store.local.rename_journal import RenameJournal
 from pysync.store.local.tables import SCHEMA
 from pysync.store.local.time_index import LocalTimeIndex
-from pysync.store.local.unnamed_files import remove_unnamed_files
 from pysync.store.types import (
     ANY,
     NOT_MODIFIED,

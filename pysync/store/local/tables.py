@@ -34,7 +34,7 @@ LARGE_BYTES: Final = 256 * 1024
 
 # A document's row has a body; a file's has sha256 and the fingerprint. The body comes last, so that the
 # columns before it are read without its overflow pages. `arriving` and `doomed` are the journal of
-# `RenameJournal`. Nothing is written to `merge` and `came` any more: `old_merges.py` reads what 0.1.0 left.
+# `RenameJournal`. Nothing is written to `merge` and `came` any more: `leftovers.py` reads what 0.1.0 left.
 SCHEMA: Final = Schema(
     (
         """

@@ -127,9 +127,9 @@ def _open_duckdb(settings: Config, keys: list[str]) -> "DuckDBPyConnection":
             uris = ", ".join("'" + one.uri.replace("'", "''") + "'" for one in read)
             connection.execute(f"CREATE VIEW events AS FROM read_parquet([{uris}])")
         else:
-            from pysync.parquet.event_files import COLUMNS
+            from pysync.parquet import EVENT_COLUMNS
 
-            columns = ", ".join(f"'' AS {name}" for name in COLUMNS)
+            columns = ", ".join(f"'' AS {name}" for name in EVENT_COLUMNS)
             connection.execute(f"CREATE VIEW events AS SELECT {columns} WHERE false")
     except duckdb.Error as error:
         raise ValueError(f"DuckDB cannot read the files: {error}") from error

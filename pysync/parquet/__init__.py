@@ -5,7 +5,7 @@ Nothing here imports pyarrow or duckdb before it is used.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Required, TypedDict, Unpack
+from typing import Any, Final, Literal, Required, TypedDict, Unpack
 
 from pysync.config import Collection, ConfigError, RateLimit, parse
 from pysync.config.collection import AccessLevel, wire_name
@@ -14,6 +14,7 @@ from pysync.parquet.duckdb import ReadParquet, duckdb_read_parquet_sql
 from pysync.protocol import PARQUET_MIME_TYPES
 
 __all__ = [
+    "EVENT_COLUMNS",
     "PARQUET_MIME_TYPES",
     "ParquetOptions",
     "ReadParquet",
@@ -22,6 +23,21 @@ __all__ = [
     "duckdb_read_parquet_sql",
     "resolve_document_key",
 ]
+
+EVENT_COLUMNS: Final = (
+    "event_type",
+    "event",
+    "distinct_id",
+    "anonymous_id",
+    "ts",
+    "message_id",
+    "properties",
+    "context",
+    "dt",
+    "received_at",
+    "extra",
+)
+"""The columns of files of events, which the core encodes (docs/reference/protocol.md#events)."""
 
 
 class ParquetOptions(TypedDict, total=False):

@@ -11,9 +11,9 @@ from typing import IO, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pysync.parquet.event_files import COLUMNS
+from pysync.parquet import EVENT_COLUMNS
 
-SCHEMA: Final = pa.schema([pa.field(name, pa.string(), nullable=False) for name in COLUMNS])
+SCHEMA: Final = pa.schema([pa.field(name, pa.string(), nullable=False) for name in EVENT_COLUMNS])
 
 ROW_GROUP_BYTES: Final = 33_554_432
 ROW_GROUP_ROWS: Final = 122_880

@@ -13,6 +13,7 @@ from typing import Final
 
 import orjson
 
+from pysync import _core
 from pysync.clock import HybridTimestamp
 from pysync.concurrency import CORE_IN_THREAD_ABOVE, lower_priority
 from pysync.config import Config, EventsConfig
@@ -26,7 +27,6 @@ from pysync.errors import (
     Unavailable,
 )
 from pysync.extras import require
-from pysync.parquet.event_files import encode
 from pysync.plugins import (
     HOOK_TIMEOUT_S,
     FileBackedCollection,
@@ -64,15 +64,15 @@ class Encoder:
         self._thread = ThreadPoolExecutor(1, "event-encoder", lower_priority)
 
     async def encode(self, data: bytes, received_at: str) -> bytes:
-        """Encode a batch as `pysync.parquet.event_files.encode`. Raises its errors, and Unavailable if too
-        much waits."""
+        """Encode a batch as `_core.encode_events`. Raises its errors, and Unavailable if too much waits."""
         if len(data) <= self._in_thread_above:
-            return encode(data, received_at)
+            return _core.encode_events(data, received_at)
         if self._waiting_bytes and self._waiting_bytes + len(data) > self._max_waiting_bytes:
             raise Unavailable
         self._waiting_bytes += len(data)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, encode, data, received_at)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._thread, _core.encode_events, data, received_at)
         finally:
             self._waiting_bytes -= len(data)
 

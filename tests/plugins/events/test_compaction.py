@@ -26,10 +26,10 @@ from support.event_batches import EVENTS, SECTION, listed, pushed
 from support.faulty_store import FaultyStore
 from support.s3_stores import new_prefix, opened
 
+from pysync import _core
 from pysync.config.collection import wire_name
 from pysync.errors import StoreUnavailable
-from pysync.parquet import event_merger
-from pysync.parquet.event_files import COLUMNS, encode
+from pysync.parquet import EVENT_COLUMNS, event_merger
 from pysync.plugins.events.compaction import Compaction, CompactionResult, compact_periodically, current_keys
 from pysync.protocol import PARQUET_TYPE
 from pysync.store import DamagedFile, Store
@@ -64,7 +64,7 @@ def batch(at: int, events: int = 3, padding: int = 0) -> bytes:
         {"event": "seen", "message_id": f"{at}.{n}", "properties": os.urandom(padding).hex()}
         for n in range(events)
     ]
-    return encode(json.dumps({"events": reports}).encode(), "2026-01-02T03:04:05.678Z")
+    return _core.encode_events(json.dumps({"events": reports}).encode(), "2026-01-02T03:04:05.678Z")
 
 
 async def push(store: Store, at: int, app: str = "web", body: bytes | None = None) -> str:
@@ -113,7 +113,7 @@ async def test_many_files_become_one_with_all_rows_in_the_order_of_the_ids(
     assert await rows_of(store, f"events/web/{name}") == wanted(*range(41))
     file, body = await read_file(store, f"events/web/{name}")
     table = pq.read_table(pa.BufferReader(body))
-    assert table.schema.names == list(COLUMNS)
+    assert table.schema.names == list(EVENT_COLUMNS)
     assert set(table.column("received_at").to_pylist()) == {"2026-01-02T03:04:05.678Z"}
     assert file.content_type == PARQUET_TYPE
     assert await store.list("events/ios", None, 10) == [f"{batch_id(7)}.parquet"]
@@ -477,7 +477,7 @@ def test_the_queries_of_the_documentation_take_whatever_was_pushed(
     events = json.dumps({"events": [{"properties": each} for each in properties]}).encode()
     folder = tmp_path / "data/files/events/shop"
     folder.mkdir(parents=True)
-    (folder / "1.parquet").write_bytes(encode(events, datetime.now(UTC).isoformat()))
+    (folder / "1.parquet").write_bytes(_core.encode_events(events, datetime.now(UTC).isoformat()))
     monkeypatch.chdir(tmp_path)
     exec(program, {})
     assert capsys.readouterr().out.splitlines() == ["[('', 5)]", "[('b', 1), (None, 4)]"]

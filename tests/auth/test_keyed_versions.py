@@ -67,8 +67,8 @@ async def test_no_answer_to_a_reader_who_misses_members_has_the_hash_of_the_docu
         assert logged not in text, target
         whole = await browser.request("GET", target, headers=ADMIN)
         assert true_hash(BOB) in whole.body.decode() or logged in whole.body.decode(), target
-    refused = await browser.push("staff/a", {"name": "eve"}, None)
-    assert (refused.status, refused.json["currentHash"]) == (409, await version(browser, "staff/a"))
+    rejected = await browser.push("staff/a", {"name": "eve"}, None)
+    assert (rejected.status, rejected.json["currentHash"]) == (409, await version(browser, "staff/a"))
 
 
 async def version(browser: Browser, key: str) -> str:
@@ -160,8 +160,8 @@ async def test_head_of_batches_and_bundles_has_the_readers_etag(
 async def test_a_guess_of_the_hash_is_no_base(browser: Browser) -> None:
     """Else each push would tell whether the guess is right."""
     await browser.push("staff/a", BOB, None, ADMIN)
-    refused = await browser.push("staff/a", {"name": "eve"}, true_hash(BOB))
-    assert (refused.status, refused.json["currentHash"]) == (409, await version(browser, "staff/a"))
+    rejected = await browser.push("staff/a", {"name": "eve"}, true_hash(BOB))
+    assert (rejected.status, rejected.json["currentHash"]) == (409, await version(browser, "staff/a"))
     assert (await browser.pull("staff/a", {"If-None-Match": f'"{true_hash(BOB)}"'})).status == 200
 
 
@@ -321,5 +321,5 @@ async def test_repeated_push_by_a_reader_with_hidden_members_is_answered_again(b
 
 async def test_a_guess_of_the_hash_is_no_base_of_a_repetition(browser: Browser) -> None:
     await browser.push("staff/a", BOB, None, ADMIN)
-    refused = await browser.push("staff/a", {"name": "eve"}, true_hash(BOB), {"Idempotency-Key": "once"})
-    assert (refused.status, refused.json["currentHash"]) == (409, await version(browser, "staff/a"))
+    rejected = await browser.push("staff/a", {"name": "eve"}, true_hash(BOB), {"Idempotency-Key": "once"})
+    assert (rejected.status, rejected.json["currentHash"]) == (409, await version(browser, "staff/a"))

@@ -137,9 +137,9 @@ async def test_above_the_limit_the_coordinator_is_not_queried_until_the_window_e
     assert not await is_allowed(limiter, 1)
     coordinator.queries.clear()
     clock.now_ms += WINDOW_MS - 1
-    with pytest.raises(RateLimited) as refused:
+    with pytest.raises(RateLimited) as rejected:
         await limiter.enforce([counter(1)])
-    assert refused.value.headers == {
+    assert rejected.value.headers == {
         "Retry-After": "1",
         "RateLimit": '"default";r=0;t=1',
         "RateLimit-Policy": '"default";q=1;w=60',

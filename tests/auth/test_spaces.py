@@ -113,8 +113,8 @@ async def test_fields_are_seen_by_roles_in_the_space(scene: Scene) -> None:
     assert (await scene.owner.pull("spaces/one/plans/a")).json["data"] == {"n": 1, "price": 2}
     seen = await scene.member.pull("spaces/one/plans/a")
     assert seen.json["data"] == {"n": 1}
-    refused = await scene.member.push("spaces/one/plans/a", {"n": 1, "price": 3}, seen.json["hash"])
-    assert refused.error == (403, 'Forbidden: field "price" requires roles: space:owner')
+    rejected = await scene.member.push("spaces/one/plans/a", {"n": 1, "price": 3}, seen.json["hash"])
+    assert rejected.error == (403, 'Forbidden: field "price" requires roles: space:owner')
 
 
 async def test_a_keyring_is_folded_for_members_of_its_own_space(scene: Scene) -> None:

@@ -375,8 +375,8 @@ async def test_push_of_events_prints_the_batch_that_they_became(
     pulled = await shell.run_async("pull", f"taps/{pushed['batchId']}", "--out", "batch.parquet", *server)
     assert json.loads(pulled[1])["hash"] == pushed["hash"]
     assert (tmp_path / "batch.parquet").read_bytes().startswith(b"PAR1")
-    refused = await shell.run_async("push", "taps/a", *server, stdin="{}")
-    assert refused == (1, "", "pysync: Missing or invalid events\n")
+    rejected = await shell.run_async("push", "taps/a", *server, stdin="{}")
+    assert rejected == (1, "", "pysync: Missing or invalid events\n")
 
 
 async def test_the_admin_token_comes_from_the_option_or_the_environment(

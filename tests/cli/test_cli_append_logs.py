@@ -82,12 +82,12 @@ async def test_an_element_is_proved_by_the_key_and_may_have_a_time_of_its_own(
 ) -> None:
     server = ("--server", await start(SERVICE))
     me = shell.json("keys", "new", "--out", "me.json")
-    refused = (
+    rejected = (
         1,
         "",
         "pysync: append requires authorPubkey and authorSignature: sign the element with --key FILE\n",
     )
-    assert await shell.run_async("append", "diary/a", '{"n":1}', *server) == refused
+    assert await shell.run_async("append", "diary/a", '{"n":1}', *server) == rejected
     status, output, _ = await shell.run_async(
         "append", "diary/a", '{"n":1}', "--ts", "7", "--key", "me.json", *server
     )
@@ -164,8 +164,8 @@ async def test_restart_of_the_server_is_reported_once() -> None:
         return 200, {"data": {"items": items}, "hash": "h", "timestamp": 1}
 
     busy: Answer = (503, {"error": "store_unavailable"})
-    refused: Answer = (403, {"error": "Forbidden"})
-    answers = [held(1), *[busy] * 4, held(1, 2), refused]
+    rejected: Answer = (403, {"error": "Forbidden"})
+    answers = [held(1), *[busy] * 4, held(1, 2), rejected]
     async with serving(*answers) as server, following("log/a", "--server", server.url) as process:
         assert [await next_time(process), await next_time(process)] == [1, 2]
         _, errors = await process.communicate()

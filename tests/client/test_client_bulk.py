@@ -94,7 +94,7 @@ async def test_a_list_goes_on_over_all_pages(start: Start) -> None:
             await names(anyone.list("notes", after="a/b"))
 
 
-async def test_a_list_asks_for_no_page_that_nobody_reads(start: Start) -> None:
+async def test_a_list_requests_no_page_that_nobody_reads(start: Start) -> None:
     store = FaultyStore(MemoryStore())
     base = await start(SERVICE, store=store)
     for name in "abc":

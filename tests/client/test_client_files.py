@@ -167,7 +167,7 @@ def grow(path: Path) -> None:
     os.truncate(path, path.stat().st_size * 2)
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     os.truncate(path, 1)
 
 
@@ -203,7 +203,7 @@ async def test_a_file_that_grows_while_it_is_sent_is_sent_as_it_was(tmp_path: Pa
     assert content.endswith(received[0])
 
 
-@pytest.mark.parametrize("change", [cut, edit])
+@pytest.mark.parametrize("change", [truncate, edit])
 async def test_a_file_that_changes_while_it_is_sent_is_not_sent(
     tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
@@ -364,7 +364,7 @@ async def test_cuts_without_any_progress_are_given_up() -> None:
     assert len(depot.ranges) == 3
 
 
-async def test_a_file_that_changed_after_a_cut_is_pulled_anew(tmp_path: Path) -> None:
+async def test_a_file_that_changed_after_an_abort_is_pulled_anew(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"before")
     other = LARGE[::-1]
     async with pulling(Depot(LARGE, 100_000, then=other)) as anonymous:

@@ -136,18 +136,18 @@ async def test_chunks_that_turn_out_to_be_too_many_are_rejected(owner: Client) -
 
 async def test_a_large_file_arrives_over_cuts(url: str, owner: Client, tmp_path: Path) -> None:
     await owner.push_blob("photos/a", LARGE, "image/png")
-    async with FaultProxy(url) as proxy, signed(proxy.url, sleep=no_wait) as cut_off:
+    async with FaultProxy(url) as proxy, signed(proxy.url, sleep=no_wait) as unlucky:
         for size in (100_000, 200_000):
             proxy.truncate("GET", to_bytes=size)
-        await cut_off.pull_blob_to("photos/a", tmp_path / "f")
+        await unlucky.pull_blob_to("photos/a", tmp_path / "f")
         assert (tmp_path / "f").read_bytes() == LARGE
         assert proxy.calls["GET"] == 3
 
 
 async def test_a_push_whose_answer_was_lost_is_made_again(url: str, owner: Client) -> None:
-    async with FaultProxy(url) as proxy, signed(proxy.url, sleep=no_wait) as cut_off:
+    async with FaultProxy(url) as proxy, signed(proxy.url, sleep=no_wait) as unlucky:
         proxy.lose_reply()
-        await cut_off.push_blob("photos/a", LARGE, "image/png")
+        await unlucky.push_blob("photos/a", LARGE, "image/png")
     blob = await owner.pull_blob("photos/a")
     assert blob is not None
     assert blob.data == LARGE

@@ -282,7 +282,7 @@ def rough(proxy: FaultProxy, chance: random.Random, cuts: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_watch_that_is_cut_anywhere_receives_each_write_once(start: Start, seed: int) -> None:
+async def test_watch_that_is_aborted_anywhere_receives_each_write_once(start: Start, seed: int) -> None:
     base = await start(SERVICE)
     async with (
         FaultProxy(base) as proxy,

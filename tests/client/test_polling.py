@@ -127,7 +127,7 @@ def test_a_change_may_be_of_a_document_that_has_its_parameters(
 
 async def test_lost_stream_falls_back_to_the_interval() -> None:
     waits = Waits()
-    scripts = [streamed(OPENING, End.CUT), *[rejected(503, "unavailable")] * 3, streamed(OPENING, End.HOLD)]
+    scripts = [streamed(OPENING, End.ABORT), *[rejected(503, "unavailable")] * 3, streamed(OPENING, End.HOLD)]
     time_passes, reconnecting = asyncio.Event(), asyncio.Event()
 
     async def sleep(seconds: float) -> None:

@@ -27,9 +27,9 @@ def read(*chunks: bytes) -> list[ServerSentEvent]:
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
 @given(cuts=st.lists(st.integers(0, 220)))
-def test_blocks_are_the_same_however_lines_end_and_chunks_are_cut(end: str, cuts: list[int]) -> None:
+def test_blocks_are_the_same_however_lines_end_and_chunks_are_split(end: str, cuts: list[int]) -> None:
     whole = TEXT.replace("\n", end).encode()
-    edges = sorted({0, *(min(cut, len(whole)) for cut in cuts), len(whole)})
+    edges = sorted({0, *(min(split, len(whole)) for split in cuts), len(whole)})
     assert read(*(whole[a:b] for a, b in itertools.pairwise(edges))) == MEANT
     assert read(*(bytes([byte]) for byte in whole)) == MEANT
 

@@ -275,9 +275,9 @@ async def test_an_edit_of_an_unknown_version_is_rejected_rather_than_discarded()
         restored = desk.document()
         restored.data, restored.hash = mine, saved
         for act in (restored.pull, restored.push, lambda: restored.update(lambda data: data)):
-            with pytest.raises(UnknownBase, match="dump") as refused:
+            with pytest.raises(UnknownBase, match="dump") as rejected:
                 await act()
-            assert refused.value.current_hash == desk.shelf.hash
+            assert rejected.value.current_hash == desk.shelf.hash
             assert (restored.data, restored.hash) == (mine, saved)
             assert desk.shelf.data == theirs
 

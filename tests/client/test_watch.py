@@ -67,16 +67,16 @@ async def test_collections_and_parameters_are_requested() -> None:
     assert server.headers("Accept-Encoding") == ["identity"] * 4
 
 
-@pytest.mark.parametrize("end", [End.CLOSE, End.CUT])
+@pytest.mark.parametrize("end", [End.CLOSE, End.ABORT])
 async def test_a_watch_goes_on_where_its_connection_ended(end: End) -> None:
     waits = Waits()
-    cut = streamed(OPENING + event("1") + event("2"), end)
+    aborted = streamed(OPENING + event("1") + event("2"), end)
     last = streamed(": hello\n\n" + event("3"), End.HOLD)
-    async with streaming(cut, last) as server, client(server.url, sleep=waits) as anyone:
+    async with streaming(aborted, last) as server, client(server.url, sleep=waits) as anyone:
         found = []
         async with anyone.watch() as changes:
             found += [await anext(changes), await anext(changes)]
-            cut.go.set()
+            aborted.go.set()
             found.append(await anext(changes))
             assert changes.last_event_id == "3"
     assert found == [change("1"), change("2"), change("3")]
@@ -267,7 +267,7 @@ async def test_lost_server_is_retried_without_end_and_ever_more_seldom() -> None
 
 async def test_waits_are_less_by_chance_and_grow_while_no_stream_lasts() -> None:
     waits = Waits()
-    lasting = [streamed(OPENING, End.CUT) for _ in range(3)]
+    lasting = [streamed(OPENING, End.ABORT) for _ in range(3)]
     scripts = [*lasting, streamed(event("1"), End.HOLD)]
     async with (
         streaming(*scripts) as server,
@@ -329,7 +329,7 @@ async def test_a_server_says_how_long_to_wait(scripts: list[Script], waited: lis
 
 
 async def test_a_watch_is_entered_when_the_stream_is_live() -> None:
-    script = streamed("", End.CUT)
+    script = streamed("", End.ABORT)
     script.said = script.said.removesuffix(b"\r\n")
     live: list[bool] = []
 

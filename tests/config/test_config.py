@@ -372,9 +372,9 @@ def test_a_file_that_cannot_be_read_is_rejected(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         load(path, {})
-    assert message in str(refused.value)
+    assert message in str(rejected.value)
 
 
 @pytest.mark.parametrize(
@@ -388,9 +388,9 @@ def test_a_file_that_cannot_be_read_is_rejected(
 def test_a_broken_file_is_not_quoted(tmp_path: Path, name: str, content: str) -> None:
     path = tmp_path / name
     path.write_text(content)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         load(path, {})
-    assert "hush" not in str(refused.value)
+    assert "hush" not in str(rejected.value)
 
 
 def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
@@ -438,7 +438,7 @@ VALUES = st.recursive(
 )
 
 
-def refused_or_read(value: object) -> None:
+def rejected_or_read(value: object) -> None:
     """Nothing but ConfigError comes out, and what is read can be reported on."""
     try:
         read = parse(value, {"X": "x"})
@@ -449,7 +449,7 @@ def refused_or_read(value: object) -> None:
 
 @given(VALUES)
 def test_any_value_is_read_or_rejected(value: object) -> None:
-    refused_or_read(value)
+    rejected_or_read(value)
 
 
 @st.composite
@@ -468,4 +468,4 @@ def damaged(draw: st.DrawFn) -> object:
 
 @given(damaged())
 def test_a_damaged_configuration_is_read_or_rejected(value: object) -> None:
-    refused_or_read(value)
+    rejected_or_read(value)

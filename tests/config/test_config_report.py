@@ -411,9 +411,9 @@ def test_problem_reads_as_its_location_and_message() -> None:
 
 def test_a_problem_of_a_collection_names_it() -> None:
     acme = {"acme": {"collections": [collection(name="log", ttlMs=-1)]}}
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         parse(config(collection(readRoles=[""]), {"storagePath": "x"}, namespaces=acme))
-    assert str(refused.value).splitlines() == [
+    assert str(rejected.value).splitlines() == [
         "collections[0].readRoles[0] (notes): must not be empty",
         "collections[1].name: is required",
         "namespaces.acme.collections[0].ttlMs (log): must be at least 1",

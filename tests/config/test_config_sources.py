@@ -149,6 +149,6 @@ def test_serve_names_the_file_that_is_wrong(tmp_path: Path, value: Any, expected
 
 
 def test_a_file_that_cannot_be_read_is_named_once(shell: Shell) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         load("none.json", {})
-    assert str(refused.value) == "none.json: No such file or directory"
+    assert str(rejected.value) == "none.json: No such file or directory"

@@ -115,9 +115,9 @@ def test_a_collection_that_nobody_reads_and_nobody_writes_is_rejected(preset: st
 
 def test_all_problems_of_an_option_are_reported_in_python_too() -> None:
     options: dict[str, Any] = {"read": "pubic", "write": 5, "max_body_bytes": 0, "rate_limit": {"pull": 1}}
-    with pytest.raises(ValueError, match=r"^read: ") as refused:
+    with pytest.raises(ValueError, match=r"^read: ") as rejected:
         create_parquet_collection(name="r", storage_path="r/{a b}", cache_duration_ms=-1, **options)
-    assert str(refused.value).splitlines() == [
+    assert str(rejected.value).splitlines() == [
         'read: must be "public" or "authenticated" or "none" or a list',
         'write: must be "public" or "authenticated" or "none" or a list',
         "rateLimit.pull: must be an object, not an integer",

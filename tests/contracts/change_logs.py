@@ -84,7 +84,7 @@ class ChangeLogContract(FakeTime):
             await advance(RETENTION.age_ms // 100)
         assert [id_ for id_, _ in await _retained(log, ids[0])] == ids[1:]
 
-    async def test_a_cleared_log_holds_no_change_and_tells_who_missed_some(self, log: ChangeLog) -> None:
+    async def test_a_cleared_log_holds_no_change_and_reports_a_gap(self, log: ChangeLog) -> None:
         ids = [await log.append([change(f"{n}", "somebody")]) for n in range(10)]
         await log.clear()
         newest = await log.last_id()
@@ -103,7 +103,7 @@ class ChangeLogContract(FakeTime):
         assert await log.last_id() >= last
 
     @pytest.mark.parametrize("unknown", ["0", "x", "~" * 100, "9" * 30, "\u0663", "\0"])
-    async def test_an_id_that_nobody_was_given_is_told_from_one_that_is_kept(
+    async def test_an_id_that_nobody_was_given_is_distinct_from_one_that_is_kept(
         self, log: ChangeLog, unknown: str
     ) -> None:
         assert await log.read(unknown, 10) is None

@@ -34,7 +34,7 @@ class CoordinatorContract(ChangeLogContract):
         outcomes = await asyncio.gather(*(coordinator.consume_nonce("aa", "n", clock()) for _ in range(50)))
         assert outcomes.count(True) == 1
 
-    async def test_a_nonce_is_refused_for_ten_minutes(
+    async def test_a_nonce_is_rejected_for_ten_minutes(
         self, coordinator: Coordinator, clock: FakeClock, advance: Advance
     ) -> None:
         start_ms = clock.now_ms = clock.now_ms - clock.now_ms % EPOCH_MS
@@ -231,7 +231,9 @@ class LeaseContract(FakeTime):
             assert await other.acquire_lease("a")
             await advance(LEASE_MS + 1)
 
-    async def test_of_many_that_ask_at_once_one_leads(self, pair: tuple[Coordinator, Coordinator]) -> None:
+    async def test_of_many_concurrent_requests_one_acquires_the_lease(
+        self, pair: tuple[Coordinator, Coordinator]
+    ) -> None:
         outcomes = await asyncio.gather(*(coordinator.acquire_lease("a") for coordinator in pair))
         assert sorted(outcomes) == [False, True]
 
@@ -248,7 +250,7 @@ class BoundedNoncesContract(FakeTime):
                 assert await coordinator.consume_nonce("aa", f"{round_}-{n}", clock())
             await advance(3 * EPOCH_MS)
 
-    async def test_full_memory_refuses_and_forgets_nothing(
+    async def test_full_memory_rejects_and_forgets_nothing(
         self, coordinator: Coordinator, clock: FakeClock
     ) -> None:
         for n in range(1000):
@@ -275,7 +277,7 @@ class BoundedNoncesContract(FakeTime):
                 await remember(1000, standing)
             assert not await remember(0, standing), "a replay is told from what has no room"
 
-    async def test_a_probe_fails_where_owners_are_refused(
+    async def test_a_probe_fails_where_owners_are_rejected(
         self, coordinator: Coordinator, clock: FakeClock, advance: Advance
     ) -> None:
         for n in range(800):

@@ -59,7 +59,7 @@ class FileContract:
             assert file.size == len(body)
             assert body[file.start : file.end] == content
 
-    async def test_a_stat_tells_what_opening_would(self, store: Store) -> None:
+    async def test_a_stat_returns_what_opening_would(self, store: Store) -> None:
         for body in (b"one", b"another"):
             await store.write("f/a", chunks_of(body), "application/x-test")
             file, _ = await read_file(store, "f/a")
@@ -72,11 +72,11 @@ class FileContract:
         await store.delete("f/a")
         assert await store.stat("f/a") is None
 
-    async def test_a_refused_file_leaves_the_old_one(self, store: Store) -> None:
+    async def test_a_rejected_file_leaves_the_old_one(self, store: Store) -> None:
         await store.write("a", chunks_of(b"old"), "text/plain")
         received = []
 
-        async def refuse(sha256: str) -> None:
+        async def reject(sha256: str) -> None:
             received.append(sha256)
             assert await store.open("b") is None
             assert (await read_file(store, "a"))[1] == b"old"
@@ -84,7 +84,7 @@ class FileContract:
 
         for key in ("a", "b"):
             with pytest.raises(LookupError):
-                await store.write(key, chunks_of(b"ne", b"w"), "text/plain", refuse)
+                await store.write(key, chunks_of(b"ne", b"w"), "text/plain", reject)
         assert received == [hashlib.sha256(b"new").hexdigest()] * 2
         assert (await read_file(store, "a"))[1] == b"old"
         assert await store.open("b") is None

@@ -153,7 +153,7 @@ class StoreContract(FileContract):
             assert (found.body, found.etag) == won[0]
             expect = Etag(found.etag)
 
-    async def test_a_refused_write_leaves_its_neighbours_alone(self, store: Store) -> None:
+    async def test_a_rejected_write_leaves_its_neighbours_alone(self, store: Store) -> None:
         await store.put("taken", b"one")
         writes = [store.put(f"n/{n}", b"n") for n in range(8)]
         writes.insert(4, store.put("taken", b"two", expect=ABSENT))
@@ -273,7 +273,7 @@ class StoreContract(FileContract):
     @pytest.mark.parametrize(
         "key", ["", "/a", "a/", "a//b", ".", "..", "a/../b", "a/.", "../a", "a\0b", "\ud800", "a/\udfff"]
     )
-    async def test_a_key_that_could_escape_is_refused(self, store: Store, key: str) -> None:
+    async def test_a_key_that_could_escape_is_rejected(self, store: Store, key: str) -> None:
         for attempt in (
             store.get(key),
             store.put(key, b"1"),

@@ -141,7 +141,7 @@ async def test_the_cap_counts_what_other_processes_remember(tmp_path: Path, cloc
     await second.close()
 
 
-async def test_a_torn_record_is_cut_off_and_costs_no_other(tmp_path: Path, clock: FakeClock) -> None:
+async def test_a_torn_record_is_truncated_and_costs_no_other(tmp_path: Path, clock: FakeClock) -> None:
     first, second = [await LocalCoordinator.open_folder(tmp_path, clock) for _ in range(2)]
     assert await first.consume_nonce("aa", "1", 0)
     with open(ledger(tmp_path, clock), "ab") as torn:

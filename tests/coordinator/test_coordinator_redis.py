@@ -14,7 +14,7 @@ from contracts.fake_time import Advance, FakeTime
 from support.redis_losses import (
     WITH_AOF,
     client,
-    cut,
+    drop_connections,
     end_and_forget,
     end_and_remember,
     flush,
@@ -121,11 +121,11 @@ async def test_accepted_nonce_is_rejected_whatever_redis_forgets(
     assert await node.consume_nonce("aa", "n", signed_ms)
     await lose(redis)
     for node_ in (node, other):
-        assert await is_refused(node_, "n", signed_ms)
+        assert await is_rejected(node_, "n", signed_ms)
         await come_back(node_)
-        assert await is_refused(node_, "n", signed_ms)
+        assert await is_rejected(node_, "n", signed_ms)
     late = await RedisCoordinator.connect(redis.url)
-    assert await is_refused(late, "n", signed_ms)
+    assert await is_rejected(late, "n", signed_ms)
     for node_ in (node, other, late):
         await node_.close()
 
@@ -138,7 +138,7 @@ async def test_a_nonce_signed_by_a_clock_two_seconds_ahead_is_rejected_after_a_l
     assert await node.consume_nonce("aa", "n", signed_ms)
     await flush(redis)
     await come_back(node)
-    assert await is_refused(node, "n", signed_ms)
+    assert await is_rejected(node, "n", signed_ms)
     await node.close()
 
 
@@ -157,7 +157,7 @@ async def test_nonce_signed_while_the_clock_was_ahead_is_remembered_until_that_t
     await node.close()
 
 
-async def is_refused(coordinator: Coordinator, nonce: str, signed_ms: int) -> bool:
+async def is_rejected(coordinator: Coordinator, nonce: str, signed_ms: int) -> bool:
     try:
         return not await coordinator.consume_nonce("aa", nonce, signed_ms)
     except CoordinatorUnavailable:
@@ -180,7 +180,7 @@ async def test_while_redis_comes_and_goes_no_nonce_is_accepted_twice(redis: Redi
     is_over = asyncio.Event()
 
     async def consume(node: Coordinator, nonce: str, signed_ms: int) -> None:
-        if not await is_refused(node, nonce, signed_ms):
+        if not await is_rejected(node, nonce, signed_ms):
             accepted[nonce] += 1
 
     async def sign_and_repeat(name: str) -> None:
@@ -195,7 +195,15 @@ async def test_while_redis_comes_and_goes_no_nonce_is_accepted_twice(redis: Redi
     async with asyncio.TaskGroup() as callers:
         for n in range(5):
             callers.create_task(sign_and_repeat(f"{n}"))
-        for lose in (flush, cut, end_and_forget, flush, return_to_snapshot, end_and_remember, flush):
+        for lose in (
+            flush,
+            drop_connections,
+            end_and_forget,
+            flush,
+            return_to_snapshot,
+            end_and_remember,
+            flush,
+        ):
             await take_snapshot(redis)
             await lose(redis)
             for node in nodes:
@@ -278,7 +286,7 @@ async def test_unknown_value_in_place_of_the_epoch_is_a_lost_memory(
 ) -> None:
     async with client(redis) as own:
         await own.set(EPOCH_KEY, text)
-    assert await is_refused(coordinator, "before", wall_clock_ms())
+    assert await is_rejected(coordinator, "before", wall_clock_ms())
     await come_back(coordinator)
     signed_ms = wall_clock_ms() + LEEWAY_MS
     assert await coordinator.consume_nonce("a", "after", signed_ms)
@@ -323,16 +331,16 @@ async def test_a_redis_that_is_out_of_reach_is_not_waited_for(
         with pytest.raises(CoordinatorUnavailable):
             await call
     # What is refused now does not leave the loop's turn.
-    refused = asyncio.ensure_future(coordinator.put_if_absent("k", b"v", 60_000))
+    rejected = asyncio.ensure_future(coordinator.put_if_absent("k", b"v", 60_000))
     await asyncio.sleep(0)
-    assert isinstance(refused.exception(), CoordinatorUnavailable)
+    assert isinstance(rejected.exception(), CoordinatorUnavailable)
 
 
 async def test_a_connection_that_was_closed_meanwhile_costs_no_rejection(
     redis: RedisServer, coordinator: RedisCoordinator
 ) -> None:
     for n in range(3):
-        await cut(redis)
+        await drop_connections(redis)
         assert await coordinator.consume_nonce("aa", f"{n}", wall_clock_ms())
 
 
@@ -373,11 +381,11 @@ async def test_a_full_redis_rejects_and_forgets_nothing(redis: RedisServer) -> N
         coordinator = await RedisCoordinator.connect(redis.url)
         signed_ms = wall_clock_ms()
         accepted = 0
-        while not await is_refused(coordinator, f"{accepted}", signed_ms):
+        while not await is_rejected(coordinator, f"{accepted}", signed_ms):
             accepted += 1
         assert accepted > 500
         for n in range(accepted):
-            assert await is_refused(coordinator, f"{n}", signed_ms)
+            assert await is_rejected(coordinator, f"{n}", signed_ms)
         await own.config_set("maxmemory", 0)
         for n in range(accepted):
             assert not await coordinator.consume_nonce("aa", f"{n}", signed_ms)
@@ -392,8 +400,8 @@ async def test_a_master_that_became_a_replica_is_left_until_it_is_one_again(
     assert await coordinator.consume_nonce("aa", "n", signed_ms)
     async with client(redis) as own:
         await own.replicaof("127.0.0.1", str(free_port()))
-        assert await is_refused(coordinator, "fresh", signed_ms)
-        assert await is_refused(coordinator, "n", signed_ms)
+        assert await is_rejected(coordinator, "fresh", signed_ms)
+        assert await is_rejected(coordinator, "n", signed_ms)
         await own.replicaof("NO", "ONE")
     await come_back(coordinator)
     assert not await coordinator.consume_nonce("aa", "n", signed_ms)
@@ -451,9 +459,9 @@ async def test_a_redis_that_cannot_be_used_now_is_named_without_its_password(red
         (f"redis://{at}/99", f"redis at {at}, database 99: DB index is out of range"),
         (f"redis://:hush@127.0.0.1:{nobody}/0", f"redis at 127.0.0.1:{nobody}, database 0: "),
     ):
-        with pytest.raises(CoordinatorUnavailable, match=said) as refused:
+        with pytest.raises(CoordinatorUnavailable, match=said) as rejected:
             await open_coordinator(url)
-        assert "hush" not in str(refused.value)
+        assert "hush" not in str(rejected.value)
     redis.pause()
     with pytest.raises(CoordinatorUnavailable, match="no answer within 2 s"):
         await open_coordinator(redis.url)
@@ -469,9 +477,9 @@ async def test_a_redis_that_cannot_be_used_now_is_named_without_its_password(red
     ],
 )  # fmt: skip
 async def test_an_url_that_names_no_redis_is_rejected(url: str) -> None:
-    with pytest.raises(ValueError, match=r"must be redis://.*quoted") as refused:
+    with pytest.raises(ValueError, match=r"must be redis://.*quoted") as rejected:
         await open_coordinator(url)
-    assert "hu" not in str(refused.value)
+    assert "hu" not in str(rejected.value)
 
 
 async def test_a_password_is_quoted_as_in_any_url(start_redis: StartRedis) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from components import RedisServer
-from support.redis_losses import WITH_AOF, client, cut, end_and_forget, end_and_remember, flush
+from support.redis_losses import WITH_AOF, client, drop_connections, end_and_forget, end_and_remember, flush
 
 from pysync.changelog import Change, Retention
 from pysync.coordinator import PreparedWrite
@@ -217,7 +217,7 @@ async def test_a_connection_to_wait_on_is_there_only_when_somebody_waits(
 async def test_waiting_survives_cuts_and_restarts(redis: RedisServer, nodes: list[RedisCoordinator]) -> None:
     one, other = nodes
     cursor = await other.last_id()
-    for n, befall in enumerate((cut, end_and_forget, flush, cut)):
+    for n, befall in enumerate((drop_connections, end_and_forget, flush, drop_connections)):
         waiting = asyncio.create_task(other.wait_for_change(cursor))
         await asyncio.sleep(0)
         await befall(redis)

@@ -209,9 +209,9 @@ OBJECTS = [(read_head, HEAD), (read_block, DAMAGED.objects[BLOCK.name]), (read_s
 
 
 @pytest.mark.parametrize(("read", "stored"), OBJECTS, ids=["head", "block", "segment"])
-def test_an_object_cut_short_or_run_on_is_corrupt(read: Any, stored: bytes) -> None:
+def test_a_truncated_or_extended_object_is_corrupt(read: Any, stored: bytes) -> None:
     assert outcome(read, stored) is not DocumentCorrupt
-    broken = [stored[:cut] for cut in range(len(stored))]
+    broken = [stored[:length] for length in range(len(stored))]
     for text in (*broken, stored + b"}", stored + b"\0", stored + b"\n", stored + stored):
         assert outcome(read, text) is DocumentCorrupt, text
 

@@ -254,10 +254,10 @@ def test_a_damaged_document_is_corrupt_or_still_well_formed(at: int, change: int
     assert document.hash == value["hash"]
 
 
-@pytest.mark.parametrize("cut", range(len(STORED)))
-def test_a_document_cut_short_is_corrupt(cut: int) -> None:
+@pytest.mark.parametrize("length", range(len(STORED)))
+def test_a_truncated_document_is_corrupt(length: int) -> None:
     with pytest.raises(DocumentCorrupt):
-        core.read_document(STORED[:cut])
+        core.read_document(STORED[:length])
 
 
 HASH = hashlib.sha256(b"{}").hexdigest().encode()

@@ -141,8 +141,8 @@ def test_texts_of_a_proof_that_are_not_utf8_are_rejected(at: int) -> None:
     signer = Signer(7)
     proof: list[Any] = [*proof_parts(signer.key, signer.sign(author_message("a"), 9), "a")]
     proof[at] = "\udcff"
-    refused: Any = tuple(proof)
-    assert not core.verify_requests(honest(2), [refused])
+    rejected: Any = tuple(proof)
+    assert not core.verify_requests(honest(2), [rejected])
 
 
 def test_a_request_and_a_proof_whose_errors_cancel_out_are_found() -> None:
@@ -228,8 +228,8 @@ def test_only_the_first_target_counts_together() -> None:
 def test_texts_that_are_not_utf8_are_rejected(at: int) -> None:
     request: list[Any] = list(honest(1)[0])
     request[at] = "\udcff"
-    refused: Any = tuple(request)
-    assert not core.verify_requests([refused, *honest(1)])
+    rejected: Any = tuple(request)
+    assert not core.verify_requests([rejected, *honest(1)])
 
 
 def test_nothing_is_signed_by_nobody() -> None:

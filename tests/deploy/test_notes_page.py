@@ -220,7 +220,7 @@ async def test_no_word_is_lost_or_doubled_while_connections_break(
         windows = {"one:": await page(screen, proxy.url, "n"), "two:": await page(screen, proxy.url, "n")}
         for window in windows.values():
             await shows(window, "one:\n\ntwo:\n")
-        proxy.chaos(random.Random(11), cut=0.2, lose_reply=0.2)
+        proxy.chaos(random.Random(11), abort=0.2, lose_reply=0.2)
 
         async def write_words(line: str, window: Window) -> None:
             so_far = line

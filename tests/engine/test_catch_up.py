@@ -36,7 +36,7 @@ async def test_page_is_delivered_to_a_subscriber_at_once() -> None:
     log = Log()
     ear, feed = Counting(await filled(log, 1_000)), following(log)
     assert await feed.bring(ear)
-    assert (len(ear.heard), ear.times) == (1_000, 8)
+    assert (len(ear.delivered), ear.times) == (1_000, 8)
     feed.close()
 
 
@@ -45,7 +45,7 @@ async def test_only_changes_of_its_collections_are_read_for_a_subscriber() -> No
     cursor = await filled(log, 1_000)
     feed, ear = following(log), Ear(cursor, {("elsewhere", "notes"): {}})
     assert await feed.bring(ear)
-    assert (log.found, ear.heard) == (0, [])
+    assert (log.found, ear.delivered) == (0, [])
     feed.close()
 
 
@@ -62,7 +62,7 @@ async def test_subscriber_that_missed_too_much_is_reset_and_continues(kind: type
         assert await feed.bring(near)
         assert near.resets == 0, "of what it follows it has missed nothing"
     await log.append([note("more")])
-    while far.heard[-1:] != ["more"]:
+    while far.delivered[-1:] != ["more"]:
         await asyncio.sleep(0)
     feed.close()
 
@@ -83,7 +83,7 @@ async def test_others_run_while_many_receive_much(monkeypatch: pytest.MonkeyPatc
 async def test_slow_reader_keeps_nobody_waiting() -> None:
     class Stuck(Ear):
         async def drained(self) -> bool:
-            if not self.heard:
+            if not self.delivered:
                 return True
             await release.wait()
             self.is_writable = True
@@ -95,12 +95,12 @@ async def test_slow_reader_keeps_nobody_waiting() -> None:
     stuck.slow = True
     bringing = asyncio.create_task(feed.bring(stuck))
     assert await feed.bring(other)
-    assert len(other.heard) == 1_000
-    assert 0 < len(stuck.heard) < 1_000
+    assert len(other.delivered) == 1_000
+    assert 0 < len(stuck.delivered) < 1_000
     stuck.slow = False
     release.set()
     assert await bringing
-    assert stuck.heard == other.heard
+    assert stuck.delivered == other.delivered
     feed.close()
 
 
@@ -112,8 +112,8 @@ async def test_leaving_subscriber_receives_nothing_more_and_others_do() -> None:
     await until(leaving, 100)
     bringing[0].cancel()
     assert await bringing[1]
-    assert len(leaving.heard) < 1_000
-    assert len(other.heard) == 1_000
+    assert len(leaving.delivered) < 1_000
+    assert len(other.delivered) == 1_000
     feed.close()
 
 
@@ -129,7 +129,7 @@ async def test_subscriber_that_cannot_be_authorized_does_not_end_the_others() ->
         await feed.bring(subscriber)
     other = Ear(cursor)
     assert await feed.bring(other)
-    assert len(other.heard) == 10
+    assert len(other.delivered) == 10
     feed.close()
 
 

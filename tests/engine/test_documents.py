@@ -78,9 +78,9 @@ async def test_write_of_another_process_is_noticed() -> None:
     here, there = (Documents(store, coordinator, lambda: 1) for _ in range(2))
     first = (await here.push("a", decode_push(b'{"data":{"n":1}}'))).hash.encode()
     second = (await there.push("a", decode_push(b'{"data":{"n":2},"baseHash":"%b"}' % first))).hash
-    with pytest.raises(Conflict) as refused:
+    with pytest.raises(Conflict) as rejected:
         await here.push("a", decode_push(b'{"data":{"n":3},"baseHash":"%b"}' % first))
-    assert refused.value.current_hash == second
+    assert rejected.value.current_hash == second
     await there.push("a", decode_push(b'{"data":{"n":1},"baseHash":"%b"}' % second.encode()))
     again = await here.push("a", decode_push(b'{"data":{"n":4},"baseHash":"%b"}' % first))
     assert (await there.pull("a")).hash == again.hash  # type: ignore[union-attr]
@@ -158,7 +158,7 @@ async def test_no_push_of_a_document_ends_a_log(
     assert (await as_log.push("notes/a", {"n": 1}, None)).status == 200
     del log["appendOnly"]
     as_document = Browser(await start({"collections": [{**log, **PUBLIC}]}, store=store), session)
-    refused = (await as_document.push("notes/a", {"n": 2}, base)).error
-    assert refused in [(409, "hash_mismatch"), (500, "document_corrupt")]
+    rejected = (await as_document.push("notes/a", {"n": 2}, base)).error
+    assert rejected in [(409, "hash_mismatch"), (500, "document_corrupt")]
     kept = await as_log.request("GET", "/pull/notes/a?full=true")
     assert [element["data"] for element in kept.json["data"]["items"]] == [{"n": 1}]

@@ -89,7 +89,7 @@ async def test_change_during_a_catch_up_is_not_lost() -> None:
     await until(other, 2)
     release.set()
     assert await bringing
-    assert late.heard == ["1", "2"]
+    assert late.delivered == ["1", "2"]
     await log.append([note(3)])
     assert await until(late, 3) == ["1", "2", "3"]
     feed.close()
@@ -132,7 +132,7 @@ async def test_subscriber_receives_the_values_that_it_filters_for() -> None:
         assert feed.subscribe(ear)
     await log.append([note(1), note(2), note(1, "acme"), note(3), note(2, "elsewhere")])
     assert await until(other, 2) == ["2", "1"]
-    assert (one.heard, none.heard) == (["1"], [])
+    assert (one.delivered, none.delivered) == (["1"], [])
     feed.close()
 
 
@@ -148,7 +148,7 @@ async def test_subscribers_are_reset_if_the_log_forgets_faster_than_it_is_read()
     while not ear.resets:
         await asyncio.sleep(0)
     await log.append([note("last")])
-    while ear.heard[-1] != "last":
+    while ear.delivered[-1] != "last":
         await asyncio.sleep(0)
     feed.close()
 
@@ -165,7 +165,7 @@ async def test_a_log_that_cannot_be_read_for_a_while_costs_no_listener_an_event(
     assert await until(ear, 1) == ["1"]
     log.fails = 1
     assert not await feed.bring(late)
-    assert late.is_cut
+    assert late.is_aborted
     feed.close()
 
 
@@ -180,9 +180,9 @@ async def test_failed_delivery_aborts_every_subscriber() -> None:
     assert feed.subscribe(ear)
     assert feed.subscribe(other)
     await log.append([note(1)])
-    while not (ear.is_cut and other.is_cut):
+    while not (ear.is_aborted and other.is_aborted):
         await asyncio.sleep(0)
-    assert (ear.heard, other.heard) == ([], ["1"])
+    assert (ear.delivered, other.delivered) == ([], ["1"])
     fresh = Ear(await log.last_id())
     feed.unsubscribe(ear)
     feed.unsubscribe(other)
@@ -207,7 +207,7 @@ async def test_authorization_of_one_subscriber_delays_no_other() -> None:
     assert all(feed.subscribe(ear) for ear in listeners)
     await log.append([note(1), note(2), note(3)])
     assert await until(quick, 3) == ["1", "2", "3"]
-    assert authorized.heard == []
+    assert authorized.delivered == []
     release.set()
     assert await until(authorized, 2) == ["1", "3"]
     feed.close()

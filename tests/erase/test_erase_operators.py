@@ -121,8 +121,8 @@ async def test_the_listener_rejects_pages_of_browsers_and_invalid_requests(
     operators: Operators, body: Any, headers: dict[str, str], status: int, code: str
 ) -> None:
     before = await stored_keys(operators.app.store)
-    refused, answer = await operators.post(body, headers)
-    assert (refused, answer["code"]) == (status, code)
+    rejected, answer = await operators.post(body, headers)
+    assert (rejected, answer["code"]) == (status, code)
     assert await stored_keys(operators.app.store) == before
 
 

@@ -79,14 +79,14 @@ async def test_space_admits_those_whom_its_owner_lists(
     assert (await friend.pull(room)).json["data"] == {"topic": "lunch"}
     assert (await anyone.pull(room)).status == 401
     taken_over = {"owner": STRANGER.user_id, "members": []}
-    for refused in (
+    for rejected in (
         await stranger.pull(room),
         await stranger.push(room, {"topic": "mine"}),
         await stranger.push(access, taken_over),
         await stranger.push(access, taken_over, base=made.json["hash"]),
         await friend.push(access, taken_over, base=made.json["hash"]),
     ):
-        assert refused.status == 403
+        assert rejected.status == 403
     await owner.push(access, {**listed, "members": []}, base=made.json["hash"])
     assert (await friend.pull(room)).status == 403
 
@@ -110,5 +110,5 @@ async def test_trusted_issuers_are_admitted_as_the_page_says_and_others_are_not(
         assert (status, errors) == (0, "")
     own = root_device(STRANGER, collections=("plans",))
     selfmade = Signed(anyone.base, session, STRANGER, own)
-    for refused in (await stranger.pull("plans/p1"), await selfmade.pull("plans/p1")):
-        assert refused.status == 403
+    for rejected in (await stranger.pull("plans/p1"), await selfmade.pull("plans/p1")):
+        assert rejected.status == 403

@@ -194,7 +194,9 @@ async def test_a_lost_reply_was_applied(proxy: FaultProxy, upstream: Upstream, r
     assert (proxy.met, proxy.statuses) == ({"lose_reply": 1}, {200: 1})
 
 
-async def test_a_cut_request_never_comes(proxy: FaultProxy, upstream: Upstream, requester: Requester) -> None:
+async def test_an_aborted_request_never_arrives(
+    proxy: FaultProxy, upstream: Upstream, requester: Requester
+) -> None:
     proxy.abort("PUT", after=1, times=2)
     await requester("PUT", "/b/a", b"one")
     for _ in range(2):
@@ -327,7 +329,7 @@ async def test_headers_may_be_dropped_or_changed_on_the_way(
 
 
 async def outcomes(proxy: FaultProxy, requester: Requester, seed: int) -> list[Any]:
-    proxy.chaos(Random(seed), cut=0.2, lose_reply=0.2, throttle=0.2, delay=0.2, delay_s=0.001)
+    proxy.chaos(Random(seed), abort=0.2, lose_reply=0.2, throttle=0.2, delay=0.2, delay_s=0.001)
     answered: list[Any] = []
     for _ in range(100):
         try:
@@ -340,7 +342,7 @@ async def outcomes(proxy: FaultProxy, requester: Requester, seed: int) -> list[A
 async def test_chaos_is_the_same_for_the_same_seed(proxy: FaultProxy, requester: Requester) -> None:
     first = await outcomes(proxy, requester, 1)
     met = dict(proxy.met)
-    assert met.keys() == {"cut", "lose_reply", "throttle", "delay"}
+    assert met.keys() == {"abort", "lose_reply", "throttle", "delay"}
     assert all(5 <= times <= 40 for times in met.values())
     assert {404, 503, "broken"} == set(first)
     assert await outcomes(proxy, requester, 1) == first

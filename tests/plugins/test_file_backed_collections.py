@@ -159,8 +159,8 @@ async def test_a_push_says_under_what_its_repetition_is_known(
     one, again, other = (push.request_key for push in keeping.pushes)
     assert one is not None
     assert (one, other) == (again, None)
-    refused = await browser.push("in/web/a", {}, headers={"Idempotency-Key": "k" * 129})
-    assert refused.status == 400
+    rejected = await browser.push("in/web/a", {}, headers={"Idempotency-Key": "k" * 129})
+    assert rejected.status == 400
 
 
 async def test_a_batch_does_not_read_them(start: Start, session: aiohttp.ClientSession) -> None:

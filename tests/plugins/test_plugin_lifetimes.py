@@ -172,9 +172,9 @@ async def test_a_certificate_that_a_plugin_rejects_is_none(
     someone, *_ = people(base, session)
     with caplog.at_level("INFO"):
         for _ in range(2):
-            refused = await someone.pull(f"u/{ISSUER.user_id}")
-            assert refused.error == (401, "Unauthorized")
-            assert b"unknown" not in refused.body
+            rejected = await someone.pull(f"u/{ISSUER.user_id}")
+            assert rejected.error == (401, "Unauthorized")
+            assert b"unknown" not in rejected.body
     assert caplog.messages.count("cap-cert plugin reject: device-unknown") == 2
     found = await batch(someone, notes=[{"id": "a"}], mine=[{"identity": ISSUER.user_id}])
     assert found["notes"][0]["data"] == {}

@@ -62,9 +62,9 @@ def load(*references: str, given: tuple[object, ...] = ()) -> tuple[object, ...]
 
 
 def faults(*references: str, given: tuple[object, ...] = ()) -> list[str]:
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         load(*references, given=given)
-    return [str(problem) for problem in refused.value.problems]
+    return [str(problem) for problem in rejected.value.problems]
 
 
 def faults_of(plugin: object) -> list[str]:

@@ -63,8 +63,8 @@ async def test_roles_of_plugins_open_every_route(start: Start, session: aiohttp.
     assert [entry["data"] for entry in found["notes"]] == [{"at": "notes/a"}, {}]
     assert found["log"][0]["data"]["items"][0]["data"] == {"n": 1}
     for stranger in (other, anyone):
-        refused = await batch(stranger, **wanted)
-        assert {entry["error"] for entries in refused.values() for entry in entries} == {"Forbidden"}
+        rejected = await batch(stranger, **wanted)
+        assert {entry["error"] for entries in rejected.values() for entry in entries} == {"Forbidden"}
 
 
 async def test_plugin_receives_the_operation_in_advance(start: Start, session: aiohttp.ClientSession) -> None:
@@ -134,8 +134,8 @@ async def test_roles_of_plugins_see_and_write_fields(start: Start, session: aioh
     assert (await other.pull("notes/a")).json["data"] == {"n": 1}
     assert (await batch(other, notes=[{"id": "a"}]))["notes"][0]["data"] == {"n": 1}
     base_hash = (await other.pull("notes/a")).json["hash"]
-    refused = await other.push("notes/a", {"n": 1, "price": 3}, base_hash)
-    assert refused.error == (403, 'Forbidden: field "price" requires roles: seller')
+    rejected = await other.push("notes/a", {"n": 1, "price": 3}, base_hash)
+    assert rejected.error == (403, 'Forbidden: field "price" requires roles: seller')
 
 
 async def test_with_a_plugin_that_authorizes_credentials_are_examined_everywhere(
@@ -278,14 +278,14 @@ async def test_stream_delivers_documents_that_plugins_let_the_caller_pull(
     stream = await listen(editor, collections="notes,cards,open")
     silent = await listen(other, collections="notes,open")
     assert (stream.status, silent.status) == (200, 200)
-    refused = await listen(anyone, collections="notes")
-    assert refused.status == 401
+    rejected = await listen(anyone, collections="notes")
+    assert rejected.status == 401
     for key in ("notes/hidden", "notes/seen", "boards/hidden/cards", "boards/seen/cards", "open/any"):
         assert (await editor.push(key, {})).status == 200
     events = [(event["collection"], event["params"]["id"]) for event in await stream.events(3)]
     assert events == [("notes", "seen"), ("cards", "seen"), ("open", "any")]
     assert [event["collection"] for event in await silent.events(1)] == ["open"]
-    for opened in (stream, silent, refused):
+    for opened in (stream, silent, rejected):
         await opened.close()
 
 
@@ -307,7 +307,7 @@ class Undecided:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the directory is away"), None])
-async def test_a_stream_that_plugins_cannot_decide_on_is_cut(
+async def test_a_stream_that_plugins_cannot_decide_on_is_aborted(
     error: Exception | None, start: Start, session: aiohttp.ClientSession
 ) -> None:
     base = await start({"collections": EVERYTHING}, plugins=[Undecided(error)])

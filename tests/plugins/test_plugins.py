@@ -379,9 +379,9 @@ async def test_a_plugin_that_fails_in_the_way_of_a_push_is_an_error(
     plugin = NotifiedPlugin()
     base = await start({"collections": [NOTES]}, plugins=[Taking("notes", answer), plugin])
     *_, anyone = people(base, session)
-    refused = await anyone.push("notes/a", {}, headers={"X-Request-Id": "the-request"})
-    assert refused.status == 500
-    assert refused.json == {"error": "Internal error", "code": "internal_error", "requestId": "the-request"}
+    rejected = await anyone.push("notes/a", {}, headers={"X-Request-Id": "the-request"})
+    assert rejected.status == 500
+    assert rejected.json == {"error": "Internal error", "code": "internal_error", "requestId": "the-request"}
     assert (await anyone.pull("notes/a")).json["hash"] == "", "nothing is stored"
     assert plugin.events == []
     assert "plugin taking: intercept_push failed" in caplog.messages

@@ -25,7 +25,7 @@ from pysync.coordinator.redis.coordinator import RedisCoordinator
 
 WORKERS: Final = 4
 MACHINES: Final = 3
-CHAOS: Final = {"cut": 0.02, "lose_reply": 0.03, "throttle": 0.02, "delay": 0.05, "delay_s": 0.2}
+CHAOS: Final = {"abort": 0.02, "lose_reply": 0.03, "throttle": 0.02, "delay": 0.05, "delay_s": 0.2}
 """The shares of the requests to S3 that fail."""
 ODD: Final = 0.01
 """The share of the puts that is done and answered 500, and of those that is not done and answered 409."""

@@ -61,7 +61,7 @@ def operation(
     who: str = "c1",
     nonce: str | None = None,
 ) -> Operation:
-    refused = ERROR if status is not None and status >= 400 else None
+    rejected = ERROR if status is not None and status >= 400 else None
     return Operation(
         kind=kind,
         who=who,
@@ -71,7 +71,7 @@ def operation(
         start=start,
         end=end,
         status=status,
-        answer=answer or refused,
+        answer=answer or rejected,
         nonce=f"nonce {next(NUMBERS)}" if nonce is None else nonce,
     )
 
@@ -245,8 +245,8 @@ def test_repeated_push_with_another_time_is_found() -> None:
 
 
 def test_a_conflict_that_was_written_is_found() -> None:
-    refused = replace(GOOD_DOCUMENT[4], status=409, answer={"currentHash": NOTHING.hash})
-    assert "refused is not done" in broken(*without(GOOD_DOCUMENT, 4), refused)
+    rejected = replace(GOOD_DOCUMENT[4], status=409, answer={"currentHash": NOTHING.hash})
+    assert "refused is not done" in broken(*without(GOOD_DOCUMENT, 4), rejected)
     plain = [push(NOTHING, Version(1), 0, 1), push(Version(1), Version(2), 2, 3, 409, current=V1)]
     assert {"refused is not done", "counted increments"} <= broken(*plain, in_the_end(Version(2)))
 
@@ -347,9 +347,9 @@ def test_a_replay_that_nobody_answers_is_none() -> None:
 
 
 def test_a_fresh_request_that_is_rejected_as_a_replay_is_found() -> None:
-    refused = operation("pull", DOCUMENT, {}, 5, 6, 401)
-    assert broken(*GOOD_DOCUMENT, refused) == {"fresh requests"}
-    assert broken(*GOOD_DOCUMENT, refused, replace(refused, status=None, answer=None)) == set()
+    rejected = operation("pull", DOCUMENT, {}, 5, 6, 401)
+    assert broken(*GOOD_DOCUMENT, rejected) == {"fresh requests"}
+    assert broken(*GOOD_DOCUMENT, rejected, replace(rejected, status=None, answer=None)) == set()
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 429, 500])

@@ -82,8 +82,8 @@ def test_a_good_history_passes() -> None:
 
 def test_change_without_an_event_is_found() -> None:
     for left_out in (0, 1, 2, 3, 5, 7):
-        told = without(EVENTS, left_out)
-        assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *told) == {"told of each write"}
+        delivered = without(EVENTS, left_out)
+        assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *delivered) == {"told of each write"}
     # Whether these writes are made nobody knows.
     assert broken(*GOOD_DOCUMENT, *GOOD_LOG, follow(), *without(EVENTS, 4, 6)) == set()
 
@@ -121,16 +121,16 @@ def test_event_that_nobody_wrote_is_found() -> None:
 
 def test_a_change_that_was_rejected_is_found() -> None:
     assert broken(*GOOD, of_document(Version(1, "x"), 30)) == {"told of writes"}
-    refused = append("r", 30, 31, 401)
-    assert broken(*GOOD, refused, event(32, LOG, twin.log_hash(6, {"id": "r"}))) >= {"told of writes"}
+    rejected = append("r", 30, 31, 401)
+    assert broken(*GOOD, rejected, event(32, LOG, twin.log_hash(6, {"id": "r"}))) >= {"told of writes"}
 
 
 def test_event_of_a_rejected_write_is_allowed_if_its_node_died_before_the_abort() -> None:
-    refused = push(V1, Version(2, "x"), 10, 11, 409, current=V2)
+    rejected = push(V1, Version(2, "x"), 10, 11, 409, current=V2)
     events = of_document(Version(2, "x"), 30)
     stall = Operation(kind="stall", who="run", node=-1, start=10.5, end=13)
     kill = Operation(kind="kill", who="run", node=0, start=13, end=15)
-    assert broken(*GOOD, refused, stall, kill, events) == set()
+    assert broken(*GOOD, rejected, stall, kill, events) == set()
     for others in (
         [kill],
         [stall],
@@ -138,7 +138,7 @@ def test_event_of_a_rejected_write_is_allowed_if_its_node_died_before_the_abort(
         [replace(stall, start=11.1), kill],
         [stall, replace(kill, start=9)],
     ):
-        assert broken(*GOOD, refused, *others, events) == {"told of writes"}
+        assert broken(*GOOD, rejected, *others, events) == {"told of writes"}
 
 
 def test_event_of_a_write_that_may_have_succeeded_is_allowed() -> None:

@@ -70,5 +70,5 @@ async def test_three_machines_on_s3_and_redis_behave_as_one(
 ) -> None:
     seed = secrets.randbits(32)
     async with machines_on_s3(tmp_path, radosgw, start_redis(), Random(seed)) as nodes:
-        faults = (f"fault {name}" for name in ("answer", "cut", "delay", "lose_reply", "throttle"))
+        faults = (f"fault {name}" for name in ("answer", "abort", "delay", "lose_reply", "throttle"))
         await keeps_every_promise(nodes, seed, "stall", *faults, seconds=SECONDS_OF_MACHINES)

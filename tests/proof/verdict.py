@@ -44,5 +44,5 @@ class Verdict:
 
 def _shown(operation: Operation) -> str:
     text = encode(operation).decode().rstrip()
-    cut = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
-    return f"    line {operation.line}: {cut}"
+    shown = text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "..."
+    return f"    line {operation.line}: {shown}"

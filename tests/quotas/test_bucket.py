@@ -148,9 +148,9 @@ async def test_concurrent_pushes_of_one_node_do_not_exceed_a_quota(bucket: Bucke
     assert sum(isinstance(found, QuotaExceeded) for found in results) == 12
     await bucket.assert_exact(node)
     assert await bucket.coordinator.prepared(10) == []
-    with pytest.raises(QuotaExceeded) as refused:
+    with pytest.raises(QuotaExceeded) as rejected:
         await node.push("more")
-    assert refused.value.extras == {"quota": "identity.documents", "used": 8, "allowed": 8}
+    assert rejected.value.extras == {"quota": "identity.documents", "used": 8, "allowed": 8}
     assert await bucket.objects.get("notes/anna/more") is None
     assert await bucket.coordinator.prepared(10) == []
 

@@ -36,7 +36,7 @@ async def described(
     return document
 
 
-def refused(operation: Any) -> set[str]:
+def rejected(operation: Any) -> set[str]:
     return {status for status in operation["responses"] if status >= "400"}
 
 
@@ -70,7 +70,7 @@ async def test_a_list_is_described_at_its_prefix(start: Start, session: aiohttp.
         "identity"
     ]
     assert {"$ref": "#/components/parameters/limit"} in paths["/list/notes"]["get"]["parameters"]
-    assert "401" not in refused(paths["/list/notes"]["get"])
+    assert "401" not in rejected(paths["/list/notes"]["get"])
 
 
 async def test_a_bundle_is_described_with_its_members(start: Start, session: aiohttp.ClientSession) -> None:
@@ -82,7 +82,7 @@ async def test_a_bundle_is_described_with_its_members(start: Start, session: aio
     answer = bundle["responses"]["200"]["content"]["application/json"]["schema"]
     assert answer["properties"]["collections"]["propertyNames"]["enum"] == ["title", "body"]
     assert {} in bundle["security"]
-    assert "401" in refused(bundle)
+    assert "401" in rejected(bundle)
 
 
 async def test_a_batch_is_described_with_the_collections_of_its_namespace(
@@ -100,7 +100,7 @@ async def test_a_batch_is_described_with_the_collections_of_its_namespace(
     sets = parameters["params"]["content"]["application/json"]["schema"]["properties"]
     assert set(sets["mine"]["items"]["properties"]) == {"identity", "id"}
     assert sets["mine"]["items"]["required"] == ["id"]
-    assert refused(batch) == {"400", "408", "500", "503"}
+    assert rejected(batch) == {"400", "408", "500", "503"}
     inner = document["paths"]["/acme/batch/pull"]["get"]
     assert inner["parameters"][0]["schema"]["items"]["enum"] == ["inner"]
     assert inner["security"] == [{}]
@@ -218,12 +218,12 @@ async def test_a_route_names_the_rejections_that_its_rule_can_lead_to(
     limit = {"windowMs": 1000, "maxRequests": 5}
     metered = {**MINE, "name": "metered", "storagePath": "m/{identity}", "rateLimit": {"pull": limit}}
     paths = (await described(start, session, NOTES, MINE, metered))["paths"]
-    assert refused(paths["/pull/notes/{id}"]["get"]) == {"400", "408", "500", "503"}
-    assert refused(paths["/pull/u/{identity}/{id}"]["get"]) == {"400", "401", "403", "408", "500", "503"}
-    assert "429" in refused(paths["/pull/m/{identity}"]["get"])
-    assert "429" not in refused(paths["/push/m/{identity}"]["post"])
-    assert {"409", "413", "415"} <= refused(paths["/push/notes/{id}"]["post"])
-    assert refused(paths["/health"]["get"]) == {"400", "408", "500"}
+    assert rejected(paths["/pull/notes/{id}"]["get"]) == {"400", "408", "500", "503"}
+    assert rejected(paths["/pull/u/{identity}/{id}"]["get"]) == {"400", "401", "403", "408", "500", "503"}
+    assert "429" in rejected(paths["/pull/m/{identity}"]["get"])
+    assert "429" not in rejected(paths["/push/m/{identity}"]["post"])
+    assert {"409", "413", "415"} <= rejected(paths["/push/notes/{id}"]["post"])
+    assert rejected(paths["/health"]["get"]) == {"400", "408", "500"}
 
 
 async def test_a_service_with_public_hosts_may_reject_another(
@@ -233,10 +233,10 @@ async def test_a_service_with_public_hosts_may_reject_another(
         await start({"collections": [NOTES], "server": {"publicHosts": ["a.example"]}}), session
     )
     reply = await browser.request("GET", "/openapi.json", headers={"Host": "a.example"})
-    assert "421" in refused(reply.json["paths"]["/health"]["get"])
+    assert "421" in rejected(reply.json["paths"]["/health"]["get"])
 
 
-async def test_a_route_names_the_credentials_that_it_examines(
+async def test_a_route_names_the_credentials_that_it_needs(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     loose = {**NOTES, "name": "loose", "storagePath": "l/{id}", "requireAuth": False, "readRoles": ["admin"]}
@@ -298,14 +298,14 @@ async def test_a_log_is_described_with_its_bounds_and_elements(
     ]  # fmt: skip
     found = pull["responses"]["200"]["content"]["application/json"]["schema"]["properties"]["data"]
     assert found["properties"]["entries"]["items"] == {"$ref": "#/components/schemas/Element"}
-    assert refused(pull) == {"400", "408", "500", "503"}
+    assert rejected(pull) == {"400", "408", "500", "503"}
 
     append = paths["/push/notes/{id}"]["post"]
     body = append["requestBody"]["content"]["application/json"]["schema"]
     assert body["required"] == ["data", "authorPubkey", "authorSignature"]
     assert body["properties"]["data"]["allOf"][1] == {"$ref": "#/components/schemas/Data.notes"}
     assert "baseHash" not in body["properties"]
-    assert {"403", "409", "413", "415", "503"} <= refused(append)
+    assert {"403", "409", "413", "415", "503"} <= rejected(append)
     assert {"$ref": "#/components/parameters/idempotencyKey"} in append["parameters"]
     unsigned = paths["/push/p/{id}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert unsigned["required"] == ["data"]
@@ -333,7 +333,7 @@ async def test_files_are_described_with_their_media_types(
     assert set(push["requestBody"]["content"]) == {"image/png", "text/*"}
     assert set(pull["responses"]["200"]["content"]) == {"image/png", "text/*", "application/json"}
     assert set(pull["responses"]["206"]["content"]) == {"image/png", "text/*"}
-    assert "416" in refused(pull)
+    assert "416" in rejected(pull)
     names = [each["$ref"].rpartition("/")[2] for each in pull["parameters"] if "$ref" in each]
     assert names == ["ifNoneMatch", "range", "ifRange"]
 

@@ -315,9 +315,9 @@ async def test_unreadable_revocation_list_blocks_its_issuer_until_it_is_replaced
     key = f"u/{SUBJECT.user_id}/a"
     await store.put(f"_pysync/revocations/{SUBJECT.user_id}", stored)
     assert (await caller.pull(key)).error == (503, "store_unavailable")
-    healed = issuing.issue_revocation_list(SUBJECT, 1, subjects=[("0" * 64, 9_999_999_999)])
+    readable = issuing.issue_revocation_list(SUBJECT, 1, subjects=[("0" * 64, 9_999_999_999)])
     browser = Browser(base, session)
-    assert (await browser.request("POST", "/revocations", healed.text)).status == 200
+    assert (await browser.request("POST", "/revocations", readable.text)).status == 200
     assert (await caller.pull(key)).status == 200
 
 
@@ -391,9 +391,9 @@ async def test_a_rejected_schema_quotes_nothing_and_stops_at_the_first_fault(
     )
     assert first.status == 200
     base_hash = (await browser.pull("notes/a")).json["hash"]
-    refused = await browser.push("notes/a", {"a": 1, "b": 2}, base_hash)
-    assert refused.json["validator"] == "maxProperties"
-    assert "4242" not in refused.json["error"]
+    rejected = await browser.push("notes/a", {"a": 1, "b": 2}, base_hash)
+    assert rejected.json["validator"] == "maxProperties"
+    assert "4242" not in rejected.json["error"]
     many = await browser.push("notes/b", {"many": [1] * 100_000})
     assert (many.json["path"], many.json["validator"]) == ("/many/0", "type")
 

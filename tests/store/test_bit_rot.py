@@ -146,7 +146,7 @@ async def browser(start: Start, session: aiohttp.ClientSession, store: LocalStor
 Harm = Callable[[Path], None]
 
 
-def cut_short(path: Path) -> None:
+def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 7)
 
 
@@ -176,7 +176,7 @@ def replace_by_hand(path: Path) -> None:
     path.write_bytes(b"another picture")
 
 
-HARMS = [cut_short, empty, lengthen, flip, swap, replace_by_hand, Path.unlink]
+HARMS = [truncate, empty, lengthen, flip, swap, replace_by_hand, Path.unlink]
 SIZES = pytest.mark.parametrize("size", [70_000, 3_000_000], ids=["small", "large"])
 
 
@@ -294,8 +294,8 @@ async def test_document_replaces_a_damaged_file_over_an_empty_base(
     rot(path)
     assert len(await damages(store)) == 1
     for base in (None, "0" * 64):
-        refused = await browser.request("POST", f"/push/{KEY}", {"data": {}, "baseHash": base})
-        assert (refused.status, refused.json["currentHash"]) == (409, "")
+        rejected = await browser.request("POST", f"/push/{KEY}", {"data": {}, "baseHash": base})
+        assert (rejected.status, rejected.json["currentHash"]) == (409, "")
     assert (await browser.request("POST", f"/push/{KEY}", {"data": {}, "baseHash": ""})).status == 200
     assert (await browser.pull(KEY)).json["data"] == {}
     assert await damages(store) == []

@@ -80,8 +80,8 @@ def test_no_byte_of_a_document_changes_unnoticed(body: bytes, write_id: bytes) -
         with pytest.raises(DocumentCorrupt):
             _core.LogHead.read(damaged, "items")
     assert _core.LogHead.read(stored, "items").count == 0, "a document whose collection has logs now"
-    for cut in range(len(stored)):
-        assert served(stored[:cut]) is None
+    for length in range(len(stored)):
+        assert served(stored[:length]) is None
     for more in (b"}", b"\0", b"\n", stored):
         assert served(stored + more) is None
 
@@ -207,8 +207,8 @@ async def test_push_repairs_a_damaged_document_only_on_request(scene: Scene) -> 
     """A push on a version that this process has written itself needs nothing of what is there."""
     await damage(scene.store, "notes/a")
     for base in (None, "ab" * 32, scene.hash):
-        refused = await scene.browser.push("notes/a", {"amount": 7}, base)
-        assert (refused.status, refused.json["currentHash"]) == (409, "")
+        rejected = await scene.browser.push("notes/a", {"amount": 7}, base)
+        assert (rejected.status, rejected.json["currentHash"]) == (409, "")
     assert await scene.corrupt() == 3
     assert (await scene.browser.push("notes/a", {"amount": 7}, "")).status == 200
     assert (await scene.browser.pull("notes/a")).json["data"] == {"amount": 7}
@@ -270,7 +270,7 @@ async def test_nobody_gets_a_role_by_a_damaged_access_document(
         assert found.get("error", "") == entry
 
 
-async def test_a_stream_is_cut_where_a_damaged_access_document_decides(
+async def test_a_stream_is_aborted_where_a_damaged_access_document_decides(
     start: Start, session: aiohttp.ClientSession, subscribe: Listen
 ) -> None:
     """So nobody hears of what may not be theirs."""

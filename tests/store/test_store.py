@@ -107,8 +107,8 @@ async def test_too_many_waiting_writes_are_rejected(store: LocalStore) -> None:
     outcomes = await asyncio.gather(
         *(store.put(f"n/{n}", b"1") for n in range(4_196)), return_exceptions=True
     )
-    refused = sum(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
-    assert refused == 100
+    rejected = sum(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
+    assert rejected == 100
     assert len(await store.list("n", None, 10_000)) == 4_096
 
 
@@ -137,16 +137,16 @@ async def test_a_damaged_database_is_unavailable_and_never_empty(
         database.seek(DATA_PAGES * 4096)
         database.write(b"\xff" * (os.path.getsize(folder / "pysync.db") - DATA_PAGES * 4096))
     second = await LocalStore.open_folder(folder)
-    refused = 0
+    rejected = 0
     for n in range(200):
         try:
             found = await second.get(f"n/{n}")
         except StoreUnavailable:
-            refused += 1
+            rejected += 1
         else:
             assert isinstance(found, StoredObject)
             assert found.body == bytes(1000)
-    assert refused > 100
+    assert rejected > 100
     async with asyncio.timeout(60):  # a thread checks the file before it is called damaged
         while "damaged" not in caplog.text:
             await asyncio.sleep(0.01)

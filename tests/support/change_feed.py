@@ -33,16 +33,16 @@ class Ear:
         self.filter = {NOTES: {}} if interest is None else interest
         self.needs_authorization = False
         self.slow = False
-        self.heard: list[str] = []
+        self.delivered: list[str] = []
         self.is_writable = True
-        self.is_cut = False
+        self.is_aborted = False
         self.resets = 0
 
     def deliver(self, events: Sequence[Event]) -> None:
         for event in events:
             assert event.id > self.cursor
             self.cursor = event.id
-            self.heard.append(event.params["id"])
+            self.delivered.append(event.params["id"])
         self.is_writable = not self.slow
 
     def reset(self, cursor: str) -> None:
@@ -50,12 +50,12 @@ class Ear:
         self.resets += 1
 
     def abort(self) -> None:
-        self.is_cut = True
+        self.is_aborted = True
 
     async def drained(self) -> bool:
         await asyncio.sleep(0)
         self.is_writable = True
-        return not self.is_cut
+        return not self.is_aborted
 
 
 class Log(MemoryCoordinator):
@@ -128,6 +128,6 @@ def following(log: Log, most_missed: int = 20_000) -> Followed:
 
 async def until(ear: Ear, count: int) -> list[str]:
     """What the ear has heard once that is so much."""
-    while len(ear.heard) < count:
+    while len(ear.delivered) < count:
         await asyncio.sleep(0)
-    return ear.heard
+    return ear.delivered

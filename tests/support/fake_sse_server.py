@@ -13,7 +13,7 @@ class End(Enum):
     """What becomes of a connection after its last words."""
 
     CLOSE = auto()
-    CUT = auto()
+    ABORT = auto()
     HOLD = auto()
     """It stays open until the client closes it."""
 
@@ -65,7 +65,7 @@ class Streams:
         match script.end:
             case End.HOLD:
                 await reader.read()
-            case End.CUT:
+            case End.ABORT:
                 await writer.drain()
                 await script.go.wait()
                 writer.transport.abort()

@@ -153,7 +153,7 @@ class FaultyStore:
     ) -> str:
         """See `Store.write`."""
 
-        async def refuse(sha256: str) -> None:
+        async def reject(sha256: str) -> None:
             if received is not None:
                 await received(sha256)
             raise StoreUnavailable
@@ -161,7 +161,7 @@ class FaultyStore:
         return await self._call(
             "write",
             lambda: self._store.write(key, chunks, content_type, received),
-            lambda: self._store.write(key, chunks, content_type, refuse),
+            lambda: self._store.write(key, chunks, content_type, reject),
         )
 
     async def merge(

@@ -19,7 +19,7 @@ def s3_error(code: str, message: str = "Injected by a test.") -> bytes:
 
 
 class Abort:
-    name = "cut"
+    name = "abort"
 
 
 class LoseReply:
@@ -89,10 +89,10 @@ class Chaos:
     delay_s: float
 
     def draw(self) -> Fault | None:
-        cut, lose_reply, throttle, delay = self.shares
+        abort, lose_reply, throttle, delay = self.shares
         drawn = self.random.random()
         for share, make in (
-            (cut, Abort),
+            (abort, Abort),
             (lose_reply, LoseReply),
             (throttle, slow_down),
             (delay, lambda: Delay(self.random.uniform(0, self.delay_s))),

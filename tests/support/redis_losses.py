@@ -13,7 +13,7 @@ def client(server: RedisServer) -> Redis:
     return Redis.from_url(server.url, retry=Retry(NoBackoff(), 0))
 
 
-async def cut(server: RedisServer) -> None:
+async def drop_connections(server: RedisServer) -> None:
     """Close every connection."""
     async with client(server) as own:
         await own.client_kill_filter(_type="normal", skipme=True)

@@ -100,13 +100,13 @@ def parse(text: bytes) -> Any:
     """The value of a JSON text, integers beyond 64 bits as doubles. Raises InvalidJson and BodyTooDeep as the
     core does."""
 
-    def refuse(token: str) -> NoReturn:
+    def reject(token: str) -> NoReturn:
         raise ValueError(token)
 
     def double(token: str) -> float:
         number = float(token)
         if number in (float("inf"), float("-inf")):
-            refuse(token)
+            reject(token)
         return number
 
     def integer(token: str) -> int | float:
@@ -125,7 +125,7 @@ def parse(text: bytes) -> Any:
     try:
         value = json.loads(
             text.decode(),
-            parse_constant=refuse,
+            parse_constant=reject,
             parse_float=double,
             parse_int=integer,
             object_pairs_hook=members,

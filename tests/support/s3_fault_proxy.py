@@ -169,7 +169,7 @@ class FaultProxy:
         self,
         random: Random,
         *,
-        cut: float = 0.0,
+        abort: float = 0.0,
         lose_reply: float = 0.0,
         throttle: float = 0.0,
         delay: float = 0.0,
@@ -177,7 +177,7 @@ class FaultProxy:
     ) -> None:
         """From now on have such shares of all requests, those apart that meet a fault asked for, fail so; a
         delay lasts up to `delay_s`. `random` decides, request by request in the order of arrival."""
-        self._chaos = Chaos(random, (cut, lose_reply, throttle, delay), delay_s)
+        self._chaos = Chaos(random, (abort, lose_reply, throttle, delay), delay_s)
 
     def reset(self) -> None:
         """Forget all faults, rewrites and chaos. What is delayed now stays so."""

@@ -166,8 +166,11 @@ async def test_a_stream_resumes_at_a_place_of_version_0_1_0(
     stream = await subscribe(
         browser, headers={"Last-Event-ID": old_folder.said["place"]}, collections="notes"
     )
-    told = await stream.event()
-    assert (told.data["params"], told.data["hash"]) == ({"id": "a"}, old_folder.said["last"]["hash"])
+    delivered = await stream.event()
+    assert (delivered.data["params"], delivered.data["hash"]) == (
+        {"id": "a"},
+        old_folder.said["last"]["hash"],
+    )
 
 
 async def test_everything_of_version_0_1_0_is_counted(old: Old, serve: Serve, start: Start) -> None:

@@ -81,9 +81,9 @@ async def test_a_full_log_takes_no_more(node: Node) -> None:
     rules = LogSettings(max_items=3)
     results = await node.append_at_once(numbered(5), rules)
     assert [type(outcome) for outcome in results] == [WriteResult] * 3 + [AppendLimitExceeded] * 2
-    with pytest.raises(AppendLimitExceeded) as refused:
+    with pytest.raises(AppendLimitExceeded) as rejected:
         await node.append({}, rules=rules)
-    assert refused.value.extras == {"limit": 3}
+    assert rejected.value.extras == {"limit": 3}
     assert await node.datas() == numbered(3)
 
 
@@ -231,9 +231,9 @@ async def test_a_chunk_size_bounds_the_tail(make_node: MakeNode, store: Store) -
 
 async def test_too_many_waiting_appends_are_rejected_and_not_queued(node: Node) -> None:
     results = await node.append_at_once(numbered(MAX_WAITING + 100))
-    refused = [outcome for outcome in results if not isinstance(outcome, WriteResult)]
-    assert {type(outcome) for outcome in refused} == {StoreUnavailable}
-    assert len(refused) == 100
+    rejected = [outcome for outcome in results if not isinstance(outcome, WriteResult)]
+    assert {type(outcome) for outcome in rejected} == {StoreUnavailable}
+    assert len(rejected) == 100
     assert await node.datas() == numbered(MAX_WAITING)
     await node.append({})
 

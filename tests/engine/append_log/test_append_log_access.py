@@ -24,8 +24,8 @@ async def test_element_that_is_not_persisted_is_answered_and_forgotten(
     ahead = wall_clock_ms() + 100_000
     assert (await append(anyone, key, data, ts=ahead)).json["timestamp"] == ahead
     assert (await append(anyone, key, data, ts=1)).json["timestamp"] == 1, "there is no last one"
-    refused = await append(anyone, key, data, ts=wall_clock_ms() + 400_000)
-    assert refused.error == (400, "ts is too far in the future")
+    rejected = await append(anyone, key, data, ts=wall_clock_ms() + 400_000)
+    assert rejected.error == (400, "ts is too far in the future")
     for query in ("", "full=true", "last=3", "checkpoint=0&full=true"):
         pulled = await tail(anyone, key, query)
         assert (pulled.status, pulled.json["data"], pulled.json["hash"]) == (200, {"items": []}, "")
@@ -113,10 +113,10 @@ async def test_a_signature_covers_the_query_and_the_body(owner: Signed, anyone: 
 
 async def test_data_must_satisfy_the_schema(anyone: Browser, unique: Unique) -> None:
     key = unique("ages")
-    refused = await append(anyone, key, {"age": -1})
-    assert refused.status == 400
-    assert refused.json["error"].startswith("Schema validation failed: ")
-    assert (refused.json["path"], refused.json["validator"]) == ("/age", "minimum")
+    rejected = await append(anyone, key, {"age": -1})
+    assert rejected.status == 400
+    assert rejected.json["error"].startswith("Schema validation failed: ")
+    assert (rejected.json["path"], rejected.json["validator"]) == ("/age", "minimum")
     assert (await append(anyone, key, {})).json["validator"] == "required"
     assert (await append(anyone, key, {"age": 3})).status == 200
     assert len(await elements(anyone, key)) == 1
@@ -133,8 +133,8 @@ async def test_members_are_hidden_from_and_locked_to_others(
         ({"rank": None}, "rank"),
         ({"rank": 1, "salary": 1}, "rank"),
     ):
-        refused = await append(anyone, key, data)
-        assert refused.error == (403, f'Forbidden: field "{name}" requires roles: editor')
+        rejected = await append(anyone, key, data)
+        assert rejected.error == (403, f'Forbidden: field "{name}" requires roles: editor')
     extra = {"authorPubkey": "a", "authorSignature": "b"}
     last = await append(anyone, key, {"name": "Bea", "nested": {"salary": 1}}, **extra)
     assert last.status == 200

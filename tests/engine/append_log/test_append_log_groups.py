@@ -53,8 +53,8 @@ async def test_appends_at_once_under_different_rules_each_keep_to_their_own(node
     few, many = LogSettings(max_items=2), LogSettings()
     appends = [asyncio.ensure_future(node.append({"n": n}, rules=many if n % 2 else few)) for n in range(6)]
     results = await asyncio.gather(*appends, return_exceptions=True)
-    refused = [n for n, outcome in enumerate(results) if isinstance(outcome, AppendLimitExceeded)]
-    assert refused == [2, 4]
+    rejected = [n for n, outcome in enumerate(results) if isinstance(outcome, AppendLimitExceeded)]
+    assert rejected == [2, 4]
     assert await node.datas() == [{"n": n} for n in (0, 1, 3, 5)]
 
 

@@ -197,7 +197,7 @@ async def test_a_rejected_append_is_rejected_again_and_made_once_it_may_be(node:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("element", "refused", "rules"),
+    ("element", "rejected", "rules"),
     [
         (twin.Element(50, {"n": -1}), NonMonotonicTimestamp, LogSettings()),
         (twin.Element(2**50, {"n": -1}), TsTooFarAhead, LogSettings()),
@@ -205,15 +205,15 @@ async def test_a_rejected_append_is_rejected_again_and_made_once_it_may_be(node:
     ],
 )
 async def test_rejected_append_is_not_looked_up_when_it_is_repeated(
-    node: Node, element: twin.Element, refused: type[PysyncError], rules: LogSettings
+    node: Node, element: twin.Element, rejected: type[PysyncError], rules: LogSettings
 ) -> None:
     await node.append(twin.Element(100, {}))
-    with pytest.raises(refused):
+    with pytest.raises(rejected):
         await node.once(element, "k", rules)
     await node.append(*numbered(400))
     node.got.clear()
     for _ in range(3):
-        with pytest.raises(refused):
+        with pytest.raises(rejected):
             await node.once(element, "k", rules)
     assert len(node.got) <= 3
     await node.once({"other": 1}, "k")  # the key is free

@@ -29,8 +29,8 @@ async def test_a_log_takes_no_element_without_an_author_proof(
     anyone: Browser, unique: Unique, members: dict[str, Any]
 ) -> None:
     key = unique("authored")
-    refused = await append(anyone, key, {}, **members)
-    assert refused.error == (400, "append requires authorPubkey and authorSignature")
+    rejected = await append(anyone, key, {}, **members)
+    assert rejected.error == (400, "append requires authorPubkey and authorSignature")
     assert await elements(anyone, key) == []
 
 
@@ -58,8 +58,8 @@ async def test_an_author_proof_is_checked_kept_and_returned(anyone: Browser, uni
 async def test_an_author_signs_what_is_stored(anyone: Browser, unique: Unique) -> None:
     key = unique("authored")
     assert (await append(anyone, key, {"n": 1, "__proto__": 2}, **proof(ISSUER, key, {"n": 1}))).status == 200
-    refused = await append(anyone, key, {"n": 1, "__proto__": 2}, **proof(ISSUER, key, {"n": 2}))
-    assert refused.status == 403
+    rejected = await append(anyone, key, {"n": 1, "__proto__": 2}, **proof(ISSUER, key, {"n": 2}))
+    assert rejected.status == 403
 
 
 async def test_an_author_proof_does_not_cover_the_time(anyone: Browser, unique: Unique) -> None:
@@ -73,11 +73,11 @@ async def test_the_author_is_the_presenter_of_a_signed_request(member: Signed, u
     key = f"{unique('rooms')}/messages"
     assert (await append(member, key, {"n": 1}, **proof(SUBJECT, key, {"n": 1}))).status == 200
     for other, data in ((ISSUER, {"n": 1}), (ISSUER, {"n": 2})):
-        refused = await append(member, key, {"n": 1}, **proof(other, key, data))
-        assert refused.error == (403, "append author must be the request presenter")
+        rejected = await append(member, key, {"n": 1}, **proof(other, key, data))
+        assert rejected.error == (403, "append author must be the request presenter")
     shouted = {**proof(SUBJECT, key, {"n": 1}), "authorPubkey": SUBJECT.ed_pub.upper()}
-    refused = await append(member, key, {"n": 1}, **shouted)
-    assert refused.error == (403, "append author must be the request presenter"), "compared as text"
+    rejected = await append(member, key, {"n": 1}, **shouted)
+    assert rejected.error == (403, "append author must be the request presenter"), "compared as text"
     wrong = await append(member, key, {"n": 2}, **proof(SUBJECT, key, {"n": 1}))
     assert wrong.error == (403, "invalid append author signature")
     assert len(await elements(member, key)) == 1

@@ -81,9 +81,9 @@ async def test_a_client_may_date_its_elements(anyone: Browser, unique: Unique) -
     assert (await append(anyone, key, {}, ts=0)).json["timestamp"] == 0
     assert (await append(anyone, key, {}, ts=7)).json["timestamp"] == 7
     for late in (7, 6, 0):
-        refused = await append(anyone, key, {}, ts=late)
-        assert refused.status == 409
-        assert refused.json == {"error": "non_monotonic_timestamp", "code": "non_monotonic_timestamp"}
+        rejected = await append(anyone, key, {}, ts=late)
+        assert rejected.status == 409
+        assert rejected.json == {"error": "non_monotonic_timestamp", "code": "non_monotonic_timestamp"}
     ahead = wall_clock_ms() + 200_000
     assert (await append(anyone, key, {}, ts=ahead)).json["timestamp"] == ahead
     assert (await append(anyone, key, {})).json["timestamp"] == ahead + 1, "the server's time is later still"
@@ -93,9 +93,9 @@ async def test_a_client_may_date_its_elements(anyone: Browser, unique: Unique) -
 
 async def test_a_time_too_far_ahead_is_rejected(anyone: Browser, unique: Unique) -> None:
     key = unique("log")
-    refused = await append(anyone, key, {}, ts=wall_clock_ms() + 400_000)
-    assert refused.error == (400, "ts is too far in the future")
-    assert refused.json["code"] == "ts_too_far_ahead"
+    rejected = await append(anyone, key, {}, ts=wall_clock_ms() + 400_000)
+    assert rejected.error == (400, "ts is too far in the future")
+    assert rejected.json["code"] == "ts_too_far_ahead"
     assert (await append(anyone, key, {}, ts=10**30)).json["code"] == "ts_too_far_ahead"
     assert await elements(anyone, key) == []
 
@@ -103,9 +103,9 @@ async def test_a_time_too_far_ahead_is_rejected(anyone: Browser, unique: Unique)
 @pytest.mark.parametrize("ts", ["-1", '"1"', "1.5", "true", "[]", "{}"])
 async def test_a_time_that_is_none_is_rejected(anyone: Browser, unique: Unique, ts: str) -> None:
     body = b'{"data":{},"ts":%b}' % ts.encode()
-    refused = await anyone.request("POST", f"/push/{unique('log')}", body)
-    assert refused.error == (400, "ts must be a non-negative integer")
-    assert refused.json["code"] == "invalid_ts"
+    rejected = await anyone.request("POST", f"/push/{unique('log')}", body)
+    assert rejected.error == (400, "ts must be a non-negative integer")
+    assert rejected.json["code"] == "invalid_ts"
 
 
 async def test_unsafe_keys_are_dropped_but_not_inside_arrays(anyone: Browser, unique: Unique) -> None:
@@ -149,8 +149,8 @@ async def test_a_bad_body_is_rejected_and_nothing_is_appended(
 async def test_bodies_are_json_plain_or_gzip_and_bounded(anyone: Browser, unique: Unique) -> None:
     key, target = unique("entries"), f"/push/{unique('entries')}"
     for media_type in ("text/plain", "application/octet-stream", "x/y; application/json"):
-        refused = await anyone.request("POST", target, b'{"data":{}}', {"Content-Type": media_type})
-        assert refused.error == (415, "Content-Type must be application/json")
+        rejected = await anyone.request("POST", target, b'{"data":{}}', {"Content-Type": media_type})
+        assert rejected.error == (415, "Content-Type must be application/json")
     typed = {"Content-Type": "Application/JSON; charset=utf-8"}
     assert (await anyone.request("POST", target, b'{"data":{}}', typed)).status == 200
     zipped = {"Content-Encoding": "gzip"}
@@ -170,9 +170,9 @@ async def test_a_full_log_takes_no_more(anyone: Browser, unique: Unique) -> None
     key = unique("few")
     answers = await asyncio.gather(*(append(anyone, key, {"n": n}) for n in range(6)))
     assert sorted(answer.status for answer in answers) == [200] * 4 + [409] * 2
-    refused = await append(anyone, key, {})
-    assert refused.status == 409
-    assert refused.json == {"error": "append_limit_exceeded", "code": "append_limit_exceeded", "limit": 4}
+    rejected = await append(anyone, key, {})
+    assert rejected.status == 409
+    assert rejected.json == {"error": "append_limit_exceeded", "code": "append_limit_exceeded", "limit": 4}
 
 
 # Pull

@@ -341,9 +341,9 @@ async def test_the_service_says_from_where_a_log_can_be_read(
     items = (await tail(browser, "log/a", "full=1")).json["data"]["items"]
     first = items[0]["ts"]
     assert 24 <= first <= 28
-    refused = await tail(browser, "log/a", f"checkpoint={first - 2}")
-    assert refused.error == (400, "checkpoint_too_old")
-    assert refused.json["earliest"] == first - 1
+    rejected = await tail(browser, "log/a", f"checkpoint={first - 2}")
+    assert rejected.error == (400, "checkpoint_too_old")
+    assert rejected.json["earliest"] == first - 1
     assert (await tail(browser, "log/a", f"checkpoint={first - 1}")).json["data"]["items"] == items
     query = {"collections": "log", "params": json.dumps({"log": [{"id": "a"}] * 2})}
     query["appendParams"] = json.dumps({"log": [{"since": 0}, {"since": first - 1}]})

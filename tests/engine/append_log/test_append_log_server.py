@@ -115,14 +115,14 @@ async def test_a_checkpoint_may_be_too_old(start: Start, session: aiohttp.Client
     assert len(await elements(browser, "log/a", "full=1")) == 10, "the whole log is asked for by name"
 
 
-async def test_a_checkpoint_read_that_was_cut_says_so(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_a_truncated_checkpoint_read_says_so(start: Start, session: aiohttp.ClientSession) -> None:
     log = {**LOG, "appendOnly": {**PLAIN, "maxPullLimit": 5}}
     browser = Browser(await start({"collections": [log]}), session)
     for n in range(1, 11):
         await append(browser, "log/a", {"n": n}, ts=n)
-    cut = dict.fromkeys(("checkpoint=0", "since=4"), True)
+    truncated = dict.fromkeys(("checkpoint=0", "since=4"), True)
     whole = ("checkpoint=5", "checkpoint=9", "checkpoint=10", "last=5", "checkpoint=0&last=5", "full=1")
-    for query, has_more in {**cut, **dict.fromkeys(whole, False)}.items():
+    for query, has_more in {**truncated, **dict.fromkeys(whole, False)}.items():
         answer = await tail(browser, "log/a", query)
         wanted = {"data", "hash", "timestamp"} | ({"hasMore"} if has_more else set())
         assert answer.json.keys() == wanted, query
@@ -133,7 +133,7 @@ async def test_a_checkpoint_read_that_was_cut_says_so(start: Start, session: aio
     assert "hasMore" not in (await tail(browser, "log/none", "checkpoint=0")).json
 
 
-async def test_a_long_answer_that_was_cut_says_so_at_its_end(
+async def test_a_long_truncated_answer_says_so_at_its_end(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     permissions = {"secret": {"readRoles": ["admin"]}}
@@ -197,29 +197,29 @@ async def test_rejections_come_in_the_order_of_documents(
     mine, key = f"/push/u/{SUBJECT.user_id}/a", f"u/{SUBJECT.user_id}/a"
     text = {"Content-Type": "text/plain"}
 
-    async def refused(*sent: Any, by: Browser = caller, to: str = mine) -> tuple[int, str]:
+    async def rejected(*sent: Any, by: Browser = caller, to: str = mine) -> tuple[int, str]:
         return (await by.request("POST", to, *sent)).error
 
     def body(data: Any, **changed: str) -> bytes:
         return orjson.dumps({"data": data, **proof(SUBJECT, key, data), **changed})
 
-    assert await refused(b"x" * 3000, text, by=Browser(base, session)) == (401, "Unauthorized")
-    assert await refused(b"x" * 3000, text) == (415, "Content-Type must be application/json")
-    assert await refused(b"x" * 3000) == (413, "Payload too large")
+    assert await rejected(b"x" * 3000, text, by=Browser(base, session)) == (401, "Unauthorized")
+    assert await rejected(b"x" * 3000, text) == (415, "Content-Type must be application/json")
+    assert await rejected(b"x" * 3000) == (413, "Payload too large")
     others_target = f"/push/u/{STRANGER.user_id}/a"
-    assert await refused(b"{", to=others_target) == (403, "Forbidden")
-    assert await refused(b'{"data":{"pay":1},"ts":-1') == (400, "Invalid JSON body")
-    assert await refused(b'{"data":{"pay":1},"ts":-1}') == (400, "ts must be a non-negative integer")
+    assert await rejected(b"{", to=others_target) == (403, "Forbidden")
+    assert await rejected(b'{"data":{"pay":1},"ts":-1') == (400, "Invalid JSON body")
+    assert await rejected(b'{"data":{"pay":1},"ts":-1}') == (400, "ts must be a non-negative integer")
     bad = {"pay": 1, "n": "x"}
     missing = (400, "append requires authorPubkey and authorSignature")
-    assert await refused({"data": bad}) == missing
+    assert await rejected({"data": bad}) == missing
     presenter = (403, "append author must be the request presenter")
-    assert await refused(body(bad, authorPubkey=ISSUER.ed_pub)) == presenter
-    assert await refused(body(bad, authorSignature="x")) == (403, "invalid append author signature")
-    assert await refused(body(bad)) == (403, 'Forbidden: field "pay" requires roles: admin')
-    status, error = await refused(body({"n": "x"}), {"Idempotency-Key": ""})
+    assert await rejected(body(bad, authorPubkey=ISSUER.ed_pub)) == presenter
+    assert await rejected(body(bad, authorSignature="x")) == (403, "invalid append author signature")
+    assert await rejected(body(bad)) == (403, 'Forbidden: field "pay" requires roles: admin')
+    status, error = await rejected(body({"n": "x"}), {"Idempotency-Key": ""})
     assert (status, error.startswith("Schema validation failed: ")) == (400, True)
-    status, error = await refused(body({"n": 1}), {"Idempotency-Key": ""})
+    status, error = await rejected(body({"n": 1}), {"Idempotency-Key": ""})
     assert error.startswith("Idempotency-Key must be")
     assert (await caller.request("POST", mine, body({"n": 1}))).status == 200
 

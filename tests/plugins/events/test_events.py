@@ -34,7 +34,7 @@ COLUMNS = [
     "event_type", "event", "distinct_id", "anonymous_id", "ts", "message_id", "properties", "context", "dt",
     "received_at", "extra",
 ]  # fmt: skip
-REFUSED = (400, "Missing or invalid events")
+REJECTED = (400, "Missing or invalid events")
 
 
 async def table(browser: Browser, batch_id: str, app: str = "web") -> Any:
@@ -139,7 +139,7 @@ async def test_malformed_batch_is_rejected_and_stored_nowhere(
     store = MemoryStore()
     browser = Browser(await start(SERVICE, store), session)
     answer = await browser.push("events/web/new", data)
-    assert answer.error == REFUSED
+    assert answer.error == REJECTED
     assert answer.json["code"] == "invalid_events"
     assert [found.key async for found in store.walk("")] == []
 
@@ -294,12 +294,12 @@ async def test_a_repeated_push_is_answered_although_its_file_was_deleted_or_merg
 
 async def test_a_push_that_is_rejected_leaves_its_idempotency_key_free(browser: Browser) -> None:
     once = {"Idempotency-Key": "k"}
-    refused: list[dict[str, Any]] = [{"events": []}, {"events": [1]}, {}, {"events": [1]}]
-    for bad in refused:
-        assert (await browser.push("events/web/new", bad, None, once)).error == REFUSED
+    rejected: list[dict[str, Any]] = [{"events": []}, {"events": [1]}, {}, {"events": [1]}]
+    for bad in rejected:
+        assert (await browser.push("events/web/new", bad, None, once)).error == REJECTED
     stored = await pushed(browser, {"event": "e"}, **once)
     assert await pushed(browser, {"event": "e"}, **once) == stored
-    assert (await browser.push("events/web/new", {"events": [1]}, None, once)).error == REFUSED
+    assert (await browser.push("events/web/new", {"events": [1]}, None, once)).error == REJECTED
     assert await listed(browser) == [stored["batchId"]]
 
 

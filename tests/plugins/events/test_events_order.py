@@ -59,7 +59,7 @@ async def folder(start: Start, session: aiohttp.ClientSession, tmp_path: Path) -
 
 
 @pytest.mark.slow
-async def test_listing_beside_two_writers_misses_nothing(folder: Folder) -> None:
+async def test_listing_during_two_writes_misses_nothing(folder: Folder) -> None:
     early, late = FakeClock(1_700_000_000_000), FakeClock(1_700_000_000_777)
     workers = [await folder.worker(early), await folder.worker(late)]
     stored: list[str] = []
@@ -183,8 +183,8 @@ async def test_nothing_comes_of_a_batch_once_it_is_given_up(
         pushing = asyncio.ensure_future(browser.push("events/web/new", {"events": [{"event": "a"}]}))
         await arrived.wait()
         time.now_s += INGEST_TIMEOUT_S
-        refused = await pushing
-    assert refused.status == 503
+        rejection = await pushing
+    assert rejection.status == 503
     release.set()
     assert await listed(browser) == []
 
@@ -246,9 +246,9 @@ async def test_batches_above_the_queue_limit_are_rejected_until_there_is_room() 
     batch = b'{"events":[{"event":"%b"}]}' % (b"x" * 60)
     first = asyncio.ensure_future(encoder.encode(batch, "now"))
     await asyncio.sleep(0)
-    with pytest.raises(Unavailable) as refused:
+    with pytest.raises(Unavailable) as rejection:
         await encoder.encode(batch, "now")
-    assert refused.value.headers == {"Retry-After": "1"}
+    assert rejection.value.headers == {"Retry-After": "1"}
     assert await first == await encoder.encode(batch, "now")
     with pytest.raises(InvalidEvents):
         await encoder.encode(b'{"events":[]}', "now")

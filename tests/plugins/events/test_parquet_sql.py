@@ -312,9 +312,9 @@ def test_keys_that_duckdb_would_misread_are_rejected(
     if glob and not key:
         assert duckdb_read_parquet_sql(store, key, glob=True).uri == "s3://lake/events/*.parquet"
         return
-    with pytest.raises(ValueError, match=re.escape(message)) as refused:
+    with pytest.raises(ValueError, match=re.escape(message)) as rejected:
         duckdb_read_parquet_sql(store, key, glob=glob)
-    assert "hush" not in str(refused.value)
+    assert "hush" not in str(rejected.value)
 
 
 def test_a_session_token_needs_credentials() -> None:

@@ -158,9 +158,9 @@ def test_missing_code_is_reported_with_its_location(code_module: str) -> None:
         {"source": "notes", "target": "nowhere:f", "id": "{id}"},
         {"source": "notes", "target": "lists/{space}", "name": "y", "project": f"{code_module}:number"},
     )
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError) as rejected:
         projections_of(parse({"version": 1, **value}))
-    (one, other, third) = [(problem.path, problem.message) for problem in refused.value.problems]
+    (one, other, third) = [(problem.path, problem.message) for problem in rejected.value.problems]
     assert one[0] == "projections[1]"
     assert f"{code_module} has no shouts; did you mean shouted?" in one[1]
     assert other == ("projections[2]", "there is no module nowhere")
@@ -177,7 +177,7 @@ def test_check_reads_the_code_next_to_the_file(shell: Shell, tmp_path: Path) -> 
 
 
 FILES = {"name": "files", "storagePath": "files/{space}", "allowedMimeTypes": ["image/png"]}
-TOLD = {"name": "told", "storagePath": "told/{space}", "appendOnly": {"persist": False}}
+NOTIFIED = {"name": "told", "storagePath": "told/{space}", "appendOnly": {"persist": False}}
 BATCHES = {"name": "batches", "storagePath": "batches/{space}/{batchId}"}
 INDEX = {"name": "index", "storagePath": "notes/{space}/index"}
 
@@ -200,7 +200,7 @@ INDEX = {"name": "index", "storagePath": "notes/{space}/index"}
     ],
 )
 def test_impossible_projection_is_rejected(changed: Any, path: str, message: str) -> None:
-    collections = (NOTES, JOURNAL, LISTS, FILES, TOLD, BATCHES)
+    collections = (NOTES, JOURNAL, LISTS, FILES, NOTIFIED, BATCHES)
     events = [{"collection": "batches", "storagePath": "batches/{space}/{batchId}"}]
     value = config(*collections, projections=[TITLES | changed], events=events)
     assert (f"projections[0].{path}", message) in faults(value)

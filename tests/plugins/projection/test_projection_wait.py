@@ -97,8 +97,8 @@ async def test_the_answer_says_that_a_list_is_behind(start: Start, session: aioh
     assert answer["projected"] is False
     assert answer["hash"] == (await browser.pull("notes/s/a")).json["hash"]
     assert "projected" not in await push(browser, "journals/s", {})
-    refused = await browser.push("notes/s/a", {"title": "B"}, "0" * 64)
-    assert (refused.status, "projected" in refused.json) == (409, False)
+    rejected = await browser.push("notes/s/a", {"title": "B"}, "0" * 64)
+    assert (rejected.status, "projected" in rejected.json) == (409, False)
 
 
 async def test_while_too_many_pushes_wait_others_are_answered_at_once(

@@ -113,11 +113,11 @@ class Contested(MemoryStore):
 
     async def put(self, key: str, *arguments: Any, **options: Any) -> str:
         if key == "lists/s":
-            self.refused += 1
+            self.rejected += 1
             raise EtagMismatch
         return await super().put(key, *arguments, **options)
 
-    refused = 0
+    rejected = 0
 
 
 @pytest.mark.parametrize(("said", "attempts"), [({}, 9), ({"maxRetries": 2}, 3), ({"maxRetries": 0}, 1)])
@@ -129,7 +129,7 @@ async def test_after_max_retries_the_change_is_logged_and_dropped(
     await site.note("a", title="A")
     await site.note("a", space="t", title="A")
     await site.fold()
-    assert store.refused == attempts
+    assert store.rejected == attempts
     assert "lists/s is written by others all the time" in caplog.text
     assert site.count("drops") == 1
     assert await site.items("lists/t") == [entry("a", title="A")]

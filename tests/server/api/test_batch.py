@@ -199,7 +199,7 @@ async def test_the_identity_is_the_callers_where_none_is_given(anyone: Browser) 
         assert entries(await batch(anyone, "mine", params=nothing), "mine") == missing
 
 
-async def test_a_collection_with_no_param_sets_asks_for_nothing(anyone: Browser, store: FaultyStore) -> None:
+async def test_a_collection_with_no_param_sets_requests_nothing(anyone: Browser, store: FaultyStore) -> None:
     await store.put("mine", stored({"n": 1}))
     reads = store.calls["get"]
     mine = root(anyone.base, anyone.session)
@@ -211,8 +211,8 @@ async def test_a_collection_with_no_param_sets_asks_for_nothing(anyone: Browser,
     assert unknown.headers["Cache-Control"] == "no-cache"
     alone = await batch(anyone, "notes", params={"notes": []}, append={"notes": []})
     assert (alone.status, alone.json["collections"]) == (200, {"notes": []})
-    refused = await batch(anyone, "log", params={"log": []}, append={"log": [{"last": 1}]})
-    assert refused.error == (400, "Invalid appendParams parameter")
+    rejected = await batch(anyone, "log", params={"log": []}, append={"log": [{"last": 1}]})
+    assert rejected.error == (400, "Invalid appendParams parameter")
     assert store.calls["get"] <= reads + 1, "the revocation list at most"
 
 
@@ -480,8 +480,8 @@ async def test_each_named_collection_counts_once(start: Start, session: aiohttp.
     browser = Browser(await start(service), session)
     for _ in range(2):
         assert (await batch(browser, "b", "a", params={"a": IDS[:3]})).status == 200
-    refused = await batch(browser, "a", "b")
-    assert refused.error == (429, "Rate limit exceeded")
+    rejected = await batch(browser, "a", "b")
+    assert rejected.error == (429, "Rate limit exceeded")
     assert (await batch(browser, "b")).status == 200
 
 

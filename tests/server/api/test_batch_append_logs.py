@@ -280,7 +280,7 @@ async def test_after_a_checkpoint_come_the_oldest_elements(anyone: Browser, stor
     assert pages == 5
 
 
-async def test_an_entry_that_was_cut_says_so(anyone: Browser, store: FaultyStore) -> None:
+async def test_a_truncated_entry_says_so(anyone: Browser, store: FaultyStore) -> None:
     await append(store, "short", "short/a", ALL[:9])
     wanted = [*({"since": since} for since in (0, 20, 10, 90)), {"last": 7}, {"since": 0, "last": 3}]
     found = await tails(anyone, "short", *wanted)
@@ -664,5 +664,5 @@ async def test_each_named_log_counts_once(start: Start, session: aiohttp.ClientS
     browser = Browser(await start({"collections": [log("log", "log/{id}") | metered]}), session)
     for _ in range(2):
         assert len(await tails(browser, "log", {"last": 1}, {"last": 2}, None)) == 3
-    refused = await batch(browser, "log")
-    assert refused.error == (429, "Rate limit exceeded")
+    rejected = await batch(browser, "log")
+    assert rejected.error == (429, "Rate limit exceeded")

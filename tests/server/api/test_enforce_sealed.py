@@ -104,10 +104,10 @@ async def test_plaintext_is_rejected_and_nothing_is_stored(
     browser: Browser, store: MemoryStore, data: dict[str, Any]
 ) -> None:
     for key in ("teams/a/plans/b", "vault/u/x", "board/b/part"):
-        refused = await browser.push(key, data)
-        assert refused.error == NOT_SEALED
-        assert refused.json["code"] == "not_sealed"
-        assert "plain" not in refused.body.decode()
+        rejected = await browser.push(key, data)
+        assert rejected.error == NOT_SEALED
+        assert rejected.json["code"] == "not_sealed"
+        assert "plain" not in rejected.body.decode()
     assert (await browser.request("POST", "/push/chat/a", {"data": data})).error == NOT_SEALED
     assert [listed async for listed in store.walk("")] == []
     assert (await browser.push("lax/a", data)).status == 200
@@ -144,7 +144,7 @@ async def test_forbidden_push_is_rejected_before_its_data_is_checked(
 )
 def test_only_documents_that_clients_encrypt_can_be_held_to_it(members: dict[str, Any], message: str) -> None:
     collection = {"name": "a", "storagePath": "a/{id}", **OPEN, **members}
-    with pytest.raises(config.ConfigError) as refused:
+    with pytest.raises(config.ConfigError) as rejected:
         config.parse({"version": 1, "store": "memory:", "collections": [collection]})
-    assert message in str(refused.value)
-    assert "enforceSealed" in json.dumps([problem.path for problem in refused.value.problems])
+    assert message in str(rejected.value)
+    assert "enforceSealed" in json.dumps([problem.path for problem in rejected.value.problems])

@@ -157,7 +157,7 @@ async def test_unreadable_subscription_is_rejected_before_the_stream_begins(
     stranger = Signed(browser.base, session, STRANGER, root_device(STRANGER))
     forged = {"Authorization": "Cap eyJ9"}
 
-    async def refused(who: Browser, headers: dict[str, str] | None = None, **query: Any) -> tuple[int, str]:
+    async def rejected(who: Browser, headers: dict[str, str] | None = None, **query: Any) -> tuple[int, str]:
         stream = await subscribe(who, headers=headers, **query)
         assert stream.headers["Content-Type"] == "application/json"
         return stream.status, json.loads(stream.body)["error"]
@@ -171,22 +171,22 @@ async def test_unreadable_subscription_is_rejected_before_the_stream_begins(
         {"notes": {"id": "a/b"}},
     ]
     for sets in malformed:
-        assert await refused(browser, params=sets) == (400, "Invalid params parameter")
+        assert await rejected(browser, params=sets) == (400, "Invalid params parameter")
     for value in (True, None, ["a"], "", "x" * 256):
-        assert await refused(browser, params={"notes": {"id": value}}) == (400, "Invalid params parameter")
-    assert await refused(browser, collections="notes,other") == (400, "Collection not found")
-    assert await refused(browser, params={"other": {}}) == (400, "Collection not found")
-    assert await refused(browser, collections="notes", params={"rooms": {}}) == (400, "Collection not found")
-    assert await refused(browser, collections=",") == (
+        assert await rejected(browser, params={"notes": {"id": value}}) == (400, "Invalid params parameter")
+    assert await rejected(browser, collections="notes,other") == (400, "Collection not found")
+    assert await rejected(browser, params={"other": {}}) == (400, "Collection not found")
+    assert await rejected(browser, collections="notes", params={"rooms": {}}) == (400, "Collection not found")
+    assert await rejected(browser, collections=",") == (
         400,
         "Missing required query parameter: collections",
     )
-    assert await refused(browser, collections="rooms,mine") == (401, "Unauthorized")
-    assert await refused(browser, collections="sealed") == (401, "Unauthorized")
-    assert await refused(browser, forged, collections="rooms") == (401, "Unauthorized")
-    assert await refused(browser, forged) == (401, "Unauthorized")
-    assert await refused(stranger, collections="rooms,sealed") == (403, "Forbidden")
-    assert await refused(stranger, params={"mine": {"identity": ISSUER.user_id}}, collections="mine") == (
+    assert await rejected(browser, collections="rooms,mine") == (401, "Unauthorized")
+    assert await rejected(browser, collections="sealed") == (401, "Unauthorized")
+    assert await rejected(browser, forged, collections="rooms") == (401, "Unauthorized")
+    assert await rejected(browser, forged) == (401, "Unauthorized")
+    assert await rejected(stranger, collections="rooms,sealed") == (403, "Forbidden")
+    assert await rejected(stranger, params={"mine": {"identity": ISSUER.user_id}}, collections="mine") == (
         403,
         "Forbidden",
     )
@@ -230,9 +230,9 @@ async def test_a_subscription_counts_as_a_pull_of_each_collection_that_it_names(
     browser = await serve(NOTES, limited)
     assert (await subscribe(browser, collections="limited,notes")).status == 200
     assert (await browser.pull("limited/a")).status == 200
-    refused = await subscribe(browser, collections="limited,notes")
-    assert (refused.status, json.loads(refused.body)["error"]) == (429, "Rate limit exceeded")
-    assert "Retry-After" in refused.headers
+    rejected = await subscribe(browser, collections="limited,notes")
+    assert (rejected.status, json.loads(rejected.body)["error"]) == (429, "Rate limit exceeded")
+    assert "Retry-After" in rejected.headers
     assert (await subscribe(browser, collections="notes")).status == 200
 
 

@@ -130,8 +130,8 @@ async def test_an_empty_file_is_a_file(browser: Browser) -> None:
         pulled = await browser.pull("photos/a", headers)
         assert (pulled.status, pulled.body, pulled.headers["Content-Length"]) == (200, b"", "0")
         assert pulled.headers["ETag"] == f'"{EMPTY}"'
-    refused = await browser.pull("photos/a", {"Range": "bytes=0-"})
-    assert (refused.status, refused.headers["Content-Range"]) == (416, "bytes */0")
+    rejected = await browser.pull("photos/a", {"Range": "bytes=0-"})
+    assert (rejected.status, rejected.headers["Content-Range"]) == (416, "bytes */0")
 
 
 @pytest.mark.parametrize("condition", [f'"{HASH}"', f'W/"{HASH}"', f'"x", "{HASH}"', "*"])
@@ -200,11 +200,11 @@ async def test_a_range_is_answered_with_that_part(
 )
 async def test_a_range_beyond_the_file_is_rejected_with_its_size(browser: Browser, range_: str) -> None:
     await put(browser, "photos/a")
-    refused = await browser.pull("photos/a", {"Range": range_})
-    assert refused.error == (416, "Range not satisfiable")
-    assert refused.json["code"] == "range_not_satisfiable"
-    assert refused.headers["Content-Range"] == "bytes */2048"
-    assert refused.headers["Cache-Control"] == "no-store"
+    rejected = await browser.pull("photos/a", {"Range": range_})
+    assert rejected.error == (416, "Range not satisfiable")
+    assert rejected.json["code"] == "range_not_satisfiable"
+    assert rejected.headers["Content-Range"] == "bytes */2048"
+    assert rejected.headers["Cache-Control"] == "no-store"
 
 
 @pytest.mark.parametrize(
@@ -270,8 +270,8 @@ async def test_media_types_are_compared_without_parameters(browser: Browser) -> 
         assert answer.status == status, sent
         if status == 200:
             assert (await browser.pull(key)).headers["Content-Type"] == sent
-    refused = await put(browser, "photos/d", headers={"Content-Type": "text/html"})
-    assert refused.error == (415, "Content-Type must be image/*, text/plain")
+    rejected = await put(browser, "photos/d", headers={"Content-Type": "text/html"})
+    assert rejected.error == (415, "Content-Type must be image/*, text/plain")
     mixed = await put(browser, "mixed/d", headers={"Content-Type": "text/html"})
     assert mixed.error == (415, "Content-Type must be application/json, image/png")
     assert (await browser.pull("photos/d")).json["hash"] == ""
@@ -340,8 +340,8 @@ async def test_file_replaces_a_document_and_back(browser: Browser) -> None:
     await put(browser, "mixed/a")
     assert (await browser.pull("mixed/a")).body == BYTES
     for base in (None, "", EMPTY):
-        refused = await browser.push("mixed/a", {"n": 2}, base)
-        assert (refused.status, refused.json["currentHash"]) == (409, HASH)
+        rejected = await browser.push("mixed/a", {"n": 2}, base)
+        assert (rejected.status, rejected.json["currentHash"]) == (409, HASH)
     assert (await browser.push("mixed/a", {"n": 2}, HASH)).status == 200
     assert (await browser.pull("mixed/a")).json["data"] == {"n": 2}
     assert (await browser.push("mixed/a", {"n": 3}, HASH)).status == 409

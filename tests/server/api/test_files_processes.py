@@ -226,7 +226,7 @@ async def test_a_file_that_is_being_read_stays_what_it_was(
         writer.close()
 
 
-async def test_a_file_that_is_cut_short_on_the_disk_cuts_the_answer(
+async def test_a_file_that_is_truncated_on_the_disk_aborts_the_answer(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:
     async with serving(tmp_path, collections=[FILES]) as process:

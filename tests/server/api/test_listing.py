@@ -177,8 +177,8 @@ async def test_the_route_exists_only_where_the_collection_is_listable(
     browser = Browser(await start(SERVICE), session)
     assert (await browser.request("GET", "/list/plain")).error == (404, "Not found")
     assert (await browser.request("GET", "/list/notes/n")).error == (404, "Not found")
-    refused = await browser.request("POST", "/list/notes", {})
-    assert (refused.status, refused.headers["Allow"]) == (405, "GET, HEAD")
+    rejected = await browser.request("POST", "/list/notes", {})
+    assert (rejected.status, rejected.headers["Allow"]) == (405, "GET, HEAD")
     assert (await browser.request("GET", "/list/a/b%2Fd/c")).error == (400, "Invalid path parameter")
 
 
@@ -364,8 +364,8 @@ async def test_list_reads_a_bounded_number_of_denied_names(
     names = [f"a{n:05}" for n in range(2 * listing.MAX_DENIED)]
     caller, store = await lister(start, session, "!rooms/a*", names=["Z", *names, "b"])
     assert await listed(caller, "/list/rooms?limit=5") == (["Z"], True)
-    refused = await caller.request("GET", "/list/rooms?limit=5&after=Z")
-    assert refused.error == (403, "Forbidden")
+    rejected = await caller.request("GET", "/list/rooms?limit=5&after=Z")
+    assert rejected.error == (403, "Forbidden")
     assert sum(size for _, _, size in store.queries) < 3 * listing.MAX_DENIED
     assert await listed(caller, "/list/rooms?after=a09500") == (["b"], False)
 

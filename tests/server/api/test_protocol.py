@@ -64,9 +64,9 @@ async def test_a_push_names_the_base_it_replaces(anyone: Browser, unique: Unique
     first = (await anyone.push(key, {"n": 1})).json["hash"]
     second = (await anyone.push(key, {"n": 2}, first)).json["hash"]
     for stale in (None, "", first, "0" * 64):
-        refused = await anyone.push(key, {"n": 3}, stale)
-        assert refused.status == 409
-        assert refused.json == {"error": "hash_mismatch", "code": "hash_mismatch", "currentHash": second}
+        rejected = await anyone.push(key, {"n": 3}, stale)
+        assert rejected.status == 409
+        assert rejected.json == {"error": "hash_mismatch", "code": "hash_mismatch", "currentHash": second}
     nothing = await anyone.push(unique("notes") + "x", {"n": 1}, second)
     assert nothing.json == {"error": "hash_mismatch", "code": "hash_mismatch", "currentHash": ""}
 
@@ -749,11 +749,11 @@ async def test_an_author_proof_is_checked_kept_and_returned(owner: Signed) -> No
     assert {name: pulled[name] for name in proof} == proof
 
     elsewhere = signing.sign_author(ISSUER, signing.DOCUMENT_AUTHOR, key + "x", orjson.dumps(data))
-    refused = await owner.request("POST", f"/push/{key}", {"data": data, **elsewhere})
-    assert refused.error == (403, "invalid document author signature")
+    rejected = await owner.request("POST", f"/push/{key}", {"data": data, **elsewhere})
+    assert rejected.error == (403, "invalid document author signature")
     another = signing.sign_author(SUBJECT, signing.DOCUMENT_AUTHOR, key, orjson.dumps(data))
-    refused = await owner.request("POST", f"/push/{key}", {"data": data, **another})
-    assert refused.error == (403, "document author must be the request presenter")
+    rejected = await owner.request("POST", f"/push/{key}", {"data": data, **another})
+    assert rejected.error == (403, "document author must be the request presenter")
 
 
 async def test_an_author_proof_over_large_integers_holds_for_writer_and_reader(owner: Signed) -> None:
@@ -776,10 +776,10 @@ async def test_an_anonymous_author_proof_must_hold(anyone: Browser, unique: Uniq
 
 async def test_data_must_satisfy_the_schema(anyone: Browser, unique: Unique) -> None:
     key = unique("typed")
-    refused = await anyone.push(key, {"age": -1})
-    assert refused.status == 400
-    assert refused.json["error"].startswith("Schema validation failed: ")
-    assert (refused.json["path"], refused.json["validator"]) == ("/age", "minimum")
+    rejected = await anyone.push(key, {"age": -1})
+    assert rejected.status == 400
+    assert rejected.json["error"].startswith("Schema validation failed: ")
+    assert (rejected.json["path"], rejected.json["validator"]) == ("/age", "minimum")
     assert (await anyone.push(key, {})).json["validator"] == "required"
     assert (await anyone.push(key, {"age": 3})).status == 200
 
@@ -806,8 +806,8 @@ async def test_fields_are_hidden_from_and_locked_to_others(
         ({"rank": True}, "rank"),
         ({"rank": None}, "rank"),
     ):
-        refused = await anyone.push(key, data, version)
-        assert refused.error == (403, f'Forbidden: field "{name}" requires roles: editor')
+        rejected = await anyone.push(key, data, version)
+        assert rejected.error == (403, f'Forbidden: field "{name}" requires roles: editor')
     renamed = await anyone.push(key, {"name": "Bea", "rank": 1}, version)
     assert renamed.status == 200, "a locked member may be sent back unchanged"
     assert (await editor.pull(key)).json["data"] == {"name": "Bea", "salary": 10, "rank": 1}

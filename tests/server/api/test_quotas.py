@@ -85,9 +85,9 @@ async def test_a_push_over_the_quota_is_507_with_used_and_allowed(service: Servi
     anyone = await service({"namespace": {"documents": 2}})
     for number in range(2):
         assert (await anyone.push(f"public/{number}", {})).status == 200
-    refused = await anyone.push("public/2", {})
-    assert refused.status == 507
-    assert refused.json == {
+    rejected = await anyone.push("public/2", {})
+    assert rejected.status == 507
+    assert rejected.json == {
         "error": "quota_exceeded",
         "code": "quota_exceeded",
         "quota": "namespace.documents",

@@ -22,9 +22,9 @@ async def test_a_service_that_is_about_to_stop_is_alive_and_not_ready(
     assert (await browser.request("GET", "/health/ready")).status == 200
     (app,) = start.apps  # type: ignore[attr-defined]
     app.drain()
-    refused = await browser.request("GET", "/health/ready")
-    assert (refused.status, refused.json["code"]) == (503, "unavailable")
-    assert int(refused.headers["Retry-After"]) >= 1
+    rejected = await browser.request("GET", "/health/ready")
+    assert (rejected.status, rejected.json["code"]) == (503, "unavailable")
+    assert int(rejected.headers["Retry-After"]) >= 1
     assert (await browser.request("GET", "/health")).status == 200
 
 
@@ -52,8 +52,8 @@ async def test_reason_of_an_unusable_store_is_not_reported_to_clients(
 
     notes = {"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "pullOnly": True}
     browser = Browser(await start({"collections": [notes]}, store=Astray()), session)
-    refused = await browser.pull("notes/a")
-    assert (refused.status, refused.json) == (
+    rejected = await browser.pull("notes/a")
+    assert (rejected.status, rejected.json) == (
         503,
         {"error": "store_unavailable", "code": "store_unavailable"},
     )
@@ -115,8 +115,10 @@ async def test_outsiders_find_nothing_about_private_collections(
     member = Signed(base, session, SUBJECT, root_device(SUBJECT))
     described = await member.request("GET", "/openapi.json")
     assert [name for name in PRIVATE if name in described.body] == [b"hush"]
-    refused = await Browser(base, session).request("GET", "/openapi.json", headers={"Authorization": "Cap x"})
-    assert [name for name in (b"notes", *PRIVATE) if name in refused.body] == []
+    rejected = await Browser(base, session).request(
+        "GET", "/openapi.json", headers={"Authorization": "Cap x"}
+    )
+    assert [name for name in (b"notes", *PRIVATE) if name in rejected.body] == []
     described = await Browser(base, session).request(
         "GET", "/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}
     )

@@ -71,12 +71,12 @@ async def test_documents_are_rejected_above_the_ceiling_and_served_below(
     served = await pulled(browser, {"notes": ids[:10]})
     assert (served.status, len(served.json["collections"]["notes"])) == (200, 10)
     for method in ("GET", "HEAD"):
-        refused = await pulled(browser, {"notes": ids}, method=method)
-        assert refused.status == 400
+        rejected = await pulled(browser, {"notes": ids}, method=method)
+        assert rejected.status == 400
         if method == "GET":
-            assert refused.error == TOO_LARGE
-            assert refused.json["code"] == "batch_too_large"
-            assert refused.headers["Cache-Control"] == "no-store"
+            assert rejected.error == TOO_LARGE
+            assert rejected.json["code"] == "batch_too_large"
+            assert rejected.headers["Cache-Control"] == "no-store"
 
 
 async def test_a_document_counts_as_often_as_it_is_sent_and_is_read_once(
@@ -167,8 +167,8 @@ async def test_tails_are_rejected_before_segments_are_read(
     await chat(browser, "log/a", 30, 100 * KB)
     store.forget()
     for method in ("GET", "HEAD"):
-        refused = await pulled(browser, {"log": [{"id": "a"}]}, {"log": [{"last": 12}]}, method)
-        assert refused.status == 400
+        rejected = await pulled(browser, {"log": [{"id": "a"}]}, {"log": [{"last": 12}]}, method)
+        assert rejected.status == 400
     assert not [key for key in store.read if key.startswith("_pysync/logs/") and "index" not in key]
     assert (await pulled(browser, {"log": [{"id": "a"}]}, {"log": [{"last": 9}]})).status == 200
 

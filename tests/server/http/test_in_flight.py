@@ -329,7 +329,7 @@ async def test_a_body_below_the_minimum_rate_gets_408(site: Site) -> None:
     writer.close()
 
 
-class Asking:
+class Reservations:
     """A budget of 10 MB whose clock the test sets, and who asks for some of it."""
 
     def __init__(self) -> None:
@@ -341,13 +341,13 @@ class Asking:
 
 
 async def test_waiting_requests_get_room_in_their_order() -> None:
-    asking = Asking()
-    first = asking.reservation("a")
+    reservations = Reservations()
+    first = reservations.reservation("a")
     await first.grow(10 * MB)
     order: list[int] = []
 
     async def wait(number: int) -> None:
-        later = asking.reservation(str(number))
+        later = reservations.reservation(str(number))
         await later.grow(5 * MB)
         order.append(number)
         later.release()
@@ -357,12 +357,12 @@ async def test_waiting_requests_get_room_in_their_order() -> None:
     first.release()
     await asyncio.gather(*waiting)
     assert order == [0, 1, 2, 3]
-    assert asking.bytes.held == 0
+    assert reservations.bytes.held == 0
 
 
 async def test_a_cancelled_wait_takes_nothing() -> None:
-    asking = Asking()
-    first, second = asking.reservation("a"), asking.reservation("b")
+    reservations = Reservations()
+    first, second = reservations.reservation("a"), reservations.reservation("b")
     await first.grow(10 * MB)
     waiting = asyncio.create_task(second.grow(MB))
     await asyncio.sleep(0)
@@ -370,56 +370,56 @@ async def test_a_cancelled_wait_takes_nothing() -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert asking.bytes.held == 0
+    assert reservations.bytes.held == 0
 
 
 async def test_no_more_than_a_few_requests_wait() -> None:
-    asking = Asking()
-    first = asking.reservation("a")
+    reservations = Reservations()
+    first = reservations.reservation("a")
     await first.grow(10 * MB)
 
     async def wait() -> None:
-        later = asking.reservation("b")
+        later = reservations.reservation("b")
         await later.grow(MB)
         later.release()
 
     waiting = [asyncio.create_task(wait()) for _ in range(in_flight.MAX_WAITING)]
     await asyncio.sleep(0)
     with loop_time(), pytest.raises(Overloaded):  # at once
-        await asking.reservation("c").grow(MB)
+        await reservations.reservation("c").grow(MB)
     first.release()
     await asyncio.gather(*waiting)
 
 
 async def test_the_least_progress_is_ended_first() -> None:
-    asking, ended = Asking(), list[str]()
+    reservations, ended = Reservations(), list[str]()
     for name, moved in (("slow", 10), ("stalled", 0), ("quick", 4 * MB)):
-        each = asking.reservation(name)
+        each = reservations.reservation(name)
         await each.grow(3 * MB)
         each.watch(lambda moved=moved: moved, lambda name=name: ended.append(name))  # type: ignore[misc]
-    asking.now = 60.0
-    await asking.reservation("x").grow(3 * MB)
+    reservations.now = 60.0
+    await reservations.reservation("x").grow(3 * MB)
     assert ended == ["stalled"]
-    asking.now = 61.0
-    await asking.reservation("y").grow(3 * MB)
+    reservations.now = 61.0
+    await reservations.reservation("y").grow(3 * MB)
     assert ended == ["stalled", "slow"]
 
 
 async def test_an_address_with_its_share_ends_its_own_transfers_first() -> None:
-    asking, ended = Asking(), list[str]()
+    reservations, ended = Reservations(), list[str]()
     for name, size in (("other", MB), ("own", 6 * MB)):
-        each = asking.reservation(name)
+        each = reservations.reservation(name)
         await each.grow(size)
         each.watch(lambda: 0, lambda name=name: ended.append(name))  # type: ignore[misc]
-    asking.now = 60.0
-    await asking.reservation("own").grow(2 * MB)
+    reservations.now = 60.0
+    await reservations.reservation("own").grow(2 * MB)
     assert ended == ["own"]
 
 
 @pytest.mark.parametrize("is_waiting", [False, True])
 async def test_a_transfer_that_is_ended_while_it_grows_gives_back_what_it_took(is_waiting: bool) -> None:
-    asking = Asking()
-    other, growing = asking.reservation("other"), asking.reservation("own")
+    reservations = Reservations()
+    other, growing = reservations.reservation("other"), reservations.reservation("own")
     await other.grow(6 * MB)
     await growing.grow(3 * MB)
     growing.watch(lambda: 0, lambda: None)
@@ -429,15 +429,15 @@ async def test_a_transfer_that_is_ended_while_it_grows_gives_back_what_it_took(i
         growing.end()
         await growth
     else:
-        asking.now = 60.0
+        reservations.now = 60.0
         await growing.grow(5 * MB)  # it makes the least progress of all
-    assert asking.bytes.held == 8 * MB
+    assert reservations.bytes.held == 8 * MB
     growing.release()
-    assert asking.bytes.held == 6 * MB
+    assert reservations.bytes.held == 6 * MB
 
 
 async def test_unsent_chunks_are_closed() -> None:
-    asking, is_closed = Asking(), asyncio.Event()
+    reservations, is_closed = Reservations(), asyncio.Event()
 
     async def pieces() -> AsyncIterator[bytes]:
         try:
@@ -448,9 +448,9 @@ async def test_unsent_chunks_are_closed() -> None:
 
     chunks = pieces()
     await anext(chunks)
-    asking.bytes.budget.take(10 * MB, "other")
+    reservations.bytes.budget.take(10 * MB, "other")
     with pytest.raises(Overloaded):
-        await StreamingResponse(b"first", chunks).reserve(asking.reservation("a"))  # type: ignore[arg-type]
+        await StreamingResponse(b"first", chunks).reserve(reservations.reservation("a"))  # type: ignore[arg-type]
     assert is_closed.is_set()
 
 

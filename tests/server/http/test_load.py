@@ -166,7 +166,7 @@ async def test_a_request_in_progress_is_answered_while_its_address_makes_room() 
     held = Held(load)
     async with listening(held.handle, load) as address:
         busy = await client(address)
-        asking = asyncio.create_task(request(busy))
+        pending = asyncio.create_task(request(busy))
         while not held.begun:
             await asyncio.sleep(0)
         idle = await client(address)
@@ -174,7 +174,7 @@ async def test_a_request_in_progress_is_answered_while_its_address_makes_room() 
         assert await idle[0].read() == b""
         idle[1].close()
         held.release.set()
-        assert await asking == 200
+        assert await pending == 200
         assert await request(newcomer) == 200
         await hang_up([busy, newcomer])
 
@@ -184,13 +184,13 @@ async def test_a_connection_is_rejected_where_its_own_address_has_only_busy_ones
     held = Held(load)
     async with listening(held.handle, load) as address:
         busy = await client(address)
-        asking = asyncio.create_task(request(busy))
+        pending = asyncio.create_task(request(busy))
         while not held.begun:
             await asyncio.sleep(0)
         reader, writer = await client(address)
         assert await reader.read() == b""
         held.release.set()
-        assert await asking == 200
+        assert await pending == 200
         writer.close()
         await hang_up([busy])
 
@@ -254,11 +254,11 @@ async def test_a_closing_connection_that_nobody_reads_gives_way() -> None:
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             silent.setblocking(False)
             await loop.sock_connect(silent, address)
-            asked = 0
+            requested = 0
             while not unread.is_full:
                 await loop.sock_sendall(silent, GET)
-                asked += 1
-                while unread.responses < asked:
+                requested += 1
+                while unread.responses < requested:
                     await asyncio.sleep(0)
             await loop.sock_sendall(silent, b"GET")
             while not load.heads:
@@ -280,11 +280,11 @@ async def test_requests_in_progress_are_answered_while_the_server_stops() -> Non
     held = Held(Load())
     async with listening(held.handle, held.load) as address:
         clients = [await client(address) for _ in range(3)]
-        asking = asyncio.gather(*map(request, clients))
+        pending = asyncio.gather(*map(request, clients))
         while held.begun < 3:
             await asyncio.sleep(0)
         asyncio.get_running_loop().call_later(0, held.release.set)
-    assert await asking == [200, 200, 200]
+    assert await pending == [200, 200, 200]
     await hang_up(clients)
 
 

@@ -45,9 +45,9 @@ async def test_a_handler_without_memory_or_a_thread_is_a_503_that_may_be_repeate
 
     store = Exhausted()
     browser = Browser(await start({"collections": [NOTES]}, store), session)
-    for refused in (await browser.push("notes/a", {"n": 1}), await browser.pull("notes/a")):
-        assert (refused.status, refused.json["code"]) == (503, "unavailable")
-        assert refused.headers["Retry-After"] == "1"
+    for rejected in (await browser.push("notes/a", {"n": 1}), await browser.pull("notes/a")):
+        assert (rejected.status, rejected.json["code"]) == (503, "unavailable")
+        assert rejected.headers["Retry-After"] == "1"
     store.is_exhausted = False
     assert (await browser.push("notes/a", {"n": 1})).status == 200
     assert (await browser.pull("notes/a")).json["data"] == {"n": 1}
@@ -64,9 +64,9 @@ async def test_a_body_that_finds_no_memory_as_it_arrives_is_a_503_that_may_be_re
         raise MemoryError
 
     monkeypatch.setattr(aiohttp.StreamReader, "feed_data", feed_once_memory_is_there)
-    refused = await browser.push("notes/a", {"n": 1})
-    assert (refused.status, refused.json["code"]) == (503, "unavailable")
-    assert refused.headers["Retry-After"] == "1"
+    rejected = await browser.push("notes/a", {"n": 1})
+    assert (rejected.status, rejected.json["code"]) == (503, "unavailable")
+    assert rejected.headers["Retry-After"] == "1"
     assert (await browser.push("notes/a", {"n": 1})).status == 200
 
 

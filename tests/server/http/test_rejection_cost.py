@@ -30,10 +30,10 @@ class Validator:
 
     def __init__(self) -> None:
         self.cap_validators = {"device": self._validate}
-        self.asked = 0
+        self.queries = 0
 
     def _validate(self, certificate: Certificate) -> None:
-        self.asked += 1
+        self.queries += 1
 
 
 def unsigned(headers: dict[str, str]) -> None:
@@ -61,10 +61,10 @@ async def test_certificate_is_looked_at_only_after_the_request_signature_holds(
     base = await start({"collections": [{**MINE, "listable": True}, LOG]}, plugins=[validator])
     caller = Signed(base, session, STRANGER, root_device(STRANGER), tamper=unsigned)
     assert (await caller.request(method, target, body)).status == status
-    assert validator.asked == 0
+    assert validator.queries == 0
     caller.tamper = lambda headers: None
     assert (await caller.pull(KEY)).status == 200
-    assert validator.asked == 1
+    assert validator.queries == 1
 
 
 async def test_a_forged_certificate_is_not_looked_at(start: Start, session: aiohttp.ClientSession) -> None:
@@ -75,7 +75,7 @@ async def test_a_forged_certificate_is_not_looked_at(start: Start, session: aioh
     caller = Signed(base, session, STRANGER, certificate)
     caller.tamper = lambda headers: headers.update(Authorization=forged)
     assert (await caller.pull(KEY)).status == 401
-    assert validator.asked == 0
+    assert validator.queries == 0
 
 
 async def test_certificate_is_kept_once_its_request_is_accepted(
@@ -84,11 +84,11 @@ async def test_certificate_is_kept_once_its_request_is_accepted(
     validator = Validator()
     base = await start({"collections": [MINE]}, plugins=[validator])
     caller = Signed(base, session, STRANGER, root_device(STRANGER))
-    asked = []
+    queries = []
     for key, status in (("u/somebody/a", 403), ("u/somebody/b", 403), (KEY, 200), (KEY, 200)):
         assert (await caller.pull(key)).status == status
-        asked.append(validator.asked)
-    assert asked == [1, 2, 3, 3]
+        queries.append(validator.queries)
+    assert queries == [1, 2, 3, 3]
 
 
 async def test_a_batch_whose_signature_does_not_hold_is_anybodys(

@@ -66,10 +66,10 @@ class HeldLog(MemoryCoordinator):
         super().__init__()
         self.free = asyncio.Event()
         self.free.set()
-        self.asked = 0
+        self.queries = 0
 
     async def last_id(self) -> str:
-        self.asked += 1
+        self.queries += 1
         await self.free.wait()
         return await super().last_id()
 
@@ -80,9 +80,9 @@ async def test_of_streams_that_begin_together_no_more_stay_than_there_is_room_fo
     log = HeldLog()
     browser = await serve(NOTES, server={"maxStreams": 2}, coordinator=log)
     log.free.clear()
-    before = log.asked
+    before = log.queries
     beginning = [asyncio.ensure_future(subscribe(browser)) for _ in range(5)]
-    while log.asked < before + 5:
+    while log.queries < before + 5:
         await asyncio.sleep(0)
     log.free.set()
     streams = await asyncio.gather(*beginning)
@@ -116,7 +116,7 @@ class Pipe(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.waiting = 0
-        self.is_cut = False
+        self.is_aborted = False
 
     def write(self, data: Any) -> None:
         self.waiting += len(data)
@@ -125,10 +125,10 @@ class Pipe(asyncio.Transport):
         return self.waiting
 
     def is_closing(self) -> bool:
-        return self.is_cut
+        return self.is_aborted
 
     def abort(self) -> None:
-        self.is_cut = True
+        self.is_aborted = True
 
     def detach(self, protocol: asyncio.Protocol) -> "Pipe":
         """As of the `Connection` that it stands for."""
@@ -166,11 +166,11 @@ async def test_streams_with_the_most_unread_bytes_end_first(
     held[0][0].deliver([event(150_000)])
     held[1][0].deliver([event(100_000)])
     assert streams.unread.total == 850_000, "counted again: nobody has to go"
-    assert not any(pipe.is_cut for _, pipe in held)
+    assert not any(pipe.is_aborted for _, pipe in held)
     held[4][0].deliver([event(150_000)])
     held[5][0].deliver([event(50_000)])
-    assert [number for number, (_, pipe) in enumerate(held) if pipe.is_cut] == [4]
-    assert streams.unread.total == sum(pipe.waiting for _, pipe in held if not pipe.is_cut)
+    assert [number for number, (_, pipe) in enumerate(held) if pipe.is_aborted] == [4]
+    assert streams.unread.total == sum(pipe.waiting for _, pipe in held if not pipe.is_aborted)
     assert streams.counters.counts["pysync_aborted_streams", "total"] == 1
     for stream, _ in held:
         stream.connection_lost(None)
@@ -182,9 +182,9 @@ async def test_stream_with_too_many_unread_bytes_ends() -> None:
     streams = hub()
     (stream, pipe), (_, other) = opened(streams), opened(streams)
     stream.deliver([event(sse.MAX_WRITE_BUFFER)])
-    assert not pipe.is_cut
+    assert not pipe.is_aborted
     stream.deliver([event(1)])
-    assert (pipe.is_cut, other.is_cut) == (True, False)
+    assert (pipe.is_aborted, other.is_aborted) == (True, False)
     assert streams.counters.counts["pysync_aborted_streams", "stream"] == 1
     streams.close()
 
@@ -196,12 +196,12 @@ async def test_a_stream_ends_whose_client_has_read_nothing_for_thirty_seconds() 
         stream.deliver([event(1_000)])
     heartbeats = int(STALL_S / sse.HEARTBEAT_S) + 2
     for heartbeat in range(heartbeats):
-        assert not pipe.is_cut, f"too early, at heartbeat {heartbeat}"
+        assert not pipe.is_aborted, f"too early, at heartbeat {heartbeat}"
         slowly.waiting -= 10
         nothing.waiting = 0
         for stream in (stuck, slow, idle):
             stream.heartbeat("")
-    assert (pipe.is_cut, slowly.is_cut, nothing.is_cut) == (True, False, False)
+    assert (pipe.is_aborted, slowly.is_aborted, nothing.is_aborted) == (True, False, False)
     assert streams.counters.counts["pysync_aborted_streams", "stalled"] == 1
     streams.close()
 

@@ -106,12 +106,12 @@ def test_chunks_are_grouped_and_the_connection_serves_on(run: Run) -> None:
         async with connected(Source(PIECES)) as (reader, writer):
             for _ in range(2):
                 writer.write(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
-                told = await head(reader)
-                assert told.startswith("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
-                assert "\r\nTransfer-Encoding: chunked\r\n" in told
-                assert HEADERS in told
-                assert "Content-Length" not in told
-                assert "Connection" not in told
+                received = await head(reader)
+                assert received.startswith("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
+                assert "\r\nTransfer-Encoding: chunked\r\n" in received
+                assert HEADERS in received
+                assert "Content-Length" not in received
+                assert "Connection" not in received
                 assert await unchunked(reader) == WHOLE
 
     run(scenario())
@@ -122,10 +122,10 @@ def test_a_client_of_http_1_0_gets_the_body_until_the_end_of_the_connection(run:
     async def scenario() -> None:
         async with connected(Source(PIECES)) as (reader, writer):
             writer.write(b"GET / HTTP/1.0\r\n" + wish + b"\r\n")
-            told = await head(reader)
-            assert "Transfer-Encoding" not in told
-            assert "Content-Length" not in told
-            assert "\r\nConnection: close\r\n" in told
+            received = await head(reader)
+            assert "Transfer-Encoding" not in received
+            assert "Content-Length" not in received
+            assert "\r\nConnection: close\r\n" in received
             assert await reader.read() == WHOLE
 
     run(scenario())
@@ -274,7 +274,7 @@ def test_leaving_client_ends_the_chunks(run: Run, caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_a_client_that_takes_nothing_is_cut(
+def test_a_client_that_takes_nothing_is_aborted(
     run: Run, monkeypatch: pytest.MonkeyPatch, is_streamed: bool
 ) -> None:
     monkeypatch.setattr(responses, "STALL_S", 0.01)
@@ -357,7 +357,7 @@ def test_long_answer_is_given_to_the_connection_chunk_by_chunk(run: Run) -> None
     run(scenario())
 
 
-async def test_a_client_that_takes_nothing_of_a_file_is_cut(
+async def test_a_client_that_takes_nothing_of_a_file_is_aborted(
     start: Start, session: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     photos = {

@@ -156,9 +156,9 @@ async def test_an_event_loop_that_is_blocked_for_long_is_not_ready(
     service = await start_admin()
     while (await service.request("/health/ready")).status != 200:
         pass
-    *_, refused = service.request_while_blocked("/health/ready", "/health/ready")
-    assert refused.status == 503
-    assert b"event loop" in refused.body
+    *_, rejected = service.request_while_blocked("/health/ready", "/health/ready")
+    assert rejected.status == 503
+    assert b"event loop" in rejected.body
     while (await service.request("/health/ready")).status != 200:
         pass
 
@@ -166,8 +166,8 @@ async def test_an_event_loop_that_is_blocked_for_long_is_not_ready(
 async def test_a_service_that_is_about_to_stop_is_healthy_and_not_ready(start_admin: StartAdmin) -> None:
     service = await start_admin()
     service.app.drain()
-    refused = await service.request("/health/ready")
-    assert (refused.status, json.loads(refused.body)["code"]) == (503, "unavailable")
+    rejected = await service.request("/health/ready")
+    assert (rejected.status, json.loads(rejected.body)["code"]) == (503, "unavailable")
     assert (await service.request("/health")).status == 200
 
 

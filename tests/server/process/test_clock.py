@@ -112,7 +112,7 @@ def test_a_second_step_begins_the_ten_minutes_anew(clock: FakeClock, steady: Ste
     assert steady() == clock()
 
 
-def test_the_clock_of_the_machine_has_one_beside_it_that_no_step_moves() -> None:
+def test_the_clock_of_the_machine_comes_with_one_that_no_step_moves() -> None:
     assert elapsed_of(wall_clock_ms) is boot_clock_ms
     assert elapsed_of(SteadyClock()) is boot_clock_ms
     assert boot_clock_ms() <= boot_clock_ms()

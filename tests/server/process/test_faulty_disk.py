@@ -152,12 +152,12 @@ async def test_server_does_not_start_on_a_read_only_disk_and_says_so(disk: Disk,
         scene = Scene(process, disk, session)
         assert results_of(await scene.write("a")) == {(200, "")}
     disk.remount("ro")
-    refused = await asyncio.create_subprocess_exec(
+    rejected = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pysync", "serve", "--store", f"file:{disk.data}", "--port", "0",
         stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
-    _, errors = await refused.communicate()
-    assert (refused.returncode, b"the file system is read-only" in errors) == (5, True)
+    _, errors = await rejected.communicate()
+    assert (rejected.returncode, b"the file system is read-only" in errors) == (5, True)
     disk.remount("rw")
     async with serving(tmp_path, **members) as process, aiohttp.ClientSession() as session:
         scene = Scene(process, disk, session)

@@ -157,8 +157,8 @@ async def test_rejection_of_another_sites_page_names_the_failed_check(
     base = await start(LOGGED)
     lines()
     page = {"Origin": "https://evil.example", "Content-Type": "text/plain"}
-    refused = await Browser(base, session).request("POST", f"/push/{KEY}", b"", page)
-    assert refused.json == {"error": "Forbidden", "code": "foreign_origin"}
+    rejected = await Browser(base, session).request("POST", f"/push/{KEY}", b"", page)
+    assert rejected.json == {"error": "Forbidden", "code": "foreign_origin"}
     (line,) = lines()
     assert (line["status"], line["check"]) == (403, "origin: https://evil.example")
 
@@ -185,8 +185,8 @@ async def test_rejections_are_logged_at_the_level_debug_alone_by_default(
     base = await start({"collections": [MINE]})
     lines()
     assert (await Browser(base, session).pull(KEY)).status == 401
-    refused = [line for line in lines() if line["logger"] == "pysync.refusals"]
-    assert [line["level"] for line in refused] == ["debug"] * count
+    rejected = [line for line in lines() if line["logger"] == "pysync.refusals"]
+    assert [line["level"] for line in rejected] == ["debug"] * count
 
 
 async def test_an_access_log_has_a_line_for_each_request(
@@ -233,8 +233,8 @@ async def test_a_line_of_text_has_the_same_fields(
     base = await start({"collections": [MINE], "server": {"logRefusals": True, "accessLog": True}})
     capsys.readouterr()
     await Browser(base, session).pull(KEY, {"X-Request-Id": "find-me"})
-    refused, request = capsys.readouterr().err.splitlines()
-    assert refused.endswith(
+    rejected, request = capsys.readouterr().err.splitlines()
+    assert rejected.endswith(
         f'refused a request status=401 check="no credentials" method=GET path=/pull/{KEY} [find-me]'
     )
     assert f"request method=GET path=/pull/{KEY} status=401 bytes=" in request

@@ -277,7 +277,7 @@ async def test_workers_end_in_order_when_their_parent_is_killed(
         assert not list(temporary.iterdir())
 
 
-def refused(folder: Path, *flags: str) -> tuple[int, str]:
+def rejected(folder: Path, *flags: str) -> tuple[int, str]:
     """Exit status and standard error of a server that does not start."""
     command = [sys.executable, "-m", "pysync", "serve", "--store", f"file:{folder}", *flags]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -290,7 +290,7 @@ async def test_an_address_is_not_shared_with_another_service(tmp_path: Path) -> 
         port = service.base.rpartition(":")[2]
         said = f"pysync: {service.base}: the address is in use; choose another port with --port\n"
         for others in ("1", "2"):
-            messages = await asyncio.to_thread(refused, tmp_path, "--port", port, "--workers", others)
+            messages = await asyncio.to_thread(rejected, tmp_path, "--port", port, "--workers", others)
             assert messages == (1, said)
         with socket.socket() as other:
             other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -300,7 +300,7 @@ async def test_an_address_is_not_shared_with_another_service(tmp_path: Path) -> 
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        messages = await asyncio.to_thread(refused, tmp_path, "--port", str(port), "--workers", "2")
+        messages = await asyncio.to_thread(rejected, tmp_path, "--port", str(port), "--workers", "2")
         assert messages[0] == 1
         assert "the address is in use" in messages[1]
 
@@ -323,7 +323,7 @@ async def test_workers_listen_wherever_one_process_would(tmp_path: Path, host: s
 
 def test_worker_start_failure_is_reported_once_as_by_a_single_process(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    alone, several = (refused(tmp_path / "file", "--port", "0", "--workers", count) for count in ("1", "4"))
+    alone, several = (rejected(tmp_path / "file", "--port", "0", "--workers", count) for count in ("1", "4"))
     assert alone == several
     assert several[0] != 0
     assert several[1].count("cannot open the store") == 1

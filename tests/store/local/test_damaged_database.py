@@ -78,9 +78,9 @@ async def test_a_service_whose_tables_are_damaged_is_not_ready(
     await filled(folder)
     damage_table(folder / database, table)
     browser = Browser(await start(served(folder)), session)
-    refused = await browser.request("GET", "/health/ready")
-    assert refused.status == 503
-    assert str(folder).encode() not in refused.body
+    rejected = await browser.request("GET", "/health/ready")
+    assert rejected.status == 503
+    assert str(folder).encode() not in rejected.body
     assert (await browser.request("GET", "/health")).status == 200
 
 

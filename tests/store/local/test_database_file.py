@@ -288,8 +288,8 @@ async def test_a_service_without_its_database_answers_503(
     browser = Browser(await start({"store": f"file:{folder}", "collections": [NOTES]}), session)
     assert (await browser.push("notes/a", {"n": 1})).status == 200
     delete(folder)
-    refused = await browser.push("notes/b", {"n": 1})
-    assert (refused.status, refused.json["code"]) == (503, "store_unavailable")
+    rejected = await browser.push("notes/b", {"n": 1})
+    assert (rejected.status, rejected.json["code"]) == (503, "store_unavailable")
     assert (await browser.pull("notes/a")).status == 503
     assert (await browser.request("GET", "/health/ready")).status == 503
     assert (await browser.request("GET", "/health")).status == 200

@@ -175,7 +175,7 @@ async def test_acknowledged_writes_on_an_intermittently_full_disk_survive_a_rest
         folder = disk_of_ours.path / "data"
         store = await LocalStore.open_folder(folder)
         possible: dict[str, set[bytes | None]] = {}
-        refused, is_full = 0, False
+        rejected, is_full = 0, False
         for _ in range(300):
             if random.random() < 0.05:
                 (disk_of_ours.free if is_full else disk_of_ours.fill)()
@@ -188,7 +188,7 @@ async def test_acknowledged_writes_on_an_intermittently_full_disk_survive_a_rest
                 await write
                 outcomes.clear()
             except StoreUnavailable:
-                refused += 1
+                rejected += 1
             outcomes.add(body)
         if is_full:
             disk_of_ours.free()
@@ -202,5 +202,5 @@ async def test_acknowledged_writes_on_an_intermittently_full_disk_survive_a_rest
                     await store.verify(key)
             await store.close()
             store = await LocalStore.open_folder(folder)
-        assert refused
+        assert rejected
         await store.close()

@@ -177,7 +177,7 @@ async def test_missing_files_folder_makes_the_store_unavailable(store: LocalStor
         await store.open("a")
 
 
-async def test_a_file_cut_short_while_read_is_an_error(store: LocalStore, folder: Path) -> None:
+async def test_a_file_truncated_while_read_is_an_error(store: LocalStore, folder: Path) -> None:
     await store.write("a", chunks_of(bytes(3_000_000)), "text/plain")
     file = await store.open("a")
     assert file is not None
@@ -280,8 +280,8 @@ async def test_a_move_that_the_loss_of_power_undid_is_done_again(store: LocalSto
     await store.write("f/replaced", chunks_of(b"old"), "text/plain")
     await store.write("f/replaced", chunks_of(b"newer"), "text/plain")
     with contextlib.closing(sqlite3.connect(folder / "pysync.db")) as database:
-        arriving = dict(database.execute("SELECT key, name FROM arriving").fetchall())
-    for key, name in arriving.items():
+        pending = dict(database.execute("SELECT key, name FROM arriving").fetchall())
+    for key, name in pending.items():
         os.replace(folder / "files" / key, folder / "files" / "~incoming" / name)
     (folder / "files" / "f" / "replaced").write_bytes(b"old")
     assert await reopened(folder) == {"f/new": b"new", "f/replaced": b"newer"}

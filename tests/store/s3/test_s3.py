@@ -258,7 +258,7 @@ class TestBigFiles:
                 fault(kind)
             await bucket.store.write("a", chunks_of(bytes(17 * MB)), "text/plain")
             await bucket.store.delete("a")
-        assert bucket.proxy.met == {"cut": 3, "lose_reply": 3, "throttle": 3}
+        assert bucket.proxy.met == {"abort": 3, "lose_reply": 3, "throttle": 3}
 
     async def test_one_whose_last_answer_is_lost_is_found(self, moto: S3Server) -> None:
         # Unlike Ceph's gateway, moto and AWS' peers may know no upload any more that is completed again.

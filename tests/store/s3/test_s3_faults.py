@@ -104,7 +104,7 @@ class TestPutWithALostReply:
             await putting
         assert await body_of(bucket.store, "a") == b"three"
 
-    async def test_nobody_can_tell_once_the_object_is_gone(self, bucket: Proxied) -> None:
+    async def test_outcome_is_unknown_once_the_object_is_gone(self, bucket: Proxied) -> None:
         etag = await bucket.store.put("a", b"one")
         bucket.proxy.lose_reply("PUT")
         async with put_not_looked_up(bucket, etag) as putting:
@@ -112,7 +112,7 @@ class TestPutWithALostReply:
         with pytest.raises(StoreUnavailable):
             await putting
 
-    async def test_nobody_can_tell_where_no_lineage_leads_back(self, bucket: Proxied) -> None:
+    async def test_outcome_is_unknown_where_no_lineage_leads_back(self, bucket: Proxied) -> None:
         etag = await bucket.other.put("a", b"one")
         bucket.proxy.abort("PUT")
         async with put_not_looked_up(bucket, etag) as putting:
@@ -226,7 +226,7 @@ class TestARefusalThatPasses:
             await bucket.store.delete("p/a")
             await bucket.store.put("p/a", b"one")
             await bucket.store.probe()
-        assert bucket.proxy.met == {"throttle": 1, "cut": 1, "lose_reply": 1}
+        assert bucket.proxy.met == {"throttle": 1, "abort": 1, "lose_reply": 1}
 
     async def test_is_not_waited_for_without_end(self, bucket: Proxied) -> None:
         bucket.proxy.throttle(times=None)
@@ -286,7 +286,7 @@ class TestARead:
 async def test_increments_of_many_writers_are_as_many_as_their_successes(bucket: Proxied) -> None:
     await bucket.other.put("counter", b"0")
     stores = [bucket.store, await bucket.open()]
-    bucket.proxy.chaos(random.Random(5), cut=0.1, lose_reply=0.15, throttle=0.05)
+    bucket.proxy.chaos(random.Random(5), abort=0.1, lose_reply=0.15, throttle=0.05)
     outcomes: Counter[str] = Counter()
 
     async def increment(store: S3Store) -> None:

@@ -140,7 +140,7 @@ class TestASmallFile:
     """One that is put whole."""
 
     @pytest.mark.parametrize(
-        ("fault", "met"), [("abort", "cut"), ("lose_reply", "lose_reply"), ("throttle", "throttle")]
+        ("fault", "met"), [("abort", "abort"), ("lose_reply", "lose_reply"), ("throttle", "throttle")]
     )
     async def test_is_stored_though_the_network_loses_its_put(
         self, bucket: Proxied, fault: str, met: str

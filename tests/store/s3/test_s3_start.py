@@ -46,9 +46,9 @@ async def lax(moto: S3Server) -> AsyncIterator[FaultProxy]:
 
 
 async def error_of(server: S3Server, endpoint: str | None = None, **members: Any) -> str:
-    with pytest.raises(StoreUnavailable) as refused:
+    with pytest.raises(StoreUnavailable) as rejected:
         await S3Store.connect(replace(server.store("x", endpoint), **members), retry_policy=HASTY)
-    return refused.value.message
+    return rejected.value.message
 
 
 class TestABucketThatCannotBeUsed:
@@ -158,9 +158,9 @@ class TestCredentials:
 
         write_credentials(-1)
         of_a_role = replace(radosgw.store("x"), access_key_id=None, secret_access_key=None)
-        with pytest.raises(StoreUnavailable) as refused:
+        with pytest.raises(StoreUnavailable) as rejected:
             await S3Store.connect(of_a_role)
-        assert "are still expired" in refused.value.detail
+        assert "are still expired" in rejected.value.detail
         write_credentials(60)  # so soon that each request asks for newer ones
         async with opened(radosgw, new_prefix(), access_key_id=None, secret_access_key=None) as store:
             write_credentials(-1)

@@ -107,10 +107,18 @@ class SignatureBatch:
     """Verifies the signatures of requests that are handled in the same tick of the event loop at once, with
     the author proofs of their bodies. That takes about half as long as one by one. `others_follow` returns
     True if the loop is about to handle further requests in this tick; without them a request waits for
-    nothing. See docs/reference/protocol.md#request-signature."""
+    nothing. `verify_one` and `verify_together` are as in the core. See
+    docs/reference/protocol.md#request-signature."""
 
-    def __init__(self, others_follow: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        others_follow: Callable[[], bool],
+        verify_one: Callable[..., bool] = _core.verify_request,
+        verify_together: Callable[[list[RequestParts], list[ProofParts]], bool] = _core.verify_requests,
+    ) -> None:
         self._others_follow = others_follow
+        self._verify_one = verify_one
+        self._verify_together = verify_together
         self._waiting: list[tuple[RequestParts, AuthorProof | None, asyncio.Future[bool]]] = []
         self._singly = 0
 
@@ -119,10 +127,10 @@ class SignatureBatch:
         left unverified if it, or a signature that waited with it, is wrong."""
         if self._singly > 0:
             self._singly -= 1
-            return _core.verify_request(*request)
+            return self._verify_one(*request)
         follow = self._others_follow()
         if not (follow or self._waiting or proof):
-            return _core.verify_request(*request)
+            return self._verify_one(*request)
         loop = asyncio.get_running_loop()
         if not self._waiting:
             # Not all that follow have a signature.
@@ -131,7 +139,7 @@ class SignatureBatch:
         self._waiting.append((request, proof, are_valid))
         if not follow or len(self._waiting) == MAX_BATCH:
             self._verify_waiting()
-        return await are_valid or _core.verify_request(*request)
+        return await are_valid or self._verify_one(*request)
 
     def _verify_waiting(self) -> None:
         """Verify what waits. If one signature is wrong, each request verifies its own."""
@@ -141,7 +149,7 @@ class SignatureBatch:
             proofs = [(proof, request[0]) for request, proof, _ in waiting if proof is not None]
             if len(waiting) + len(proofs) > 1:
                 requests = [request for request, _, _ in waiting]
-                are_valid = _core.verify_requests(requests, [proof.parts(key) for proof, key in proofs])
+                are_valid = self._verify_together(requests, [proof.parts(key) for proof, key in proofs])
                 if not are_valid:
                     self._singly = SINGLY_AFTER_FAILURE * (len(waiting) + len(proofs))
             for proof, _ in proofs:

@@ -35,12 +35,33 @@ def author_proof(number: int, *, is_signed: bool = True) -> AuthorProof:
     return AuthorProof(DOCUMENT_AUTHOR, "notes/a", b"{}", signer.ed_pub, signature["authorSignature"])
 
 
+class Checks:
+    """Counts signatures that are verified one by one, and those that are verified together."""
+
+    def __init__(self) -> None:
+        self.singly = 0
+        self.together: list[int] = []
+
+    def verify_one(self, *parts: Any) -> bool:
+        self.singly += 1
+        return _core.verify_request(*parts)
+
+    def verify_together(self, requests: list[RequestParts], proofs: list[ProofParts]) -> bool:
+        self.together.append(len(requests) + len(proofs))
+        return _core.verify_requests(requests, proofs)
+
+    @property
+    def total(self) -> int:
+        return self.singly + sum(self.together)
+
+
 class Turn:
     """The requests that the event loop handles in one turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, checks: Checks | None = None) -> None:
+        checks = checks or Checks()
         self.following = 0
-        self.batch = SignatureBatch(lambda: self.following > 0)
+        self.batch = SignatureBatch(lambda: self.following > 0, checks.verify_one, checks.verify_together)
 
     async def handle(self, requests: list[RequestParts]) -> list[bool]:
         """Whether each of these is signed."""
@@ -52,33 +73,9 @@ class Turn:
         return await self.batch.verify(request, proof)
 
 
-class Checks:
-    """Counts signatures that are verified one by one, and those that are verified together."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.singly = 0
-        self.together: list[int] = []
-        verify_request, verify_requests = _core.verify_request, _core.verify_requests
-
-        def one(*parts: Any) -> bool:
-            self.singly += 1
-            return verify_request(*parts)
-
-        def several(requests: list[RequestParts], proofs: list[ProofParts]) -> bool:
-            self.together.append(len(requests) + len(proofs))
-            return verify_requests(requests, proofs)
-
-        monkeypatch.setattr(_core, "verify_request", one)
-        monkeypatch.setattr(_core, "verify_requests", several)
-
-    @property
-    def total(self) -> int:
-        return self.singly + sum(self.together)
-
-
 @pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
-    return Checks(monkeypatch)
+def checks() -> Checks:
+    return Checks()
 
 
 def result_at_once(coroutine: Coroutine[Any, Any, bool]) -> bool:
@@ -93,18 +90,18 @@ def result_at_once(coroutine: Coroutine[Any, Any, bool]) -> bool:
 
 @pytest.mark.parametrize("is_signed", [True, False])
 def test_a_lone_request_waits_for_nothing(checks: Checks, is_signed: bool) -> None:
-    turn = Turn()
+    turn = Turn(checks)
     assert result_at_once(turn.batch.verify(request(1, is_signed=is_signed))) == is_signed
     assert (checks.singly, checks.together) == (1, [])
 
 
 async def test_requests_of_one_tick_are_verified_together(checks: Checks) -> None:
-    assert await Turn().handle([request(n) for n in range(5)]) == [True] * 5
+    assert await Turn(checks).handle([request(n) for n in range(5)]) == [True] * 5
     assert (checks.singly, checks.together) == (0, [5])
 
 
 async def test_the_last_request_of_a_tick_waits_for_nothing(checks: Checks) -> None:
-    turn = Turn()
+    turn = Turn(checks)
     turn.following = 2
     first = asyncio.create_task(turn.verify_one(request(1)))
     await asyncio.sleep(0)
@@ -115,7 +112,7 @@ async def test_the_last_request_of_a_tick_waits_for_nothing(checks: Checks) -> N
 
 
 async def test_request_waits_one_tick_if_those_that_follow_have_no_signature(checks: Checks) -> None:
-    turn = Turn()
+    turn = Turn(checks)
     turn.following = 3
     task = asyncio.create_task(turn.batch.verify(request(1)))
     await asyncio.sleep(0)  # it waits
@@ -130,18 +127,18 @@ async def test_request_waits_one_tick_if_those_that_follow_have_no_signature(che
 
 
 async def test_no_more_than_a_batch_is_verified_at_once(checks: Checks) -> None:
-    assert all(await Turn().handle([request(n) for n in range(2 * MAX_BATCH + 3)]))
+    assert all(await Turn(checks).handle([request(n) for n in range(2 * MAX_BATCH + 3)]))
     assert checks.together == [MAX_BATCH, MAX_BATCH, 3]
 
 
 async def test_a_wrong_signature_rejects_only_itself(checks: Checks) -> None:
     requests = [request(n, is_signed=n != 3) for n in range(8)]
-    assert await Turn().handle(requests) == [n != 3 for n in range(8)]
+    assert await Turn(checks).handle(requests) == [n != 3 for n in range(8)]
     assert (checks.singly, checks.together) == (8, [8])
 
 
 async def test_a_request_that_is_given_up_leaves_the_others(checks: Checks) -> None:
-    turn = Turn()
+    turn = Turn(checks)
     turn.following = 3
     tasks = [asyncio.create_task(turn.batch.verify(request(n))) for n in range(3)]
     await asyncio.sleep(0)
@@ -151,7 +148,7 @@ async def test_a_request_that_is_given_up_leaves_the_others(checks: Checks) -> N
 
 
 async def test_author_proofs_are_verified_with_the_requests_that_carry_them(checks: Checks) -> None:
-    turn, proofs = Turn(), [author_proof(0), author_proof(2)]
+    turn, proofs = Turn(checks), [author_proof(0), author_proof(2)]
     turn.following = 3
     each = [turn.verify_one(request(n), proof) for n, proof in ((0, proofs[0]), (1, None), (2, proofs[1]))]
     assert await asyncio.gather(*each) == [True] * 3
@@ -161,7 +158,7 @@ async def test_author_proofs_are_verified_with_the_requests_that_carry_them(chec
 
 def test_a_lone_request_with_an_author_proof_waits_for_nothing(checks: Checks) -> None:
     async def lone() -> None:
-        turn, proof = Turn(), author_proof(1)
+        turn, proof = Turn(checks), author_proof(1)
         assert await turn.batch.verify(request(1), proof)
         assert proof.is_verified
 
@@ -170,7 +167,7 @@ def test_a_lone_request_with_an_author_proof_waits_for_nothing(checks: Checks) -
 
 
 async def test_a_wrong_author_proof_is_left_unverified(checks: Checks) -> None:
-    turn, proofs = Turn(), [author_proof(n, is_signed=n != 1) for n in range(3)]
+    turn, proofs = Turn(checks), [author_proof(n, is_signed=n != 1) for n in range(3)]
     turn.following = 3
     each = [turn.verify_one(request(n), proof) for n, proof in enumerate(proofs)]
     assert await asyncio.gather(*each) == [True] * 3
@@ -187,12 +184,12 @@ async def test_the_author_proof_of_a_wrong_request_is_left_unverified() -> None:
     assert not proof.is_verified
 
 
-async def test_others_go_on_if_a_batch_cannot_be_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(requests: list[RequestParts], proofs: list[ProofParts]) -> bool:
-        raise MemoryError
+async def test_others_go_on_if_a_batch_cannot_be_verified() -> None:
+    class Failing(Checks):
+        def verify_together(self, requests: list[RequestParts], proofs: list[ProofParts]) -> bool:
+            raise MemoryError
 
-    monkeypatch.setattr(_core, "verify_requests", fail)
-    turn = Turn()
+    turn = Turn(Failing())
     turn.following = 3
     tasks = [asyncio.create_task(turn.verify_one(request(n))) for n in range(3)]
     results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -201,7 +198,7 @@ async def test_others_go_on_if_a_batch_cannot_be_verified(monkeypatch: pytest.Mo
 
 
 async def test_batches_come_back_after_wrong_signatures(checks: Checks) -> None:
-    turn = Turn()
+    turn = Turn(checks)
     assert await turn.handle([request(n, is_signed=False) for n in range(4)]) == [False] * 4
     for _ in range(8):
         assert all(await turn.handle([request(n) for n in range(4)]))
@@ -221,23 +218,21 @@ def test_a_flood_of_wrong_signatures_costs_little_more_than_without_batches(
     turns: list[list[bool]],
 ) -> None:
     """Even if a signature of a batch cost as much as one alone; it takes half as long."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        checks, turn, handled = Checks(monkeypatch), Turn(), 0
+    checks = Checks()
+    turn, handled = Turn(checks), sum(map(len, turns))
 
-        async def flood() -> None:
-            nonlocal handled
-            for signed in turns:
-                requests = [request(n, is_signed=each) for n, each in enumerate(signed)]
-                assert await turn.handle(requests) == signed
-                handled += len(signed)
+    async def flood() -> None:
+        for signed in turns:
+            requests = [request(n, is_signed=each) for n, each in enumerate(signed)]
+            assert await turn.handle(requests) == signed
 
-        asyncio.run(flood())
-        # The last batch that failed is not paid off yet.
-        assert checks.total <= 10 / 9 * handled + MAX_BATCH
+    asyncio.run(flood())
+    # The last batch that failed is not paid off yet.
+    assert checks.total <= 10 / 9 * handled + MAX_BATCH
 
 
 async def test_a_long_flood_costs_at_most_a_ninth_more_checks(checks: Checks) -> None:
-    turn = Turn()
+    turn = Turn(checks)
     forged = [request(n, is_signed=False) for n in range(MAX_BATCH)]
     for _ in range(45):
         assert not any(await turn.handle(forged))

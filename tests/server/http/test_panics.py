@@ -1,7 +1,6 @@
 """A panic of the core, which is no Exception to Python, ends one request: nobody waits for it for ever."""
 
 import asyncio
-import json
 from typing import Any, NoReturn
 
 import aiohttp
@@ -11,7 +10,6 @@ from support.clients import Browser, Start
 from support.collections import NOTES
 
 from pysync import _core
-from pysync.plugins.events.plugin import Encoder
 from pysync.store.memory import MemoryStore
 
 
@@ -60,17 +58,3 @@ async def test_after_a_panic_in_a_group_of_appends_the_log_goes_on(node: Node) -
     assert [type(outcome) for outcome in outcomes] == [_core.PanicException] * 3
     await node.append({"n": 3})
     await node.logs.close()
-
-
-async def test_after_a_panic_in_the_thread_that_encodes_events_it_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    encoder = Encoder(in_thread_above=0)
-    body = json.dumps({"events": [{"event": "e"}]}).encode()
-    arguments = body, "2025-01-01T00:00:00.000Z"
-    with monkeypatch.context() as patched:
-        patched.setattr(_core, "encode_events", panics)
-        with pytest.raises(_core.PanicException):
-            await encoder.encode(*arguments)
-    assert await encoder.encode(*arguments)
-    await encoder.close()

@@ -119,7 +119,7 @@ async def test_every_version_that_was_stored_is_listed_whatever_crashes(seed: in
             pass
         except StoreUnavailable:
             nodes[at] = new_node()
-        if store._writes_left is not None:
+        if store.is_to_crash:
             nodes[at] = new_node()
     reader = Documents(kept, coordinator, clock)
     current = await reader.pull(KEY)

@@ -32,7 +32,7 @@ class Server:
     aiohttp by itself sends a GET once more. It has no change stream."""
 
     def __init__(self, *answers: Answer) -> None:
-        self._answers = list(answers)
+        self.answers = list(answers)
         self.requests: list[tuple[web.BaseRequest, bytes]] = []
         self.url = ""
 
@@ -40,7 +40,7 @@ class Server:
         if request.path.endswith("/events"):
             return web.Response(status=404)
         self.requests.append((request, await request.read()))
-        answer = self._answers.pop(0)
+        answer = self.answers.pop(0)
         if answer is None:
             assert request.transport is not None
             request.transport.abort()
@@ -74,7 +74,7 @@ async def serving(*answers: Answer) -> AsyncIterator[Server]:
     async with test_server:
         server.url = str(test_server.make_url("/"))
         yield server
-    assert not server._answers, "answers that nobody asked for"
+    assert not server.answers, "answers that no request took"
 
 
 class Waits:

@@ -54,13 +54,13 @@ class Streams:
     """Plays a script for each connection, in their order. `heads` are the requests."""
 
     def __init__(self, *scripts: Script) -> None:
-        self._scripts = list(scripts)
+        self.scripts = list(scripts)
         self.heads: list[str] = []
         self.url = ""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
-        script = self._scripts.pop(0)
+        script = self.scripts.pop(0)
         writer.write(script.said)
         match script.end:
             case End.HOLD:
@@ -94,4 +94,4 @@ async def streaming(*scripts: Script) -> AsyncIterator[Streams]:
         server.close()
         await asyncio.gather(*tasks)
         await server.wait_closed()
-    assert not streams._scripts, "streams that nobody asked for"
+    assert not streams.scripts, "streams that no request took"

@@ -92,6 +92,11 @@ class FaultyStore:
         self._writes_left, self._does_last = after, done
 
     @property
+    def is_to_crash(self) -> bool:
+        """True once `crash` was called."""
+        return self._writes_left is not None
+
+    @property
     def has_crashed(self) -> bool:
         """True once a write has crashed the process."""
         return self._writes_left is not None and self._writes_left < 0

@@ -7,12 +7,12 @@ T = TypeVar("T")
 
 class _RoundRobin:
     def __init__(self, those: tuple[object, ...]) -> None:
-        self._those = those
+        self.members = those
         self._calls = 0
 
     def __getattr__(self, name: str) -> Any:
         self._calls += 1
-        return getattr(self._those[self._calls % len(self._those)], name)
+        return getattr(self.members[self._calls % len(self.members)], name)
 
 
 def round_robin(*those: T) -> T:
@@ -22,4 +22,4 @@ def round_robin(*those: T) -> T:
 
 def first_member(robin: T) -> T:
     """The first of those that take turns."""
-    return cast(T, cast(_RoundRobin, robin)._those[0])
+    return cast(T, cast(_RoundRobin, robin).members[0])

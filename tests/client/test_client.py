@@ -228,7 +228,7 @@ async def test_a_wait_grows_up_to_its_limit_and_is_no_shorter_than_requested() -
     assert waits.seconds == [1.0, 2.0, 3.0, 3.0]
 
 
-def test_chance_shortens_a_wait_by_up_to_a_half() -> None:
+def test_jitter_shortens_a_wait_by_up_to_a_half() -> None:
     assert RetryPolicy(initial_s=2.0).wait_s(1, 0.0, 0.5) == 1.5
     assert RetryPolicy(initial_s=2.0).wait_s(1, 1.9, 0.5) == 1.9
 

@@ -271,8 +271,8 @@ async def test_a_server_that_takes_nothing_is_out_of_reach() -> None:
 
 async def test_a_file_is_pulled_with_its_type_and_hash() -> None:
     async with serving(stored(b"\x89PNG")) as server, client(server.url, **SIGNED) as signed:
-        blob = await signed.pull_blob("files/a")
-    assert blob == (b"\x89PNG", "image/png", hashlib.sha256(b"\x89PNG").hexdigest())
+        file = await signed.pull_blob("files/a")
+    assert file == (b"\x89PNG", "image/png", hashlib.sha256(b"\x89PNG").hexdigest())
     request, body = server.requests[0]
     assert is_signed(request, body, "/pull/files/a")
     assert request.headers["Accept"] == "*/*"
@@ -305,9 +305,9 @@ async def test_a_rejected_pull_is_raised(tmp_path: Path) -> None:
 async def test_a_file_that_reads_like_the_empty_document_is_a_file() -> None:
     content = b'{"data":{},"hash":"","timestamp":5}'
     async with serving(stored(content, "application/json")) as server, client(server.url) as anonymous:
-        blob = await anonymous.pull_blob("files/a")
-    assert blob is not None
-    assert blob.data == content
+        file = await anonymous.pull_blob("files/a")
+    assert file is not None
+    assert file.data == content
 
 
 async def test_a_document_is_not_taken_for_a_file() -> None:
@@ -371,9 +371,9 @@ async def test_a_file_that_changed_after_an_abort_is_pulled_anew(tmp_path: Path)
         await anonymous.pull_blob_to("files/a", tmp_path / "f")
         assert (tmp_path / "f").read_bytes() == other
     async with pulling(Depot(LARGE, 100_000, then=other)) as anonymous:
-        blob = await anonymous.pull_blob("files/a")
-        assert blob is not None
-        assert blob.data == other
+        file = await anonymous.pull_blob("files/a")
+        assert file is not None
+        assert file.data == other
 
 
 async def test_change_of_a_file_during_a_stream_is_raised() -> None:
@@ -468,9 +468,9 @@ async def test_a_file_larger_than_allowed_is_not_taken() -> None:
     async with pulling(Depot(LARGE)) as anonymous:
         with pytest.raises(FileTooLarge):
             await anonymous.pull_blob("files/a", max_bytes=len(LARGE) - 1)
-        blob = await anonymous.pull_blob("files/a", max_bytes=len(LARGE))
-    assert blob is not None
-    assert blob.data == LARGE
+        file = await anonymous.pull_blob("files/a", max_bytes=len(LARGE))
+    assert file is not None
+    assert file.data == LARGE
 
 
 async def test_a_parquet_file_is_pushed_as_one() -> None:

@@ -82,25 +82,25 @@ async def test_the_last_push_wins_and_a_missing_file_is_none(owner: Client) -> N
     assert await owner.pull_blob("photos/none") is None
     await owner.push_blob("photos/a", b"1", "image/png")
     await owner.push_blob("photos/a", b"2", "image/png")
-    blob = await owner.pull_blob("photos/a")
-    assert blob is not None
-    assert blob.data == b"2"
+    file = await owner.pull_blob("photos/a")
+    assert file is not None
+    assert file.data == b"2"
 
 
 async def test_a_file_of_a_namespace_is_there_alone(url: str) -> None:
     async with signed(url) as root, signed(url, namespace="acme") as acme:
         await acme.push_blob("acme/a", b"mine", "text/plain")
-        blob = await acme.pull_blob("acme/a")
-        assert blob is not None
-        assert (blob.data, blob.content_type) == (b"mine", "text/plain")
+        file = await acme.pull_blob("acme/a")
+        assert file is not None
+        assert (file.data, file.content_type) == (b"mine", "text/plain")
         assert await root.pull_blob("any/a") is None
 
 
 async def test_json_is_a_file_where_a_collection_has_no_documents(owner: Client) -> None:
     await owner.push_blob("any/a", b'{"data": {}, "hash": ""}', "application/json")
-    blob = await owner.pull_blob("any/a")
-    assert blob is not None
-    assert (blob.data, blob.content_type) == (b'{"data": {}, "hash": ""}', "application/json")
+    file = await owner.pull_blob("any/a")
+    assert file is not None
+    assert (file.data, file.content_type) == (b'{"data": {}, "hash": ""}', "application/json")
 
 
 async def test_files_and_documents_of_one_collection_are_not_taken_for_each_other(owner: Client) -> None:
@@ -148,9 +148,9 @@ async def test_a_push_whose_answer_was_lost_is_made_again(url: str, owner: Clien
     async with FaultProxy(url) as proxy, signed(proxy.url, sleep=no_wait) as unlucky:
         proxy.lose_reply()
         await unlucky.push_blob("photos/a", LARGE, "image/png")
-    blob = await owner.pull_blob("photos/a")
-    assert blob is not None
-    assert blob.data == LARGE
+    file = await owner.pull_blob("photos/a")
+    assert file is not None
+    assert file.data == LARGE
 
 
 async def test_a_parquet_file_keeps_its_bytes_and_has_its_type(owner: Client) -> None:
@@ -159,9 +159,9 @@ async def test_a_parquet_file_keeps_its_bytes_and_has_its_type(owner: Client) ->
     assert await owner.pull_parquet("rows/a") == (
         b"PAR1...PAR1", PARQUET, hashlib.sha256(b"PAR1...PAR1").hexdigest()
     )  # fmt: skip
-    blob = await owner.pull_parquet("rows/b")
-    assert blob is not None
-    assert blob.content_type == PARQUET
+    file = await owner.pull_parquet("rows/b")
+    assert file is not None
+    assert file.content_type == PARQUET
     await owner.push_blob("photos/a", b"PNG", "image/png")
     with pytest.raises(UnsupportedMediaType):
         await owner.pull_parquet("photos/a")
@@ -171,10 +171,10 @@ async def test_batch_of_events_is_pulled_as_parquet_by_the_id_of_its_push(owner:
     pushed = await owner.push("events/app/x", {"events": [{"event_type": "opened", "n": 1}]})
     assert pushed.batch_id is not None
     assert [name async for name in owner.list("events/app")] == [pushed.batch_id]
-    blob = await owner.pull_parquet(f"events/app/{pushed.batch_id}")
-    assert blob is not None
-    assert blob.hash == pushed.hash
-    rows = pyarrow.parquet.read_table(io.BytesIO(blob.data)).to_pylist()
+    file = await owner.pull_parquet(f"events/app/{pushed.batch_id}")
+    assert file is not None
+    assert file.hash == pushed.hash
+    rows = pyarrow.parquet.read_table(io.BytesIO(file.data)).to_pylist()
     assert [row["event_type"] for row in rows] == ["opened"]
 
 
@@ -203,13 +203,13 @@ async def test_a_sealed_file_opens_for_recipients_and_the_server_has_no_byte_of_
 
 async def test_a_sealed_file_opens_under_its_own_key_alone(owner: Client, opened: UnlockedKeyring) -> None:
     await seal_and_push_blob(owner, opened, "vault/a", b"hello")
-    blob = await owner.pull_blob("vault/a")
-    assert blob is not None
-    await owner.push_blob("vault/b", blob.data, "application/octet-stream")
+    file = await owner.pull_blob("vault/a")
+    assert file is not None
+    await owner.push_blob("vault/b", file.data, "application/octet-stream")
     with pytest.raises(sealed.DecryptionFailed):
         await pull_and_open_blob(owner, opened, "vault/b")
     assert await pull_and_open_blob(owner, opened, "vault/b", aad="vault/a") == b"hello"
-    assert opened.open_bytes(blob.data, "vault/a") == b"hello"
+    assert opened.open_bytes(file.data, "vault/a") == b"hello"
 
 
 async def test_a_sealed_file_with_a_context_of_its_own_opens_with_that(

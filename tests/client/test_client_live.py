@@ -274,11 +274,11 @@ async def test_a_draft_is_resolved_with_what_comes_and_not_before(start: Start) 
             assert [drop.value for drop in document.dropped] == ["two"]
 
 
-def rough(proxy: FaultProxy, chance: random.Random, cuts: int) -> None:
+def rough(proxy: FaultProxy, rng: random.Random, cuts: int) -> None:
     """Cut so many streams anywhere, and delay what else is asked."""
     for _ in range(cuts):
-        proxy.truncate("GET", to_bytes=chance.randrange(1500), when=lambda sent: sent.path == "events")
-    proxy.chaos(chance, delay=0.3, delay_s=0.01)
+        proxy.truncate("GET", to_bytes=rng.randrange(1500), when=lambda sent: sent.path == "events")
+    proxy.chaos(rng, delay=0.3, delay_s=0.01)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -301,13 +301,13 @@ async def test_watch_that_is_aborted_anywhere_receives_each_write_once(start: St
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_document_that_flickers_is_followed_to_what_it_is_at_last(start: Start, seed: int) -> None:
     base = await start(SERVICE)
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     seen = asyncio.Event()
 
     async def flicker(client: Client) -> None:
         document = SyncDocument(client, "notes/a", retries=1000, sleep=for_nothing)
         for _ in range(3):
-            await document.update(lambda _: {"on": chance.random() < 0.5})
+            await document.update(lambda _: {"on": rng.random() < 0.5})
 
     async def see(found: AsyncGenerator[dict[str, Any]]) -> None:
         async for _ in found:
@@ -320,7 +320,7 @@ async def test_a_document_that_flickers_is_followed_to_what_it_is_at_last(start:
     ):
         document = SyncDocument(one, "notes/a", sleep=for_ever)
         seeing = asyncio.ensure_future(see(document.follow()))
-        rough(proxy, chance, cuts=5)
+        rough(proxy, rng, cuts=5)
         for _ in range(20):
             await asyncio.gather(flicker(others), flicker(others))
             now = await others.pull("notes/a")

@@ -341,7 +341,7 @@ async def test_a_log_that_expired_has_nothing_new_however_old_the_checkpoint(sta
 @pytest.mark.parametrize("collection", ["log", "small", "shut"])
 @pytest.mark.parametrize("seed", range(3))
 async def test_bursts_of_any_length_come_whole(start: Start, collection: str, seed: int) -> None:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     key, wanted, found = f"{collection}/a", [], []
     async with Client(await start(SERVICE)) as anyone:
         wanted += await appended(anyone, key, 1)
@@ -349,10 +349,10 @@ async def test_bursts_of_any_length_come_whole(start: Start, collection: str, se
         for _ in range(12):
             found += times(await cursor.pull())
             last = wanted[-1]
-            for _ in range(chance.choice((0, 1, 4, 5, 6, 17))):
-                last += chance.randint(1, 3)
+            for _ in range(rng.choice((0, 1, 4, 5, 6, 17))):
+                last += rng.randint(1, 3)
                 wanted += await appended(anyone, key, last)
-            if chance.random() < 0.3:
+            if rng.random() < 0.3:
                 cursor = LogCursor(anyone, key, since=cursor.checkpoint_ms)
         found += await all_new(cursor)
     assert found == wanted

@@ -67,25 +67,25 @@ def test_sealed_bytes_open_whole_with_their_context_and_not_otherwise(
     plaintext: bytes, aad: str, draw: st.DataObject
 ) -> None:
     opened = UnlockedKeyring(1, {1: bytes(32)})
-    blob = opened.seal_bytes(plaintext, aad)
-    assert len(blob) == len(plaintext) + 32
-    assert opened.open_bytes(blob, aad) == plaintext
-    at = draw.draw(st.integers(0, len(blob) - 1))
-    tampered = bytearray(blob)
+    sealed_data = opened.seal_bytes(plaintext, aad)
+    assert len(sealed_data) == len(plaintext) + 32
+    assert opened.open_bytes(sealed_data, aad) == plaintext
+    at = draw.draw(st.integers(0, len(sealed_data) - 1))
+    tampered = bytearray(sealed_data)
     tampered[at] ^= draw.draw(st.integers(1, 255))
     with pytest.raises(sealed.SealedError):
         opened.open_bytes(bytes(tampered), aad)
     with pytest.raises(sealed.SealedError):
-        opened.open_bytes(blob[: draw.draw(st.integers(0, len(blob) - 1))], aad)
+        opened.open_bytes(sealed_data[: draw.draw(st.integers(0, len(sealed_data) - 1))], aad)
     with pytest.raises(sealed.DecryptionFailed):
-        opened.open_bytes(blob, draw.draw(st.text(max_size=20).filter(lambda other: other != aad)))
+        opened.open_bytes(sealed_data, draw.draw(st.text(max_size=20).filter(lambda other: other != aad)))
 
 
-def test_a_tampered_byte_at_any_position_of_a_blob_fails() -> None:
+def test_a_tampered_byte_at_any_position_of_sealed_data_fails() -> None:
     opened = UnlockedKeyring(258, {258: bytes(32)})
-    blob = opened.seal_bytes(b"hello", "docs/a")
-    for at in range(len(blob)):
-        tampered = blob[:at] + bytes([blob[at] ^ 0x80]) + blob[at + 1 :]
+    sealed_data = opened.seal_bytes(b"hello", "docs/a")
+    for at in range(len(sealed_data)):
+        tampered = sealed_data[:at] + bytes([sealed_data[at] ^ 0x80]) + sealed_data[at + 1 :]
         expected = sealed.UnknownEpoch if at < 4 else sealed.DecryptionFailed
         with pytest.raises(expected):
             opened.open_bytes(tampered, "docs/a")

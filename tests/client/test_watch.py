@@ -265,7 +265,7 @@ async def test_lost_server_is_retried_without_end_and_ever_more_seldom() -> None
     assert lives == [0, 10, 11]
 
 
-async def test_waits_are_less_by_chance_and_grow_while_no_stream_lasts() -> None:
+async def test_jitter_shortens_waits_that_grow_while_no_stream_lasts() -> None:
     waits = Waits()
     lasting = [streamed(OPENING, End.ABORT) for _ in range(3)]
     scripts = [*lasting, streamed(event("1"), End.HOLD)]

@@ -199,7 +199,9 @@ class LeaseContract(FakeTime):
     that share one memory, as those of two processes do, and read the fixture `clock`. The fixture closes
     both, even if a test has closed one already."""
 
-    async def test_one_leads_at_a_time(self, pair: tuple[Coordinator, Coordinator], advance: Advance) -> None:
+    async def test_one_leader_lease_is_held_at_a_time(
+        self, pair: tuple[Coordinator, Coordinator], advance: Advance
+    ) -> None:
         one, other = pair
         for _ in range(3):
             assert await one.acquire_lease("a")
@@ -209,7 +211,7 @@ class LeaseContract(FakeTime):
         assert not await one.acquire_lease("b")
         assert await one.acquire_lease("a")
 
-    async def test_when_who_leads_has_closed_another_does(
+    async def test_closing_the_leader_frees_its_lease(
         self, pair: tuple[Coordinator, Coordinator], advance: Advance
     ) -> None:
         one, other = pair
@@ -219,7 +221,7 @@ class LeaseContract(FakeTime):
         await advance(LEASE_MS + 1)
         assert await other.acquire_lease("a")
 
-    async def test_leader_that_did_not_renew_for_the_time_of_a_lease_leads_no_longer(
+    async def test_leader_lease_that_is_not_renewed_expires(
         self, pair: tuple[Coordinator, Coordinator], advance: Advance
     ) -> None:
         one, other = pair

@@ -352,7 +352,7 @@ def leader(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 @pytest.mark.process
-async def test_kill_of_a_leader_makes_another_lead_at_once(
+async def test_kill_of_a_leader_frees_its_lease_at_once(
     tmp_path: Path, leader: "subprocess.Popen[str]"
 ) -> None:
     coordinator = await LocalCoordinator.open_folder(tmp_path)
@@ -365,9 +365,7 @@ async def test_kill_of_a_leader_makes_another_lead_at_once(
 
 
 @pytest.mark.process
-async def test_hanging_leader_leads_no_longer_than_a_lease(
-    tmp_path: Path, leader: "subprocess.Popen[str]"
-) -> None:
+async def test_lease_of_a_hanging_leader_expires(tmp_path: Path, leader: "subprocess.Popen[str]") -> None:
     leader.send_signal(signal.SIGSTOP)
     clock = FakeClock(wall_clock_ms())
     clock.booted_ms = clock.now_ms - boot_clock_ms()

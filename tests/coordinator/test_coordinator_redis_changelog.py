@@ -254,7 +254,7 @@ async def test_without_redis_a_wait_returns_and_a_read_raises(
             await call
 
 
-async def test_one_leads_until_it_closes(nodes: list[RedisCoordinator]) -> None:
+async def test_leader_lease_is_held_until_its_node_closes(nodes: list[RedisCoordinator]) -> None:
     one, other = nodes
     assert [await one.acquire_lease("x"), await other.acquire_lease("x"), await one.acquire_lease("x")] == [
         True,
@@ -267,7 +267,7 @@ async def test_one_leads_until_it_closes(nodes: list[RedisCoordinator]) -> None:
     assert await other.acquire_lease("y")
 
 
-async def test_expired_leader_lease_makes_another_lead(
+async def test_expired_leader_lease_is_acquired_by_another(
     redis: RedisServer, nodes: list[RedisCoordinator]
 ) -> None:
     one, other = nodes

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support.change_feed import Ear, Followed, Log, following, note, until
+from support.change_feed import Followed, Listener, Log, following, note, until
 from support.sse_client import Listen, Serve
 
 from pysync.changelog import OriginFilter
@@ -26,7 +26,7 @@ async def filled(log: Log, count: int) -> str:
 
 
 async def test_page_is_delivered_to_a_subscriber_at_once() -> None:
-    class Counting(Ear):
+    class Counting(Listener):
         times = 0
 
         def deliver(self, events: object) -> None:
@@ -34,54 +34,58 @@ async def test_page_is_delivered_to_a_subscriber_at_once() -> None:
             super().deliver(events)  # type: ignore[arg-type]
 
     log = Log()
-    ear, feed = Counting(await filled(log, 1_000)), following(log)
-    assert await feed.bring(ear)
-    assert (len(ear.delivered), ear.times) == (1_000, 8)
-    feed.close()
+    listener, dispatcher = Counting(await filled(log, 1_000)), following(log)
+    assert await dispatcher.bring(listener)
+    assert (len(listener.delivered), listener.times) == (1_000, 8)
+    dispatcher.close()
 
 
 async def test_only_changes_of_its_collections_are_read_for_a_subscriber() -> None:
     log = Log()
     cursor = await filled(log, 1_000)
-    feed, ear = following(log), Ear(cursor, {("elsewhere", "notes"): {}})
-    assert await feed.bring(ear)
-    assert (log.found, ear.delivered) == (0, [])
-    feed.close()
+    dispatcher, listener = following(log), Listener(cursor, {("elsewhere", "notes"): {}})
+    assert await dispatcher.bring(listener)
+    assert (log.found, listener.delivered) == (0, [])
+    dispatcher.close()
 
 
 @pytest.mark.parametrize("kind", [Log, Uncounted])
 async def test_subscriber_that_missed_too_much_is_reset_and_continues(kind: type[Log]) -> None:
     log = kind()
     cursor = await filled(log, 1_000)
-    feed, far, near = following(log, 400), Ear(cursor), Ear(cursor, {("elsewhere", "notes"): {}})
-    assert await feed.bring(far)
+    dispatcher, far, near = (
+        following(log, 400),
+        Listener(cursor),
+        Listener(cursor, {("elsewhere", "notes"): {}}),
+    )
+    assert await dispatcher.bring(far)
     assert far.resets == 1
     assert far.cursor == await log.last_id()
     assert log.found <= (0 if kind is Log else 400 + subscriptions.PAGE_SIZE)
     if kind is Log:
-        assert await feed.bring(near)
+        assert await dispatcher.bring(near)
         assert near.resets == 0, "of what it follows it has missed nothing"
     await log.append([note("more")])
     while far.delivered[-1:] != ["more"]:
         await asyncio.sleep(0)
-    feed.close()
+    dispatcher.close()
 
 
 async def test_others_run_while_many_receive_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscriptions, "SLICE_S", -1.0)
     log = Log()
     cursor = await filled(log, 100)
-    feed, ears, ticks = following(log), [Ear(cursor) for _ in range(50)], 0
-    bringing = asyncio.gather(*(feed.bring(ear) for ear in ears))
+    dispatcher, listeners, ticks = following(log), [Listener(cursor) for _ in range(50)], 0
+    bringing = asyncio.gather(*(dispatcher.bring(listener) for listener in listeners))
     while not bringing.done():
         await asyncio.sleep(0)
         ticks += 1
     assert ticks >= 100 + 50, "one for each event, and for each listener"
-    feed.close()
+    dispatcher.close()
 
 
 async def test_slow_reader_keeps_nobody_waiting() -> None:
-    class Stuck(Ear):
+    class Stuck(Listener):
         async def drained(self) -> bool:
             if not self.delivered:
                 return True
@@ -91,30 +95,30 @@ async def test_slow_reader_keeps_nobody_waiting() -> None:
 
     release, log = asyncio.Event(), Log()
     cursor = await filled(log, 1_000)
-    feed, stuck, other = following(log), Stuck(cursor), Ear(cursor)
+    dispatcher, stuck, other = following(log), Stuck(cursor), Listener(cursor)
     stuck.slow = True
-    bringing = asyncio.create_task(feed.bring(stuck))
-    assert await feed.bring(other)
+    bringing = asyncio.create_task(dispatcher.bring(stuck))
+    assert await dispatcher.bring(other)
     assert len(other.delivered) == 1_000
     assert 0 < len(stuck.delivered) < 1_000
     stuck.slow = False
     release.set()
     assert await bringing
     assert stuck.delivered == other.delivered
-    feed.close()
+    dispatcher.close()
 
 
 async def test_leaving_subscriber_receives_nothing_more_and_others_do() -> None:
     log = Log(ticks=[3] * 1_000)
     cursor = await filled(log, 1_000)
-    feed, leaving, other = following(log), Ear(cursor), Ear(cursor)
-    bringing = asyncio.create_task(feed.bring(leaving)), asyncio.create_task(feed.bring(other))
+    dispatcher, leaving, other = following(log), Listener(cursor), Listener(cursor)
+    bringing = asyncio.create_task(dispatcher.bring(leaving)), asyncio.create_task(dispatcher.bring(other))
     await until(leaving, 100)
     bringing[0].cancel()
     assert await bringing[1]
     assert len(leaving.delivered) < 1_000
     assert len(other.delivered) == 1_000
-    feed.close()
+    dispatcher.close()
 
 
 async def test_subscriber_that_cannot_be_authorized_does_not_end_the_others() -> None:
@@ -123,14 +127,14 @@ async def test_subscriber_that_cannot_be_authorized_does_not_end_the_others() ->
 
     log = Log()
     cursor = await filled(log, 10)
-    feed, subscriber = Followed(log, breaks), Ear(cursor)
+    dispatcher, subscriber = Followed(log, breaks), Listener(cursor)
     subscriber.needs_authorization = True
     with pytest.raises(RuntimeError):
-        await feed.bring(subscriber)
-    other = Ear(cursor)
-    assert await feed.bring(other)
+        await dispatcher.bring(subscriber)
+    other = Listener(cursor)
+    assert await dispatcher.bring(other)
     assert len(other.delivered) == 10
-    feed.close()
+    dispatcher.close()
 
 
 async def test_a_stream_that_resumes_too_far_back_is_reset(serve: Serve, subscribe: Listen) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.change_feed import NOTES, Ear, Followed, Log, following, note, until
+from support.change_feed import NOTES, Followed, Listener, Log, following, note, until
 from support.depth import depth
 
 from pysync.changelog import Retention
-from pysync.engine import subscriptions as feed_module
+from pysync.engine import subscriptions as subscriptions
 from pysync.engine.subscriptions import (
     Authorize,
     Deliveries,
@@ -30,9 +30,9 @@ from pysync.engine.subscriptions import (
 def test_every_subscriber_gets_each_change_exactly_once(steps: list[str], ticks: list[int]) -> None:
     async def play() -> None:
         log, written = Log(ticks), 0
-        feed = following(log)
+        dispatcher = following(log)
         cursors = [(await log.last_id(), 0)]
-        ears: list[tuple[Ear, int]] = []
+        listeners: list[tuple[Listener, int]] = []
         bringing: list[asyncio.Task[bool]] = []
 
         async def write(count: int) -> None:
@@ -44,46 +44,46 @@ def test_every_subscriber_gets_each_change_exactly_once(steps: list[str], ticks:
         for at, step in enumerate(steps):
             if step in ("write", "burst"):
                 await write(1 if step == "write" else 5)
-            elif step == "leave" and ears:
-                feed.unsubscribe(ears.pop(at % len(ears))[0])
+            elif step == "leave" and listeners:
+                dispatcher.unsubscribe(listeners.pop(at % len(listeners))[0])
             elif step == "turn":
                 for _ in range(at % 6):
                     await asyncio.sleep(0)
             elif step == "begin":
-                start = await feed.resolve_start("")
-                ears.append((Ear(start.cursor), written))
-                if not feed.subscribe(ears[-1][0]):
-                    bringing.append(asyncio.create_task(feed.bring(ears[-1][0])))
+                start = await dispatcher.resolve_start("")
+                listeners.append((Listener(start.cursor), written))
+                if not dispatcher.subscribe(listeners[-1][0]):
+                    bringing.append(asyncio.create_task(dispatcher.bring(listeners[-1][0])))
             elif step in ("resume", "slow", "one"):
                 cursor, count = cursors[at * 7 % len(cursors)]
-                ears.append((Ear(cursor, {NOTES: {"id": "5"} if step == "one" else {}}), count))
-                ears[-1][0].slow = step == "slow"
-                bringing.append(asyncio.create_task(feed.bring(ears[-1][0])))
+                listeners.append((Listener(cursor, {NOTES: {"id": "5"} if step == "one" else {}}), count))
+                listeners[-1][0].slow = step == "slow"
+                bringing.append(asyncio.create_task(dispatcher.bring(listeners[-1][0])))
         await asyncio.gather(*bringing)
         await write(1)
-        for ear, first in ears:
-            one = ear.filter[NOTES].get("id")
+        for listener, first in listeners:
+            one = listener.filter[NOTES].get("id")
             received = [str(n) for n in range(first, written) if one in (None, str(n))]
-            assert await until(ear, len(received)) == received
-        feed.close()
+            assert await until(listener, len(received)) == received
+        dispatcher.close()
 
-    page = feed_module.PAGE_SIZE
-    feed_module.PAGE_SIZE = 3  # type: ignore[misc]
+    page = subscriptions.PAGE_SIZE
+    subscriptions.PAGE_SIZE = 3  # type: ignore[misc]
     try:
         asyncio.run(asyncio.wait_for(play(), 20))
     finally:
-        feed_module.PAGE_SIZE = page  # type: ignore[misc]
+        subscriptions.PAGE_SIZE = page  # type: ignore[misc]
 
 
 async def test_change_during_a_catch_up_is_not_lost() -> None:
     log = Log()
-    feed, cursor = following(log), await log.last_id()
-    other, late = Ear(cursor), Ear(cursor)
-    assert feed.subscribe(other)
+    dispatcher, cursor = following(log), await log.last_id()
+    other, late = Listener(cursor), Listener(cursor)
+    assert dispatcher.subscribe(other)
     await log.append([note(1)])
     await until(other, 1)
     arrived, release = log.hold()
-    bringing = asyncio.create_task(feed.bring(late))
+    bringing = asyncio.create_task(dispatcher.bring(late))
     await arrived.wait()
     await log.append([note(2)])
     await until(other, 2)
@@ -92,16 +92,16 @@ async def test_change_during_a_catch_up_is_not_lost() -> None:
     assert late.delivered == ["1", "2"]
     await log.append([note(3)])
     assert await until(late, 3) == ["1", "2", "3"]
-    feed.close()
+    dispatcher.close()
 
 
 async def test_idle_dispatcher_does_not_read_the_log() -> None:
     log = Log()
-    feed, ear = following(log), Ear(await log.last_id())
-    assert feed.subscribe(ear)
+    dispatcher, listener = following(log), Listener(await log.last_id())
+    assert dispatcher.subscribe(listener)
     await log.append([note(1)])
-    await until(ear, 1)
-    feed.unsubscribe(ear)
+    await until(listener, 1)
+    dispatcher.unsubscribe(listener)
     await asyncio.sleep(0)
     reads = log.reads
     await log.append([note(2)])
@@ -112,61 +112,61 @@ async def test_idle_dispatcher_does_not_read_the_log() -> None:
 
 async def test_log_is_read_once_for_all_subscribers() -> None:
     log = Log()
-    feed = following(log)
-    ears = [Ear(await log.last_id()) for _ in range(100)]
-    assert all(feed.subscribe(ear) for ear in ears)
+    dispatcher = following(log)
+    listeners = [Listener(await log.last_id()) for _ in range(100)]
+    assert all(dispatcher.subscribe(listener) for listener in listeners)
     await log.append([note(n) for n in range(10)])
-    for ear in ears:
-        assert len(await until(ear, 10)) == 10
+    for listener in listeners:
+        assert len(await until(listener, 10)) == 10
     assert log.reads <= 3
-    feed.close()
+    dispatcher.close()
 
 
 async def test_subscriber_receives_the_values_that_it_filters_for() -> None:
     log = Log()
-    feed, cursor = following(log), await log.last_id()
+    dispatcher, cursor = following(log), await log.last_id()
     two = ("acme", "notes")
-    one, other = Ear(cursor, {NOTES: {"id": "1"}}), Ear(cursor, {NOTES: {"id": "2"}, two: {}})
-    none = Ear(cursor, {(None, "lists"): {}})
-    for ear in (one, other, none):
-        assert feed.subscribe(ear)
+    one, other = Listener(cursor, {NOTES: {"id": "1"}}), Listener(cursor, {NOTES: {"id": "2"}, two: {}})
+    none = Listener(cursor, {(None, "lists"): {}})
+    for listener in (one, other, none):
+        assert dispatcher.subscribe(listener)
     await log.append([note(1), note(2), note(1, "acme"), note(3), note(2, "elsewhere")])
     assert await until(other, 2) == ["2", "1"]
     assert (one.delivered, none.delivered) == (["1"], [])
-    feed.close()
+    dispatcher.close()
 
 
 async def test_subscribers_are_reset_if_the_log_forgets_faster_than_it_is_read() -> None:
     log = Log(ticks=[0, 0] + [50] * 100, retention=Retention(count=2))
-    feed, ear = following(log), Ear(await log.last_id())
-    assert feed.subscribe(ear)
+    dispatcher, listener = following(log), Listener(await log.last_id())
+    assert dispatcher.subscribe(listener)
     await log.append([note(0)])
-    await until(ear, 1)
+    await until(listener, 1)
     for n in range(1, 30):
         await log.append([note(n)])
         await asyncio.sleep(0)
-    while not ear.resets:
+    while not listener.resets:
         await asyncio.sleep(0)
     await log.append([note("last")])
-    while ear.delivered[-1] != "last":
+    while listener.delivered[-1] != "last":
         await asyncio.sleep(0)
-    feed.close()
+    dispatcher.close()
 
 
 async def test_a_log_that_cannot_be_read_for_a_while_costs_no_listener_an_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(feed_module, "RETRY_S", 0.0)
+    monkeypatch.setattr(subscriptions, "RETRY_S", 0.0)
     log = Log()
-    feed, ear, late = following(log), Ear(await log.last_id()), Ear(await log.last_id())
-    assert feed.subscribe(ear)
+    dispatcher, listener, late = following(log), Listener(await log.last_id()), Listener(await log.last_id())
+    assert dispatcher.subscribe(listener)
     log.fails = 3
     await log.append([note(1)])
-    assert await until(ear, 1) == ["1"]
+    assert await until(listener, 1) == ["1"]
     log.fails = 1
-    assert not await feed.bring(late)
+    assert not await dispatcher.bring(late)
     assert late.is_aborted
-    feed.close()
+    dispatcher.close()
 
 
 async def test_failed_delivery_aborts_every_subscriber() -> None:
@@ -174,22 +174,22 @@ async def test_failed_delivery_aborts_every_subscriber() -> None:
         raise RuntimeError("a bug")
 
     log = Log()
-    feed = Followed(log, breaks)
-    ear, other = Ear(await log.last_id()), Ear(await log.last_id())
-    ear.needs_authorization = True
-    assert feed.subscribe(ear)
-    assert feed.subscribe(other)
+    dispatcher = Followed(log, breaks)
+    listener, other = Listener(await log.last_id()), Listener(await log.last_id())
+    listener.needs_authorization = True
+    assert dispatcher.subscribe(listener)
+    assert dispatcher.subscribe(other)
     await log.append([note(1)])
-    while not (ear.is_aborted and other.is_aborted):
+    while not (listener.is_aborted and other.is_aborted):
         await asyncio.sleep(0)
-    assert (ear.delivered, other.delivered) == ([], ["1"])
-    fresh = Ear(await log.last_id())
-    feed.unsubscribe(ear)
-    feed.unsubscribe(other)
-    assert feed.subscribe(fresh)
+    assert (listener.delivered, other.delivered) == ([], ["1"])
+    fresh = Listener(await log.last_id())
+    dispatcher.unsubscribe(listener)
+    dispatcher.unsubscribe(other)
+    assert dispatcher.subscribe(fresh)
     await log.append([note(2)])
     assert await until(fresh, 1) == ["2"]
-    feed.close()
+    dispatcher.close()
 
 
 async def test_authorization_of_one_subscriber_delays_no_other() -> None:
@@ -200,41 +200,41 @@ async def test_authorization_of_one_subscriber_delays_no_other() -> None:
         return lambda listener, event: None if event.params["id"] == "2" else event
 
     log = Log()
-    feed = Followed(log, slowly)
-    quick, authorized = Ear(await log.last_id()), Ear(await log.last_id())
+    dispatcher = Followed(log, slowly)
+    quick, authorized = Listener(await log.last_id()), Listener(await log.last_id())
     authorized.needs_authorization = True
     listeners: list[Subscriber] = [quick, authorized]
-    assert all(feed.subscribe(ear) for ear in listeners)
+    assert all(dispatcher.subscribe(listener) for listener in listeners)
     await log.append([note(1), note(2), note(3)])
     assert await until(quick, 3) == ["1", "2", "3"]
     assert authorized.delivered == []
     release.set()
     assert await until(authorized, 2) == ["1", "3"]
-    feed.close()
+    dispatcher.close()
 
 
 @pytest.mark.parametrize("is_past", [True, False])
 async def test_others_run_while_much_is_read_without_subscribers(is_past: bool) -> None:
     log = Log()
-    feed = following(log)
-    ear = Ear(await log.last_id(), {NOTES: {"id": "nobody"}})
+    dispatcher = following(log)
+    listener = Listener(await log.last_id(), {NOTES: {"id": "nobody"}})
     if not is_past:
-        assert feed.subscribe(ear)
+        assert dispatcher.subscribe(listener)
         await asyncio.sleep(0)
-    await log.append([note(number) for number in range(10 * feed_module.PAGE_SIZE)])
-    bringing = asyncio.create_task(feed.bring(ear)) if is_past else None
+    await log.append([note(number) for number in range(10 * subscriptions.PAGE_SIZE)])
+    bringing = asyncio.create_task(dispatcher.bring(listener)) if is_past else None
     read_before = most = 0
-    while feed.watermark != await log.last_id():
+    while dispatcher.watermark != await log.last_id():
         await asyncio.sleep(0)
         most = max(most, log.reads - read_before)
         read_before = log.reads
     assert bringing is None or await bringing
-    feed.close()
+    dispatcher.close()
     assert log.reads >= 10
     assert most == 1, "pages that were read in one turn of the loop"
 
 
-class Noting(Ear):
+class Noting(Listener):
     """A listener that also remembers how many events it was given at a time."""
 
     def __init__(self, cursor: str) -> None:
@@ -249,35 +249,35 @@ class Noting(Ear):
 @pytest.mark.parametrize("needs_authorization", [False, True])
 async def test_others_run_while_thousands_are_notified(needs_authorization: bool) -> None:
     log = Log()
-    feed = following(log)
-    ears = [Noting(await log.last_id()) for _ in range(2_000)]
-    for ear in ears:
-        ear.needs_authorization = needs_authorization
-        assert feed.subscribe(ear)
+    dispatcher = following(log)
+    listeners = [Noting(await log.last_id()) for _ in range(2_000)]
+    for listener in listeners:
+        listener.needs_authorization = needs_authorization
+        assert dispatcher.subscribe(listener)
     await log.append([note(1), note(2)])
     received = most = 0
-    while received < len(ears):
+    while received < len(listeners):
         await asyncio.sleep(0)
-        before, received = received, sum(len(ear.deliveries) for ear in ears)
+        before, received = received, sum(len(listener.deliveries) for listener in listeners)
         most = max(most, received - before)
-    feed.close()
-    assert 0 < most <= feed_module.SLICE_WRITES
-    assert all(ear.deliveries == [2] for ear in ears)
+    dispatcher.close()
+    assert 0 < most <= subscriptions.SLICE_WRITES
+    assert all(listener.deliveries == [2] for listener in listeners)
 
 
 async def test_changes_during_a_large_delivery_are_delivered_together() -> None:
     log = Log()
-    feed = following(log)
-    ears = [Noting(await log.last_id()) for _ in range(501)]
-    assert all(feed.subscribe(ear) for ear in ears)
+    dispatcher = following(log)
+    listeners = [Noting(await log.last_id()) for _ in range(501)]
+    assert all(dispatcher.subscribe(listener) for listener in listeners)
     await log.append([note(0)])
-    await until(ears[0], 1)
+    await until(listeners[0], 1)
     for number in range(1, 20):
         await log.append([note(number)])
-    for ear in ears:
-        await until(ear, 20)
-        assert ear.deliveries == [1, 19]
-    feed.close()
+    for listener in listeners:
+        await until(listener, 20)
+        assert listener.deliveries == [1, 19]
+    dispatcher.close()
 
 
 async def test_no_more_is_authorised_at_a_time_than_takes_a_moment() -> None:
@@ -289,14 +289,14 @@ async def test_no_more_is_authorised_at_a_time_than_takes_a_moment() -> None:
         return lambda listener, event: event
 
     log = Log()
-    feed = Followed(log, counted)
-    ears = [Noting(await log.last_id()) for _ in range(feed_module.MAX_AUTHORIZED // 2)]
-    for ear in ears:
-        ear.needs_authorization = True
-        assert feed.subscribe(ear)
+    dispatcher = Followed(log, counted)
+    listeners = [Noting(await log.last_id()) for _ in range(subscriptions.MAX_AUTHORIZED // 2)]
+    for listener in listeners:
+        listener.needs_authorization = True
+        assert dispatcher.subscribe(listener)
     await log.append([note(number) for number in range(7)])
-    for ear in ears:
-        assert await until(ear, 7) == [str(number) for number in range(7)]
-        assert ear.deliveries == [7]
+    for listener in listeners:
+        assert await until(listener, 7) == [str(number) for number in range(7)]
+        assert listener.deliveries == [7]
     assert most == 2
-    feed.close()
+    dispatcher.close()

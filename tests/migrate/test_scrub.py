@@ -145,7 +145,7 @@ async def test_a_process_that_does_not_lead_scrubs_nothing(clock: FakeClock) -> 
     assert store.calls["walk"] == 0
 
 
-async def test_a_process_that_leads_no_more_leaves_the_rest_to_another(clock: FakeClock) -> None:
+async def test_a_process_that_lost_the_leader_lease_leaves_the_rest_to_another(clock: FakeClock) -> None:
     store = MemoryStore()
     for n in range(50):
         await store.put(f"a/{n}", flipped(document(b'{"n":12345}')))

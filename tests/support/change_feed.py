@@ -24,7 +24,7 @@ def note(id_: object, namespace: str | None = None) -> Change:
     return DocumentRef("notes", {"id": str(id_)}, namespace).change("h", 1)
 
 
-class Ear:
+class Listener:
     """A listener that remembers. `slow`: it takes a while after each event."""
 
     def __init__(self, cursor: str, interest: Mapping[Topic, Mapping[str, str]] | None = None) -> None:
@@ -118,16 +118,16 @@ class Followed(ChangeDispatcher):
         super().__init__(log, Keys(), authorize)
         self._most_missed = most_missed
 
-    async def bring(self, ear: Ear) -> bool:
-        return await self.catch_up(ear, self._most_missed)
+    async def bring(self, listener: Listener) -> bool:
+        return await self.catch_up(listener, self._most_missed)
 
 
 def following(log: Log, most_missed: int = 20_000) -> Followed:
     return Followed(log, anybody, most_missed)
 
 
-async def until(ear: Ear, count: int) -> list[str]:
-    """What the ear has heard once that is so much."""
-    while len(ear.delivered) < count:
+async def until(listener: Listener, count: int) -> list[str]:
+    """What was delivered to the listener once that is so much."""
+    while len(listener.delivered) < count:
         await asyncio.sleep(0)
-    return ear.delivered
+    return listener.delivered

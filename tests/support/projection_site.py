@@ -103,16 +103,18 @@ class Site:
     ) -> None:
         """Write a document, whatever is there, or append to a log."""
         context = WriteContext(DocumentRef(name, params, namespace), by)
-        place = self._keys.locate(context.ref)
-        assert place is not None
-        if place.collection.append_only is not None:
+        located = self._keys.locate(context.ref)
+        assert located is not None
+        if located.collection.append_only is not None:
             element = decode_append(json.dumps({"data": data}).encode())
-            await self.logs.append(place.key, element, LogSettings.from_collection(place.collection), context)
+            await self.logs.append(
+                located.key, element, LogSettings.from_collection(located.collection), context
+            )
             return
-        held = await self.documents.pull(place.key)
+        held = await self.documents.pull(located.key)
         body = {"data": data, "baseHash": None if held is None else held.hash}
         await self.documents.push(
-            place.key, decode_push(json.dumps(body).encode()), place.collection.ttl_ms, context
+            located.key, decode_push(json.dumps(body).encode()), located.collection.ttl_ms, context
         )
 
     async def note(self, id_: str, space: str = "s", **data: Any) -> None:

@@ -159,7 +159,7 @@ async def test_a_request_that_version_0_1_0_accepted_is_rejected(old_folder: Old
     assert (await signed(old_folder, browser).pull(old_folder.said["private"])).status == 200
 
 
-async def test_a_stream_resumes_at_a_place_of_version_0_1_0(
+async def test_a_stream_resumes_at_a_cursor_of_version_0_1_0(
     old_folder: Old, serve: Serve, subscribe: Listen
 ) -> None:
     browser = await serve(old_folder)

@@ -340,7 +340,7 @@ async def test_a_group_whose_files_change_meanwhile_is_given_up(clock: FakeClock
     assert Counter(await all_rows(inner)) == Counter(wanted(0, 1, 2, 33, 4))
 
 
-async def test_the_background_compacts_while_it_leads_and_survives_failures(clock: FakeClock) -> None:
+async def test_the_background_compacts_with_the_leader_lease_and_survives_failures(clock: FakeClock) -> None:
     inner = MemoryStore()
     for at in range(5):
         await push(inner, at)

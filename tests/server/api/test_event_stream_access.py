@@ -149,7 +149,7 @@ def test_stream_delivers_exactly_what_its_caller_could_pull(
 
 
 @dataclass(frozen=True)
-class Ear:
+class Subscriber:
     """A stream of `caller`, of all collections or of `only` one."""
 
     caller: Browser
@@ -177,15 +177,15 @@ async def _play(members: dict[str, Any], writes: list[Write], paths: list[str]) 
         session = await stack.enter_async_context(aiohttp.ClientSession())
         writer = Signed(base, session, ISSUER, root_device(ISSUER))
 
-        async def ear(caller: Browser, only: str | None) -> Ear:
+        async def subscribe(caller: Browser, only: str | None) -> Subscriber:
             names = None if only is None else f"mark,{only}"
             stream = await listen(caller, f"{prefix}/events", collections=names)
             stack.push_async_callback(stream.close)
             assert stream.status == 200
-            return Ear(caller, stream, only)
+            return Subscriber(caller, stream, only)
 
         callers = [Browser(base, session), AsAdmin(base, session), *_signers(base, session, paths)]
-        ears = [await ear(caller, only) for caller in callers for only in (None, "c0")]
+        subscribers = [await subscribe(caller, only) for caller in callers for only in (None, "c0")]
         for number, write in enumerate(writes):
             each = SPACES if write.collection < 0 else found[write.collection]
             path, received = await _push(writer, prefix, each, write, number)
@@ -197,11 +197,11 @@ async def _play(members: dict[str, Any], writes: list[Write], paths: list[str]) 
             name, params = received
             if path in shadowed:
                 name, params = "rival", {}
-            for ear_ in ears:
-                hash_ = readers[id(ear_.caller)]
-                is_delivered = hash_ is not None and ear_.only in (None, name)
+            for subscriber in subscribers:
+                hash_ = readers[id(subscriber.caller)]
+                is_delivered = hash_ is not None and subscriber.only in (None, name)
                 expected = [(name, params, hash_)] if is_delivered else []
-                assert await ear_.received() == expected, (ear_.caller, each, path)
+                assert await subscriber.received() == expected, (subscriber.caller, each, path)
 
 
 def _signers(base: str, session: aiohttp.ClientSession, paths: list[str]) -> list[Browser]:

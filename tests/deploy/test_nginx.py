@@ -6,7 +6,7 @@ import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -289,6 +289,39 @@ async def breaking() -> AsyncIterator[tuple[str, list[bytes]]]:
     async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
         host, port = server.sockets[0].getsockname()
         yield f"http://{host}:{port}", heads
+
+
+async def test_connections_to_a_node_are_used_again_by_as_many_requests_at_once(
+    start_nginx: StartNginx, session: aiohttp.ClientSession
+) -> None:
+    together = 64
+    async with responding(together) as (node, accepted):
+        through = Browser(front(start_nginx, node), session)
+        for _ in range(2):
+            replies = await asyncio.gather(*(through.pull("notes/a") for _ in range(together)))
+            assert [reply.status for reply in replies] == [200] * together
+    assert len(accepted) == together
+
+
+@asynccontextmanager
+async def responding(together: int) -> AsyncIterator[tuple[str, list[asyncio.StreamWriter]]]:
+    """A server that responds to requests when `together` of them have come, and the connections to it."""
+    accepted: list[asyncio.StreamWriter] = []
+    have_come = asyncio.Barrier(together)
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                await have_come.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    async with await asyncio.start_server(respond, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield f"http://{host}:{port}", accepted
+        for writer in accepted:
+            writer.close()
+            await writer.wait_closed()
 
 
 async def test_a_site_with_tls_takes_what_was_signed_for_it(

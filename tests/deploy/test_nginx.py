@@ -164,7 +164,7 @@ def is_overloaded(reply: Reply) -> bool:
 async def test_address_above_its_rate_is_rejected_in_the_words_of_pysync(
     start: Start, start_nginx: StartNginx, tmp_path: Path
 ) -> None:
-    limits = {"rate=200r/s": "rate=1r/m", "burst=1000": "burst=2"}
+    limits = {"rate=100r/s": "rate=1r/m", "burst=500": "burst=2"}
     base = limited(start_nginx, await start(SERVICE), tmp_path, limits)
     assert [(await pull_from(base, "127.0.0.1")).status for _ in range(3)] == [200] * 3
     assert is_overloaded(await pull_from(base, "127.0.0.1"))

@@ -17,7 +17,7 @@ from pysync.engine.files import Files
 from pysync.engine.outbox import Outbox
 from pysync.errors import PysyncError
 from pysync.plugins.hooks import Hooks
-from pysync.server.authorization import Authorizer
+from pysync.server.authorization import Access, Authorizer
 from pysync.server.http.in_flight import BytesInFlight
 from pysync.server.http.router import Match, Router
 from pysync.store import Store
@@ -44,6 +44,11 @@ class Service:
     write_deadline: WriteDeadline
     in_flight: BytesInFlight
     key_owners: Sequence[Router]
+
+    async def visible_version(self, match: Match, access: Access, hash_: str, written_ms: int) -> str:
+        """Return the version that the caller gets for the hash and time of what is stored at a key."""
+        versions = self.documents.versions
+        return await versions.load_and_compute(match.key, hash_, written_ms, access.hidden)
 
 
 def owners_of(tables: Iterable[Router], key: str) -> list[Match]:

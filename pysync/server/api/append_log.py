@@ -75,9 +75,7 @@ class LogHandlers:
         # Respond.
         version = written.hash
         if access.hidden:
-            version = await self._versions.load_and_compute(
-                match.key, version, written.timestamp_ms, access.hidden
-            )
+            version = await self._service.visible_version(match, access, *written)
         return write_response(version, written.timestamp_ms)
 
     async def pull(self, request: web.BaseRequest, match: Match) -> Response:

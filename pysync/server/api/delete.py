@@ -47,22 +47,23 @@ class DeleteHandler:
     ) -> WriteResult:
         """Remove the version `base_hash`, and return its stored hash and the time. Raises Conflict with the
         version that the caller sees."""
+        service = self._service
         if access.hidden and base_hash:
             current = await self._current(match)
-            version = await self._visible_version(match, access, current)
+            version = await service.visible_version(match, access, *current)
             base_hash = current.hash if version == base_hash else STALE_BASE
         context, collection = match.write_context(access.caller), match.policy.collection
         try:
             if self._log is not None:
-                return await self._service.logs.delete(match.key, base_hash, self._log, context, idempotent)
+                return await service.logs.delete(match.key, base_hash, self._log, context, idempotent)
             key = match.key if match.route.files is None else file_key(match, match.route.files)
             context = context._replace(ref=context.ref._replace(key=key))
-            return await self._service.documents.delete(
+            return await service.documents.delete(
                 key, base_hash, collection.ttl_ms, context, collection.history, idempotent
             )
         except Conflict as error:
-            stored = WriteResult(error.current_hash, error.written_ms)
-            raise Conflict(await self._visible_version(match, access, stored)) from None
+            version = await service.visible_version(match, access, error.current_hash, error.written_ms)
+            raise Conflict(version) from None
 
     async def _current(self, match: Match) -> WriteResult:
         """Return hash and time of what is stored, `""` and 0 if that is nothing."""
@@ -71,8 +72,3 @@ class DeleteHandler:
             return WriteResult(tail.hash, tail.newest_ms)
         found = await self._service.documents.get_version(match.key, match.policy.collection.ttl_ms)
         return WriteResult("", 0) if found is None else WriteResult(found.hash, found.ts_ms)
-
-    async def _visible_version(self, match: Match, access: Access, stored: WriteResult) -> str:
-        return await self._service.documents.versions.load_and_compute(
-            match.key, stored.hash, stored.timestamp_ms, access.hidden
-        )

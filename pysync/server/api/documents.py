@@ -77,7 +77,9 @@ class DocumentHandlers:
             return await push_with_plugins(self._service, request, match, access, body, store)
         written = await store()
         # Respond.
-        version = await self.visible_version(match, access, written) if access.hidden else written.hash
+        version = written.hash
+        if access.hidden:
+            version = await self._service.visible_version(match, access, *written)
         return write_response(version, written.timestamp_ms)
 
     async def revoke(self, request: web.BaseRequest, match: Match) -> Response:
@@ -125,7 +127,7 @@ class DocumentHandlers:
             return Response(200, _empty(now_ms, keyring), match.route.read_headers)
         version = document.hash
         if access.hidden:
-            version = await self.visible_version(match, access, WriteResult(document.hash, document.ts_ms))
+            version = await self._service.visible_version(match, access, document.hash, document.ts_ms)
         etag = version if keyring is None else f"{version}-{keyring[1]}"
         headers = f'{match.route.read_headers}ETag: "{etag}"\r\n'
         response = bodiless_response(request, etag, headers)
@@ -202,14 +204,8 @@ class DocumentHandlers:
                 partial(hold_until, request),
             )
         except Conflict as error:
-            current = WriteResult(error.current_hash, error.written_ms)
-        raise Conflict(await self.visible_version(match, access, current))
-
-    async def visible_version(self, match: Match, access: Access, written: WriteResult) -> str:
-        """Return the version that the caller gets for a hash."""
-        return await self._documents.versions.load_and_compute(
-            match.key, written.hash, written.timestamp_ms, access.hidden
-        )
+            current = error.current_hash, error.written_ms
+        raise Conflict(await self._service.visible_version(match, access, *current))
 
     async def _apply_field_permissions(
         self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody
@@ -223,7 +219,7 @@ class DocumentHandlers:
         current = await self._documents.pull(match.key, match.policy.collection.ttl_ms)
         version = ""
         if current is not None:
-            version = await self.visible_version(match, access, WriteResult(current.hash, current.ts_ms))
+            version = await self._service.visible_version(match, access, current.hash, current.ts_ms)
             if version == body.base_hash:
                 body = body if version == current.hash else body.rebased(current.hash)
                 return field_permissions.preserve_read_only_fields(permissions, roles, body, current.data)
@@ -299,7 +295,7 @@ class HistoryHandlers(DocumentHandlers):
                 yield _Version(entry.replaced, entry.at_ms)
 
     async def _version(self, match: Match, access: Access, document: _core.Document) -> str:
-        return await self.visible_version(match, access, WriteResult(document.hash, document.ts_ms))
+        return await self._service.visible_version(match, access, document.hash, document.ts_ms)
 
     async def _describe(self, match: Match, access: Access, version: _Version) -> dict[str, Any]:
         document, data = version.document, version.document.data

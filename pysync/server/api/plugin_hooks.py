@@ -46,9 +46,7 @@ async def push_with_plugins(
     params = about.params
     if pushed is None:
         written = await store()
-        version = await service.documents.versions.load_and_compute(
-            match.key, written.hash, written.timestamp_ms, access.hidden
-        )
+        version = await service.visible_version(match, access, *written)
         response = write_response(version, written.timestamp_ms)
     else:
         written = pushed.written

@@ -55,11 +55,6 @@ def writer_grant(collection: str) -> Grant:
     )
 
 
-def admin_grant(collection: str) -> Grant:
-    """Return a grant for everything in the collection. Only a device certificate may carry it."""
-    return Grant(("read", "list", "write"), (f"{collection}/**",))
-
-
 def issue_device_certificate(
     issuer: Signer,
     sub: str,

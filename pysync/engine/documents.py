@@ -119,7 +119,7 @@ class Documents:
         self.versions = KeyedVersions(store, now_ms, self._corruption)
         self.history = History(store, now_ms, self._corruption)
         self.now_ms = now_ms
-        # The versions that were written, requested by version or, in a remote store, read.
+        # The verified versions that were written, requested by version or, in a remote store, read.
         self._cache = BoundedCache[str, CachedVersion]()
 
     async def pull(self, key: str, ttl_ms: int | None = None) -> _core.Document | None:
@@ -134,7 +134,7 @@ class Documents:
             return None
         document = self._read(key, found)
         if self._store.is_remote:
-            self._cache_version(key, CachedVersion(document.hash, found.etag, document.ts_ms))
+            self._cache.put(key, CachedVersion(document.hash, found.etag, document.ts_ms))
         return None if self._is_expired(document.ts_ms, ttl_ms) else document
 
     async def get_version(self, key: str, ttl_ms: int | None = None) -> _core.Document | CachedVersion | None:
@@ -147,12 +147,8 @@ class Documents:
         if isinstance(found, NotModified):
             return None if cached is None or self._is_expired(cached.ts_ms, ttl_ms) else cached
         document = self._read(key, found)
-        self._cache_version(key, CachedVersion(document.hash, found.etag, document.ts_ms))
+        self._cache.put(key, CachedVersion(document.hash, found.etag, document.ts_ms))
         return None if self._is_expired(document.ts_ms, ttl_ms) else document
-
-    def _cache_version(self, key: str, version: CachedVersion) -> None:
-        """Cache the version at `key`, whose hash is verified."""
-        self._cache.put(key, version)
 
     def push(
         self,
@@ -359,7 +355,7 @@ class Documents:
             else:
                 if history is not None:
                     await self.history.after_write(key, history)
-                self._cache_version(key, CachedVersion(body.hash, etag, written.timestamp_ms))
+                self._cache.put(key, CachedVersion(body.hash, etag, written.timestamp_ms))
                 return written
         raise StoreUnavailable
 

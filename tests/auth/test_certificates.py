@@ -277,10 +277,9 @@ def test_nothing_is_minted_that_a_server_would_reject() -> None:
         issuing.issue_member_certificate(
             ISSUER, ISSUER.ed_pub, ISSUER.kem_pub, "notes", now_s=NOW_S, nonce=NONCE
         )
+    everything = issuing.Grant(("read", "list", "write"), ("notes/**",))
     with pytest.raises(CertificateError, match="audience-members-not-denied"):
-        issuing.issue_audience_certificate(
-            ISSUER, "notes", now_s=NOW_S, nonce=NONCE, grant=issuing.admin_grant("notes")
-        )
+        issuing.issue_audience_certificate(ISSUER, "notes", now_s=NOW_S, nonce=NONCE, grant=everything)
 
 
 def test_a_revocation_list_is_the_published_one() -> None:

@@ -46,8 +46,7 @@ class Budget:
         reservation: Callable[[], Reservation],
     ) -> None:
         self.sent = 0
-        self.run = 0
-        """The bytes of documents read since the last `pause`."""
+        self._run = 0
         self._store = store
         self._times = times
         self._max_bytes = max_bytes
@@ -83,11 +82,24 @@ class Budget:
         self._counted |= found.keys()
         self._check(self.sent)
 
-    async def pause(self, found: Mapping[str, ReadOutcome]) -> None:
-        """Yield to other tasks after a run of documents; `found` are those that one `read_many` has read so
-        far. The first time, check the sizes of the documents that are not read yet, and reserve what the
-        response takes. Raises BatchTooLarge and Overloaded."""
-        self.run = 0
+    @property
+    def left_in_run(self) -> int:
+        """The bytes of documents that may be read before the next `reserve`."""
+        return RUN_BYTES - self._run
+
+    def ends_run(self, size: int) -> bool:
+        """Add bytes of documents that were read. Returns True if the run ends with them: the caller then
+        calls `reserve`, and yields to other tasks."""
+        self._run += size
+        if self._run <= RUN_BYTES:
+            return False
+        self._run = 0
+        return True
+
+    async def reserve(self, found: Mapping[str, ReadOutcome]) -> None:
+        """Reserve the bytes that the response takes; `found` are the documents that one `read_many` has read
+        so far. The first time, the sizes of those that are not read yet are checked as well. Raises
+        BatchTooLarge and Overloaded."""
         sent = self._size(found)
         self._check(self.sent + sent)
         if not self._is_checked:
@@ -98,7 +110,6 @@ class Budget:
             self._check(self.sent + sent + self._foreseen)
         # Responses are built one at a time, so of most batches only the documents or the response exist.
         await self._reservation().grow(self.sent + sent + self._foreseen)
-        await asyncio.sleep(0)
 
     def _sizes(self, found: Infos) -> int:
         return sum(info.size * self._times[key] for key, info in found.items() if info is not None)
@@ -159,15 +170,15 @@ async def _read_runs(
     left = list(keys)
     while left:
         try:
-            run = await store.get_many(left, inf if budget is None else RUN_BYTES - budget.run)
+            run = await store.get_many(left, inf if budget is None else budget.left_in_run)
         except StoreUnavailable:
             return left
         found |= run
         left = [key for key in left if key not in found] if len(run) < len(left) else []
-        if budget is not None:
-            budget.run += sum([len(each.body) for each in run.values() if each is not None])
-            if budget.run > RUN_BYTES:
-                await budget.pause(found)
+        size = sum([len(each.body) for each in run.values() if each is not None])
+        if budget is not None and budget.ends_run(size):
+            await budget.reserve(found)
+            await asyncio.sleep(0)
     return ()
 
 
@@ -188,10 +199,9 @@ async def _read_worker(
                 found[key] = None
                 continue
             found[key] = object_
-            if budget is not None:
-                budget.run += object_.size
-                if budget.run > RUN_BYTES:
-                    await budget.pause(found)
+            if budget is not None and budget.ends_run(object_.size):
+                await budget.reserve(found)
+                await asyncio.sleep(0)
     for read in others:
         await read()
 

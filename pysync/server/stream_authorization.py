@@ -83,18 +83,18 @@ class KeyIndex:
                 reader = _Reader(policy, topic, pulled_at, frozenset(path.params))
                 self._readers.setdefault(suffix, TemplateIndex()).add(template, reader)
 
-    def matches(self, subject: DocumentRef) -> list[KeyMatch]:
+    def matches(self, ref: DocumentRef) -> list[KeyMatch]:
         """Return the written document under the parameters of each collection that could pull it: at most one
         in each namespace, because literal segments decide which collection owns a key. The list is empty if
         the writing collection no longer exists and the change has no key."""
-        key, writer = subject.key or self._key_of(subject), (subject.namespace, subject.collection)
+        key, writer = ref.key or self._key_of(ref), (ref.namespace, ref.collection)
         found: dict[str | None, KeyMatch] = {}
         for suffix, readers in self._readers.items():
             if not key or not key.endswith(suffix):
                 continue
             for reader, values in readers.find(key.removesuffix(suffix)):
                 namespace, _ = topic = reader.topic
-                own = values if topic != writer else subject.params
+                own = values if topic != writer else ref.params
                 if own.keys() == reader.names and (namespace not in found or topic == writer):
                     pulled = key if reader.path is None else reader.path.fill(own)
                     if not reader.policy.shadowing_templates or reader.policy.owns_key(pulled):
@@ -113,13 +113,13 @@ class KeyIndex:
         template = self._stored_at[writer][0]
         return any(template.overlaps(self._stored_at[topic][0]) for topic in readers)
 
-    def _key_of(self, subject: DocumentRef) -> str:
+    def _key_of(self, ref: DocumentRef) -> str:
         """Return the key in the store of a document that a collection wrote at its path; `""` if there is no
         such collection."""
-        template, suffix = self._stored_at.get((subject.namespace, subject.collection), (None, ""))
-        if template is None or not subject.params.keys() >= set(template.params):
+        template, suffix = self._stored_at.get((ref.namespace, ref.collection), (None, ""))
+        if template is None or not ref.params.keys() >= set(template.params):
             return ""
-        return template.fill(subject.params) + suffix
+        return template.fill(ref.params) + suffix
 
 
 def topic_of(policy: AccessPolicy) -> Topic:

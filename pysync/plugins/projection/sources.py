@@ -81,24 +81,24 @@ class KeyResolver:
         batches = self._batches.get(collection.name)
         return (collection.key_template, "") if batches is None else (batches, SUFFIX)
 
-    def locate(self, subject: DocumentRef) -> DocumentLocation | None:
+    def locate(self, ref: DocumentRef) -> DocumentLocation | None:
         """Return the document of `document_ref`; None if the configuration has changed since."""
-        collection = self._by_name.get((subject.namespace, subject.collection))
-        if collection is None or set(collection.path_template.params) != set(subject.params):
+        collection = self._by_name.get((ref.namespace, ref.collection))
+        if collection is None or set(collection.path_template.params) != set(ref.params):
             return None
         path, suffix = self.stored_at(collection)
-        key = path.fill(subject.params) + suffix
+        key = path.fill(ref.params) + suffix
         return DocumentLocation(
-            subject.namespace, collection.name, key, dict(subject.params), collection, self._kind(collection)
+            ref.namespace, collection.name, key, dict(ref.params), collection, self._kind(collection)
         )
 
     def locate_all(
-        self, subject: DocumentRef, reads: Callable[[str | None, str], bool]
+        self, ref: DocumentRef, reads: Callable[[str | None, str], bool]
     ) -> list[DocumentLocation]:
         """Return the collections that contain the written key and are read, the writer's first."""
-        is_read = reads(subject.namespace, subject.collection)
-        own = self.locate(subject) if is_read or not subject.key else None
-        key = subject.key or (own.key if own is not None else "")
+        is_read = reads(ref.namespace, ref.collection)
+        own = self.locate(ref) if is_read or not ref.key else None
+        key = ref.key or (own.key if own is not None else "")
         found = [own] if own is not None and is_read else []
         for suffix, index in self._index.items():
             for (namespace, collection), _ in index.find(key.removesuffix(suffix)):

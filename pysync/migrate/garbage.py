@@ -13,7 +13,7 @@ from typing import Final
 
 from pysync import _core
 from pysync.concurrency import CONCURRENT, gather_bounded
-from pysync.engine.append_log import log_prefix, object_key
+from pysync.engine.append_log import log_id, log_prefix, object_key
 from pysync.engine.history import PREFIX as HISTORY
 from pysync.engine.history import document_of
 from pysync.errors import DocumentCorrupt
@@ -96,7 +96,7 @@ class GarbageCollector:
 
     async def _collect_logs(self) -> None:
         entries = self._store.walk(_LOGS)
-        old = {_id_of(listed) async for listed in entries if self._is_old(listed)}
+        old = {log_id(listed.key) async for listed in entries if self._is_old(listed)}
         if not old:
             return
         heads = await self._heads()
@@ -229,11 +229,6 @@ class GarbageCollector:
             self.report.count(kind, 0 if info is None else info.size)
 
         await gather_bounded(CONCURRENT, unused, delete)
-
-
-def _id_of(listed: ListEntry) -> str:
-    """Return the id of the log that has this object."""
-    return listed.key.removeprefix(f"{_LOGS}/").partition("/")[0]
 
 
 def _is_own_head(body: bytes) -> bool:

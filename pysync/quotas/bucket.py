@@ -17,7 +17,7 @@ import orjson
 from pysync.cache import BoundedCache
 from pysync.config.key_templates import RESERVED
 from pysync.engine import history
-from pysync.engine.append_log.read import log_prefix
+from pysync.engine.append_log.read import log_id
 from pysync.errors import QuotaExceeded
 from pysync.model import QuotaLimits, Usage, check_limit
 from pysync.protocol import JSON_TYPE
@@ -45,8 +45,7 @@ from pysync.store import (
 )
 
 KEY: Final = f"{RESERVED}/usage"
-_LOGS: Final = log_prefix("")
-_HISTORY: Final = f"{history.PREFIX}/"
+HISTORY: Final = f"{history.PREFIX}/"
 _UNCHECKED: Final = Charge(checked=False)
 
 
@@ -285,8 +284,7 @@ class CountedStore:
     def _account(self, key: str, charge: Charge) -> Account | None:
         """Return the account of an object, by its key or, for one of a log, by that of the log; None if it
         counts for nobody. An object of a log that this process has not seen counts from the next count on."""
-        if key.startswith(_LOGS):
-            id_ = key[len(_LOGS) :].partition("/")[0]
+        if id_ := log_id(key):
             if charge.key:
                 self._keys_of_logs.put(id_, charge.key)
             log_key = self._keys_of_logs.get(id_)
@@ -296,7 +294,7 @@ class CountedStore:
     def _of_document(self, key: str, body: bytes) -> Usage:
         """Return what an object that is no file counts as."""
         size = len(body) + self.added_bytes
-        if key.startswith((_LOGS, _HISTORY)):
+        if log_id(key) or key.startswith(HISTORY):
             return Usage(size)
         head = self._accounts.head_of(key, body)
         if head is None:

@@ -9,12 +9,11 @@ from typing import Final, NamedTuple
 from pysync import _core
 from pysync.config import Collection, Config
 from pysync.coordinator import Coordinator
-from pysync.engine import history
-from pysync.engine.append_log.read import log_prefix
+from pysync.engine.append_log.read import log_id
 from pysync.model import Usage
 from pysync.plugins.hooks import Hooks
 from pysync.quotas.accounts import NOBODY, Accounts
-from pysync.quotas.bucket import BucketLedger, CountedStore, names_of
+from pysync.quotas.bucket import HISTORY, BucketLedger, CountedStore, names_of
 from pysync.store import (
     NOTHING,
     RELIST_MS,
@@ -35,8 +34,6 @@ log = logging.getLogger("pysync.server")
 PAGE: Final = 200
 """Number of listed objects that are counted at a time."""
 LEASE: Final = "usage"
-_LOGS: Final = log_prefix("")
-_HISTORY: Final = f"{history.PREFIX}/"
 
 
 class Tracked(NamedTuple):
@@ -114,8 +111,8 @@ class FolderCount:
 
     async def _charge(self, row: UncountedRow) -> Charge:
         """Return what an object counts as."""
-        if row.key.startswith(_LOGS):
-            return NOBODY._replace(account=(await self._logs()).get(_log_id(row.key)))
+        if id_ := log_id(row.key):
+            return NOBODY._replace(account=(await self._logs()).get(id_))
         charge = self._accounts.charge_of(row.key)
         head = None if row.is_file else await _read_head(self._store, self._accounts, row.key)
         return charge if head is None else charge._replace(elements=head.count - head.start)
@@ -199,14 +196,14 @@ class BucketCount:
             raise _NotLeader
 
     def _account(self, key: str) -> Account | None:
-        if key.startswith(_LOGS):
-            return self._accounts_of_logs.get(_log_id(key))
+        if id_ := log_id(key):
+            return self._accounts_of_logs.get(id_)
         return self._accounts.charge_of(key).account
 
     async def _amounts_of(self, listed: ListEntry) -> Usage:
         """Return what a listed object counts as."""
         size = listed.size or 0
-        if listed.key.startswith((_LOGS, _HISTORY)):
+        if log_id(listed.key) or listed.key.startswith(HISTORY):
             return Usage(size)
         collection = self._accounts.collection_of(listed.key)
         if collection is None:
@@ -221,11 +218,6 @@ class BucketCount:
             except DamagedFile:
                 is_file = True
         return Usage(size, files=1) if is_file else Usage(size, documents=1)
-
-
-def _log_id(key: str) -> str:
-    """Return the id of the log to which an object belongs."""
-    return key[len(_LOGS) :].partition("/")[0]
 
 
 async def _heads(store: Store, accounts: Accounts) -> AsyncIterator[tuple[ListEntry, _core.LogHead]]:

@@ -10,7 +10,7 @@ object that it names exists.
 
 from pysync.engine.append_log.head import LogSettings, chunk_keys
 from pysync.engine.append_log.log import AppendLogs
-from pysync.engine.append_log.read import LogRange, LogSlice, log_prefix, object_key
+from pysync.engine.append_log.read import LogRange, LogSlice, log_id, log_prefix, object_key
 from pysync.engine.append_log.retention import delete_log_objects
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "LogSlice",
     "chunk_keys",
     "delete_log_objects",
+    "log_id",
     "log_prefix",
     "object_key",
 ]

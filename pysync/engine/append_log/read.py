@@ -277,3 +277,9 @@ def object_key(id_: str, name: str) -> str:
 def log_prefix(id_: str) -> str:
     """Return the prefix of the keys of all objects of a log."""
     return f"_pysync/logs/{id_}"
+
+
+def log_id(key: str) -> str:
+    """Return the id of the log to which the object at a key belongs; `""` if it belongs to none."""
+    prefix = log_prefix("")
+    return key.removeprefix(prefix).partition("/")[0] if key.startswith(prefix) else ""

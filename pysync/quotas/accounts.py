@@ -162,6 +162,6 @@ class Accounts:
         return min(found, key=order, default=None)
 
 
-def qualified_name(namespace: str, collection: str) -> str:
+def qualified_name(namespace: str | None, collection: str) -> str:
     """Return the name of a collection: `namespace/name`, or the name alone at the root."""
     return f"{namespace}/{collection}" if namespace else collection

@@ -13,7 +13,7 @@ from pysync.config.routes import RouteSpec, routes_of
 from pysync.engine.append_log import LogSettings
 from pysync.engine.files import FileSettings
 from pysync.errors import NotFound, SchemaViolation
-from pysync.quotas.accounts import Accounts
+from pysync.quotas.accounts import Accounts, qualified_name
 from pysync.server.api import Service, owners_of
 from pysync.server.api.append_log import LogHandlers
 from pysync.server.api.batch import BatchHandler, make_plans
@@ -137,7 +137,7 @@ class RouteBuilder:
         schema = collection.object_schema
         route = Route(
             handler,
-            collection=_qualified(spec.namespace, collection.name),
+            collection=qualified_name(spec.namespace, collection.name),
             policy=policy,
             read_headers=_read_headers([policy]),
             validator=None if schema is None else compile_schema(schema),
@@ -157,7 +157,7 @@ class RouteBuilder:
         bundle = BundleHandler(self.service, policies)
         route = Route(
             bundle.pull,
-            collection=_qualified(spec.namespace, spec.collections[0].bundle or ""),
+            collection=qualified_name(spec.namespace, spec.collections[0].bundle or ""),
             policy=bundle.policy,
             read_headers=_read_headers(policies),
             members=bundle.policies,
@@ -202,16 +202,12 @@ def key_owner_tables(policies: PolicyTable) -> list[Router]:
 def owning_collections(tables: Iterable[Router], key: str) -> list[str]:
     """Return the names of the collections that own a key, by the tables of `key_owner_tables`."""
     policies = [owner.policy for owner in owners_of(tables, key)]
-    return [_qualified(policy.namespace, policy.collection.name) for policy in policies]
+    return [qualified_name(policy.namespace, policy.collection.name) for policy in policies]
 
 
 def segments(path: str) -> tuple[str, ...]:
     """Return the segments of an absolute path."""
     return tuple(path.split("/")[1:])
-
-
-def _qualified(namespace: str | None, name: str) -> str:
-    return name if namespace is None else f"{namespace}/{name}"
 
 
 def _read_headers(policies: Sequence[AccessPolicy]) -> str:

@@ -46,7 +46,8 @@ from pysync.server.process.readiness import Readiness
 from pysync.server.process.supervisor import STALL_S
 
 TURN_EVERY_S: Final = 0.25
-"""Seconds between two turns that the event loop notes, and between two looks of a server at what must end."""
+"""Seconds between two turns that the event loop records, and between two searches of a server for connections
+that must end."""
 MAX_CONNECTIONS: Final = 64
 """Connections that are served at once, each by a thread. If one more arrives, the one gives way that has been
 sending its request for longest."""
@@ -62,8 +63,8 @@ log = logging.getLogger("pysync.server")
 
 
 class LoopMonitor:
-    """Notes when the running event loop turns, and tells other threads how long it has been blocked. `now` is
-    a clock in seconds."""
+    """Records when the running event loop turns, so that other threads find out how long it has been blocked.
+    `now` is a clock in seconds."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.loop: Final = asyncio.get_running_loop()
@@ -77,7 +78,7 @@ class LoopMonitor:
         return max(0.0, self._now() - self._turned_at - TURN_EVERY_S)
 
     def close(self) -> None:
-        """Stop noting."""
+        """Stop recording."""
         self._timer.cancel()
 
     def _on_turn(self) -> None:
@@ -272,8 +273,8 @@ class _Server(ThreadingHTTPServer):
         self._end_arriving(self._arriving)
         self.server_close()
 
-    def has_arrived(self, connection: socket.socket) -> None:
-        """Note that the request of a connection is complete."""
+    def record_arrival(self, connection: socket.socket) -> None:
+        """Record that the request of a connection is complete."""
         with self._lock:
             self._arriving.pop(connection, None)
 
@@ -349,7 +350,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(min(int(length), MAX_REQUEST_BYTES)) if self.command == "POST" else b""
         if self.command == "POST" and len(body) != int(length):
             return None
-        self.server.has_arrived(self.connection)
+        self.server.record_arrival(self.connection)
         path = protocol.path_of(self.path)
         self.wfile.write(self.server.respond(AdminRequest(self.command, path, headers, body)))
         return None
@@ -362,7 +363,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(error_response(BadRequest(message or "Bad request"), close=True).to_bytes())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: the pages are asked for every few seconds."""
+        """Log nothing: the pages are requested every few seconds."""
 
 
 class _Limited(io.RawIOBase):

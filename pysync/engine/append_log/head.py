@@ -1,7 +1,6 @@
 """The heads of logs, read from the store or cached, the settings of their collections, and logs in the format
 of Starfish, until their first append converts them: their chunks are at `<key>__seg/<ts>`."""
 
-import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,8 @@ from typing import Final, NamedTuple
 import orjson
 
 from pysync._core import LogHead
-from pysync.cache import BoundedCache
+from pysync.cache import CACHED_BYTES, BoundedCache
+from pysync.concurrency import CORE_IN_THREAD_ABOVE, run_heavy
 from pysync.config import Collection
 from pysync.corruption import CorruptionReporter
 from pysync.errors import CheckpointTooOld, DocumentCorrupt, StoreUnavailable
@@ -70,14 +70,10 @@ class LogSettings:
             raise CheckpointTooOld
 
 
-CACHE_BYTES: Final = 16 * 1024 * 1024
-"""Approximate size of all cached heads in bytes."""
-_MAX_HEAD_BYTES: Final = CACHE_BYTES // 16
+_MAX_HEAD_BYTES: Final = CACHED_BYTES // 16
 _OVERHEAD_BYTES: Final = 1024
 FRESH_MS: Final = 2_000
 """Age up to which a cached head is fresh. Few enough elements are appended in that time to be searched."""
-_IN_THREAD_ABOVE: Final = 1024 * 1024
-"""Bytes above which a head is parsed in a worker thread. A head of Starfish's may hold all elements."""
 _CHUNK_DIGITS: Final = 16
 
 
@@ -98,7 +94,7 @@ class HeadCache:
         self.store = store
         self._corruption = corruption
         self._now_ms = now_ms
-        self._heads = BoundedCache[tuple[str, str], CachedHead](CACHE_BYTES, _size)
+        self._heads = BoundedCache[tuple[str, str], CachedHead](CACHED_BYTES, _size)
 
     async def read(self, key: str, field: str) -> CachedHead | None:
         """Return the current head at `key`, None if nothing is stored. Raises DocumentCorrupt and
@@ -111,8 +107,8 @@ class HeadCache:
             self.invalidate(key, field)
             return None
         with self._corruption.reporting("log", key):
-            if len(found.body) > _IN_THREAD_ABOVE:
-                head = await asyncio.to_thread(LogHead.read, found.body, field)
+            if len(found.body) > CORE_IN_THREAD_ABOVE:  # a head of Starfish's may hold all elements
+                head = await run_heavy(LogHead.read, found.body, field)
             else:
                 head = LogHead.read(found.body, field)
         return self.put(key, field, head, found.etag)

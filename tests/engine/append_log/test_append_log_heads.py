@@ -22,7 +22,7 @@ async def gets(node: Node, key: str) -> int:
 
 @pytest.fixture
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head, "CACHE_BYTES", 20_000)
+    monkeypatch.setattr(head, "CACHED_BYTES", 20_000)
 
 
 async def test_heads_of_recent_logs_are_cached_within_a_bound(small_cache: None, node: Node) -> None:

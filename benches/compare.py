@@ -145,7 +145,8 @@ def load(
 
 def half_load(bare: Running, ours: Running, found: Turns, count: int, seconds: float) -> list[list[Waits]]:
     """`count` runs of each of HALF_LOADED at two rates: half of what it had in `found`, and the one at which
-    our server is half busy. Those of the bare server at the same rate come before each."""
+    our server is half busy. Those of the bare server at the same rate come before each, and at last those at
+    the rate at which the bare server is half busy itself."""
     rows: list[tuple[Running, str, float]] = []
     for goal in GOALS:
         name = goal.workload
@@ -153,6 +154,7 @@ def half_load(bare: Running, ours: Running, found: Turns, count: int, seconds: f
             half = statistics.median(turn.ours.per_second for turn in found[name]) / 2
             for rate in (half, half_busy_rate(partial(busy, ours, name, seconds), half)):
                 rows += [(bare, goal.of, rate), (ours, name, rate)]
+            rows.append((bare, goal.of, half_busy_rate(partial(busy, bare, goal.of, seconds), half)))
     rounds = [[wait(*row, seconds) for row in rows] for _ in range(count)]
     return [list(runs) for runs in zip(*rounds, strict=True)]
 

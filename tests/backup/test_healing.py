@@ -1,0 +1,109 @@
+"""Damage in a backup is not for good: the next backup stores anew what the store still has."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.backups import MemoryTarget, back_up, restored, source_of
+from support.cli_runner import running
+from support.places import Commands, cut, flip, held, lists, packs, write
+from support.store_samples import contents, fill
+
+from pysync.store.memory import MemoryStore
+
+NOTES = {f"notes/{n}": f"text {n}" for n in range(50)}
+FILES = pytest.mark.parametrize("files", [packs, lists])
+Files = Callable[[Path], list[Path]]
+
+
+@FILES
+async def test_backup_stores_lost_files_anew(
+    commands: Commands, data: Path, place: Path, tmp_path: Path, files: Files
+) -> None:
+    await write(data, NOTES)
+    await commands.back_up()
+    for path in files(place):
+        path.unlink()
+    await write(data, {"notes/0": "changed"})
+    await commands.back_up()
+    await commands.prune("--keep-last", "1")
+    assert (await commands.verify()).counts["damaged"] == 0
+    await commands.restore()
+    assert await held(tmp_path / "restored") == await held(data)
+
+
+@FILES
+async def test_backup_stores_shortened_files_anew(
+    commands: Commands, data: Path, place: Path, tmp_path: Path, files: Files
+) -> None:
+    await write(data, NOTES)
+    await commands.back_up()
+    for path in files(place):
+        cut(path)
+    await commands.back_up()
+    await commands.restore()
+    assert await held(tmp_path / "restored") == await held(data)
+
+
+@FILES
+async def test_backup_stores_files_anew_that_verify_found_damaged(
+    commands: Commands, data: Path, place: Path, tmp_path: Path, files: Files
+) -> None:
+    await write(data, NOTES)
+    await commands.back_up()
+    for path in files(place):
+        flip(path)
+    assert "pysync backup" in (await commands.verify(status=1)).errors, "the command that heals it"
+    await commands.back_up()
+    assert (await commands.verify()).counts["damaged"] == 0
+    await commands.restore()
+    assert await held(tmp_path / "restored") == await held(data)
+
+
+@pytest.mark.parametrize("folders", [("packs/",), ("pages/", "lists/")], ids=["packs", "lists"])
+async def test_backup_of_a_listed_store_stores_lost_files_anew(folders: tuple[str, ...]) -> None:
+    store, target = MemoryStore(), MemoryTarget()
+    await fill(store, 50)
+    expected = await contents(store)
+    await back_up(source_of(store), target)
+    target.files = {name: body for name, body in target.files.items() if not name.startswith(folders)}
+    await back_up(source_of(store), target)
+    assert await restored(target) == expected
+
+
+async def test_prune_keeps_the_last_snapshot_that_could_supply_what_is_lost(
+    commands: Commands, data: Path, place: Path
+) -> None:
+    await write(data, {"notes/a": "older"})
+    await commands.back_up()
+    older = {*packs(place)}
+    await write(data, {"notes/a": "newer"})
+    await commands.back_up()
+    for path in {*packs(place)} - older:
+        path.unlink()
+    shutil.rmtree(data)
+    pruned = await commands.prune("--keep-last", "1")
+    assert len((await commands.list()).lines) == 2
+    assert pruned.counts["needed"] == 1
+
+
+@pytest.mark.process
+@FILES
+async def test_follower_stores_lost_files_anew_when_it_starts(
+    commands: Commands, data: Path, place: Path, tmp_path: Path, files: Files
+) -> None:
+    await write(data, NOTES)
+    await commands.back_up()
+    for path in files(place):
+        path.unlink()
+    await write(data, {"notes/0": "changed"})
+    locations = ("--store", "file:data", "--to", "file:backup")
+    async with running("backup", *locations, "--follow", "--every", "0.05") as follower:
+        assert follower.stdout is not None
+        assert json.loads(await follower.stdout.readline())["objects"] >= 1
+        follower.terminate()
+        await follower.wait()
+    await commands.restore()
+    assert await held(tmp_path / "restored") == await held(data)

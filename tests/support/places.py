@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -172,6 +172,17 @@ def files_with(place: Path, text: str) -> list[str]:
     return sorted(
         name for name, path in files if text in name or any(wanted in body for body in _bodies(path))
     )
+
+
+def recompressed(stored: bytes, edit: Callable[[bytes], bytes]) -> bytes:
+    """Return a file whose only zstd frame holds what `edit` makes of its body; without a frame the file as it
+    is."""
+    at = stored.find(_FRAME)
+    if at < 0:
+        return stored
+    decompressor = zstd.ZstdDecompressor()
+    body = edit(bytes(decompressor.decompress(stored[at:])))
+    return stored[:at] + zstd.compress(body) + decompressor.unused_data
 
 
 def _bodies(path: Path) -> Iterator[bytes]:

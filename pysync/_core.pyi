@@ -30,6 +30,7 @@ __all__ = [
     "decode_push",
     "encode_events",
     "is_document",
+    "is_intact_log_object",
     "is_log",
     "open_certificate",
     "read_document",
@@ -186,6 +187,9 @@ def decode_append(body: bytes) -> Append:
 
     See docs/reference/protocol.md#append-an-element.
     """
+
+def is_intact_log_object(stored: bytes) -> bool:
+    """Return True if the checksum of a head, a segment or a block of the index of a log matches."""
 
 def is_log(stored: bytes) -> bool:
     """Return True if these bytes are an object of a log that pysync wrote, damaged or not."""

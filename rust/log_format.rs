@@ -67,6 +67,11 @@ pub fn is_own(stored: &[u8]) -> bool {
     stored.starts_with(START)
 }
 
+/// Returns true if `write` made these bytes: an object that pysync wrote, with its checksum.
+pub fn is_intact(stored: &[u8]) -> bool {
+    split(stored).is_some()
+}
+
 /// Returns the object with this header, the inside of a JSON object, and these elements; None for a block.
 pub fn write(header: &str, elements: Option<&[u8]>) -> Vec<u8> {
     let length = elements.map_or(0, <[u8]>::len);

@@ -57,6 +57,11 @@ pub fn is_log(stored: &[u8]) -> bool {
     log_format::is_own(stored)
 }
 
+#[pyfunction]
+pub fn is_intact_log_object(stored: &[u8]) -> bool {
+    log_format::is_intact(stored)
+}
+
 #[pyclass(frozen, module = "pysync._core")]
 pub struct LogNode(log_index::Node);
 

@@ -8,23 +8,28 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, ParamSpec, Protocol, TypeVar
 
+import orjson
+
 from pysync import _core
-from pysync.backup.encoding import PART_BYTES
-from pysync.concurrency import gather_bounded
+from pysync.backup.format import PART_BYTES
+from pysync.backup.snapshot import Repository
+from pysync.concurrency import ATTEMPTS, closing, gather_bounded
 from pysync.config import StoreConfig
-from pysync.engine.append_log import object_key
+from pysync.engine.append_log import log_prefix, object_key
 from pysync.errors import DocumentCorrupt
 from pysync.migrate.locations import check_exists
-from pysync.migrate.reading import SCRUB_KEY, Reader, Unreadable
-from pysync.store import RESTORE_KEY, DamagedFile, Store, open_store, unfinished_restore
+from pysync.migrate.reading import SCRUB_KEY, Reader, Unreadable, as_object
+from pysync.migrate.verify import VerificationError, expand_node
+from pysync.protocol import JSON_TYPE
+from pysync.store import ABSENT, ANY, RESTORE_KEY, STORE_KEY, DamagedFile, EtagMismatch, Store, open_store
 from pysync.store.local.capture import CapturedRow, FolderCapture
 
-EXCLUDED: Final = ("_pysync/probe/", "_pysync/damaged", "_pysync/usage", RESTORE_KEY, SCRUB_KEY)
+EXCLUDED: Final = ("_pysync/probe/", "_pysync/damaged", "_pysync/usage", STORE_KEY, RESTORE_KEY, SCRUB_KEY)
 """Keys of what says something about this store alone, so that a restored one must not have it."""
 _CONCURRENT_READS: Final = 16
 _PAGE: Final = 256
@@ -81,23 +86,39 @@ class PositionLost(Exception):
     """It is not known any more what was written since the last moment. List everything."""
 
 
+async def identify_store(config: StoreConfig, repository: Repository, *, adopts: bool = False) -> str:
+    """Return the id of a store, which is made if it has none. Raises ValueError if the backup is that of
+    another store, unless it `adopts` the id of that one; if there is no store, or a restore into it has not
+    ended; and StoreUnavailable."""
+    if config.url.startswith("memory:"):
+        raise ValueError("a memory: store exists only inside its server")
+    if config.url.startswith("file:"):
+        check_exists(config.url)
+    newest = await repository.newest("", lambda *_: None)
+    adopted = newest.store_id if adopts and newest is not None else ""
+    async with closing(open_store(config)) as store:  # upgrades the database of an earlier version
+        while True:
+            found = as_object(await store.get(STORE_KEY))
+            if found is not None and not adopted:
+                id_ = str(orjson.loads(found.body)["id"])
+                break
+            id_ = adopted or os.urandom(16).hex()
+            with suppress(EtagMismatch):
+                await store.put(STORE_KEY, orjson.dumps({"id": id_}), JSON_TYPE, ANY if adopted else ABSENT)
+                break
+    if newest is not None and newest.store_id != id_ and not await repository.newest(id_, lambda *_: None):
+        raise ValueError(
+            f"this is the backup of another store, {newest.store or newest.store_id}: name another place, or "
+            "continue it with `pysync backup --adopt` if this store is a restored copy of that one"
+        )
+    return id_
+
+
 async def open_snapshot_source(config: StoreConfig, now_ms: Callable[[], int]) -> SnapshotSource:
-    """Open the store that is to be backed up. Raises ValueError if there is none or a restore into it has not
-    ended, and StoreUnavailable."""
+    """Open the store that is to be backed up. Raises ValueError and StoreUnavailable."""
     kind, _, folder = config.url.partition(":")
     if kind == "file":
-        check_exists(config.url)
-        capture = await asyncio.to_thread(FolderCapture, Path(folder), now_ms)
-        try:
-            capture.load([RESTORE_KEY])
-            if capture.next_batch():
-                raise ValueError(unfinished_restore(config.url))
-        except BaseException:
-            capture.close()
-            raise
-        return FolderSnapshotSource(capture)
-    if kind == "memory":
-        raise ValueError("a memory: store exists only inside its server")
+        return FolderSnapshotSource(await asyncio.to_thread(FolderCapture, Path(folder), now_ms))
     return ListedSnapshotSource(await open_store(config))
 
 
@@ -190,18 +211,21 @@ class _LocalFile:
 
 class ListedSnapshotSource:
     """A store that can only be listed. Its snapshot has everything that was written before the moment, and
-    may have some of what is written while it is made. A log is as of one moment, because its objects never
-    change: those that a head names are read after it."""
+    may have some of what is written while it is made. A log is as of one moment: its head is read again if
+    something that it names has gone."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._reader = Reader(store)
         self._etags: dict[str, str] = {}
+        self._heads: dict[str, str | None] = {}
+        """The keys and etags of logs that were read since the last moment."""
+        self._leaving: set[str] = set()
         self.change = ""
 
     async def follow(self) -> None:
         """See `SnapshotSource.follow`."""
-        self._etags = {}
+        self._etags, self._heads, self._leaving = {}, {}, set()
 
     async def list_pages(self) -> AsyncIterator[list[tuple[str, str]]]:
         """See `SnapshotSource.list_pages`."""
@@ -215,20 +239,25 @@ class ListedSnapshotSource:
         for at in range(0, len(keys), _PAGE):
             found = await gather_bounded(_CONCURRENT_READS, keys[at : at + _PAGE], self._load)
             rows = [row for row in found if row is not None]
+            self._heads |= {row.key: row.etag for row in rows if is_head(row)}
             yield rows
-            for row in rows:
-                if row.body is not None and _core.is_log(row.body):
-                    async for part in self._parts_of(row.body):
-                        yield [part]
 
     async def changes(self, *, exclusive: bool, also: Sequence[str] = ()) -> Rows:
         """See `SnapshotSource.changes`."""
         before, self._etags = self._etags, dict(await self._list())
         gone = before.keys() - self._etags.keys()
-        yield [CapturedRow(key, None, "", 0, None, 0, None) for key in sorted(gone)]
+        # A listing is of no one moment, and may show the head of before. The next one shows that of after.
+        leaving = {key for key in gone if key.startswith(log_prefix(""))}
+        yield [removed_row(key) for key in sorted((gone - leaving) | (self._leaving - self._etags.keys()))]
+        self._leaving = leaving
         changed = [key for key, etag in self._etags.items() if before.get(key) != etag]
         async for batch in self.load([*{*changed, *also}]):
             yield batch
+        heads, self._heads = self._heads, {}
+        for key, etag in sorted(heads.items()):
+            async for row in self._complete(key):
+                if row.key != key or row.etag != etag or row.why:
+                    yield [row]
 
     async def open(self, row: CapturedRow) -> FileParts | None:
         """See `SnapshotSource.open`."""
@@ -250,42 +279,78 @@ class ListedSnapshotSource:
         ]
 
     async def _load(self, key: str) -> CapturedRow | None:
-        found = await self._reader.get(key)
-        if found is not None:
-            return CapturedRow(
-                key, found.etag, found.content_type, found.modified_ms, None, found.size, found.body
-            )
+        """Return what is stored at `key`. What has gone since it was listed is not listed any more."""
+        etag = self._etags.get(key, "?")
         try:
+            found = await self._reader.get(key)
+            if found is not None:
+                return CapturedRow(
+                    key, found.etag, found.content_type, found.modified_ms, None, found.size, found.body
+                )
             stat = await self._store.stat(key)
         except DamagedFile as error:
-            # No bytes have this hash and size, so it is opened, which says why it cannot be read.
-            return CapturedRow(key, error.etag, "", 0, "", -1, None)
+            return CapturedRow(key, error.etag, "", 0, "", 0, None, error.detail)
+        except Unreadable as error:
+            return CapturedRow(key, etag, "", 0, None, 0, None, str(error))
         if stat is None:
+            self._etags.pop(key, None)
             return None
         return CapturedRow(key, stat.etag, stat.content_type, stat.modified_ms, stat.sha256, stat.size, None)
 
+    async def _complete(self, key: str) -> AsyncIterator[CapturedRow]:
+        """Yield the objects that the head of a log names and that are not in the backup yet, then the head.
+        If they go faster than they are read, the head is yielded with a reason."""
+        row = None
+        for _ in range(ATTEMPTS):
+            row = await self._load(key)
+            if row is None or row.body is None or not is_head(row):
+                break
+            try:
+                async for part in self._parts_of(row.body):
+                    yield part
+            except Unreadable:
+                continue
+            break
+        else:
+            assert row is not None, "it was read"
+            row = row._replace(body=None, why="parts of the log were deleted each time that it was read")
+        if row is not None:
+            yield row
+
     async def _parts_of(self, stored: bytes) -> AsyncIterator[CapturedRow]:
-        """Yield the objects that the head of a log names, and that were not listed."""
+        """Yield the objects that the head of a log names and that are not in the backup yet. Raises
+        Unreadable if one is gone."""
         try:
             head = _core.LogHead.read(stored, "")
-            waiting = head.nodes()
         except DocumentCorrupt:
             return
+        waiting = head.nodes()
         while waiting:
             node = waiting.pop()
             key = object_key(head.id, node.name)
-            if key in self._etags:
-                continue  # and so is everything below it
-            row = await self._load(key)
-            if row is None or row.body is None:
+            is_known = key in self._etags
+            if is_known and not node.level:
                 continue
+            row = await self._load(key)
+            if row is None:
+                raise Unreadable("a part of the log is gone")
             self._etags[key] = row.etag or ""
-            yield row
-            if node.level:
-                try:
-                    waiting += head.expand(row.body, node)
-                except DocumentCorrupt:
-                    continue
+            try:
+                waiting += [] if row.body is None else expand_node(head, node, row.body)
+            except VerificationError as error:
+                row = row._replace(body=None, why=str(error))
+            if not is_known or row.why:
+                yield row
+
+
+def is_head(row: CapturedRow) -> bool:
+    """Return True if a row is the head of a log that pysync wrote."""
+    return row.body is not None and _core.is_log(row.body) and not row.key.startswith(log_prefix(""))
+
+
+def removed_row(key: str) -> CapturedRow:
+    """Return the row of a key at which nothing is stored."""
+    return CapturedRow(key, None, "", 0, None, 0, None)
 
 
 class _StoredFile:

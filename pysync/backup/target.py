@@ -1,12 +1,14 @@
 """Where a backup lies: a folder, or a bucket. Both hold files that are written once and never change.
 
     format.json           the format of the backup, and who can read it
-    packs/XX/<sha256>     the bytes of many objects together
-    pages/XX/<sha256>     lists of objects, sorted by key
-    snapshots/<time>-<sha256>    one snapshot of the store each, written last
-    expired/<time>-<sha256>      what the next `prune` may delete
+    packs/XX/<name>       the bytes of many objects together, and what they are
+    lists/XX/<name>       pages of lists of objects, sorted by key
+    snapshots/<number>-…  one snapshot of the store each, written last
+    claims/<id>           what a running process protects from `prune`
+    damaged/<name>        marks the file of this name as damaged
 
-The name of a file is the SHA-256 of its bytes, so that each can be verified by itself.
+A name begins with a part of the SHA-256 of the bytes and ends with their number, so that each file can be
+verified by itself. In between is the id of the claim of the process that wrote it.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final, ParamSpec, Protocol, TypeVar
 
-from pysync.backup.encoding import MAX_DOCUMENT_BYTES, PACK_BYTES
+from pysync.backup.format import MAX_FILE_BYTES
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
 from pysync.protocol import OCTET_STREAM
@@ -26,10 +28,9 @@ from pysync.store import Store, open_store
 P = ParamSpec("P")
 T = TypeVar("T")
 
+FORMAT_FILE: Final = "format.json"
 _TEMPORARY: Final = "~tmp"
 _LEFTOVER_S: Final = 86_400
-MAX_FILE_BYTES: Final = MAX_DOCUMENT_BYTES + 2 * PACK_BYTES
-"""No file of a backup is longer."""
 
 
 class FileTooLong(ValueError):
@@ -49,8 +50,8 @@ class BackupTarget(Protocol):
     async def get(self, name: str) -> bytes | None:
         """Return the bytes of a file, None if there is none. Raises FileTooLong."""
 
-    async def names(self, folder: str) -> list[str]:
-        """Return the names of all files below `folder` (`""`: of all), sorted."""
+    async def list_files(self, folder: str) -> dict[str, int]:
+        """Return the names and sizes of all files below `folder` (`""`: of all), sorted by name."""
 
     async def delete(self, name: str) -> None:
         """Remove a file, if it exists."""
@@ -75,8 +76,6 @@ async def open_backup_target(config: StoreConfig, *, create: bool = False) -> Ba
         advice = ": name another folder for the backup" if create else ", not a backup"
         raise ValueError(f"{config.url} is a store{advice}")
     if create:
-        if any((folder / "pysync.db").exists() for folder in root.parents):
-            raise ValueError(f"{config.url} lies in a store, and would be lost with it: name another folder")
         try:
             make_private_dir(root, may_be_link=True)
         except OSError as error:
@@ -84,6 +83,24 @@ async def open_backup_target(config: StoreConfig, *, create: bool = False) -> Ba
     elif not root.is_dir():  # noqa: ASYNC240
         raise ValueError(f"{config.url}: there is no backup")
     return FolderTarget(root)
+
+
+def check_apart(store_url: str, place_url: str) -> None:
+    """Raise ValueError if a store and a backup lie in one folder, or one of them in the other: both would be
+    lost together."""
+    store, place = map(_folder_of, (store_url, place_url))
+    stores = () if store is None else (store, Path(os.path.realpath(store / "files")))
+    for folder in () if store is None else (store, *store.parents):
+        if (folder == place != store) or (folder / FORMAT_FILE).exists():
+            raise ValueError(f"{store_url} lies in the backup {folder}: name another folder")
+    for folder in () if place is None else (place, *place.parents):
+        if folder in stores or (folder != place and (folder / "pysync.db").exists()):
+            raise ValueError(f"{place_url} lies in a store, and would be lost with it: name another folder")
+
+
+def _folder_of(url: str) -> Path | None:
+    kind, _, folder = url.partition(":")
+    return Path(os.path.realpath(folder)) if kind == "file" and folder else None
 
 
 class FolderTarget:
@@ -100,9 +117,9 @@ class FolderTarget:
         """See `BackupTarget.get`."""
         return await _in_thread(self._get, name)
 
-    async def names(self, folder: str) -> list[str]:
-        """See `BackupTarget.names`."""
-        return await _in_thread(self._names, folder)
+    async def list_files(self, folder: str) -> dict[str, int]:
+        """See `BackupTarget.list_files`."""
+        return await _in_thread(self._files, folder)
 
     async def delete(self, name: str) -> None:
         """See `BackupTarget.delete`."""
@@ -144,14 +161,14 @@ class FolderTarget:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def _names(self, folder: str) -> list[str]:
-        found = (
-            Path(path) / name
-            for path, _, names in os.walk(self._root / folder, onerror=_raise_unless_gone)
-            for name in names
-        )
-        named = (path.relative_to(self._root).as_posix() for path in found)
-        return sorted(name for name in named if not name.startswith(_TEMPORARY))
+    def _files(self, folder: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for path, _, names in os.walk(self._root / folder, onerror=_raise_unless_gone):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    file = Path(path) / name
+                    found[file.relative_to(self._root).as_posix()] = file.stat(follow_symlinks=False).st_size
+        return {name: found[name] for name in sorted(found) if not name.startswith(_TEMPORARY)}
 
     def _delete(self, name: str) -> None:
         (self._root / name).unlink(missing_ok=True)
@@ -188,9 +205,10 @@ class BucketTarget:
                 raise FileTooLong(file.size)
             return b"".join([chunk async for chunk in chunks])
 
-    async def names(self, folder: str) -> list[str]:
-        """See `BackupTarget.names`."""
-        return sorted([entry.key async for entry in self._store.walk(folder)])
+    async def list_files(self, folder: str) -> dict[str, int]:
+        """See `BackupTarget.list_files`."""
+        found = {entry.key: entry.size or 0 async for entry in self._store.walk(folder)}
+        return dict(sorted(found.items()))
 
     async def delete(self, name: str) -> None:
         """See `BackupTarget.delete`."""

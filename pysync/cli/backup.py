@@ -11,25 +11,22 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from pysync import config
-from pysync.backup.checking import BackupVerifier
-from pysync.backup.following import (
-    BackupFollower,
-    FollowerSettings,
-    FollowStatus,
-    adjust_process,
-)
-from pysync.backup.making import BackupMaker
-from pysync.backup.opening import open_backup
-from pysync.backup.pruning import DamagedSnapshot, KeepRules
-from pysync.backup.pruning import prune as run_prune
-from pysync.backup.repository import BackupDamaged, iso_time
-from pysync.backup.restoring import RestoreClock, Restorer, check_restore_target, find_snapshot_at, parse_time
-from pysync.backup.source import open_snapshot_source
+from pysync.backup.follow import BackupFollower, FollowerSettings, FollowStatus, adjust_process
+from pysync.backup.format import iso_time, parse_time
+from pysync.backup.make import BackupMaker
+from pysync.backup.prune import DamagedSnapshot, KeepRules, Pruner
+from pysync.backup.rebuild import rebuild as run_rebuild
+from pysync.backup.restore import RestoreClock, Restorer, find_snapshot_at
+from pysync.backup.snapshot import SNAPSHOTS, BackupDamaged, open_backup
+from pysync.backup.source import identify_store, open_snapshot_source
+from pysync.backup.target import check_apart
+from pysync.backup.verify import BackupVerifier
 from pysync.cli.io import print_lines
 from pysync.cli.parser import Parser, add_config
 from pysync.cli.stores import check_store, load_config
 from pysync.clock import wall_clock_ms
 from pysync.concurrency import closing
+from pysync.config import Config
 from pysync.config.collection import wire_name
 from pysync.coordinator import open_coordinator
 from pysync.store import open_store
@@ -53,9 +50,12 @@ def add_backup(parser: Parser) -> None:
     parser.add_value(
         "--every",
         "SECONDS",
-        "with --follow: time between two snapshots (default: 0.5)",
+        "with --follow: time between two snapshots (default: 5)",
         type=float,
-        default=0.5,
+        default=5,
+    )
+    parser.add_flag(
+        "--adopt", "continue the backup of the store that this one is a restored or copied version of"
     )
 
     listing = parser.add_command(
@@ -69,8 +69,8 @@ def add_backup(parser: Parser) -> None:
         "read everything in a backup and list what is damaged or missing",
         verify,
         description="Prints a line of JSON for each damaged file, then the number of files and bytes read. "
-        "With FILE.pub as the key of an encrypted backup, only the encrypted bytes are compared. The exit "
-        "status is 1 if anything is damaged.",
+        "Marks what is damaged, so that the next backup stores it anew. With FILE.pub as the key of an "
+        "encrypted backup, only the encrypted bytes are compared. The exit status is 1 if there is damage.",
         example="pysync backup verify --from file:./backup",
     )
     prune_command = parser.add_command(
@@ -78,11 +78,19 @@ def add_backup(parser: Parser) -> None:
         "remove old snapshots, and what only they refer to; backups may run meanwhile",
         prune,
         description="Keeps the newest snapshot, and the newest one of each of the last N periods that have "
-        "any. Files that no snapshot refers to are deleted by the first prune that runs a day later, because "
-        "a backup that runs now may refer to them. Packs of which more than a fifth is of no use are stored "
-        "anew; if the backup is encrypted, that takes the private key.",
-        example="pysync backup prune --from file:./backup --keep-daily 7 --keep-weekly 4",
+        "any, and deletes the files that no snapshot refers to any more. Packs of which more than a fifth is "
+        "of no use are stored anew; if the backup is encrypted, that takes the private key. A snapshot that "
+        "alone has what later ones have lost is kept.",
+        example="pysync backup prune --from file:./backup --keep-daily 7 --keep-weekly 4\n"
+        "pysync backup prune --from file:./backup --keep-daily 7 --purge --erased",
     )
+    prune_command.add_flag(
+        "--purge", "also store anew every file that has bytes or names to which no kept snapshot refers"
+    )
+    prune_command.add_flag(
+        "--erased", "with --purge: also remove from kept snapshots what was erased from the store later"
+    )
+    prune_command.add_flag("--yes", "with --erased: do not ask")
     for option, noun in (
         ("last", "snapshots"),
         ("hourly", "hours"),
@@ -94,6 +102,14 @@ def add_backup(parser: Parser) -> None:
         prune_command.add_value(
             f"--keep-{option}", "N", f"keep a snapshot of the last N {noun}", type=int, default=0
         )
+    rebuild_command = parser.add_command(
+        "rebuild",
+        "make damaged lists and snapshots anew, from what packs say of themselves",
+        rebuild,
+        description="Reads all packs. If the backup is encrypted, that takes the private key. An object that "
+        "was deleted may come back if no list says so any more.",
+        example="pysync backup rebuild --from file:./backup",
+    )
     restore_command = parser.add_command(
         "restore",
         "write a snapshot into an empty store",
@@ -102,7 +118,7 @@ def add_backup(parser: Parser) -> None:
         "that is restored gets a reset.",
         example="pysync backup restore --from file:./backup --at 2026-11-23T12:00:00Z --to file:./data",
     )
-    for command in (listing, verify_command, prune_command, restore_command):
+    for command in (listing, verify_command, prune_command, rebuild_command, restore_command):
         command.add_argument(
             "--from", dest="source", metavar="URL", help="where the backup lies", required=True
         )
@@ -135,71 +151,138 @@ async def make(options: argparse.Namespace) -> int:
         options.parser.error("--every must be more than 0")
     settings = load_config(options, "store")
     check_store(settings, "there is nothing to back up")
+    check_apart(settings.store.url, options.to)
     if options.follow:
-        adjust_process()
-        place = FollowerSettings(settings.store, options.to, options.key, round(1000 * options.every))
-        following = asyncio.ensure_future(BackupFollower(place, _print_status).run())
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, following.cancel)
-        await asyncio.wait({following})
-        if not following.cancelled():
-            following.result()  # raises
-        return 0
-    async with (
-        open_backup(options.to, options.key, create=True) as repository,
-        closing(open_snapshot_source(settings.store, wall_clock_ms)) as source,
-    ):
-        maker = BackupMaker(source, repository, wall_clock_ms, _print_problem, settings.store.url)
-        try:
-            snapshot = await maker.make()
-        finally:
-            await maker.close()
-        assert snapshot is not None
-        print_lines({"time": iso_time(snapshot.taken_ms), **_counts(maker.report)})
+        return await _follow(options, settings)
+    async with open_backup(options.to, options.key, create=True) as repository:
+        store_id = await identify_store(settings.store, repository, adopts=options.adopt)
+        async with closing(open_snapshot_source(settings.store, wall_clock_ms)) as source:
+            maker = BackupMaker(
+                source, repository, wall_clock_ms, _print_problem, settings.store.url, store_id
+            )
+            try:
+                snapshot = await maker.make()
+            finally:
+                await maker.close()
+    assert snapshot is not None, "it is made even if nothing has changed"
+    time = {"time": iso_time(snapshot.taken_ms), "number": snapshot.number}
+    print_lines(time | _counts(maker.report))
     return 1 if maker.report.unreadable else 0
+
+
+async def _follow(options: argparse.Namespace, settings: Config) -> int:
+    """Back up until the process is ended. Returns 1 after an error."""
+    adjust_process()
+    if options.adopt:
+        async with open_backup(options.to, options.key, create=True) as repository:
+            await identify_store(settings.store, repository, adopts=True)
+    every_ms = round(1000 * options.every)
+    follower = BackupFollower(
+        FollowerSettings(settings.store, options.to, options.key, every_ms), _print_status
+    )
+    following = asyncio.ensure_future(follower.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, following.cancel)
+    await asyncio.wait({following})
+    if not following.cancelled():
+        following.result()  # raises
+    return 0
 
 
 async def list_snapshots(options: argparse.Namespace) -> int:
     """Run `pysync backup list`: print each snapshot, oldest first. Return 1 if one is damaged."""
-    status = 0
+    damaged: list[str] = []
     async with open_backup(options.source, options.key) as repository:
-        for name in await repository.snapshot_names():
-            try:
-                snapshot = await repository.find_snapshot(name)
-            except BackupDamaged as error:
-                _print_problem("", str(error))
-                status = 1
-                continue
-            if snapshot is not None and snapshot.is_complete:
-                described = {"time": iso_time(snapshot.taken_ms), "store": snapshot.store}
-                print_lines({**described, "unreadable": snapshot.unreadable})
-    return status
+        snapshots = await repository.snapshots(lambda _, why: damaged.append(why))
+    for snapshot in snapshots:
+        described = {"time": iso_time(snapshot.taken_ms), "number": snapshot.number, "store": snapshot.store}
+        described["storeId"] = snapshot.store_id
+        erasing = {"erasing": True} if snapshot.has_erasure else {}
+        print_lines({**described, "unreadable": snapshot.unreadable, **erasing})
+    for why in damaged:
+        _print_problem("", f"{why}; `pysync backup rebuild` makes the snapshot anew")
+    return 1 if damaged else 0
 
 
 async def verify(options: argparse.Namespace) -> int:
     """Run `pysync backup verify`: print each damaged file, then the counts. Return 1 if any is damaged."""
+    damaged: list[str] = []
+
+    def report(name: str, why: str) -> None:
+        damaged.append(name)
+        print_lines({"file": name, "why": why})
+
     async with open_backup(options.source, options.key) as repository:
-        verifier = BackupVerifier(repository, lambda name, why: print_lines({"file": name, "why": why}))
+        verifier = BackupVerifier(repository, report)
         await verifier.run()
     print_lines(_counts(verifier.report))
-    return 1 if verifier.report.damaged else 0
+    if any(name.startswith(SNAPSHOTS) for name in damaged):
+        _print_problem("", "run `pysync backup rebuild` now: it makes damaged snapshots anew from packs")
+    if all(name.startswith(SNAPSHOTS) for name in damaged):
+        return 1 if damaged else 0
+    if verifier.unmarked is None:
+        _print_problem("", "run `pysync backup` now: it stores anew what the store still has")
+    else:
+        why = f"no backup stores them anew: {verifier.unmarked}"
+        _print_problem("", f"damaged files could not be marked, so {why}")
+    return 1
 
 
-async def prune(options: argparse.Namespace) -> None:
-    """Run `pysync backup prune`: remove snapshots, and print how many files went."""
+async def rebuild(options: argparse.Namespace) -> int:
+    """Run `pysync backup rebuild`: make damaged lists anew. Return 1 if a pack is damaged, too."""
+    problems: list[str] = []
+
+    def report(key: str, why: str) -> None:
+        problems.append(why)
+        _print_problem(key, why)
+
+    async with open_backup(options.source, options.key) as repository:
+        print_lines(_counts(await run_rebuild(repository, wall_clock_ms, report)))
+    return 1 if problems else 0
+
+
+async def prune(options: argparse.Namespace) -> int:
+    """Run `pysync backup prune`: remove snapshots, and print how many files went. Return 1 if something that
+    should go is still there."""
     rules = KeepRules(*(getattr(options, f"keep_{name}") for name in KeepRules._fields))
     for name, count in rules._asdict().items():
         if count < 0:
             options.parser.error(f"--keep-{name} must not be negative")
     if not any(rules):
         options.parser.error("name what to keep, for example --keep-daily 7")
+    if options.erased and not options.purge:
+        options.parser.error("--erased is for --purge")
+    if options.erased and not options.yes:
+        _confirm("Remove what was erased from the store from all snapshots that are kept?", options.parser)
     async with open_backup(options.source, options.key) as repository:
+        pruner = Pruner(
+            repository,
+            rules,
+            wall_clock_ms,
+            lambda why: _print_problem("", why),
+            purges=options.purge,
+            erases=options.erased,
+        )
         try:
-            report = await run_prune(repository, rules, wall_clock_ms())
+            await pruner.run()
         except DamagedSnapshot as error:
             command = removal_command(options.source, error.name)
-            advice = f"nothing is removed: give up this snapshot with `{command}`, and prune again"
+            advice = (
+                f"nothing is removed: `pysync backup rebuild` makes it anew, or give it up with `{command}`"
+            )
             raise BackupDamaged(f"{error}: {advice}") from None
-    print_lines(_counts(report))
+    for snapshot, objects, until in pruner.erased_objects:
+        print_lines({"time": iso_time(snapshot.taken_ms), "erasedObjects": objects, "until": until})
+    print_lines(_counts(pruner.report))
+    return 0 if pruner.is_complete else 1
+
+
+def _confirm(question: str, parser: Parser) -> None:
+    """Ask a person, and exit unless they agree."""
+    if not sys.stdin.isatty():
+        parser.error("--erased needs --yes where nobody can be asked")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ValueError("nothing was removed")
 
 
 def removal_command(url: str, name: str) -> str:
@@ -213,7 +296,9 @@ async def restore(options: argparse.Namespace) -> int:
     """Run `pysync backup restore`. Return 1 if the backup lacks something."""
     at_ms = parse_time(options.at)
     to = config.parse({"version": 1, "store": options.to}).store
-    check_restore_target(to.url)
+    if to.url == "memory:":
+        options.parser.error("a memory: store ends with this command: name file:DIR or s3://BUCKET/PREFIX")
+    check_apart(to.url, options.source)
     if to.url.startswith("s3:") and options.coordinator is None:
         options.parser.error(
             "name the coordinator of the servers of the bucket with --coordinator: its change log begins anew"
@@ -221,17 +306,23 @@ async def restore(options: argparse.Namespace) -> int:
     async with AsyncExitStack() as opened:
         repository = await opened.enter_async_context(open_backup(options.source, options.key))
         repository.check_readable()
-        snapshot = await find_snapshot_at(repository, at_ms, _print_problem)
+        problems: list[str] = []
+
+        def report(key: str, why: str) -> None:
+            problems.append(why)
+            _print_problem(key, why)
+
+        snapshot = await find_snapshot_at(repository, at_ms, report)
         change_log = None
         if options.coordinator is not None:
             change_log = await opened.enter_async_context(closing(open_coordinator(options.coordinator)))
         clock = RestoreClock(wall_clock_ms)
         opening = open_store(to, clock, accepts_unfinished_restore=True)
         store = await opened.enter_async_context(closing(opening))
-        restorer = Restorer(repository, store, _print_problem, change_log, clock)
+        restorer = Restorer(repository, store, report, change_log, clock)
         await restorer.restore(snapshot)
     print_lines({"time": iso_time(snapshot.taken_ms), **_counts(restorer.report)})
-    return 1 if restorer.report.damaged else 0
+    return 1 if problems else 0
 
 
 def keygen(options: argparse.Namespace) -> None:
@@ -248,7 +339,7 @@ def _print_status(status: FollowStatus) -> None:
     """Print a line about each snapshot of a follower. It logs errors itself."""
     if status.objects:
         counts = {"objects": status.objects, "bytesWritten": status.bytes_written}
-        print_lines({"time": iso_time(status.taken_ms), **counts})
+        print_lines({"time": iso_time(status.moment_ms), **counts})
 
 
 def _counts(report: Any) -> dict[str, int]:

@@ -5,6 +5,7 @@ import asyncio
 import dataclasses
 import logging
 import os
+import shlex
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
@@ -13,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from pysync import config
-from pysync.backup.opening import open_backup
-from pysync.backup.repairing import Repairer, RepairReport
+from pysync.backup.repair import Repairer, RepairReport
+from pysync.backup.snapshot import open_backup
 from pysync.changelog import Retention
 from pysync.cli.io import print_json, print_lines
 from pysync.cli.parser import Parser, add_config, add_storage_options
@@ -256,7 +257,7 @@ async def verify(options: argparse.Namespace) -> int:
 
     def report(damage: Damage) -> None:
         damages.append(damage)
-        print_lines(damage._asdict())
+        print_lines({"key": damage.key, "kind": damage.kind, "why": damage.why})
 
     repaired, adopted = RepairReport(), set[str]()
     backup = nullcontext() if options.repair_from is None else open_backup(options.repair_from, options.key)
@@ -435,6 +436,14 @@ async def erase(options: argparse.Namespace) -> None:
         eraser = Eraser(services, projections_in(plugins), Hooks(plugins).stored_files)
         report = await (eraser.dry_run(request) if options.dry_run else eraser.run(request))
     print_json(report.describe(request, is_dry_run=options.dry_run))
+    if settings.backup is not None and not options.dry_run:
+        place = f"--from {shlex.quote(settings.backup.to)}"
+        key = "" if settings.backup.key_file is None else " --key PRIVATE-KEY"
+        print(
+            "pysync: the backup has it until this is run, after the next snapshot: pysync backup prune "
+            f"{place}{key} --keep-daily 7 --purge --erased",
+            file=sys.stderr,
+        )
     if not report.is_found:
         kind, value = request.kind, request.value
         print(

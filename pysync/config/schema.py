@@ -269,7 +269,7 @@ class BackupConfig:
     """The backup that the service makes of its own store, by one of all processes."""
 
     to: str = option("Where the backup lies: `file:DIR` or `s3://BUCKET/PREFIX`.")
-    every_ms: int = option("Time from one snapshot to the next, in milliseconds.", 500)
+    every_ms: int = option("Time from one snapshot to the next, in milliseconds.", 5_000)
     key_file: str | None = option(
         "File of the key that encrypts it, as `pysync backup keygen` makes it; `FILE.pub` suffices.", None
     )

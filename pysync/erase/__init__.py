@@ -2,6 +2,7 @@
 
     scope      what is to be erased, and the keys that belong to it
     plan       what goes with a page of these keys, and the report
+    record     what was erased, for backups
     eraser     the steps, in their order
 
 See docs/how-to/erase-a-person.md.

@@ -27,6 +27,7 @@ from pysync.auth.rate_limits import identity_name
 from pysync.changelog import Change
 from pysync.concurrency import ATTEMPTS, CONCURRENT, gather_bounded
 from pysync.coordinator import LEASE_RENEW_S
+from pysync.engine.append_log import log_prefix
 from pysync.engine.changes import parse_change
 from pysync.erase.plan import (
     PLAN_KEYS,
@@ -36,17 +37,28 @@ from pysync.erase.plan import (
     Planner,
     delete_log_objects,
 )
+from pysync.erase.record import Erased
 from pysync.erase.scope import EraseRequest, Scope
 from pysync.errors import BadRequest, StoreUnavailable, Unavailable
 from pysync.plugins import FileBackedCollection, PluginContext
 from pysync.plugins.projection.lists import ListTransform, ListWriter, PendingEntry, apply_entries
 from pysync.plugins.projection.spec import EntryChange, ProjectionSpec
 from pysync.quotas.bucket import forget_subject
-from pysync.store import ANY, PAGE, Etag, EtagMismatch, Precondition, StoredObject, Subject, Write
+from pysync.store import (
+    ABSENT,
+    ANY,
+    ERASED_KEY,
+    ERASURE_KEY,
+    PAGE,
+    Etag,
+    EtagMismatch,
+    Precondition,
+    StoredObject,
+    Subject,
+    Write,
+)
 
 NOTES: Final = "_pysync/erase"
-UNFINISHED: Final = f"{NOTES}/unfinished"
-"""The note: the members of the request, none once only deleted bytes remain to be removed."""
 LEASE: Final = "erase"
 SETTLE_S: Final = 2.0
 """Seconds that followers of the change log have to read the removals before it is cleared, and requests under
@@ -68,6 +80,8 @@ class _Erasure:
     report: EraseReport = field(default_factory=EraseReport)
     log_ids: set[str] = field(default_factory=set)
     hashes: set[str] = field(default_factory=set)
+    marks: set[str] = field(default_factory=set)
+    """What backups are to forget, as `Erased` records it."""
 
 
 class Eraser:
@@ -133,7 +147,7 @@ class Eraser:
         """Return what the note of an erasure says, also of one under way; None without one."""
         if not [listed async for listed in self._store.walk(NOTES)]:
             return None
-        found = await self._store.get(UNFINISHED)
+        found = await self._store.get(ERASURE_KEY)
         return orjson.loads(found.body) if isinstance(found, StoredObject) else None
 
     async def _finish_interrupted(self, members: dict[str, Any]) -> None:
@@ -148,18 +162,21 @@ class Eraser:
         report = EraseReport()
         left: BadRequest | None = None
         if members:
-            await self._store.put(UNFINISHED, orjson.dumps(members))
+            await self._store.put(ERASURE_KEY, orjson.dumps(members))
             report, left = await self._erase(EraseRequest.parse(members))
-            await self._store.put(UNFINISHED, b"{}")
+            await self._store.put(ERASURE_KEY, b"{}")
         await self._coordinator.purge_deleted()
         await self._store.purge_deleted()
-        await self._store.delete(UNFINISHED)
+        await self._store.delete(ERASURE_KEY)
         return report, left
 
     async def _erase(self, request: EraseRequest) -> tuple[EraseReport, BadRequest | None]:
         """Delete and announce everything of the request. Return as `_finish`."""
         left: BadRequest | None = None
         erasure = _Erasure(request, self._scope(request))
+        await self._record(
+            erasure, {f"{'below' if request.kind == 'prefix' else request.kind} {request.value}"}
+        )
         await self._store.recover_merges()
         for _ in range(MAX_ATTEMPTS):
             if await self._erase_pages(erasure, access_documents=False):
@@ -178,13 +195,31 @@ class Eraser:
         # A request that was under way may have stored a part of a log after its head was gone.
         await delete_log_objects(self._store, erasure.log_ids)
         await self._forget(erasure)
+        await self._record(erasure, set())
         return erasure.report, left
+
+    async def _record(self, erasure: _Erasure, marks: set[str]) -> None:
+        """Record for backups what is erased, with what others wrote up to now."""
+        erasure.marks |= marks
+        while True:
+            found = await self._store.get(ERASED_KEY)
+            stored = found if isinstance(found, StoredObject) else None
+            record = Erased.decode(None if stored is None else stored.body)
+            record.add(erasure.marks, self._services.now_ms())
+            expect: Precondition = ABSENT if stored is None else Etag(stored.etag)
+            with suppress(EtagMismatch):
+                await self._store.put(ERASED_KEY, record.encode(), expect=expect)
+                return
 
     async def _erase_pages(self, erasure: _Erasure, *, access_documents: bool) -> bool:
         """Erase what is stored now: access documents, or all else. Returns False if there was nothing."""
         is_found = False
         async for keys in self._pages(erasure.scope, access_documents=access_documents):
             plan = await self._planner.plan(keys, erasure.report)
+            logs = {f"below {log_prefix(id_)}" for planned in plan.objects for id_ in planned.log_ids}
+            lists = {f"key {key}" for key, _ in plan.entries}
+            if logs or lists:
+                await self._record(erasure, logs | lists)
             await self._drop_entries(plan, erasure.scope)
             await gather_bounded(CONCURRENT, plan.other, self._store.delete)
             await gather_bounded(CONCURRENT, plan.objects, lambda planned: self._delete(planned, erasure))

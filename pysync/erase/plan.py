@@ -26,7 +26,7 @@ PLAN_KEYS: Final = 128
 """The number of keys of a plan."""
 
 _KEPT: Final = {
-    "backups": "earlier backups and copies keep it until they are pruned",
+    "backups": "earlier backups keep it until they are purged, and copies as they are",
     "bucketVersions": "a bucket with versioning keeps earlier versions until its rules delete them",
     "followers": "clients that pulled it have their own copies",
     "memory": "caches of running processes keep it until it is displaced, or a restart",

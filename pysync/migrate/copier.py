@@ -39,6 +39,8 @@ from pysync.migrate.verify import (
 from pysync.store import (
     ABSENT,
     ANY,
+    ERASED_KEY,
+    STORE_KEY,
     DamagedFile,
     Etag,
     EtagMismatch,
@@ -85,12 +87,15 @@ _EXCLUDED: Final = (
     "_pysync/projections/",
     "_pysync/damaged",
     "_pysync/usage",
+    ERASED_KEY,
+    STORE_KEY,
     SCRUB_KEY,
     "__sync__/config.json",
 )
 """Objects that are not copied by themselves: those of logs, which are copied with their heads; leftovers of
-probes; checkpoints in a change log that is not copied; the list of damaged files, the totals of usage and
-the record of the last scrub; and the configuration that Starfish stores."""
+probes; checkpoints in a change log that is not copied; the list of damaged files, the totals of usage, the
+hashes of what was erased, the id of the store and the record of the last scrub; and the configuration that
+Starfish stores."""
 _PATH_CONFLICT: Final = "the target stores folders, and another file has a key above or below this one"
 
 

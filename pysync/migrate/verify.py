@@ -137,17 +137,19 @@ async def verified_chunks(file: OpenFile, chunks: AsyncIterator[bytes]) -> Async
         raise VerificationError(HASH_MISMATCH)
 
 
-_EXCLUDED: Final = (log_prefix(""), "_pysync/probe/", "__sync__/config.json")
+STARFISH_CONFIG: Final = "__sync__/config.json"
+_EXCLUDED: Final = (log_prefix(""), "_pysync/probe/", STARFISH_CONFIG)
 """Objects that are not verified by themselves: those of logs, which are verified with their heads; leftovers
 of probes; and the configuration that Starfish stores."""
 
 
 class Damage(NamedTuple):
-    """An object that is damaged, lost or cannot be read."""
+    """An object that is damaged, lost or cannot be read. A part of a log has the key of its head, too."""
 
     key: str
     kind: Kind
     why: str
+    head_key: str = ""
 
 
 @dataclass(slots=True)
@@ -234,7 +236,7 @@ class Verifier:
             try:
                 waiting.extendleft(reversed(expand_node(head, node, await self._get(at))))
             except (VerificationError, Unreadable) as error:
-                yield Damage(at, "log", f"{error}; it is a part of the log at {key}")
+                yield Damage(at, "log", f"{error}; it is a part of the log at {key}", key)
 
     async def _damages_of_chunks(self, key: str, head: _core.LogHead) -> AsyncIterator[Damage]:
         """Yield the damage of a log in chunks of Starfish's. Each chunk is also verified by itself."""
@@ -259,14 +261,23 @@ class Verifier:
 
 
 async def check_stored(key: str, body: bytes) -> _core.LogHead | None:
-    """Check any stored object, also the server's own JSON objects below `_pysync/`. Returns the head of a
-    log, whose objects are still to be checked. Raises VerificationError."""
+    """Do what `check_body` does, in a thread for a large object."""
+    if len(body) > PYTHON_IN_THREAD_ABOVE:
+        return await asyncio.to_thread(check_body, key, body)
+    return check_body(key, body)
+
+
+def check_body(key: str, body: bytes) -> _core.LogHead | None:
+    """Check any stored object, also the objects of logs and the server's own JSON objects below `_pysync/`.
+    Returns the head of a log, whose objects are still to be checked. Raises VerificationError."""
+    if key.startswith(log_prefix("")):
+        if not _core.is_intact_log_object(body):
+            raise VerificationError("its checksum does not match its contents")
+        return None
     if key.startswith("_pysync/") and not key.startswith((f"{REVOCATIONS}/", VERSIONS, f"{HISTORY}/")):
         try:
             orjson.loads(body)
         except ValueError:
             raise VerificationError("it is not JSON") from None
         return None
-    if len(body) > PYTHON_IN_THREAD_ABOVE:
-        return await asyncio.to_thread(check_object, key, body)
-    return check_object(key, body)
+    return None if key == STARFISH_CONFIG else check_object(key, body)

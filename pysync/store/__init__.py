@@ -14,7 +14,14 @@ from pysync.store.ledger import (
     SubjectKind,
     UncountedRow,
 )
-from pysync.store.open import RESTORE_KEY, open_store, unfinished_restore
+from pysync.store.open import (
+    ERASED_KEY,
+    ERASURE_KEY,
+    RESTORE_KEY,
+    STORE_KEY,
+    open_store,
+    unfinished_restore,
+)
 from pysync.store.protocol import (
     MAX_CONCURRENT_READS,
     ClaimTable,
@@ -69,6 +76,8 @@ __all__ = [
     "ABSENT",
     "ANY",
     "DAMAGED_REASON",
+    "ERASED_KEY",
+    "ERASURE_KEY",
     "KINDS",
     "MAX_CONCURRENT_READS",
     "NOTHING",
@@ -77,6 +86,7 @@ __all__ = [
     "RELIST_MS",
     "RESTORE_KEY",
     "RUN_BYTES",
+    "STORE_KEY",
     "Account",
     "AppendedObject",
     "ByteStream",

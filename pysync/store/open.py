@@ -11,6 +11,12 @@ from pysync.store.protocol import Store
 
 RESTORE_KEY: Final = "_pysync/restore"
 """The key of the note in a store that a restore from a backup is under way; gone when it has ended."""
+ERASURE_KEY: Final = "_pysync/erase/unfinished"
+"""The key of the note that an erasure is under way; gone when it has ended."""
+ERASED_KEY: Final = "_pysync/erased"
+"""The key of the hashes of all keys that were erased, by which backups find them."""
+STORE_KEY: Final = "_pysync/store"
+"""The key of the id of a store, which its first backup makes. A restored or copied store has another one."""
 
 
 async def open_store(

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.backups import MemoryTarget, back_up, restored, source_of
+from support.backups import MemoryTarget, back_up, maker_of, restored, source_of
 from support.cli_runner import running
 from support.places import Commands, cut, flip, held, lists, packs, write
-from support.store_samples import contents, fill
+from support.store_samples import contents, document, fill
 
+from pysync.backup.make import HOUR_MS
 from pysync.store.memory import MemoryStore
+from pysync.testing import FakeClock
 
 NOTES = {f"notes/{n}": f"text {n}" for n in range(50)}
 FILES = pytest.mark.parametrize("files", [packs, lists])
@@ -57,6 +59,7 @@ async def test_backup_stores_files_anew_that_verify_found_damaged(
         flip(path)
     assert "pysync backup" in (await commands.verify(status=1)).errors, "the command that heals it"
     await commands.back_up()
+    await commands.prune("--keep-last", "1")  # only the snapshots before need what is damaged
     assert (await commands.verify()).counts["damaged"] == 0
     await commands.restore()
     assert await held(tmp_path / "restored") == await held(data)
@@ -69,8 +72,27 @@ async def test_backup_of_a_listed_store_stores_lost_files_anew(folders: tuple[st
     expected = await contents(store)
     await back_up(source_of(store), target)
     target.files = {name: body for name, body in target.files.items() if not name.startswith(folders)}
-    await back_up(source_of(store), target)
+    reports: list[tuple[str, str]] = []
+    async with maker_of(source_of(store), target, reports=reports) as maker:
+        await maker.make()
+    assert all("listed anew" in why for _, why in reports)
     assert await restored(target) == expected
+
+
+async def test_maker_stores_anew_within_an_hour_what_the_place_lost_of_its_own_snapshots() -> None:
+    store, target, clock = MemoryStore(), MemoryTarget(), FakeClock()
+    await fill(store, 50)
+    async with maker_of(source_of(store), target, clock) as maker:
+        await maker.make()
+        before = {*target.files}
+        await store.put("notes/later", document(b'{"text":"later"}'))
+        await maker.make()
+        for name in target.files.keys() - before:
+            if name.startswith("packs/"):
+                del target.files[name]
+        clock.now_ms += 2 * HOUR_MS
+        await maker.make(only_changes=True)
+    assert await restored(target) == await contents(store)
 
 
 async def test_prune_keeps_the_last_snapshot_that_could_supply_what_is_lost(

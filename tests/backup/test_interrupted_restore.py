@@ -8,16 +8,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 from components import S3Server
-from support.backups import MemoryTarget, back_up
+from support.backups import MemoryTarget, back_up, newest, source_of
 from support.cli_runner import Shell
 from support.faulty_store import FaultyStore
 from support.s3_stores import new_prefix
 from support.server_process import serving
 from support.store_samples import contents, fill
 
-from pysync.backup.repository import Repository
-from pysync.backup.restoring import Restorer
-from pysync.backup.source import ListedSnapshotSource
+from pysync.backup.restore import Restorer
+from pysync.backup.snapshot import Repository
 from pysync.backup.target import FolderTarget
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
@@ -30,12 +29,10 @@ MESSAGE = "a restore into this store has not ended: run `pysync backup restore` 
 
 async def begin_restore(repository: Repository, into: Store) -> None:
     """A restore that ends after some objects, as if it were killed."""
-    snapshot = await repository.newest()
-    assert snapshot is not None
     failing = FaultyStore(into)
     failing.fail("put", times=1, after=5)
     with pytest.raises(StoreUnavailable):
-        await Restorer(repository, failing, print).restore(snapshot)
+        await Restorer(repository, failing, print).restore(await newest(repository))
 
 
 @pytest.fixture
@@ -43,7 +40,7 @@ async def source(tmp_path: Path) -> MemoryStore:
     """A store whose backup, in the folder `backup`, is restored in part into the folder `data`."""
     store, target = MemoryStore(), FolderTarget(tmp_path / "backup")
     await fill(store, 200)
-    await back_up(ListedSnapshotSource(store), target)
+    await back_up(source_of(store), target)
     half = await LocalStore.open_folder(tmp_path / "data")
     await begin_restore(await Repository.open(target), half)
     await half.close()
@@ -85,18 +82,8 @@ async def test_no_server_serves_it(
     workers: str, shell: Shell, tmp_path: Path, source: MemoryStore, session: aiohttp.ClientSession
 ) -> None:
     location = f"file:{tmp_path}/data"
-    command = [
-        sys.executable,
-        "-m",
-        "pysync",
-        "serve",
-        "--store",
-        location,
-        "--port",
-        "0",
-        "--workers",
-        workers,
-    ]
+    options = ("--store", location, "--port", "0", "--workers", workers)
+    command = [sys.executable, "-m", "pysync", "serve", *options]
     ran = await asyncio.to_thread(
         subprocess.run, command, capture_output=True, text=True, timeout=60, check=False
     )
@@ -116,7 +103,7 @@ async def test_a_bucket_is_not_opened_either(name: str, request: pytest.FixtureR
     server: S3Server = request.getfixturevalue(name)
     store, target = MemoryStore(), MemoryTarget()
     await fill(store, 60)
-    await back_up(ListedSnapshotSource(store), target)
+    await back_up(source_of(store), target)
     repository = await Repository.open(target)
     config: StoreConfig = server.store(new_prefix())
     half = await open_store(config)
@@ -125,9 +112,7 @@ async def test_a_bucket_is_not_opened_either(name: str, request: pytest.FixtureR
     with pytest.raises(ValueError, match="has not ended"):
         await open_store(config)
     half = await open_store(config, accepts_unfinished_restore=True)
-    snapshot = await repository.newest()
-    assert snapshot is not None
-    await Restorer(repository, half, print).restore(snapshot)
+    await Restorer(repository, half, print).restore(await newest(repository))
     await half.close()
     opened = await open_store(config)
     assert await contents(opened) == await contents(store)

@@ -28,7 +28,7 @@ async def test_restored_store_continues_the_old_backup_only_if_adopted(
     await commands.back_up(store="file:restored", status=1)
     await commands.back_up("--adopt", store="file:restored")
     await commands.back_up(store="file:restored")
-    (id_,) = {line["store"] for line in (await commands.list()).lines}
+    (id_,) = {line["storeId"] for line in (await commands.list()).lines}
     assert id_
     await commands.restore(to="again")
     assert await held(tmp_path / "again") == await held(data)

@@ -131,7 +131,7 @@ def test_heavy_dependencies_have_one_home() -> None:
             "coordinator/local",
         ),
         "cryptography": ("auth/identity_keys.py", "client/sealed/crypto.py", "backup/encryption.py"),
-        "backports": ("backup/encoding.py",),
+        "backports": ("backup/format.py",),
         "jsonschema_rs": ("server/routes.py", "config/"),
         "yaml": ("config/",),
         "aiobotocore": ("store/s3/",),

@@ -161,6 +161,7 @@ async def test_the_command_lists_damaged_objects_and_exits_1(shell: Shell, tmp_p
             ("files/a.parquet", "file"),
         }
         assert all(each["why"] for each in listed)
+        assert all(each.keys() == {"key", "kind", "why"} for each in listed)
         assert counts["damaged"] == 3
 
 

@@ -44,7 +44,7 @@ def path(tmp_path: Path, store: LocalStore) -> Path:
 async def test_every_flipped_byte_of_a_file_is_found(store: LocalStore, path: Path) -> None:
     for at in range(len(CONTENT)):
         rot(path, at, 1 << at % 8)
-        ((key, kind, why),) = await damages(store)
+        ((key, kind, why, _),) = await damages(store)
         assert (key, kind) == (KEY, "file")
         assert "its sha256 is" in why
         await store.write(KEY, chunks_of(CONTENT), "image/png")
@@ -59,13 +59,13 @@ async def test_node_that_is_no_file_is_damage_of_that_file_alone(
     rot(path.with_name("b"), 0)
     path.unlink()
     put(path)
-    found = {key: why for key, _, why in await damages(store)}
+    found = {damage.key: damage.why for damage in await damages(store)}
     assert found.keys() == {KEY, "photos/b"}
     assert "it cannot be read" in found[KEY]
     with pytest.raises(ValueError, match="it cannot be read"):
         await store.adopt(KEY)
     await store.write(KEY, chunks_of(CONTENT), "image/png")
-    assert [key for key, _, _ in await damages(store)] == ["photos/b"]
+    assert [damage.key for damage in await damages(store)] == ["photos/b"]
 
 
 async def test_a_pipe_in_place_of_a_file_holds_nobody_up(store: LocalStore, path: Path) -> None:
@@ -88,8 +88,8 @@ async def test_a_changed_row_of_a_file_is_found_or_without_effect(
         changed = before[:at] + ("1" if before[at] != "1" else "2") + before[at + 1 :]
         connection.execute(f"UPDATE object SET {column} = ?", (changed,))
         if column in ("sha256", "name"):
-            ((_, kind, _),) = await damages(store)
-            assert kind == "file"
+            (damage,) = await damages(store)
+            assert damage.kind == "file"
             connection.execute(f"UPDATE object SET {column} = ?, inode = abs(inode)", (before,))
         else:
             assert await damages(store) == []
@@ -207,7 +207,7 @@ async def test_a_file_that_is_not_what_was_written_is_never_served(
         assert (await browser.pull(KEY, {"Range": "bytes=3-5"})).error == (500, "document_corrupt")
         assert (await browser.pull(KEY, {"If-None-Match": f'"{sha256}"'})).status == 500
         assert (await browser.request("HEAD", f"/pull/{KEY}")).status == 500
-        ((key, kind, why),) = await damages(store)
+        ((key, kind, why, _),) = await damages(store)
         assert (key, kind) == (KEY, "file")
         assert sha256 in why or why == LOST_REASON
     headers, url = {"Content-Type": "image/png"}, f"{browser.base}/push/{KEY}"

@@ -6,23 +6,24 @@ from pathlib import Path
 
 import aiohttp
 
-from pysync.backup.following import BackupFollower, FollowerSettings, FollowStatus
+from pysync.backup.follow import BackupFollower, FollowerSettings, FollowStatus
 from pysync.backup.target import FolderTarget
-from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig
+from pysync.testing import FakeClock
 
 
 class Follower:
     """A follower of the store in `data` below the folder, and what it has said. Its pauses take no time."""
 
-    def __init__(self, folder: Path, now_ms: Callable[[], int] = wall_clock_ms) -> None:
+    def __init__(self, folder: Path, clock: FakeClock) -> None:
+        self.clock = clock
         self.statuses: list[FollowStatus] = []
         self.pauses_s: list[float] = []
         self.target = FolderTarget(folder / "backup")
         store = StoreConfig(url=f"file:{folder}/data")
         self._changed = asyncio.Condition()
         settings = FollowerSettings(store, f"file:{folder}/backup", None, 10)
-        follower = BackupFollower(settings, self._report, sleep=self._sleep, now_ms=now_ms)
+        follower = BackupFollower(settings, self._report, sleep=self._sleep, now_ms=clock)
         self._task = asyncio.create_task(follower.run())
 
     def _report(self, status: FollowStatus) -> None:

@@ -5,11 +5,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pysync.backup.encryption import BackupKey
-from pysync.backup.making import BackupMaker, BackupReport
-from pysync.backup.repository import Repository, Snapshot
-from pysync.backup.restoring import Restorer
+from pysync.backup.format import Snapshot
+from pysync.backup.make import BackupMaker, BackupReport
+from pysync.backup.prune import KeepRules, Pruner, PruneReport
+from pysync.backup.restore import Restorer
+from pysync.backup.snapshot import Repository
 from pysync.backup.source import FolderSnapshotSource, ListedSnapshotSource, SnapshotSource
 from pysync.backup.target import BackupTarget
+from pysync.backup.verify import BackupVerification, BackupVerifier
 from pysync.clock import wall_clock_ms
 from pysync.errors import StoreUnavailable
 from pysync.store import Store
@@ -27,13 +30,13 @@ async def nothing(name: str) -> None:
 
 class MemoryTarget:
     """A backup in memory. After `fails_after` more operations every one fails, as if the place were away.
-    `before_delete`, `before_put`, `after_put` and `after_names` are awaited around these calls, with the name
+    `before_delete`, `before_put`, `after_put` and `after_files` are awaited around these calls, with the name
     of the file or folder, as if others came in between."""
 
     before_delete: Callable[[str], Awaitable[None]] = staticmethod(nothing)
     before_put: Callable[[str], Awaitable[None]] = staticmethod(nothing)
     after_put: Callable[[str], Awaitable[None]] = staticmethod(nothing)
-    after_names: Callable[[str], Awaitable[None]] = staticmethod(nothing)
+    after_files: Callable[[str], Awaitable[None]] = staticmethod(nothing)
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -50,10 +53,11 @@ class MemoryTarget:
         self._count()
         return self.files.get(name)
 
-    async def names(self, folder: str) -> list[str]:
+    async def list_files(self, folder: str) -> dict[str, int]:
         self._count()
-        found = sorted(name for name in self.files if not folder or name.startswith(folder + "/"))
-        await self.after_names(folder)
+        names = sorted(name for name in self.files if not folder or name.startswith(folder + "/"))
+        found = {name: len(self.files[name]) for name in names}
+        await self.after_files(folder)
         return found
 
     async def delete(self, name: str) -> None:
@@ -112,14 +116,49 @@ async def back_up(
 
 
 async def restored(
-    target: BackupTarget, snapshot: Snapshot | None = None, key: BackupKey | None = None
+    target: BackupTarget,
+    snapshot: Snapshot | None = None,
+    key: BackupKey | None = None,
+    reports: Reports | None = None,
 ) -> dict[str, tuple[str, bytes]]:
-    """What a store holds into which a snapshot (default: the newest) was restored."""
+    """What a store holds into which a snapshot (default: the newest) was restored. Without `reports` all of
+    it must be restored."""
     repository = await Repository.open(target, key)
-    snapshot = snapshot or await repository.newest()
-    assert snapshot is not None
-    assert snapshot.is_complete
-    store, reports = MemoryStore(), list[tuple[str, str]]()
-    await Restorer(repository, store, lambda key, why: reports.append((key, why))).restore(snapshot)
-    assert reports == []
+    snapshot = snapshot or await newest(repository)
+    store, problems = MemoryStore(), [] if reports is None else reports
+    await Restorer(repository, store, lambda key, why: problems.append((key, why))).restore(snapshot)
+    assert reports is not None or problems == []
     return await contents(store)
+
+
+async def newest(repository: Repository) -> Snapshot:
+    """The newest snapshot of any store."""
+    found = await repository.newest("", lambda *_: None)
+    assert found is not None
+    return found
+
+
+async def snapshots_of(target: BackupTarget, key: BackupKey | None = None) -> list[Snapshot]:
+    """All snapshots, oldest first, none of which is damaged."""
+    reports: Reports = []
+    found = await (await Repository.open(target, key)).snapshots(lambda *one: reports.append(one))
+    assert reports == []
+    return found
+
+
+async def verified(target: BackupTarget, key: BackupKey | None = None) -> BackupVerification:
+    """The counts of a verification."""
+    verifier = BackupVerifier(await Repository.open(target, key), lambda name, why: None)
+    await verifier.run()
+    return verifier.report
+
+
+async def pruned(
+    target: BackupTarget, rules: KeepRules, now_ms: Callable[[], int], key: BackupKey | None = None
+) -> PruneReport:
+    """The counts of a prune, which has nothing to say."""
+    reports: list[str] = []
+    pruner = Pruner(await Repository.open(target, key), rules, now_ms, reports.append)
+    await pruner.run()
+    assert reports == []
+    return pruner.report

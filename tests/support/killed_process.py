@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pysync.backup import making, packing, target
+from pysync.backup import make, pack, target
 from pysync.cli import main
 from pysync.sqlite import database_file
 from pysync.sqlite.changelog import SqliteChangeLog
@@ -126,7 +126,7 @@ def _count(steps: Steps) -> None:
 
 
 if __name__ == "__main__":
-    making.CHECKPOINT_ENTRIES = 5  # type: ignore[misc]
-    packing.PACK_BYTES = 100_000  # type: ignore[attr-defined]
+    make.CHECKPOINT_ENTRIES = 5  # type: ignore[misc]
+    pack.PACK_BYTES = 100_000  # type: ignore[attr-defined]
     _count(Steps(int(sys.argv[1])))
     sys.exit(main.main(sys.argv[2:]))

@@ -92,12 +92,12 @@ class FileHandlers(DocumentHandlers):
             response = await self._try_file(request, match, settings)
             if response is not None:
                 return response
-            if not settings.documents:
-                break
-            document = await self._load(request, match)
+            # Also where there are only files: a restore leaves a damaged document in place of a lost file.
+            # Also where there are only files: a restore leaves a damaged document in place of a lost file.
+            document = await self._load(request, match) if settings.template is None else None
             if document is not None:
                 break
-        return await self.document_response(request, match, access, document)
+        return await self.document_response(request, match, access, document if settings.documents else None)
 
     async def _authorize_upload(
         self, request: web.BaseRequest, match: Match, settings: FileSettings

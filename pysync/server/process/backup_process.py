@@ -11,9 +11,9 @@ from typing import Final
 
 import orjson
 
-from pysync.backup.following import FollowerSettings, FollowStatus
-from pysync.backup.opening import open_backup
-from pysync.backup.repairing import Repairer
+from pysync.backup.follow import FollowerSettings, FollowStatus
+from pysync.backup.repair import Repairer
+from pysync.backup.snapshot import open_backup
 from pysync.clock import SteadyClock, elapsed_of
 from pysync.config import BackupConfig, StoreConfig
 from pysync.coordinator import LEASE_RENEW_S, Coordinator
@@ -29,6 +29,7 @@ BACKUP_LAG: Final = "pysync_backup_lag_seconds"
 BACKUP_SUCCESS: Final = "pysync_backup_last_success_timestamp_seconds"
 BACKUP_FAILURES: Final = "pysync_backup_failures"
 BACKUP_BYTES: Final = "pysync_backup_bytes"
+BACKUP_UNREADABLE: Final = "pysync_backup_unreadable_objects"
 
 log = logging.getLogger("pysync.server")
 
@@ -111,7 +112,7 @@ class BackupProcess:
         if self._moment_ms is None:
             self._moment_ms = self._elapsed_ms()
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pysync.backup.following", stdin=PIPE, stdout=PIPE
+            sys.executable, "-m", "pysync.backup.follow", stdin=PIPE, stdout=PIPE
         )
         assert process.stdin is not None
         reading = asyncio.create_task(self._read(process))
@@ -147,6 +148,7 @@ class BackupProcess:
                 self._count(BACKUP_FAILURES)
             else:
                 self._gauges[BACKUP_SUCCESS] = status.moment_ms // 1000
+                self._gauges[BACKUP_UNREADABLE] = status.unreadable
                 self._moment_ms = self._elapsed_ms() - status.age_ms
             self._update_lag()
 
@@ -158,5 +160,5 @@ class BackupProcess:
     def _forget(self) -> None:
         """Report nothing: another process makes the backup."""
         self._moment_ms = None
-        for metric in (BACKUP_LAG, BACKUP_SUCCESS):
+        for metric in (BACKUP_LAG, BACKUP_SUCCESS, BACKUP_UNREADABLE):
             self._gauges.pop(metric, None)

@@ -226,6 +226,7 @@ COORDINATOR_DOWN: Final = "coordinator_down"
 GAUGES: Final[Mapping[str, str]] = {
     "pysync_backup_lag_seconds": "Age of the newest moment that the backup of the service has; 0: none.",
     "pysync_backup_last_success_timestamp_seconds": "Time of that moment; 0 if there is none.",
+    "pysync_backup_unreadable_objects": "Objects of the newest snapshot that could not be read.",
     "pysync_connections": "Open connections.",
     COORDINATOR_UP: "1 if the coordinator can be reached, 0 if not.",
     "pysync_bytes_in_flight": "Bytes of request bodies and responses that are held.",

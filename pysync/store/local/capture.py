@@ -75,7 +75,7 @@ _CHANGED: Final = (
 
 class CapturedRow(NamedTuple):
     """The row of a key as of one moment. A document has a `body`, a file a `sha256`. A key whose row is gone
-    has no `etag`."""
+    has no `etag`, one that cannot be read a reason `why`."""
 
     key: str
     etag: str | None
@@ -84,6 +84,7 @@ class CapturedRow(NamedTuple):
     sha256: str | None
     size: int | None
     body: bytes | None
+    why: str = ""
 
 
 class FolderCapture:
@@ -169,7 +170,7 @@ class FolderCapture:
                 rows = [] if self._rows is None else self._rows.fetchmany(_FETCH)
                 if not rows:
                     break
-                batch += map(CapturedRow._make, rows)
+                batch += [CapturedRow(*row) for row in rows]
                 size += sum(len(row[-1] or b"") for row in rows)
         return batch
 

@@ -1,4 +1,4 @@
-"""Backs up a store again and again, as it changes. `python -m pysync.backup.following` does so for a service,
+"""Backs up a store again and again, as it changes. `python -m pysync.backup.follow` does so for a service,
 in a process of its own, so that neither a slow backup nor its processor time holds up a request.
 """
 
@@ -14,9 +14,10 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from pysync.backup.making import BackupMaker
-from pysync.backup.opening import open_backup
-from pysync.backup.source import open_snapshot_source
+from pysync.backup.make import BackupMaker
+from pysync.backup.snapshot import Repository, open_backup
+from pysync.backup.source import SnapshotSource, identify_store, open_snapshot_source
+from pysync.backup.target import check_apart
 from pysync.clock import elapsed_of, wall_clock_ms
 from pysync.concurrency import closing
 from pysync.config import StoreConfig
@@ -61,15 +62,15 @@ class FollowerSettings(NamedTuple):
 
 class FollowStatus(NamedTuple):
     """The outcome of one round. The backup has everything that was written before `moment_ms`, which was at
-    most `age_ms` before the end of the round. `taken_ms` is the time of the newest snapshot; it is later than
-    the moment if the clock was set back. `objects` and `bytes_written` are those of the round. After an
-    error, which is its text, the times are those of the last success, or 0."""
+    most `age_ms` before the end of the round. `objects` and `bytes_written` are those of the round,
+    `unreadable` the objects of the newest snapshot that could not be read. After an error, which is its text,
+    the moment is that of the last success, or 0."""
 
     moment_ms: int
     objects: int = 0
     bytes_written: int = 0
+    unreadable: int = 0
     error: str = ""
-    taken_ms: int = 0
     age_ms: int = 0
 
 
@@ -99,7 +100,7 @@ class BackupFollower:
             before = self._status
             try:
                 await self._follow()
-            except (Unavailable, ValueError) as error:
+            except (Unavailable, ValueError, OSError) as error:
                 why = error.detail if isinstance(error, Unavailable) else str(error)
                 log.warning("the backup failed; will retry: %s", why)
                 self._on_status(self._status._replace(objects=0, bytes_written=0, error=why or str(error)))
@@ -109,37 +110,42 @@ class BackupFollower:
     async def _follow(self) -> None:
         """Make snapshots until something fails."""
         settings = self._settings
-        async with (
-            open_backup(settings.to, settings.key_file, create=True) as repository,
-            closing(open_snapshot_source(settings.store, self._now_ms)) as source,
-        ):
-            maker = BackupMaker(source, repository, self._now_ms, _log_problem, settings.store.url)
-            trimmed_ms = self._elapsed_ms()
-            try:
-                while True:
-                    started_ms = self._elapsed_ms()
-                    objects, written = maker.report.objects, repository.bytes_written
-                    snapshot = await maker.make(only_changes=True)
-                    if snapshot is not None:
-                        self._made[snapshot.name] = started_ms
-                    self._status = FollowStatus(
-                        maker.moment_ms,
-                        maker.report.objects - objects,
-                        repository.bytes_written - written,
-                        taken_ms=self._status.taken_ms if snapshot is None else snapshot.taken_ms,
-                        age_ms=self._elapsed_ms() - started_ms,
-                    )
-                    self._on_status(self._status)
-                    if started_ms - trimmed_ms >= 1000 * TRIM_EVERY_S:
-                        while not await source.trim():
-                            await self._sleep(TRIM_PAUSE_S)
-                        trimmed_ms = started_ms
-                        gc.collect()
-                        await self._thin(repository.target.delete)
-                    took_ms = self._elapsed_ms() - started_ms
-                    await self._sleep(max(0, settings.every_ms - took_ms) / 1000)
-            finally:
-                await maker.close()
+        check_apart(settings.store.url, settings.to)
+        async with open_backup(settings.to, settings.key_file, create=True) as repository:
+            store_id = await identify_store(settings.store, repository)
+            async with closing(open_snapshot_source(settings.store, self._now_ms)) as source:
+                await self._make_snapshots(source, repository, store_id)
+
+    async def _make_snapshots(self, source: SnapshotSource, repository: Repository, store_id: str) -> None:
+        """Make snapshots until something fails."""
+        url, every_ms = self._settings.store.url, self._settings.every_ms
+        maker = BackupMaker(source, repository, self._now_ms, _log_problem, url, store_id)
+        trimmed_ms = self._elapsed_ms()
+        try:
+            while True:
+                started_ms = self._elapsed_ms()
+                objects, written = maker.report.objects, repository.bytes_written
+                snapshot = await maker.make(only_changes=True)
+                if snapshot is not None:
+                    self._made[snapshot.name] = started_ms
+                self._status = FollowStatus(
+                    maker.moment_ms,
+                    maker.report.objects - objects,
+                    repository.bytes_written - written,
+                    maker.report.unreadable,
+                    age_ms=self._elapsed_ms() - started_ms,
+                )
+                self._on_status(self._status)
+                if started_ms - trimmed_ms >= 1000 * TRIM_EVERY_S:
+                    while not await source.trim():
+                        await self._sleep(TRIM_PAUSE_S)
+                    trimmed_ms = started_ms
+                    gc.collect()
+                    await self._thin(repository.target.delete)
+                took_ms = self._elapsed_ms() - started_ms
+                await self._sleep(max(0, every_ms - took_ms) / 1000)
+        finally:
+            await maker.close()
 
     async def _thin(self, delete: Callable[[str], Awaitable[None]]) -> None:
         """Remove snapshots of this follower that are close to later ones."""

@@ -7,6 +7,7 @@ import os
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from threading import Event
 from typing import cast
@@ -15,26 +16,27 @@ import aiohttp
 import pytest
 from support.backup_follower import Follower, eventually, gauges
 from support.backups import restored
-from support.cli_runner import running
 from support.clients import Browser, Start
+from support.collections import collection
 from support.faulty_disk import failing
 from support.server_process import serving
 from support.store_samples import contents, document, fill
 
-from pysync.backup import following
+from pysync.backup import follow
 from pysync.backup import target as target_module
-from pysync.backup.following import FollowerSettings, thinned
-from pysync.backup.repository import Repository
+from pysync.backup.follow import FollowerSettings, thinned
 from pysync.backup.source import FolderSnapshotSource
 from pysync.backup.target import FolderTarget
 from pysync.cli.main import build_parser
 from pysync.clock import wall_clock_ms
 from pysync.config import BackupConfig, StoreConfig
+from pysync.store import STORE_KEY
 from pysync.store.local import capture
 from pysync.store.local.capture import FolderCapture
 from pysync.store.local.store import LocalStore
+from pysync.testing import FakeClock
 
-NOTES = {"name": "notes", "storagePath": "n/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture
@@ -44,40 +46,75 @@ async def store(tmp_path: Path) -> AsyncIterator[LocalStore]:
     await store.close()
 
 
-async def test_each_round_has_what_was_written_before_it(store: LocalStore, tmp_path: Path) -> None:
+@pytest.fixture
+async def follower(store: LocalStore, tmp_path: Path) -> AsyncIterator[Follower]:
+    """A follower of the store that has made a snapshot."""
     await fill(store, 50)
-    follower = Follower(tmp_path)
+    follower = Follower(tmp_path, FakeClock())
     await follower.round()
-    for n in range(5):
-        await store.put("notes/a", document(b'{"n":%d}' % n))
-        status = await follower.round()
-        assert status.error == ""
-        assert await restored(follower.target) == await contents(store)
-    before = len(await follower.target.names("snapshots"))
-    await follower.round()
-    assert len(await follower.target.names("snapshots")) == before, "nothing has changed"
-    assert follower.statuses[-1].moment_ms > follower.statuses[0].moment_ms
+    yield follower
     await follower.close()
 
 
-@pytest.mark.slow
-async def test_a_full_or_absent_destination_is_retried_and_then_complete(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await fill(store, 50)
-    follower = Follower(tmp_path)
+async def put(store: LocalStore, n: int) -> None:
+    await store.put("notes/a", document(b'{"n":%d}' % n))
+
+
+async def held(store: LocalStore) -> dict[str, tuple[str, bytes]]:
+    """Everything in the store, apart from its id."""
+    found = await contents(store)
+    del found[STORE_KEY]
+    return found
+
+
+async def test_each_round_has_what_was_written_before_it(store: LocalStore, follower: Follower) -> None:
+    for n in range(5):
+        await put(store, n)
+        follower.clock.now_ms += 1
+        assert (await follower.round()).error == ""
+        assert await restored(follower.target) == await held(store)
+    before = await follower.target.list_files("snapshots")
     await follower.round()
+    assert await follower.target.list_files("snapshots") == before, "nothing has changed"
+    assert follower.statuses[-1].moment_ms > follower.statuses[0].moment_ms
+
+
+@pytest.mark.slow
+async def test_full_or_absent_destination_is_retried_and_then_complete(
+    store: LocalStore, follower: Follower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in (errno.ENOSPC, errno.EHOSTDOWN):
         reason = os.strerror(number)
+        moment_ms = follower.statuses[-1].moment_ms
         with failing(monkeypatch, tmp_path / "backup", number, ("fsync",), target_module):
             await store.put("notes/a", document(b'{"why":"%b"}' % reason.encode()))
             status = await follower.round()
             assert reason in status.error
-            assert status.moment_ms == follower.statuses[0].moment_ms or status.moment_ms > 0
+            assert status.moment_ms == moment_ms
         while (await follower.round()).error:
             pass
-        assert await restored(follower.target) == await contents(store)
+        assert await restored(follower.target) == await held(store)
+
+
+async def test_failure_after_a_success_is_retried_soon_although_the_clock_was_set_back(
+    store: LocalStore, follower: Follower, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(3):
+        follower.clock.step(-HOUR_MS)
+        await follower.round()
+        with failing(monkeypatch, tmp_path / "backup", errno.EIO, ("fsync",), target_module):
+            await put(store, n)
+            while not (await follower.round()).error:
+                pass
+        while (await follower.round()).error:
+            pass
     await follower.close()
+    rounds = [
+        (bool(status.error), pause)
+        for status, pause in zip(follower.statuses, follower.pauses_s, strict=False)
+    ]
+    first = [pause for (failed, _), (fails, pause) in pairwise(rounds) if fails and not failed]
+    assert first == [follow.RETRY_S] * 3
 
 
 async def test_read_rows_are_forgotten_in_small_transactions(
@@ -102,28 +139,32 @@ async def test_read_rows_are_forgotten_in_small_transactions(
     follower.close()
 
 
-def test_follower_makes_two_snapshots_a_second_by_default() -> None:
-    """The recovery point is the pause and twice the time of a round, and should be below a second."""
-    assert BackupConfig(to="file:./backup").every_ms == 500
-    assert build_parser().parse_args(["backup", "--to", "file:./backup", "--follow"]).every == 0.5
+def test_follower_makes_a_snapshot_each_five_seconds_by_default() -> None:
+    assert BackupConfig(to="file:./backup").every_ms == 5000
+    assert build_parser().parse_args(["backup", "--to", "file:./backup", "--follow"]).every == 5
 
 
 @pytest.mark.slow
-async def test_snapshots_become_fewer_while_the_store_is_written_all_the_time(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_snapshots_become_fewer_with_the_time_that_has_passed(
+    store: LocalStore, follower: Follower
 ) -> None:
-    monkeypatch.setattr(capture, "TRIM_ROWS", 2)
-    monkeypatch.setattr(following, "TRIM_EVERY_S", 0)
-    monkeypatch.setattr(following, "KEEP_ALL_MS", -1)
-    monkeypatch.setattr(following, "KEEP_MINUTES_MS", -1)
-    follower = Follower(tmp_path)
-    await follower.round()
-    for n in range(8):
-        for key in range(10):
-            await store.put(f"notes/{key}", document(b'{"n":%d}' % n))
-        await follower.round()
-    assert len(await follower.target.names("snapshots")) <= 4, "one an hour, and those that were just made"
-    await follower.close()
+    clock = follower.clock
+
+    async def made(count: int) -> int:
+        for n in range(count):
+            clock.now_ms += 1000
+            await put(store, n)
+            await follower.round()
+        return len(await follower.target.list_files("snapshots"))
+
+    before = await made(5)
+    clock.step(5 * HOUR_MS)
+    assert await made(5) == before + 5, "none is older than ten minutes"
+    clock.step(-5 * HOUR_MS)
+    assert await made(5) == before + 10
+    clock.now_ms += HOUR_MS
+    assert await made(5) < before + 10, "although the clock shows a time before that of the newest"
+    assert await restored(follower.target) == await held(store)
 
 
 class SlowCapture:
@@ -167,9 +208,9 @@ def test_snapshots_of_a_follower_become_fewer_with_their_age() -> None:
     made = {f"snapshots/{n}": now_ms - 30_000 * n for n in reversed(range(10_000))}
     kept = thinned(made, now_ms)
     ages_ms = [now_ms - at_ms for at_ms in kept.values()]
-    assert sum(age < following.KEEP_ALL_MS for age in ages_ms) == 20
-    assert 1430 <= sum(following.KEEP_ALL_MS <= age < following.KEEP_MINUTES_MS for age in ages_ms) <= 1432
-    assert 59 <= sum(age >= following.KEEP_MINUTES_MS for age in ages_ms) <= 61
+    assert sum(age < follow.KEEP_ALL_MS for age in ages_ms) == 20
+    assert 1430 <= sum(follow.KEEP_ALL_MS <= age < follow.KEEP_MINUTES_MS for age in ages_ms) <= 1432
+    assert 59 <= sum(age >= follow.KEEP_MINUTES_MS for age in ages_ms) <= 61
     assert ages_ms == sorted(ages_ms, reverse=True)
     assert "snapshots/0" in kept
     assert kept.items() <= made.items()
@@ -181,7 +222,7 @@ def test_snapshots_of_a_follower_become_fewer_with_their_age() -> None:
 async def test_no_thread_of_the_process_competes_with_the_server(store: LocalStore, tmp_path: Path) -> None:
     await fill(store, 50)
     settings = FollowerSettings(StoreConfig(url=f"file:{tmp_path}/data"), f"file:{tmp_path}/backup", None, 10)
-    command = [sys.executable, "-m", "pysync.backup.following"]
+    command = [sys.executable, "-m", "pysync.backup.follow"]
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -189,44 +230,43 @@ async def test_no_thread_of_the_process_competes_with_the_server(store: LocalSto
     await process.stdout.readline()
     threads = [int(name) for name in os.listdir(f"/proc/{process.pid}/task")]
     assert len(threads) > 1
-    expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + following.NICENESS)
+    expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + follow.NICENESS)
     assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {expected}
     assert {os.sched_getscheduler(thread) for thread in threads} == {os.SCHED_BATCH}
     process.stdin.close()
     await process.wait()
 
 
+def settings_of(folder: Path) -> dict[str, object]:
+    """The configuration of a service that backs up its store."""
+    backup = {"to": f"file:{folder}/backup", "everyMs": 50}
+    return {"store": f"file:{folder}/data", "collections": [collection("notes")], "backup": backup}
+
+
 @pytest.mark.process
 @pytest.mark.slow
-async def test_a_service_backs_up_its_store(
+async def test_service_backs_up_its_store(
     start: Start, session: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
-    members = {
-        "store": f"file:{tmp_path}/data",
-        "collections": [NOTES],
-        "backup": {"to": f"file:{tmp_path}/backup", "everyMs": 50},
-    }
-    base = await start(members)
+    base = await start(settings_of(tmp_path))
     browser, target = Browser(base, session), FolderTarget(tmp_path / "backup")
     for n in range(3):
-        assert (await browser.push(f"n/new{n}", {"n": n})).status == 200
+        assert (await browser.push(f"notes/new{n}", {"n": n})).status == 200
 
-        async def has_it(name: str = f"n/new{n}") -> bool:
-            repository = await Repository.open(target, create=True)
-            newest = await repository.newest()
-            return newest is not None and newest.is_complete and name in await restored(target)
+        async def has_it(name: str = f"notes/new{n}") -> bool:
+            return bool(await target.list_files("snapshots")) and name in await restored(target)
 
         await eventually(has_it)
 
     async def has_metrics() -> bool:
-        found = await gauges(session, base)
-        return found["pysync_backup_last_success_timestamp_seconds"] > 1e9
+        return (await gauges(session, base))["pysync_backup_last_success_timestamp_seconds"] > 1e9
 
     await eventually(has_metrics)
     found = await gauges(session, base)
     assert found.get("pysync_backup_failures_total", 0) == 0
     assert found["pysync_backup_bytes_total"] > 0
     assert found["pysync_backup_lag_seconds"] < 60
+    assert found["pysync_backup_unreadable_objects"] == 0
 
 
 @pytest.mark.process
@@ -235,12 +275,7 @@ async def test_readiness_does_not_depend_on_the_backup(
     start: Start, session: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     (tmp_path / "backup").write_text("a file is in the place of the folder")
-    members = {
-        "store": f"file:{tmp_path}/data",
-        "collections": [NOTES],
-        "backup": {"to": f"file:{tmp_path}/backup", "everyMs": 50},
-    }
-    base = await start(members)
+    base = await start(settings_of(tmp_path))
 
     async def has_failed() -> bool:
         return (await gauges(session, base)).get("pysync_backup_failures_total", 0) > 0
@@ -248,7 +283,7 @@ async def test_readiness_does_not_depend_on_the_backup(
     await eventually(has_failed)
     async with session.get(f"{base}/health/ready") as response:
         assert response.status == 200
-    assert (await Browser(base, session).push("n/a", {})).status == 200
+    assert (await Browser(base, session).push("notes/a", {})).status == 200
     os.unlink(tmp_path / "backup")
 
     async def has_succeeded() -> bool:
@@ -259,7 +294,7 @@ async def test_readiness_does_not_depend_on_the_backup(
 
 @pytest.mark.process
 @pytest.mark.slow
-async def test_failures_of_a_services_backup_are_lines_of_its_log(tmp_path: Path) -> None:
+async def test_failures_of_the_backup_of_a_service_are_lines_of_its_log(tmp_path: Path) -> None:
     (tmp_path / "backup").write_text("a file is in the place of the folder")
     async with serving(tmp_path, backup={"to": f"file:{tmp_path}/backup", "everyMs": 50}) as server:
 
@@ -270,12 +305,3 @@ async def test_failures_of_a_services_backup_are_lines_of_its_log(tmp_path: Path
         lines = [json.loads(line) for line in server.log.read_text().splitlines()]
     failures = [line for line in lines if line["message"].startswith("the backup failed; will retry: ")]
     assert {(line["level"], line["logger"]) for line in failures} == {("warning", "pysync.backup")}
-
-
-@pytest.mark.process
-async def test_a_follower_that_cannot_go_on_ends_with_an_error(store: LocalStore, tmp_path: Path) -> None:
-    locations = ("--store", f"file:{tmp_path}/data", "--to", f"file:{tmp_path}/backup")
-    async with running("backup", *locations, "--follow", "--key", f"{tmp_path}/away.pub") as process:
-        output, errors = await process.communicate()
-    said = f"pysync: {tmp_path}/away.pub: No such file or directory\n".encode()
-    assert (process.returncode, output, errors) == (1, b"", said)

@@ -1,8 +1,10 @@
-"""Backups hold what was stored at one moment, and cost what has changed."""
+"""Snapshots hold what was stored at one moment, and cost what has changed."""
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,23 +12,36 @@ import pytest
 from contracts.files import chunks_of
 from hypothesis import given
 from hypothesis import strategies as st
-from support.backups import MemoryTarget, back_up, maker_of, restored, source_of
+from support.backups import (
+    MemoryTarget,
+    Reports,
+    back_up,
+    maker_of,
+    restored,
+    snapshots_of,
+    source_of,
+    verified,
+)
 from support.bit_rot import rot
 from support.store_samples import contents, document, fill
 
-from pysync.backup import making, packing
-from pysync.backup.checking import BackupVerifier
-from pysync.backup.making import BackupMaker
-from pysync.backup.repository import Repository, time_of
-from pysync.backup.source import FolderSnapshotSource, SnapshotSource
+from pysync.backup import make, pack, source
+from pysync.backup.make import BackupMaker
+from pysync.backup.source import (
+    FileParts,
+    FolderSnapshotSource,
+    ListedSnapshotSource,
+    PositionLost,
+    Rows,
+    SnapshotSource,
+)
 from pysync.errors import StoreUnavailable
 from pysync.migrate.reading import SCRUB_KEY
-from pysync.store import DAMAGED_REASON, DamagedFile, OpenFile, Store
+from pysync.store import DAMAGED_REASON, RESTORE_KEY, DamagedFile, OpenFile, Store
 from pysync.store.local import capture
-from pysync.store.local.capture import FolderCapture
+from pysync.store.local.capture import CapturedRow
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
-from pysync.testing import FakeClock
 
 
 class Backed(NamedTuple):
@@ -50,20 +65,21 @@ async def backed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     await store.close()
 
 
-async def test_an_snapshot_has_everything_and_restores_to_the_same(backed: Backed) -> None:
+async def test_snapshot_has_everything_and_restores_to_the_same(backed: Backed) -> None:
     await fill(backed.store)
     await backed.store.put("_pysync/projections/p", b'{"after":"1"}')
-    await backed.store.put(SCRUB_KEY, b"{}")
+    for key in (SCRUB_KEY, RESTORE_KEY):
+        await backed.store.put(key, b"{}")
     target = MemoryTarget()
     report = await back_up(backed.source, target)
     expected = await contents(backed.store)
-    del expected[SCRUB_KEY]
+    del expected[SCRUB_KEY], expected[RESTORE_KEY]
     assert await restored(target) == expected
     assert report.objects == len(expected)
     assert report.unreadable == 0
 
 
-async def test_the_second_backup_costs_what_has_changed(backed: Backed) -> None:
+async def test_second_backup_costs_what_has_changed(backed: Backed) -> None:
     await fill(backed.store)
     target = MemoryTarget()
     await back_up(backed.source, target)
@@ -104,17 +120,17 @@ async def test_bytes_that_occur_twice_are_stored_once(backed: Backed) -> None:
     assert (await back_up(backed.source, target)).bytes_written < 2_000
 
 
-async def test_a_file_of_several_parts_is_stored_once(
-    backed: Backed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pysync.backup.source.PART_BYTES", 10_000)
+async def test_file_of_several_parts_is_stored_once(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (make, source):
+        monkeypatch.setattr(module, "PART_BYTES", 10_000)
     content = os.urandom(95_000)
     await backed.store.write("files/a", chunks_of(content), "image/png")
     target = MemoryTarget()
     await back_up(backed.source, target)
     await backed.store.write("files/b", chunks_of(content), "image/png")
-    assert (await back_up(backed.source, target)).bytes_written < 2_000
+    assert (await back_up(backed.source, target)).bytes_written < 3_000
     assert await restored(target) == await contents(backed.store)
+    assert (await verified(target)).damaged == 0
 
 
 async def test_compressed_content_is_not_compressed_again(backed: Backed) -> None:
@@ -129,7 +145,7 @@ async def test_compressed_content_is_not_compressed_again(backed: Backed) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-async def test_an_snapshot_is_of_one_moment_while_writes_go_on(tmp_path: Path, seed: int) -> None:
+async def test_snapshot_is_of_one_moment_while_writes_go_on(tmp_path: Path, seed: int) -> None:
     """Each round writes documents and files one after another: at each moment they differ by one at most."""
     keys = ["a/first", "files/second", "b", "files/deep/third", "a/last"]
     store = await LocalStore.open_folder(tmp_path / "data")
@@ -174,11 +190,11 @@ def _number(stored: bytes) -> int:
     return int(stored.partition(b'"n":')[2].partition(b"}")[0]) if stored.startswith(b"{") else int(stored)
 
 
-async def test_a_backup_that_fails_at_any_step_is_continued(
+async def test_backup_that_fails_at_any_step_is_continued(
     backed: Backed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(making, "CHECKPOINT_ENTRIES", 5)
-    monkeypatch.setattr(packing, "PACK_BYTES", 100_000)
+    monkeypatch.setattr(make, "CHECKPOINT_ENTRIES", 5)
+    monkeypatch.setattr(pack, "PACK_BYTES", 100_000)
     await fill(backed.store, 500)
     target = MemoryTarget()
     await back_up(backed.source, target)
@@ -186,65 +202,76 @@ async def test_a_backup_that_fails_at_any_step_is_continued(
     for step in range(steps):
         target = MemoryTarget()
         target.fails_after = step
-        with pytest.raises(StoreUnavailable):
+        with suppress(StoreUnavailable):  # a claim that could not be removed is no error
             await back_up(backed.source, target)
         target.fails_after = 1 << 60
         await back_up(backed.source, target)
         assert await restored(target) == everything, step
-        verifier = BackupVerifier(await Repository.open(target), print)
-        await verifier.run()
-        assert verifier.report.damaged == 0
+        assert (await verified(target)).damaged == 0
 
 
-async def test_a_killed_backup_continues_where_it_was(
-    backed: Backed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(making, "CHECKPOINT_ENTRIES", 50)
-    monkeypatch.setattr("pysync.backup.source._PAGE", 100)
+async def test_killed_backup_continues_where_it_was(backed: Backed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "CHECKPOINT_ENTRIES", 50)
+    monkeypatch.setattr(source, "_PAGE", 100)
     monkeypatch.setattr("pysync.store.local.capture.PAGE", 100)
     for n in range(1000):
         await backed.store.put(f"n/{n:04}", document(b'{"n":%d}' % n))
     target = MemoryTarget()
     whole = await back_up(backed.source, target)
-    target = MemoryTarget()
-    target.fails_after = 40
+    calls, target = target.calls, MemoryTarget()
+    target.fails_after = 3 * calls // 4
     with pytest.raises(StoreUnavailable):
         await back_up(backed.source, target)
     target.fails_after = 1 << 60
+    assert await target.list_files("snapshots") == {}
     assert (await back_up(backed.source, target)).objects < whole.objects / 2
-    repository = await Repository.open(target)
-    names = await repository.snapshot_names()
-    assert [(await repository.read_snapshot(name)).is_complete for name in names][-1]
+    assert await restored(target) == await contents(backed.store)
 
 
 async def test_two_backups_at_once_are_both_whole(backed: Backed) -> None:
     await fill(backed.store, 500)
     target = MemoryTarget()
-    await (await Repository.open(target, create=True)).newest()
+    await back_up(source_of(MemoryStore()), target)
     folder = backed.folder if isinstance(backed.source, FolderSnapshotSource) else None
     other = source_of(backed.store, folder)
     await asyncio.gather(back_up(backed.source, target), back_up(other, target))
     if folder is not None:
         await other.close()
-    repository = await Repository.open(target)
-    for name in await repository.snapshot_names():
-        assert await restored(target, await repository.read_snapshot(name)) == await contents(backed.store)
+    _, *snapshots = await snapshots_of(target)
+    assert len(snapshots) == 2
+    for snapshot in snapshots:
+        assert await restored(target, snapshot) == await contents(backed.store)
 
 
-async def test_snapshots_are_in_the_order_in_which_they_were_made_though_the_clock_steps(
-    backed: Backed,
+async def test_backup_continues_from_the_newest_snapshot_that_is_not_damaged(backed: Backed) -> None:
+    await fill(backed.store, 20)
+    target, reports = MemoryTarget(), Reports()
+    await back_up(backed.source, target)
+    await backed.store.put("notes/a", document(b'{"text":"two"}'))
+    await back_up(backed.source, target)
+    newest = max(await target.list_files("snapshots"))
+    target.files[newest] = b"damaged"
+    async with maker_of(backed.source, target, reports=reports) as maker:
+        await maker.make()
+        assert maker.report.objects == 1, "what the damaged snapshot had changed"
+    assert [newest in why for _, why in reports] == [True]
+    assert await restored(target) == await contents(backed.store)
+
+
+async def test_file_that_is_too_long_is_named_and_the_rest_is_stored(
+    backed: Backed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, target = FakeClock(), MemoryTarget()
-    held = []
-    for step in (0, -3_600_000, 7_200_000, -86_400_000):
-        clock.step(step)
-        await backed.store.put("a", document(b'{"step":%d}' % step))
-        await back_up(backed.source, target, clock)
-        held.append(await contents(backed.store))
-    repository = await Repository.open(target)
-    names = await repository.snapshot_names()
-    assert [await restored(target, await repository.read_snapshot(name)) for name in names] == held
-    assert len({time_of(name) for name in names}) == 4
+    monkeypatch.setattr(make, "MAX_PARTS", 2)
+    monkeypatch.setattr(make, "PART_BYTES", 1_000)
+    target, reports = MemoryTarget(), Reports()
+    for size in (2_000, 2_001):
+        await backed.store.write(f"files/{size}", chunks_of(os.urandom(size)), "image/png")
+    async with maker_of(backed.source, target, reports=reports) as maker:
+        await maker.make()
+        assert maker.report.unreadable == 1
+    assert reports == [("files/2001", "the file has 2001 bytes, and a backup takes no more than 2000")]
+    found, expected = await restored(target, reports=reports), await contents(backed.store)
+    assert found["files/2000"] == expected["files/2000"]
 
 
 class Rotten(MemoryStore):
@@ -256,16 +283,85 @@ class Rotten(MemoryStore):
         return await super().open(key, start, end)
 
 
-async def test_a_file_that_the_store_calls_damaged_is_named_and_the_rest_is_stored() -> None:
-    store, reports, target = Rotten(), list[tuple[str, str]](), MemoryTarget()
+async def test_file_that_the_store_calls_damaged_is_named_and_the_rest_is_stored() -> None:
+    store, reports, target = Rotten(), Reports(), MemoryTarget()
     await fill(store, 100)
     async with maker_of(source_of(store), target, reports=reports) as maker:
         await maker.make()
         assert maker.report.unreadable == 1
     assert reports == [("files/a.parquet", DAMAGED_REASON)]
-    found = await restored(target)
-    assert "files/a.parquet" not in found
-    assert "files/b/c" in found
+    assert (await restored(target, reports=reports))["files/b/c"][1] == b"c"
+    assert [key for key, _ in reports] == ["files/a.parquet"] * 2
+
+
+class Overtaken(ListedSnapshotSource):
+    """A store that changed so much after it was listed that it must be listed again: `gone` is removed."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._overtaken = store
+
+    async def changes(self, *, exclusive: bool, also: Sequence[str] = ()) -> Rows:
+        if await self._overtaken.get("gone") is not None:
+            await self._overtaken.delete("gone")
+            raise PositionLost
+        async for rows in super().changes(exclusive=exclusive, also=also):
+            yield rows
+
+
+async def test_object_that_is_removed_before_a_store_is_listed_again_is_not_stored() -> None:
+    store, target = MemoryStore(), MemoryTarget()
+    for key in ("gone", "kept"):
+        await store.put(key, document(b"{}"))
+    await back_up(Overtaken(store), target)
+    assert (await restored(target)).keys() == {"kept"}
+
+
+class CountedParts:
+    """An open file that its source counts."""
+
+    def __init__(self, source: "CountedSource", file: FileParts) -> None:
+        self._source = source
+        self._file = file
+        self.read = file.read
+
+    def close(self) -> None:
+        self._source.open_files -= 1
+        self._file.close()
+
+
+class CountedSource:
+    """Another source, whose open files are counted."""
+
+    def __init__(self, source: SnapshotSource) -> None:
+        self._source = source
+        self.follow, self.list_pages, self.load = source.follow, source.list_pages, source.load
+        self.trim, self.close = source.trim, source.close
+        self.open_files = self.most_open = 0
+
+    def changes(self, *, exclusive: bool, also: Sequence[str] = ()) -> Rows:
+        return self._source.changes(exclusive=exclusive, also=also)
+
+    async def open(self, row: CapturedRow) -> FileParts | None:
+        file = await self._source.open(row)
+        assert file is not None
+        self.open_files += 1
+        self.most_open = max(self.most_open, self.open_files)
+        return CountedParts(self, file)
+
+    @property
+    def change(self) -> str:
+        return self._source.change
+
+
+def replaced_by(put: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Replaces a file by something else."""
+
+    def replace(path: Path) -> None:
+        path.unlink()
+        put(path)
+
+    return replace
 
 
 class TestFolders:
@@ -277,81 +373,52 @@ class TestFolders:
         yield store
         await store.close()
 
-    async def test_a_lost_or_damaged_file_is_named_and_the_rest_is_stored(
-        self, store: LocalStore, tmp_path: Path
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            Path.unlink,
+            lambda path: rot(path),
+            replaced_by(os.mkdir),
+            replaced_by(os.mkfifo),
+            replaced_by(lambda path: path.symlink_to("elsewhere")),
+        ],
+        ids=["lost", "rotten", "folder", "fifo", "link"],
+    )
+    async def test_lost_or_damaged_file_is_named_and_the_rest_is_stored(
+        self, store: LocalStore, tmp_path: Path, damage: Callable[[Path], None]
     ) -> None:
         await fill(store, 100)
         everything = await contents(store)
-        (tmp_path / "data/files/files/b/c").unlink()
-        rot(tmp_path / "data/files/files/a.parquet", 500)
-        source, reports, target = source_of(store, tmp_path / "data"), list[tuple[str, str]](), MemoryTarget()
+        damage(tmp_path / "data/files/files/b/c")
+        source, reports, target = source_of(store, tmp_path / "data"), Reports(), MemoryTarget()
         async with maker_of(source, target, reports=reports) as maker:
             await maker.make()
-            assert maker.report.unreadable == 2
+            assert maker.report.unreadable == 1
         await source.close()
-        assert {key for key, _ in reports} == {"files/b/c", "files/a.parquet"}
-        del everything["files/b/c"], everything["files/a.parquet"]
-        assert await restored(target) == everything
+        found = await restored(target, reports=reports)
+        assert [key for key, _ in reports] == ["files/b/c"] * 2
+        assert found.pop("files/b/c") != everything.pop("files/b/c")
+        assert found == everything
 
-    @pytest.mark.parametrize("put", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("elsewhere")])
-    async def test_node_that_is_no_file_is_reported_and_the_rest_stored(
-        self, store: LocalStore, tmp_path: Path, put: Callable[[Path], None]
-    ) -> None:
-        await fill(store, 100)
-        everything = await contents(store)
-        path = tmp_path / "data/files/files/b/c"
-        path.unlink()
-        put(path)
-        source, reports, target = source_of(store, tmp_path / "data"), list[tuple[str, str]](), MemoryTarget()
-        async with maker_of(source, target, reports=reports) as maker:
-            await maker.make()
-        await source.close()
-        assert [key for key, _ in reports] == ["files/b/c"]
-        del everything["files/b/c"]
-        assert await restored(target) == everything
-
-    async def test_few_files_are_open_at_once(
-        self, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(making, "_MAX_OPEN", 4)
-        source, target = source_of(store, tmp_path / "data"), MemoryTarget()
-        open_files: list[int] = []
-        most_open = 0
-        open_file = FolderCapture.open_file
-
-        def opened(capture: FolderCapture, key: str) -> int | None:
-            nonlocal most_open
-            fd = open_file(capture, key)
-            assert fd is not None
-            open_files.append(fd)
-            most_open = max(most_open, len(open_files))
-            return fd
-
-        def closed(fd: int) -> None:
-            if fd in open_files:
-                open_files.remove(fd)
-            os_close(fd)
-
-        os_close = os.close
-        monkeypatch.setattr(FolderCapture, "open_file", opened)
-        monkeypatch.setattr("pysync.backup.source.os.close", closed)
+    async def test_few_files_are_open_at_once(self, store: LocalStore, tmp_path: Path) -> None:
+        source, target = CountedSource(source_of(store, tmp_path / "data")), MemoryTarget()
         async with maker_of(source, target) as maker:
-            for text in (b"one", b"two"):
-                for n in range(20):
-                    await store.write(f"files/{n}", chunks_of(b"%b%d" % (text, n)), "text/plain")
-                await maker.make()
-        assert most_open == 4
-        assert open_files == []
-        assert await restored(target) == await contents(store)
+            await maker.make()
+            for n in range(300):
+                await store.write(f"files/{n}", chunks_of(b"%d" % n), "text/plain")
+            await maker.make()
         await source.close()
+        assert 200 < source.most_open <= 256
+        assert source.open_files == 0
+        assert await restored(target) == await contents(store)
 
     async def test_without_a_follower_a_folder_has_no_triggers(
         self, store: LocalStore, tmp_path: Path
     ) -> None:
         def triggers() -> list[str]:
-            return [
-                name for (name,) in store._read("SELECT name FROM sqlite_master WHERE name LIKE 'touched%'")
-            ]
+            with closing(sqlite3.connect(tmp_path / "data/pysync.db")) as database:
+                found = database.execute("SELECT name FROM sqlite_master WHERE name LIKE 'touched%'")
+                return [name for (name,) in found]
 
         one, other = (source_of(store, tmp_path / "data") for _ in range(2))
         assert triggers() == []
@@ -399,12 +466,10 @@ async def test_each_snapshot_has_the_store_of_its_time(
     async with maker_of(source, target) as maker:
         for n, (key, step) in enumerate(steps):
             if step == "put":
-                await store.put(key, b'{"n":%d}' % n)
+                await store.put(key, document(b'{"n":%d}' % n))
             elif step == "delete":
                 await store.delete(key)
             else:
                 await maker.make()
                 held.append(await contents(store))
-    repository = await Repository.open(target)
-    names = await repository.snapshot_names()
-    assert [await restored(target, await repository.read_snapshot(name)) for name in names] == held
+    assert [await restored(target, snapshot) for snapshot in await snapshots_of(target)] == held

@@ -2,9 +2,7 @@
 
 import json
 import os
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -12,14 +10,13 @@ import pytest
 from contracts.files import chunks_of
 from support.append_log_nodes import keys_below
 from support.backups import MemoryTarget, back_up, maker_of, source_of
-from support.bit_rot import damages, rot
+from support.bit_rot import damages, rot, rot_rows
 from support.cli_runner import Shell
-from support.store_samples import REVOCATIONS, contents, document, fill, flipped
+from support.store_samples import REVOCATIONS, contents, document, fill
 
-from pysync._core import split_key
 from pysync.backup.encryption import BackupKey, WrongKey
-from pysync.backup.repairing import Repairer
-from pysync.backup.repository import Repository
+from pysync.backup.repair import Repairer
+from pysync.backup.snapshot import Repository
 from pysync.backup.target import FolderTarget
 from pysync.config import BackupConfig, ScrubConfig
 from pysync.coordinator.memory import MemoryCoordinator
@@ -53,17 +50,6 @@ async def target(store: LocalStore, tmp_path: Path) -> MemoryTarget:
     return target
 
 
-def decay(tmp_path: Path, *keys: str) -> None:
-    """Flip a bit of the rows of these documents, as a disk does: their etags stay."""
-    with closing(sqlite3.connect(tmp_path / "data/pysync.db", isolation_level=None)) as database:
-        for key in keys:
-            parts = split_key(key)
-            ((body,),) = database.execute("SELECT body FROM object WHERE parent = ? AND name = ?", parts)
-            database.execute(
-                "UPDATE object SET body = ? WHERE parent = ? AND name = ?", (flipped(body), *parts)
-            )
-
-
 async def repair(store: Store, target: MemoryTarget) -> dict[str, str | None]:
     """The outcomes for what is damaged in the store."""
     outcomes: dict[str, str | None] = {}
@@ -79,7 +65,7 @@ async def test_all_kinds_of_damage_are_repaired(
 ) -> None:
     expected = await contents(store)
     segments = sorted(await keys_below(store, "_pysync/logs"))
-    decay(tmp_path, "notes/a", "logs/a", segments[0], REVOCATIONS)
+    rot_rows(tmp_path / "data", "notes/a", "logs/a", segments[0], REVOCATIONS)
     await store.put(PROJECTION, b"{}")
     await store.delete(segments[1])
     rot(tmp_path / "data/files/files/a.parquet", 500)
@@ -94,7 +80,7 @@ async def test_all_kinds_of_damage_are_repaired(
     assert await damages(store) == []
 
 
-async def test_a_file_that_was_asked_for_after_the_disk_cut_it_short_is_repaired(
+async def test_file_that_was_asked_for_after_the_disk_cut_it_short_is_repaired(
     store: LocalStore, target: MemoryTarget, tmp_path: Path
 ) -> None:
     expected, path = await contents(store), tmp_path / "data/files/files/a.parquet"
@@ -117,7 +103,7 @@ async def test_version_missing_from_the_backup_is_reported(
     await store.put("new", document(b"{}"))
     await store.put("top", document(b'{"text":"newer than the backup"}'))
     await store.write("files/b/c", chunks_of(b"newer than the backup"), "text/plain")
-    decay(tmp_path, "new", "top")
+    rot_rows(tmp_path / "data", "new", "top")
     rot(tmp_path / "data/files/files/b/c")
     before = await store.get("top")
     other = "the backup has other versions of it, but not this one"
@@ -129,18 +115,8 @@ async def test_version_missing_from_the_backup_is_reported(
     assert await store.get("top") == before
 
 
-async def test_damage_older_than_the_backup_is_reported(store: LocalStore, tmp_path: Path) -> None:
-    decay(tmp_path, "top")
-    target, source = MemoryTarget(), source_of(store, tmp_path / "data")
-    await back_up(source, target)
-    await source.close()
-    outcomes = await repair(store, target)
-    assert outcomes.keys() == {"top"}
-    assert "that in the backup is damaged, too" in (outcomes["top"] or "")
-
-
 async def test_write_during_a_repair_stays(store: LocalStore, target: MemoryTarget, tmp_path: Path) -> None:
-    decay(tmp_path, "top")
+    rot_rows(tmp_path / "data", "top")
     rot(tmp_path / "data/files/files/b/c")
     found = await damages(store)
     await store.put("top", document(b'{"text":"mine"}'))
@@ -152,20 +128,20 @@ async def test_write_during_a_repair_stays(store: LocalStore, target: MemoryTarg
     assert await contents(store) == expected
 
 
-async def test_the_private_key_is_needed(store: LocalStore) -> None:
+async def test_private_key_is_needed(store: LocalStore) -> None:
     target, key = MemoryTarget(), BackupKey.generate().without_private()
     with pytest.raises(WrongKey, match="private key"):
         await Repairer(await Repository.open(target, key, create=True), store, print).repair([])
 
 
-async def test_the_scrub_of_a_service_repairs_from_its_backup(
+async def test_scrub_of_a_service_repairs_from_its_backup(
     store: LocalStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = await contents(store)
     source = source_of(store, tmp_path / "data")
     await back_up(source, FolderTarget(tmp_path / "backup"))
     await source.close()
-    decay(tmp_path, "top")
+    rot_rows(tmp_path / "data", "top")
     config = BackupConfig(to=f"file:{tmp_path}/backup")
     clock, coordinator, outcomes = FakeClock(), MemoryCoordinator(), list[Damage]()
 
@@ -188,9 +164,9 @@ async def test_the_scrub_of_a_service_repairs_from_its_backup(
     assert held == expected
 
 
-async def test_the_command_repairs(shell: Shell, store: LocalStore, tmp_path: Path) -> None:
+async def test_command_repairs(shell: Shell, store: LocalStore, tmp_path: Path) -> None:
     assert (await shell.run_async("backup", "--store", "file:data", "--to", "file:backup"))[0] == 0
-    decay(tmp_path, "top")
+    rot_rows(tmp_path / "data", "top")
     verify = ("verify", "--store", "file:data")
     assert (await shell.run_async(*verify))[0] == 1
     status, output, errors = await shell.run_async(*verify, "--repair-from", "file:backup")
@@ -200,6 +176,6 @@ async def test_the_command_repairs(shell: Shell, store: LocalStore, tmp_path: Pa
     assert (counts["damaged"], counts["repaired"]) == (1, 1)
     assert (await shell.run_async(*verify))[0] == 0
     await store.put("new", document(b"{}"))
-    decay(tmp_path, "new")
+    rot_rows(tmp_path / "data", "new")
     status, output, _ = await shell.run_async(*verify, "--repair-from", "file:backup")
     assert (status, json.loads(output.splitlines()[-1])["repaired"]) == (1, 0)

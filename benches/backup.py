@@ -21,14 +21,13 @@ from typing import Any, NamedTuple
 
 from benches.compare import machine, spread
 from pysync._core import decode_push
-from pysync.backup.checking import BackupVerifier
-from pysync.backup.encoding import Part
-from pysync.backup.making import BackupMaker
-from pysync.backup.pruning import KeepRules, prune
-from pysync.backup.repository import PACKS, Repository
-from pysync.backup.restoring import Restorer
+from pysync.backup.make import BackupMaker
+from pysync.backup.prune import KeepRules, Pruner
+from pysync.backup.restore import Restorer
+from pysync.backup.snapshot import PACKS, Repository
 from pysync.backup.source import ListedSnapshotSource, open_snapshot_source
 from pysync.backup.target import FolderTarget
+from pysync.backup.verify import BackupVerifier
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig
 from pysync.store.local.store import LocalStore
@@ -109,7 +108,7 @@ async def verify(target: FolderTarget) -> Took:
 async def restore(target: FolderTarget, folder: Path) -> Took:
     watch = Stopwatch()
     repository = await Repository.open(target)
-    snapshot = await repository.newest()
+    snapshot = await repository.newest("", fail)
     assert snapshot is not None
     store = await LocalStore.open_folder(folder)
     restorer = Restorer(repository, store, fail)
@@ -170,12 +169,11 @@ async def aged(root: Path, share: float, days: int) -> Aged:
         await maker.close()
         written += repository.bytes_written
         repository = await Repository.open(target)
-        await prune(repository, KeepRules(daily=7), now_ms)
+        await Pruner(repository, KeepRules(daily=7), lambda: now_ms, print).run()  # noqa: B023
         written += repository.bytes_written
-    sizes = [len(await repository.read_pack(name[-64:], 1 << 30)) for name in await target.names(PACKS)]
-    parts = set[Part]()
-    for snapshot in await repository.find_snapshots(await repository.snapshot_names()):
-        parts.update(part for entry in await repository.entries(snapshot) for part in entry.parts)
+    sizes = [int(name.split("-")[2]) for name in await target.list_files(PACKS)]
+    snapshots = await repository.snapshots(fail)
+    parts = {part for one in snapshots async for entry in repository.entries(one) for part in entry.parts}
     return Aged(sum(sizes), sum(part.length for part in parts), written)
 
 

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pysync import _core
 from pysync.backup.format import BackupEntry
 from pysync.backup.pack import PackReader
-from pysync.backup.restore import find_versions
+from pysync.backup.restore import find_versions, parts_of_log
 from pysync.backup.snapshot import BackupDamaged, Repository
-from pysync.engine.append_log import log_prefix, object_key
+from pysync.engine.append_log import log_prefix
 from pysync.errors import DocumentCorrupt
 from pysync.migrate import Damage
 from pysync.migrate.reading import as_object
@@ -105,18 +104,11 @@ class Repairer:
         await check_stored(damage.key, body)
         if not damage.head_key:
             return
-        stored = as_object(await self._store.get(damage.head_key))
         try:
-            head = None if stored is None else _core.LogHead.read(stored.body, "")
-            waiting = [] if head is None else head.nodes()
-            while head is not None and waiting:
-                node = waiting.pop()
-                at = object_key(head.id, node.name)
+            async for at, head, node in parts_of_log(self._store, damage.head_key):
                 if at == damage.key:
                     expand_node(head, node, body)
                     return
-                block = as_object(await self._store.get(at)) if node.level else None
-                waiting += [] if block is None else head.expand(block.body, node)
         except DocumentCorrupt:
             raise VerificationError("the head of its log, or the index, is damaged") from None
         raise VerificationError("the head of its log does not name it any more")

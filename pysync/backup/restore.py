@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -63,6 +63,21 @@ async def find_versions(repository: Repository, keys: Collection[str]) -> dict[s
                 if entry.key in keys and entry.etag and not entry.reason:
                     found[entry.key].insert(0, BackedUpVersion(snapshot, entry))
     return found
+
+
+async def parts_of_log(store: Store, key: str) -> AsyncIterator[tuple[str, _core.LogHead, _core.LogNode]]:
+    """Yield the keys of all objects that the head of the log at `key` names, as far as the index is there,
+    with the head and their nodes. Raises DocumentCorrupt if the head or the index is damaged."""
+    stored = as_object(await store.get(key))
+    if stored is not None:
+        head = _core.LogHead.read(stored.body, "")
+        waiting = head.nodes()
+        while waiting:
+            node = waiting.pop()
+            at = object_key(head.id, node.name)
+            yield at, head, node
+            block = as_object(await store.get(at)) if node.level else None
+            waiting += [] if block is None else head.expand(block.body, node)
 
 
 class RestoreClock:
@@ -238,18 +253,10 @@ class Restorer:
 
     async def _check_log(self, key: str) -> None:
         """Report a log if something that its head names was not restored."""
-        stored = as_object(await self._store.get(key))
         try:
-            head = None if stored is None else _core.LogHead.read(stored.body, "")
-            waiting = [] if head is None else head.nodes()
-            while head is not None and waiting:
-                node = waiting.pop()
-                at = object_key(head.id, node.name)
+            async for at, _, _ in parts_of_log(self._store, key):
                 if at not in self._log_objects:
                     self._damaged(key, f"its log lacks the part {at}")
-                elif node.level:
-                    block = as_object(await self._store.get(at))
-                    waiting += [] if block is None else head.expand(block.body, node)
         except DocumentCorrupt:
             self._damaged(key, "the index of its log is damaged")
 

@@ -15,7 +15,9 @@ pub mod _core {
     use pyo3::types::{PyBytes, PyString};
 
     #[pymodule_export]
-    use crate::py_append_log::{Append, LogHead, LogNode, decode_append, is_intact_log_object, is_log};
+    use crate::py_append_log::{
+        Append, LogHead, LogNode, decode_append, is_intact_log_object, is_log,
+    };
 
     #[pymodule_export]
     use crate::py_batch::{BatchAnswer, BatchPlan, BatchPlanner};

@@ -197,6 +197,7 @@ class Process:
         """The end of its suspension."""
         self.unconfirmed = ""
         """The snapshot that it has put and may still take back."""
+        self.put_ms = 0
         self.task: asyncio.Task[None] | None = None
         self._model = model
         self._skew_ms = skew_ms
@@ -281,6 +282,9 @@ class Model:
             **({"verify": self._verify} if damages else {}),
         }
         self._skews_ms = {name: self._skew_ms() for name in self._commands}
+        self._may_end = damages or any(abs(skew_ms) > DAY_MS for skew_ms in self._skews_ms.values())
+        """True if all snapshots may be gone for a moment: two that were put at the same time are taken back,
+        or one whose claim counted as dead meanwhile."""
 
     async def run(self, steps: int) -> None:
         """Let the processes work, and check after each step that every snapshot restores."""
@@ -338,7 +342,7 @@ class Model:
     def put(self, process: Process, name: str, body: bytes) -> None:
         self.files[name] = self.written[name] = body
         if name.startswith(SNAPSHOTS):
-            process.unconfirmed = name
+            process.unconfirmed, process.put_ms = name, self.clock.now_ms
 
     def list_now(self, folder: str) -> dict[str, int]:
         names = sorted(name for name in self.files if not folder or name.startswith(folder + "/"))
@@ -515,7 +519,9 @@ class Model:
                 if not needed & self.damaged and needed <= self.files.keys():
                     snapshot = await Repository(self._place(self.written), None).read_snapshot(name)
                     await self._check_contents(snapshot, self.store.moments[snapshot.change])
-        unconfirmed = {process.unconfirmed for process in self._running.values()}
+        open_ms = {one.unconfirmed: one.put_ms for one in self._running.values() if one.unconfirmed}
+        unconfirmed, now_ms = open_ms.keys(), self.clock.now_ms
+        self._may_end |= len(open_ms) > 1 or any(now_ms - ms > 20 * HOUR_MS for ms in open_ms.values())
         is_there = False
         for name in [*self.files]:
             if name.startswith(SNAPSHOTS):
@@ -528,7 +534,7 @@ class Model:
                     self.exempt.add(name)
         if self._has_backup and not is_there:
             self._has_backup = False
-            if not any(name.startswith(SNAPSHOTS) for name in self.damaged):
+            if not self._may_end:
                 self.problems.append("the last snapshot is gone")
 
     async def _needed_by(self, name: str) -> set[str]:

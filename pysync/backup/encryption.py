@@ -55,6 +55,10 @@ class BackupKey(NamedTuple):
             raise ValueError("this is no key of a backup: `pysync backup keygen` makes one") from None
         if any(len(part) != _KEY_BYTES for part in key if part is not None):
             raise ValueError("this key of a backup is damaged")
+        if key.private is not None:
+            own = X25519PrivateKey.from_private_bytes(key.private).public_key().public_bytes_raw()
+            if own != key.public:
+                raise ValueError("the private part of this key of a backup belongs to another public part")
         return key
 
     def text(self) -> bytes:

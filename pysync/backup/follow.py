@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from pysync.backup.make import BackupMaker
+from pysync.backup.make import RENEW_MS, BackupMaker
 from pysync.backup.snapshot import Repository, open_backup
 from pysync.backup.source import SnapshotSource, identify_store, open_snapshot_source
 from pysync.backup.target import check_apart
@@ -28,7 +28,6 @@ log = logging.getLogger("pysync.backup")
 RETRY_S: Final = 1.0
 MAX_RETRY_S: Final = 30.0
 """Pauses after errors: each twice as long as the one before."""
-TRIM_EVERY_S: Final = 60.0
 TRIM_PAUSE_S: Final = 0.01
 """Pause in which others write, before more is trimmed."""
 KEEP_ALL_MS: Final = 600_000
@@ -136,7 +135,7 @@ class BackupFollower:
                     age_ms=self._elapsed_ms() - started_ms,
                 )
                 self._on_status(self._status)
-                if started_ms - trimmed_ms >= 1000 * TRIM_EVERY_S:
+                if started_ms - trimmed_ms >= RENEW_MS:
                     while not await source.trim():
                         await self._sleep(TRIM_PAUSE_S)
                     trimmed_ms = started_ms

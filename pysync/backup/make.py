@@ -33,8 +33,10 @@ CHECKPOINT_ENTRIES: Final = 50_000
 CHECKPOINT_BYTES: Final = 268_435_456
 """Objects and bytes after which a long backup records what it has stored. A killed one continues from
 there."""
-HOUR_MS: Final = 3_600_000
-"""Time after which a claim is renewed, and the files of the backup are listed again."""
+RENEW_MS: Final = 60_000
+"""Time after which a claim is renewed. Until then it also protects what only older snapshots needed."""
+LIST_MS: Final = 60 * RENEW_MS
+"""Time after which the files of the backup are listed again."""
 _ROUNDS: Final = 4
 """Attempts to read all files of one moment. Nobody can replace files while the last one opens them."""
 _MAX_OPEN: Final = 256
@@ -175,11 +177,13 @@ class BackupMaker:
         return written
 
     async def _check_files(self) -> None:
-        """Once an hour, renew the claim, and look whether the backup still has all files of the last
+        """Renew the claim now and then. Once an hour, look whether the backup still has all files of the last
         snapshot. If not, or if an object could not be read, everything is listed again."""
-        if self._is_listed and self._elapsed_ms() - self._listed_ms >= HOUR_MS:
+        if self._is_listed and self._elapsed_ms() - self._claimed_ms >= RENEW_MS:
             await self._claim.renew(is_published=True)
-            self._claimed_ms = self._listed_ms = self._elapsed_ms()
+            self._claimed_ms = self._elapsed_ms()
+        if self._is_listed and self._elapsed_ms() - self._listed_ms >= LIST_MS:
+            self._listed_ms = self._elapsed_ms()
             self._is_listed = not self._unreadable and self._names <= await self._repository.whole()
 
     async def _list(self, continues_claims: bool) -> None:
@@ -422,7 +426,7 @@ class BackupMaker:
 
     async def _keep_claim(self) -> None:
         """Renew the claim before it counts as that of a dead process."""
-        if self._elapsed_ms() - self._claimed_ms >= HOUR_MS:
+        if self._elapsed_ms() - self._claimed_ms >= RENEW_MS:
             await self._renew_claim()
 
     async def _renew_claim(self) -> None:

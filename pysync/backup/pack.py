@@ -182,16 +182,16 @@ class Packer:
         await self._finish()
         apart, self._apart = self._apart, []
         names = await self.put_index([row.indexed() for row in apart])
+        packs = {row.step: name for row, name in zip(apart, names, strict=True)}
         added, self._rows = self._rows, {}
-        return await asyncio.to_thread(_sorted_entries, added, names)
+        return await asyncio.to_thread(_sorted_entries, added, packs)
 
-    async def put_index(self, entries: Sequence[IndexedEntry]) -> dict[tuple[int, int], str]:
-        """Store entries whose bytes are stored in packs that have only an index. Return the pack of each, by
-        its number and step."""
-        names: dict[tuple[int, int], str] = {}
+    async def put_index(self, entries: Sequence[IndexedEntry]) -> list[str]:
+        """Store entries whose bytes are stored in packs that have only an index. Return the pack of each."""
+        names: list[str] = []
         for page in pages_of(entries):
             name = await self._put([], PackIndex(self.taken_ms, self.store_id, page), is_raw=True)
-            names |= {one[:2]: name for one in page}
+            names += [name] * len(page)
         return names
 
     async def close(self) -> None:
@@ -245,13 +245,13 @@ class Packer:
             self._known_before, self._known = self._known, {}
 
 
-def _sorted_entries(rows: dict[str, _Row], names: dict[tuple[int, int], str]) -> list[BackupEntry]:
+def _sorted_entries(rows: dict[str, _Row], names: dict[int, str]) -> list[BackupEntry]:
     """Return the entries, sorted by their keys, with the names of their packs. `names` has the packs of those
-    that are apart from their bytes."""
+    that are apart from their bytes, by their steps."""
     entries = []
     for key in sorted(rows, key=split_key):
-        number, step, entry = rows[key].indexed()
-        if (name := names.get((number, step))) is not None:
+        _, step, entry = rows[key].indexed()
+        if (name := names.get(step)) is not None:
             entry = entry._replace(parts=(*entry.parts, index_part(name)))
         entries.append(entry)
     return entries

@@ -33,6 +33,7 @@ _WORTHWHILE: Final = 20
 _ATTEMPTS: Final = 5
 """Attempts to rewrite also the snapshots that are made meanwhile."""
 _HOUR_MS: Final = 3_600_000
+_CLAIMED: Final = "because a backup or a prune is running, or was killed less than a day ago"
 
 
 class KeepRules(NamedTuple):
@@ -50,8 +51,8 @@ class KeepRules(NamedTuple):
 @dataclass(slots=True)
 class PruneReport:
     """The number of snapshots kept, of those among them that are `needed` only because later ones have lost
-    something, and of those removed; of files deleted, of packs rewritten, and of those that hold something
-    that nothing refers to and were not rewritten."""
+    something, and of those removed; of files deleted, of packs rewritten, of those that hold something that
+    nothing refers to and were not rewritten, and of erased objects that went from snapshots that are kept."""
 
     kept: int = 0
     needed: int = 0
@@ -59,6 +60,7 @@ class PruneReport:
     deleted: int = 0
     rewritten: int = 0
     not_rewritten: int = 0
+    erased: int = 0
 
 
 class ErasedObjects(NamedTuple):
@@ -149,6 +151,7 @@ class Pruner:
         self._purges = purges
         self._erases = erases
         self._packs: dict[str, set[str]] = {}
+        self._unread: set[str] = set()
         self._published: set[str] = set()
         """The packs and pages of the snapshots that were there first. No claim protects them for long."""
 
@@ -188,8 +191,10 @@ class Pruner:
                     times = f"{iso_time(one.taken_ms)} counts as one of {iso_time(sound_ms)}"
                     self._on_problem(f"a clock was wrong: the snapshot of {times}")
             chosen = {one.name for one in kept_snapshots(own, self._rules)}
-            # The newest one may be taken back by its maker, which then continues the one before it.
-            chosen |= {one.name for one in own[-2:] if claims}
+            if claims and own[-2:] and own[-2:][0].name not in chosen:
+                # The newest one may be taken back by its maker, which then continues the one before it.
+                chosen.add(own[-2:][0].name)
+                self._on_problem("the two newest snapshots are kept, " + _CLAIMED)
             kept += [one for one in own if one.name in chosen]
         await self._note_published(snapshots)
         kept_names = {one.name for one in kept}
@@ -268,11 +273,18 @@ class Pruner:
         """Write everything anew that has something to which no snapshot refers."""
         can_read = self._repository.is_readable or self._erases
         erased = await read_erased(self._repository, kept[-1]) if can_read else None
+        if erased is None and self._erases:
+            self._on_problem(
+                "the newest snapshot records no erasure: make a backup after `pysync erase` first"
+            )
+            self.is_complete = False
         for _ in range(_ATTEMPTS):
             async with Rewriter(
                 self._repository, kept, self._now_ms, erased if self._erases else None
             ) as rewriter:
-                written = await rewriter.rewrite(await rewriter.live_bytes(), checks_names=True)
+                live = await rewriter.live_bytes()
+                self.report.erased += rewriter.erased
+                written = await rewriter.rewrite(live, checks_names=True)
                 self._count(rewriter)
             found = await self._repository.snapshots(_fail)
             kept = [one for one in found if one.store_id == kept[-1].store_id]
@@ -297,10 +309,11 @@ class Pruner:
 
     def _count(self, rewriter: Rewriter) -> None:
         self.report.rewritten += rewriter.rewritten
-        self.report.not_rewritten += len(rewriter.unreadable)
-        self.is_complete &= not (self._purges and rewriter.unreadable)
-        for pack, why in rewriter.unreadable.items():
-            self._on_problem(f"{path_of(PACKS, pack)} is not written anew: {why}")
+        for pack in rewriter.unreadable.keys() - self._unread:
+            self._on_problem(f"{path_of(PACKS, pack)} is not written anew: {rewriter.unreadable[pack]}")
+        self._unread |= rewriter.unreadable.keys()
+        self.report.not_rewritten = len(self._unread)
+        self.is_complete &= not (self._purges and self._unread)
 
     async def _delete_unused(self) -> None:
         """Delete the files that no snapshot and no claim refers to. What a claim protects stays, too."""
@@ -318,11 +331,18 @@ class Pruner:
             self.is_complete = False
             return
         names = {path: path.rpartition("/")[2] for path in files}
-        unused = [
+        rest = {path for path, name in names.items() if name not in needed}
+        claimed = {
             path
-            for path, name in names.items()
-            if name not in needed and (name in self._published or ids.isdisjoint(name.split("-")[1:2]))
-        ]
+            for path in rest
+            if names[path] not in self._published and not ids.isdisjoint(names[path].split("-")[1:2])
+        }
+        unused = sorted(rest - claimed)
+        if self._purges and (claimed or any(claim.progress for claim in claims.values())):
+            self._on_problem(
+                f"{len(claimed)} files that no snapshot needs are left, {_CLAIMED}: run it again then"
+            )
+            self.is_complete = False
         await gather_bounded(CONCURRENT, unused, target.delete)
         self.report.deleted = len(unused)
         left = {*names.values()} - {names[path] for path in unused}

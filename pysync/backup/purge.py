@@ -28,15 +28,16 @@ from pysync.store import ERASED_KEY
 
 
 async def read_erased(repository: Repository, snapshot: Snapshot) -> Erased | None:
-    """Return what the store had recorded as erased when this snapshot was made; None if nothing, or if it
-    cannot be read. Raises WrongKey without the private key."""
+    """Return what the store had recorded as erased when this snapshot was made; None if nothing. Raises
+    BackupDamaged if it cannot be read, and WrongKey without the private key."""
     async for entry in repository.entries(snapshot):
         if entry.key == ERASED_KEY:
             repository.check_readable()
             try:
                 return Erased.decode(await PackReader(repository).body(entry))
-            except ValueError:
-                return None
+            except ValueError as error:
+                why = f"{error}; `pysync verify --repair-from` repairs it in the store for the next backup"
+                raise BackupDamaged(f"the record of what was erased cannot be read: {why}") from None
     return None
 
 
@@ -51,6 +52,7 @@ class Rewriter:
         erased: Erased | None = None,
     ) -> None:
         self.rewritten = 0
+        self.erased = 0
         self.unreadable: dict[str, str] = {}
         """Packs that hold something dead and could not be written anew, and why."""
         self._repository = repository
@@ -120,7 +122,9 @@ class Rewriter:
         await self._packer.flush()
         rows = [one._replace(entry=self._in_new_packs(one.entry, pack)) for pack, one in indexed]
         names = await self._packer.put_index(rows)
-        self._indexed = {hash((one.entry.key, one.entry.etag)): names[one[:2]] for one in rows}
+        self._indexed = {
+            hash((one.entry.key, one.entry.etag)): name for one, name in zip(rows, names, strict=True)
+        }
         return await self._replace()
 
     def _is_live(self, entry: BackupEntry, pack: str) -> bool:
@@ -153,7 +157,9 @@ class Rewriter:
     async def _pages(self, snapshot: Snapshot) -> AsyncIterator[list[BackupEntry]]:
         """Yield the entries of a snapshot, as they are after the rewriting."""
         async for page in self._repository.merged(snapshot.lists):
-            yield [self._in_new_packs(entry) for entry in page if not self._is_erased(entry)]
+            kept = [entry for entry in page if not self._is_erased(entry)]
+            self.erased += len(page) - len(kept)
+            yield [self._in_new_packs(entry) for entry in kept]
 
     def _is_erased(self, entry: BackupEntry) -> bool:
         return (

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pysync.backup.claim import BackupClaim, Outdated
 from pysync.backup.format import (
     MAX_INTEGER,
     BackupEntry,
-    IndexedEntry,
     Order,
     Part,
     Snapshot,
@@ -33,6 +33,13 @@ class RebuildReport:
     missing: int = 0
 
 
+class _Described(NamedTuple):
+    """An entry in the index of a pack. The greatest one of a key is the newest."""
+
+    age: tuple[int, int, int]
+    entry: BackupEntry
+
+
 async def recover(
     repository: Repository, store_id: str, gaps: Sequence[Gap], on_problem: OnProblem
 ) -> dict[str, list[BackupEntry]]:
@@ -40,7 +47,7 @@ async def recover(
     left no trace in a pack may be among them. Raises WrongKey without the private key, and StoreUnavailable.
     """
     repository.check_readable()
-    found: dict[str, dict[Order, IndexedEntry]] = {gap.page: {} for gap in gaps}
+    found: dict[str, dict[Order, _Described]] = {gap.page: {} for gap in gaps}
     for path in await repository.target.list_files(PACKS) if gaps else ():
         name = path.rpartition("/")[2]
         try:
@@ -52,9 +59,9 @@ async def recover(
             order = one.entry.order
             for gap in gaps:
                 if gap.has(one.number, order):
-                    known = found[gap.page].get(order)
-                    if known is None or known[:2] < one[:2]:
-                        found[gap.page][order] = one._replace(entry=_in_pack(one.entry, name))
+                    # Of two backups that used one number the first one was killed or taken back.
+                    described = _Described((one.number, index.taken_ms, one.step), _in_pack(one.entry, name))
+                    found[gap.page][order] = max(found[gap.page].get(order, described), described)
     return {page: [entries[order].entry for order in sorted(entries)] for page, entries in found.items()}
 
 
@@ -119,7 +126,8 @@ async def _lost_snapshot(repository: Repository, name: str) -> Snapshot | None:
     if newest is None:
         return None
     last, taken_ms, store_id = newest
-    return Snapshot(min(number, last), id_, taken_ms, store_id=store_id, revision=revision, name=name)
+    own = number if name else last
+    return Snapshot(own, id_, taken_ms, store_id=store_id, revision=revision, name=name)
 
 
 async def _replace(

@@ -146,10 +146,13 @@ class Restorer:
             # In the order in which their packs were written, so that each pack is read about once.
             page.sort(key=lambda entry: entry.parts[:1])
             await gather_bounded(_CONCURRENT_PUTS, [one for one in page if one.key not in present], self._put)
+            for one in page if present else ():
+                if one.key in present and not one.is_file:
+                    found = as_object(await self._store.get(one.key))
+                    self._note(one.key, b"" if found is None else found.body)
             if len(self._lost) > len(page):
                 await self._restore_lost()
         await self._restore_lost()
-        self._log_objects.update(key for key in present if key.startswith(log_prefix("")))
         for key in self._heads:
             await self._check_log(key)
         if lost := await count_lost(repository, snapshot, recovered):
@@ -164,8 +167,8 @@ class Restorer:
     async def _begin(self, snapshot: Snapshot) -> set[str]:
         """Return the keys that an earlier run has restored."""
         note = orjson.dumps({"snapshot": snapshot.name, "at": iso_time(snapshot.taken_ms)})
-        present = {entry.key async for entry in self._store.walk("")}
-        if not present:
+        listed = {entry.key: entry.size async for entry in self._store.walk("")}
+        if not listed:
             await self._store.put(RESTORE_KEY, note)
             return set()
         noted = as_object(await self._store.get(RESTORE_KEY))
@@ -178,7 +181,14 @@ class Restorer:
             begun, at = None, ""
         if begun is None or begun[:2] != (snapshot.number, snapshot.id):
             raise ValueError(f"another snapshot was being restored into this store: {at}name a new store")
-        return present
+        for key in [
+            key for key, size in listed.items() if size in (None, len(LOST) + self._store.added_bytes)
+        ]:
+            found = as_object(await self._store.get(key))
+            if found is not None and found.body == LOST:  # so that it is restored now, or named again
+                await self._store.delete(key)
+                del listed[key]
+        return set(listed)
 
     async def _put(self, entry: BackupEntry) -> None:
         """Write an object, or note that the backup does not have it."""

@@ -44,7 +44,6 @@ MAX_CONCURRENT: Final = 4
 MAX_LISTS: Final = 300
 MAX_CHANGES: Final = 50_000
 """Lists of changes, and entries in them, from which they are folded into one."""
-_FORMAT_TEXT: Final = f'{{"format": {FORMAT}, "publicKey": null}} (or "public" of the key in place of null)'
 T = TypeVar("T")
 
 
@@ -96,6 +95,7 @@ class Repository:
         """Open the backup at `target`, or begin one if `create` is set and nothing lies there. Raises
         ValueError if there is none, if something else lies there, or if it needs another key."""
         public = None if key is None else key.public.hex()
+        fresh = orjson.dumps({"format": FORMAT, "publicKey": public})
         text = await target.get(FORMAT_FILE)
         if text is None:
             if not create:
@@ -103,15 +103,15 @@ class Repository:
             if names := await target.list_files(""):
                 raise ValueError(
                     f"something else lies there: {next(iter(names))}; if it is a backup that has lost its "
-                    f"{FORMAT_FILE}, write {_FORMAT_TEXT} into this file"
+                    f"{FORMAT_FILE}, write this into it: {fresh.decode()}"
                 )
-            text = orjson.dumps({"format": FORMAT, "publicKey": public})
+            text = fresh
             await target.put(FORMAT_FILE, text)
         try:
             members = orjson.loads(text)
             written, expected = members["format"], members["publicKey"]
         except (ValueError, KeyError, TypeError):
-            raise BackupDamaged(f"{FORMAT_FILE} is damaged: write {_FORMAT_TEXT} into it") from None
+            raise BackupDamaged(f"{FORMAT_FILE} is damaged: write this into it: {fresh.decode()}") from None
         if written != FORMAT:
             raise ValueError(f"the backup has format {written}, and this version of pysync knows {FORMAT}")
         if expected != public:

@@ -69,7 +69,7 @@ class BackupVerifier:
         self._marks = {name for name in names if name.startswith(DAMAGED)}
         for name in names:
             if not _is_file(name):
-                await self._damaged(name, "it is no file of a backup")
+                await self._damaged(name, "it is no file of a backup: remove it")
         damaged: list[tuple[str, str]] = []
         snapshots = await repository.snapshots(lambda *problem: damaged.append(problem))
         for name, why in damaged:

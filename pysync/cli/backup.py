@@ -17,7 +17,7 @@ from pysync.backup.make import BackupMaker
 from pysync.backup.prune import DamagedSnapshot, KeepRules, Pruner
 from pysync.backup.rebuild import rebuild as run_rebuild
 from pysync.backup.restore import RestoreClock, Restorer, find_snapshot_at
-from pysync.backup.snapshot import SNAPSHOTS, BackupDamaged, open_backup
+from pysync.backup.snapshot import LISTS, PACKS, SNAPSHOTS, BackupDamaged, open_backup
 from pysync.backup.source import identify_store, open_snapshot_source
 from pysync.backup.target import check_apart
 from pysync.backup.verify import BackupVerifier
@@ -217,7 +217,7 @@ async def verify(options: argparse.Namespace) -> int:
     print_lines(_counts(verifier.report))
     if any(name.startswith(SNAPSHOTS) for name in damaged):
         _print_problem("", "run `pysync backup rebuild` now: it makes damaged snapshots anew from packs")
-    if all(name.startswith(SNAPSHOTS) for name in damaged):
+    if not any(name.startswith((PACKS, LISTS)) for name in damaged):
         return 1 if damaged else 0
     if verifier.unmarked is None:
         _print_problem("", "run `pysync backup` now: it stores anew what the store still has")
@@ -236,8 +236,9 @@ async def rebuild(options: argparse.Namespace) -> int:
         _print_problem(key, why)
 
     async with open_backup(options.source, options.key) as repository:
-        print_lines(_counts(await run_rebuild(repository, wall_clock_ms, report)))
-    return 1 if problems else 0
+        rebuilt = await run_rebuild(repository, wall_clock_ms, report)
+    print_lines(_counts(rebuilt))
+    return 1 if problems or rebuilt.missing else 0
 
 
 async def prune(options: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from support.cli_runner import running
 from support.places import Commands, cut, flip, held, lists, packs, write
 from support.store_samples import contents, document, fill
 
-from pysync.backup.make import HOUR_MS
+from pysync.backup.make import LIST_MS
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
@@ -90,7 +90,7 @@ async def test_maker_stores_anew_within_an_hour_what_the_place_lost_of_its_own_s
         for name in target.files.keys() - before:
             if name.startswith("packs/"):
                 del target.files[name]
-        clock.now_ms += 2 * HOUR_MS
+        clock.now_ms += 2 * LIST_MS
         await maker.make(only_changes=True)
     assert await restored(target) == await contents(store)
 

@@ -156,9 +156,9 @@ async def verified(target: BackupTarget, key: BackupKey | None = None) -> Backup
 async def pruned(
     target: BackupTarget, rules: KeepRules, now_ms: Callable[[], int], key: BackupKey | None = None
 ) -> PruneReport:
-    """The counts of a prune, which has nothing to say."""
+    """The counts of a prune, which says at most that it keeps the two newest snapshots."""
     reports: list[str] = []
     pruner = Pruner(await Repository.open(target, key), rules, now_ms, reports.append)
     await pruner.run()
-    assert reports == []
+    assert all("two newest snapshots are kept" in why for why in reports)
     return pruner.report

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.backups import MemoryTarget, back_up, maker_of, restored, source_of
+from support.backups import MemoryTarget, back_up, maker_of, pruned, restored, source_of, verified
 from support.cli_runner import running
 from support.places import Commands, cut, flip, held, lists, packs, write
 from support.store_samples import contents, document, fill
 
 from pysync.backup.make import LIST_MS
+from pysync.backup.prune import KeepRules
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
@@ -129,3 +130,24 @@ async def test_follower_stores_lost_files_anew_when_it_starts(
         await follower.wait()
     await commands.restore()
     assert await held(tmp_path / "restored") == await held(data)
+
+
+async def test_backup_leaves_no_list_behind_that_names_lost_packs() -> None:
+    """The list of the second backup names a pack only in an entry that the third one replaces."""
+    store, target = MemoryStore(), MemoryTarget()
+    for n in range(20):
+        await store.put(f"notes/{n}", document(b'{"n":%d}' % n))
+    await back_up(source_of(store), target)
+    before = {*target.files}
+    for text in (b'{"text":"second"}', b'{"text":"third"}'):
+        await store.put("notes/0", document(text))
+        await back_up(source_of(store), target)
+        after, before = {*target.files} - before, {*target.files}
+        if b"second" in text:
+            lost = [name for name in after if name.startswith("packs/")]
+    for name in lost:
+        del target.files[name]
+    await back_up(source_of(store), target)
+    await pruned(target, KeepRules(last=1), FakeClock())
+    assert (await verified(target)).damaged == 0
+    assert await restored(target) == await contents(store)

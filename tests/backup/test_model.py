@@ -14,12 +14,12 @@ from pysync.backup import make, pack, snapshot
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SMALL = (
-    (pack, "PACK_BYTES", 1500),
-    (pack, "PAGE_BYTES", 2000),
-    (backup_format, "PAGE_BYTES", 2000),
+    (pack, "PACK_BYTES", 4000),
+    (pack, "PAGE_BYTES", 6000),
+    (backup_format, "PAGE_BYTES", 6000),
     (snapshot, "MAX_LISTS", 4),
     (snapshot, "MAX_CHANGES", 20),
-    (make, "CHECKPOINT_ENTRIES", 6),
+    (make, "CHECKPOINT_ENTRIES", 8),
 )
 """Limits that a few small objects reach."""
 
@@ -33,7 +33,7 @@ async def test_every_snapshot_restores_the_store_of_its_moment(
     monkeypatch.setattr(os, "urandom", Random(seed).randbytes)
     for module, name, limit in SMALL:
         monkeypatch.setattr(module, name, limit)
-    model = Model(seed, damages=seed % 2 == 1)
-    await model.run(1200)
+    model = Model(seed)
+    await model.run(2500)
     await model.finish()
     assert model.problems == []

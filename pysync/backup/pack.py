@@ -61,11 +61,13 @@ class _Row(NamedTuple):
 
     def indexed(self, own: _OpenPack | None = None) -> IndexedEntry:
         """Return the row as the index of a pack has it."""
-        parts = tuple(
-            Part("" if one is own else one.name, offset, length, sha256)
-            for one, offset, length, sha256 in self.places
-        )
-        return IndexedEntry(self.number, self.step, self.entry._replace(parts=parts))
+        entry = self.entry
+        if self.places:
+            parts = [
+                Part._make(("" if place[0] is own else place[0].name, *place[1:])) for place in self.places
+            ]
+            entry = BackupEntry._make((*entry[:7], tuple(parts), entry.reason))
+        return IndexedEntry(self.number, self.step, entry)
 
 
 class Packer:
@@ -135,11 +137,13 @@ class Packer:
         body, etag = row.body, row.etag
         assert body is not None, "a document has a body"
         assert etag is not None, "a document has an etag"
-        sha256 = hashlib.sha256(body).hexdigest()
-        places = tuple(
-            self.add(body[at : at + PART_BYTES], row.content_type, is_part=len(body) > PART_BYTES)
-            for at in range(0, len(body), PART_BYTES)
-        )
+        if len(body) <= PART_BYTES:
+            places: tuple[Place, ...] = (self.add(body, row.content_type, is_part=False),)
+            sha256 = places[0][3]
+        else:
+            sha256 = hashlib.sha256(body).hexdigest()
+            chunks = (body[at : at + PART_BYTES] for at in range(0, len(body), PART_BYTES))
+            places = tuple(self.add(chunk, row.content_type) for chunk in chunks)
         facts = (row.key, etag, row.content_type, row.modified_ms, len(body), sha256)
         self.add_entry(BackupEntry(*facts), places)
         return len(body)

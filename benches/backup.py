@@ -34,6 +34,7 @@ from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 
 GOAL_RATIO = 1.1
+GOAL_SCATTERED = 5
 DOCUMENT_BYTES = 8_192
 FILE_BYTES = 2_000_000
 SMALL_FILE_BYTES = 5_000
@@ -144,6 +145,30 @@ async def changed_bytes(folder: Path, root: Path, rounds: int, objects: int) -> 
     return (repository.bytes_written - before) / (rounds * objects * SMALL_FILE_BYTES)
 
 
+async def scattered_bytes(root: Path, documents: int, changes: int) -> float:
+    """Bytes written per changed byte if documents change one by one, each in a snapshot of its own."""
+    folder, chance = root / "scattered", random.Random(1)
+    store = await LocalStore.open_folder(folder)
+    for start in range(0, documents, 500):
+        await asyncio.gather(
+            *(store.put(f"notes/{n:06}", document(AGED_BYTES)) for n in range(start, start + 500))
+        )
+    source = await open_snapshot_source(StoreConfig(url=f"file:{folder}"), wall_clock_ms)
+    repository = await Repository.open(FolderTarget(root / "scattered-backup"), create=True)
+    maker = BackupMaker(source, repository, wall_clock_ms, fail)
+    await maker.make()
+    before, changed = repository.bytes_written, 0
+    for n in chance.sample(range(documents), changes):
+        body = document(AGED_BYTES)
+        changed += len(body)
+        await store.put(f"notes/{n:06}", body)
+        await maker.make(only_changes=True)
+    await maker.close()
+    await source.close()
+    await store.close()
+    return (repository.bytes_written - before) / changed
+
+
 class Aged(NamedTuple):
     """The bytes in the packs of a backup, and in those parts of them that its snapshots refer to, both before
     compression, and the bytes that were written to it."""
@@ -186,6 +211,13 @@ def main() -> None:
     with TemporaryDirectory(dir=os.environ.get("BENCH_FOLDER")) as place:
         asyncio.run(snapshots(Path(place), documents, files, rounds))
         days = 5 if options.quick else 30
+        stored, changes = (500, 10) if options.quick else (100_000, 1_000)
+        ratio = asyncio.run(scattered_bytes(Path(place), stored, changes))
+        print(
+            f"{changes:,} of {stored:,} documents of {AGED_BYTES} bytes change, each in its own snapshot:",
+            end=" ",
+        )
+        print(f"{ratio:.2f} bytes written per changed byte (goal: {GOAL_SCATTERED}).\n")
         print(f"{AGED_DOCUMENTS} documents of {AGED_BYTES} bytes, {days} days, `--keep-daily 7`.\n")
         print("| replaced a day | MB in packs | MB live | dead | MB written |\n|---|---:|---:|---:|---:|")
         for percent in (1, 5):

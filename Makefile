@@ -40,7 +40,7 @@ test-fast: build  ## run the tests that need no process, no other server and no 
 
 test-long: build  ## run proofs, properties and requests made from the description, at full depth
 	tests/components/install
-	PYSYNC_LONG_TESTS=1 $(PYTEST) -m long -o timeout=1800
+	TESTS_LONG=1 $(PYTEST) -m long -o timeout=1800
 
 coverage: build  ## report the lines of pysync/ and rust/ that the tests run
 	tests/components/install

@@ -106,10 +106,10 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.fixture(scope="session")
 def base() -> Iterator[str]:
-    """The service under test, which all tests of this process share: at PYSYNC_URL (started with
+    """The service under test, which all tests of this process share: at TESTS_URL (started with
     tests/protocol.json), else one in a thread."""
-    if "PYSYNC_URL" in os.environ:
-        yield os.environ["PYSYNC_URL"]
+    if "TESTS_URL" in os.environ:
+        yield os.environ["TESTS_URL"]
         return
     parsed = config.parse({"version": 1, "store": "memory:", **patient(json.loads(PROTOCOL.read_text()))})
     loop, stack = asyncio.new_event_loop(), AsyncExitStack()

@@ -5,7 +5,7 @@ from typing import Final, TypeVar
 
 T = TypeVar("T")
 
-LONG: Final = "PYSYNC_LONG_TESTS" in os.environ
+LONG: Final = "TESTS_LONG" in os.environ
 
 
 def depth(short: T, long: T) -> T:

@@ -1,4 +1,4 @@
-"""The protocol, black box over HTTP. PYSYNC_URL points it at a service started with tests/protocol.json."""
+"""The protocol, black box over HTTP. TESTS_URL points it at a service started with tests/protocol.json."""
 
 import asyncio
 import gzip

@@ -41,7 +41,7 @@ from pysync.server.http.connection import HttpServer
 from pysync.server.http.middleware import Middleware
 from pysync.server.http.router import Router
 from pysync.server.openapi import OpenApi
-from pysync.server.process.admin import AdminPages
+from pysync.server.process.admin_pages import AdminPages
 from pysync.server.process.erasure import ErasureEndpoint
 from pysync.server.process.logs import RequestLog
 from pysync.server.process.metrics import Counters, MultiprocessCounters

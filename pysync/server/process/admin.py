@@ -1,214 +1,35 @@
-"""The operators' listener: health, readiness, metrics and the description of the service at an address of
-their own (`server.admin`).
+"""The operators' listener: serves `admin_pages` at an address of their own (`server.admin`).
 
 It responds while the event loop is busy or blocked, because threads of its own serve it.
 """
 
 import asyncio
-import hmac
 import io
 import logging
 import os
-import re
-import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import IPv4Address, IPv6Address
 from itertools import count
 from typing import Any, Final
 
-import orjson
-
-from pysync import __version__, protocol
-from pysync.auth.authentication import BEARER
-from pysync.errors import (
-    BadRequest,
-    Forbidden,
-    InternalError,
-    MethodNotAllowed,
-    MisdirectedRequest,
-    NotFound,
-    PysyncError,
-    Unauthorized,
-    Unavailable,
-)
-from pysync.server.api.health import VERSION
+from pysync import protocol
+from pysync.errors import BadRequest
 from pysync.server.http.connection import bound_sockets
-from pysync.server.http.responses import NO_STORE, Response, error_response
-from pysync.server.process.erasure import ERASE_PATH, AdminRequest, ErasureEndpoint
-from pysync.server.process.metrics import GAUGES, METRICS_TYPE, Counters
-from pysync.server.process.readiness import Readiness
-from pysync.server.process.supervisor import STALL_S
+from pysync.server.http.responses import error_response
+from pysync.server.process.admin_pages import TIMEOUT_S, TURN_EVERY_S, AdminPages, LoopMonitor
+from pysync.server.process.erasure import AdminRequest
 
-TURN_EVERY_S: Final = 0.25
-"""Seconds between two turns that the event loop records, and between two searches of a server for connections
-that must end."""
 MAX_CONNECTIONS: Final = 64
 """Connections that are served at once, each by a thread. If one more arrives, the one gives way that has been
 sending its request for longest."""
 MAX_REQUEST_BYTES: Final = 16 * 1024
 """Bytes of a request: its head and, of an erasure, the body."""
-TIMEOUT_S: Final = 2.0
-"""Seconds that a client has to send its request, and then to read the response."""
-_ADMIN_PATH: Final = "/admin"
-_USAGE_PATH: Final = "/admin/usage"
-_PORT: Final = re.compile(r":[0-9]+\Z")
 
 log = logging.getLogger("pysync.server")
-
-
-class LoopMonitor:
-    """Records when the running event loop turns, so that other threads find out how long it has been blocked.
-    `now` is a clock in seconds."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.loop: Final = asyncio.get_running_loop()
-        self._now = now
-        self._turned_at = now()
-        self._timer = self.loop.call_later(TURN_EVERY_S, self._on_turn)
-
-    @property
-    def blocked_s(self) -> float:
-        """Seconds that the event loop is late."""
-        return max(0.0, self._now() - self._turned_at - TURN_EVERY_S)
-
-    def close(self) -> None:
-        """Stop recording."""
-        self._timer.cancel()
-
-    def _on_turn(self) -> None:
-        self._turned_at = self._now()
-        self._timer = self.loop.call_later(TURN_EVERY_S, self._on_turn)
-
-
-class AdminPages:
-    """The pages of the operators' listener. Any thread may call `respond`; none needs the event loop but
-    `/health/ready`."""
-
-    def __init__(
-        self,
-        readiness: Readiness,
-        render_metrics: Callable[[], bytes],
-        snapshot: Callable[[], Counters],
-        describe: Callable[[], bytes],
-        now_ms: Callable[[], int],
-        worker: int | None = None,
-        usage: Callable[[], Coroutine[None, None, dict[str, Any]]] | None = None,
-        erasure: ErasureEndpoint | None = None,
-        admin_token: str | None = None,
-        hosts: Collection[str] = (),
-    ) -> None:
-        """`usage` returns what `/admin/usage` shows, on the event loop; None: there is no such page. `hosts`
-        are names under which `/admin` is served, besides `localhost` and addresses."""
-        self.erasure = erasure
-        self._authorization = None if admin_token is None else (BEARER + admin_token).encode()
-        self._hosts = {"localhost", *(host.lower() for host in hosts)}
-        self._readiness = readiness
-        self._snapshot = snapshot
-        self._now_ms = now_ms
-        self._worker = worker
-        self._started_at = time.monotonic()
-        self._pages: Mapping[str, Callable[[LoopMonitor], Response]] = {
-            "/health": self._health,
-            "/health/ready": self._ready,
-            "/metrics": lambda monitor: Response(200, render_metrics(), NO_STORE, content_type=METRICS_TYPE),
-            "/openapi.json": lambda monitor: Response(200, describe(), NO_STORE),
-            "/version": lambda monitor: _json(200, VERSION),
-            _ADMIN_PATH: self._admin,
-        }
-        if usage is not None:
-            self._pages = {**self._pages, _USAGE_PATH: partial(_on_event_loop, usage)}
-
-    def respond(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
-        """Return the response to a request, without an error."""
-        method, path = request.method, request.path
-        page = self._pages.get(path)
-        try:
-            if path == _ADMIN_PATH or path.startswith(f"{_ADMIN_PATH}/"):
-                self._check_host(request)
-            if path == ERASE_PATH and self.erasure is not None:
-                self._check_token(request)
-                return self.erasure.respond(request, monitor.loop)
-            if page is None:
-                raise NotFound
-            if method not in ("GET", "HEAD"):
-                raise MethodNotAllowed(headers={"Allow": "GET, HEAD"})
-            if path == _USAGE_PATH:
-                self._check_token(request)
-            return page(monitor)
-        except PysyncError as error:
-            return error_response(error, close=True)
-        except Exception:
-            log.exception("unhandled error: %s", path)
-            return error_response(InternalError(), close=True)
-
-    def _check_host(self, request: AdminRequest) -> None:
-        """Raise MisdirectedRequest for a host that may be of another site: a page that a browser loaded from
-        there reaches this address once the site names it as its own (DNS rebinding)."""
-        host = request.headers.get("host", "").lower()
-        name = _PORT.sub("", host)
-        if name not in self._hosts and not _is_address(name):
-            raise MisdirectedRequest(f"Add the host {host[:255]!a} to server.admin.hosts, or use an address")
-
-    def _check_token(self, request: AdminRequest) -> None:
-        """Raise Unauthorized without the admin token, Forbidden if none is configured."""
-        if self._authorization is None:
-            raise Forbidden(
-                "This needs the admin token: set auth.adminToken (PYSYNC_ADMIN_TOKEN) and send it"
-            )
-        sent = request.headers.get("authorization", "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(sent, self._authorization):
-            error = Unauthorized("admin token")
-            error.headers = {"WWW-Authenticate": BEARER.strip()}
-            raise error
-
-    def _health(self, monitor: LoopMonitor) -> Response:
-        blocked_s = monitor.blocked_s
-        if blocked_s > STALL_S:
-            raise Unavailable(f"The event loop has been blocked for {blocked_s:.0f} s")
-        return _json(200, {"ok": True, "ts": self._now_ms()})
-
-    def _ready(self, monitor: LoopMonitor) -> Response:
-        if (error := self._readiness.check_from_thread(monitor.loop)) is not None:
-            return error_response(error, close=True)
-        return _json(200, self._readiness.body(self._now_ms()))
-
-    def _admin(self, monitor: LoopMonitor) -> Response:
-        counters, error = self._snapshot(), self._readiness.error
-        page = {
-            "version": __version__,
-            "pid": os.getpid(),
-            "worker": self._worker,
-            "uptimeMs": round((time.monotonic() - self._started_at) * 1000),
-            "loopBlockedMs": round(monitor.blocked_s * 1000),
-            "ready": error is None if self._readiness.is_known else None,
-            "reason": None if error is None else error.detail,
-            "requests": counters.statuses.total(),
-            "gauges": {metric: counters.gauge(metric) for metric in GAUGES},
-            "residentBytes": _resident_bytes(),
-            "descriptors": len(os.listdir("/proc/self/fd")),
-            "maxDescriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        }
-        return _json(
-            200, {name: value for name, value in page.items() if name == "ready" or value is not None}
-        )
-
-
-def _on_event_loop(
-    page: Callable[[], Coroutine[None, None, dict[str, Any]]], monitor: LoopMonitor
-) -> Response:
-    """Return a page that is made on the event loop. Raises Unavailable if it takes longer than 2 s."""
-    waiting = asyncio.run_coroutine_threadsafe(page(), monitor.loop)
-    try:
-        return _json(200, waiting.result(TIMEOUT_S))
-    except TimeoutError:
-        waiting.cancel()
-        raise Unavailable("The event loop does not answer") from None
 
 
 class AdminListener:
@@ -382,21 +203,3 @@ class _Limited(io.RawIOBase):
         read = self._connection.recv_into(memoryview(buffer)[: self._left]) if self._left else 0
         self._left -= read
         return read
-
-
-def _is_address(host: str) -> bool:
-    """Return True for an IPv4 address, and for an IPv6 address in brackets."""
-    try:
-        IPv6Address(host[1:-1]) if host[:1] + host[-1:] == "[]" else IPv4Address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _json(status: int, value: Any) -> Response:
-    return Response(status, orjson.dumps(value), NO_STORE)
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()

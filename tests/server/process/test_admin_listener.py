@@ -25,8 +25,9 @@ from pysync import config
 from pysync.errors import StoreUnavailable
 from pysync.server.app import create_app
 from pysync.server.http.responses import Response
-from pysync.server.process import admin, readiness
-from pysync.server.process.admin import AdminListener, AdminPages, LoopMonitor
+from pysync.server.process import admin, admin_pages, readiness
+from pysync.server.process.admin import AdminListener
+from pysync.server.process.admin_pages import AdminPages, LoopMonitor
 from pysync.server.process.erasure import AdminRequest
 from pysync.server.process.serve import serve_on
 from pysync.server.process.supervisor import STALL_S
@@ -139,7 +140,7 @@ async def test_health_fails_once_the_event_loop_is_blocked_for_long(start_admin:
 async def test_time_of_a_blocked_event_loop_is_known_to_other_threads() -> None:
     now, measured = 100.0, list[float]()
     monitor = LoopMonitor(lambda: now)
-    now += admin.TURN_EVERY_S + 7.0
+    now += admin_pages.TURN_EVERY_S + 7.0
     thread = Thread(target=lambda: measured.append(monitor.blocked_s))
     thread.start()
     thread.join()  # the loop cannot turn meanwhile

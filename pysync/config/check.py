@@ -33,7 +33,7 @@ _ANY_ISSUER = (
 
 _OF_COLLECTION = ("pull", "push", "append", "delete", "history", "list")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_PROBES = ("health", "ready", "metrics", "version")
+_UNLISTED = ("index", "health", "ready", "metrics", "version")
 _SERVICE_ROLES = {
     "batch": "as pulls of what is named",
     "events": "as pulls of what is named",
@@ -111,7 +111,7 @@ def routes_table(config: Config) -> list[Row]:
     return [
         _row(spec, config)
         for spec in routes_of(config)
-        if spec.action not in _PROBES and (spec.namespace or spec.path not in hidden)
+        if spec.action not in _UNLISTED and (spec.namespace or spec.path not in hidden)
     ]
 
 

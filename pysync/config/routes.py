@@ -44,6 +44,7 @@ def routes_of(config: Config) -> Iterator[RouteSpec]:
     issuer = KeyTemplate("{issuer}")
     yield RouteSpec("GET", "revocations", f"{mount}/revocations/{issuer.text}", key=issuer)
     for prefix in dict.fromkeys((mount, "")):
+        yield RouteSpec("GET", "index", f"{prefix}/", aliases=(prefix,) if prefix else ())
         yield RouteSpec("GET", "health", f"{prefix}/health")
         if config.server.admin is not None:
             continue

@@ -24,6 +24,7 @@ from pysync.server.api.events import EventStreamHandler
 from pysync.server.api.examples import Examples
 from pysync.server.api.files import FileHandlers
 from pysync.server.api.health import ServiceHandlers
+from pysync.server.api.index import Index, add_slash
 from pysync.server.api.listing import ListHandler, PluginFileListHandler
 from pysync.server.api.manifest import CallerResolver, Manifest
 from pysync.server.api.plugin_hooks import ProjectionWaiter
@@ -51,9 +52,12 @@ class RouteBuilder:
 
     def add_all(self) -> None:
         """Add all routes to the router."""
-        service = self.service
+        service, examples = self.service, self._add_examples()
         documents, files = DocumentHandlers(service), FileHandlers(service)
+        admin, mount = service.config.server.admin, service.config.server.mount_path
+        index = Index(None if admin else f"{mount}/openapi.json", examples, is_version_public=admin is None)
         whole_service: dict[str, Handler] = {
+            "index": index.serve,
             "revoke": documents.revoke,
             "revocations": documents.revocations,
             "health": self.ops.health,
@@ -83,7 +87,6 @@ class RouteBuilder:
                 self._add_bundle(spec)
             else:
                 self._add_collection(spec, documents, files)
-        self._add_examples()
 
     def _add(self, spec: RouteSpec, route: Route) -> None:
         """Add the route at the paths of `spec`."""
@@ -177,15 +180,20 @@ class RouteBuilder:
             for policy, found in zip(self._pulls(spec), spec.collections, strict=True)
         ]
 
-    def _add_examples(self) -> None:
-        """Add a route for each example file, so that no other path is reachable."""
+    def _add_examples(self) -> list[str]:
+        """Add a route for each example file, so that no other path is reachable. Return the paths of the
+        pages, or that of their index."""
         server = self.service.config.server
         if server.examples is None:
-            return
+            return []
         examples = Examples(server.examples)
+        folder = f"{server.mount_path}/examples"
         for path in examples.paths:
-            template = segments(f"{server.mount_path}/examples/{path}")
-            self.routes.add(["GET"], Route(examples.serve, template, action="example"))
+            self.routes.add(["GET"], Route(examples.serve, segments(f"{folder}/{path}"), action="example"))
+        if "" not in examples.paths:
+            return [f"{folder}/{path}" for path in examples.paths if path.endswith(".html")]
+        self.routes.add(["GET"], Route(add_slash, segments(folder), action="example", alias=True))
+        return [f"{folder}/"]
 
 
 def key_owner_tables(policies: PolicyTable) -> list[Router]:

@@ -308,7 +308,7 @@ def test_the_route_table_names_the_routes_of_no_collection_in_each_namespace() -
 
 
 async def test_the_route_table_is_what_is_served(start: Start) -> None:
-    """Every route that has no collection, but for health, metrics, versions and second places."""
+    """Every route that has no collection, but for the front page, probes and second places."""
     settings = json.loads((ROOT / "tests/protocol.json").read_text())
     await start(settings)
     (app,) = start.apps  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from support.collections import MINE, NOTES
 from pysync.errors import errors_by_code
 
 LOG = {"requireAuthorSignature": False, "maxItems": 2}
-OPERATORS = {"/health", "/health/ready", "/metrics", "/version", "/openapi.json"}
+OPERATORS = {"/", "/health", "/health/ready", "/metrics", "/version", "/openapi.json"}
 
 
 def assert_valid(document: Any) -> None:
@@ -378,7 +378,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "912fe2d817f0d0124dde394bbbc83d3d325392e822516658a11dc3c0cc368e57"
+DIGEST = "36b25660bc5cb3f234a51ca086c4a478af393ff9cadd93071f6e1e62bc07d177"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

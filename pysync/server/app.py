@@ -1,5 +1,5 @@
-"""A service: start reading here. `create_app` builds it from the configuration, with the parts of
-`compose.py`.
+"""A service: start reading here. `create_app` builds it: the parts of the process (`compose`), what one
+configuration makes of them (`configured`), and background jobs (`jobs`).
 
 A request passes through aiohttp -> `connection` -> `middleware` -> `router` -> a handler of `api` ->
 `authorization` -> `engine` -> the store. `routes` defines which route leads to which handler.
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from pysync.auth.policy import PolicyTable
+from pysync.auth.rate_limits import RateLimiter
 from pysync.changelog import Retention
 from pysync.clock import SteadyClock, wall_clock_ms
 from pysync.config import Config
@@ -21,32 +21,23 @@ from pysync.coordinator import Coordinator, open_coordinator
 from pysync.erase import Eraser, EraseReport, EraseRequest
 from pysync.plugins import HOOK_TIMEOUT_S
 from pysync.plugins.events import events_of
-from pysync.plugins.hooks import Hooks, request_id
+from pysync.plugins.hooks import Hooks
 from pysync.plugins.loader import load_plugins
 from pysync.plugins.projection import projections_in, projections_of
 from pysync.quotas.recount import Tracked, track_usage
-from pysync.server.api.health import ServiceHandlers
-from pysync.server.api.manifest import CallerResolver
-from pysync.server.api.plugin_hooks import ProjectionWaiter
 from pysync.server.api.usage import usage_of_all
-from pysync.server.compose import (
-    build_access,
-    build_engine,
-    build_jobs,
-    build_load,
-    build_service,
-    build_streams,
-)
+from pysync.server.authorization import client_ip
+from pysync.server.compose import Process, build_engine, build_load
+from pysync.server.configured import ConfiguredService
 from pysync.server.http.connection import HttpServer
-from pysync.server.http.middleware import Middleware
-from pysync.server.http.router import Router
-from pysync.server.openapi import OpenApi
+from pysync.server.http.in_flight import BytesInFlight
+from pysync.server.http.middleware import EntryPoint
+from pysync.server.jobs import build_jobs
 from pysync.server.process.admin_pages import AdminPages
 from pysync.server.process.erasure import ErasureEndpoint
-from pysync.server.process.logs import RequestLog
 from pysync.server.process.metrics import Counters, MultiprocessCounters
 from pysync.server.process.readiness import Readiness
-from pysync.server.routes import RouteBuilder, key_owner_tables
+from pysync.server.sse import SSEHub
 from pysync.store import Store, ledger_of, open_store
 
 
@@ -87,59 +78,52 @@ class App(AbstractAsyncContextManager["App"]):
         self._snapshot: Final = (
             counters.copy if self._shared_counters is None else self._shared_counters.total
         )
-        self._hooks = hooks = Hooks(
+        self._hooks = Hooks(
             plugins,
             partial(counters.count, "pysync_plugin_failures"),
             hook_s,
             partial(counters.count, "pysync_plugin_rejections"),
         )
         self.readiness = Readiness([store.probe, coordinator.probe])
-        request_log = RequestLog(
-            request_id, logs_refusals=config.server.log_refusals, logs_requests=config.server.access_log
-        )
-        policies = PolicyTable(config, uses_plugin_roles=hooks.has_authorize_hooks)
-        owners = key_owner_tables(policies)
-        sweeps = worker is None or worker.runs_background_jobs
-        self.engine = engine = build_engine(
-            config, store, coordinator, clock, counters, owners, sweeps=sweeps
+        self.engine = build_engine(
+            config,
+            store,
+            coordinator,
+            clock,
+            counters,
+            lambda: self.current.owners,
+            sweeps=worker is None or worker.runs_background_jobs,
         )
         self.load, stream_limits = build_load(config, counters)
-        self._access = access = build_access(engine, clock, hooks, self.load, request_log)
-        service = build_service(engine, access, hooks, counters, owners)
-        self.in_flight = service.in_flight
-        stream_authorizer, self.subscribers = build_streams(service, policies, clock, counters, stream_limits)
-        routes = Router()
-        self.openapi = OpenApi(config, routes, policies, CallerResolver(config, access.authenticator))
-        RouteBuilder(
-            service=service,
-            policies=policies,
-            routes=routes,
-            projection_waiter=ProjectionWaiter(config, plugins, engine.outbox, counters),
-            stream_authorizer=stream_authorizer,
-            sse_hub=self.subscribers,
-            ops=ServiceHandlers(self.readiness, self.render_metrics, access.authenticator, clock.wall_ms),
-            openapi=self.openapi,
-            accounts=None if tracked is None else tracked.accounts,
-        ).add_all()
-        self._middleware = Middleware(
-            routes,
-            counters,
-            origins=config.server.cors.origins,
-            hosts=config.server.public_hosts,
-            request_id_var=request_id if hooks.has_hooks or request_log.needs_id else None,
-            request_log=request_log,
+        self.in_flight = BytesInFlight(
+            config.server.max_bytes_in_flight, partial(client_ip, config.server.trusted_proxy_hops), counters
+        )
+        self.subscribers = SSEHub(counters, stream_limits)
+        self._process = Process(
+            engine=self.engine,
+            clock=clock,
+            plugins=plugins,
+            hooks=self._hooks,
+            counters=counters,
+            readiness=self.readiness,
             load=self.load,
             in_flight=self.in_flight,
+            rate_limiter=RateLimiter(coordinator, clock),
+            streams=self.subscribers,
+            accounts=None if tracked is None else tracked.accounts,
+            render_metrics=self.render_metrics,
         )
-        self.make_http_server: Final = partial(HttpServer, self._middleware.handle, self.load)
+        self.current = ConfiguredService(config, self._process)
+        self._entry_point = EntryPoint(self.current.middleware)
+        self.make_http_server: Final = partial(HttpServer, self._entry_point.handle, self.load)
         """Returns a server of the requests of this service, which listens once it is started."""
-        self.eraser = Eraser(engine, projections_in(plugins), hooks.stored_files)
+        self.eraser = Eraser(self.engine, projections_in(plugins), self._hooks.stored_files)
         ledger = ledger_of(store)
         self.admin_pages = AdminPages(
             self.readiness,
             self.render_metrics,
             self._snapshot,
-            self.openapi.complete,
+            lambda: self.current.openapi.complete(),
             clock.wall_ms,
             None if worker is None else worker.number,
             None if ledger is None else partial(usage_of_all, ledger),
@@ -148,9 +132,7 @@ class App(AbstractAsyncContextManager["App"]):
             () if config.server.admin is None else config.server.admin.hosts,
         )
         self.usage_count = None if tracked is None else tracked.counter
-        self.jobs = build_jobs(
-            engine, access, clock, counters, self.readiness, routes, owners, self.eraser, tracked
-        )
+        self.jobs = build_jobs(self._process, self.current, self.eraser, tracked)
 
     async def open(self) -> None:
         """Enter the plugins' lifespans and start the background jobs. Raises ValueError if a plugin does not
@@ -173,8 +155,7 @@ class App(AbstractAsyncContextManager["App"]):
     def drain(self) -> None:
         """Begin a graceful shutdown: fail readiness checks, close change streams, and send `Connection:
         close` with every response."""
-        self.readiness.draining = True
-        self._middleware.draining = True
+        self.readiness.draining = self.load.draining = True
         self.subscribers.drain()
 
     async def close(self) -> None:
@@ -184,7 +165,7 @@ class App(AbstractAsyncContextManager["App"]):
             await job.close()
         self.subscribers.close()
         await self.engine.logs.close()
-        await self._access.rate_limiter.close()
+        await self._process.rate_limiter.close()
         await self._coordinator.close()
         await self.store.close()
         if self._shared_counters is not None:

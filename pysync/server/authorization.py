@@ -78,7 +78,7 @@ class Authorizer:
         self._hooks = hooks
         self._log = request_log
         self._mount = mount
-        self._proxy_hops = proxy_hops
+        self.client_ip: Final = partial(client_ip, proxy_hops)
 
     async def admit(
         self,
@@ -108,8 +108,8 @@ class Authorizer:
                 self._log.set_identity(verified.caller.identity)
         # How often it may ask.
         if limited := [policy for policy in metered(verified.caller) if policy.limit is not None]:
-            client_ip = partial(self.client_ip, request)
-            await self._rate_limiter.enforce(counters(limited, verified.caller.identity, client_ip))
+            ip = partial(self.client_ip, request)
+            await self._rate_limiter.enforce(counters(limited, verified.caller.identity, ip))
         # What it may do: roles, scope and restrictions.
         decision = await decide(verified)
         # Once: a request that may do nothing has used up nothing but its place in the rate limit.
@@ -260,14 +260,6 @@ class Authorizer:
             return caller
         return add_roles(caller, await self._hooks.roles(plugin_request(policy, caller, params, key)))
 
-    def client_ip(self, request: web.BaseRequest) -> str:
-        """Return the client's address, as the outermost trusted proxy saw it."""
-        if self._proxy_hops and request.headers:  # a request that cannot be parsed has none
-            forwarded_for = ",".join(request.headers.getall("X-Forwarded-For", ()))
-            if (ip := forwarded_ip(forwarded_for, self._proxy_hops)) is not None:
-                return ip
-        return request.remote or ""
-
     def _signed_request(self, request: web.BaseRequest, namespace: str | None) -> SignedRequest:
         """Return the parts of a request to `namespace` that its signature covers. A client may have signed
         its target with the mount (a namespaced client, whose base URL is the origin) or without it (any
@@ -277,6 +269,15 @@ class Authorizer:
             targets.insert(0 if namespace is None else 1, request.raw_path.removeprefix(mount))
         host = canonical_host_of_header(request.headers.get(hdrs.HOST, ""), "http")
         return request.method, targets, host
+
+
+def client_ip(proxy_hops: int, request: web.BaseRequest) -> str:
+    """Return the client's address, as the outermost of this number of trusted proxies saw it."""
+    if proxy_hops and request.headers:  # a request that cannot be parsed has none
+        forwarded_for = ",".join(request.headers.getall("X-Forwarded-For", ()))
+        if (ip := forwarded_ip(forwarded_for, proxy_hops)) is not None:
+            return ip
+    return request.remote or ""
 
 
 def unless_server_error(decision: Access | PysyncError) -> Access | None:

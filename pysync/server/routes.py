@@ -32,8 +32,7 @@ from pysync.server.api.usage import UsageHandler
 from pysync.server.http.responses import Response, cache_headers
 from pysync.server.http.router import Handler, Match, Route, Router, Validator
 from pysync.server.openapi import OpenApi
-from pysync.server.sse import SSEHub
-from pysync.server.stream_authorization import StreamAuthorizer
+from pysync.server.sse import SSEHub, StreamSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ class RouteBuilder:
     policies: PolicyTable
     routes: Router
     projection_waiter: ProjectionWaiter
-    stream_authorizer: StreamAuthorizer
+    stream_source: StreamSource
     sse_hub: SSEHub
     ops: ServiceHandlers
     openapi: OpenApi
@@ -78,7 +77,7 @@ class RouteBuilder:
                 batch = BatchHandler(service, namespace, self._batched(spec), plans)
                 self._add(spec, Route(batch.pull, collection=name))
             elif spec.action == "events":
-                stream = EventStreamHandler(service, self._pulls(spec), self.stream_authorizer, self.sse_hub)
+                stream = EventStreamHandler(service, self._pulls(spec), self.stream_source, self.sse_hub)
                 self._add(spec, Route(stream.open, collection=name))
             elif spec.action == "usage":
                 usage = UsageHandler(service, self._pulls(spec))

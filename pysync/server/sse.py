@@ -60,12 +60,14 @@ class SSEConnection(asyncio.Protocol):
         "needs_authorization",
         "proof",
         "restricted",
+        "source",
         "verified_at_ms",
     )  # fmt: skip
 
     def __init__(
         self,
         hub: "SSEHub",
+        source: "StreamSource",
         grant: StreamGrant,
         caller: Caller,
         proof: VerifiedCertificate | None,
@@ -73,6 +75,7 @@ class SSEConnection(asyncio.Protocol):
         account: str = "",
     ) -> None:
         self._hub = hub
+        self.source = source
         self._transport: asyncio.Transport | None = None
         self._task: asyncio.Task[None] | None = None
         self._resumed: asyncio.Future[None] | None = None
@@ -99,7 +102,7 @@ class SSEConnection(asyncio.Protocol):
             head += b":\nid: %b\n\n" % start.cursor.encode()
         self._transport.write(head)
         self._hub.add(self)
-        self._is_live = not start.is_resumed and self._hub.dispatcher.subscribe(self)
+        self._is_live = not start.is_resumed and self.source.dispatcher.subscribe(self)
         if not self._is_live:
             self._task = asyncio.get_running_loop().create_task(self._catch_up())
 
@@ -184,7 +187,7 @@ class SSEConnection(asyncio.Protocol):
 
     async def _catch_up(self) -> None:
         try:
-            self._is_live = await self._hub.dispatcher.catch_up(self, self._hub.max_missed)
+            self._is_live = await self.source.dispatcher.catch_up(self, self.source.max_missed)
         except (Exception, PanicException):
             log.exception("failed to catch up a change stream")
             self.abort()
@@ -203,6 +206,15 @@ class SSEConnection(asyncio.Protocol):
         elif unread:
             self._hub.unread.note(self, unread)
         return True
+
+
+class StreamSource(NamedTuple):
+    """The changes that the streams of one configuration receive, and what authorises them. A stream that has
+    missed more than `max_missed` gets a reset."""
+
+    dispatcher: ChangeDispatcher
+    authorizer: StreamAuthorizer
+    max_missed: int
 
 
 class StreamLimits(NamedTuple):
@@ -263,25 +275,15 @@ class RenderedPage:
 
 
 class SSEHub:
-    """The open streams of one process."""
+    """The open streams of one process, whatever their source."""
 
-    def __init__(
-        self,
-        dispatcher: ChangeDispatcher,
-        authorizer: StreamAuthorizer,
-        counters: Counters,
-        max_missed: int,
-        limits: StreamLimits,
-    ) -> None:
-        self.dispatcher = dispatcher
-        self.max_missed = max_missed
+    def __init__(self, counters: Counters, limits: StreamLimits) -> None:
         self.counters = counters
         self.unread = UnreadBytes()
         self.page = RenderedPage()
         self.limits = limits
         self._streams = 0
         self._accounts: Counter[str] = Counter()
-        self._authorizer = authorizer
         self._buckets: list[set[SSEConnection]] = [set() for _ in range(HEARTBEAT_BUCKETS)]
         self._checks: dict[int, asyncio.Task[None]] = {}
         self._heartbeat_timer: asyncio.TimerHandle | None = None
@@ -319,7 +321,7 @@ class SSEHub:
 
     def remove(self, subscriber: SSEConnection) -> None:
         """Remove a stream whose connection is lost."""
-        self.dispatcher.unsubscribe(subscriber)
+        subscriber.source.dispatcher.unsubscribe(subscriber)
         subscriber.bucket.discard(subscriber)
         self.unread.forget(subscriber)
         self._streams -= 1
@@ -342,11 +344,11 @@ class SSEHub:
         """Abort all streams and stop all tasks."""
         for subscriber in self._all():
             subscriber.abort()
+            subscriber.source.dispatcher.close()
         for check in self._checks.values():
             check.cancel()
         if self._heartbeat_timer is not None:
             self._heartbeat_timer.cancel()
-        self.dispatcher.close()
 
     def _report(self) -> None:
         self.counters.gauges["pysync_streams"] = self._streams
@@ -368,9 +370,9 @@ class SSEHub:
 
     def _send_heartbeats(self, number: int) -> None:
         self._schedule_heartbeat((number + 1) % HEARTBEAT_BUCKETS)
-        watermark, bucket = self.dispatcher.watermark, list(self._buckets[number])
+        bucket = list(self._buckets[number])
         for subscriber in bucket:
-            subscriber.heartbeat(watermark)
+            subscriber.heartbeat(subscriber.source.dispatcher.watermark)
         self.unread.refresh()
         self._report()
         verified = [subscriber for subscriber in bucket if subscriber.proof is not None]
@@ -381,7 +383,7 @@ class SSEHub:
 
     async def _check(self, verified: list[SSEConnection]) -> None:
         for subscriber in verified:
-            await self._authorizer.check(subscriber)
+            await subscriber.source.authorizer.check(subscriber)
 
 
 def _reset_event(cursor: str) -> bytes:

@@ -105,7 +105,7 @@ def service() -> Iterator[str]:
 async def description() -> Any:
     """What the service says of itself to its operators."""
     async with await create_app(config.parse(patient(SERVICE))) as app:
-        return json.loads(app.openapi.complete())
+        return json.loads(app.current.openapi.complete())
 
 
 def settings() -> SchemathesisConfig:

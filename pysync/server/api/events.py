@@ -23,8 +23,8 @@ from pysync.server.api import Service
 from pysync.server.http.connection import Connection
 from pysync.server.http.responses import Response
 from pysync.server.http.router import Match
-from pysync.server.sse import SSEConnection, SSEHub
-from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant, topic_of
+from pysync.server.sse import SSEConnection, SSEHub, StreamSource
+from pysync.server.stream_authorization import StreamGrant, topic_of
 
 HEADERS = "Cache-Control: no-store\r\nX-Accel-Buffering: no\r\nVary: Authorization\r\n"
 _MAX_EVENT_ID_CHARS: Final = 100
@@ -39,14 +39,14 @@ class EventStreamHandler:
         self,
         service: Service,
         policies: Sequence[AccessPolicy],
-        stream_authorizer: StreamAuthorizer,
+        source: StreamSource,
         hub: SSEHub,
     ) -> None:
         self._policies = {policy.collection.name: policy for policy in policies}
         self._namespace = policies[0].namespace
         self._authenticator = service.authenticator
         self._authorizer = service.authorizer
-        self._stream_authorizer = stream_authorizer
+        self._source = source
         self._hub = hub
 
     async def open(self, request: web.BaseRequest, match: Match) -> Response:
@@ -67,13 +67,13 @@ class EventStreamHandler:
             credentials = self._authenticator.parse_credentials(request.headers)
 
         def delivered(caller: Caller) -> list[AccessPolicy]:
-            grant = self._stream_authorizer.grant(wanted, caller)
+            grant = self._source.authorizer.grant(wanted, caller)
             return [policy for policy in named if topic_of(policy) in grant.filter]
 
         async def decide(verified: AuthenticatedRequest) -> tuple[AuthenticatedRequest, StreamGrant, str]:
             if verified.certificate is not None and self._authenticator.has_expired(verified.certificate):
                 raise Unauthorized("expired: a stream would end at once")
-            grant = self._stream_authorizer.grant(wanted, verified.caller)
+            grant = self._source.authorizer.grant(wanted, verified.caller)
             if not grant.filter:
                 if credentials is NO_CREDENTIALS:
                     raise Unauthorized("no credentials")
@@ -85,8 +85,10 @@ class EventStreamHandler:
         verified, grant, account = await self._authorizer.admit(
             request, self._namespace, credentials, b"", delivered, decide
         )
-        start = await self._hub.dispatcher.resolve_start(_last_event_id(request))
-        subscriber = SSEConnection(self._hub, grant, verified.caller, verified.certificate, start, account)
+        start = await self._source.dispatcher.resolve_start(_last_event_id(request))
+        subscriber = SSEConnection(
+            self._hub, self._source, grant, verified.caller, verified.certificate, start, account
+        )
         return EventStreamResponse(subscriber.begin)
 
     def _parse_topics(self, query: Mapping[str, str]) -> tuple[list[AccessPolicy], RequestedTopics]:

@@ -69,6 +69,8 @@ class Load:
         self.max_wait_s: Final = max_wait_s
         self.max_connections: Final = max_connections
         self.now: Final = now
+        self.draining = False
+        """True once the process is about to stop: every response closes its connection."""
         self.connections = 0
         """Number of open connections."""
         self.heads: dict[HeldConnection, float] = {}

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextvars import ContextVar
 from traceback import clear_frames
 
@@ -71,11 +71,21 @@ NO_THREAD = "can't start new thread"
 _is_request_id = re.compile(r"[A-Za-z0-9._-]{1,64}").fullmatch
 
 
+class EntryPoint:
+    """Passes each request to the `middleware` in force."""
+
+    def __init__(self, middleware: "Middleware") -> None:
+        self.middleware = middleware
+
+    def handle(self, request: web.BaseRequest) -> Awaitable[Response]:
+        """Return the response to `request`, as `Middleware.handle` does."""
+        return self.middleware.handle(request)
+
+
 class Middleware:
     """Turns a request into a response. `origins` are the pages that may call, and `hosts` are the accepted
-    names of this service (empty: any). While `draining`, every response closes its connection.
-    `request_id_var` receives the id of each request, for log lines of plugins and handlers; None if they do
-    not need it. `request_log` logs rejections and responses."""
+    names of this service (empty: any). `request_id_var` receives the id of each request, for log lines of
+    plugins and handlers; None if they do not need it. `request_log` logs rejections and responses."""
 
     def __init__(
         self,
@@ -96,7 +106,6 @@ class Middleware:
         self._log = request_log
         self._load = load
         self._in_flight = in_flight
-        self.draining = False
         self._ids = itertools.count(1)
         self._id_prefix = os.urandom(5).hex()
 
@@ -160,7 +169,7 @@ class Middleware:
         took."""
         response.request_id = request_id
         response.header_text += f"{protocol.HEADER_REQUEST_ID}: {request_id}\r\n"
-        if self.draining:
+        if self._load.draining:
             response.close = True
         if self._origins:
             response.header_text += self._cors_lines(request)

@@ -24,7 +24,14 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.changes import DocumentRef
 from pysync.engine.subscriptions import Event, StartPosition
 from pysync.model import ANONYMOUS
-from pysync.server.sse import HEARTBEAT_BUCKETS, HEARTBEAT_S, RenderedPage, SSEConnection, SSEHub
+from pysync.server.sse import (
+    HEARTBEAT_BUCKETS,
+    HEARTBEAT_S,
+    RenderedPage,
+    SSEConnection,
+    SSEHub,
+    StreamSource,
+)
 from pysync.server.stream_authorization import CHECK_MS, StreamGrant
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
@@ -183,7 +190,8 @@ async def test_slow_catch_up_is_given_time(serve: Serve, subscribe: Listen) -> N
 def test_heartbeat_names_no_later_cursor_during_a_catch_up() -> None:
     """Who resumed from there would miss what lies in between."""
     start = StartPosition("1", is_resumed=True)
-    subscriber = SSEConnection(cast(SSEHub, None), StreamGrant({}, frozenset()), ANONYMOUS, None, start)
+    hub, source = cast(SSEHub, None), cast(StreamSource, None)
+    subscriber = SSEConnection(hub, source, StreamGrant({}, frozenset()), ANONYMOUS, None, start)
     subscriber.heartbeat("2")
     assert subscriber.cursor == "1"
 

@@ -17,7 +17,7 @@ from pysync.erase import EraseRequest
 from pysync.migrate import MIN_GRACE_MS, GarbageCollector
 from pysync.model import Usage
 from pysync.server.app import App
-from pysync.server.compose import COUNT_EVERY_S
+from pysync.server.jobs import COUNT_EVERY_S
 from pysync.store import Subject, ledger_of
 
 PUBLIC = {"readRoles": ["public"], "writeRoles": ["public"]}

@@ -20,7 +20,7 @@ from pysync.server import sse
 from pysync.server.http.load import RESERVED_DESCRIPTORS
 from pysync.server.http.responses import STALL_S
 from pysync.server.process.metrics import Counters
-from pysync.server.sse import SSEConnection, SSEHub, StreamLimits
+from pysync.server.sse import SSEConnection, SSEHub, StreamLimits, StreamSource
 from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
 
 
@@ -137,15 +137,15 @@ class Pipe(asyncio.Transport):
 
 def opened(hub: SSEHub) -> tuple[SSEConnection, Pipe]:
     pipe, grant = Pipe(), StreamGrant({TOPIC: {}}, frozenset())
-    stream = SSEConnection(hub, grant, ANONYMOUS, None, StartPosition("0"))
+    source = StreamSource(following(Log()), cast(StreamAuthorizer, None), 100)
+    stream = SSEConnection(hub, source, grant, ANONYMOUS, None, StartPosition("0"))
     stream.begin(cast(Any, pipe), b"")
     pipe.waiting = 0
     return stream, pipe
 
 
 def hub() -> SSEHub:
-    counters, limits = Counters(), StreamLimits(100, 100)
-    return SSEHub(following(Log()), cast(StreamAuthorizer, None), counters, 100, limits)
+    return SSEHub(Counters(), StreamLimits(100, 100))
 
 
 def event(size: int) -> Event:

@@ -13,7 +13,7 @@ See docs/reference/protocol.md#authentication.
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
 from pysync import _core, protocol
@@ -69,6 +69,24 @@ class Credentials(NamedTuple):
 NO_CREDENTIALS = Credentials(ANONYMOUS)
 ADMIN_CALLER = Caller(roles=ANONYMOUS_ROLES | {"admin"})
 ADMIN_CREDENTIALS = Credentials(ADMIN_CALLER)
+
+
+class AdminTokens:
+    """The admin tokens of a service, as `auth.adminToken` has them: one, several while one is rotated, or
+    none."""
+
+    def __init__(self, tokens: str | Iterable[str] | None) -> None:
+        tokens = [tokens] if isinstance(tokens, str) else tokens or ()
+        self._headers = [(BEARER + token).encode() for token in tokens]
+
+    def __bool__(self) -> bool:
+        return bool(self._headers)
+
+    def accept(self, authorization: str) -> bool:
+        """Return True if the header `Authorization` has one of the tokens. Each is compared in constant
+        time."""
+        sent = authorization.encode(errors="surrogateescape")
+        return sum(hmac.compare_digest(sent, header) for header in self._headers) > 0
 
 
 class AuthenticatedRequest(NamedTuple):
@@ -177,7 +195,7 @@ class Authenticator:
         validate_certificate: Callable[[Certificate], str | None] | None = None,
     ) -> None:
         auth = config.auth
-        self._admin_token = None if auth.admin_token is None else auth.admin_token.encode()
+        self._admin_tokens = AdminTokens(auth.admin_token)
         self._coordinator = coordinator
         self._revocations = revocations
         self._owns_data = owns_data
@@ -192,7 +210,7 @@ class Authenticator:
         if there are none. Raises Unauthorized if they are invalid."""
         authorization = headers.get(protocol.HEADER_AUTHORIZATION)
         if authorization is not None and authorization.startswith(BEARER):
-            return self._check_admin_token(authorization.removeprefix(BEARER))
+            return self._check_admin_token(authorization)
         if authorization is None or not authorization.startswith(certificates.SCHEME):
             return NO_CREDENTIALS
         timestamp = headers.get(protocol.HEADER_TIMESTAMP, "")
@@ -298,7 +316,7 @@ class Authenticator:
         if authorization is None:
             return ANONYMOUS
         if authorization.startswith(BEARER):
-            self._check_admin_token(authorization.removeprefix(BEARER))
+            self._check_admin_token(authorization)
             return ADMIN_CALLER
         presenter = headers.get(protocol.HEADER_PUB, "")
         cache_key = _cache_key(authorization, presenter)
@@ -318,10 +336,8 @@ class Authenticator:
             raise Unauthorized("revoked")
         return certificate.caller
 
-    def _check_admin_token(self, token: str) -> Credentials:
-        if self._admin_token is None or not hmac.compare_digest(
-            token.encode(errors="surrogateescape"), self._admin_token
-        ):
+    def _check_admin_token(self, authorization: str) -> Credentials:
+        if not self._admin_tokens.accept(authorization):
             raise Unauthorized("admin token")
         return ADMIN_CREDENTIALS
 

@@ -398,7 +398,7 @@ class _Roles:
         if not _BUILTIN_ROLES.fullmatch(role):
             caps = (f"cap:{op}:{self._collection.name}" for op in ("read", "write", "list"))
             return f"no caller can have {role!r}{suggest(role.lower(), (*_PLAIN, *caps))}"
-        if role == "admin" and auth.admin_token is None:
+        if role == "admin" and not auth.admin_token:
             return "no caller can have admin: auth.adminToken is not set"
         if role.startswith("space:"):
             if auth.spaces is None:

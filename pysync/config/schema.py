@@ -218,8 +218,9 @@ class SpacesConfig:
 class Auth:
     """Admin token, trusted issuers, and roles."""
 
-    admin_token: str | None = option(
-        "Bearer token that gives the role `admin`: 16 or more characters of printable ASCII, without spaces.",
+    admin_token: str | tuple[str, ...] | None = option(
+        "Bearer token that gives the role `admin`, or a list of them: 16 or more characters of printable "
+        "ASCII, without spaces.",
         None,
         secret=True,
     )

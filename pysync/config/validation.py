@@ -303,9 +303,13 @@ def _issuers(issuers: Iterable[str] | None) -> Iterator[FieldError]:
 
 def _auth(auth: Auth) -> Iterator[FieldError]:
     yield from _issuers(auth.trusted_issuers)
-    if auth.admin_token is not None and not _ADMIN_TOKEN.fullmatch(auth.admin_token):
-        form = "16 or more characters of printable ASCII, without spaces"
-        yield "adminToken", f"must be {form} (PYSYNC_ADMIN_TOKEN sets it too)"
+    form = "16 or more characters of printable ASCII, without spaces"
+    message = f"must be {form} (PYSYNC_ADMIN_TOKEN sets it too)"
+    if isinstance(auth.admin_token, str):
+        if not _ADMIN_TOKEN.fullmatch(auth.admin_token):
+            yield "adminToken", message
+    else:
+        yield from _each("adminToken", auth.admin_token, _ADMIN_TOKEN, message)
     if auth.spaces is not None:
         for message in key_templates.errors(auth.spaces.access_path):
             yield "spaces.accessPath", message

@@ -123,7 +123,7 @@ class _Description:
         values = {"version": __version__, "codes": list(errors_by_code()), "refusals": _refusals()}
         document: Json = _splice(_skeleton()["document"], values) | {"paths": paths}
         components = document["components"]
-        if self._config.auth.admin_token is None:
+        if not self._config.auth.admin_token:
             del components["securitySchemes"]["admin"]
         for _, route in ordered:
             if route.policy is not None and route.validator is not None:
@@ -240,7 +240,7 @@ class _Description:
         return [*(_OPEN if anonymous else []), *_part("signed"), *self._admin()]
 
     def _admin(self) -> list[Json]:
-        return [] if self._config.auth.admin_token is None else [{"admin": []}]
+        return [{"admin": []}] if self._config.auth.admin_token else []
 
 
 def _name(policy: AccessPolicy) -> _Name:

@@ -386,6 +386,7 @@ def test_a_schema_stands_by_itself(ref: str) -> None:
         ),
         ({"auth": {"spaces": {"param": "x"}}}, "auth.spaces.param", "must be a parameter of accessPath"),
         ({"auth": {"adminToken": "fifteen-letters"}}, "auth.adminToken", ADMIN_TOKEN),
+        ({"auth": {"adminToken": ["t" * 16, "short"]}}, "auth.adminToken[1]", ADMIN_TOKEN),
         ({"auth": {"adminToken": "sixteen letters!"}}, "auth.adminToken", ADMIN_TOKEN),
         ({"auth": {"adminToken": "sixteen-letters\n!"}}, "auth.adminToken", ADMIN_TOKEN),
         ({"auth": {"adminToken": "sixteen-letters\u00fc"}}, "auth.adminToken", ADMIN_TOKEN),

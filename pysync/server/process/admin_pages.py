@@ -1,13 +1,12 @@
 """The pages of the operators' listener: health, readiness, metrics and the description of the service."""
 
 import asyncio
-import hmac
 import logging
 import os
 import re
 import resource
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Final
@@ -15,7 +14,7 @@ from typing import Any, Final
 import orjson
 
 from pysync import __version__
-from pysync.auth.authentication import BEARER
+from pysync.auth.authentication import BEARER, AdminTokens
 from pysync.errors import (
     Forbidden,
     InternalError,
@@ -84,13 +83,13 @@ class AdminPages:
         worker: int | None = None,
         usage: Callable[[], Coroutine[None, None, dict[str, Any]]] | None = None,
         erasure: ErasureEndpoint | None = None,
-        admin_token: str | None = None,
+        admin_token: str | Sequence[str] | None = None,
         hosts: Collection[str] = (),
     ) -> None:
         """`usage` returns what `/admin/usage` shows, on the event loop; None: there is no such page. `hosts`
         are names under which `/admin` is served, besides `localhost` and addresses."""
         self.erasure = erasure
-        self._authorization = None if admin_token is None else (BEARER + admin_token).encode()
+        self._admin_tokens = AdminTokens(admin_token)
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._readiness = readiness
         self._snapshot = snapshot
@@ -141,12 +140,11 @@ class AdminPages:
 
     def _check_token(self, request: AdminRequest) -> None:
         """Raise Unauthorized without the admin token, Forbidden if none is configured."""
-        if self._authorization is None:
+        if not self._admin_tokens:
             raise Forbidden(
                 "This needs the admin token: set auth.adminToken (PYSYNC_ADMIN_TOKEN) and send it"
             )
-        sent = request.headers.get("authorization", "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(sent, self._authorization):
+        if not self._admin_tokens.accept(request.headers.get("authorization", "")):
             error = Unauthorized("admin token")
             error.headers = {"WWW-Authenticate": BEARER.strip()}
             raise error

@@ -90,6 +90,14 @@ async def test_metrics_do_not_exist_for_outsiders(start: Start, session: aiohttp
     assert (await browser.request("GET", "/metrics")).status == 200
 
 
+async def test_each_of_several_admin_tokens_is_accepted(start: Start, session: aiohttp.ClientSession) -> None:
+    tokens = [TOKEN, "another-" + TOKEN]
+    vault = collection("vault", readRoles=["admin"], writeRoles=["admin"])
+    browser = Browser(await start({"auth": {"adminToken": tokens}, "collections": [vault]}), session)
+    for token, status in (*((token, 200) for token in tokens), (TOKEN[:-1], 401), (", ".join(tokens), 401)):
+        assert (await browser.pull("vault/a", {"Authorization": f"Bearer {token}"})).status == status
+
+
 SERVED: dict[str, Any] = {
     "auth": {"adminToken": TOKEN},
     "collections": [

@@ -230,6 +230,13 @@ async def test_pages_that_name_or_erase_something_need_the_admin_token(
     assert (await service.request("/admin")).status == 200
 
 
+async def test_each_of_several_admin_tokens_opens_the_pages(start_admin: StartAdmin) -> None:
+    service = await start_admin(auth={"adminToken": [ADMIN_TOKEN, ADMIN_TOKEN[::-1]]}, quotas={})
+    for token, status in ((ADMIN_TOKEN, 200), (ADMIN_TOKEN[::-1], 200), (ADMIN_TOKEN * 2, 401)):
+        answer = await service.request("/admin/usage", headers={"Authorization": f"Bearer {token}"})
+        assert answer.status == status
+
+
 @pytest.mark.parametrize("page", ["/admin/usage", "/admin/erase"])
 async def test_pages_that_need_the_admin_token_say_so_if_none_is_configured(
     start_admin: StartAdmin, page: str

@@ -17,7 +17,7 @@ from pysync.config.loader import parse, read_file, with_collections
 from pysync.config.plugin_validation import has_unowned_target, overlapping_collections, repeated
 from pysync.config.problem import ConfigError, FieldError, Problem
 from pysync.config.routes import Method, RouteSpec, history_roles, routes_of
-from pysync.config.schema import Config, Trust
+from pysync.config.schema import LOOPBACK, LOOPBACK_HOSTS, Config, Trust
 
 _CAP_ROLE = re.compile(r"cap:(?:read|write|list):(.+)", re.DOTALL)
 _BUILTIN_ROLES = re.compile(
@@ -32,7 +32,6 @@ _ANY_ISSUER = (
 
 
 _OF_COLLECTION = ("pull", "push", "append", "delete", "history", "list")
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _UNLISTED = ("index", "health", "ready", "metrics", "version")
 _SERVICE_ROLES = {
     "batch": "as pulls of what is named",
@@ -195,9 +194,11 @@ def _warnings(config: Config) -> Iterator[Problem]:
 
 
 def _is_trial(config: Config) -> bool:
-    """Return True if the service has example pages and only programs of its machine can reach it. It is open
-    to them on purpose."""
-    return config.server.examples is not None and config.server.host in _LOOPBACK
+    """Return True if only programs of its machine can reach the service, and it has example pages, or rejects
+    requests that name another host. It is open to them on purpose."""
+    server = config.server
+    names_this_machine = bool(server.public_hosts) and LOOPBACK_HOSTS.issuperset(server.public_hosts)
+    return server.host in LOOPBACK and (server.examples is not None or names_this_machine)
 
 
 def _collection(collection: Collection, path: str, known: "_Roles", *, is_trial: bool) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from pysync.config.collection import (
@@ -27,6 +27,10 @@ from pysync.config.collection import (
 )
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
+"""Addresses that only programs of this machine reach."""
+LOOPBACK_HOSTS: Final = frozenset(("127.0.0.1", "[::1]", "localhost"))
+"""The same in a `Host` header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +70,11 @@ class Server:
     host: str = option("Address to listen on.", "127.0.0.1")
     port: int = option("Port to listen on; 0 takes a free one.", 8080, at_least=0, at_most=65535)
     mount_path: str = option("Prefix of every route, e.g. `/v1`.", "", may_be_empty=True)
-    public_hosts: tuple[str, ...] = option("Host names that requests may use; empty: any.", ())
+    public_hosts: tuple[str, ...] = option(
+        "Host names that requests may use; empty: any. `localhost`, `127.0.0.1` and `[::1]` match with any "
+        "port.",
+        (),
+    )
     trusted_proxy_hops: int = option(
         "Number of proxies in front whose `X-Forwarded-For` is trusted.", 0, at_least=0
     )

@@ -139,6 +139,16 @@ def test_the_linter_suggests_the_public_hosts_if_everybody_may_write() -> None:
         assert expected not in warnings(collection(**closed))
 
 
+def test_the_linter_accepts_public_writes_from_this_machine_alone() -> None:
+    open_to_all = collection(writeRoles=["public"])
+    hosts = ["localhost", "127.0.0.1", "[::1]"]
+    assert warnings(open_to_all, server={"publicHosts": hosts}) == []
+    for reachable in ({"host": "0.0.0.0", "publicHosts": hosts}, {"publicHosts": [*hosts, "a.example"]}):
+        assert warnings(open_to_all, server=reachable) == [
+            ("collections[0].writeRoles", "public: anyone may write")
+        ]
+
+
 def test_the_linter_warns_of_rate_limits_that_meter_nothing() -> None:
     window = {"windowMs": 1000, "maxRequests": 5}
     assert warnings(collection(rateLimit={"push": True, "pull": {}}))[-1:] == [

@@ -158,6 +158,16 @@ async def test_only_public_hosts_are_answered(start: Start, session: aiohttp.Cli
     assert (await browser.pull("notes/a", {"Host": "Sync.Example:80"})).status == 200
 
 
+async def test_public_host_of_this_machine_matches_with_any_port(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    hosts = ["127.0.0.1", "[::1]", "sync.example"]
+    browser = Browser(await start({"server": {"publicHosts": hosts}, "collections": [NOTES]}), session)
+    assert (await browser.pull("notes/a")).status == 200
+    tried = {"127.0.0.1": 200, "[::1]:9000": 200, "localhost:80": 421, "sync.example:9000": 421}
+    assert {host: (await browser.pull("notes/a", {"Host": host})).status for host in tried} == tried
+
+
 async def test_forwarding_headers_count_only_behind_known_proxies(
     start: Start, session: aiohttp.ClientSession
 ) -> None:

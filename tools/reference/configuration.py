@@ -62,7 +62,11 @@ These variables override a member of the file, or set it if there is no file. An
 value from a variable that the file names, as `${NAME}`.
 """
 
-CONFIG_ROW = "| `PYSYNC_CONFIG` | the file itself, as `--config` (default: `./pysync.json`, if it exists) |\n"
+CONFIG_ROW = (
+    "| `PYSYNC_CONFIG` | the file itself, as `--config` "
+    "(default: `./pysync.json`, `.yaml`, `.yml` or `.toml`, "
+    "if one of them exists; several are an error) |\n"
+)
 
 
 def page() -> str:

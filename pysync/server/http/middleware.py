@@ -18,6 +18,7 @@ from pysync._core import PanicException
 from pysync.auth.authentication import BEARER
 from pysync.auth.certificates import SCHEME
 from pysync.auth.signing import canonical_host_of_header
+from pysync.config.schema import LOOPBACK_HOSTS
 from pysync.errors import (
     BadRequest,
     DocumentCorrupt,
@@ -102,6 +103,7 @@ class Middleware:
         self._counters = counters
         self._origins = frozenset(origins)
         self._hosts = frozenset(host.lower() for host in hosts)
+        self._hosts_of_any_port = self._hosts & LOOPBACK_HOSTS
         self._request_id_var = request_id_var
         self._log = request_log
         self._load = load
@@ -185,7 +187,8 @@ class Middleware:
         """Raise MisdirectedRequest for another host. Health probes, which use the IP, are exempt."""
         if request.raw_path in HEALTH_PATHS:
             return
-        if canonical_host_of_header(request.headers.get(hdrs.HOST, ""), "http") not in self._hosts:
+        host = canonical_host_of_header(request.headers.get(hdrs.HOST, ""), "http")
+        if host not in self._hosts and host.rpartition(":")[0] not in self._hosts_of_any_port:
             raise MisdirectedRequest(reason=f"host: {request.headers.get('Host', '')}")
 
     def _check_origin(self, request: web.BaseRequest) -> None:

@@ -42,6 +42,7 @@ def add_keys(parser: Parser) -> None:
         example="pysync keys show me.json > me.pub",
     )
     show.add_value("file", "FILE", "a key file")
+    show.add_flag("--user-id", "print the user id alone, for scripts")
 
 
 def add_cap(parser: Parser) -> None:
@@ -139,7 +140,11 @@ def new_key(options: argparse.Namespace) -> None:
 
 def show_key(options: argparse.Namespace) -> None:
     """Run `pysync keys show`."""
-    print_json(_public_keys(read_keys(options.file)))
+    keys = read_keys(options.file)
+    if options.user_id:
+        print(keys.user_id)
+    else:
+        print_json(_public_keys(keys))
 
 
 def _public_keys(keys: IdentityKeys) -> dict[str, str]:

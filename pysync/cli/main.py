@@ -18,6 +18,7 @@ from pysync.cli.parser import EXIT_CODES, Parser
 
 _COMMANDS: Final = (
     ("serve", "server", "run the server"),
+    ("init", "server", "print a configuration to begin with"),
     ("check", "server", "validate a configuration and print its routes"),
     ("keys", "credentials", "create and show keys"),
     ("cap", "credentials", "issue, show and revoke certificates"),

@@ -4,11 +4,11 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 DEFAULT_URL = "http://127.0.0.1:8080"
-DEFAULT_CONFIG = "pysync.json"
+CONFIG_NAMES = tuple(f"pysync.{suffix}" for suffix in ("json", "yaml", "yml", "toml"))
+_AND = " and "
 EXIT_CODES = """\
 exit status:
   0  success
@@ -24,7 +24,7 @@ environment:
   PYSYNC_URL          the server (default: http://127.0.0.1:8080)
   PYSYNC_KEY          the key file that signs requests
   PYSYNC_ADMIN_TOKEN  the admin token, for requests without a key
-  PYSYNC_CONFIG       the server's configuration (default: ./pysync.json, if it exists)
+  PYSYNC_CONFIG       the server's configuration (default: ./pysync.json, .yaml or .toml, if it exists)
 
 `pysync COMMAND --help` shows the options of a command, with an example.
 """
@@ -138,15 +138,24 @@ def add_config(parser: Parser, *, required: bool = False) -> None:
     parser.add_value(
         "--config",
         "FILE",
-        "the server's configuration: JSON, YAML or TOML (default: $PYSYNC_CONFIG, else ./pysync.json)",
+        "the server's configuration (default: $PYSYNC_CONFIG, else ./pysync.json, .yaml or .toml)",
         default=default,
+        type=config_file,
         required=required and default is None,
     )
 
 
 def default_config() -> str | None:
-    """Return the configuration file that is used if none is named; None without one."""
-    return os.environ.get("PYSYNC_CONFIG") or (DEFAULT_CONFIG if Path(DEFAULT_CONFIG).is_file() else None)
+    """Return the configuration file that is used if none is named; None without one. For several in the
+    working folder, return all names in one, which `config_file` rejects."""
+    return os.environ.get("PYSYNC_CONFIG") or _AND.join(filter(os.path.isfile, CONFIG_NAMES)) or None
+
+
+def config_file(name: str) -> str:
+    """Return `name` unless it stands for several default files. Raises ArgumentTypeError."""
+    if len(names := name.split(_AND)) > 1 and set(names) <= set(CONFIG_NAMES):
+        raise argparse.ArgumentTypeError(f"{name}: keep one of them here, or name one")
+    return name
 
 
 def add_issuer(parser: Parser) -> None:

@@ -9,8 +9,17 @@ import shlex
 from typing import Final
 
 from pysync import config
-from pysync.cli.parser import Parser, PrintSchema, add_config, add_storage_options, default_config
+from pysync.cli.parser import (
+    Parser,
+    PrintSchema,
+    add_config,
+    add_storage_options,
+    config_file,
+    default_config,
+)
 
+KINDS: Final = ("open", "private", "rooms")
+"""Configurations that `pysync init` prints, from the files in `config/templates/`."""
 GARBAGE_THRESHOLD: Final = 10_000
 """New objects after which a server searches the youngest for garbage. The pushes that wait for a flush have
 more than the usual 700, and would be searched in vain, as would the modules that it imports. No cycle holds
@@ -29,6 +38,20 @@ def add_serve(parser: Parser) -> None:
     parser.add_value("--workers", "N", "number of processes that serve (default: 1)")
 
 
+def add_init(parser: Parser) -> None:
+    """Add the arguments of `pysync init`."""
+    parser.describe(
+        init,
+        description="Prints a configuration with comments, which say how to store a first document. open: "
+        "anybody at this machine reads and writes, to try pysync out; private: each user reads and writes "
+        "only their own; rooms: users share what is in a room with its members.",
+        example="pysync init > pysync.yaml\npysync init rooms > pysync.yaml",
+    )
+    parser.add_value(
+        "kind", "KIND", "open, private or rooms (default: open)", nargs="?", default="open", choices=KINDS
+    )
+
+
 def add_check(parser: Parser) -> None:
     """Add the arguments of `pysync check`."""
     parser.describe(
@@ -39,9 +62,10 @@ def add_check(parser: Parser) -> None:
     parser.add_value(
         "file",
         "FILE",
-        "the configuration (default: $PYSYNC_CONFIG, else ./pysync.json)",
+        "the configuration (default: $PYSYNC_CONFIG, else ./pysync.json, .yaml or .toml)",
         nargs="?",
         default=default_config(),
+        type=config_file,
     )
     parser.add_flag("--probe", "also open the store and the coordinator, and test them")
     parser.add_flag("--strict", "exit with status 1 if there are warnings")
@@ -51,6 +75,14 @@ def add_check(parser: Parser) -> None:
         nargs=0,
         help="print the JSON Schema of the configuration, for editors, and exit",
     )
+
+
+def init(options: argparse.Namespace) -> None:
+    """Run `pysync init`."""
+    from importlib.resources import files  # no other command needs it
+
+    template = files("pysync.config") / "templates" / f"{options.kind}.yaml"
+    print(template.read_text("utf-8"), end="")
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -100,8 +132,8 @@ def check(options: argparse.Namespace) -> int:
     """Run `pysync check`."""
     if options.file is None:
         options.parser.error(
-            "there is no ./pysync.json to check: name a configuration, as in `pysync check FILE`, or set "
-            "PYSYNC_CONFIG (`pysync serve` runs without one)"
+            "there is no ./pysync.json, .yaml or .toml to check: name a configuration, as in `pysync check "
+            "FILE`, set PYSYNC_CONFIG, or begin with `pysync init > pysync.yaml`"
         )
     from pysync.config.check import check as check_file
     from pysync.plugins import loader

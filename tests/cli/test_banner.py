@@ -63,14 +63,18 @@ def test_the_line_to_try_never_replaces_a_keyring_or_an_access_document() -> Non
     assert printed == "/health"
 
 
-def test_a_server_without_collections_says_so_and_shows_a_configuration_that_has_one() -> None:
+def test_a_server_without_collections_says_so_and_names_the_command_that_prints_a_configuration() -> None:
     printed = lines()
-    assert "No collection is configured, so nothing can be stored. Save this as pysync.json," in printed
-    (example,) = [line for line in printed if line.startswith("  {")]
+    assert [line for line in printed if "nothing is served" in line]
+    assert "  pysync init > pysync.yaml" in printed
     assert "curl" not in "\n".join(printed)
-    assert tried(*json.loads(example)["collections"]).startswith("/push/notes/hello-")
     namespaces = {"acme": {"collections": [collection(**PUBLIC)]}}
     assert "No collection" not in "\n".join(lines(namespaces=namespaces))
+
+
+def test_the_line_to_try_of_a_service_for_this_machine_alone_pushes_a_document() -> None:
+    local = {"publicHosts": ["localhost", "127.0.0.1"]}
+    assert tried(collection(**PUBLIC), server=local).startswith("/push/notes/hello-")
 
 
 async def test_the_line_to_try_of_the_example_works(start: Start, session: aiohttp.ClientSession) -> None:

@@ -87,6 +87,7 @@ def test_new_keys_are_printed_or_kept_in_a_file_for_the_owner(shell: Shell, tmp_
     kept = IdentityKeys.from_json((tmp_path / "k.json").read_bytes())
     assert public == {"edPub": kept.ed_pub, "kemPub": kept.kem_pub, "userId": kept.user_id}
     assert shell.json("keys", "show", "k.json") == public
+    assert shell.run("keys", "show", "k.json", "--user-id") == (0, f"{kept.user_id}\n", "")
     assert (tmp_path / "k.json").stat().st_mode & 0o077 == 0
 
 

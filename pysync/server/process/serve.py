@@ -23,6 +23,7 @@ import uvloop
 from pysync import __version__
 from pysync.config import Config
 from pysync.config.plugin_validation import projection_name
+from pysync.config.schema import LOOPBACK, LOOPBACK_HOSTS
 from pysync.server.api.examples import INDEX, file_names
 from pysync.server.app import App, Worker, create_app
 from pysync.server.http.connection import bound_sockets
@@ -291,10 +292,6 @@ def _listen_for_signals(stop: asyncio.Event) -> None:
 
 
 _DOCUMENT: Final = '{"data":{"text":"hello"},"baseHash":null}'
-_COLLECTION: Final = (
-    '{"name": "notes", "storagePath": "notes/{id}", "readRoles": ["public"], "writeRoles": ["public"]}'
-)
-_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 def banner(config: Config, port: int, admin_port: int = 0) -> str:
@@ -337,17 +334,16 @@ def origin(host: str, port: int) -> str:
 
 
 def _next_steps(config: Config, base: str) -> list[str]:
-    """Return a request to try, or without a collection a configuration that has one."""
+    """Return a request to try, or without a collection the command that prints a configuration with some."""
     if config.collections or config.namespaces:
         return [
             "`pysync check FILE` prints the routes of a configuration. Try it from another terminal:",
             f"  curl -s {_request(config, base)}",
         ]
     return [
-        "No collection is configured, so nothing can be stored. Save this as pysync.json,",
-        "a collection that anybody may read and write, and start `pysync serve` again there",
-        "(--config names another file):",
-        f'  {{"version": 1, "collections": [{_COLLECTION}]}}',
+        "No collection is configured, so nothing is served. Begin with a configuration that is open to this",
+        "machine (or `pysync init private`, `pysync init rooms`), and start `pysync serve` again beside it:",
+        "  pysync init > pysync.yaml",
     ]
 
 
@@ -356,9 +352,10 @@ def _request(config: Config, base: str) -> str:
     there is none, or if the server seems to be for others than those at this machine, they query its health.
     """
     server = config.server
-    is_for_others = server.trusted_proxy_hops or server.public_hosts or server.admin is not None
+    has_own_name = not LOOPBACK_HOSTS.issuperset(server.public_hosts)
+    is_for_others = server.trusted_proxy_hops or has_own_name or server.admin is not None
     batched = {events.collection for events in config.events}
-    for one in () if is_for_others or server.host not in _LOOPBACK else config.collections:
+    for one in () if is_for_others or server.host not in LOOPBACK else config.collections:
         is_open = "public" in one.write_roles and not (one.require_auth or one.pull_only or one.root_only)
         takes_any = one.object_schema is None and not one.enforce_sealed and one.name not in batched
         is_plain = one.append_only is None and not one.key_template.segments[-1].startswith("_")

@@ -9,9 +9,9 @@ from typing import Final
 WALKS: Final = {
     "public pull": 11,
     "signed pull": 15,
-    "signed push": 22,
-    "append": 24,
-    "file push": 25,
+    "signed push": 23,
+    "append": 25,
+    "file push": 26,
     "batch pull": 13,
 }
 """Modules of pysync that a request of each kind passes through (`python -m support.request_walks`)."""

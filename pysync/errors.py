@@ -6,7 +6,17 @@ docs/reference/errors.md is generated from these docstrings: the first paragraph
 """
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Final
+
+CHECKS: Final = frozenset(
+    {
+        "admin token", "audience", "certificate", "clock", "expired", "host", "no credentials",
+        "no timestamp or nonce of the right form", "not valid yet", "origin", "plugins without before_delete",
+        "replay", "restrictions", "revoked", "roles", "scope", "signature",
+        "the key belongs to another collection", "usage",
+    }
+)  # fmt: skip
+"""The checks that a request may fail: the beginnings of `PysyncError.reason`, up to a colon."""
 
 
 class PysyncError(Exception):
@@ -42,6 +52,12 @@ class PysyncError(Exception):
         self.headers: Mapping[str, str] = headers or {}
         self.reason = reason
         super().__init__(self.message)
+
+    @property
+    def check(self) -> str:
+        """The check that failed, if it is one of `CHECKS`, else the code: one of a bounded number."""
+        check = self.reason.partition(":")[0]
+        return check if check in CHECKS else self.code
 
 
 class BadRequest(PysyncError, status=400, code="bad_request", message="Bad request"):

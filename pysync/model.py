@@ -1,6 +1,6 @@
 """Small immutable values that all parts use. docs/reference/glossary.md defines the terms."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple, Self
@@ -9,6 +9,14 @@ import orjson
 
 from pysync._core import Scope
 from pysync.errors import QuotaExceeded
+
+Observe = Callable[..., None]
+"""Adds a value to a histogram of the metrics: takes its name, the value, and the values of its labels."""
+
+
+def unobserved(metric: str, value: float, *labels: str) -> None:
+    """Observe nothing."""
+
 
 ANONYMOUS_ROLES = frozenset({"public"})
 

@@ -23,7 +23,7 @@ from pysync.clock import HybridTimestamp, boot_id, elapsed_of, wall_clock_ms
 from pysync.coordinator.nonce_log import NonceLog
 from pysync.coordinator.protocol import LEASE_MS, MAX_LIVE_NONCES, PreparedWrite, Standing, window_end_ms
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Diagnosis
+from pysync.model import Diagnosis, Observe, unobserved
 from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog, change_id, insert_changes
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
@@ -116,9 +116,11 @@ class LocalCoordinator(SqliteChangeLog):
         leases: "LeaseFiles",
         now_ms: Callable[[], int],
         retention: Retention,
+        observe: Observe,
     ) -> None:
         reader = SnapshotReader(database, CoordinatorUnavailable)
-        super().__init__(reader, GroupCommit(database, CoordinatorUnavailable), now_ms, retention)
+        writer = GroupCommit(database, CoordinatorUnavailable, None, observe, "coordinator")
+        super().__init__(reader, writer, now_ms, retention)
         self.consume_nonce: Final = nonces.consume
         """See `Coordinator.consume_nonce`."""
         self._database = database.file
@@ -133,6 +135,7 @@ class LocalCoordinator(SqliteChangeLog):
         now_ms: Callable[[], int] = wall_clock_ms,
         max_live_nonces: int = MAX_LIVE_NONCES,
         retention: Retention = Retention(),  # noqa: B008 (frozen)
+        observe: Observe = unobserved,
     ) -> Self:
         """Return the coordinator in `folder`, which is created if it is missing. Raises ValueError if a newer
         version wrote it, and CoordinatorUnavailable if it cannot be used."""
@@ -143,7 +146,7 @@ class LocalCoordinator(SqliteChangeLog):
         except (sqlite3.Error, OSError) as error:
             reason = reason_of(error, folder)
             raise CoordinatorUnavailable(f"cannot open the coordinator in {folder}: {reason}") from error
-        return cls(database, nonces, leases, now_ms, retention)
+        return cls(database, nonces, leases, now_ms, retention, observe)
 
     async def increment(self, bucket: str, window_ms: int, by: int = 1) -> int:
         """See `Coordinator.increment`."""

@@ -6,6 +6,7 @@ from pysync.changelog import Retention
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.protocol import Coordinator
 from pysync.extras import require
+from pysync.model import Observe, unobserved
 
 
 async def open_coordinator(
@@ -13,6 +14,7 @@ async def open_coordinator(
     folder: str | None = None,
     now_ms: Callable[[], int] = wall_clock_ms,
     retention: Retention = Retention(),  # noqa: B008 (frozen)
+    observe: Observe = unobserved,
 ) -> Coordinator:
     """Return the coordinator at `url`: `memory:`, `file:` (in `folder`, the file store's), `file:DIR`,
     `redis://...` or `rediss://...`. Raises ValueError for any other and for an unsupported Redis, and
@@ -25,10 +27,12 @@ async def open_coordinator(
     if kind == "file" and (rest or folder):
         from pysync.coordinator.local import LocalCoordinator
 
-        return await LocalCoordinator.open_folder(rest or folder or "", now_ms, retention=retention)
+        return await LocalCoordinator.open_folder(
+            rest or folder or "", now_ms, retention=retention, observe=observe
+        )
     if kind in ("redis", "rediss"):
         require(f"the coordinator {kind}:", "redis", "hiredis")
         from pysync.coordinator.redis.coordinator import RedisCoordinator
 
-        return await RedisCoordinator.connect(url, now_ms, retention)
+        return await RedisCoordinator.connect(url, now_ms, retention, observe=observe)
     raise ValueError(f"{kind}: is no coordinator of this version: use memory:, file: or redis:")

@@ -140,8 +140,16 @@ class KeyMatcher(Protocol):
 class ChangeDispatcher:
     """Delivers the changes of `log` to all subscribers of this process."""
 
-    def __init__(self, log: ChangeLog, keys: KeyMatcher, authorize_deliveries: AuthorizeDeliveries) -> None:
+    def __init__(
+        self,
+        log: ChangeLog,
+        keys: KeyMatcher,
+        authorize_deliveries: AuthorizeDeliveries,
+        on_delivered: Callable[[int], None] = lambda written_ms: None,
+    ) -> None:
+        """`on_delivered` gets the time of the oldest change of those that were just delivered together."""
         self.log = log
+        self._on_delivered = on_delivered
         self.keys = keys
         self.authorize_deliveries = authorize_deliveries
         self._index = SubscriberIndex()
@@ -225,7 +233,10 @@ class ChangeDispatcher:
                 elif page:
                     # A new subscriber receives the later pages here, and this one from `catch_up`.
                     self._cursor = page[-1][0]
-                    writes = await self.deliver(await self.plan_deliveries(page, self._index))
+                    plan = await self.plan_deliveries(page, self._index)
+                    writes = await self.deliver(plan)
+                    if plan:
+                        self._on_delivered(plan[0][0].timestamp_ms)
                 self.watermark = self._cursor
                 # A log may return at once, and 100,000 changes may have no subscriber.
                 await asyncio.sleep(writes * REST_PER_WRITE_S)

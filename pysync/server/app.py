@@ -35,7 +35,7 @@ from pysync.server.http.middleware import EntryPoint
 from pysync.server.jobs import build_jobs
 from pysync.server.process.admin_pages import AdminPages
 from pysync.server.process.erasure import ErasureEndpoint
-from pysync.server.process.metrics import Counters, MultiprocessCounters
+from pysync.server.process.metrics import Counters, MultiprocessCounters, snapshot
 from pysync.server.process.readiness import Readiness
 from pysync.server.sse import SSEHub
 from pysync.store import Store, ledger_of, open_store
@@ -68,16 +68,15 @@ class App(AbstractAsyncContextManager["App"]):
         plugins: Sequence[object] = (),
         hook_s: float = HOOK_TIMEOUT_S,
         tracked: Tracked | None = None,
+        counters: Counters | None = None,
     ) -> None:
         self.store = store
         self._coordinator = coordinator
-        counters = Counters()
+        counters = Counters() if counters is None else counters
         self._shared_counters = (
             None if worker is None else MultiprocessCounters(counters, worker.counters_dir, worker.number)
         )
-        self._snapshot: Final = (
-            counters.copy if self._shared_counters is None else self._shared_counters.total
-        )
+        self._snapshot: Final = partial(snapshot, counters, self._shared_counters, config.store.url)
         self._hooks = Hooks(
             plugins,
             partial(counters.count, "pysync_plugin_failures"),
@@ -194,20 +193,28 @@ async def create_app(
     Raises ValueError if a store or coordinator does not exist or a plugin does not start, StoreUnavailable or
     CoordinatorUnavailable if one cannot be opened, and ConfigError with all errors of the plugins.
     """
-    clock = SteadyClock(now_ms)
+    clock, counters = SteadyClock(now_ms), Counters()
     hooked = load_plugins(config, (*plugins, *events_of(config), *projections_of(config)))
     async with AsyncExitStack() as opened:
         url = config.store.url
         retention = Retention(config.changes.max_count, config.changes.max_age_ms)
         if store is None:
-            store = await open_store(config.store, clock, shared=config.is_multi_process, retention=retention)
+            store = await open_store(
+                config.store,
+                clock,
+                shared=config.is_multi_process,
+                retention=retention,
+                observe=counters.observe,
+            )
             opened.push_async_callback(store.close)
         if coordinator is None:
             folder = url.removeprefix("file:") if url.startswith("file:") else None
-            coordinator = await open_coordinator(config.effective_coordinator, folder, clock, retention)
+            coordinator = await open_coordinator(
+                config.effective_coordinator, folder, clock, retention, counters.observe
+            )
             opened.push_async_callback(coordinator.close)
         tracked = await track_usage(config, store, coordinator, hooked, clock)
-        app = App(config, tracked.store, coordinator, clock, worker, hooked, hook_s, tracked)
+        app = App(config, tracked.store, coordinator, clock, worker, hooked, hook_s, tracked, counters)
         opened.pop_all()
         opened.push_async_callback(app.close)
         await app.open()

@@ -166,10 +166,14 @@ def build_load(config: Config, counters: Counters) -> tuple[Load, StreamLimits]:
     return Load(server.max_queue_ms / 1000, connections, counters), streams
 
 
-def build_stream_source(service: Service, policies: PolicyTable, clock: SteadyClock) -> StreamSource:
+def build_stream_source(service: Service, policies: PolicyTable, process: Process) -> StreamSource:
     """Return what change streams receive, and what authorises their subscribers."""
-    pulls = policies.pulls()
+    pulls, clock = policies.pulls(), process.clock
     authorizer = StreamAuthorizer(service, pulls, clock.wall_ms)
     index = KeyIndex(pulls, service.hooks.stored_files)
-    dispatcher = ChangeDispatcher(service.outbox.log, index, authorizer.authorize)
+
+    def observe_lag(written_ms: int) -> None:
+        process.counters.observe("pysync_stream_lag_seconds", max(0, clock() - written_ms) / 1000)
+
+    dispatcher = ChangeDispatcher(service.outbox.log, index, authorizer.authorize, observe_lag)
     return StreamSource(dispatcher, authorizer, service.config.changes.max_resumed)

@@ -30,7 +30,7 @@ class ConfiguredService:
         self.owners: Final = key_owner_tables(policies)
         self.access: Final = build_access(config, process, request_log)
         service = build_service(config, process, self.access, self.owners)
-        source = build_stream_source(service, policies, process.clock)
+        source = build_stream_source(service, policies, process)
         self.routes: Final = Router()
         callers = CallerResolver(config, self.access.authenticator)
         self.openapi: Final = OpenApi(config, self.routes, policies, callers)

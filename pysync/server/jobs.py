@@ -20,6 +20,7 @@ from pysync.server.process.background import (
     resume_erasure,
 )
 from pysync.server.process.readiness import PROBE_EVERY_S, CoordinatorMonitor
+from pysync.server.process.watchdog import observe_delays
 
 log = logging.getLogger("pysync.server")
 
@@ -43,13 +44,15 @@ def build_jobs(process: Process, current: ConfiguredService, eraser: Eraser, tra
     does for all are among them if the engine sweeps."""
     config, engine, clock, counters = current.config, process.engine, process.clock, process.counters
     store, coordinator = engine.store, engine.coordinator
-    ttl_sweeper = TtlSweeper(store, engine.documents, engine.logs, current.routes, clock)
+    report_debt = partial(counters.set_gauge, "pysync_sweep_debt_seconds")
+    ttl_sweeper = TtlSweeper(store, engine.documents, engine.logs, current.routes, clock, report_debt)
     collections = [found for _, _, found in config.each_collection()]
     history_sweeper = HistorySweeper(store, engine.documents.history, collections, current.owners, clock)
     monitor = CoordinatorMonitor(coordinator.diagnose, process.readiness, counters.gauges)
     erasure = Job(partial(resume_erasure, eraser))
     jobs = [
         Job(OutboxRelay(engine.outbox, sweeps=engine.sweeps).run),
+        Job(partial(observe_delays, counters.observe)),
         _periodic(PROBE_EVERY_S, monitor.check, "cannot query the coordinator"),
     ]
     if engine.sweeps:
@@ -75,7 +78,9 @@ def build_jobs(process: Process, current: ConfiguredService, eraser: Eraser, tra
         def report(damage: Damage) -> None:
             engine.corruption.report(damage.kind, damage.key, damage.why, "scrub")
 
-        scrubber = Scrubber(store, coordinator, config.scrub, report, clock, repair=repair)
+        scrubber = Scrubber(
+            store, coordinator, config.scrub, report, clock, repair=repair, set_gauge=counters.set_gauge
+        )
         jobs.append(Job(scrubber.run))
     return Jobs(
         all=jobs,

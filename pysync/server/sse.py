@@ -96,7 +96,7 @@ class SSEConnection(asyncio.Protocol):
         self._transport = connection.detach(self)
         start = self._start
         if start.is_reset:
-            head += _COMMENT + _reset_event(start.cursor)
+            head += _COMMENT + self._hub.reset_event(start.cursor)
         else:
             # A subscriber that disconnects before the first event resumes from here.
             head += b":\nid: %b\n\n" % start.cursor.encode()
@@ -117,7 +117,7 @@ class SSEConnection(asyncio.Protocol):
     def reset(self, cursor: str) -> None:
         """See `Subscriber.reset`."""
         self.cursor = cursor
-        self._write(_reset_event(cursor))
+        self._write(self._hub.reset_event(cursor))
 
     def heartbeat(self, watermark: str) -> None:
         """Write a heartbeat, with the watermark if it has advanced. A stream without events thus has a recent
@@ -333,6 +333,11 @@ class SSEHub:
             self._heartbeat_timer.cancel()
             self._heartbeat_timer = None
 
+    def reset_event(self, cursor: str) -> bytes:
+        """Return the event that reports that changes are lost, and count it."""
+        self.counters.count("pysync_stream_resets")
+        return b'event: reset\nid: %b\ndata: {"reset":true}\n\n' % cursor.encode()
+
     def drain(self) -> None:
         """Close all streams gracefully, and those that are still to begin, because the service is about to
         stop."""
@@ -384,7 +389,3 @@ class SSEHub:
     async def _check(self, verified: list[SSEConnection]) -> None:
         for subscriber in verified:
             await subscriber.source.authorizer.check(subscriber)
-
-
-def _reset_event(cursor: str) -> bytes:
-    return b'event: reset\nid: %b\ndata: {"reset":true}\n\n' % cursor.encode()

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar, TypeVarTuple
 
 from pysync.concurrency import MAX_WAITING, MAX_WAITING_BYTES, GroupSize
 from pysync.errors import Unavailable
+from pysync.model import Observe, unobserved
 from pysync.sqlite import database_file
 from pysync.sqlite.database_file import CHECK_INTERVAL_S, DATABASE_ERRORS, Database
 
@@ -167,8 +168,15 @@ class GroupCommit:
     """
 
     def __init__(
-        self, database: Database, unavailable: type[Unavailable], hooks: CommitHooks | None = None
+        self,
+        database: Database,
+        unavailable: type[Unavailable],
+        hooks: CommitHooks | None = None,
+        observe: Observe = unobserved,
+        part: str = "store",
     ) -> None:
+        """`observe` gets the time and the size of each group, in the metrics of this `part` of the
+        service."""
         self._file = database.file
         self._checked_at = time.monotonic()
         self._is_durable = database.is_durable
@@ -176,6 +184,7 @@ class GroupCommit:
         self._connection.execute("PRAGMA busy_timeout = 0")  # `_begin` waits
         self._unavailable = unavailable
         self._hooks = hooks
+        self._observe, self._part = observe, part
         self._loop = asyncio.get_running_loop()
         self._submitted: list[_Write] = []
         self._group_size = GroupSize()
@@ -245,12 +254,13 @@ class GroupCommit:
             closing = not parts[-1]
             group = [write for part in parts for write in part]
             if group:
-                self._committing_since = time.monotonic()
+                self._committing_since = since = time.monotonic()
                 outcomes = self._commit(cursor, group)
                 self._committing_since = None
+                seconds = time.monotonic() - since
                 size = sum(size for _, _, _, size in group)
                 futures = [write[0] for write in group]
-                self._loop.call_soon_threadsafe(self._resolve, futures, outcomes, size)
+                self._loop.call_soon_threadsafe(self._resolve, futures, outcomes, size, seconds)
                 del futures, outcomes
             del parts, group  # while nothing is written they would keep the last bodies
         cursor.close()
@@ -321,8 +331,10 @@ class GroupCommit:
             return _Failure(error)
 
     def _resolve(
-        self, futures: Sequence[asyncio.Future[Any]], outcomes: Sequence[_Outcome], size: int
+        self, futures: Sequence[asyncio.Future[Any]], outcomes: Sequence[_Outcome], size: int, seconds: float
     ) -> None:
+        self._observe(f"pysync_{self._part}_seconds", seconds, "commit")
+        self._observe("pysync_commit_writes", len(futures), self._part)
         self._waiting -= len(futures)
         self._waiting_bytes -= size
         for future, outcome in zip(futures, outcomes, strict=True):

@@ -7,6 +7,7 @@ from pysync.changelog import Retention
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig
 from pysync.extras import require
+from pysync.model import Observe, unobserved
 from pysync.store.protocol import Store
 
 RESTORE_KEY: Final = "_pysync/restore"
@@ -26,12 +27,13 @@ async def open_store(
     shared: bool = False,
     retention: Retention = Retention(),  # noqa: B008 (frozen)
     accepts_unfinished_restore: bool = False,
+    observe: Observe = unobserved,
 ) -> Store:
     """Open the store that `config` names. With `shared`, other processes serve it too, and a store that could
     enforce preconditions only within this process is rejected. Raises ValueError for a store that does not
     exist, cannot be shared or has only a part of what a restore writes, unless
     `accepts_unfinished_restore`; StoreUnavailable for one that cannot be used."""
-    store = await _open(config, now_ms, shared=shared, retention=retention)
+    store = await _open(config, now_ms, shared, retention, observe)
     if accepts_unfinished_restore:
         return store
     try:
@@ -54,7 +56,7 @@ def unfinished_restore(url: str) -> str:
 
 
 async def _open(
-    config: StoreConfig, now_ms: Callable[[], int], *, shared: bool, retention: Retention
+    config: StoreConfig, now_ms: Callable[[], int], shared: bool, retention: Retention, observe: Observe
 ) -> Store:
     """Open the store, whatever it holds."""
     kind, _, rest = config.url.partition(":")
@@ -65,10 +67,10 @@ async def _open(
     if kind == "file" and rest:
         from pysync.store.local import LocalStore
 
-        return await LocalStore.open_folder(rest, now_ms, retention)
+        return await LocalStore.open_folder(rest, now_ms, retention, observe=observe)
     if kind == "s3" and rest.startswith("//"):
         require("the store s3:", "aiobotocore", "botocore")
         from pysync.store.s3 import S3Store
 
-        return await S3Store.connect(config, now_ms, shared=shared)
+        return await S3Store.connect(config, now_ms, shared=shared, observe=observe)
     raise ValueError(f"{kind}: is no store: use file:DIR, s3://bucket/prefix or memory:")

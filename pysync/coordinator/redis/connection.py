@@ -10,6 +10,7 @@ import itertools
 import logging
 import random as random_module
 import re
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -21,6 +22,7 @@ from redis.exceptions import ReadOnlyError, RedisError, ResponseError
 
 from pysync.concurrency import MAX_WAITING
 from pysync.errors import CoordinatorUnavailable
+from pysync.model import Observe, unobserved
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +65,13 @@ class PipelinedConnection:
         on_connect: Callable[[Execute], Awaitable[None]],
         jitter: Callable[[], float] = random_module.random,
         log: logging.Logger = log,
+        observe: Observe = unobserved,
     ) -> None:
         self._connection = connection
         self._on_connect = on_connect
         self._jitter = jitter
         self._log = log
+        self._observe = observe
         self._waiting: list[_Request] = []
         self._sent: list[_Request] = []
         self._wake = asyncio.Event()
@@ -126,6 +130,7 @@ class PipelinedConnection:
                 await self._execute_group(self._sent)
 
     async def _execute_group(self, group: list[_Request]) -> None:
+        since = time.monotonic()
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 replies = await self._execute_raw(
@@ -138,6 +143,8 @@ class PipelinedConnection:
                 self._mark_down(error)
             self.reconnect()
             return
+        finally:
+            self._observe("pysync_coordinator_seconds", time.monotonic() - since, "round_trip")
         rest = iter(replies)
         for request in group:
             own = [next(rest) for _ in request.commands]

@@ -43,7 +43,7 @@ from pysync.coordinator.redis.connection import (
 )
 from pysync.coordinator.redis.epoch import EpochGuard, time_ms
 from pysync.errors import CoordinatorUnavailable
-from pysync.model import Diagnosis
+from pysync.model import Diagnosis, Observe, unobserved
 
 CHANGES: Final = "pysync:changes"
 INTENTS: Final = "pysync:intents"
@@ -83,8 +83,9 @@ class RedisCoordinator:
         now_ms: Callable[[], int],
         retention: Retention,
         name: str,
+        observe: Observe,
     ) -> None:
-        self._epoch = EpochGuard(connect(), now_ms, self._on_epoch_change)
+        self._epoch = EpochGuard(connect(), now_ms, self._on_epoch_change, observe)
         self._waiter = StreamWaiter(connect(), CHANGES)
         self._now_ms = now_ms
         self._retention = retention
@@ -100,6 +101,7 @@ class RedisCoordinator:
         now_ms: Callable[[], int] = wall_clock_ms,
         retention: Retention = Retention(),  # noqa: B008 (frozen)
         random: Callable[[int], bytes] = os.urandom,
+        observe: Observe = unobserved,
     ) -> Self:
         """Return the coordinator in the database of `url`: `redis://[[user]:password@]host[:port][/number]`,
         or `rediss://` for TLS, with `?ssl_ca_certs=FILE`, `ssl_certfile` and `ssl_keyfile` if needed.
@@ -107,7 +109,7 @@ class RedisCoordinator:
         Raises ValueError for an unusable URL or Redis, and CoordinatorUnavailable if it cannot be used now.
         Neither contains the password.
         """
-        coordinator = cls(lambda: make_connection(url), now_ms, retention, random(16).hex())
+        coordinator = cls(lambda: make_connection(url), now_ms, retention, random(16).hex(), observe)
         await coordinator._epoch.open()
         coordinator._signed_from_ms = coordinator._epoch.since_ms
         return coordinator

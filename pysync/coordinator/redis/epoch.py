@@ -16,6 +16,7 @@ from redis.asyncio import Connection
 from pysync.clock import elapsed_of
 from pysync.coordinator.redis.connection import Command, Execute, PipelinedConnection, ReplyError
 from pysync.errors import CoordinatorUnavailable
+from pysync.model import Observe
 
 log = logging.getLogger(__name__)
 
@@ -48,10 +49,14 @@ class EpochGuard:
     """Commands to a Redis that is known to have lost no data. `on_data_loss` is called if it has."""
 
     def __init__(
-        self, connection: Connection, now_ms: Callable[[], int], on_data_loss: Callable[[], None]
+        self,
+        connection: Connection,
+        now_ms: Callable[[], int],
+        on_data_loss: Callable[[], None],
+        observe: Observe,
     ) -> None:
         self.address = f"redis at {connection.host}:{connection.port}, database {connection.db}"
-        self._connection = PipelinedConnection(connection, self._on_connect)
+        self._connection = PipelinedConnection(connection, self._on_connect, observe=observe)
         self._now_ms = elapsed_of(now_ms)
         self._on_data_loss = on_data_loss
         self._clock_offset_ms = 0

@@ -211,6 +211,8 @@ class Middleware:
     ) -> Response:
         if isinstance(error, MethodNotAllowed) and request.method == "OPTIONS" and self._origins:
             return self._preflight(error)
+        collection = "" if match is None else match.route.collection
+        self._counters.count("pysync_refusals", collection, error.check)
         if isinstance(error, Overloaded):
             return error_response(error, close=not request.content.is_eof())
         self._log.log_rejection(request, error, request_id)

@@ -21,7 +21,7 @@ from pysync import protocol
 from pysync.errors import PysyncError
 from pysync.protocol import CHUNK_BYTES, JSON_TYPE
 from pysync.server.http.in_flight import Reservation
-from pysync.server.process.metrics import BUCKETS_S, Counters
+from pysync.server.process.metrics import BUCKETS_S, REQUEST_SECONDS, Counters
 
 NO_STORE = "Cache-Control: no-store\r\n"
 DRAIN_ABOVE = 64 * 1024
@@ -272,23 +272,18 @@ def error_response(error: PysyncError, *, close: bool = False) -> Response:
 
 
 def count_response(
-    counters: Counters,
-    status: int,
-    seconds: float,
-    action: str = "none",
-    collection: str = "",
-    count: int = 1,
+    counters: Counters, status: int, seconds: float, action: str = "none", collection: str = ""
 ) -> None:
-    """Count responses. `seconds` is the time until the response began; `action` and `collection` are those
+    """Count a response. `seconds` is the time until the response began; `action` and `collection` are those
     of its route, if it has one."""
     key = (action, collection, status)
-    counters.statuses[key] = counters.statuses.get(key, 0) + count
-    buckets = counters.durations.get(action)
-    if buckets is None:
-        buckets = counters.durations[action] = [0] * (len(BUCKETS_S) + 1)
-        counters.seconds[action] = 0.0
-    buckets[bisect_left(BUCKETS_S, seconds)] += count
-    counters.seconds[action] += seconds * count
+    counters.statuses[key] = counters.statuses.get(key, 0) + 1
+    values = counters.histograms.get((REQUEST_SECONDS, action))
+    if values is None:
+        counters.observe(REQUEST_SECONDS, seconds, action)
+    else:  # as `observe`, in half the time
+        values[bisect_left(BUCKETS_S, seconds)] += 1
+        values[-1] += seconds
 
 
 def header_lines(headers: Mapping[str, str]) -> str:

@@ -28,7 +28,7 @@ from pysync.errors import (
 from pysync.server.api.health import VERSION
 from pysync.server.http.responses import NO_STORE, Response, error_response
 from pysync.server.process.erasure import ERASE_PATH, AdminRequest, ErasureEndpoint
-from pysync.server.process.metrics import GAUGES, METRICS_TYPE, Counters
+from pysync.server.process.metrics import GAUGES, METRICS_TYPE, Counters, resident_bytes
 from pysync.server.process.readiness import Readiness
 from pysync.server.process.supervisor import STALL_S
 
@@ -172,7 +172,7 @@ class AdminPages:
             "reason": None if error is None else error.detail,
             "requests": counters.statuses.total(),
             "gauges": {metric: counters.gauge(metric) for metric in GAUGES},
-            "residentBytes": _resident_bytes(),
+            "residentBytes": resident_bytes(),
             "descriptors": len(os.listdir("/proc/self/fd")),
             "maxDescriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         }
@@ -204,8 +204,3 @@ def _is_address(host: str) -> bool:
 
 def _json(status: int, value: Any) -> Response:
     return Response(status, orjson.dumps(value), NO_STORE)
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from pysync._core import PanicException
-from pysync.clock import is_stable
+from pysync.clock import elapsed_of, is_stable
 from pysync.concurrency import every
 from pysync.config import Collection, HistoryConfig, ScrubConfig
 from pysync.config.key_templates import KeyTemplate
@@ -62,7 +62,8 @@ class SweptCollection(NamedTuple):
 
 class TtlSweeper:
     """Deletes expired data of one service, if any collection has a `ttlMs`, or logs whose old elements leave.
-    The deletion of expired data is announced."""
+    The deletion of expired data is announced. Before each sweep, `report_debt` gets the seconds since one
+    began that looked at all keys."""
 
     def __init__(
         self,
@@ -71,8 +72,11 @@ class TtlSweeper:
         logs: AppendLogs,
         routes: Router,
         clock: Callable[[], int],
+        report_debt: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self._clock = clock
+        self._elapsed_ms = elapsed_of(clock)
+        self._report_debt = report_debt
         self._store = store
         self._index = store.time_index
         self._documents = documents
@@ -80,8 +84,11 @@ class TtlSweeper:
         swept = _swept_collections(routes)
         self._expiring = [each for each in swept if each.collection.ttl_ms is not None]
         self._shrinking = [each for each in swept if _drops_elements(each.collection)]
-        self._listed: dict[tuple[str, KeyShape], str] = {}
-        """The key behind which the next sweep continues, by purpose and shape."""
+        self._listed: dict[tuple[str, KeyShape], tuple[str, int]] = {}
+        """The key behind which the next sweep continues and when the first began, by purpose and shape."""
+        now_ms = self._elapsed_ms()
+        self._complete_ms = {("expiry", each.shape): now_ms for each in self._expiring}
+        self._complete_ms |= {("retention", each.shape): now_ms for each in self._shrinking}
 
     async def run(self) -> None:
         """Sweep at intervals, until cancelled."""
@@ -91,6 +98,8 @@ class TtlSweeper:
     async def sweep(self) -> int:
         """Delete expired data, and return the number of documents, logs and files. Deletes nothing within ten
         minutes of a step of the clock."""
+        now_ms = self._elapsed_ms()
+        self._report_debt((now_ms - min(self._complete_ms.values(), default=now_ms)) / 1000)
         if not is_stable(self._clock):
             return 0
         if self._index is not None and self._expiring:
@@ -117,8 +126,10 @@ class TtlSweeper:
         """Yield the objects of a collection that were last written before this time; without an index only
         those among the next keys."""
         if self._index is not None:
+            begun_ms = self._elapsed_ms()
             async for listed in self._index.written_before(swept.shape, before_ms):
                 yield listed
+            self._complete_ms["expiry", swept.shape] = begun_ms
             return
         async for listed in self._next("expiry", swept, MAX_LISTED):
             if listed.modified_ms < before_ms:
@@ -135,14 +146,15 @@ class TtlSweeper:
     async def _next(self, purpose: str, swept: SweptCollection, count: int) -> AsyncIterator[ListEntry]:
         """Yield the next `count` objects, and continue behind them when called again. At the end, the next
         call starts from the beginning."""
-        at = (purpose, swept.shape)
-        after, listed = self._listed.pop(at, None), 0
+        at, listed = (purpose, swept.shape), 0
+        after, begun_ms = self._listed.pop(at, (None, self._elapsed_ms()))
         async for entry in self._store.walk(swept.prefix, after):
             yield entry
             listed += 1
             if listed == count:
-                self._listed[at] = entry.key
+                self._listed[at] = entry.key, begun_ms
                 return
+        self._complete_ms[at] = begun_ms
 
 
 def _drops_elements(collection: Collection) -> bool:
@@ -362,6 +374,7 @@ class Scrubber:
         now_ms: Callable[[], int],
         *,
         repair: Callable[[Sequence[Damage]], Awaitable[None]] | None = None,
+        set_gauge: Callable[[str, float], None] = lambda metric, value: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -370,6 +383,7 @@ class Scrubber:
         self._config = config
         self._on_damage = on_damage
         self._repair = repair
+        self._set_gauge = set_gauge
         self._now_ms = now_ms
         self._sleep = sleep
         self._clock_s = clock_s
@@ -412,7 +426,10 @@ class Scrubber:
         finished_ms = 0
         if isinstance(found, StoredObject):
             with suppress(ValueError, KeyError, TypeError):
-                finished_ms = int(orjson.loads(found.body)["finishedMs"])
+                last = orjson.loads(found.body)
+                finished_ms = int(last["finishedMs"])
+                self._set_gauge("pysync_scrub_timestamp_seconds", finished_ms // 1000)
+                self._set_gauge("pysync_stored_bytes", last["bytes"])
         # A time in the future was recorded before the clock was set back.
         return not 0 <= self._now_ms() - finished_ms < self._config.every_ms
 

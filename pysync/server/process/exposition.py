@@ -1,13 +1,14 @@
 """The metrics in the Prometheus text format."""
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from pysync import __version__
-from pysync.server.process.metrics import BUCKETS_S, COUNTERS, GAUGES, Counters
+from pysync.server.process.metrics import COUNTERS, GAUGES, HISTOGRAMS, Counters
 
 
 class Metrics(Collector):
@@ -30,16 +31,15 @@ class Metrics(Collector):
         for (action, collection, status), count in list(counters.statuses.items()):
             requests.add_metric([action, collection, str(status)], count)
         yield requests
-        durations = HistogramMetricFamily(
-            "pysync_request_seconds", "Time from a request's head to its answer.", labels=["action"]
-        )
-        for action, counts in list(counters.durations.items()):
-            cumulated, buckets = 0, []
-            for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), counts, strict=True):
-                cumulated += count
-                buckets.append((bound, cumulated))
-            durations.add_metric([action], buckets, counters.seconds[action])
-        yield durations
+        histograms = {
+            metric: HistogramMetricFamily(metric, each.meaning, labels=each.labels)
+            for metric, each in HISTOGRAMS.items()
+        }
+        for (metric, *values), found in list(counters.histograms.items()):
+            bounds = (*map(str, HISTOGRAMS[metric].bounds), "+Inf")
+            buckets = list(zip(bounds, accumulate(found[:-1]), strict=True))
+            histograms[metric].add_metric(values, buckets, found[-1])
+        yield from histograms.values()
         families = {
             metric: CounterMetricFamily(metric, meaning, labels=labels)
             for metric, (meaning, labels) in COUNTERS.items()
@@ -47,9 +47,13 @@ class Metrics(Collector):
         for (metric, *labels), count in list(counters.counts.items()):
             families[metric].add_metric(labels, count)
         yield from families.values()
-        for metric, meaning in GAUGES.items():
-            gauge = GaugeMetricFamily(metric, meaning)
-            gauge.add_metric([], counters.gauge(metric))
+        for metric, (meaning, names) in GAUGES.items():
+            gauge = GaugeMetricFamily(metric, meaning, labels=names)
+            if not names:
+                gauge.add_metric([], counters.gauge(metric))
+            for (name, *values), held in list(counters.peaks.items()):
+                if names and name == metric:
+                    gauge.add_metric(values, held)
             yield gauge
 
     def render(self) -> bytes:

@@ -12,17 +12,22 @@ costs next to nothing.
 import asyncio
 import logging
 import os
+import resource
+import shutil
 import threading
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
 from pysync.concurrency import every
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+GROUP_SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 PUBLISH_EVERY_S: Final = 1.0
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -31,18 +36,17 @@ log = logging.getLogger("pysync.server")
 
 class Counters:
     """The counters of a process. `statuses` counts responses by action, collection and status, labels that
-    the configuration bounds. `durations` counts them by action and bucket of time, `seconds` is the sum of
-    their times by action. `counts` has all other counters, by the metric's name and the values of its labels.
-    `gauges` has what is held now, by the metric's name, and `lags_s` the lag of each worker of projections,
-    by its name: of these a service has the largest."""
+    the configuration bounds. `counts` has all other counters, by the metric's name and the values of its
+    labels. `histograms` has the counts of the buckets of `HISTOGRAMS`, then the sum of all values. `gauges`
+    has what is held now, by the metric's name: a service has the sum of its workers' values. Of those in
+    `peaks`, by the metric's name and the values of its labels, it has the largest."""
 
     def __init__(self) -> None:
         self.statuses: Counter[tuple[str, str, int]] = Counter()
-        self.durations: dict[str, list[int]] = {}
-        self.seconds: dict[str, float] = {}
         self.counts: Counter[tuple[str, ...]] = Counter()
+        self.histograms: dict[tuple[str, ...], list[float]] = {}
         self.gauges: Counter[str] = Counter()
-        self.lags_s: dict[str, int] = {}
+        self.peaks: dict[tuple[str, ...], float] = {}
 
     def copy(self) -> "Counters":
         """Return a copy of the counts. Any thread may call it: the event loop goes on counting meanwhile, so
@@ -51,52 +55,71 @@ class Counters:
         copied.statuses.update(self.statuses)
         copied.counts.update(self.counts)
         copied.gauges.update(self.gauges)
-        copied.lags_s.update(self.lags_s)
-        copied.durations = {action: list(counts) for action, counts in dict(self.durations).items()}
-        seconds = dict(self.seconds)
-        copied.seconds = {action: seconds.get(action, 0.0) for action in copied.durations}
+        copied.peaks.update(self.peaks)
+        copied.histograms = {key: list(values) for key, values in dict(self.histograms).items()}
         return copied
 
     def count(self, metric: str, *labels: str, by: int = 1) -> None:
         """Add `by` to a metric of `COUNTERS`, with the values of its labels."""
         self.counts[metric, *labels] += by
 
+    def observe(self, metric: str, value: float, *labels: str, count: int = 1) -> None:
+        """Add a value, `count` times, to a metric of `HISTOGRAMS`, with the values of its labels."""
+        bounds = HISTOGRAMS[metric].bounds
+        values = self.histograms.get((metric, *labels))
+        if values is None:
+            values = self.histograms[metric, *labels] = [0] * (len(bounds) + 2)
+        values[bisect_left(bounds, value)] += count
+        values[-1] += value * count
+
+    def set_gauge(self, metric: str, value: float, *labels: str) -> None:
+        """Set a metric of `GAUGES`, with the values of its labels, of which a service has the largest."""
+        self.peaks[metric, *labels] = value
+
     def set_lag(self, name: str, lag_s: int) -> None:
         """Set the lag of one worker of projections."""
-        self.lags_s[name] = lag_s
+        self.set_gauge(PROJECTION_LAG, lag_s, name)
 
-    def gauge(self, metric: str) -> int:
-        """Return the value of a metric of `GAUGES`."""
+    def measure_process(self, worker: int) -> None:
+        """Set the gauges of this process, which is the worker with this number."""
+        descriptors = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))  # 0: an old kernel
+        self.set_gauge("pysync_resident_bytes", resident_bytes(), str(worker))
+        self.set_gauge("pysync_descriptors", descriptors, str(worker))
+        self.set_gauge("pysync_max_descriptors", resource.getrlimit(resource.RLIMIT_NOFILE)[0], str(worker))
+
+    def gauge(self, metric: str) -> float:
+        """Return the value of a metric of `GAUGES`: the largest, if it has labels."""
         if metric == COORDINATOR_UP:
             return int(not self.gauges[COORDINATOR_DOWN])
-        return max(self.lags_s.values(), default=0) if metric == PROJECTION_LAG else self.gauges[metric]
+        values = [value for (name, *_), value in self.peaks.items() if name == metric]
+        return max(values, default=self.gauges[metric])
 
     def add(self, other: "Counters") -> None:
         """Add the counts of `other`."""
         self.counts.update(other.counts)
         self.statuses.update(other.statuses)
-        for action, counts in other.durations.items():
-            own = self.durations.get(action, [0] * len(counts))
-            self.durations[action] = [mine + theirs for mine, theirs in zip(own, counts, strict=True)]
-            self.seconds[action] = self.seconds.get(action, 0.0) + other.seconds[action]
+        for key, values in other.histograms.items():
+            own = self.histograms.get(key, [0] * len(values))
+            self.histograms[key] = [mine + theirs for mine, theirs in zip(own, values, strict=True)]
         self.gauges.update(other.gauges)
-        for name, lag_s in other.lags_s.items():
-            self.lags_s[name] = max(lag_s, self.lags_s.get(name, 0))
+        for peak, value in other.peaks.items():
+            self.peaks[peak] = max(value, self.peaks.get(peak, value))
 
     def encode(self) -> bytes:
         """Return the counts as text for `decode`."""
-        statuses = [[*key, count] for key, count in self.statuses.items()]
-        counts = [[*key, count] for key, count in self.counts.items()]
-        return orjson.dumps([statuses, self.durations, self.seconds, counts, self.gauges, self.lags_s])
+        parts = self.statuses, self.counts, self.histograms, self.peaks
+        return orjson.dumps([self.gauges, *([[*item] for item in part.items()] for part in parts)])
 
     @classmethod
     def decode(cls, text: bytes) -> "Counters":
         """Return the counts that `encode` wrote."""
         counters = cls()
-        statuses, counters.durations, counters.seconds, counts, gauges, counters.lags_s = orjson.loads(text)
-        counters.statuses.update({tuple(key): count for *key, count in statuses})
-        counters.counts.update({tuple(key): count for *key, count in counts})
+        gauges, *parts = orjson.loads(text)
         counters.gauges.update(gauges)
+        statuses, counts, histograms, peaks = ({tuple(key): value for key, value in part} for part in parts)
+        counters.statuses.update(statuses)
+        counters.counts.update(counts)
+        counters.histograms, counters.peaks = histograms, peaks
         return counters
 
 
@@ -108,10 +131,11 @@ class MultiprocessCounters:
         """Continue from the counts of an earlier worker with that number. Needs a running loop."""
         self._own = own
         self._folder = folder
+        self._number = number
         self._file = folder / str(number)
         self._earlier = _read(self._file)
         self._earlier.gauges.clear()  # what it held ended with it
-        self._earlier.lags_s.clear()
+        self._earlier.peaks.clear()
         self._published = b""
         self._lock = threading.Lock()
         periodically = every(PUBLISH_EVERY_S, self._publish_in_loop, "failed to write metrics", log)
@@ -134,6 +158,7 @@ class MultiprocessCounters:
 
     def _write_file(self) -> None:
         counters = self._own.copy()
+        counters.measure_process(self._number)
         counters.add(self._earlier)
         text = counters.encode()
         if text == self._published and self._file.exists():
@@ -148,6 +173,21 @@ class MultiprocessCounters:
 
     async def _publish_in_loop(self) -> None:
         self.publish()
+
+
+def snapshot(own: Counters, shared: MultiprocessCounters | None, store_url: str) -> Counters:
+    """Return the counters of a service: those of its only process, or of all its workers if they are
+    `shared`. Any thread may call it."""
+    if shared is None:
+        counters = own.copy()
+        counters.measure_process(1)
+    else:
+        counters = shared.total()
+    kind, _, folder = store_url.partition(":")
+    if kind == "file":
+        with suppress(OSError):
+            counters.set_gauge("pysync_disk_free_bytes", shutil.disk_usage(folder).free, folder)
+    return counters
 
 
 class SupervisorCounters(Counters):
@@ -184,6 +224,12 @@ def _read(file: Path) -> Counters:
         return Counters()
 
 
+def resident_bytes() -> int:
+    """Return the memory of this process."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
 COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "pysync_backup_bytes": ("Bytes that the service wrote to its backup.", ()),
     "pysync_backup_failures": ("Backups of the service that failed.", ()),
@@ -214,24 +260,55 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
         ("projection",),
     ),
     "pysync_projection_failures": ("Sources, lists and functions that failed.", ("projection",)),
+    "pysync_refusals": ("Requests that were answered with an error.", ("collection", "reason")),
+    "pysync_stream_resets": ("Resets sent on change streams, whose clients read everything again.", ()),
     "pysync_worker_replacements": ("Workers that were replaced.", ("reason",)),
     "pysync_write_timeouts": ("Writes that were not acknowledged in time.", ()),
 }
 """The metrics that `Counters.count` counts, by name without `_total`: the help text and the label names."""
 
+
+class Histogram(NamedTuple):
+    """A metric that `Counters.observe` adds to: its help text, its labels, and the upper bounds of its
+    buckets."""
+
+    meaning: str
+    labels: tuple[str, ...] = ()
+    bounds: Sequence[float] = BUCKETS_S
+
+
+REQUEST_SECONDS: Final = "pysync_request_seconds"
+HISTOGRAMS: Final[Mapping[str, Histogram]] = {
+    REQUEST_SECONDS: Histogram("Time from a request's head to its answer.", ("action",)),
+    "pysync_store_seconds": Histogram("Time that the store took.", ("operation",)),
+    "pysync_coordinator_seconds": Histogram("Time that the coordinator took.", ("operation",)),
+    "pysync_commit_writes": Histogram("Writes that a commit made durable.", ("database",), GROUP_SIZES),
+    "pysync_event_loop_delay_seconds": Histogram("How late the event loop ran a timer."),
+    "pysync_stream_lag_seconds": Histogram("Age of the oldest change of those delivered together."),
+}
 PROJECTION_LAG: Final = "pysync_projection_lag_seconds"
 COORDINATOR_UP: Final = "pysync_coordinator_up"
 COORDINATOR_DOWN: Final = "coordinator_down"
 """A gauge that is added up over workers: the number of those that do not reach the coordinator."""
-GAUGES: Final[Mapping[str, str]] = {
-    "pysync_backup_lag_seconds": "Age of the newest moment that the backup of the service has; 0: none.",
-    "pysync_backup_last_success_timestamp_seconds": "Time of that moment; 0 if there is none.",
-    "pysync_backup_unreadable_objects": "Objects of the newest snapshot that could not be read.",
-    "pysync_connections": "Open connections.",
-    COORDINATOR_UP: "1 if the coordinator can be reached, 0 if not.",
-    "pysync_bytes_in_flight": "Bytes of request bodies and responses that are held.",
-    "pysync_streams": "Open change streams.",
-    PROJECTION_LAG: "Age of the oldest writes that projections fold; 0 if all are folded.",
-    "pysync_stream_unread_bytes": "Bytes that wait in change streams whose clients do not read.",
+GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    "pysync_backup_lag_seconds": (
+        "Age of the newest moment that the backup of the service has; 0: none.",
+        (),
+    ),
+    "pysync_backup_last_success_timestamp_seconds": ("Time of that moment; 0 if there is none.", ()),
+    "pysync_backup_unreadable_objects": ("Objects of the newest snapshot that could not be read.", ()),
+    "pysync_connections": ("Open connections.", ()),
+    COORDINATOR_UP: ("1 if the coordinator can be reached, 0 if not.", ()),
+    "pysync_bytes_in_flight": ("Bytes of request bodies and responses that are held.", ()),
+    "pysync_descriptors": ("Open files and connections of a process.", ("worker",)),
+    "pysync_max_descriptors": ("The number of those that it may have.", ("worker",)),
+    "pysync_disk_free_bytes": ("Space that is left on the disk of the store.", ("folder",)),
+    "pysync_resident_bytes": ("Memory of a process.", ("worker",)),
+    "pysync_scrub_timestamp_seconds": ("Time when the last scrub ended; 0 if there was none.", ()),
+    "pysync_stored_bytes": ("Bytes that it found in the store.", ()),
+    "pysync_streams": ("Open change streams.", ()),
+    PROJECTION_LAG: ("Age of the oldest writes that projections fold; 0 if all are folded.", ()),
+    "pysync_stream_unread_bytes": ("Bytes that wait in change streams whose clients do not read.", ()),
+    "pysync_sweep_debt_seconds": ("Time since the sweep that last deleted all expired data.", ()),
 }
-"""The metrics that `Counters.gauge` returns, with their help texts."""
+"""The metrics that `Counters.gauge` returns: the help text and the label names."""

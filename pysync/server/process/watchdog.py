@@ -1,17 +1,29 @@
-"""Notices an event loop that no longer answers, where no supervisor does."""
+"""Measures how late the event loop is, and notices one that no longer answers where no supervisor does."""
 
 import asyncio
 import logging
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self
 
+from pysync.model import Observe
+from pysync.server.process.admin_pages import TURN_EVERY_S
 from pysync.server.process.supervisor import ROUNDS, STALL_S
 
 log = logging.getLogger("pysync.server")
+
+
+async def observe_delays(observe: Observe, now: Callable[[], float] = time.monotonic) -> None:
+    """Observe four times a second how late the event loop is, until cancelled."""
+    while True:
+        due_at = now() + TURN_EVERY_S
+        await asyncio.sleep(TURN_EVERY_S)
+        observe("pysync_event_loop_delay_seconds", max(0.0, now() - due_at))
 
 
 class LoopWatchdog(AbstractAsyncContextManager["LoopWatchdog"]):

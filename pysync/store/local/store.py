@@ -25,7 +25,7 @@ from pysync._core import split_key
 from pysync.changelog import Change, Retention
 from pysync.clock import HybridTimestamp, wall_clock_ms
 from pysync.errors import StoreUnavailable
-from pysync.model import Diagnosis, QuotaLimits
+from pysync.model import Diagnosis, Observe, QuotaLimits, unobserved
 from pysync.protocol import JSON_TYPE
 from pysync.sqlite.changelog import SqliteChangeLog
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
@@ -116,6 +116,7 @@ class LocalStore:
         now_ms: Callable[[], int],
         retention: Retention,
         max_claims: int,
+        observe: Observe,
     ) -> None:
         self._name = os.urandom(8).hex()
         self._numbers = itertools.count()
@@ -130,7 +131,7 @@ class LocalStore:
         self._cache_bytes = 0
         self._tree = tree
         self._renames = RenameJournal(tree)
-        self._writer = GroupCommit(database, StoreUnavailable, self._renames)
+        self._writer = GroupCommit(database, StoreUnavailable, self._renames, observe)
         self._files = LocalFiles(tree, self._renames, self._writer, self._reader, self._new_etag, now_ms)
         self.change_log = SqliteChangeLog(self._reader, self._writer, now_ms, retention)
         self.time_index = LocalTimeIndex(self._reader, self._writer)
@@ -149,6 +150,7 @@ class LocalStore:
         now_ms: Callable[[], int] = wall_clock_ms,
         retention: Retention = Retention(),  # noqa: B008 (frozen)
         max_claims: int = MAX_LIVE,
+        observe: Observe = unobserved,
     ) -> Self:
         """Open the store in `folder`, and create it if it is missing. Raises ValueError if a newer version
         wrote it or its database is missing, StoreUnavailable if it cannot be used."""
@@ -158,7 +160,7 @@ class LocalStore:
             raise StoreUnavailable(
                 f"cannot open the store in {folder}: {reason_of(error, folder)}"
             ) from error
-        store = cls(database, tree, now_ms, retention, max_claims)
+        store = cls(database, tree, now_ms, retention, max_claims, observe)
         try:
             await end_old_merges(tree, store._writer, store._reader)
             await store._files.recover()

@@ -18,6 +18,7 @@ from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 from yarl import URL
 
 from pysync.errors import StoreUnavailable
+from pysync.model import Observe, unobserved
 from pysync.protocol import CHUNK_BYTES
 from pysync.store.s3.credentials import S3Client, SignableRequest
 
@@ -155,11 +156,18 @@ class S3RequestSender:
     """Sends requests to the bucket of `account`, with keys below `root` (`""`, or with a trailing slash)."""
 
     def __init__(
-        self, account: S3Client, root: str, timeout_ms: int, max_connections: int, retry_policy: RetryPolicy
+        self,
+        account: S3Client,
+        root: str,
+        timeout_ms: int,
+        max_connections: int,
+        retry_policy: RetryPolicy,
+        observe: Observe = unobserved,
     ) -> None:
         self.root = root
         self._account = account
         self._retry_policy = retry_policy
+        self._observe = observe
         self._timeout_s = timeout_ms / 1000
         self._timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         self._stream_timeout = aiohttp.ClientTimeout(
@@ -231,6 +239,7 @@ class S3RequestSender:
         (await self._account.signer()).add_auth(request)
         if isinstance(call.body, StreamedBody):
             request.headers["Content-Length"] = str(call.body.size)
+        since = time.monotonic()
         try:
             return await self._session.request(
                 call.method,
@@ -244,6 +253,8 @@ class S3RequestSender:
             raise S3ConnectionError(error, was_sent=False) from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise S3ConnectionError(error, was_sent=True) from error
+        finally:
+            self._observe("pysync_store_seconds", time.monotonic() - since, call.method.lower())
 
 
 async def _read(

@@ -13,7 +13,7 @@ from pysync._core import split_key
 from pysync.clock import wall_clock_ms
 from pysync.config import StoreConfig
 from pysync.errors import StoreUnavailable
-from pysync.model import Diagnosis
+from pysync.model import Diagnosis, Observe, unobserved
 from pysync.protocol import JSON_TYPE
 from pysync.store import merge_journal
 from pysync.store.protocol import get_many_concurrently
@@ -89,6 +89,7 @@ class S3Store:
         shared: bool = False,
         retry_policy: RetryPolicy | None = None,
         bucket: BucketCapabilities | None = None,
+        observe: Observe = unobserved,
     ) -> Self:
         """Connect to the bucket that `config` names. `shared` as in `open_store`. The bucket is probed,
         unless `bucket` passes the result of an earlier probe.
@@ -101,8 +102,9 @@ class S3Store:
             account = await S3Client.open(config, location)
             opened.push_async_callback(account.close)
             root = f"{location.prefix}/" if location.prefix else ""
+            policy = retry_policy or RetryPolicy()
             requests = S3RequestSender(
-                account, root, config.timeout_ms, config.max_connections, retry_policy or RetryPolicy()
+                account, root, config.timeout_ms, config.max_connections, policy, observe
             )
             opened.push_async_callback(requests.close)
             if bucket is None:

@@ -331,7 +331,7 @@ async def test_a_chain_of_projections_comes_to_rest() -> None:
 
 
 async def test_metrics_say_how_old_the_writes_are_that_are_folded() -> None:
-    site, counters, seen = Site(members(TITLES)), Counters(), list[int]()
+    site, counters, seen = Site(members(TITLES)), Counters(), list[float]()
 
     def set_lag(name: str, lag_s: int) -> None:
         counters.set_lag(name, lag_s)

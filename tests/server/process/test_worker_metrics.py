@@ -12,7 +12,13 @@ from pysync.errors import CoordinatorUnavailable
 from pysync.server.app import Worker, create_app
 from pysync.server.http.responses import count_response
 from pysync.server.process.exposition import Metrics
-from pysync.server.process.metrics import BUCKETS_S, COORDINATOR_UP, Counters, MultiprocessCounters
+from pysync.server.process.metrics import (
+    BUCKETS_S,
+    COORDINATOR_UP,
+    REQUEST_SECONDS,
+    Counters,
+    MultiprocessCounters,
+)
 from pysync.server.process.readiness import CoordinatorMonitor, Readiness
 
 
@@ -24,7 +30,7 @@ def counted(*observed: tuple[int, float]) -> Counters:
 
 
 def members(counts: Counters) -> tuple[object, ...]:
-    return counts.statuses, counts.durations, counts.seconds
+    return counts.statuses, counts.histograms
 
 
 def test_adding_up_counts_is_counting_all_in_one_place() -> None:
@@ -33,7 +39,7 @@ def test_adding_up_counts_is_counting_all_in_one_place() -> None:
     for part in (counted(*one), counted(), counted(*other)):
         total.add(part)
     assert members(total) == members(counted(*one, *other))
-    assert total.durations["none"][len(BUCKETS_S)] == 1
+    assert total.histograms[REQUEST_SECONDS, "none"][len(BUCKETS_S)] == 1
 
 
 def test_counts_read_as_they_were_written() -> None:

@@ -93,11 +93,12 @@ def test_both_configurations_serve_the_same_collections() -> None:
             assert settings.effective_limit(collection, action) is not None, collection.name
 
 
-def test_notes_of_the_example_page_cannot_be_deleted_by_clients() -> None:
-    """The page takes a note that is gone for one that the server has lost."""
+def test_notes_of_the_example_page_have_a_history_that_tells_deleted_from_lost() -> None:
     settings = config.load(DEPLOY / "example.json", {})
     (notes,) = (one for one in settings.collections if one.name == "notes")
-    assert not notes.deletable
+    assert notes.deletable
+    assert notes.history is not None
+    assert notes.history.for_ms is None, "else what was deleted long ago passes for lost"
 
 
 # --- systemd ---------------------------------------------------------------------------------------------

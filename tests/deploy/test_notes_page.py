@@ -339,6 +339,220 @@ async def test_notes_are_shown_as_text_and_keep_unknown_members(
     assert (await browser.pull("notes/b")).json["data"]["title"] == 7, "nobody wrote there"
 
 
+# --- deleting, history, search ---------------------------------------------------------------------------
+
+
+async def press(window: Window, button: str) -> None:
+    """Press a button that is shown."""
+    await window.until(f"document.getElementById('{button}').offsetParent")
+    await window.run(f"document.getElementById('{button}').click()")
+
+
+async def test_a_note_deleted_in_one_window_is_gone_in_both_and_comes_back_by_undo(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    browser = Browser(base, session)
+    await browser.push("notes/n", {"title": "Shopping", "text": "milk"})
+    one, other = await page(screen, base, "n"), await page(screen, base, "n")
+    for window in (one, other):
+        await listed(window, "Shopping")
+    await press(one, "delete")
+    for window in (one, other):
+        await listed(window)
+        await window.until("document.getElementById('hint').textContent === '“Shopping” is deleted.'")
+    assert (await browser.pull("notes/n")).json["hash"] == ""
+    await press(other, "undo")
+    for window in (one, other):
+        await listed(window, "Shopping")
+    await shows(other, "milk")
+    assert (await browser.pull("notes/n")).json["data"]["text"] == "milk"
+
+
+async def test_a_note_that_was_never_saved_is_deleted_without_the_server(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    await Browser(base, session).push("notes/z", {"title": "loaded"})
+    async with FaultProxy(base) as proxy:
+        window = await page(screen, proxy.url, "n")
+        await listed(window, "loaded", "Untitled")
+        proxy.reset_counts()
+        await press(window, "delete")
+        await listed(window, "loaded")
+        assert proxy.calls == {}
+
+
+async def test_a_delete_spares_what_somebody_wrote_meanwhile(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    browser = Browser(base, session)
+    first = (await browser.push("notes/n", {"text": "seen"})).json["hash"]
+    window = await page(screen, base, "n")
+    await shows(window, "seen")
+    await window.run("document.getElementById('text').focus()")
+    await window.compose("x")  # meanwhile the page leaves the note as it is
+    await browser.push("notes/n", {"text": "seen, and more"}, first)
+    await press(window, "delete")
+    await window.type("x")
+    await window.until(f"{TEXT}.includes(', and more')")
+    await saved(window)
+    assert ", and more" in (await browser.pull("notes/n")).json["data"]["text"]
+
+
+async def test_a_note_that_another_deletes_stays_with_what_is_written_in_it(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    browser = Browser(base, session)
+    first = (await browser.push("notes/n", {"text": "one"})).json["hash"]
+    window = await page(screen, base, "n")
+    await shows(window, "one")
+    await write(window, "")
+    await window.compose(", two")
+    await browser.request("DELETE", f"/push/notes/n?baseHash={first}")
+    await browser.push("notes/z", {"title": "told of later"})
+    await listed(window, "told of later", "one, two")
+    await window.type(", two")
+    await saved(window)
+    assert (await browser.pull("notes/n")).json["data"]["text"] == "one, two"
+
+
+async def test_a_delete_whose_answer_is_lost_is_made_once(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    browser = Browser(base, session)
+    await browser.push("notes/n", {"text": "one"})
+    async with FaultProxy(base) as proxy:
+        window = await page(screen, proxy.url, "n")
+        await shows(window, "one")
+        proxy.lose_reply("DELETE")
+        await press(window, "delete")
+        await listed(window)
+        assert proxy.met["lose_reply"] == 1
+    assert (await browser.pull("notes/n")).json["hash"] == ""
+    versions = (await browser.request("GET", "/history/notes/n")).json["versions"]
+    assert [("replaced" in each) for each in versions] == [True]
+
+
+@pytest.mark.process
+async def test_a_window_that_was_away_does_not_bring_back_what_was_deleted(
+    tmp_path: Path, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    """It hears nothing of the delete, because the change log does not reach back that far."""
+    port = free_port()
+    members = {"server": SERVER, "collections": EXAMPLE["collections"], "changes": {"maxCount": 1}}
+    async with serving(tmp_path, port, **members) as process:
+        browser = Browser(process.base, session)
+        first = (await browser.push("notes/n", {"title": "deleted"})).json["hash"]
+        window = await page(screen, process.base, "n")
+        await listed(window, "deleted")
+    async with serving(tmp_path, **members) as elsewhere:
+        browser = Browser(elsewhere.base, session)
+        assert (await browser.request("DELETE", f"/push/notes/n?baseHash={first}")).status == 200
+        for name in "abc":
+            await browser.push(f"notes/{name}", {"title": name})
+    async with serving(tmp_path, port, **members) as process:
+        await listed(window, "c", "b", "a")
+        assert (await Browser(process.base, session).pull("notes/n")).json["hash"] == ""
+
+
+async def test_an_earlier_version_is_shown_and_restored(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    browser = Browser(base, session)
+    first = (await browser.push("notes/n", {"title": "n", "text": "at noon"})).json["hash"]
+    second = (await browser.push("notes/n", {"title": "n", "text": "in the evening"}, first)).json["hash"]
+    window = await page(screen, base, "n")
+    await shows(window, "in the evening")
+    await press(window, "past")
+    version = "document.getElementById('version').textContent"
+    await window.until(f"{version} === 'n\\n\\nin the evening'")
+    await browser.push("notes/n", {"title": "n", "text": "at night"}, second)
+    await window.until(f"{version} === 'n\\n\\nat night'")
+    await window.run("document.querySelector('#versions li:last-child button').click()")
+    await window.until(f"{version} === 'n\\n\\nat noon'")
+    await press(window, "restore")
+    await shows(window, "at noon")
+    await saved(window)
+    assert (await browser.pull("notes/n")).json["data"]["text"] == "at noon"
+
+
+async def test_a_search_leaves_the_notes_with_all_its_words(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    browser = Browser(base, session)
+    await browser.push("notes/a", {"title": "Shopping", "text": "Milk and bread"})
+    await browser.push("notes/b", {"title": "Milk", "text": ""})
+    window = await page(screen, base)
+    await listed(window, "Milk", "Shopping")
+    found = "[...document.querySelectorAll('#list a')].filter((link) => link.offsetParent).length"
+    await write(window, "BREAD milk", box="search")
+    assert await window.run(found) == 1
+    await browser.push("notes/c", {"title": "white bread", "text": "no"})
+    await listed(window, "white bread", "Milk", "Shopping")
+    assert await window.run(found) == 1
+    await window.run("document.getElementById('search').select()")
+    await window.type("bread")
+    assert await window.run(found) == 2
+
+
+# --- on a phone ------------------------------------------------------------------------------------------
+
+
+async def test_a_phone_shows_the_list_or_a_note(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession
+) -> None:
+    base = await service(start)
+    await Browser(base, session).push("notes/n", {"title": "Shopping", "text": "milk"})
+    window = await page(screen, base)
+    await window.show_as(360, 640)
+    await listed(window, "Shopping")
+    listing, writing = (
+        f"document.getElementById('{each}').offsetParent !== null" for each in ("list", "text")
+    )
+    assert [await window.run(listing), await window.run(writing)] == [True, False]
+    await window.run("document.querySelector('#list a').click()")
+    await window.until(writing)
+    assert not await window.run(listing)
+    await press(window, "fold")
+    assert [await window.run(listing), await window.run(writing)] == [True, False]
+    await window.run("document.querySelector('#list a').click()")
+    assert [await window.run(listing), await window.run(writing)] == [False, True]
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+async def test_whatever_is_touched_is_44_pixels_high_and_fits_the_screen(
+    start: Start, screen: Chromium, session: aiohttp.ClientSession, width: int
+) -> None:
+    base = await service(start)
+    browser = Browser(base, session)
+    first = (await browser.push("notes/n", {"title": "Shopping", "text": "milk"})).json["hash"]
+    await browser.push("notes/n", {"title": "Shopping" * 20, "text": "milk " * 100}, first)
+    window = await page(screen, base, "n")
+    await window.show_as(width, 640)
+    small = (
+        "[...document.querySelectorAll('a, button, input, textarea')].filter((each) => each.offsetParent"
+        " && each.getBoundingClientRect().height < 44).map((each) => each.id || each.textContent)"
+    )
+    spills = "document.documentElement.scrollWidth > innerWidth || document.body.scrollHeight > innerHeight"
+    await shows(window, "milk " * 100)
+    for button in ("past", "past", "fold", "delete") if width < 500 else ("past", "delete"):
+        assert await window.run(small) == []
+        assert not await window.run(spills)
+        if button != "delete":
+            await press(window, button)
+        if button == "past":
+            await window.until("document.querySelectorAll('#versions button').length === 2")
+
+
+# --- what a page of a list holds -------------------------------------------------------------------------
+
+
 async def test_more_notes_than_a_page_of_a_list_are_all_there(
     start: Start, screen: Chromium, session: aiohttp.ClientSession
 ) -> None:
@@ -356,8 +570,12 @@ async def test_everything_that_can_be_used_has_a_name(
     await Browser(base, session).push("notes/n", {"title": "Shopping"})
     window = await page(screen, base, "n")
     await listed(window, "Shopping")
-    named = {("button", "New note"), ("link", "Shopping"), ("textbox", "Title"), ("textbox", "Text")}
-    assert set(await window.controls()) == named
+    assert set(await window.controls()) == {
+        *(("button", name) for name in ("New note", "History", "Delete")),
+        *(("textbox", name) for name in ("Title", "Text")),
+        ("searchbox", "Search"),
+        ("link", "Shopping"),
+    }
 
 
 async def test_the_page_works_from_any_web_server(

@@ -1,6 +1,7 @@
 """Windows of Chromium, driven through the DevTools protocol over one WebSocket."""
 
 import asyncio
+import base64
 import itertools
 import json
 from collections.abc import AsyncIterator
@@ -104,6 +105,17 @@ class Window:
             )
             raise AssertionError(f"still not {condition} in:\n{shown}") from None
 
+    async def show_as(self, width: int, height: int, scheme: str = "light") -> None:
+        """Give the window a size, in pixels, and the colours that its user prefers: `light` or `dark`."""
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        await self._call("Emulation.setDeviceMetricsOverride", **screen)
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        await self._call("Emulation.setEmulatedMedia", features=[feature])
+
+    async def screenshot(self) -> bytes:
+        """What the window shows, as PNG."""
+        return base64.b64decode((await self._call("Page.captureScreenshot", format="png"))["data"])
+
     async def type(self, text: str) -> None:
         """Type `text` where the cursor is."""
         await self._call("Input.insertText", text=text)
@@ -120,7 +132,7 @@ class Window:
         return [
             (node["role"]["value"], node.get("name", {}).get("value", ""))
             for node in tree["nodes"]
-            if not node["ignored"] and node["role"]["value"] in ("button", "link", "textbox")
+            if not node["ignored"] and node["role"]["value"] in ("button", "link", "searchbox", "textbox")
         ]
 
     def on_event(self, event: str, params: dict[str, Any]) -> None:

@@ -77,6 +77,9 @@ class ChangeLog(Protocol):
         """Return the number of matching changes after an id, counted up to `most` and possibly one more; None
         if the log cannot count them without reading them."""
 
+    async def newest(self, limit: int) -> list[tuple[str, Change]]:
+        """Return the newest changes with their ids, at most `limit`, the newest first."""
+
     async def last_id(self) -> str:
         """Return an id that follows every change so far and precedes every later one. `read` accepts it, even
         if the log is empty."""

@@ -122,7 +122,8 @@ def _row(spec: RouteSpec, config: Config) -> Row:
     elif spec.action in _OF_COLLECTION:
         (collection,) = spec.collections
         is_batched = any(events.collection == collection.name for events in config.events)
-        label = collection.name + (" (events)" if is_batched else _kind(collection))
+        kind = "events" if is_batched else kind_of(collection)
+        label = collection.name + ("" if kind == "documents" else f" ({kind})")
         roles = (
             collection.write_roles if spec.action in ("push", "append", "delete") else collection.read_roles
         )
@@ -141,13 +142,13 @@ def _row(spec: RouteSpec, config: Config) -> Row:
     return Row(spec.method, spec.path, label, roles)
 
 
-def _kind(collection: Collection) -> str:
-    """Return the kind of its contents, in parentheses; an empty text for documents alone."""
+def kind_of(collection: Collection) -> str:
+    """Return the kind of its contents: `documents`, `log`, `files`, or `documents, files`."""
     if collection.append_only is not None:
-        return " (log)"
+        return "log"
     if not collection.file_types:
-        return ""
-    return " (documents, files)" if collection.accepts_json else " (files)"
+        return "documents"
+    return "documents, files" if collection.accepts_json else "files"
 
 
 def pluralize(items: Sequence[object], noun: str) -> str:

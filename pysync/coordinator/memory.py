@@ -163,6 +163,10 @@ class MemoryCoordinator:
             return 0
         return sum(len(each) - bisect_right(each, start) for each in self._numbers(written_by))
 
+    async def newest(self, limit: int) -> list[tuple[str, Change]]:
+        """See `ChangeLog.newest`."""
+        return self._entries(itertools.islice(reversed(self._changes), limit))
+
     async def last_id(self) -> str:
         """See `ChangeLog.last_id`."""
         return _change_id(self._last_number)

@@ -33,8 +33,9 @@ from pysync.server.http.connection import HttpServer
 from pysync.server.http.in_flight import BytesInFlight
 from pysync.server.http.middleware import EntryPoint
 from pysync.server.jobs import build_jobs
-from pysync.server.process.admin_pages import AdminPages
+from pysync.server.process.admin_pages import AdminPages, MakePage
 from pysync.server.process.erasure import ErasureEndpoint
+from pysync.server.process.inspection import Inspection, describe_collections
 from pysync.server.process.metrics import Counters, MultiprocessCounters, snapshot
 from pysync.server.process.readiness import Readiness
 from pysync.server.sse import SSEHub
@@ -118,6 +119,13 @@ class App(AbstractAsyncContextManager["App"]):
         """Returns a server of the requests of this service, which listens once it is started."""
         self.eraser = Eraser(self.engine, projections_in(plugins), self._hooks.stored_files)
         ledger = ledger_of(store)
+        inspection = Inspection(self.engine, lambda: self.current.owners)
+        on_loop: dict[str, MakePage] = {
+            "/admin/changes": inspection.changes,
+            "/admin/object": inspection.object,
+        }
+        if ledger is not None:
+            on_loop["/admin/usage"] = lambda query: usage_of_all(ledger)
         self.admin_pages = AdminPages(
             self.readiness,
             self.render_metrics,
@@ -125,7 +133,8 @@ class App(AbstractAsyncContextManager["App"]):
             lambda: self.current.openapi.complete(),
             clock.wall_ms,
             None if worker is None else worker.number,
-            None if ledger is None else partial(usage_of_all, ledger),
+            lambda: describe_collections(self.current.config),
+            on_loop,
             ErasureEndpoint(self._erase),
             config.auth.admin_token,
             () if config.server.admin is None else config.server.admin.hosts,

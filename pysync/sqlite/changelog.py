@@ -59,6 +59,10 @@ _INSERT = "INSERT INTO change(at_ms, text, identity, origin) VALUES(?, ?, ?, ?)"
 _LAST = "SELECT max(id) FROM change"
 _BOUNDS = "SELECT (SELECT min(id) FROM change), (SELECT max(id) FROM change)"
 _AFTER = "SELECT id, text, identity, origin FROM change WHERE id > ? ORDER BY id LIMIT ?"
+_NEWEST = (
+    "SELECT id, text, identity, origin FROM change WHERE id > (SELECT min(id) FROM change) "
+    "ORDER BY id DESC LIMIT ?"
+)
 _ORIGINS = """
     WITH RECURSIVE found(origin) AS (
         SELECT min(origin) FROM change
@@ -159,6 +163,10 @@ class SqliteChangeLog:
             ((some,),) = self._reader.rows(_COUNT_OF, origin, start, most + 1 - count)
             count += some
         return count
+
+    async def newest(self, limit: int) -> list[tuple[str, Change]]:
+        """See `ChangeLog.newest`."""
+        return _read(self._reader.rows(_NEWEST, limit))
 
     async def last_id(self) -> str:
         """See `ChangeLog.last_id`."""

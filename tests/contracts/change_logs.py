@@ -84,6 +84,16 @@ class ChangeLogContract(FakeTime):
             await advance(RETENTION.age_ms // 100)
         assert [id_ for id_, _ in await _retained(log, ids[0])] == ids[1:]
 
+    async def test_newest_changes_come_first(self, log: ChangeLog) -> None:
+        assert await log.newest(10) == []
+        announced = [(await log.append([change(f"{n}")]), change(f"{n}")) for n in range(10)]
+        assert await log.newest(100) == announced[::-1]
+        assert await log.newest(3) == announced[:-4:-1]
+        await log.clear()
+        assert await log.newest(10) == []
+        last = await log.append([change("after")])
+        assert await log.newest(10) == [(last, change("after"))]
+
     async def test_a_cleared_log_holds_no_change_and_reports_a_gap(self, log: ChangeLog) -> None:
         ids = [await log.append([change(f"{n}", "somebody")]) for n in range(10)]
         await log.clear()

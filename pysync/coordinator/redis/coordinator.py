@@ -197,6 +197,11 @@ class RedisCoordinator:
         """See `ChangeLog.count_after`."""
         return None
 
+    async def newest(self, limit: int) -> list[tuple[str, Change]]:
+        """See `ChangeLog.newest`."""
+        (found,) = await self._epoch.execute_checked(("XREVRANGE", CHANGES, "+", "-", "COUNT", limit))
+        return [entry for entry in self._parse_entries(found) if entry[1].text != _NO_CHANGE]
+
     async def last_id(self) -> str:
         """See `ChangeLog.last_id`."""
         (found,) = await self._epoch.execute_checked(("XREVRANGE", CHANGES, "+", "-", "COUNT", 1))

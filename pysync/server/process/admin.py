@@ -172,8 +172,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "POST" and len(body) != int(length):
             return None
         self.server.record_arrival(self.connection)
-        path = protocol.path_of(self.path)
-        self.wfile.write(self.server.respond(AdminRequest(self.command, path, headers, body)))
+        path, query = protocol.path_of(self.path), self.path.partition("?")[2]
+        self.wfile.write(self.server.respond(AdminRequest(self.command, path, headers, body, query)))
         return None
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = respond  # noqa: N815

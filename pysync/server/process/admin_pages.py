@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -28,6 +29,7 @@ from pysync.errors import (
 from pysync.server.api.health import VERSION
 from pysync.server.http.responses import NO_STORE, Response, error_response
 from pysync.server.process.erasure import ERASE_PATH, AdminRequest, ErasureEndpoint
+from pysync.server.process.inspection import Json, Query
 from pysync.server.process.metrics import GAUGES, METRICS_TYPE, Counters, resident_bytes
 from pysync.server.process.readiness import Readiness
 from pysync.server.process.supervisor import STALL_S
@@ -39,7 +41,6 @@ TIMEOUT_S: Final = 2.0
 """Seconds that a client has to send its request, and then to read the response. The event loop has as long to
 make a page."""
 _ADMIN_PATH: Final = "/admin"
-_USAGE_PATH: Final = "/admin/usage"
 _PORT: Final = re.compile(r":[0-9]+\Z")
 
 log = logging.getLogger("pysync.server")
@@ -69,6 +70,10 @@ class LoopMonitor:
         self._timer = self.loop.call_later(TURN_EVERY_S, self._on_turn)
 
 
+Page = Callable[[AdminRequest, LoopMonitor], Response]
+MakePage = Callable[[Query], Coroutine[None, None, Json]]
+
+
 class AdminPages:
     """The pages of the operators' listener. Any thread may call `respond`; none needs the event loop but
     `/health/ready`."""
@@ -81,13 +86,14 @@ class AdminPages:
         describe: Callable[[], bytes],
         now_ms: Callable[[], int],
         worker: int | None = None,
-        usage: Callable[[], Coroutine[None, None, dict[str, Any]]] | None = None,
+        describe_collections: Callable[[], Json] = dict,
+        on_loop: Mapping[str, MakePage] = MappingProxyType({}),
         erasure: ErasureEndpoint | None = None,
         admin_token: str | Sequence[str] | None = None,
         hosts: Collection[str] = (),
     ) -> None:
-        """`usage` returns what `/admin/usage` shows, on the event loop; None: there is no such page. `hosts`
-        are names under which `/admin` is served, besides `localhost` and addresses."""
+        """`on_loop` has the functions that make pages on the event loop, by path; these pages need the admin
+        token. `hosts` are names under which `/admin` is served, besides `localhost` and addresses."""
         self.erasure = erasure
         self._admin_tokens = AdminTokens(admin_token)
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
@@ -96,21 +102,23 @@ class AdminPages:
         self._now_ms = now_ms
         self._worker = worker
         self._started_at = time.monotonic()
-        self._pages: Mapping[str, Callable[[LoopMonitor], Response]] = {
+        self._pages: Mapping[str, Page] = {
             "/health": self._health,
             "/health/ready": self._ready,
-            "/metrics": lambda monitor: Response(200, render_metrics(), NO_STORE, content_type=METRICS_TYPE),
-            "/openapi.json": lambda monitor: Response(200, describe(), NO_STORE),
-            "/version": lambda monitor: _json(200, VERSION),
+            "/metrics": lambda *_: Response(200, render_metrics(), NO_STORE, content_type=METRICS_TYPE),
+            "/openapi.json": lambda *_: Response(200, describe(), NO_STORE),
+            "/version": lambda *_: _json(200, VERSION),
             _ADMIN_PATH: self._admin,
+            "/admin/collections": lambda *_: _json(200, describe_collections()),
         }
-        if usage is not None:
-            self._pages = {**self._pages, _USAGE_PATH: partial(_on_event_loop, usage)}
+        self._guarded: Mapping[str, Page] = {
+            **{path: partial(_on_event_loop, make) for path, make in on_loop.items()},
+        }
 
     def respond(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
         """Return the response to a request, without an error."""
         method, path = request.method, request.path
-        page = self._pages.get(path)
+        page = self._pages.get(path) or self._guarded.get(path)
         try:
             if path == _ADMIN_PATH or path.startswith(f"{_ADMIN_PATH}/"):
                 self._check_host(request)
@@ -121,9 +129,9 @@ class AdminPages:
                 raise NotFound
             if method not in ("GET", "HEAD"):
                 raise MethodNotAllowed(headers={"Allow": "GET, HEAD"})
-            if path == _USAGE_PATH:
+            if path in self._guarded:
                 self._check_token(request)
-            return page(monitor)
+            return page(request, monitor)
         except PysyncError as error:
             return error_response(error, close=True)
         except Exception:
@@ -149,18 +157,18 @@ class AdminPages:
             error.headers = {"WWW-Authenticate": BEARER.strip()}
             raise error
 
-    def _health(self, monitor: LoopMonitor) -> Response:
+    def _health(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
         blocked_s = monitor.blocked_s
         if blocked_s > STALL_S:
             raise Unavailable(f"The event loop has been blocked for {blocked_s:.0f} s")
         return _json(200, {"ok": True, "ts": self._now_ms()})
 
-    def _ready(self, monitor: LoopMonitor) -> Response:
+    def _ready(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
         if (error := self._readiness.check_from_thread(monitor.loop)) is not None:
             return error_response(error, close=True)
         return _json(200, self._readiness.body(self._now_ms()))
 
-    def _admin(self, monitor: LoopMonitor) -> Response:
+    def _admin(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
         counters, error = self._snapshot(), self._readiness.error
         page = {
             "version": __version__,
@@ -181,11 +189,9 @@ class AdminPages:
         )
 
 
-def _on_event_loop(
-    page: Callable[[], Coroutine[None, None, dict[str, Any]]], monitor: LoopMonitor
-) -> Response:
+def _on_event_loop(make: MakePage, request: AdminRequest, monitor: LoopMonitor) -> Response:
     """Return a page that is made on the event loop. Raises Unavailable if it takes longer than 2 s."""
-    waiting = asyncio.run_coroutine_threadsafe(page(), monitor.loop)
+    waiting = asyncio.run_coroutine_threadsafe(make(request.parameters), monitor.loop)
     try:
         return _json(200, waiting.result(TIMEOUT_S))
     except TimeoutError:

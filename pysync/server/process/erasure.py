@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl
 
 import orjson
 
@@ -31,12 +32,18 @@ RETRY_S: Final = 5
 
 
 class AdminRequest(NamedTuple):
-    """A request of an operator. The names of `headers` are in lower case."""
+    """A request of an operator. The names of `headers` are in lower case; `query` is what follows the `?`."""
 
     method: str
     path: str
     headers: Mapping[str, str] = MappingProxyType({})
     body: bytes = b""
+    query: str = ""
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The parameters in the query, by name."""
+        return dict(parse_qsl(self.query, keep_blank_values=True))
 
 
 Erase = Callable[[EraseRequest, bool], Coroutine[Any, Any, EraseReport]]

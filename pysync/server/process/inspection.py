@@ -1,0 +1,147 @@
+"""The pages with which operators look into the store (docs/reference/protocol.md#inspect). They name keys and
+identities, so they need the admin token, and they never show data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from pysync import _core
+from pysync.changelog import Change
+from pysync.config import Config, HistoryConfig
+from pysync.config.check import kind_of, lint
+from pysync.errors import BadRequest, DocumentCorrupt
+from pysync.migrate.verify import VerificationError, check_stored
+from pysync.plugins import PluginContext
+from pysync.quotas.accounts import qualified_name
+from pysync.server.api import owners_of
+from pysync.server.http.router import Router
+from pysync.store import PAGE, DamagedFile, StoredObject
+
+Json = dict[str, Any]
+Query = Mapping[str, str]
+NEWEST: Final = 100
+"""Changes that are shown."""
+
+
+def describe_collections(config: Config) -> Json:
+    """Return the collections with their roles, and the warnings of `pysync check`."""
+    collections = [
+        {
+            "name": qualified_name(namespace, collection.name),
+            "kind": kind_of(collection),
+            "storagePath": collection.storage_path,
+            "readRoles": collection.read_roles,
+            "writeRoles": collection.write_roles,
+        }
+        for namespace, _, collection in config.each_collection()
+    ]
+    warnings = [{"location": found.location, "message": found.message} for found in lint(config)]
+    return {"collections": collections, "warnings": warnings}
+
+
+class Inspection:
+    """Shows what is stored, on the event loop. `owners` returns those of the `Service` in force."""
+
+    def __init__(self, engine: PluginContext, owners: Callable[[], Sequence[Router]]) -> None:
+        self._store = engine.store
+        self._log = engine.outbox.log
+        self._history = engine.documents.history
+        self._owners = owners
+
+    async def changes(self, query: Query) -> Json:
+        """Return the newest changes, the newest first. Raises Unavailable."""
+        return {"changes": [_shown(*each) for each in await self._log.newest(NEWEST)]}
+
+    async def object(self, query: Query) -> Json:
+        """Return what is stored at the key of the query, of which `kind` is None if nothing is. A document or
+        the head of a log is verified; of a file the store says what it knows. Raises BadRequest and
+        Unavailable."""
+        key = query.get("key", "")
+        try:
+            _core.split_key(key)
+        except ValueError:
+            raise BadRequest("key must be that of an object, such as ?key=notes/a") from None
+        facts = await self._facts(key)
+        owners = owners_of(self._owners(), key)
+        named = b'"key":' + orjson.dumps(key)
+        changes = [_shown(*each) for each in await self._log.newest(PAGE) if named in each[1].text]
+        writers = {(change["hash"], change["timestamp"]): change["writer"] for change in changes}
+        kept = [owner.policy.collection.history for owner in owners]
+        versions = await self._versions(key, kept[0], writers) if kept and kept[0] else []
+        return {
+            "key": key,
+            **facts,
+            "writer": writers.get((facts.get("hash"), facts.get("timestamp"))),
+            "change": changes[0] if changes else None,
+            "history": versions,
+            "collections": [
+                {
+                    "name": qualified_name(owner.policy.namespace, owner.policy.collection.name),
+                    "params": owner.params,
+                }
+                for owner in owners
+            ],
+        }
+
+    async def _facts(self, key: str) -> Json:
+        """Return kind, size, times, hash and damage of the object at a key."""
+        found = await self._store.get(key)
+        if not isinstance(found, StoredObject):
+            return await self._file_facts(key)
+        is_log = _core.is_log(found.body)
+        facts: Json = {
+            "kind": "log" if is_log else "document",
+            "size": found.size,
+            "modified": found.modified_ms,
+            "damage": None,
+        }
+        try:
+            head = await check_stored(key, found.body)
+            if head is not None:
+                return facts | {"hash": head.hash, "timestamp": head.ts_ms, "elements": head.count}
+            document = _core.read_document(found.body)
+        except VerificationError as error:
+            return facts | {"damage": str(error)}
+        except DocumentCorrupt:  # an object of the server's own
+            return facts | {"kind": "internal"}
+        return facts | {
+            "hash": document.hash,
+            "timestamp": document.ts_ms,
+            "authorPubkey": document.author_pubkey,
+        }
+
+    async def _file_facts(self, key: str) -> Json:
+        try:
+            found = await self._store.stat(key)
+        except DamagedFile as error:
+            return {"kind": "file", "damage": error.detail}
+        if found is None:
+            return {"kind": None}
+        return {
+            "kind": "file",
+            "size": found.size,
+            "modified": found.modified_ms,
+            "hash": found.sha256,
+            "contentType": found.content_type,
+            "damage": None,
+        }
+
+    async def _versions(
+        self, key: str, limits: HistoryConfig, writers: dict[tuple[str, int], str]
+    ) -> list[Json]:
+        """Return the earlier versions of a document, the newest first. Adds the writers of all versions."""
+        versions: list[Json] = []
+        async for entry in self._history.entries(key, limits):
+            writers[entry.hash, entry.at_ms] = entry.identity
+            if (document := entry.replaced) is not None:
+                version = {"hash": document.hash, "timestamp": document.ts_ms, "replaced": entry.at_ms}
+                versions.append(version)
+        return [
+            {**version, "writer": writers.get((version["hash"], version["timestamp"]))}
+            for version in versions
+        ]
+
+
+def _shown(id_: str, change: Change) -> Json:
+    return {"id": id_, **orjson.loads(change.text), "writer": change.identity or None}

@@ -6,6 +6,7 @@
     convert            converts plain values to the schema
     validation         rules beyond types
     plugin_validation  rules of projections and events
+    webhooks           webhooks and their rules
     overlaps           finds access that templates with common keys, or projections, give to others
     key_templates      key templates
     routes             the routes that a configuration makes
@@ -39,6 +40,7 @@ from pysync.config.schema import (
     StoreConfig,
     Trust,
 )
+from pysync.config.webhooks import WebhookConfig, secret_key
 
 __all__ = [
     "Action",
@@ -62,6 +64,7 @@ __all__ = [
     "SpacesConfig",
     "StoreConfig",
     "Trust",
+    "WebhookConfig",
     "database_paths",
     "effective_coordinator",
     "effective_limit",
@@ -73,5 +76,6 @@ __all__ = [
     "parse",
     "redacted_coordinator",
     "s3_location",
+    "secret_key",
     "trust_of",
 ]

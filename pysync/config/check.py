@@ -187,6 +187,10 @@ def _warnings(config: Config) -> Iterator[Problem]:
         for name in overlapping_collections(events, config):
             message = f"its files have keys of {name}, where they could be read, and replaced"
             yield Problem(f"events[{at}].storagePath", message, events.collection)
+    for at, webhook in enumerate(config.webhooks):
+        if webhook.url.lower().startswith("http:"):
+            message = "http: changes are sent unencrypted, and anybody on the way can read them: use https"
+            yield Problem(f"webhooks[{at}].url", message)
     yield from _shared_issuers(config)
     if config.auth.spaces is not None and config.auth.spaces.trust_on_first_use:
         yield Problem("auth.spaces.trustOnFirstUse", "the first caller would own a space: only false is safe")

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 from pysync.config.collection import AppendOnly, Collection, ParquetPreset, RateLimit, wire_name
 from pysync.config.problem import Problem
 from pysync.config.schema import Config, Namespace, ProjectionConfig
+from pysync.config.webhooks import WebhookConfig
 
 MAX_DEPTH = 64
 
@@ -340,5 +341,6 @@ NORMALIZERS: Mapping[tuple[type, str], Callable[[Any], Any]] = {
     (RateLimit, "pull"): _rate_limit,
     (RateLimit, "list"): _rate_limit,
     (ProjectionConfig, "source"): _one_or_many(str),
+    (WebhookConfig, "secret"): _one_or_many(str),
 }
 """Functions that convert the other spellings of a member to that of the tree; None means absent."""

@@ -25,6 +25,7 @@ from pysync.config.collection import (
     option,
     resolve_limit,
 )
+from pysync.config.webhooks import WebhookConfig
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
@@ -372,6 +373,7 @@ class Config:
     backup: BackupConfig | None = option("Backup of the store, while the service runs; absent: none.", None)
     projections: tuple[ProjectionConfig, ...] = option("Lists that the server maintains.", ())
     events: tuple[EventsConfig, ...] = option("Event batches stored as Parquet.", ())
+    webhooks: tuple[WebhookConfig, ...] = option("Programs that are notified of writes by HTTP.", ())
     plugins: tuple[str, ...] = option("`package.module:plugin`, or the name of an entry point.", ())
 
     def each_namespace(self) -> Iterator[tuple[str, str, tuple[Collection, ...]]]:

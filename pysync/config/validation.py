@@ -22,6 +22,7 @@ from pysync.config.plugin_validation import (
 )
 from pysync.config.problem import FieldError, Problem
 from pysync.config.schema import Auth, Config, Namespace, Server, is_store_url
+from pysync.config.webhooks import webhook_errors
 
 PathOf = Callable[[object], str]
 """Returns the path in the file at which an object of the tree was written."""
@@ -83,6 +84,11 @@ def validate(config: Config, path_of: PathOf) -> Iterator[Problem]:
         yield from _at(path_of(events), events_errors(events, known))
     for events, _ in repeated(config.events, lambda one: one.collection):
         yield Problem(f"{path_of(events)}.collection", f"{events.collection!r} is also another one's")
+    names = {*known, *(f"{namespace}/{one.name}" for namespace, _, one in config.each_collection())}
+    for webhook in config.webhooks:
+        yield from _at(path_of(webhook), webhook_errors(webhook, names))
+    for webhook, _ in repeated(config.webhooks, lambda one: one.name):
+        yield Problem(f"{path_of(webhook)}.name", f"{webhook.name!r} is also another one's")
     yield from takeovers(config, path_of)
     yield from vanishing_access_documents(config, path_of)
 

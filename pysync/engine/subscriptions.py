@@ -267,7 +267,7 @@ class ChangeDispatcher:
             for match in self.keys.matches(parsed.ref):
                 subscribers = index.matching(match)
                 if subscribers:
-                    frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), _event_json(parsed, match))
+                    frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), event_json(parsed, match))
                     plan.append((Event(id_, *match, frame, *parsed[1:4]), subscribers))
             await slices.share()
         return plan
@@ -336,7 +336,7 @@ async def _fan_out(events: Mapping[Subscriber, Sequence[Event]], slices: Slices)
         await slices.share()
 
 
-def _event_json(change: ParsedChange, match: KeyMatch) -> bytes:
+def event_json(change: ParsedChange, match: KeyMatch) -> bytes:
     """Return the event as subscribers of the matching collection receive it. The hash of a removal is that
     of a pull afterwards, so that subscribers who do not know `removed` pull."""
     namespace, name = match.topic

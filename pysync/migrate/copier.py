@@ -85,6 +85,7 @@ _EXCLUDED: Final = (
     log_prefix(""),
     "_pysync/probe/",
     "_pysync/projections/",
+    "_pysync/webhooks/",
     "_pysync/damaged",
     "_pysync/usage",
     ERASED_KEY,
@@ -93,7 +94,7 @@ _EXCLUDED: Final = (
     "__sync__/config.json",
 )
 """Objects that are not copied by themselves: those of logs, which are copied with their heads; leftovers of
-probes; checkpoints in a change log that is not copied; the list of damaged files, the totals of usage, the
+probes; positions in a change log that is not copied; the list of damaged files, the totals of usage, the
 hashes of what was erased, the id of the store and the record of the last scrub; and the configuration that
 Starfish stores."""
 _PATH_CONFLICT: Final = "the target stores folders, and another file has a key above or below this one"

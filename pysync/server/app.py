@@ -40,6 +40,7 @@ from pysync.server.process.metrics import Counters, MultiprocessCounters, snapsh
 from pysync.server.process.readiness import Readiness
 from pysync.server.sse import SSEHub
 from pysync.store import Store, ledger_of, open_store
+from pysync.webhooks import Webhooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ class App(AbstractAsyncContextManager["App"]):
             config.auth.admin_token,
             () if config.server.admin is None else config.server.admin.hosts,
         )
+        self.webhooks = Webhooks(self.engine, partial(counters.set_gauge, "pysync_webhook_lag_seconds"))
         self.usage_count = None if tracked is None else tracked.counter
         self.jobs = build_jobs(self._process, self.current, self.eraser, tracked)
 
@@ -148,6 +150,7 @@ class App(AbstractAsyncContextManager["App"]):
         for job in self.jobs.all:
             job.start()
         await self._hooks.open(self.engine)
+        await self.webhooks.update(self.engine.config)
 
     async def _erase(self, request: EraseRequest, is_dry_run: bool) -> EraseReport:
         return await (self.eraser.dry_run(request) if is_dry_run else self.eraser.run(request))
@@ -168,6 +171,7 @@ class App(AbstractAsyncContextManager["App"]):
 
     async def close(self) -> None:
         """Leave the plugins' lifespans, finish pending writes, and close the store and the coordinator."""
+        await self.webhooks.close()
         await self._hooks.close()
         for job in reversed(self.jobs.all):
             await job.close()

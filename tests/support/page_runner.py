@@ -39,7 +39,9 @@ from components.processes import serves_http
 from pysync import config
 
 WAIT_S: Final = 20.0
-_BACKGROUND: Final = re.compile(r"(\w+=\S+ )*pysync (serve|watch|tail -f)\b|curl -sN |python watch\.py")
+_BACKGROUND: Final = re.compile(
+    r"(\w+=\S+ )*pysync (serve|watch|tail -f)\b|curl -sN |python (watch|receive)\.py"
+)
 _BLOCK: Final = re.compile(
     r"(?:^<!-- (?P<directive>[^\n]*?) -->\n)?"
     r"^```(?P<language>\w+)(?: title=\"(?P<title>[^\"\n]*)\")?\n(?P<text>.*?)^```$",
@@ -211,6 +213,8 @@ class PageRunner:
         if "pysync serve" in command:
             port = re.search(r"--port (\d+)", command)
             self._until(lambda: serves_http(int(port[1] if port else self.port("8080"))), started)
+        elif "receive.py" in command:
+            self._until(lambda: bool(output.read_text()), started)
         else:
             self._until(lambda: self._streams() > streams, started)
         self._output = output.read_text()

@@ -1,7 +1,7 @@
 """Projections: the writes that they read, the list that an entry belongs to, and the entry. From code or the
 configuration."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -65,7 +65,7 @@ class ProjectionSpec:
 
     def reads(self, namespace: str | None, collection: str) -> bool:
         """Return True if the collection is one of the sources."""
-        return collection in self.sources or f"{namespace or ''}/{collection}" in self.sources
+        return is_source(self.sources, namespace, collection)
 
     def target_key(self, event: WriteEvent) -> str | None:
         """Return the key of the list that the write belongs to, without checking the result of a target
@@ -92,6 +92,11 @@ class ProjectionSpec:
         text = orjson.dumps({"id": id_, "value": value})
         held = _core.decode_push(b'{"data":{"items":[%b]}}' % text)
         return EntryChange(id_, orjson.loads(held.data)["items"][0])
+
+
+def is_source(names: Container[str], namespace: str | None, collection: str) -> bool:
+    """Return True if one of the names, as `source` has them, means the collection."""
+    return collection in names or f"{namespace or ''}/{collection}" in names
 
 
 def format_key(text: str, params: Mapping[str, str]) -> str:

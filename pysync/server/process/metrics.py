@@ -262,6 +262,8 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "pysync_projection_failures": ("Sources, lists and functions that failed.", ("projection",)),
     "pysync_refusals": ("Requests that were answered with an error.", ("collection", "reason")),
     "pysync_stream_resets": ("Resets sent on change streams, whose clients read everything again.", ()),
+    "pysync_webhook_deliveries": ("Requests that a webhook's receiver accepted.", ("webhook",)),
+    "pysync_webhook_failures": ("Attempts to deliver to a webhook that failed.", ("webhook",)),
     "pysync_worker_replacements": ("Workers that were replaced.", ("reason",)),
     "pysync_write_timeouts": ("Writes that were not acknowledged in time.", ()),
 }
@@ -309,6 +311,10 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "pysync_streams": ("Open change streams.", ()),
     PROJECTION_LAG: ("Age of the oldest writes that projections fold; 0 if all are folded.", ()),
     "pysync_stream_unread_bytes": ("Bytes that wait in change streams whose clients do not read.", ()),
+    "pysync_webhook_lag_seconds": (
+        "Age of the oldest change that a webhook's receiver has not accepted; 0 if there is none.",
+        ("webhook",),
+    ),
     "pysync_sweep_debt_seconds": ("Time since the sweep that last deleted all expired data.", ()),
 }
 """The metrics that `Counters.gauge` returns: the help text and the label names."""

@@ -16,19 +16,23 @@ FoundBy = Literal["request", "scrub"]
 
 class CorruptionReporter:
     """Reports the corrupt objects that this process finds. `count(metric, *labels)` increments the metric,
-    and `collections_of` returns the names of the collections that a key belongs to."""
+    `collections_of` returns the names of the collections that a key belongs to, and `remember("damage",
+    **facts)` keeps the report for operators."""
 
     def __init__(
         self,
         count: Callable[..., None] = lambda *labels: None,
         collections_of: Callable[[str], Sequence[str]] = lambda key: (),
+        remember: Callable[..., None] = lambda what, /, **facts: None,
     ) -> None:
         self._count = count
         self._collections_of = collections_of
+        self._remember = remember
 
     def report(self, kind: Kind, key: str, why: str, found_by: FoundBy = "request") -> None:
         """Log and count the corrupt object at `key`."""
         self._count(METRIC, kind, found_by)
+        self._remember("damage", kind=kind, key=key, why=why, foundBy=found_by)
         names = ", ".join(self._collections_of(key)) or "no collection"
         log.error("the %s at %r (%s) is corrupt: %s", kind, key, names, why)
 

@@ -23,13 +23,21 @@ from pysync.config import StoreConfig
 from pysync.engine.append_log import log_prefix, object_key
 from pysync.errors import DocumentCorrupt
 from pysync.migrate.locations import check_exists
-from pysync.migrate.reading import SCRUB_KEY, Reader, Unreadable, as_object
+from pysync.migrate.reading import SCRUB_KEY, VERIFY_KEY, Reader, Unreadable, as_object
 from pysync.migrate.verify import VerificationError, expand_node
 from pysync.protocol import JSON_TYPE
 from pysync.store import ABSENT, ANY, RESTORE_KEY, STORE_KEY, DamagedFile, EtagMismatch, Store, open_store
 from pysync.store.local.capture import CapturedRow, FolderCapture
 
-EXCLUDED: Final = ("_pysync/probe/", "_pysync/damaged", "_pysync/usage", STORE_KEY, RESTORE_KEY, SCRUB_KEY)
+EXCLUDED: Final = (
+    "_pysync/probe/",
+    "_pysync/damaged",
+    "_pysync/usage",
+    STORE_KEY,
+    RESTORE_KEY,
+    SCRUB_KEY,
+    VERIFY_KEY,
+)
 """Keys of what says something about this store alone, so that a restored one must not have it."""
 _CONCURRENT_READS: Final = 16
 _PAGE: Final = 256

@@ -32,6 +32,7 @@ from pysync.erase import Eraser, EraseRequest
 from pysync.errors import StoreUnavailable
 from pysync.migrate import (
     MIN_GRACE_MS,
+    VERIFY_KEY,
     Copier,
     CopyReport,
     Damage,
@@ -264,6 +265,7 @@ async def verify(options: argparse.Namespace) -> int:
     try:
         async with backup as repository, closing(open_store(settings.store)) as store:
             await Verifier(store, report, report=verified).run()
+            await verified.record(store, VERIFY_KEY, wall_clock_ms())
             if kind == "file" and not options.adopt:
                 for leftover in await store.remove_leftovers(wall_clock_ms(), dry_run=True):
                     if leftover.kind == "files":

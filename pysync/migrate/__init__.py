@@ -4,12 +4,13 @@ delete what nothing leads to."""
 from pysync.migrate.copier import Copier, CopyReport
 from pysync.migrate.garbage import MIN_GRACE_MS, GarbageCollector, GarbageReport
 from pysync.migrate.locations import Location, open_source, open_target, parse_location
-from pysync.migrate.reading import SCRUB_KEY
+from pysync.migrate.reading import SCRUB_KEY, VERIFY_KEY
 from pysync.migrate.verify import Damage, VerificationReport, Verifier
 
 __all__ = [
     "MIN_GRACE_MS",
     "SCRUB_KEY",
+    "VERIFY_KEY",
     "Copier",
     "CopyReport",
     "Damage",

@@ -15,6 +15,7 @@ from pysync.engine.documents import SECRET_DOCUMENT_KEY as VERSIONS
 from pysync.errors import DocumentCorrupt, KeyConflict
 from pysync.migrate.reading import (
     SCRUB_KEY,
+    VERIFY_KEY,
     LogShortened,
     Reader,
     Unreadable,
@@ -91,12 +92,13 @@ _EXCLUDED: Final = (
     ERASED_KEY,
     STORE_KEY,
     SCRUB_KEY,
+    VERIFY_KEY,
     "__sync__/config.json",
 )
 """Objects that are not copied by themselves: those of logs, which are copied with their heads; leftovers of
 probes; positions in a change log that is not copied; the list of damaged files, the totals of usage, the
-hashes of what was erased, the id of the store and the record of the last scrub; and the configuration that
-Starfish stores."""
+hashes of what was erased, the id of the store and the records of the last verifications; and the
+configuration that Starfish stores."""
 _PATH_CONFLICT: Final = "the target stores folders, and another file has a key above or below this one"
 
 

@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 SCRUB_KEY: Final = "_pysync/scrub"
 """The key at which the server notes its last scrub."""
+VERIFY_KEY: Final = "_pysync/verify"
+"""The key at which `pysync verify` notes its last run."""
 _ABSENT_KEY: Final = "_pysync/probe/nothing"
 """A key at which nothing is stored."""
 

@@ -5,7 +5,7 @@ import hashlib
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final, NamedTuple
 
 import orjson
@@ -159,6 +159,11 @@ class VerificationReport:
     objects: int = 0
     damaged: int = 0
     bytes: int = 0
+
+    async def record(self, store: Store, key: str, finished_ms: int) -> None:
+        """Store the numbers and the time of the end at `key`. Raises StoreUnavailable."""
+        members = {"finishedMs": finished_ms, **asdict(self)}
+        await store.put(key, orjson.dumps(members))
 
 
 class Verifier:

@@ -120,10 +120,11 @@ class App(AbstractAsyncContextManager["App"]):
         """Returns a server of the requests of this service, which listens once it is started."""
         self.eraser = Eraser(self.engine, projections_in(plugins), self._hooks.stored_files)
         ledger = ledger_of(store)
-        inspection = Inspection(self.engine, lambda: self.current.owners)
+        inspection = Inspection(self.engine, lambda: self.current.owners, self._snapshot)
         on_loop: dict[str, MakePage] = {
             "/admin/changes": inspection.changes,
             "/admin/object": inspection.object,
+            "/admin/damage": inspection.damage,
         }
         if ledger is not None:
             on_loop["/admin/usage"] = lambda query: usage_of_all(ledger)

@@ -52,7 +52,9 @@ def build_engine(
     """Return what reads and writes documents, logs and files. `owners` returns those of the `Service` in
     force."""
     outbox = outbox_of(store, coordinator)
-    corruption = CorruptionReporter(counters.count, lambda key: owning_collections(owners(), key))
+    corruption = CorruptionReporter(
+        counters.count, lambda key: owning_collections(owners(), key), counters.remember
+    )
     return PluginContext(
         config=config,
         store=store,

@@ -24,7 +24,10 @@ class ConfiguredService:
         server, hooks = config.server, process.hooks
         self.config: Final = config
         request_log = RequestLog(
-            request_id, logs_refusals=server.log_refusals, logs_requests=server.access_log
+            request_id,
+            process.counters.remember,
+            logs_refusals=server.log_refusals,
+            logs_requests=server.access_log,
         )
         policies = PolicyTable(config, uses_plugin_roles=hooks.has_authorize_hooks)
         self.owners: Final = key_owner_tables(policies)
@@ -57,7 +60,7 @@ class ConfiguredService:
             process.counters,
             origins=server.cors.origins,
             hosts=server.public_hosts,
-            request_id_var=request_id if hooks.has_hooks or request_log.needs_id else None,
+            request_id_var=request_id,
             request_log=request_log,
             load=process.load,
             in_flight=process.in_flight,

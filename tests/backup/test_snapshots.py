@@ -36,7 +36,7 @@ from pysync.backup.source import (
     SnapshotSource,
 )
 from pysync.errors import StoreUnavailable
-from pysync.migrate.reading import SCRUB_KEY
+from pysync.migrate.reading import SCRUB_KEY, VERIFY_KEY
 from pysync.store import DAMAGED_REASON, RESTORE_KEY, DamagedFile, OpenFile, Store
 from pysync.store.local import capture
 from pysync.store.local.capture import CapturedRow
@@ -68,12 +68,12 @@ async def backed(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 async def test_snapshot_has_everything_and_restores_to_the_same(backed: Backed) -> None:
     await fill(backed.store)
     await backed.store.put("_pysync/projections/p", b'{"after":"1"}')
-    for key in (SCRUB_KEY, RESTORE_KEY):
+    for key in (SCRUB_KEY, VERIFY_KEY, RESTORE_KEY):
         await backed.store.put(key, b"{}")
     target = MemoryTarget()
     report = await back_up(backed.source, target)
     expected = await contents(backed.store)
-    del expected[SCRUB_KEY], expected[RESTORE_KEY]
+    del expected[SCRUB_KEY], expected[VERIFY_KEY], expected[RESTORE_KEY]
     assert await restored(target) == expected
     assert report.objects == len(expected)
     assert report.unreadable == 0

@@ -86,7 +86,7 @@ class EntryPoint:
 class Middleware:
     """Turns a request into a response. `origins` are the pages that may call, and `hosts` are the accepted
     names of this service (empty: any). `request_id_var` receives the id of each request, for log lines of
-    plugins and handlers; None if they do not need it. `request_log` logs rejections and responses."""
+    plugins and handlers. `request_log` logs rejections and responses."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Middleware:
         counters: Counters,
         origins: Sequence[str],
         hosts: Sequence[str],
-        request_id_var: ContextVar[str | None] | None,
+        request_id_var: ContextVar[str | None],
         request_log: RequestLog,
         load: Load,
         in_flight: BytesInFlight,
@@ -115,8 +115,7 @@ class Middleware:
         """Return the response to `request`. All errors except ConnectionError become responses."""
         started = time.perf_counter()
         request_id = self._id_of(request)
-        if self._request_id_var is not None:
-            self._request_id_var.set(request_id)
+        self._request_id_var.set(request_id)
         if self._log.logs_requests:
             self._log.reset_identity()
         match: Match | None = None

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import orjson
 from pysync import __version__
 from pysync.auth.authentication import BEARER, AdminTokens
 from pysync.errors import (
+    BadRequest,
     Forbidden,
     InternalError,
     MethodNotAllowed,
@@ -30,7 +32,7 @@ from pysync.server.api.health import VERSION
 from pysync.server.http.responses import NO_STORE, Response, error_response
 from pysync.server.process.erasure import ERASE_PATH, AdminRequest, ErasureEndpoint
 from pysync.server.process.inspection import Json, Query
-from pysync.server.process.metrics import GAUGES, METRICS_TYPE, Counters, resident_bytes
+from pysync.server.process.metrics import GAUGES, METRICS_TYPE, RECENT, WORKER_PID, Counters, resident_bytes
 from pysync.server.process.readiness import Readiness
 from pysync.server.process.supervisor import STALL_S
 
@@ -41,6 +43,7 @@ TIMEOUT_S: Final = 2.0
 """Seconds that a client has to send its request, and then to read the response. The event loop has as long to
 make a page."""
 _ADMIN_PATH: Final = "/admin"
+_is_count = re.compile("[1-9][0-9]{0,3}").fullmatch
 _PORT: Final = re.compile(r":[0-9]+\Z")
 
 log = logging.getLogger("pysync.server")
@@ -112,6 +115,7 @@ class AdminPages:
             "/admin/collections": lambda *_: _json(200, describe_collections()),
         }
         self._guarded: Mapping[str, Page] = {
+            "/admin/refusals": self._refusals,
             **{path: partial(_on_event_loop, make) for path, make in on_loop.items()},
         }
 
@@ -168,6 +172,15 @@ class AdminPages:
             return error_response(error, close=True)
         return _json(200, self._readiness.body(self._now_ms()))
 
+    def _refusals(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
+        asked = request.parameters
+        last, request_id = asked.get("last", "100"), asked.get("requestId")
+        if not _is_count(last):
+            raise BadRequest(f"last must be a number of refusals, up to {RECENT}")
+        refusals = reversed(self._snapshot().recent["refusal"])
+        found = (each for each in refusals if request_id in (None, each["requestId"]))
+        return _json(200, {"refusals": list(islice(found, int(last)))})
+
     def _admin(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
         counters, error = self._snapshot(), self._readiness.error
         page = {
@@ -183,6 +196,11 @@ class AdminPages:
             "residentBytes": resident_bytes(),
             "descriptors": len(os.listdir("/proc/self/fd")),
             "maxDescriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            "workers": [
+                {"number": int(number), "pid": pid, "alive": os.path.exists(f"/proc/{pid:.0f}")}
+                for (metric, number, *_), pid in sorted(counters.peaks.items())
+                if metric == WORKER_PID
+            ],
         }
         return _json(
             200, {name: value for name, value in page.items() if name == "ready" or value is not None}

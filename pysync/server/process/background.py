@@ -414,12 +414,13 @@ class Scrubber:
         self._lease_checked_at = self._clock_s()
         async for listed in self._store.walk(""):
             await verifier.verify(listed.key)
-        found = verifier.report
-        counts = {"objects": found.objects, "damaged": found.damaged, "bytes": found.bytes}
-        await self._store.put(SCRUB_KEY, orjson.dumps({"finishedMs": self._now_ms(), **counts}))
+        await verifier.report.record(self._store, SCRUB_KEY, self._now_ms())
         if damages and self._repair is not None:
             await self._repair(damages)
-        log.info("scrub finished: %(objects)d objects, %(damaged)d damaged, %(bytes)d bytes", counts)
+        found = verifier.report
+        log.info(
+            "scrub finished: %d objects, %d damaged, %d bytes", found.objects, found.damaged, found.bytes
+        )
 
     async def _is_due(self) -> bool:
         found = await self._store.get(SCRUB_KEY)

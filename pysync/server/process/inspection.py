@@ -11,11 +11,13 @@ from pysync.changelog import Change
 from pysync.config import Config, HistoryConfig
 from pysync.config.check import kind_of, lint
 from pysync.errors import BadRequest, DocumentCorrupt
+from pysync.migrate import SCRUB_KEY, VERIFY_KEY
 from pysync.migrate.verify import VerificationError, check_stored
 from pysync.plugins import PluginContext
 from pysync.quotas.accounts import qualified_name
 from pysync.server.api import owners_of
 from pysync.server.http.router import Router
+from pysync.server.process.metrics import Counters
 from pysync.store import PAGE, DamagedFile, StoredObject
 
 Json = dict[str, Any]
@@ -41,9 +43,16 @@ def describe_collections(config: Config) -> Json:
 
 
 class Inspection:
-    """Shows what is stored, on the event loop. `owners` returns those of the `Service` in force."""
+    """Shows what is stored, on the event loop. `owners` returns those of the `Service` in force, and
+    `snapshot` the counters of all workers."""
 
-    def __init__(self, engine: PluginContext, owners: Callable[[], Sequence[Router]]) -> None:
+    def __init__(
+        self,
+        engine: PluginContext,
+        owners: Callable[[], Sequence[Router]],
+        snapshot: Callable[[], Counters],
+    ) -> None:
+        self._snapshot = snapshot
         self._store = engine.store
         self._log = engine.outbox.log
         self._history = engine.documents.history
@@ -52,6 +61,18 @@ class Inspection:
     async def changes(self, query: Query) -> Json:
         """Return the newest changes, the newest first. Raises Unavailable."""
         return {"changes": [_shown(*each) for each in await self._log.newest(NEWEST)]}
+
+    async def damage(self, query: Query) -> Json:
+        """Return the newest reports of damaged objects, and the end and the counts of the last scrub and of
+        the last `pysync verify` (None if there was none). Raises StoreUnavailable."""
+        newest: dict[str, Json] = {}
+        for report in reversed(self._snapshot().recent["damage"]):
+            newest.setdefault(report["key"], report)  # others came before it
+        page: Json = {"objects": list(newest.values())}
+        for name, key in (("scrub", SCRUB_KEY), ("verify", VERIFY_KEY)):
+            found = await self._store.get(key)
+            page[name] = orjson.loads(found.body) if isinstance(found, StoredObject) else None
+        return page
 
     async def object(self, query: Query) -> Json:
         """Return what is stored at the key of the query, of which `kind` is None if nothing is. A document or

@@ -4,6 +4,7 @@ contain bodies, secrets or tokens."""
 import json
 import logging
 import sys
+from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Final
@@ -90,6 +91,8 @@ REFUSALS: Final = logging.getLogger("pysync.refusals")
 REQUESTS: Final = logging.getLogger("pysync.access")
 LOGGED_STATUSES: Final = frozenset({401, 403, 421})
 """Statuses whose reason is revealed only to the operator."""
+MAX_SHOWN: Final = 256
+"""Characters that are remembered of a path, and of a reason, which may contain a header."""
 
 identity_var: ContextVar[str] = ContextVar("identity", default="")
 """The identity that the signature or token of the current request proves. Set only if there is an access
@@ -98,20 +101,21 @@ log."""
 
 class RequestLog:
     """The log lines of a service about its requests. Rejections are logged at the level `info` if
-    `logs_refusals`, else at `debug`; `logs_requests` enables the access log. `request_id` is the variable
-    that holds the id of the current request."""
+    `logs_refusals`, else at `debug`, and `remember` is called with each; `logs_requests` enables the access
+    log. `request_id` is the variable that holds the id of the current request."""
 
     def __init__(
-        self, request_id: ContextVar[str | None], *, logs_refusals: bool = False, logs_requests: bool = False
+        self,
+        request_id: ContextVar[str | None],
+        remember: Callable[..., None],
+        *,
+        logs_refusals: bool = False,
+        logs_requests: bool = False,
     ) -> None:
         self._request_id = request_id
+        self._remember = remember
         self._level = logging.INFO if logs_refusals else logging.DEBUG
         self.logs_requests = logs_requests
-
-    @property
-    def needs_id(self) -> bool:
-        """True if handlers may log rejections, so that they need the request id."""
-        return self._level == logging.INFO or REFUSALS.isEnabledFor(self._level)
 
     def reset_identity(self) -> None:
         """Clear the identity of the previous request of this connection."""
@@ -122,8 +126,7 @@ class RequestLog:
         identity_var.set(identity)
 
     def log_rejection(self, request: web.BaseRequest, error: PysyncError, request_id: str) -> None:
-        """Log which check a request failed, if rejections are logged and its status is one of
-        `LOGGED_STATUSES`."""
+        """Log which check a request failed, if its status is one of `LOGGED_STATUSES`."""
         self._log_failed_check("refused a request", request, error, request_id)
 
     def log_ignored_credentials(self, request: web.BaseRequest, error: PysyncError) -> None:
@@ -133,13 +136,13 @@ class RequestLog:
     def _log_failed_check(
         self, message: str, request: web.BaseRequest, error: PysyncError, request_id: str | None
     ) -> None:
-        if error.status in LOGGED_STATUSES and REFUSALS.isEnabledFor(self._level):
-            fields = {
-                "status": error.status,
-                "check": error.reason or error.message,
-                "method": request.method,
-                "path": protocol.path_of(request.raw_path),
-            }
+        if error.status not in LOGGED_STATUSES:
+            return
+        check, path = error.reason or error.message, protocol.path_of(request.raw_path)
+        fields = {"status": error.status, "check": check, "method": request.method, "path": path}
+        shown = {**fields, "check": check[:MAX_SHOWN], "path": path[:MAX_SHOWN]}
+        self._remember("refusal", requestId=request_id, **shown)
+        if REFUSALS.isEnabledFor(self._level):
             REFUSALS.log(self._level, message, extra={"request_id": request_id, "fields": fields})
 
     def log_response(self, request: web.BaseRequest, response: Response, seconds: float) -> None:

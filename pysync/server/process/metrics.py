@@ -16,22 +16,29 @@ import resource
 import shutil
 import threading
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
+from pysync.clock import wall_clock_ms
 from pysync.concurrency import every
 
 BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 GROUP_SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 PUBLISH_EVERY_S: Final = 1.0
+RECENT: Final = 1_000
+"""The refusals that a service remembers, and the reports of damage."""
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 log = logging.getLogger("pysync.server")
+
+
+Happening = Literal["refusal", "damage"]
 
 
 class Counters:
@@ -39,7 +46,8 @@ class Counters:
     the configuration bounds. `counts` has all other counters, by the metric's name and the values of its
     labels. `histograms` has the counts of the buckets of `HISTOGRAMS`, then the sum of all values. `gauges`
     has what is held now, by the metric's name: a service has the sum of its workers' values. Of those in
-    `peaks`, by the metric's name and the values of its labels, it has the largest."""
+    `peaks`, by the metric's name and the values of its labels, it has the largest. `recent` has what happened
+    last, with its times."""
 
     def __init__(self) -> None:
         self.statuses: Counter[tuple[str, str, int]] = Counter()
@@ -47,6 +55,10 @@ class Counters:
         self.histograms: dict[tuple[str, ...], list[float]] = {}
         self.gauges: Counter[str] = Counter()
         self.peaks: dict[tuple[str, ...], float] = {}
+        self.recent: dict[Happening, deque[dict[str, Any]]] = {
+            "refusal": deque(maxlen=RECENT),
+            "damage": deque(maxlen=RECENT),
+        }
 
     def copy(self) -> "Counters":
         """Return a copy of the counts. Any thread may call it: the event loop goes on counting meanwhile, so
@@ -57,6 +69,7 @@ class Counters:
         copied.gauges.update(self.gauges)
         copied.peaks.update(self.peaks)
         copied.histograms = {key: list(values) for key, values in dict(self.histograms).items()}
+        copied.recent = {what: found.copy() for what, found in self.recent.items()}
         return copied
 
     def count(self, metric: str, *labels: str, by: int = 1) -> None:
@@ -72,6 +85,14 @@ class Counters:
         values[bisect_left(bounds, value)] += count
         values[-1] += value * count
 
+    def remember(self, what: Happening, /, **facts: str | int | None) -> None:
+        """Remember what happened now. Its texts may come from clients."""
+        shown = {
+            name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+            for name, value in facts.items()
+        }
+        self.recent[what].append({"timestamp": wall_clock_ms(), **shown})
+
     def set_gauge(self, metric: str, value: float, *labels: str) -> None:
         """Set a metric of `GAUGES`, with the values of its labels, of which a service has the largest."""
         self.peaks[metric, *labels] = value
@@ -85,6 +106,7 @@ class Counters:
         descriptors = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))  # 0: an old kernel
         self.set_gauge("pysync_resident_bytes", resident_bytes(), str(worker))
         self.set_gauge("pysync_descriptors", descriptors, str(worker))
+        self.set_gauge(WORKER_PID, os.getpid(), str(worker))
         self.set_gauge("pysync_max_descriptors", resource.getrlimit(resource.RLIMIT_NOFILE)[0], str(worker))
 
     def gauge(self, metric: str) -> float:
@@ -104,18 +126,23 @@ class Counters:
         self.gauges.update(other.gauges)
         for peak, value in other.peaks.items():
             self.peaks[peak] = max(value, self.peaks.get(peak, value))
+        for what, found in other.recent.items():
+            merged = sorted([*self.recent[what], *found], key=itemgetter("timestamp"))
+            self.recent[what] = deque(merged, RECENT)
 
     def encode(self) -> bytes:
         """Return the counts as text for `decode`."""
         parts = self.statuses, self.counts, self.histograms, self.peaks
-        return orjson.dumps([self.gauges, *([[*item] for item in part.items()] for part in parts)])
+        recent = {what: list(found) for what, found in self.recent.items()}
+        return orjson.dumps([self.gauges, recent, *([[*item] for item in part.items()] for part in parts)])
 
     @classmethod
     def decode(cls, text: bytes) -> "Counters":
         """Return the counts that `encode` wrote."""
         counters = cls()
-        gauges, *parts = orjson.loads(text)
+        gauges, recent, *parts = orjson.loads(text)
         counters.gauges.update(gauges)
+        counters.recent = {what: deque(found, RECENT) for what, found in recent.items()}
         statuses, counts, histograms, peaks = ({tuple(key): value for key, value in part} for part in parts)
         counters.statuses.update(statuses)
         counters.counts.update(counts)
@@ -292,6 +319,8 @@ PROJECTION_LAG: Final = "pysync_projection_lag_seconds"
 COORDINATOR_UP: Final = "pysync_coordinator_up"
 COORDINATOR_DOWN: Final = "coordinator_down"
 """A gauge that is added up over workers: the number of those that do not reach the coordinator."""
+WORKER_PID: Final = "worker_pid"
+"""A gauge that is not shown: the process id of each worker, by its number."""
 GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "pysync_backup_lag_seconds": (
         "Age of the newest moment that the backup of the service has; 0: none.",

@@ -15,8 +15,11 @@ from support.clients import SUBJECT, Browser, Signed, Start, root_device
 from support.collections import LOG, MINE, NOTES, OWN, collection
 
 from pysync.auth.certificates import user_id
+from pysync.cli.main import main
 from pysync.server.process.admin_pages import LoopMonitor
 from pysync.server.process.erasure import AdminRequest
+from pysync.server.process.logs import MAX_SHOWN
+from pysync.server.process.metrics import RECENT
 
 ME = user_id(SUBJECT.ed_pub)
 PICS = collection("pics", allowedMimeTypes=["image/png"])
@@ -166,7 +169,7 @@ async def test_a_key_without_an_object_is_described_too(
         assert rejected["code"] == "bad_request"
 
 
-@pytest.mark.parametrize("page", ["/admin/changes", "/admin/object"])
+@pytest.mark.parametrize("page", ["/admin/changes", "/admin/object", "/admin/damage", "/admin/refusals"])
 async def test_pages_that_name_keys_need_the_admin_token(
     start: Start, members: dict[str, Any], inspect: Inspect, page: str
 ) -> None:
@@ -191,3 +194,80 @@ async def test_collections_come_with_their_roles_and_the_warnings_of_check(
     }
     assert (log["kind"], odd["readRoles"], pads["name"]) == ("log", ["nobody-has-it"], "acme/pads")
     assert [each for each in found["warnings"] if "nobody-has-it" in each["message"]]
+
+
+async def test_damaged_objects_are_listed_with_the_last_scrub_and_verification(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path, inspect: Inspect
+) -> None:
+    browser = Browser(await start(MEMBERS | {"store": f"file:{tmp_path}/data"}), session)
+    assert await inspect("/admin/damage") == {"objects": [], "scrub": None, "verify": None}
+    for key in ("notes/a", "notes/b"):
+        await browser.push(key, {"text": SECRET})
+    rot_rows(tmp_path / "data", "notes/a", "notes/b")
+    for key in ("notes/a", "notes/b", "notes/a"):
+        assert (await browser.pull(key)).status == 500
+    newest, other = (await inspect("/admin/damage"))["objects"]
+    assert newest["timestamp"] >= other["timestamp"]
+    assert (newest["key"], newest["kind"], newest["foundBy"]) == ("notes/a", "document", "request")
+    assert newest["why"]
+    assert other["key"] == "notes/b"
+    scrubber = start.apps[-1].jobs.scrubber  # type: ignore[attr-defined]
+    await scrubber.run_once()
+    found = await inspect("/admin/damage")
+    assert {each["foundBy"] for each in found["objects"]} == {"scrub"}
+    assert (found["scrub"]["damaged"], found["verify"]) == (2, None)
+
+
+async def test_a_verification_of_the_whole_store_is_shown(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path, inspect: Inspect
+) -> None:
+    url = f"file:{tmp_path}/data"
+    browser = Browser(await start(MEMBERS | {"store": url}), session)
+    await browser.push("notes/a", {})
+    (tmp_path / "pysync.json").write_text(orjson.dumps({"version": 1, "store": url}).decode())
+    assert await asyncio.to_thread(main, ["verify", "--config", str(tmp_path / "pysync.json")]) == 0
+    verify = (await inspect("/admin/damage"))["verify"]
+    assert verify["finishedMs"] > 0
+    assert (verify["objects"], verify["damaged"]) == (1, 0)
+
+
+async def test_the_check_that_refused_a_request_is_found_by_its_id(
+    start: Start, session: aiohttp.ClientSession, inspect: Inspect
+) -> None:
+    browser = Browser(await start(MEMBERS), session)
+    for n in range(3):
+        headers = {"Authorization": "Bearer wrong", "X-Request-Id": f"r{n}"}
+        assert (await browser.pull(f"u/{ME}/{n}", headers)).status == 401
+    assert (await browser.pull("notes/a")).status == 200
+    (found,) = (await inspect("/admin/refusals", "requestId=r1"))["refusals"]
+    assert found.pop("timestamp") > 0
+    assert found == {
+        "requestId": "r1",
+        "status": 401,
+        "check": "admin token",
+        "method": "GET",
+        "path": f"/pull/u/{ME}/1",
+    }
+    shown = (await inspect("/admin/refusals", "last=2"))["refusals"]
+    assert [each["requestId"] for each in shown] == ["r2", "r1"]
+    assert len((await inspect("/admin/refusals"))["refusals"]) == 3
+    assert await inspect("/admin/refusals", "requestId=unknown") == {"refusals": []}
+    for last in ("0", "-1", "x", "1" * 5000):
+        await inspect("/admin/refusals", f"last={last}", status=400)
+
+
+async def test_refusals_contain_no_secrets_and_are_bounded(
+    start: Start, session: aiohttp.ClientSession, inspect: Inspect
+) -> None:
+    members = MEMBERS | {"server": {"publicHosts": ["api.example"]}}
+    browser = Browser(await start(members), session)
+    target = f"/{'x' * 500}?token={quote(SECRET)}"
+    headers = {"Authorization": f"Bearer {SECRET}", "Host": "y" * 500, "X-Request-Id": "first"}
+    for n in range(RECENT + 1):
+        assert (await browser.request("GET", target, headers=headers)).status == 421
+        headers["X-Request-Id"] = f"r{n}"
+    shown = (await inspect("/admin/refusals", "last=9999"))["refusals"]
+    assert len(shown) == RECENT
+    assert {len(each["path"]) for each in shown} == {len(each["check"]) for each in shown} == {MAX_SHOWN}
+    assert "first" not in {each["requestId"] for each in shown}
+    assert quote(SECRET) not in str(shown)

@@ -1,6 +1,7 @@
 """Counts of several workers are told as one service's, whoever is asked and whoever is gone."""
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pysync.server.process.metrics import (
     BUCKETS_S,
     COORDINATOR_UP,
     REQUEST_SECONDS,
+    WORKER_PID,
     Counters,
     MultiprocessCounters,
 )
@@ -167,3 +169,34 @@ async def test_one_worker_sweeps_for_all(tmp_path: Path) -> None:
     for number, sweeps in ((1, True), (2, False)):
         async with await create_app(settings, worker=Worker(number, tmp_path)) as app:
             assert (app.jobs.erasure in app.jobs.all) == sweeps
+
+
+async def test_refusals_of_all_workers_are_gathered_in_the_order_of_their_times(tmp_path: Path) -> None:
+    one, other = Counters(), Counters()
+    first_worker, other_worker = (
+        MultiprocessCounters(one, tmp_path, 1),
+        MultiprocessCounters(other, tmp_path, 2),
+    )
+    for n, counters in enumerate((one, other, one)):
+        counters.remember("refusal", requestId=f"r{n}", path="/\udcff")
+        counters.recent["refusal"][-1]["timestamp"] = n
+    other_worker.publish()
+    first_worker.close()
+    replaced = MultiprocessCounters(Counters(), tmp_path, 1)
+    gathered = replaced.total().recent["refusal"]
+    assert [each["requestId"] for each in gathered] == ["r0", "r1", "r2"]
+    assert gathered[0]["path"] == "/\\udcff"
+    replaced.close()
+    other_worker.close()
+
+
+async def test_each_worker_tells_its_process(tmp_path: Path) -> None:
+    first_worker = MultiprocessCounters(Counters(), tmp_path, 1)
+    other_worker = MultiprocessCounters(Counters(), tmp_path, 2)
+    other_worker.publish()
+    assert {key: pid for key, pid in first_worker.total().peaks.items() if key[0] == WORKER_PID} == {
+        (WORKER_PID, "1"): os.getpid(),
+        (WORKER_PID, "2"): os.getpid(),
+    }
+    first_worker.close()
+    other_worker.close()

@@ -60,6 +60,7 @@ COMPONENTS = {
     "start_nginx",
     "chromium",
     "systemd_analyze",
+    "promtool",
 }
 
 

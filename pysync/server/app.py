@@ -5,8 +5,9 @@ A request passes through aiohttp -> `connection` -> `middleware` -> `router` -> 
 `authorization` -> `engine` -> the store. `routes` defines which route leads to which handler.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -78,14 +79,17 @@ class App(AbstractAsyncContextManager["App"]):
         self._shared_counters = (
             None if worker is None else MultiprocessCounters(counters, worker.counters_dir, worker.number)
         )
-        self._snapshot: Final = partial(snapshot, counters, self._shared_counters, config.store.url)
         self._hooks = Hooks(
             plugins,
             partial(counters.count, "pysync_plugin_failures"),
             hook_s,
             partial(counters.count, "pysync_plugin_rejections"),
         )
-        self.readiness = Readiness([store.probe, coordinator.probe])
+        self.readiness = readiness = Readiness([store.probe, coordinator.probe])
+        self._snapshot: Final = partial(
+            snapshot, counters, self._shared_counters, config.store.url, lambda: readiness.is_ready
+        )
+        self._loop = asyncio.get_running_loop()
         self.engine = build_engine(
             config,
             store,
@@ -157,11 +161,14 @@ class App(AbstractAsyncContextManager["App"]):
         return await (self.eraser.dry_run(request) if is_dry_run else self.eraser.run(request))
 
     def render_metrics(self) -> bytes:
-        """Return the metrics in the Prometheus text format. Any thread may call this."""
+        """Return the metrics in the Prometheus text format, and probe for the next ones. Any thread may call
+        this."""
         from pysync.server.process.exposition import (
             Metrics,  # 1 MB that a service without scrapes does not need
         )
 
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.readiness.begin_check)
         return Metrics(self._snapshot).render()
 
     def drain(self) -> None:

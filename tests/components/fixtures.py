@@ -84,6 +84,13 @@ def systemd_analyze() -> str:
         return components.program("systemd-analyze")
 
 
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """The path of promtool, which checks rules of Prometheus."""
+    with or_not_run():
+        return components.program("promtool")
+
+
 @contextmanager
 def or_not_run() -> Iterator[None]:
     """A test that finds a component missing within is not run."""

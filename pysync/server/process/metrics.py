@@ -17,7 +17,7 @@ import shutil
 import threading
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -202,7 +202,9 @@ class MultiprocessCounters:
         self.publish()
 
 
-def snapshot(own: Counters, shared: MultiprocessCounters | None, store_url: str) -> Counters:
+def snapshot(
+    own: Counters, shared: MultiprocessCounters | None, store_url: str, is_ready: Callable[[], bool]
+) -> Counters:
     """Return the counters of a service: those of its only process, or of all its workers if they are
     `shared`. Any thread may call it."""
     if shared is None:
@@ -210,6 +212,7 @@ def snapshot(own: Counters, shared: MultiprocessCounters | None, store_url: str)
         counters.measure_process(1)
     else:
         counters = shared.total()
+    counters.set_gauge("pysync_ready", int(is_ready()))
     kind, _, folder = store_url.partition(":")
     if kind == "file":
         with suppress(OSError):
@@ -334,6 +337,7 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "pysync_descriptors": ("Open files and connections of a process.", ("worker",)),
     "pysync_max_descriptors": ("The number of those that it may have.", ("worker",)),
     "pysync_disk_free_bytes": ("Space that is left on the disk of the store.", ("folder",)),
+    "pysync_ready": ("1 if the process that answers could serve requests, 0 if not.", ()),
     "pysync_resident_bytes": ("Memory of a process.", ("worker",)),
     "pysync_scrub_timestamp_seconds": ("Time when the last scrub ended; 0 if there was none.", ()),
     "pysync_stored_bytes": ("Bytes that it found in the store.", ()),

@@ -49,6 +49,11 @@ class Readiness:
         return Unavailable("Draining") if self.draining else self._error
 
     @property
+    def is_ready(self) -> bool:
+        """True if the last probe succeeded, or there was none yet."""
+        return not self.is_known or self.error is None
+
+    @property
     def is_known(self) -> bool:
         """False before the end of the first probe."""
         return self.draining or self._was_ready is not None
@@ -60,13 +65,19 @@ class Readiness:
 
     async def check(self) -> Unavailable | None:
         """Return the reason why the service is not ready; None if it is. Takes at most `READY_S`."""
+        task = self.begin_check()
+        left_s = self._probed_at + READY_S - asyncio.get_running_loop().time()
+        await asyncio.wait({task}, timeout=max(0.0, left_s))
+        return self.error
+
+    def begin_check(self) -> "asyncio.Task[None]":
+        """Probe, unless that is done already or was done a moment ago, and return the newest probe."""
         loop = asyncio.get_running_loop()
         task = self._probing
         if task is None or (task.done() and loop.time() - self._probed_at > PROBE_EVERY_S):
             self._probed_at = loop.time()
             task = self._probing = loop.create_task(self._probe())
-        await asyncio.wait({task}, timeout=max(0.0, self._probed_at + READY_S - loop.time()))
-        return self.error
+        return task
 
     def check_from_thread(self, loop: asyncio.AbstractEventLoop) -> Unavailable | None:
         """Return the same in another thread than that of `loop`. A loop that does not get round to it in time

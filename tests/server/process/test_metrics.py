@@ -19,7 +19,7 @@ from support.scrape import samples, scrape
 from support.sse_client import listen
 
 import pysync
-from pysync.errors import CHECKS, Forbidden
+from pysync.errors import CHECKS, Forbidden, StoreUnavailable
 from pysync.migrate import SCRUB_KEY
 from pysync.server.process.admin_pages import TURN_EVERY_S
 from pysync.server.process.exposition import Metrics
@@ -225,6 +225,24 @@ async def test_stored_bytes_are_those_that_the_last_scrub_found(
     found = await scrape(anybody)
     assert found["pysync_stored_bytes"] == 12345
     assert found["pysync_scrub_timestamp_seconds"] == (clock() - 5_000) // 1000
+
+
+async def test_readiness_is_probed_by_scrapes(start: Start, session: aiohttp.ClientSession) -> None:
+    class Full(MemoryStore):
+        is_full = True
+
+        async def probe(self) -> None:
+            if self.is_full:
+                raise StoreUnavailable("the disk is full")
+
+    store = Full()
+    anybody = Browser(await start({"collections": [NOTES]}, store), session)
+    assert (await scrape(anybody))["pysync_ready"] == 1, "nothing is known yet"
+    while (await scrape(anybody))["pysync_ready"]:
+        pass
+    store.is_full = False
+    while not (await scrape(anybody))["pysync_ready"]:
+        pass
 
 
 async def test_process_and_disk_are_measured_when_metrics_are_read(

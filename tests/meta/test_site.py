@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,72 @@ async def test_site_opened_as_files_draws_diagrams_and_searches(site: Path, chro
         await window.type("linearizable")
         await window.until("document.querySelector('.md-search-result__list a') !== null")
         assert browser.complaints == []
+
+
+class Text(HTMLParser):
+    """The text of a page, outside and inside of its `<nav>`."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.depth = 0
+        self.links: list[str] = []
+        self.tabs: list[str] = []
+        self.prose = ""
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.depth += tag == "nav"
+        if tag == "a" and self.depth:
+            self.links.append(dict(attrs).get("href") or "")
+            self.tabs += [self.links[-1]] if dict(attrs).get("class") == "md-tabs__link" else []
+
+    def handle_endtag(self, tag: str) -> None:
+        self.depth -= tag == "nav"
+
+    def handle_data(self, data: str) -> None:
+        if not self.depth:
+            self.prose += data
+
+
+@pytest.mark.slow
+def test_front_page_of_the_site_says_what_the_readme_says_first(site: Path) -> None:
+    first = (ROOT / "README.md").read_text().split("\n\n")[1]
+    text = " ".join(Text(site / "index.html").prose.split())
+    assert " ".join(first.split()) in text
+
+
+@pytest.mark.slow
+def test_navigation_of_the_site_leads_to_every_page_but_single_decisions(site: Path) -> None:
+    shown = set(Text(site / "index.html").links)
+    pages = {
+        path.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for path in ROOT.glob("docs/**/*.md")
+    }
+    decisions = {page for page in pages if re.match(r"explanation/decisions/\d", page)}
+    assert decisions
+    assert shown >= pages - decisions
+    assert not shown & decisions
+    assert len(Text(site / "index.html").tabs) == 5
+
+
+@pytest.mark.slow
+def test_search_of_the_site_finds_decisions_last(site: Path) -> None:
+    index = json.loads((site / "search/search_index.json").read_text())["docs"]
+    for entry in index:
+        assert ("decisions/" in entry["location"]) == (entry.get("boost", 1) < 1), entry["location"]
+
+
+@pytest.mark.slow
+async def test_theme_of_the_site_is_switched_by_a_button(site: Path, chromium: str) -> None:
+    async with driven(chromium) as browser:
+        window = await browser.open((site / "index.html").as_uri())
+        scheme = "document.body.getAttribute('data-md-color-scheme')"
+        await window.until(f"{scheme} === 'default'")
+        for _ in range(2):
+            labels = "[...document.querySelectorAll('[data-md-component=palette] label')]"
+            shown = f"{labels}.find((one) => one.offsetParent)"
+            await window.until(f"{shown} !== undefined")
+            await window.run(f"{shown}.click()")
+        await window.until(f"{scheme} === 'slate'")
 
 
 def test_modules_that_the_explanations_name_exist() -> None:

@@ -4,7 +4,7 @@ A fenced block of the page means
 
 - with `title="NAME"`: a file of that name, which is written;
 - `sh`: commands. Those of a page share a shell, so variables stay. A last command that does not end (`pysync
-  serve`, `pysync watch`, `pysync tail -f`, `curl -sN`) runs in the background;
+  serve`, `pysync watch`, `pysync tail -f`, `curl -sN`, `python login.py`) runs in the background;
 - `text`: the output of the block before it. `…` stands for any text in a line, a line of `…` for any lines.
   With `title="COMMAND"` it is the output of the background command that begins like this.
 
@@ -40,7 +40,7 @@ from pysync import config
 
 WAIT_S: Final = 20.0
 _BACKGROUND: Final = re.compile(
-    r"(\w+=\S+ )*pysync (serve|watch|tail -f)\b|curl -sN |python (watch|receive)\.py"
+    r"(\w+=\S+ )*pysync (serve|watch|tail -f)\b|curl -sN |python (watch|receive|login)\.py"
 )
 _BLOCK: Final = re.compile(
     r"(?:^<!-- (?P<directive>[^\n]*?) -->\n)?"
@@ -213,7 +213,7 @@ class PageRunner:
         if "pysync serve" in command:
             port = re.search(r"--port (\d+)", command)
             self._until(lambda: serves_http(int(port[1] if port else self.port("8080"))), started)
-        elif "receive.py" in command:
+        elif "receive.py" in command or "login.py" in command:
             self._until(lambda: bool(output.read_text()), started)
         else:
             self._until(lambda: self._streams() > streams, started)

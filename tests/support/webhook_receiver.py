@@ -153,9 +153,12 @@ def with_webhooks(app: App, *webhooks: dict[str, Any]) -> Config:
 
 @asynccontextmanager
 async def sending(app: App, *webhooks: dict[str, Any], **seams: Any) -> AsyncIterator[Webhooks]:
-    """Webhooks beside a service without any, whose clock, resolver or time limit the test controls."""
+    """Webhooks beside a service without any, whose clock, resolver, store or leases the test controls."""
     seams.setdefault("set_lag", lambda lag_s, name: None)
-    sender = Webhooks(app.engine, **seams)
+    services = replace(
+        app.engine, **{name: seams.pop(name) for name in ("store", "coordinator") if name in seams}
+    )
+    sender = Webhooks(services, **seams)
     await sender.update(with_webhooks(app, *webhooks))
     try:
         yield sender

@@ -457,3 +457,71 @@ async def test_lag_of_each_webhook_is_a_metric(start: Start, session: aiohttp.Cl
         await inbox.first(1)
         metrics = (await Browser(base, session).request("GET", "/metrics")).body.decode()
         assert 'pysync_webhook_lag_seconds{webhook="search"}' in metrics
+
+
+class Leases:
+    """The leases of one of several processes, which share `holders`. `refused` waits until it asked in vain
+    this often."""
+
+    def __init__(self, holders: dict[str, "Leases"]) -> None:
+        self.holders = holders
+        self._refused = 0
+        self._changed = asyncio.Condition()
+
+    async def acquire_lease(self, name: str) -> bool:
+        holds = self.holders.setdefault(name, self) is self
+        async with self._changed:
+            self._refused += not holds
+            self._changed.notify_all()
+        return holds
+
+    async def refused(self, times: int) -> None:
+        async with self._changed:
+            until = self._refused + times
+            await self._changed.wait_for(lambda: self._refused >= until)
+
+
+@pytest.mark.slow
+async def test_process_that_loses_the_lease_stops_and_another_repeats_its_batch(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    async with receiving(respond(500)) as inbox:
+        base = await start(SERVICE)
+        holders: dict[str, Leases] = {}
+        one, other = Leases(holders), Leases(holders)
+        waits = Waits()
+        waits.is_over.clear()
+        hook = webhook(inbox.url)
+        async with (
+            sending(app_of(start), hook, sleep=waits, coordinator=one),
+            sending(app_of(start), hook, coordinator=other),
+        ):
+            await push(base, session, "a")
+            await waits.first(1)
+            await push(base, session, "b")
+            await other.refused(2)
+            holders.update(dict.fromkeys(holders, other))
+            await inbox.first(3)
+            waits.is_over.set()
+            await one.refused(2)
+        assert inbox.keys == ["a", "a", "b"]
+        assert inbox.deliveries[0].raw == inbox.deliveries[1].raw
+
+
+@pytest.mark.slow
+async def test_no_other_process_tries_a_receiver_that_is_gone(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    async with receiving(respond(410)) as inbox:
+        base = await start(SERVICE)
+        holders: dict[str, Leases] = {}
+        one, other = Leases(holders), Leases(holders)
+        hook = webhook(inbox.url)
+        async with (
+            sending(app_of(start), hook, coordinator=one),
+            sending(app_of(start), hook, coordinator=other),
+        ):
+            await push(base, session, "a")
+            await inbox.first(1)
+            await other.refused(3)
+        assert len(inbox.deliveries) == 1

@@ -31,7 +31,7 @@ async def described(
     reply = await browser.request("GET", "/openapi.json")
     assert (reply.status, reply.headers["Content-Type"]) == (200, "application/json")
     assert_valid(reply.json)
-    document = json.loads(start.apps[-1].openapi.complete())  # type: ignore[attr-defined]
+    document = json.loads(start.apps[-1].current.openapi.complete())  # type: ignore[attr-defined]
     assert_valid(document)
     return document
 
@@ -384,7 +384,7 @@ DIGEST = "36b25660bc5cb3f234a51ca086c4a478af393ff9cadd93071f6e1e62bc07d177"
 
 async def test_the_description_of_every_kind_of_route_stays_as_it_is(start: Start) -> None:
     await start(EVERY_KIND)
-    document = json.loads(start.apps[-1].openapi.complete())  # type: ignore[attr-defined]
+    document = json.loads(start.apps[-1].current.openapi.complete())  # type: ignore[attr-defined]
     assert_valid(document)
     del document["info"]["version"]
     text = json.dumps(document, sort_keys=True)

@@ -16,6 +16,7 @@ from pysync.cli.parser import (
     add_storage_options,
     config_file,
     default_config,
+    server_url,
 )
 
 KINDS: Final = ("open", "private", "rooms")
@@ -56,7 +57,7 @@ def add_check(parser: Parser) -> None:
     """Add the arguments of `pysync check`."""
     parser.describe(
         check,
-        example="pysync check pysync.json --strict\npysync check pysync.json --probe\n"
+        example="pysync check pysync.json --strict\npysync check pysync.json --probe --url https://sync.example.org\n"
         "pysync check --json-schema > pysync.schema.json",
     )
     parser.add_value(
@@ -67,7 +68,13 @@ def add_check(parser: Parser) -> None:
         default=default_config(),
         type=config_file,
     )
-    parser.add_flag("--probe", "also open the store and the coordinator, and test them")
+    parser.add_flag("--probe", "also test the store, the coordinator and this machine")
+    parser.add_value(
+        "--url",
+        "URL",
+        "with --probe: the address before /pull under which clients reach the server; test the proxy there",
+        type=server_url,
+    )
     parser.add_flag("--strict", "exit with status 1 if there are warnings")
     parser.add_argument(
         "--json-schema",
@@ -130,6 +137,8 @@ def _warnings(settings: config.Config, path: str) -> str:
 
 def check(options: argparse.Namespace) -> int:
     """Run `pysync check`."""
+    if options.url is not None and not options.probe:
+        options.parser.error("--url is for --probe")
     if options.file is None:
         options.parser.error(
             "there is no ./pysync.json, .yaml or .toml to check: name a configuration, as in `pysync check "
@@ -148,16 +157,20 @@ def check(options: argparse.Namespace) -> int:
     print(text)
     if accepted and options.probe:
         print()
-        return _probe(config.load(options.file))
+        return asyncio.run(_probe(config.load(options.file), options.url))
     return 0 if accepted else 1
 
 
-def _probe(settings: config.Config) -> int:
-    """Open and test the store and the coordinator, print the results, and return the exit status."""
+async def _probe(settings: config.Config, url: str | None) -> int:
+    """Test what the server needs, and the proxy at `url`, print the results, and return the exit status."""
     from pysync.config.check import align_columns, format_problems
-    from pysync.diagnose import probe
+    from pysync.diagnose import ProxyProbe, Report, probe_machine, probe_stores
 
-    findings = asyncio.run(probe(settings))
+    findings = Report()
+    await probe_stores(settings, findings)
+    probe_machine(settings, findings)
+    if url is not None:
+        await ProxyProbe(settings, url, findings).run()
     lines = align_columns([("PROBE", "FOUND"), *findings.rows])
     for found, noun in ((findings.warnings, "warning"), (findings.problems, "problem")):
         if found:

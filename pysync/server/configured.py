@@ -51,6 +51,7 @@ class ConfiguredService:
                 process.render_metrics,
                 self.access.authenticator,
                 process.clock.wall_ms,
+                self.access.authorizer.client_ip,
             ),
             openapi=self.openapi,
             accounts=process.accounts,

@@ -19,7 +19,7 @@ from support.s3_fault_proxy import FaultProxy
 from pysync import config
 from pysync.config import Problem
 from pysync.coordinator import open_coordinator
-from pysync.diagnose import Report, probe
+from pysync.diagnose import Report, probe_machine, probe_stores
 from pysync.store import open_store
 from pysync.store.local.store import LocalStore
 
@@ -63,6 +63,9 @@ async def test_folder_is_opened_queried_and_left_as_it_was(shell: Shell, tmp_pat
         ("store get", DURATION),
         ("coordinator", "file:"),
         ("coordinator", "does not exist yet: the first start creates it"),
+        ("store space", r"\d+\.\d of \d+\.\d GB free"),
+        ("store mode", "0700"),
+        ("open files", r"[\d,]+ at most"),
     ]
     for line, (subject, finding) in zip(lines[1:], expected, strict=True):
         assert re.fullmatch(f"{subject} +{finding}", line)
@@ -113,9 +116,8 @@ async def test_the_configuration_alone_is_checked_first(shell: Shell, tmp_path: 
 
 async def test_median_and_maximum_of_ten_are_reported() -> None:
     seconds = [value for n in range(1, 100) for value in (0.0, n / 1000)]
-    findings = await probe(
-        config.parse({"version": 1, "store": "memory:"}), timer=itertools.chain(seconds).__next__
-    )
+    findings, settings = Report(), config.parse({"version": 1, "store": "memory:"})
+    await probe_stores(settings, findings, timer=itertools.chain(seconds).__next__)
     assert dict(findings.rows)["store put"] == "5.5 ms, at worst 10.0 ms"
     assert dict(findings.rows)["store get"] == "15.5 ms, at worst 20.0 ms"
 
@@ -192,3 +194,18 @@ async def test_a_bucket_that_ignores_conditions_is_for_one_process(
     else:
         assert status == 1
         assert "ignores If-None-Match and If-Match: it cannot be served by more than one process" in found
+
+
+def test_machine_without_room_or_descriptors_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o755)
+    (tmp_path / "data").chmod(0o755)
+    findings = Report()
+    settings = {"store": f"file:{tmp_path}/data", "server": {"maxConnections": 2**53 - 1}}
+    probe_machine(config.parse({"version": 1, **settings}), findings)
+    found = {problem.message.partition(":")[0] for problem in findings.warnings if problem.path != "server"}
+    assert found == {f"other users may enter {tmp_path}/data"}
+    (limit,) = (problem.message for problem in findings.warnings if problem.path == "server")
+    assert "fewer than maxConnections and maxStreams together" in limit
+    full = Report()
+    probe_machine(config.parse({"version": 1, "store": "file:/proc"}), full)  # a file system without room
+    assert Problem("store", "/proc has less than 1 GiB of free space") in full.warnings

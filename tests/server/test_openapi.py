@@ -378,7 +378,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "36b25660bc5cb3f234a51ca086c4a478af393ff9cadd93071f6e1e62bc07d177"
+DIGEST = "02e5f92c8fae5bd641d3a8548a0c0364d41c1c2505ab11bb63fb3afacec8d7c9"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

@@ -31,15 +31,22 @@ class ServiceHandlers:
         render_metrics: Callable[[], bytes],
         authenticator: Authenticator,
         now_ms: Callable[[], int],
+        client_ip: Callable[[web.BaseRequest], str],
     ) -> None:
+        self._client_ip = client_ip
         self._readiness = readiness
         self._render_metrics = render_metrics
         self._authenticator = authenticator
         self._now_ms = now_ms
 
     async def health(self, request: web.BaseRequest, match: Match) -> Response:
-        """Serve `GET /health`: the process responds."""
-        return json_response({"ok": True, "ts": self._now_ms()}, NO_STORE)
+        """Serve `GET /health`: the process responds. A holder of the admin token also learns what arrived of
+        its address through proxies."""
+        body: dict[str, object] = {"ok": True, "ts": self._now_ms()}
+        if await self._is_admin(request):
+            forwarded_for = ",".join(request.headers.getall("X-Forwarded-For", ()))
+            body["received"] = {"client": self._client_ip(request), "forwardedFor": forwarded_for}
+        return json_response(body, NO_STORE)
 
     async def ready(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `GET /health/ready`: the store and the coordinator work, and the service is not stopping."""

@@ -1,17 +1,15 @@
-"""The checks of `pysync check --probe`, which opens and uses the store and the coordinator."""
+"""Opens and uses the store and the coordinator."""
 
 import os
-import statistics
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pysync.clock import CLOCK_TOLERANCE_MS
 from pysync.concurrency import closing
 from pysync.config import Config, Problem, StoreConfig
 from pysync.coordinator import open_coordinator
+from pysync.diagnose.report import Report
 from pysync.errors import Unavailable
 from pysync.sqlite.database_file import quick_check
 from pysync.store import open_store
@@ -25,34 +23,9 @@ PROBE_PREFIX: Final = "_pysync/probe"
 Timer = Callable[[], float]
 
 
-@dataclass(slots=True)
-class Report:
-    """The results of the checks. A problem prevents `pysync serve` from working; a warning does not."""
-
-    rows: list[tuple[str, str]] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    warnings: list[Problem] = field(default_factory=list)
-
-    def add_timing(self, what: str, each_s: list[float]) -> None:
-        """Add a row with the median and maximum of the durations `each_s` of an operation."""
-        median_ms, worst_ms = statistics.median(each_s) * 1000, max(each_s) * 1000
-        self.rows.append((what, f"{median_ms:.1f} ms, at worst {worst_ms:.1f} ms"))
-
-    def add_clock_skew(self, of: str, skew_ms: int | None) -> None:
-        """Add a row with the difference between this clock and a server's, unless they share one."""
-        if skew_ms is None:
-            return
-        seconds = round(abs(skew_ms) / 1000)
-        difference = f"this machine's is {seconds} s {'ahead' if skew_ms > 0 else 'behind'}"
-        self.rows.append((f"{of} clock", difference if seconds > 1 else "as this machine's"))
-        if abs(skew_ms) > CLOCK_TOLERANCE_MS:
-            self.warnings.append(Problem(of, f"the clocks differ: {difference}; set it"))
-
-
-async def probe(config: Config, timer: Timer = time.perf_counter) -> Report:
-    """Open the store and the coordinator, time a few operations on each, and return the findings. Nothing
-    that the first start would create is created, and nothing is left behind."""
-    findings = Report()
+async def probe_stores(config: Config, findings: Report, timer: Timer = time.perf_counter) -> None:
+    """Open the store and the coordinator, time a few operations on each, and add the findings. Nothing that
+    the first start would create is created, and nothing is left behind."""
     databases = dict(config.database_paths)
     kind, _, folder = config.store.url.partition(":")
     folder = folder if kind == "file" else ""
@@ -70,7 +43,6 @@ async def probe(config: Config, timer: Timer = time.perf_counter) -> Report:
         await _report_failures(
             "coordinator", _probe_coordinator(url, folder or None, findings, timer), findings
         )
-    return findings
 
 
 def _check_database(of: str, databases: dict[str, Path], report: Report) -> None:

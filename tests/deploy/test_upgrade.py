@@ -25,11 +25,11 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 
 UPGRADE = ROOT / "docs/how-to/upgrade.md"
 INSTALL = ROOT / "docs/how-to/run-on-one-machine.md"
-BACK_UP = ROOT / "docs/how-to/back-up-and-restore.md"
 
-# Starts the program of the unit as `Type=exec` does, which fails if there is no such program, and stops it.
+# Starts the program of the unit as its `Type` says, and stops it: `exec` fails if there is no such program,
+# `notify` waits for its READY=1.
 SYSTEMCTL = """#!{python}
-import os, re, select, shlex, signal, subprocess, sys
+import os, re, select, shlex, signal, socket, subprocess, sys
 from pathlib import Path
 
 root = Path("{root}")
@@ -44,10 +44,17 @@ if "stop" in sys.argv:
 elif "start" in sys.argv or "--now" in sys.argv:
     command = shlex.split(re.search("^ExecStart=(.*)", unit, re.M)[1].replace(" /", " {root}/"))
     state.mkdir(parents=True, exist_ok=True)
+    (root / "notify").unlink(missing_ok=True)
+    notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notified.bind(str(root / "notify"))
+    environment = dict(os.environ, NOTIFY_SOCKET=str(root / "notify"))
+    options = dict(cwd=state, env=environment, start_new_session=True)
     with open(root / "journal", "a") as journal:
         command[0] = "{root}" + command[0]
-        started = subprocess.Popen(command, cwd=state, stdout=journal, stderr=journal, start_new_session=True)
+        started = subprocess.Popen(command, stdout=journal, stderr=journal, **options)
     pid.write_text(str(started.pid))
+    while "Type=notify" in unit and notified.recv(1000) != b"READY=1":
+        pass
 """
 
 
@@ -148,10 +155,10 @@ def install(machine: Machine) -> None:
     machine.run("""echo '{"text":"old"}' | pysync push u/$ME/a --key me.json""")
 
 
-def test_cron_backs_up_the_installed_service(machine: Machine) -> None:
+def test_unit_backs_up_the_installed_service(machine: Machine) -> None:
     install(machine)
-    (line,) = re.findall(r"^\d+ \* \* \* \* root (.+)$", BACK_UP.read_text(), re.M)
-    machine.run(line)
+    for line in re.findall(r"^ExecStart=(.+)$", (DEPLOY / "pysync-backup.service").read_text(), re.M):
+        machine.run(line)
     machine.run(
         "/opt/pysync/bin/pysync backup verify --from file:/var/backups/pysync | grep '\"objects\": 1,'"
     )

@@ -31,6 +31,7 @@ from pysync.server.process import logs
 from pysync.server.process.admin import AdminListener
 from pysync.server.process.metrics import SupervisorCounters
 from pysync.server.process.supervisor import NO_RELOAD, Supervisor, WorkerContext
+from pysync.server.process.systemd import sd_notify
 from pysync.server.process.watchdog import LoopWatchdog
 from pysync.sqlite.database_file import quick_check
 
@@ -125,6 +126,7 @@ def _serve_with_workers(config: Config, notice: str) -> int:
             nonlocal has_served
             has_served = True
             _print_banner(config, port, admin_port, notice)
+            sd_notify("READY=1")
             log.info("serving with %s workers, version %s, pid %s", server.workers, __version__, os.getpid())
 
         counters = SupervisorCounters(Path(counters_dir))
@@ -183,6 +185,7 @@ async def _serve_alone(config: Config, notice: str) -> int:
         LoopWatchdog(),
     ):
         _print_banner(config, *ports, notice)
+        sd_notify("READY=1")
         log.info("serving, version %s, pid %s", __version__, os.getpid())
         await stop.wait()
         log.info("draining")

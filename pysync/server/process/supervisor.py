@@ -25,6 +25,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
+from pysync.server.process.systemd import sd_notify
+
 RESTART_S: Final = 2.0
 """Seconds from one start of a worker to the next. A worker that lived for longer is replaced at once."""
 
@@ -229,7 +231,8 @@ class Supervisor:
 
     def _end_round(self) -> None:
         """Count this round for each worker that sent no heartbeat in it. Ask a worker that stalls for its
-        stacks, and kill it one round later."""
+        stacks, and kill it one round later. Tell systemd that this process runs."""
+        sd_notify("WATCHDOG=1")
         for worker in self._workers():
             worker.silent_rounds += 1
             most = ROUNDS if worker.is_ready else START_ROUNDS

@@ -14,6 +14,7 @@ from typing import Self
 from pysync.model import Observe
 from pysync.server.process.admin_pages import TURN_EVERY_S
 from pysync.server.process.supervisor import ROUNDS, STALL_S
+from pysync.server.process.systemd import sd_notify
 
 log = logging.getLogger("pysync.server")
 
@@ -27,8 +28,8 @@ async def observe_delays(observe: Observe, now: Callable[[], float] = time.monot
 
 
 class LoopWatchdog(AbstractAsyncContextManager["LoopWatchdog"]):
-    """A thread that logs the stacks of all threads once if the event loop does not run for `stall_s`. It ends
-    nothing, because nobody would replace the process.
+    """Tells systemd that the event loop runs, and logs in a thread the stacks of all threads once if it does
+    not for `stall_s`. It ends nothing: systemd does, if it started the process and so can replace it.
 
     It counts rounds of its own rather than time, so that a machine that was suspended looks like one round.
     """
@@ -57,6 +58,7 @@ class LoopWatchdog(AbstractAsyncContextManager["LoopWatchdog"]):
         if self._silent_rounds >= ROUNDS:
             log.warning("the event loop answers again")
         self._silent_rounds = 0
+        sd_notify("WATCHDOG=1")
         self._timer = self._loop.call_later(self._stall_s / ROUNDS, self._reset)
 
     def _watch(self) -> None:

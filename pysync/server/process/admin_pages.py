@@ -197,9 +197,9 @@ class AdminPages:
             "descriptors": len(os.listdir("/proc/self/fd")),
             "maxDescriptors": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "workers": [
-                {"number": int(number), "pid": pid, "alive": os.path.exists(f"/proc/{pid:.0f}")}
-                for (metric, number, *_), pid in sorted(counters.peaks.items())
-                if metric == WORKER_PID
+                {"number": int(labels[1]), "pid": pid, "alive": os.path.exists(f"/proc/{pid:.0f}")}
+                for labels, pid in sorted(counters.peaks.items())
+                if labels[0] == WORKER_PID
             ],
         }
         return _json(

@@ -330,7 +330,7 @@ async def _publish(options: argparse.Namespace, issuer: IdentityKeys, make: Make
     from pysync.client import Client  # heavy, and not needed to print a list
 
     attempts = ATTEMPTS if options.generation is None else 1
-    async with Client(options.server) as client:
+    async with Client(options.server, timeout_s=options.timeout, on_retry=warn_retry) as client:
         while True:
             earlier = await client.revocations(issuer.user_id)
             if earlier is not None and earlier.iss != issuer.ed_pub:
@@ -356,6 +356,7 @@ def make_client(options: argparse.Namespace) -> "Client":
     keys, certificate, token = load_credentials(options)
     return Client(
         options.server,
+        timeout_s=options.timeout,
         keys=keys,
         certificate=certificate,
         admin_token=token,

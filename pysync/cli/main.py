@@ -7,6 +7,7 @@ the command line, so that `pysync --help` and `pysync serve` pay for no other. A
 status, or None for success, or a coroutine of either.
 """
 
+import argparse
 import importlib
 import os
 import sys
@@ -16,51 +17,64 @@ from typing import Final
 from pysync import __version__
 from pysync.cli.parser import EXIT_CODES, Parser
 
-_COMMANDS: Final = (
-    ("serve", "server", "run the server"),
-    ("init", "server", "print a configuration to begin with"),
-    ("check", "server", "validate a configuration and print its routes"),
-    ("keys", "credentials", "create and show keys"),
-    ("cap", "credentials", "issue, show and revoke certificates"),
-    ("pull", "documents", "print a document, or download a file with --out"),
-    ("push", "documents", "create or replace a document, or upload a file with --type"),
-    ("history", "documents", "print the versions of a document that the server keeps, the newest first"),
-    ("delete", "documents", "delete a document, a file or a log"),
-    ("list", "documents", "print the names in a collection, one a line"),
-    ("batch", "documents", "print documents of several collections, read with one request"),
-    ("keyring", "documents", "manage who can read sealed data"),
-    ("append", "logs", "append an element to a log, with a proof of its author if there is a key"),
-    ("tail", "logs", "print the newest elements of a log, one a line"),
-    ("watch", "logs", "print changes as they happen, one a line"),
-    ("usage", "documents", "print what you use of your quotas, and what you may"),
-    (
-        "stats",
-        "stats",
-        "print what uses space in a store, with the largest documents; servers may run meanwhile",
+_COMMANDS: Final = {
+    "for clients": (
+        ("keys", "credentials", "create and show keys"),
+        ("cap", "credentials", "issue, show and revoke certificates"),
+        ("pull", "documents", "print a document, or download a file with --out"),
+        ("push", "documents", "create or replace a document, or upload a file with --type"),
+        ("delete", "documents", "delete a document, a file or a log"),
+        ("list", "documents", "print the names in a collection, one a line"),
+        ("history", "documents", "print the versions of a document that the server keeps, the newest first"),
+        ("batch", "documents", "print documents of several collections, read with one request"),
+        ("append", "logs", "append an element to a log, with a proof of its author if there is a key"),
+        ("tail", "logs", "print the newest elements of a log, one a line"),
+        ("watch", "logs", "print changes as they happen, one a line"),
+        ("usage", "documents", "print what you use of your quotas, and what you may"),
+        ("keyring", "documents", "manage who can read sealed data"),
+        ("help", "main", "show this help, or that of a command"),
     ),
-    ("get", "stats", "print one document, log or file from the store, without a server"),
-    ("copy", "stores", "copy everything in a store to another one; run it again to continue or to catch up"),
-    ("verify", "stores", "read everything in a store and list what is damaged; servers may run meanwhile"),
-    (
-        "gc",
-        "stores",
-        "delete what crashes and interrupted requests left in a store; servers may run meanwhile",
+    "for operators": (
+        ("init", "server", "print a configuration to begin with"),
+        ("check", "server", "validate a configuration and print its routes"),
+        ("serve", "server", "run the server"),
+        (
+            "stats",
+            "stats",
+            "print what uses space in a store, with the largest documents; servers may run meanwhile",
+        ),
+        ("get", "stats", "print one document, log or file from the store, without a server"),
+        (
+            "copy",
+            "stores",
+            "copy everything in a store to another one; run it again to continue or to catch up",
+        ),
+        (
+            "verify",
+            "stores",
+            "read everything in a store and list what is damaged; servers may run meanwhile",
+        ),
+        (
+            "gc",
+            "stores",
+            "delete what crashes and interrupted requests left in a store; servers may run meanwhile",
+        ),
+        (
+            "erase",
+            "stores",
+            "erase a document, a folder or a person, with every trace; servers may run meanwhile",
+        ),
+        ("project", "stores", "maintain the lists of projections"),
+        (
+            "backup",
+            "backup",
+            "back up a store, and list, verify, prune and restore backups; servers may run meanwhile",
+        ),
+        ("events", "events", "compact and query the files of events"),
+        ("bench", "bench", "load-test a server that has a manifest (configEndpoint)"),
     ),
-    (
-        "erase",
-        "stores",
-        "erase a document, a folder or a person, with every trace; servers may run meanwhile",
-    ),
-    ("project", "stores", "maintain the lists of projections"),
-    (
-        "backup",
-        "backup",
-        "back up a store, and list, verify, prune and restore backups; servers may run meanwhile",
-    ),
-    ("events", "events", "compact and query the files of events"),
-    ("bench", "bench", "load-test a server that has a manifest (configEndpoint)"),
-)
-"""The name of each command, the module that adds its arguments with `add_NAME`, and its help."""
+}
+"""The groups of commands. Of each: its name, the module that adds its arguments with `add_NAME`, its help."""
 
 _HINTS = {
     "append_limit_exceeded": "the log is full",
@@ -84,9 +98,21 @@ def build_parser() -> Parser:
         epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action="version", version=f"pysync {__version__}")
-    for name, module, help_text in _COMMANDS:
-        parser.add_command(name, help_text, add_arguments=_add_arguments(module, name))
+    for group, commands in _COMMANDS.items():
+        for name, module, help_text in commands:
+            parser.add_command(name, help_text, group=group, add_arguments=_add_arguments(module, name))
     return parser
+
+
+def add_help(parser: Parser) -> None:
+    """Add the arguments of `pysync help`."""
+    parser.describe(show_help, example="pysync help\npysync help backup restore")
+    parser.add_value("command", "COMMAND", "a command, and one of those below it", nargs="*")
+
+
+def show_help(options: argparse.Namespace) -> None:
+    """Run `pysync help`."""
+    build_parser().parse_args([*options.command, "--help"])
 
 
 def _add_arguments(module: str, name: str) -> Callable[[Parser], None]:

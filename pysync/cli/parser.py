@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, NoReturn
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -26,7 +27,7 @@ environment:
   PYSYNC_ADMIN_TOKEN  the admin token, for requests without a key
   PYSYNC_CONFIG       the server's configuration (default: ./pysync.json, .yaml or .toml, if it exists)
 
-`pysync COMMAND --help` shows the options of a command, with an example.
+`pysync help COMMAND` shows the options of a command, with an example.
 """
 
 
@@ -43,6 +44,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
         self._add_arguments = add_arguments
         self._commands: argparse._SubParsersAction[Parser] | None = None
+        self._groups: dict[str, dict[str, str]] = {}
+        self.summary = ""
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: None = None
@@ -78,20 +81,39 @@ class Parser(argparse.ArgumentParser):
             message += f"; did you mean {nearest[0]}?" if nearest else ""
         super().error(message)
 
+    def format_help(self) -> str:
+        """Return the help, with the commands of each group together."""
+        if self._groups:
+            listing = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False)
+            for title, commands in self._groups.items():
+                group = listing.add_argument_group(f"commands {title}")
+                for name, help_text in commands.items():
+                    group.add_argument(name, help=help_text)
+            self.description = f"{self.description}\n\n{listing.format_help().strip()}"
+            self._groups = {}
+        return super().format_help()
+
     def add_command(
         self,
         name: str,
         help_text: str,
         run: Run | None = None,
         *,
+        group: str = "",
         add_arguments: "Callable[[Parser], None] | None" = None,
         **described: Any,
     ) -> "Parser":
-        """Add a command, which `add_arguments` completes, or `run` with the other arguments of `describe`."""
+        """Add a command, which `add_arguments` completes, or `run` with the other arguments of `describe`.
+        Help lists it below its `group`, which all have or none."""
         if self._commands is None:
             # A command that runs by itself, too, such as `backup`, need not be followed by another one.
             self._commands = self.add_subparsers(required=self.get_default("run") is None, metavar="COMMAND")
-        command = self._commands.add_parser(name, help=help_text, add_arguments=add_arguments)
+        if group:
+            self._groups.setdefault(group, {})[name] = help_text
+            command = self._commands.add_parser(name, add_arguments=add_arguments)
+        else:
+            command = self._commands.add_parser(name, help=help_text, add_arguments=add_arguments)
+        command.summary = help_text
         if run is not None:
             command.describe(run, **described)
         return command
@@ -201,14 +223,32 @@ def add_client(parser: Parser) -> None:
     parser.add_value("--admin-token", "TOKEN", "default: $PYSYNC_ADMIN_TOKEN")
 
 
+def seconds(text: str) -> float:
+    """Return the number in `text` if it is more than 0. Raises ArgumentTypeError."""
+    try:
+        if 0 < (value := float(text)) < inf:
+            return value
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r}: give a number of seconds, more than 0")
+
+
 def add_server(parser: Parser) -> None:
-    """Add `--server`."""
+    """Add `--server` and `--timeout`."""
     parser.add_value(
         "--server",
         "URL",
         "default: $PYSYNC_URL, else " + DEFAULT_URL,
         type=server_url,
         default=os.environ.get("PYSYNC_URL", DEFAULT_URL),
+    )
+    parser.add_value(
+        "--timeout",
+        "SECONDS",
+        "how long one attempt at a request may take; of files and streams, how long the connection may be "
+        "silent (default: 30)",
+        type=seconds,
+        default=30.0,
     )
 
 

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import shlex
+from pathlib import Path
 from typing import Final
 
 from pysync import config
@@ -108,13 +109,12 @@ def serve(options: argparse.Namespace) -> int:
         "coordinator": options.coordinator,
         "server.workers": options.workers,
     }
-    notice = ""
     if options.config is None:
         settings = config.parse({}, os.environ, flags)
     else:
         settings = config.load(options.config, os.environ, flags)
-        notice = _warnings(settings, options.config)
         loader.add_config_dir_to_path(options.config)
+    notice = _warnings(settings, options.config)
     try:
         return serve.serve(settings, notice)
     except config.ConfigError as error:
@@ -126,11 +126,14 @@ def serve(options: argparse.Namespace) -> int:
         raise ValueError(f"{url}: the address is in use; choose another port with --port") from None
 
 
-def _warnings(settings: config.Config, path: str) -> str:
-    """Return a line with the number of warnings; empty if there are none."""
+def _warnings(settings: config.Config, path: str | None) -> str:
+    """Return a line with the number of warnings, or these without a file; empty if there are none."""
     from pysync.config.check import lint, pluralize
+    from pysync.config.loader import read_file, unread_variables
 
-    found = lint(settings)
+    if path is None:
+        return "\n".join(f"{found.location}: {found.message}" for found in unread_variables(os.environ, {}))
+    found = [*lint(settings), *unread_variables(os.environ, read_file(Path(path)))]
     line = f"{pluralize(found, 'warning')} about this configuration; see them with: "
     return line + shlex.join(["pysync", "check", path]) if found else ""
 

@@ -13,7 +13,7 @@ from pysync.config import overlaps
 from pysync.config.collection import Action, Collection
 from pysync.config.convert import join, suggest
 from pysync.config.key_templates import KeyTemplate
-from pysync.config.loader import parse, read_file, with_collections
+from pysync.config.loader import parse, read_file, unread_variables, with_collections
 from pysync.config.plugin_validation import has_unowned_target, overlapping_collections, repeated
 from pysync.config.problem import ConfigError, FieldError, Problem
 from pysync.config.routes import Method, RouteSpec, history_roles, routes_of
@@ -72,7 +72,7 @@ def check(
         validate(config)
     except ConfigError as error:
         return False, f"{path}: " + "\n".join(format_problems(error.problems, "problem"))
-    warnings = lint(config)
+    warnings = [*lint(config), *unread_variables(environ, value)]
     accepted = not (strict and warnings)
     verdict = "accepted" if accepted else "rejected, because warnings count as problems (--strict)"
     return accepted, f"{path}: {verdict}\n\n{report(config, warnings)}"

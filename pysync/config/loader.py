@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from pysync.config import validation
-from pysync.config.convert import Converter, EnvString
+from pysync.config.convert import ENV_REFERENCE, Converter, EnvString, suggest
 from pysync.config.problem import ConfigError, Problem
 from pysync.config.schema import Config
 
@@ -34,6 +34,10 @@ ENVIRONMENT: Final = {
     "PYSYNC_ADMIN_TOKEN": "auth.adminToken",
 }
 """The environment variables that override members of the file, and these members."""
+
+_PREFIX: Final = "PYSYNC_"
+_OF_COMMANDS: Final = ("PYSYNC_CONFIG", "PYSYNC_KEY", "PYSYNC_URL")
+"""Those that the command line reads."""
 
 _REMOVED: Final = {
     "PYSYNC_MAX_COLLECTIONS_PER_BATCH": "maxCollectionsPerBatch",
@@ -142,6 +146,17 @@ def _removed(environ: Mapping[str, str], substituted: Container[str]) -> Iterato
         if environ.get(variable) and variable not in substituted:
             message = f"{variable} no longer sets this member: write it in the file, as ${{{variable}}} if"
             yield Problem(path, f"{message} its value should come from the environment")
+
+
+def unread_variables(environ: Mapping[str, str], value: object) -> Iterator[Problem]:
+    """Yield a warning for each variable that begins with `PYSYNC_`, and that neither pysync nor a file with
+    the content `value` reads."""
+    known = {*ENVIRONMENT, *_OF_COMMANDS, *_REMOVED, *ENV_REFERENCE.findall(repr(value))}
+    suffixes = [variable.removeprefix(_PREFIX) for variable in (*ENVIRONMENT, *_OF_COMMANDS)]
+    for name in environ:
+        if name.startswith(_PREFIX) and name not in known:
+            suggested = suggest(name.removeprefix(_PREFIX), suffixes).replace(" mean ", f" mean {_PREFIX}")
+            yield Problem("environment", f"nothing reads {name}{suggested}")
 
 
 def read_file(path: Path) -> object:

@@ -1,7 +1,9 @@
 """The command line helps: examples, suggestions, defaults of the environment, and what to do next."""
 
 import argparse
+import asyncio
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from support.cli_runner import Shell
 from support.cli_service import ADMIN_TOKEN, SERVICE
 from support.clients import Start
 from support.collections import limit_of
+from support.fake_server import silent_until
 
 from pysync.cli.io import show_progress, warn_retry
 from pysync.cli.main import build_parser
@@ -52,6 +55,38 @@ def test_a_misspelled_word_is_suggested(shell: Shell, arguments: list[str], sugg
     status, output, errors = shell.run(*arguments)
     assert (status, output) == (2, "")
     assert errors.endswith(f"; did you mean {suggested}?\n")
+
+
+def test_help_lists_the_commands_of_clients_and_of_operators(shell: Shell) -> None:
+    status, output, _ = shell.run("help")
+    assert (status, output) == (0, shell.run("--help")[1])
+    clients, operators = output.partition("commands for clients:")[2].split("commands for operators:")
+    listed = [re.findall(r"^  (\w+)", text.partition("\n\n")[0], re.M) for text in (clients, operators)]
+    assert {"pull", "push", "keys", "help"} <= set(listed[0])
+    assert {"serve", "check", "backup"} <= set(listed[1])
+    known = [command.prog.split()[1] for command in leaves(build_parser())]
+    assert sorted(listed[0] + listed[1]) == sorted(set(known))
+
+
+def test_help_shows_that_of_a_command(shell: Shell) -> None:
+    assert shell.run("help", "backup", "restore") == shell.run("backup", "restore", "--help")
+    status, _, errors = shell.run("help", "psuh")
+    assert (status, errors.endswith("; did you mean push?\n")) == (2, True)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "nan", "inf"])
+def test_timeout_is_a_number_of_seconds(shell: Shell, value: str) -> None:
+    status, _, errors = shell.run("pull", "notes/a", f"--timeout={value}")
+    assert status == 2
+    assert f"'{value}': give a number of seconds, more than 0" in errors
+
+
+async def test_request_without_an_answer_ends_at_the_timeout(shell: Shell) -> None:
+    never = asyncio.Event()
+    async with silent_until(never) as url:
+        status, _, errors = await shell.run_async("pull", "a/b", "--server", url, "--timeout", "0.05")
+        never.set()
+    assert (status, errors) == (5, f"pysync: {url.rstrip('/')}: no answer in time\n")
 
 
 def test_nothing_is_suggested_for_what_is_near_nothing(shell: Shell) -> None:

@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli_runner import Shell
+from support.cli_runner import Shell, running
 from support.configurations import ROOT, collection, config, faults
 
 from pysync.config import Config, ConfigError, load, parse
@@ -79,13 +80,51 @@ def test_a_removed_variable_may_be_named_in_the_file(variable: str) -> None:
     parse({}, {variable: ""})
 
 
-def test_other_variables_are_ignored(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of clients too: a key file in the environment is no mistake of the configuration."""
-    (tmp_path / "c.json").write_text(json.dumps(config(collection(readRoles=["public"]))))
-    monkeypatch.setenv("PYSYNC_KEY", "me.json")
-    monkeypatch.setenv("PYSYNC_SERVER_CORS_ORIGINS", "x")
+def test_variables_of_clients_and_of_the_file_are_no_mistake(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = config(collection(readRoles=["public"]), server={"logLevel": "${PYSYNC_LEVEL}"})
+    (tmp_path / "c.json").write_text(json.dumps(members))
+    for name, value in (("PYSYNC_KEY", "me.json"), ("PYSYNC_URL", "http://a"), ("PYSYNC_LEVEL", "info")):
+        monkeypatch.setenv(name, value)
     code, printed, _ = shell.run("check", "--strict", "c.json")
     assert (code, printed.splitlines()[0]) == (0, "c.json: accepted")
+
+
+def test_variable_that_nothing_reads_is_a_warning(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.json").write_text(json.dumps(config(collection(readRoles=["public"]))))
+    monkeypatch.setenv("PYSYNC_SERVER_PROT", "1")
+    code, printed, _ = shell.run("check", "c.json")
+    assert code == 0
+    warning = "nothing reads PYSYNC_SERVER_PROT; did you mean PYSYNC_SERVER_PORT?"
+    assert re.search(f"^  environment +{re.escape(warning)}$", printed, re.M)
+    assert shell.run("check", "--strict", "c.json")[0] == 1
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--config", "c.json"], b"1 warning about this configuration; see them with: pysync check c.json\n"),
+        ([], b"environment: nothing reads PYSYNC_ZONE\n"),
+    ],
+)
+async def test_server_reports_a_variable_that_nothing_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], line: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.json").write_text(json.dumps(config(collection(readRoles=["public"]))))
+    monkeypatch.setenv("PYSYNC_ZONE", "x")
+    async with running("serve", "--store", "memory:", "--port", "0", *arguments) as process:
+        assert process.stdout is not None
+        printed = [await process.stdout.readline()]
+        while not printed[-1].startswith((b"environment", b"1 warning")):
+            assert printed[-1], printed
+            printed.append(await process.stdout.readline())
+    assert printed[-1] == line
 
 
 def test_check_rejects_a_removed_variable(

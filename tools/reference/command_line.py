@@ -69,10 +69,9 @@ def _sections(parser: Parser, command: str, level: str) -> Iterator[str]:
     """The sections of the commands below `parser`."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, subparser in action.choices.items():
                 subparser.load()
-                yield _section(subparser, f"{command} {name}", summaries.get(name, ""), level)
+                yield _section(subparser, f"{command} {name}", subparser.summary, level)
                 yield from _sections(subparser, f"{command} {name}", f"{level}#")
 
 

@@ -59,7 +59,8 @@ do not fit together.
 
 VARIABLES = """\
 These variables override a member of the file, or set it if there is no file. Any other member takes its
-value from a variable that the file names, as `${NAME}`.
+value from a variable that the file names, as `${NAME}`. One that begins with `PYSYNC_` and that nothing reads
+is a warning of `pysync check` and `pysync serve`.
 """
 
 CONFIG_ROW = (

@@ -8,13 +8,15 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+import yaml
 
 from pysync.cli.main import main
 from pysync.config import Config, parse
 from pysync.config.convert import Converter
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted(ROOT.glob("deploy/*.json"))
+EXAMPLES = sorted({*ROOT.glob("deploy/*.json")} - {ROOT / "deploy/grafana.json"})
+TEMPLATES = sorted(ROOT.glob("pysync/config/templates/*.yaml"))
 VALUES: tuple[Any, ...] = (None, 0, "", "none", True, [], {"x": 1})
 SCHEMA = ROOT / "pysync/config/pysync.schema.json"
 
@@ -22,8 +24,9 @@ SCHEMA = ROOT / "pysync/config/pysync.schema.json"
 def test_the_schema_accepts_every_example_configuration() -> None:
     validator = jsonschema_rs.validator_for(json.loads(SCHEMA.read_text()))
     assert EXAMPLES
-    for example in EXAMPLES:
-        found: Any = json.loads(example.read_text())
+    assert TEMPLATES
+    for example in (*EXAMPLES, *TEMPLATES):
+        found: Any = yaml.safe_load(example.read_text())
         assert list(validator.iter_errors(found)) == [], example
 
 

@@ -40,7 +40,7 @@ from pysync.config.schema import (
     StoreConfig,
     Trust,
 )
-from pysync.config.webhooks import WebhookConfig, secret_key
+from pysync.config.webhooks import WebhookConfig
 
 __all__ = [
     "Action",
@@ -76,6 +76,5 @@ __all__ = [
     "parse",
     "redacted_coordinator",
     "s3_location",
-    "secret_key",
     "trust_of",
 ]

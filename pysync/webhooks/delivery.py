@@ -2,7 +2,7 @@
 
 import hmac
 import socket
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from errno import EACCES
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import aiohttp
 from aiohttp.abc import AbstractResolver
 
-from pysync.config import WebhookConfig, secret_key
+from pysync.config import WebhookConfig
 from pysync.protocol import JSON_TYPE
 
 MAX_RESPONSE: Final = 4096
@@ -56,13 +56,14 @@ async def post(
 ) -> Rejection | None:
     """Post a signed body with this identifier. Returns None if the response is 2xx. Follows no redirect."""
     signed = b"%b.%d.%b" % (id_.encode(), now_s, body)
-    digests = [hmac.digest(secret_key(secret), signed, "sha256") for secret in webhook.secret]
+    keys = [b64decode(secret.removeprefix("whsec_")) for secret in webhook.secret]
+    signatures = [b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys]
     headers = {
         "Content-Type": JSON_TYPE,
         "User-Agent": "pysync",
         "webhook-id": id_,
         "webhook-timestamp": str(now_s),
-        "webhook-signature": " ".join(f"v1,{b64encode(digest).decode()}" for digest in digests),
+        "webhook-signature": " ".join(f"v1,{signature}" for signature in signatures),
     }
     try:
         async with session.post(webhook.url, data=body, headers=headers, allow_redirects=False) as response:

@@ -113,12 +113,13 @@ class Sender:
         self._waiting_since_ms: int | None = None
         """When the oldest change was written that the receiver has not accepted; None if there is none."""
 
-    async def begin(self) -> None:
-        """Make the newest change the position of a new name. Raises Unavailable."""
-        if await self._services.store.get(self._key) is None:
-            text = orjson.dumps(Position(await self._log.last_id()))
+    async def begin(self) -> StoredObject:
+        """Return the stored position. That of a new name is the newest change. Raises Unavailable."""
+        store = self._services.store
+        while not isinstance(found := await store.get(self._key), StoredObject):
             with suppress(EtagMismatch):  # another process did
-                await self._services.store.put(self._key, text, expect=ABSENT)
+                await store.put(self._key, orjson.dumps(Position(await self._log.last_id())), expect=ABSENT)
+        return found
 
     async def run(self) -> None:
         """Send while this process holds the lease, until cancelled."""
@@ -170,9 +171,7 @@ class Sender:
 
     async def _load(self) -> None:
         """Read the position. One that cannot be read counts as one whose changes are gone."""
-        await self.begin()
-        found = await self._services.store.get(self._key)
-        assert isinstance(found, StoredObject), "nobody deletes it"
+        found = await self.begin()
         self._etag, self._failures = found.etag, 0
         try:
             self._position = Position(**orjson.loads(found.body))

@@ -82,9 +82,10 @@ async def test_everything_arrives_as_it_was_and_once(source: Store, target: Stor
     assert (second, reports) == (CopyReport(already_there=len(before)), [])
 
 
-async def test_how_far_projections_followed_is_not_copied(source: Store, target: Store) -> None:
+async def test_how_far_projections_and_webhooks_followed_is_not_copied(source: Store, target: Store) -> None:
     """It is a place in the log of changes, which is not copied either."""
     await source.put("_pysync/projections/p", b'{"after":"1"}', expect=ANY)
+    await source.put("_pysync/webhooks/w", b'{"after":"1"}', expect=ANY)
     assert await copy(source, target) == (CopyReport(), [])
     assert await contents(target) == {}
 

@@ -7,8 +7,10 @@ from typing import Any
 import aiohttp
 import aiohttp.web
 import pytest
+from components import RedisServer
 from support.clients import Browser, Start
 from support.collections import UNSIGNED, collection
+from support.redis_losses import flush
 from support.sse_client import Listen
 from support.webhook_receiver import (
     SECOND_SECRET,
@@ -26,6 +28,7 @@ from support.webhook_receiver import (
 )
 
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.coordinator.redis.coordinator import RedisCoordinator
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
@@ -313,6 +316,27 @@ async def test_erased_changes_are_not_sent(start: Start, session: aiohttp.Client
             await push(base, session, "c")
             _, reset, last = await inbox.first(3)
         assert (reset.body, last.keys) == ({"type": "reset"}, ["c"])
+
+
+async def test_redis_that_lost_the_changes_is_a_reset(
+    start: Start, session: aiohttp.ClientSession, redis: RedisServer
+) -> None:
+    coordinator = await RedisCoordinator.connect(redis.url)
+    async with receiving() as inbox:
+        base = await start(SERVICE, coordinator=coordinator)
+        async with sending(app_of(start), webhook(inbox.url)):
+            await push(base, session, "a")
+            await inbox.first(1)
+        await push(base, session, "b")
+        await flush(redis)
+        async with sending(app_of(start), webhook(inbox.url)):
+            await inbox.first(2)
+            while (await Browser(base, session).push("notes/c", {})).status == 503:
+                pass
+            await inbox.first(3)
+        first, reset, last = inbox.deliveries
+        assert (first.keys, reset.body, last.keys) == (["a"], {"type": "reset"}, ["c"])
+        assert first.id < reset.id < last.id
 
 
 async def test_damaged_position_is_a_reset(start: Start, session: aiohttp.ClientSession) -> None:

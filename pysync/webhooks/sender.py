@@ -174,10 +174,9 @@ class Sender:
         found = await self.begin()
         self._etag, self._failures = found.etag, 0
         try:
-            self._position = Position(**orjson.loads(found.body))
+            self._position = self._saved = Position(**orjson.loads(found.body))
         except (ValueError, TypeError):
             self._position = Position("", await self._log.last_id(), is_reset=True)
-        self._saved = self._position
 
     async def _save(self) -> None:
         """Save the position. Raises EtagMismatch if another process has moved it."""
@@ -250,7 +249,6 @@ class Sender:
         self._services.count("pysync_webhook_deliveries", self._webhook.name)
         self._position, self._saved_at = Position(self._position.until), -inf
         self._failures, self._waiting_since_ms = 0, None
-        self._report_lag()
         return None
 
     async def _wait_after(self, rejected: Rejection) -> None:

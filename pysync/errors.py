@@ -282,6 +282,10 @@ class StaleGeneration(PysyncError, status=409, code="stale_generation", message=
     """The issuer has published this generation of its revocation list, or a later one."""
 
 
+class ReloadRefused(PysyncError, status=409, code="reload_refused", message="Configuration refused"):
+    """The configuration was not reloaded; the text says why. The one in force stays."""
+
+
 class PayloadTooLarge(PysyncError, status=413, code="payload_too_large", message="Payload too large"):
     """The body is larger than the collection's `maxBodyBytes`, as declared, received or inflated."""
 

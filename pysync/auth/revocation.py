@@ -131,6 +131,13 @@ class RevocationRegistry:
         """Issuers that had no list when it was last read, with the elapsed time at which to read again."""
         self._count, self._counted_at_ms = 0, 0
 
+    def use(self, trusted: Collection[str], owns_data: Callable[[str], Awaitable[bool]]) -> None:
+        """Take others for strangers from now on."""
+        moved, self._trusted, self._owns_data = self._trusted ^ set(trusted), frozenset(trusted), owns_data
+        for issuer in moved:
+            self._trusted_lists.evict(issuer)
+            self._lists.evict(issuer)
+
     async def is_revoked(self, certificate: CertificateSummary) -> bool:
         """Return True if the issuer revoked the certificate. Raises StoreUnavailable."""
         issuer = certificate.iss_user_id

@@ -37,6 +37,7 @@ _COMMANDS: Final = {
     "for operators": (
         ("init", "server", "print a configuration to begin with"),
         ("check", "server", "validate a configuration and print its routes"),
+        ("reload", "server", "have a running server apply its changed configuration"),
         ("serve", "server", "run the server"),
         (
             "stats",

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -109,14 +110,16 @@ def serve(options: argparse.Namespace) -> int:
         "coordinator": options.coordinator,
         "server.workers": options.workers,
     }
+    read_config = None
     if options.config is None:
         settings = config.parse({}, os.environ, flags)
     else:
-        settings = config.load(options.config, os.environ, flags)
+        read_config = partial(config.load, options.config, os.environ, flags)
+        settings = read_config()
         loader.add_config_dir_to_path(options.config)
     notice = _warnings(settings, options.config)
     try:
-        return serve.serve(settings, notice)
+        return serve.serve(settings, notice, read_config)
     except config.ConfigError as error:
         raise (error.with_file(options.config) if options.config else error) from None
     except OSError as error:
@@ -124,6 +127,68 @@ def serve(options: argparse.Namespace) -> int:
             raise
         url = origin(settings.server.host, settings.server.port)
         raise ValueError(f"{url}: the address is in use; choose another port with --port") from None
+
+
+def add_reload(parser: Parser) -> None:
+    """Add the arguments of `pysync reload`."""
+    parser.describe(
+        reload,
+        example="pysync reload --config pysync.json\n"
+        "PYSYNC_ADMIN_TOKEN=... pysync reload --url http://127.0.0.1:8081",
+        description="Has a running server read its configuration again and apply it as a whole, or say why "
+        "not. Needs server.admin and auth.adminToken.",
+    )
+    add_config(parser)
+    parser.add_value(
+        "--url", "URL", "the operators' address (default: server.admin of the file)", type=server_url
+    )
+    parser.add_value("--admin-token", "TOKEN", "default: $PYSYNC_ADMIN_TOKEN, else auth.adminToken")
+
+
+async def reload(options: argparse.Namespace) -> None:
+    """Run `pysync reload`, and print the members that have changed. Raises what the server responds."""
+    from pysync.cli.io import print_json
+
+    url, tokens = options.url, options.admin_token or os.environ.get("PYSYNC_ADMIN_TOKEN")
+    if url is None or tokens is None:
+        if options.config is None:
+            raise ValueError("name the server's configuration with --config, or its --url and --admin-token")
+        settings = config.load(options.config)
+        url, tokens = url or _admin_url(settings), tokens or settings.auth.admin_token
+    if not tokens:
+        raise ValueError("auth.adminToken is not set: send the server SIGHUP")
+    token = tokens if isinstance(tokens, str) else tokens[0]
+    print_json(await _post(f"{url.rstrip('/')}/admin/reload", token))
+
+
+def _admin_url(settings: config.Config) -> str:
+    """Return the URL of the operators' listener on this machine. Raises ValueError if there is none."""
+    from pysync.server.process.serve import origin
+
+    admin = settings.server.admin
+    if admin is None or not admin.port:
+        raise ValueError("server.admin names no port: send the server SIGHUP, or give --url")
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (nothing listens here)
+    return origin(loopback.get(admin.host, admin.host), admin.port)
+
+
+async def _post(url: str, token: str) -> object:
+    """Return the body of the response to an operator's request. Raises the error that it is, or
+    Unreachable."""
+    import aiohttp
+
+    from pysync.client import Unreachable
+    from pysync.errors import from_response
+
+    headers = {"Authorization": f"Bearer {token}"}
+    try:
+        async with aiohttp.ClientSession() as session, session.post(url, headers=headers) as response:
+            body = await response.json()
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise Unreachable(f"{url}: {error}") from error
+    if response.status != 200:
+        raise from_response(response.status, body, response.headers)
+    return body
 
 
 def _warnings(settings: config.Config, path: str | None) -> str:

@@ -28,11 +28,13 @@ def option(
     may_be_empty: bool = False,
     secret: bool = False,
     is_path: bool = False,
+    restart: bool = False,
 ) -> Any:
     """Return a field with its documentation; a member without a default is required.
 
     `at_least` and `at_most` bound an integer, `may_be_empty` allows an empty string, and a `secret` is left
-    out of `repr`. If `is_path`, a relative path is relative to the file that contains it.
+    out of `repr`. If `is_path`, a relative path is relative to the file that contains it. A reload rejects
+    changes of a member that needs a `restart`, and of those inside it.
     """
     metadata = {
         "doc": doc,
@@ -41,6 +43,7 @@ def option(
         "may_be_empty": may_be_empty,
         "secret": secret,
         "is_path": is_path,
+        "restart": restart,
     }
     if callable(default):
         return field(default_factory=default, metadata=metadata, repr=not secret)

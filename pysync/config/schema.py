@@ -68,8 +68,10 @@ class AdminAddress:
 class Server:
     """Address, limits and logging of the server."""
 
-    host: str = option("Address to listen on.", "127.0.0.1")
-    port: int = option("Port to listen on; 0 takes a free one.", 8080, at_least=0, at_most=65535)
+    host: str = option("Address to listen on.", "127.0.0.1", restart=True)
+    port: int = option(
+        "Port to listen on; 0 takes a free one.", 8080, at_least=0, at_most=65535, restart=True
+    )
     mount_path: str = option("Prefix of every route, e.g. `/v1`.", "", may_be_empty=True)
     public_hosts: tuple[str, ...] = option(
         "Host names that requests may use; empty: any. `localhost`, `127.0.0.1` and `[::1]` match with any "
@@ -84,6 +86,7 @@ class Server:
         "Address of its own for metrics, readiness, `/admin`, `/version` and `/openapi.json`, which the "
         "public address then no longer serves; absent: there is none.",
         None,
+        restart=True,
     )
     examples: str | None = option(
         "Folder whose files (HTML and what belongs to it) are served below `/examples/`, relative to this "
@@ -91,7 +94,7 @@ class Server:
         None,
         is_path=True,
     )
-    workers: int = option("Processes that serve.", 1)
+    workers: int = option("Processes that serve.", 1, restart=True)
     drain_timeout_ms: int = option("How long running requests may take on shutdown, in milliseconds.", 10_000)
     max_queue_ms: int = option(
         "How long a request may wait for its turn, in milliseconds; one that has waited longer is rejected "
@@ -134,6 +137,7 @@ class Server:
         "reads the whole database); 0: none.",
         268_435_456,
         at_least=0,
+        restart=True,
     )
 
 
@@ -337,9 +341,12 @@ class Config:
     collections: tuple[Collection, ...] = option("Root collections.", ())
     namespaces: Mapping[str, Namespace] = option("Collections under a prefix of their own.", dict)
     server: Server = option("Address, limits and logging of the server.", Server)
-    store: StoreConfig = option("Where data is stored; a string is its `url`.", StoreConfig)
+    store: StoreConfig = option("Where data is stored; a string is its `url`.", StoreConfig, restart=True)
     coordinator: str | None = option(
-        "`memory:`, `file:`, `file:DIR` or `redis://…`; absent: what suits the store.", None, secret=True
+        "`memory:`, `file:`, `file:DIR` or `redis://…`; absent: what suits the store.",
+        None,
+        secret=True,
+        restart=True,
     )
     auth: Auth = option("Admin token, trusted issuers, and roles.", Auth)
     config_endpoint: ConfigEndpoint | None = option("`GET /config`; absent: 404.", None)
@@ -361,20 +368,26 @@ class Config:
         "Identities denied or allowed everywhere: an object or a list of them.", ()
     )
     changes: ChangeRetention = option(
-        "How far back change streams can resume without a gap.", ChangeRetention
+        "How far back change streams can resume without a gap.", ChangeRetention, restart=True
     )
     scrub: ScrubConfig | Literal[False] = option(
         "Background check of everything stored against its hashes, by one of all processes; `false`: off.",
         ScrubConfig,
     )
     quotas: QuotasConfig | None = option(
-        "How much may be stored for whom; absent: nothing is counted, and nothing is limited.", None
+        "How much may be stored for whom; absent: nothing is counted, and nothing is limited.",
+        None,
+        restart=True,
     )
-    backup: BackupConfig | None = option("Backup of the store, while the service runs; absent: none.", None)
-    projections: tuple[ProjectionConfig, ...] = option("Lists that the server maintains.", ())
-    events: tuple[EventsConfig, ...] = option("Event batches stored as Parquet.", ())
+    backup: BackupConfig | None = option(
+        "Backup of the store, while the service runs; absent: none.", None, restart=True
+    )
+    projections: tuple[ProjectionConfig, ...] = option("Lists that the server maintains.", (), restart=True)
+    events: tuple[EventsConfig, ...] = option("Event batches stored as Parquet.", (), restart=True)
     webhooks: tuple[WebhookConfig, ...] = option("Programs that are notified of writes by HTTP.", ())
-    plugins: tuple[str, ...] = option("`package.module:plugin`, or the name of an entry point.", ())
+    plugins: tuple[str, ...] = option(
+        "`package.module:plugin`, or the name of an entry point.", (), restart=True
+    )
 
     def each_namespace(self) -> Iterator[tuple[str, str, tuple[Collection, ...]]]:
         """Yield the collections under each prefix, the root first: the namespace's name (`""` for the root),

@@ -130,9 +130,10 @@ class FileBackedCollection:
     visible_before: Callable[[], str | None] = lambda: None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PluginContext:
-    """The objects that serve requests, for plugins to work with while the service runs. `sweeps` is True in
+    """The objects that serve requests, for plugins to work with while the service runs. `config` is the
+    configuration in force, of which a reload makes another one. `sweeps` is True in
     the one process of its machine that does work which must be done only once. `count(metric, *labels, by=1)`
     increments a metric of `pysync.server.process.metrics.COUNTERS`."""
 

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -48,16 +48,24 @@ def load_plugins(config: Config, given: Sequence[object] = ()) -> tuple[object, 
         except ValueError as error:
             problems.append(Problem(path, str(error)))
     first: dict[str, str] = {}
-    keepers: dict[str, str] = {}
     for path, plugin in plugins:
         problems += [Problem(path, fault) for fault in _plugin_errors(plugin)]
-        problems += [Problem(path, fault) for fault in _file_backed_errors(plugin, config, keepers, path)]
         name = getattr(plugin, "name", None)
         if isinstance(name, str) and first.setdefault(name, path) != path:
             problems.append(Problem(path, f"{name!r} is also the name of {first[name]}"))
+    problems += file_problems(config, plugins)
     if problems:
         raise ConfigError(problems)
     return tuple(plugin for _, plugin in plugins)
+
+
+def file_problems(config: Config, plugins: Iterable[tuple[str, object]]) -> Iterator[Problem]:
+    """Yield the problems of collections that are served from files of plugins, which are given with their
+    paths."""
+    owners: dict[str, str] = {}
+    for path, plugin in plugins:
+        for fault in _file_backed_errors(plugin, config, owners, path):
+            yield Problem(path, fault)
 
 
 def add_config_dir_to_path(file: str | os.PathLike[str]) -> None:

@@ -67,14 +67,23 @@ class Accounts:
     def __init__(
         self, config: Config, file_templates: Mapping[str, tuple[str, str]], *, by_key: bool = False
     ) -> None:
-        self._config = config
         self._by_key = by_key
+        self._file_templates = file_templates
+        self.use(config)
+
+    def of(self, config: Config) -> "Accounts":
+        """Return the accounts of another configuration."""
+        return Accounts(config, self._file_templates, by_key=self._by_key)
+
+    def use(self, config: Config) -> None:
+        """Be the accounts of another configuration."""
+        self._config = config
         spaces = config.auth.spaces
         self._space_param = None if spaces is None else spaces.param
         self._by_suffix: dict[str, TemplateIndex[_Owned]] = {}
         self._keys = BoundedCache[str, _OwnedKey]()
         for rank, (namespace, _, collection) in enumerate(config.each_collection()):
-            text, suffix = file_templates.get(collection.name, (collection.key_template.text, ""))
+            text, suffix = self._file_templates.get(collection.name, (collection.key_template.text, ""))
             template = KeyTemplate.of(text)
             name = qualified_name(namespace, collection.name)
             owned = _Owned(rank, template, namespace, name, self._space_param, collection)

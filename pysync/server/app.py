@@ -10,36 +10,40 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from pysync.auth.rate_limits import RateLimiter
+from pysync.auth.revocation import RevocationRegistry
 from pysync.changelog import Retention
 from pysync.clock import SteadyClock, wall_clock_ms
-from pysync.config import Config
+from pysync.config import Config, ConfigError, Problem
+from pysync.config.changes import changes
 from pysync.coordinator import Coordinator, open_coordinator
 from pysync.erase import Eraser, EraseReport, EraseRequest
 from pysync.plugins import HOOK_TIMEOUT_S
 from pysync.plugins.events import events_of
 from pysync.plugins.hooks import Hooks
-from pysync.plugins.loader import load_plugins
+from pysync.plugins.loader import file_problems, load_plugins
 from pysync.plugins.projection import projections_in, projections_of
 from pysync.quotas.recount import Tracked, track_usage
 from pysync.server.api.usage import usage_of_all
 from pysync.server.authorization import client_ip
-from pysync.server.compose import Process, build_engine, build_load
+from pysync.server.compose import Process, build_engine, connection_limits
 from pysync.server.configured import ConfiguredService
 from pysync.server.http.connection import HttpServer
 from pysync.server.http.in_flight import BytesInFlight
+from pysync.server.http.load import Load
 from pysync.server.http.middleware import EntryPoint
 from pysync.server.jobs import build_jobs
 from pysync.server.process.admin_pages import AdminPages, MakePage
-from pysync.server.process.erasure import ErasureEndpoint
+from pysync.server.process.erasure import ERASE_PATH, ErasureEndpoint
 from pysync.server.process.inspection import Inspection, describe_collections
 from pysync.server.process.metrics import Counters, MultiprocessCounters, snapshot
 from pysync.server.process.readiness import Readiness
-from pysync.server.sse import SSEHub
+from pysync.server.sse import SSEHub, StreamLimits
 from pysync.store import Store, ledger_of, open_store
 from pysync.webhooks import Webhooks
 
@@ -99,11 +103,9 @@ class App(AbstractAsyncContextManager["App"]):
             lambda: self.current.owners,
             sweeps=worker is None or worker.runs_background_jobs,
         )
-        self.load, stream_limits = build_load(config, counters)
-        self.in_flight = BytesInFlight(
-            config.server.max_bytes_in_flight, partial(client_ip, config.server.trusted_proxy_hops), counters
-        )
-        self.subscribers = SSEHub(counters, stream_limits)
+        self.load = Load(counters=counters)
+        self.in_flight = BytesInFlight(inf, partial(client_ip, 0), counters)
+        self.subscribers = SSEHub(counters, StreamLimits(0, 0))
         self._process = Process(
             engine=self.engine,
             clock=clock,
@@ -114,6 +116,7 @@ class App(AbstractAsyncContextManager["App"]):
             load=self.load,
             in_flight=self.in_flight,
             rate_limiter=RateLimiter(coordinator, clock),
+            revocations=RevocationRegistry(store, clock),
             streams=self.subscribers,
             accounts=None if tracked is None else tracked.accounts,
             render_metrics=self.render_metrics,
@@ -141,13 +144,14 @@ class App(AbstractAsyncContextManager["App"]):
             None if worker is None else worker.number,
             lambda: describe_collections(self.current.config),
             on_loop,
-            ErasureEndpoint(self._erase),
+            {ERASE_PATH: ErasureEndpoint(self._erase)},
             config.auth.admin_token,
             () if config.server.admin is None else config.server.admin.hosts,
         )
         self.webhooks = Webhooks(self.engine, partial(counters.set_gauge, "pysync_webhook_lag_seconds"))
         self.usage_count = None if tracked is None else tracked.counter
         self.jobs = build_jobs(self._process, self.current, self.eraser, tracked)
+        self._hand_over()
 
     async def open(self) -> None:
         """Enter the plugins' lifespans and start the background jobs. Raises ValueError if a plugin does not
@@ -156,6 +160,45 @@ class App(AbstractAsyncContextManager["App"]):
             job.start()
         await self._hooks.open(self.engine)
         await self.webhooks.update(self.engine.config)
+
+    def prepare(self, config: Config) -> ConfiguredService:
+        """Return what another configuration makes of this process, for `apply`. Nothing changes. Any thread
+        may call this. Raises ConfigError with all problems, among them each changed member that needs a
+        restart, and ValueError."""
+        problems = [
+            Problem(change.path, "has changed, and needs a restart")
+            for change in changes(self.current.config, config)
+            if change.needs_restart
+        ]
+        named = [(f"plugin {getattr(plugin, 'name', '')}", plugin) for plugin in self._process.plugins]
+        problems += file_problems(config, named)
+        if problems:
+            raise ConfigError(problems)
+        return ConfiguredService(config, self._process)
+
+    async def apply(self, configured: ConfiguredService) -> None:
+        """Answer requests with another configuration from now on. Those under way end with the one with which
+        they began, and streams end: their clients resume with the new one, without a gap. Return once
+        webhooks follow it too."""
+        before, self.current = self.current, configured
+        self._hand_over()
+        self.subscribers.retire(before.stream_source)
+        await self.webhooks.update(configured.config)
+
+    def _hand_over(self) -> None:
+        """Give the parts of the process the configuration in force."""
+        process, current = self._process, self.current
+        config, access = current.config, current.access
+        server, self.engine.config = config.server, config
+        if process.accounts is not None:
+            process.accounts.use(config)
+        process.revocations.use(access.named, access.ownership.owns_data)
+        self.load.max_wait_s = server.max_queue_ms / 1000
+        self.load.max_connections, self.subscribers.limits = connection_limits(config)
+        self.in_flight.limit(server.max_bytes_in_flight, access.authorizer.client_ip)
+        self.admin_pages.use_token(config.auth.admin_token)
+        self.jobs.use(current)
+        self._entry_point.middleware = current.middleware
 
     async def _erase(self, request: EraseRequest, is_dry_run: bool) -> EraseReport:
         return await (self.eraser.dry_run(request) if is_dry_run else self.eraser.run(request))

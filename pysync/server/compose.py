@@ -84,6 +84,7 @@ class Process:
     load: Load
     in_flight: BytesInFlight
     rate_limiter: RateLimiter
+    revocations: RevocationRegistry
     streams: SSEHub
     accounts: Accounts | None
     render_metrics: Callable[[], bytes]
@@ -91,9 +92,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessControl:
-    """The components that decide who may do what."""
+    """The components that decide who may do what. `named` are the user ids that the configuration trusts."""
 
-    revocations: RevocationRegistry
+    named: frozenset[str]
+    ownership: Ownership
     authenticator: Authenticator
     authorizer: Authorizer
 
@@ -104,12 +106,10 @@ def build_access(config: Config, process: Process, request_log: RequestLog) -> A
     engine, clock, hooks = process.engine, process.clock, process.hooks
     store = engine.store
     ownership = Ownership(config, store)
-    trusted = {*map(user_id, config.every_trusted_issuer), *config.every_named_identity}
-    revocations = RevocationRegistry(store, clock, trusted, ownership.owns_data)
     authenticator = Authenticator(
         config,
         engine.coordinator,
-        revocations,
+        process.revocations,
         ownership.owns_data,
         clock.wall_ms,
         SignatureBatch(process.load.others_follow),
@@ -124,7 +124,12 @@ def build_access(config: Config, process: Process, request_log: RequestLog) -> A
         config.server.mount_path,
         config.server.trusted_proxy_hops,
     )
-    return AccessControl(revocations=revocations, authenticator=authenticator, authorizer=authorizer)
+    return AccessControl(
+        named=config.every_named_identity.union(map(user_id, config.every_trusted_issuer)),
+        ownership=ownership,
+        authenticator=authenticator,
+        authorizer=authorizer,
+    )
 
 
 def build_service(
@@ -144,7 +149,7 @@ def build_service(
         authenticator=access.authenticator,
         authorizer=access.authorizer,
         rate_limiter=process.rate_limiter,
-        revocations=access.revocations,
+        revocations=process.revocations,
         hooks=process.hooks,
         corruption=engine.corruption,
         in_flight=process.in_flight,
@@ -157,15 +162,14 @@ def build_service(
     )
 
 
-def build_load(config: Config, counters: Counters) -> tuple[Load, StreamLimits]:
-    """Return what limits requests and connections, and what limits streams. They share the descriptors that
-    the system allows."""
+def connection_limits(config: Config) -> tuple[int, StreamLimits]:
+    """Return how many connections may be open, and how many streams. They share the descriptors that the
+    system allows."""
     server = config.server
     wanted = server.max_connections + server.max_streams
     allowed = connection_limit(wanted)
     connections = allowed * server.max_connections // wanted
-    streams = StreamLimits(allowed - connections, server.max_streams_per_caller)
-    return Load(server.max_queue_ms / 1000, connections, counters), streams
+    return connections, StreamLimits(allowed - connections, server.max_streams_per_caller)
 
 
 def build_stream_source(service: Service, policies: PolicyTable, process: Process) -> StreamSource:

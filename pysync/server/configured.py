@@ -33,7 +33,7 @@ class ConfiguredService:
         self.owners: Final = key_owner_tables(policies)
         self.access: Final = build_access(config, process, request_log)
         service = build_service(config, process, self.access, self.owners)
-        source = build_stream_source(service, policies, process)
+        self.stream_source: Final = build_stream_source(service, policies, process)
         self.routes: Final = Router()
         callers = CallerResolver(config, self.access.authenticator)
         self.openapi: Final = OpenApi(config, self.routes, policies, callers)
@@ -44,7 +44,7 @@ class ConfiguredService:
             projection_waiter=ProjectionWaiter(
                 config, process.plugins, process.engine.outbox, process.counters
             ),
-            stream_source=source,
+            stream_source=self.stream_source,
             sse_hub=process.streams,
             ops=ServiceHandlers(
                 process.readiness,
@@ -54,7 +54,7 @@ class ConfiguredService:
                 self.access.authorizer.client_ip,
             ),
             openapi=self.openapi,
-            accounts=process.accounts,
+            accounts=None if process.accounts is None else process.accounts.of(config),
         ).add_all()
         self.middleware: Final = Middleware(
             self.routes,

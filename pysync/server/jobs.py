@@ -38,6 +38,13 @@ class Jobs:
     scrubber: Scrubber | None
     erasure: Job
 
+    def use(self, current: ConfiguredService) -> None:
+        """Go on with another configuration."""
+        self.ttl_sweeper.use(current.routes)
+        self.history_sweeper.use(current.config, current.owners)
+        if self.scrubber is not None:
+            self.scrubber.config = current.config.scrub
+
 
 def build_jobs(process: Process, current: ConfiguredService, eraser: Eraser, tracked: Tracked | None) -> Jobs:
     """Return the background jobs of a process, which are not started. Those that one process of a machine
@@ -45,9 +52,8 @@ def build_jobs(process: Process, current: ConfiguredService, eraser: Eraser, tra
     config, engine, clock, counters = current.config, process.engine, process.clock, process.counters
     store, coordinator = engine.store, engine.coordinator
     report_debt = partial(counters.set_gauge, "pysync_sweep_debt_seconds")
-    ttl_sweeper = TtlSweeper(store, engine.documents, engine.logs, current.routes, clock, report_debt)
-    collections = [found for _, _, found in config.each_collection()]
-    history_sweeper = HistorySweeper(store, engine.documents.history, collections, current.owners, clock)
+    ttl_sweeper = TtlSweeper(store, engine.documents, engine.logs, clock, report_debt)
+    history_sweeper = HistorySweeper(store, engine.documents.history, clock)
     monitor = CoordinatorMonitor(coordinator.diagnose, process.readiness, counters.gauges)
     erasure = Job(partial(resume_erasure, eraser))
     jobs = [
@@ -59,7 +65,7 @@ def build_jobs(process: Process, current: ConfiguredService, eraser: Eraser, tra
         jobs += [
             Job(ttl_sweeper.run),
             Job(history_sweeper.run),
-            Job(current.access.revocations.delete_expired_periodically),
+            Job(process.revocations.delete_expired_periodically),
             erasure,
         ]
     counter = None if tracked is None else tracked.counter
@@ -73,7 +79,7 @@ def build_jobs(process: Process, current: ConfiguredService, eraser: Eraser, tra
         backup = backup_process.of_config(config.store, config.backup, coordinator, counters, clock)
         jobs.append(Job(backup.run))
     scrubber: Scrubber | None = None
-    if config.scrub is not False and config.store.url != "memory:":
+    if config.store.url != "memory:":
 
         def report(damage: Damage) -> None:
             engine.corruption.report(damage.kind, damage.key, damage.why, "scrub")

@@ -8,6 +8,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pysync._core import PanicException
@@ -208,13 +209,15 @@ class SSEConnection(asyncio.Protocol):
         return True
 
 
-class StreamSource(NamedTuple):
+@dataclass(slots=True)
+class StreamSource:
     """The changes that the streams of one configuration receive, and what authorises them. A stream that has
-    missed more than `max_missed` gets a reset."""
+    missed more than `max_missed` gets a reset. No stream begins once it `is_retired`."""
 
     dispatcher: ChangeDispatcher
     authorizer: StreamAuthorizer
     max_missed: int
+    is_retired: bool = False
 
 
 class StreamLimits(NamedTuple):
@@ -305,7 +308,7 @@ class SSEHub:
         """Register a stream that has begun. It is closed at once if the last room was taken meanwhile."""
         try:
             self.require_room(subscriber.account)
-            is_welcome = not self._is_draining
+            is_welcome = not (self._is_draining or subscriber.source.is_retired)
         except Overloaded:
             is_welcome = False
         self._streams += 1
@@ -342,6 +345,13 @@ class SSEHub:
         """Close all streams gracefully, and those that are still to begin, because the service is about to
         stop."""
         self._is_draining = True
+        for subscriber in self._all():
+            self._close_stream(subscriber)
+
+    def retire(self, source: StreamSource) -> None:
+        """Close all streams gracefully, and those of `source` that are still to begin. Their clients resume
+        from the source that has taken its place."""
+        source.is_retired = True
         for subscriber in self._all():
             self._close_stream(subscriber)
 

@@ -335,3 +335,14 @@ async def test_a_service_in_memory_erases_too(start: Start, session: aiohttp.Cli
     await served.eraser.run(EraseRequest("key", "board/lobby"))
     assert await keys_with(served.store, SECRET, ANNE.user_id) == set()
     assert (await Browser(served.anne.base, session).pull("board/lobby?last=10")).json["data"]["items"] == []
+
+
+async def test_an_erasure_ends_while_it_reloads(served: Served, folder: Path) -> None:
+    app = served.app
+    erasing = asyncio.create_task(served.eraser.run(ANNES))
+    while not erasing.done():
+        await app.apply(app.prepare(app.current.config))
+        await asyncio.sleep(0)
+    assert (await erasing).is_found
+    await served.eraser.run(EraseRequest("key", "board/lobby"))
+    assert files_with(folder, SECRET, ANNE.user_id) == set()

@@ -24,6 +24,7 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.erase import EraseRequest
 from pysync.server.app import App
 from pysync.server.process.admin import AdminListener
+from pysync.server.process.erasure import ERASE_PATH
 from pysync.store import Store
 from pysync.store.memory import MemoryStore
 
@@ -178,8 +179,7 @@ async def test_an_erasure_that_a_shutdown_ends_is_answered_and_continues_with_th
 
 
 async def test_no_erasure_begins_once_the_server_stops(operators: Operators) -> None:
-    assert operators.app.admin_pages.erasure is not None
-    operators.app.admin_pages.erasure.cancel()
+    operators.app.admin_pages.actions[ERASE_PATH].cancel()
     status, answer = await operators.post(ANNES)
     assert (status, answer["code"]) == (503, "unavailable")
     assert await keys_with(operators.app.store, ANNE.user_id)

@@ -265,4 +265,5 @@ async def test_it_is_on_once_a_day_and_can_be_turned_off(tmp_path: Path) -> None
         ({"store": "memory:"}, False),
     ):
         async with await create_app(config.parse(members)) as app:
-            assert (app.jobs.scrubber is not None) == is_on
+            scrubber = app.jobs.scrubber
+            assert (scrubber is not None and scrubber.config is not False) == is_on

@@ -27,6 +27,8 @@ leaving a member out.
   flags of [`pysync serve`](command-line.md#pysync-serve) override both.
 - Files and folders that the file names (`server.examples`) are relative to the file. The folders of `store`
   and `coordinator` are relative to the directory in which the server is started, as are those in variables.
+- A [reload](../how-to/change-the-configuration.md) applies changes while the server runs. Those of a member
+  that is marked *Restart*, or is inside one, it refuses.
 - A key template such as `users/{identity}/notes/{id}` consists of segments of letters, digits and `. _ : @
   -`, and of whole segments `{name}`. Keys that start with `_pysync` belong to the server.
 - Only requests that a collection's own `rateLimit` meters are limited. The nearest rule that names a limit
@@ -106,6 +108,7 @@ def _section(kind: type) -> str:
 
 def _row(field: "dataclasses.Field[Any]") -> str:
     meaning = field.metadata["doc"] + (" Kept out of logs." if field.metadata["secret"] else "")
+    meaning += " *Restart*." if field.metadata["restart"] else ""
     cells = (f"`{wire_name(field.name)}`", _type(field.type, field.metadata), _default(field), meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 

@@ -70,6 +70,7 @@ REMEDIES = {
     "append_limit_exceeded": "Continue in a new log.",
     "key_conflict": "Choose another key.",
     "stale_generation": "Fetch the published list, add to it, and publish the next generation.",
+    "reload_refused": "Correct what the text names, or restart the server.",
     "payload_too_large": "Send less, or raise the limit.",
     "unsupported_media_type": "Use a type that the text names.",
     "range_not_satisfiable": "Use the size in `Content-Range`.",

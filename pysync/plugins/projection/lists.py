@@ -146,9 +146,18 @@ class ListWriter:
 
     def __init__(self, projections: Sequence[ProjectionSpec], services: PluginContext) -> None:
         self.projections = projections
-        self.keys = KeyResolver(services.config)
+        self._config = services.config
+        self._keys = KeyResolver(services.config)
         self.sources = SourceReader(services)
         self._services = services
+
+    @property
+    def keys(self) -> KeyResolver:
+        """The keys of the configuration in force."""
+        if self._config is not self._services.config:
+            self._config = self._services.config
+            self._keys = KeyResolver(self._config)
+        return self._keys
 
     async def fold(self, changes: Sequence[ParsedChange]) -> None:
         """Update the lists affected by these writes, each with one put. Raises Unavailable; some lists may

@@ -54,9 +54,9 @@ class _Budget:
     may have `address_share` of them."""
 
     def __init__(self, max_bytes: float, address_share: float = 1.0) -> None:
-        self.max_bytes: Final = max_bytes
+        self.max_bytes = max_bytes
         self.held = 0
-        self._share = max_bytes * address_share
+        self._address_share = address_share
         self._by_address: Tally[str] = Tally()
         self._waiting: dict[asyncio.Future[None], tuple[int, str, int]] = {}
 
@@ -76,7 +76,7 @@ class _Budget:
     def exceeds_share(self, size: int, address: str) -> bool:
         """Return True if `size` more bytes are too many for this address."""
         own = self._by_address[address]
-        return own > 0 and own + size > self._share
+        return own > 0 and own + size > self.max_bytes * self._address_share
 
     def take(self, size: int, address: str) -> None:
         """Take bytes for which there is room."""
@@ -239,6 +239,11 @@ class BytesInFlight:
         self._client_ip = client_ip
         self._counters = Counters() if counters is None else counters
         self._searched_at = -inf
+
+    def limit(self, max_bytes: float, client_ip: Callable[[web.BaseRequest], str]) -> None:
+        """Change what the reservations to come may have."""
+        self.budget.max_bytes, self.work.max_bytes = max_bytes, max_bytes * WORK_SHARE
+        self._client_ip = client_ip
 
     @property
     def held(self) -> int:

@@ -66,8 +66,8 @@ class Load:
         counters: Counters | None = None,
         now: Callable[[], float] = perf_counter,
     ) -> None:
-        self.max_wait_s: Final = max_wait_s
-        self.max_connections: Final = max_connections
+        self.max_wait_s = max_wait_s
+        self.max_connections = max_connections
         self.now: Final = now
         self.draining = False
         """True once the process is about to stop: every response closes its connection."""

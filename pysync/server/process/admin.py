@@ -21,7 +21,7 @@ from pysync.errors import BadRequest
 from pysync.server.http.connection import bound_sockets
 from pysync.server.http.responses import error_response
 from pysync.server.process.admin_pages import TIMEOUT_S, TURN_EVERY_S, AdminPages, LoopMonitor
-from pysync.server.process.erasure import AdminRequest
+from pysync.server.process.operator_action import AdminRequest
 
 MAX_CONNECTIONS: Final = 64
 """Connections that are served at once, each by a thread. If one more arrives, the one gives way that has been
@@ -61,8 +61,8 @@ class AdminListener:
 
     async def close(self) -> None:
         """Stop listening, and wait for the responses under way."""
-        if self._pages.erasure is not None:
-            self._pages.erasure.cancel()
+        for action in self._pages.actions.values():
+            action.cancel()
         for server in self._servers:
             await asyncio.to_thread(server.close)
         for thread in self._threads:

@@ -30,9 +30,9 @@ from pysync.errors import (
 )
 from pysync.server.api.health import VERSION
 from pysync.server.http.responses import NO_STORE, Response, error_response
-from pysync.server.process.erasure import ERASE_PATH, AdminRequest, ErasureEndpoint
 from pysync.server.process.inspection import Json, Query
 from pysync.server.process.metrics import GAUGES, METRICS_TYPE, RECENT, WORKER_PID, Counters, resident_bytes
+from pysync.server.process.operator_action import AdminRequest, OperatorAction
 from pysync.server.process.readiness import Readiness
 from pysync.server.process.supervisor import STALL_S
 
@@ -91,14 +91,15 @@ class AdminPages:
         worker: int | None = None,
         describe_collections: Callable[[], Json] = dict,
         on_loop: Mapping[str, MakePage] = MappingProxyType({}),
-        erasure: ErasureEndpoint | None = None,
+        actions: Mapping[str, OperatorAction] = MappingProxyType({}),
         admin_token: str | Sequence[str] | None = None,
         hosts: Collection[str] = (),
     ) -> None:
         """`on_loop` has the functions that make pages on the event loop, by path; these pages need the admin
         token. `hosts` are names under which `/admin` is served, besides `localhost` and addresses."""
-        self.erasure = erasure
-        self._admin_tokens = AdminTokens(admin_token)
+        self.actions: Final = dict(actions)
+        """What a POST with the admin token has the event loop do, by path."""
+        self.use_token(admin_token)
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._readiness = readiness
         self._snapshot = snapshot
@@ -119,6 +120,10 @@ class AdminPages:
             **{path: partial(_on_event_loop, make) for path, make in on_loop.items()},
         }
 
+    def use_token(self, admin_token: str | Sequence[str] | None) -> None:
+        """Accept another admin token, or others, from now on."""
+        self._admin_tokens = AdminTokens(admin_token)
+
     def respond(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
         """Return the response to a request, without an error."""
         method, path = request.method, request.path
@@ -126,9 +131,9 @@ class AdminPages:
         try:
             if path == _ADMIN_PATH or path.startswith(f"{_ADMIN_PATH}/"):
                 self._check_host(request)
-            if path == ERASE_PATH and self.erasure is not None:
+            if path in self.actions:
                 self._check_token(request)
-                return self.erasure.respond(request, monitor.loop)
+                return self.actions[path].respond(request, monitor.loop)
             if page is None:
                 raise NotFound
             if method not in ("GET", "HEAD"):

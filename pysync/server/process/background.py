@@ -10,16 +10,16 @@ stored and reports damage. `resume_erasure` finishes what an earlier process lef
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import orjson
 
 from pysync._core import PanicException
 from pysync.clock import elapsed_of, is_stable
 from pysync.concurrency import every
-from pysync.config import Collection, HistoryConfig, ScrubConfig
+from pysync.config import Collection, Config, HistoryConfig, ScrubConfig
 from pysync.config.key_templates import KeyTemplate
 from pysync.coordinator import LEASE_RENEW_S, Coordinator
 from pysync.engine.append_log import AppendLogs, LogSettings
@@ -70,7 +70,6 @@ class TtlSweeper:
         store: Store,
         documents: Documents,
         logs: AppendLogs,
-        routes: Router,
         clock: Callable[[], int],
         report_debt: Callable[[float], None] = lambda seconds: None,
     ) -> None:
@@ -81,19 +80,27 @@ class TtlSweeper:
         self._index = store.time_index
         self._documents = documents
         self._logs = logs
+        self._expiring: list[SweptCollection] = []
+        self._shrinking: list[SweptCollection] = []
+        self._listed: dict[tuple[str, KeyShape], tuple[str, int]] = {}
+        """The key behind which the next sweep continues and when the first began, by purpose and shape."""
+        self._complete_ms: dict[tuple[str, KeyShape], int] = {}
+
+    def use(self, routes: Router) -> None:
+        """Sweep the collections of these routes. A sweep that is under way deletes nothing more."""
         swept = _swept_collections(routes)
         self._expiring = [each for each in swept if each.collection.ttl_ms is not None]
         self._shrinking = [each for each in swept if _drops_elements(each.collection)]
-        self._listed: dict[tuple[str, KeyShape], tuple[str, int]] = {}
-        """The key behind which the next sweep continues and when the first began, by purpose and shape."""
-        now_ms = self._elapsed_ms()
-        self._complete_ms = {("expiry", each.shape): now_ms for each in self._expiring}
-        self._complete_ms |= {("retention", each.shape): now_ms for each in self._shrinking}
+        now_ms, done_ms = self._elapsed_ms(), self._complete_ms
+        self._complete_ms = {
+            at: done_ms.get(at, now_ms)
+            for purpose, some in (("expiry", self._expiring), ("retention", self._shrinking))
+            for at in ((purpose, each.shape) for each in some)
+        }
 
     async def run(self) -> None:
         """Sweep at intervals, until cancelled."""
-        if self._expiring or self._shrinking:
-            await every(SWEEP_EVERY_S, self.sweep, "failed to delete expired data", log)
+        await every(SWEEP_EVERY_S, self.sweep, "failed to delete expired data", log)
 
     async def sweep(self) -> int:
         """Delete expired data, and return the number of documents, logs and files. Deletes nothing within ten
@@ -116,6 +123,8 @@ class TtlSweeper:
             ref = swept.ref_of(listed.key)
             if ref is None:
                 continue
+            if all(swept is not each for each in self._expiring):
+                break
             if settings is not None:
                 deleted += await self._logs.delete_expired(listed, settings, ref)
             else:
@@ -129,7 +138,7 @@ class TtlSweeper:
             begun_ms = self._elapsed_ms()
             async for listed in self._index.written_before(swept.shape, before_ms):
                 yield listed
-            self._complete_ms["expiry", swept.shape] = begun_ms
+            self._complete("expiry", swept, begun_ms)
             return
         async for listed in self._next("expiry", swept, MAX_LISTED):
             if listed.modified_ms < before_ms:
@@ -139,6 +148,8 @@ class TtlSweeper:
         """Let old elements leave the next logs of a collection."""
         settings = LogSettings.from_collection(swept.collection)
         async for listed in self._next("retention", swept, MAX_READ):
+            if all(swept is not each for each in self._shrinking):
+                break
             if swept.ref_of(listed.key) is not None:
                 with suppress(DocumentCorrupt):  # it has been reported
                     await self._logs.drop_oldest(listed.key, settings)
@@ -154,7 +165,11 @@ class TtlSweeper:
             if listed == count:
                 self._listed[at] = entry.key, begun_ms
                 return
-        self._complete_ms[at] = begun_ms
+        self._complete(purpose, swept, begun_ms)
+
+    def _complete(self, purpose: str, swept: SweptCollection, begun_ms: int) -> None:
+        if (purpose, swept.shape) in self._complete_ms:  # else another configuration no longer has it
+            self._complete_ms[purpose, swept.shape] = begun_ms
 
 
 def _drops_elements(collection: Collection) -> bool:
@@ -218,39 +233,42 @@ class HistorySweeper:
         self,
         store: Store,
         history: History,
-        collections: Iterable[Collection],
-        owners: Sequence[Router],
         clock: Callable[[], int],
     ) -> None:
         self._store = store
         self._index = store.time_index
         self._history = history
-        self._owners = owners
+        self._owners: Sequence[Router] = ()
         self._clock = clock
         self._shapes: dict[KeyShape, tuple[int, int]] = {}
         """The shapes of the entries, with the shortest and the longest time for which any collection keeps
         them."""
-        for one in collections:
-            for_ms = None if one.history is None else one.history.for_ms
-            if for_ms is not None:
-                shape = (*PREFIX.split("/"), *key_shape(one.key_template), None)
-                shortest_ms, longest_ms = self._shapes.get(shape, (for_ms, for_ms))
-                self._shapes[shape] = min(for_ms, shortest_ms), max(for_ms, longest_ms)
         self._swept_ms: dict[KeyShape, int] = {}
         """The time before which all that was written has expired and was looked at, by shape."""
         self._after: str | None = None
         self._listed_ms: int | None = None
 
+    def use(self, config: Config, owners: Sequence[Router]) -> None:
+        """Sweep the collections of `config`. `owners` are those of its `Service`."""
+        shapes: dict[KeyShape, tuple[int, int]] = {}
+        for _, _, one in config.each_collection():
+            for_ms = None if one.history is None else one.history.for_ms
+            if for_ms is not None:
+                shape = (*PREFIX.split("/"), *key_shape(one.key_template), None)
+                shortest_ms, longest_ms = shapes.get(shape, (for_ms, for_ms))
+                shapes[shape] = min(for_ms, shortest_ms), max(for_ms, longest_ms)
+        self._shapes, self._owners = shapes, owners
+        self._swept_ms.clear()
+
     async def run(self) -> None:
         """Sweep at intervals, until cancelled."""
-        if self._shapes:
-            await every(SWEEP_EVERY_S, self.sweep, "failed to delete old versions", log)
+        await every(SWEEP_EVERY_S, self.sweep, "failed to delete old versions", log)
 
     async def sweep(self) -> int:
         """Delete what has expired, and return the number of deleted entries. Deletes nothing within ten
         minutes of a step of the clock."""
         now_ms = self._clock()
-        if not is_stable(self._clock):
+        if not (self._shapes and is_stable(self._clock)):
             return 0
         if self._index is None:
             return await self._prune(self._listed(now_ms), now_ms)
@@ -266,14 +284,20 @@ class HistorySweeper:
 
     async def _prune(self, entries: AsyncIterator[ListEntry], now_ms: int) -> int:
         """Delete the versions that have expired of the documents with these entries."""
-        due: dict[str, HistoryConfig] = {}
+        due: dict[str, None] = {}
         async for listed in entries:
             key, name = document_of(listed.key), listed.key.rpartition("/")[2]
             if key not in due and has_version(name):
                 limits = self._limits_of(key)
                 if limits is not None and is_expired(name, limits, now_ms):
-                    due[key] = limits
-        return sum([await self._history.prune(key, limits) for key, limits in due.items()])
+                    due[key] = None
+        return sum(
+            [
+                await self._history.prune(key, limits)
+                for key in due
+                if (limits := self._limits_of(key)) is not None
+            ]
+        )
 
     async def _listed(self, now_ms: int) -> AsyncIterator[ListEntry]:
         """Yield the next entries of all documents; none if all were listed not long ago."""
@@ -369,7 +393,7 @@ class Scrubber:
         self,
         store: Store,
         coordinator: Coordinator,
-        config: ScrubConfig,
+        config: ScrubConfig | Literal[False],
         on_damage: Callable[[Damage], None],
         now_ms: Callable[[], int],
         *,
@@ -380,7 +404,8 @@ class Scrubber:
     ) -> None:
         self._store = store
         self._coordinator = coordinator
-        self._config = config
+        self.config = config
+        """How often and how fast; False while there is no scrub."""
         self._on_damage = on_damage
         self._repair = repair
         self._set_gauge = set_gauge
@@ -399,8 +424,8 @@ class Scrubber:
         if await self._is_due() and await self._acquire_lease() and await self._is_due():
             try:
                 await self.run_once()
-            except _LeaseLost:
-                log.info("another process continues the scrub")
+            except _Interrupted as error:
+                log.info("%s", error)
 
     async def run_once(self) -> None:
         """Verify everything, and record the time. Raises StoreUnavailable and CoordinatorUnavailable."""
@@ -423,6 +448,8 @@ class Scrubber:
         )
 
     async def _is_due(self) -> bool:
+        if self.config is False:
+            return False
         found = await self._store.get(SCRUB_KEY)
         finished_ms = 0
         if isinstance(found, StoredObject):
@@ -432,7 +459,7 @@ class Scrubber:
                 self._set_gauge("pysync_scrub_timestamp_seconds", finished_ms // 1000)
                 self._set_gauge("pysync_stored_bytes", last["bytes"])
         # A time in the future was recorded before the clock was set back.
-        return not 0 <= self._now_ms() - finished_ms < self._config.every_ms
+        return not 0 <= self._now_ms() - finished_ms < self.config.every_ms
 
     async def _acquire_lease(self) -> bool:
         self._lease_checked_at = self._clock_s()
@@ -440,11 +467,13 @@ class Scrubber:
 
     async def _pace(self, size: int) -> None:
         """Sleep for as long as reading this many bytes may take at the configured rate, so that requests come
-        first. Raises _LeaseLost if another process holds the lease."""
-        await self._sleep(max(size, MIN_BYTES) / self._config.max_bytes_per_second)
+        first. Raises _Interrupted if another process holds the lease, or there is no scrub any more."""
+        if self.config is False:
+            raise _Interrupted("the scrub ends: it is turned off")
+        await self._sleep(max(size, MIN_BYTES) / self.config.max_bytes_per_second)
         if self._clock_s() - self._lease_checked_at >= LEASE_RENEW_S and not await self._acquire_lease():
-            raise _LeaseLost
+            raise _Interrupted("another process continues the scrub")
 
 
-class _LeaseLost(Exception):
-    """Another process holds the lease."""
+class _Interrupted(Exception):
+    """The scrub does not go on here."""

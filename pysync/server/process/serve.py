@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -21,16 +22,19 @@ from typing import Final
 import uvloop
 
 from pysync import __version__
+from pysync.concurrency import Job
 from pysync.config import Config
 from pysync.config.plugin_validation import projection_name
 from pysync.config.schema import LOOPBACK, LOOPBACK_HOSTS
+from pysync.errors import ReloadRefused
 from pysync.server.api.examples import INDEX, file_names
 from pysync.server.app import App, Worker, create_app
 from pysync.server.http.connection import bound_sockets
 from pysync.server.process import logs
 from pysync.server.process.admin import AdminListener
 from pysync.server.process.metrics import SupervisorCounters
-from pysync.server.process.supervisor import NO_RELOAD, Supervisor, WorkerContext
+from pysync.server.process.reload import RELOAD_PATH, ReadConfig, ReloadEndpoint, Reloads
+from pysync.server.process.supervisor import Supervisor, WorkerContext
 from pysync.server.process.systemd import sd_notify
 from pysync.server.process.watchdog import LoopWatchdog
 from pysync.sqlite.database_file import quick_check
@@ -63,9 +67,10 @@ _BACK_ENDS: Final = {"file": "local", "s3": "s3", "redis": "redis", "rediss": "r
 log = logging.getLogger("pysync.server")
 
 
-def serve(config: Config, notice: str = "") -> int:
+def serve(config: Config, notice: str = "", read_config: ReadConfig | None = None) -> int:
     """Serve until SIGTERM or SIGINT and return the exit status. A second signal ends the process at once.
-    `notice` is printed after the banner.
+    `notice` is printed after the banner. SIGHUP has `read_config` read the configuration again; None: it
+    comes from no file.
 
     Raises ValueError for a configuration that cannot be served and for a damaged database, OSError for an
     address that is in use, and StoreUnavailable for a store that cannot be opened.
@@ -76,7 +81,7 @@ def serve(config: Config, notice: str = "") -> int:
     _limit_arenas()
     if config.server.workers > 1:
         return _serve_with_workers(config, notice)
-    return uvloop.run(_serve_alone(config, notice))
+    return uvloop.run(_serve_alone(config, notice, read_config))
 
 
 def _limit_arenas() -> None:
@@ -157,16 +162,17 @@ def _preload(config: Config) -> None:
 
 @asynccontextmanager
 async def serve_on(
-    app: App, host: str = "127.0.0.1", port: int = 0, drain_s: float = 10.0, *, shared: bool = False
+    app: App, host: str = "127.0.0.1", port: int = 0, *, shared: bool = False
 ) -> AsyncIterator[int]:
     """Listen for `app` and yield the port, on which other processes may listen too if `shared`. On exit, stop
-    accepting connections and finish requests in progress, for at most `drain_s`."""
+    accepting connections and finish requests in progress, for at most its `drainTimeoutMs`."""
     http = app.make_http_server(host=host, port=port, shared=shared)
     await http.start()
     try:
         yield http.address[1]
     finally:
         app.drain()
+        drain_s = app.current.config.server.drain_timeout_ms / 1000
         try:
             async with asyncio.timeout(drain_s):
                 # A handler has nearly all of that time; the rest is for cancelling it.
@@ -175,22 +181,37 @@ async def serve_on(
             log.warning("aborted unfinished requests after %.1f s", drain_s)
 
 
-async def _serve_alone(config: Config, notice: str) -> int:
+async def _serve_alone(config: Config, notice: str, read_config: ReadConfig | None) -> int:
     """Serve as the only process until SIGTERM or SIGINT."""
-    stop = asyncio.Event()
-    _listen_for_signals(stop)
+    stop, hung_up = asyncio.Event(), asyncio.Event()
+    _listen_for_signals(stop, hung_up)
     admin = config.server.admin
+    app = await create_app(config)
+    reloads = Reloads(app, read_config)
+    app.admin_pages.actions[RELOAD_PATH] = ReloadEndpoint(reloads.reload)
     async with (
-        _running(config, config.server.port, 0 if admin is None else admin.port) as ports,
+        _running(app, config, config.server.port, 0 if admin is None else admin.port) as ports,
         LoopWatchdog(),
     ):
         _print_banner(config, *ports, notice)
         sd_notify("READY=1")
         log.info("serving, version %s, pid %s", __version__, os.getpid())
+        reloading = Job(partial(_reload_when, hung_up, reloads))
+        reloading.start()
         await stop.wait()
+        await reloading.close()
         log.info("draining")
     log.info("stopped")
     return 0
+
+
+async def _reload_when(hung_up: asyncio.Event, reloads: Reloads) -> None:
+    """Reload whenever the event is set, until cancelled."""
+    while True:
+        await hung_up.wait()
+        hung_up.clear()
+        with suppress(ReloadRefused):  # which is logged
+            await reloads.reload()
 
 
 async def _serve_as_worker(
@@ -208,7 +229,8 @@ async def _serve_as_worker(
         stop.set()
 
     loop.add_reader(context.parent_fd, on_parent_gone)
-    async with _running(config, port, admin_port, Worker(context.number, counters_dir)):
+    app = await create_app(config, worker=Worker(context.number, counters_dir))
+    async with _running(app, config, port, admin_port, shared=True):
         log.info("serving, pid %s", os.getpid())
         context.ready()
         _send_heartbeats(loop, context)
@@ -227,17 +249,14 @@ def _send_heartbeats(loop: asyncio.AbstractEventLoop, context: WorkerContext) ->
 
 @asynccontextmanager
 async def _running(
-    config: Config, port: int, admin_port: int, worker: Worker | None = None
+    app: App, config: Config, port: int, admin_port: int, *, shared: bool = False
 ) -> AsyncIterator[tuple[int, int]]:
-    """Run the service of `config`, and yield the port on which it listens, and that for operators (0 if there
-    is none)."""
-    server = config.server
+    """Run the service, and yield the port on which it listens, and that for operators (0 if there is none).
+    In the end, close it."""
     async with (
-        await create_app(config, worker=worker) as app,
-        _serve_admin(config, app, admin_port, shared=worker is not None) as admin_listening,
-        serve_on(
-            app, server.host, port, server.drain_timeout_ms / 1000, shared=worker is not None
-        ) as listening,
+        app,
+        _serve_admin(config, app, admin_port, shared=shared) as admin_listening,
+        serve_on(app, config.server.host, port, shared=shared) as listening,
     ):
         gc.freeze()  # exempt from garbage collection, which would pause the loop for 26 ms now and then
         yield listening, admin_listening
@@ -281,7 +300,7 @@ def _naming_admin() -> Iterator[None]:
         raise ValueError(f"server.admin: {error.strerror or error}") from error
 
 
-def _listen_for_signals(stop: asyncio.Event) -> None:
+def _listen_for_signals(stop: asyncio.Event, hung_up: asyncio.Event) -> None:
     def on_signal() -> None:
         if stop.is_set():
             sys.stderr.write("stopped at once\n")
@@ -291,7 +310,7 @@ def _listen_for_signals(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, on_signal)
-    loop.add_signal_handler(signal.SIGHUP, log.warning, NO_RELOAD)
+    loop.add_signal_handler(signal.SIGHUP, hung_up.set)
 
 
 _DOCUMENT: Final = '{"data":{"text":"hello"},"baseHash":null}'

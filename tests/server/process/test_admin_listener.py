@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import aiohttp
 import pytest
@@ -28,7 +28,7 @@ from pysync.server.http.responses import Response
 from pysync.server.process import admin, admin_pages, readiness
 from pysync.server.process.admin import AdminListener
 from pysync.server.process.admin_pages import AdminPages, LoopMonitor
-from pysync.server.process.erasure import AdminRequest
+from pysync.server.process.operator_action import AdminRequest
 from pysync.server.process.serve import serve_on
 from pysync.server.process.supervisor import STALL_S
 from pysync.store.memory import MemoryStore
@@ -307,7 +307,7 @@ async def test_oldest_half_head_gives_way_to_a_new_connection(
 class ExhaustedPages:
     """Pages for which there is no memory."""
 
-    erasure = None
+    actions: ClassVar[dict[str, object]] = {}
     is_exhausted = True
 
     def respond(self, request: AdminRequest, monitor: LoopMonitor) -> Response:

@@ -17,9 +17,9 @@ from support.collections import LOG, MINE, NOTES, OWN, collection
 from pysync.auth.certificates import user_id
 from pysync.cli.main import main
 from pysync.server.process.admin_pages import LoopMonitor
-from pysync.server.process.erasure import AdminRequest
 from pysync.server.process.logs import MAX_SHOWN
 from pysync.server.process.metrics import RECENT
+from pysync.server.process.operator_action import AdminRequest
 
 ME = user_id(SUBJECT.ed_pub)
 PICS = collection("pics", allowedMimeTypes=["image/png"])

@@ -1,0 +1,76 @@
+"""What operators have the event loop do by a POST to their listener, while a thread of the listener waits."""
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from concurrent.futures import CancelledError, Future
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, NamedTuple
+from urllib.parse import parse_qsl
+
+import orjson
+
+from pysync.errors import MethodNotAllowed, Unavailable
+from pysync.server.http.responses import NO_STORE, Response
+
+RETRY_S: Final = 5
+"""Seconds after which a request may try again that came while another one was carried out."""
+
+
+class AdminRequest(NamedTuple):
+    """A request of an operator. The names of `headers` are in lower case; `query` is what follows the `?`."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = MappingProxyType({})
+    body: bytes = b""
+    query: str = ""
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The parameters in the query, by name."""
+        return dict(parse_qsl(self.query, keep_blank_values=True))
+
+
+class OperatorAction(ABC):
+    """Responds to requests for one action, once the listener has checked their admin token."""
+
+    busy: ClassVar[str]
+    """The message for a request that comes while another one is carried out."""
+    stopped: ClassVar[str]
+    """The message for a request that ends because the server stops."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: Future[dict[str, Any]] | None = None
+        self._is_closed = False
+
+    @abstractmethod
+    async def act(self, request: AdminRequest) -> dict[str, Any]:
+        """Do on the event loop what the request asks for, and return the body of the response. Raises
+        PysyncError."""
+
+    def respond(self, request: AdminRequest, loop: asyncio.AbstractEventLoop) -> Response:
+        """Act on the event loop, and wait for the end. Raises PysyncError, for all but one request at a time:
+        the listener has few threads."""
+        if request.method != "POST":
+            raise MethodNotAllowed(headers={"Allow": "POST"})
+        if not self._lock.acquire(blocking=False):
+            raise Unavailable(self.busy, retry_after_s=RETRY_S)
+        try:
+            self._running = asyncio.run_coroutine_threadsafe(self.act(request), loop)
+            if self._is_closed:  # since `cancel` looked for it
+                self._running.cancel()
+            return Response(200, orjson.dumps(self._running.result()), NO_STORE)
+        except CancelledError:
+            raise Unavailable(self.stopped) from None
+        finally:
+            self._running = None
+            self._lock.release()
+
+    def cancel(self) -> None:
+        """Cancel what is under way, and begin nothing more: the server stops."""
+        self._is_closed = True
+        if (running := self._running) is not None:
+            running.cancel()

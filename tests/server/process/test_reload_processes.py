@@ -1,0 +1,154 @@
+"""`SIGHUP`, `POST /admin/reload` and `pysync reload`: a service takes its changed configuration file."""
+
+import asyncio
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from components import free_port
+from support.cli_runner import running
+from support.clients import Browser
+from support.collections import collection
+from support.reloads import ADMIN, NOTES, ReloadedService, follow, reloading
+
+pytestmark = pytest.mark.process
+
+WORKERS = pytest.mark.parametrize("workers", [1])
+OTHER = collection("other")
+
+
+async def served(service: ReloadedService) -> list[str]:
+    """The collections that each of some fresh connections finds."""
+    found = []
+    for _ in range(8):
+        async with aiohttp.ClientSession() as session:
+            reply = await Browser(service.base, session).request("GET", "/config")
+            found.append(" ".join(one["name"] for one in reply.json["collections"]))
+    return sorted(set(found))
+
+
+@WORKERS
+async def test_each_way_applies_the_changed_file(
+    tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members: dict[str, Any] = {"configEndpoint": {"auth": "public"}, "collections": [NOTES]}
+    server = {"workers": workers, "admin": {"port": free_port()}}
+    async with reloading(tmp_path, server=server, **members) as service, aiohttp.ClientSession() as session:
+        assert await served(service) == ["notes"]
+        service.rewrite(collections=[NOTES, OTHER])
+        assert await service.hang_up() == "reloaded the configuration; changed: collections"
+        assert await served(service) == ["notes other"]
+        service.rewrite(collections=[OTHER], server={"logLevel": "error"})
+        assert (await service.post(session)).json == {"changed": ["collections", "server.logLevel"]}
+        assert await served(service) == ["other"]
+        service.rewrite(collections=[NOTES], server={"logLevel": "info"})
+        assert await service.command() == 0
+        assert json.loads(capsys.readouterr().out) == {"changed": ["collections", "server.logLevel"]}
+        assert await served(service) == ["notes"]
+        service.signal(signal.SIGTERM)
+        assert await service.ended() == 0
+
+
+@WORKERS
+async def test_a_configuration_that_is_refused_changes_nothing_and_is_explained(
+    tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members: dict[str, Any] = {"configEndpoint": {"auth": "public"}, "collections": [NOTES]}
+    async with (
+        reloading(tmp_path, server={"workers": workers}, **members) as service,
+        aiohttp.ClientSession() as session,
+    ):
+        good = service.file.read_text()
+
+        async def refused() -> str:
+            reply = await service.post(session)
+            assert (reply.status, reply.json["code"]) == (409, "reload_refused")
+            said = str(reply.json["error"])
+            assert await service.hang_up() == f"did not reload the configuration: {said}"
+            assert await service.command("--url", service.operators, "--admin-token", ADMIN) == 1
+            assert capsys.readouterr().err == f"pysync: {said}\n"
+            assert await served(service) == ["notes"]
+            return said.replace(str(service.file), "FILE")
+
+        service.file.write_text(good[:-1])
+        assert (await refused()).startswith("FILE: Expecting ',' delimiter")
+        service.file.write_text(good.replace("storagePath", "path"))
+        assert (await refused()).startswith("FILE: 2 problems\n  collections[0].path (notes): unknown member")
+        service.file.unlink()
+        assert await refused() == "FILE: No such file or directory"
+        service.file.write_text(good)
+        service.rewrite(collections=[OTHER], server={"examples": str(tmp_path / "none")})
+        assert "none: No such file or directory" in await refused()
+        service.file.write_text(good)
+        service.rewrite(collections=[OTHER], server={"workers": 9, "host": "::1"}, changes={"maxCount": 9})
+        assert await refused() == (
+            "server.host: has changed, and needs a restart\n"
+            "server.workers: has changed, and needs a restart\n"
+            "changes.maxCount: has changed, and needs a restart"
+        )
+        assert (await service.post(session, "another-token-of-16")).status == 401
+        service.file.write_text(good)
+        assert (await service.post(session)).json == {"changed": []}
+
+
+async def test_a_service_without_a_file_says_that_it_has_none(tmp_path: Path) -> None:
+    store = f"file:{tmp_path}/data"
+    async with running("serve", "--port", "0", "--store", store) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        await process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        said = b""
+        while b"reload" not in said:
+            said = await process.stderr.readline()
+    assert b"the server was started without a configuration file" in said
+
+
+@pytest.mark.slow
+@WORKERS
+async def test_no_request_fails_and_no_event_is_lost_in_50_reloads(tmp_path: Path, workers: int) -> None:
+    done = asyncio.Event()
+    written: list[str] = []
+    received: list[str] = []
+    async with (
+        reloading(tmp_path, server={"workers": workers}, collections=[NOTES]) as service,
+        aiohttp.ClientSession() as session,
+    ):
+        browser = Browser(service.base, session)
+
+        async def write(number: int) -> None:
+            base = None
+            while not done.is_set():
+                reply = await browser.push(f"notes/{number}", {"who": number, "n": len(written)}, base)
+                assert reply.status == 200, reply.body
+                base = reply.json["hash"]
+                written.append(base)
+
+        watching = asyncio.create_task(follow(browser, received))
+        while not received:
+            await browser.push("notes/first", {})
+        writers = [asyncio.create_task(write(number)) for number in range(8)]
+        for n in range(50):
+            service.rewrite(collections=[NOTES, collection(f"other-{n}")])
+            said = await (service.hang_up() if n % 2 else answered(service, session))
+            assert said == "reloaded the configuration; changed: collections"
+        done.set()
+        await asyncio.gather(*writers)
+        while not set(written) <= set(received):
+            await asyncio.sleep(0)
+        watching.cancel()
+        await asyncio.wait([watching])
+    counts = Counter(received)
+    assert {counts[hash_] for hash_ in written} == {1}
+    assert len(written) > 50
+
+
+async def answered(service: ReloadedService, session: aiohttp.ClientSession) -> str:
+    """What the log says of a reload that the operators' listener is asked for."""
+    reply = await service.post(session)
+    assert reply.status == 200, reply.body
+    return service.outcomes()[-1]

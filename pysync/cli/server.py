@@ -133,8 +133,7 @@ def add_reload(parser: Parser) -> None:
     """Add the arguments of `pysync reload`."""
     parser.describe(
         reload,
-        example="pysync reload --config pysync.json\n"
-        "PYSYNC_ADMIN_TOKEN=... pysync reload --url http://127.0.0.1:8081",
+        example="pysync reload --config pysync.json\npysync reload --url http://127.0.0.1:8081",
         description="Has a running server read its configuration again and apply it as a whole, or say why "
         "not. Needs server.admin and auth.adminToken.",
     )

@@ -23,6 +23,7 @@ from pysync.backup.target import check_apart
 from pysync.backup.verify import BackupVerifier
 from pysync.cli.io import print_lines
 from pysync.cli.parser import Parser, add_config
+from pysync.cli.progress import Progress
 from pysync.cli.stores import check_store, load_config
 from pysync.clock import wall_clock_ms
 from pysync.concurrency import closing
@@ -157,11 +158,16 @@ async def make(options: argparse.Namespace) -> int:
     async with open_backup(options.to, options.key, create=True) as repository:
         store_id = await identify_store(settings.store, repository, adopts=options.adopt)
         async with closing(open_snapshot_source(settings.store, wall_clock_ms)) as source:
-            maker = BackupMaker(
-                source, repository, wall_clock_ms, _print_problem, settings.store.url, store_id
-            )
+
+            def report(key: str, why: str) -> None:
+                progress.clear()
+                _print_problem(key, why)
+
+            maker = BackupMaker(source, repository, wall_clock_ms, report, settings.store.url, store_id)
+            progress = Progress(lambda: (maker.report.objects, maker.report.bytes_read))
             try:
-                snapshot = await maker.make()
+                async with progress:
+                    snapshot = await maker.make()
             finally:
                 await maker.close()
     assert snapshot is not None, "it is made even if nothing has changed"
@@ -208,12 +214,15 @@ async def verify(options: argparse.Namespace) -> int:
     damaged: list[str] = []
 
     def report(name: str, why: str) -> None:
+        progress.clear()
         damaged.append(name)
         print_lines({"file": name, "why": why})
 
     async with open_backup(options.source, options.key) as repository:
         verifier = BackupVerifier(repository, report)
-        await verifier.run()
+        progress = Progress(lambda: (verifier.report.objects, verifier.report.bytes))
+        async with progress:
+            await verifier.run()
     print_lines(_counts(verifier.report))
     if any(name.startswith(SNAPSHOTS) for name in damaged):
         _print_problem("", "run `pysync backup rebuild` now: it makes damaged snapshots anew from packs")
@@ -309,7 +318,10 @@ async def restore(options: argparse.Namespace) -> int:
         repository.check_readable()
         problems: list[str] = []
 
+        progress = Progress(lambda: (restorer.report.objects, restorer.report.bytes))
+
         def report(key: str, why: str) -> None:
+            progress.clear()
             problems.append(why)
             _print_problem(key, why)
 
@@ -321,7 +333,9 @@ async def restore(options: argparse.Namespace) -> int:
         opening = open_store(to, clock, accepts_unfinished_restore=True)
         store = await opened.enter_async_context(closing(opening))
         restorer = Restorer(repository, store, report, change_log, clock)
-        await restorer.restore(snapshot)
+        progress.whole = sum(one.entries for one in snapshot.lists)
+        async with progress:
+            await restorer.restore(snapshot)
     print_lines({"time": iso_time(snapshot.taken_ms), **_counts(restorer.report)})
     return 1 if problems else 0
 

@@ -1,17 +1,18 @@
 """The commands that open a store themselves: `copy`, `verify`, `gc`, `erase` and `project rebuild`."""
 
 import argparse
-import asyncio
 import dataclasses
 import logging
 import os
 import shlex
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
+
+import orjson
 
 from pysync import config
 from pysync.backup.repair import Repairer, RepairReport
@@ -19,6 +20,7 @@ from pysync.backup.snapshot import open_backup
 from pysync.changelog import Retention
 from pysync.cli.io import print_json, print_lines
 from pysync.cli.parser import Parser, add_config, add_storage_options
+from pysync.cli.progress import Progress
 from pysync.clock import SteadyClock, wall_clock_ms
 from pysync.concurrency import closing
 from pysync.config import Config
@@ -32,9 +34,9 @@ from pysync.erase import Eraser, EraseRequest
 from pysync.errors import StoreUnavailable
 from pysync.migrate import (
     MIN_GRACE_MS,
+    SCRUB_KEY,
     VERIFY_KEY,
     Copier,
-    CopyReport,
     Damage,
     GarbageCollector,
     VerificationReport,
@@ -50,10 +52,9 @@ from pysync.plugins.projection import projections_in, projections_of
 from pysync.plugins.projection.lists import ListWriter
 from pysync.plugins.projection.rebuild import catch_up, rebuild
 from pysync.sqlite.database_file import quick_check
-from pysync.store import EtagMismatch, Store, open_store
+from pysync.store import EtagMismatch, ReadableStore, Store, StoredObject, open_store
 
 _DAMAGED: Final = ("corrupt: ", "unreadable: ")
-_ERASE: Final = "\r\x1b[K"
 _MISSED_WRITES_WARNING: Final = (
     "the memory: coordinator belongs to one process: stop the server first, or the lists may miss what it "
     "writes meanwhile"
@@ -175,65 +176,38 @@ async def copy(options: argparse.Namespace) -> int:
     from_, to = parse_location(options.source), parse_location(options.target)
     if from_ == to:
         raise ValueError("FROM and TO are the same store")
-    progress = ProgressLine()
+    damaged: list[str] = []
+
+    def report(key: str, text: str) -> None:
+        progress.clear()
+        line = f"pysync: {key}: {text}"
+        print(line, file=sys.stderr)
+        if text.startswith(_DAMAGED):
+            damaged.append(line)
+
     async with closing(open_source(from_)) as source, closing(open_target(to)) as target:
         copier = Copier(
             source,
             target,
-            progress.message,
+            report,
             overwrite=options.overwrite,
             keep_corrupt=options.keep_corrupt,
             quick=options.quick,
         )
-        reporting = asyncio.ensure_future(progress.refresh(copier.report))
+        copied = copier.report
+        progress = Progress(lambda: (copied.copied + copied.already_there, copied.bytes))
         try:
-            await copier.run()
+            progress.whole = await last_count(source)
+            async with progress:
+                await copier.run()
         except StoreUnavailable as error:
             raise StoreUnavailable(f"{error}; run the copy again to continue") from error
         finally:
-            reporting.cancel()
-            await asyncio.gather(reporting, return_exceptions=True)
-            progress.finish_line()
-            progress.list_damaged()
-            print_json({wire_name(name): count for name, count in dataclasses.asdict(copier.report).items()})
+            if damaged:
+                count = "1 object is" if len(damaged) == 1 else f"{len(damaged)} objects are"
+                print(f"pysync: {count} damaged or unreadable:", *damaged, sep="\n", file=sys.stderr)
+            print_json({wire_name(name): count for name, count in dataclasses.asdict(copied).items()})
     return 0 if copier.report.is_complete else 1
-
-
-class ProgressLine:
-    """Progress of a copy: one line that changes on a terminal, a line now and then elsewhere."""
-
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
-        self._damaged: list[str] = []
-
-    def message(self, key: str, text: str) -> None:
-        """Print a line about one key."""
-        self.finish_line()
-        line = f"pysync: {key}: {text}"
-        print(line, file=sys.stderr)
-        if text.startswith(_DAMAGED):
-            self._damaged.append(line)
-
-    def list_damaged(self) -> None:
-        """Print again, together, the objects that are damaged or unreadable."""
-        if self._damaged:
-            count = len(self._damaged)
-            damaged = "1 object is" if count == 1 else f"{count} objects are"
-            print(f"pysync: {damaged} damaged or unreadable:", *self._damaged, sep="\n", file=sys.stderr)
-
-    async def refresh(self, outcomes: CopyReport) -> None:
-        """Print the progress until cancelled, on a terminal more often."""
-        while True:
-            await asyncio.sleep(0.5 if self._is_terminal else 10.0)
-            copied = f"{outcomes.copied} copied ({outcomes.bytes:,} bytes)"
-            start, end = (_ERASE, "") if self._is_terminal else ("", "\n")
-            line = f"{start}{copied}, {outcomes.already_there} already there"
-            print(line, end=end, file=sys.stderr, flush=True)
-
-    def finish_line(self) -> None:
-        """Erase the line of progress on a terminal."""
-        if self._is_terminal:
-            print(_ERASE, end="", file=sys.stderr, flush=True)
 
 
 _NO_ROW: Final = "no row names this file: `pysync gc` deletes it, `pysync verify --adopt` keeps it"
@@ -256,7 +230,10 @@ async def verify(options: argparse.Namespace) -> int:
         print_lines({"key": "pysync.db", "kind": "database", "why": found})
     damages: list[Damage] = []
 
+    progress = Progress(lambda: (verified.objects, verified.bytes))
+
     def report(damage: Damage) -> None:
+        progress.clear()
         damages.append(damage)
         print_lines({"key": damage.key, "kind": damage.kind, "why": damage.why})
 
@@ -264,7 +241,9 @@ async def verify(options: argparse.Namespace) -> int:
     backup = nullcontext() if options.repair_from is None else open_backup(options.repair_from, options.key)
     try:
         async with backup as repository, closing(open_store(settings.store)) as store:
-            await Verifier(store, report, report=verified).run()
+            progress.whole = await last_count(store)
+            async with progress:
+                await Verifier(store, report, report=verified).run()
             await verified.record(store, VERIFY_KEY, wall_clock_ms())
             if kind == "file" and not options.adopt:
                 for leftover in await store.remove_leftovers(wall_clock_ms(), dry_run=True):
@@ -309,6 +288,14 @@ async def _adopt(store: Store, damages: list[Damage], adopted: set[str]) -> None
 def _print_outcome(key: str, why: str | None) -> None:
     """Print whether a damaged object was repaired, or why not."""
     print_lines({"key": key, "repaired": why is None, **({} if why is None else {"why": why})})
+
+
+async def last_count(store: ReadableStore) -> int:
+    """Return the number of objects that the last scrub found in the store; 0 if it is not known."""
+    found = await store.get(SCRUB_KEY)
+    with suppress(ValueError, LookupError, TypeError):
+        return int(orjson.loads(found.body)["objects"]) if isinstance(found, StoredObject) else 0
+    return 0
 
 
 def load_config(options: argparse.Namespace, *flags: str) -> Config:
@@ -398,20 +385,27 @@ async def collect(options: argparse.Namespace) -> int:
     # A configuration says nothing about the collections of another store.
     knows_collections = options.config is not None and options.store is None
     async with closing(open_store(settings.store)) as store:
+
+        def report(kind: str, key: str) -> None:
+            progress.clear()
+            print_lines({"kind": wire_name(kind), "key": key})
+
         collector = GarbageCollector(
             store,
             SteadyClock(),
-            lambda kind, key: print_lines({"kind": wire_name(kind), "key": key}),
+            report,
             has_history=partial(_has_history, settings) if knows_collections else None,
             grace_ms=grace_ms,
             dry_run=options.dry_run,
         )
+        progress = Progress(lambda: (collector.listed, collector.report.bytes))
         try:
-            await collector.run()
+            async with progress:
+                await collector.run()
         finally:
-            report = dataclasses.asdict(collector.report)
-            unclear = report.pop("unclear")
-            print_lines({wire_name(name): count for name, count in report.items()})
+            counts = dataclasses.asdict(collector.report)
+            unclear = counts.pop("unclear")
+            print_lines({wire_name(name): count for name, count in counts.items()})
     for key in sorted(unclear):
         print(f"pysync: {key} is damaged, and may lead to segments: all are kept", file=sys.stderr)
     return 1 if unclear else 0
@@ -436,7 +430,8 @@ async def erase(options: argparse.Namespace) -> None:
     plugins = loader.load_plugins(settings, projections_of(settings))
     async with open_services(settings) as services:
         eraser = Eraser(services, projections_in(plugins), Hooks(plugins).stored_files)
-        report = await (eraser.dry_run(request) if options.dry_run else eraser.run(request))
+        async with Progress(lambda: (eraser.report.erased.total(), eraser.report.bytes)):
+            report = await (eraser.dry_run(request) if options.dry_run else eraser.run(request))
     print_json(report.describe(request, is_dry_run=options.dry_run))
     if settings.backup is not None and not options.dry_run:
         place = f"--from {shlex.quote(settings.backup.to)}"

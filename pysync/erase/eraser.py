@@ -105,16 +105,18 @@ class Eraser:
         self._planner = Planner(self._lists, services)
         self._sleep = sleep
         self._is_running = False
+        self.report = EraseReport()
+        """What went up to now, of the present or last request."""
 
     async def dry_run(self, request: EraseRequest) -> EraseReport:
         """Return the report of an erasure now, without changing anything. Raises BadRequest if the erasure
         would leave data of a space without the space's access document, and Unavailable."""
-        report, scope = EraseReport(), self._scope(request)
+        self.report, scope = EraseReport(), self._scope(request)
         await self._check_spaces(scope)
         async for keys in self._pages(scope):
-            await self._planner.plan(keys, report)
-        await self._planner.remove_keyring_entries(request, scope, report, dry_run=True)
-        return report
+            await self._planner.plan(keys, self.report)
+        await self._planner.remove_keyring_entries(request, scope, self.report, dry_run=True)
+        return self.report
 
     async def run(self, request: EraseRequest) -> EraseReport:
         """Finish an erasure of something else that was interrupted, erase what belongs to the request, and
@@ -174,6 +176,7 @@ class Eraser:
         """Delete and announce everything of the request. Return as `_finish`."""
         left: BadRequest | None = None
         erasure = _Erasure(request, self._scope(request))
+        self.report = erasure.report
         await self._record(
             erasure, {f"{'below' if request.kind == 'prefix' else request.kind} {request.value}"}
         )

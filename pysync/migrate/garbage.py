@@ -76,6 +76,8 @@ class GarbageCollector:
         dry_run: bool = False,
     ) -> None:
         self.report = GarbageReport()
+        self.listed = 0
+        """Number of objects up to now, some of which are listed again."""
         self._store = store
         self._before_ms = now_ms() - grace_ms
         self._on_garbage = on_garbage
@@ -95,7 +97,7 @@ class GarbageCollector:
     # Segments of logs, and blocks of their indexes
 
     async def _collect_logs(self) -> None:
-        entries = self._store.walk(_LOGS)
+        entries = self._walk(_LOGS)
         old = {log_id(listed.key) async for listed in entries if self._is_old(listed)}
         if not old:
             return
@@ -139,7 +141,7 @@ class GarbageCollector:
                 waiting += head.expand(block.body, node)
 
     async def _old_objects(self, id_: str) -> list[ListEntry]:
-        return [listed async for listed in self._store.walk(log_prefix(id_)) if self._is_old(listed)]
+        return [listed async for listed in self._walk(log_prefix(id_)) if self._is_old(listed)]
 
     async def _heads(self) -> dict[str, set[str]]:
         """Return the keys of the heads of all logs by their ids, and by the ids of earlier logs that are
@@ -155,7 +157,7 @@ class GarbageCollector:
                         self._add_head(heads, key, object_.body)
                 page[:] = [key for key in page if key not in found]
 
-        async for listed in self._store.walk(""):
+        async for listed in self._walk(""):
             if not listed.key.startswith(_NO_HEADS):
                 page.append(listed.key)
                 if len(page) == PAGE:
@@ -180,7 +182,7 @@ class GarbageCollector:
     async def _collect_chunks(self) -> None:
         """Delete the chunks of logs that pysync has taken over."""
         by_log = defaultdict[str, list[ListEntry]](list)
-        async for listed in self._store.walk(""):
+        async for listed in self._walk(""):
             found = _CHUNK.fullmatch(listed.key)
             if found is not None and self._is_old(listed):
                 by_log[found[1]].append(listed)
@@ -199,7 +201,7 @@ class GarbageCollector:
 
     async def _collect_versions(self, has_history: Callable[[str], bool]) -> None:
         """Delete earlier versions of documents that no collection keeps a history of any more."""
-        walk = self._store.walk(HISTORY)
+        walk = self._walk(HISTORY)
         old = [
             listed
             async for listed in walk
@@ -208,6 +210,11 @@ class GarbageCollector:
         await self._delete("versions", old)
 
     # All kinds
+
+    async def _walk(self, prefix: str) -> AsyncIterator[ListEntry]:
+        async for listed in self._store.walk(prefix):
+            self.listed += 1
+            yield listed
 
     def _is_old(self, listed: ListEntry) -> bool:
         return listed.modified_ms < self._before_ms

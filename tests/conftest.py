@@ -58,6 +58,7 @@ COMPONENTS = {
     "start_redis",
     "redis",
     "start_nginx",
+    "start_caddy",
     "chromium",
     "systemd_analyze",
     "promtool",

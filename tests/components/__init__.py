@@ -10,6 +10,7 @@ Raises `Missing` where it is not installed (`tests/components/install` does that
 said where it does not start.
 """
 
+from components.caddy import Caddy, caddy
 from components.ceph import radosgw
 from components.chromium import chromium
 from components.moto import moto
@@ -19,10 +20,12 @@ from components.redis import RedisServer, redis_server
 from components.s3 import S3Server
 
 __all__ = [
+    "Caddy",
     "Missing",
     "Nginx",
     "RedisServer",
     "S3Server",
+    "caddy",
     "chromium",
     "free_port",
     "moto",

@@ -14,6 +14,7 @@ import components
 NOT_RUN: Final = "component missing: "
 
 StartRedis = Callable[..., components.RedisServer]
+StartCaddy = Callable[[str, int], components.Caddy]
 StartNginx = Callable[[str, int], components.Nginx]
 
 
@@ -66,6 +67,19 @@ def start_nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartNginx
         def start(http: str, port: int) -> components.Nginx:
             with or_not_run():
                 return stack.enter_context(components.nginx(tmp_path_factory.mktemp("nginx"), http, port))
+
+        yield start
+
+
+@pytest.fixture
+def start_caddy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartCaddy]:
+    """Starts Caddy for one test: `start_caddy(caddyfile, port)` as `components.caddy` has it."""
+    with ExitStack() as stack:
+
+        def start(caddyfile: str, port: int) -> components.Caddy:
+            with or_not_run():
+                folder = tmp_path_factory.mktemp("caddy")
+                return stack.enter_context(components.caddy(folder, caddyfile, port))
 
         yield start
 

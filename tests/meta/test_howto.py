@@ -9,13 +9,10 @@ import sys
 from pathlib import Path
 from urllib.parse import urljoin
 
-import aiohttp
 import pytest
-from components import RedisServer, S3Server, free_port, program
-from components.fixtures import NOT_RUN, or_not_run
-from components.processes import accepts, running
+from components import RedisServer, S3Server
+from components.fixtures import NOT_RUN
 from support.browser import Chromium, Window, driven
-from support.clients import SUBJECT, Browser, Signed, Start, root_device
 from support.page_runner import PageRunner, blocks_of
 
 from pysync.auth.identity_keys import IdentityKeys
@@ -26,14 +23,13 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 BROWSER = "tutorial/browser.md"
 MIGRATION = "how-to/migrate-from-starfish.md"
-PROXY = "how-to/put-a-proxy-in-front.md"
 SEVERAL_MACHINES = "how-to/run-on-several-machines.md"
 PAGES = {
     str(path.relative_to(DOCS)) for folder in ("tutorial", "how-to") for path in (DOCS / folder).glob("*.md")
 }
 
 
-@pytest.mark.parametrize("page", sorted(PAGES - {BROWSER, MIGRATION, PROXY, SEVERAL_MACHINES}))
+@pytest.mark.parametrize("page", sorted(PAGES - {BROWSER, MIGRATION, SEVERAL_MACHINES}))
 def test_page_shows_what_works(page: str, tmp_path: Path) -> None:
     with PageRunner(tmp_path / "page") as runner:
         runner.page((DOCS / page).read_text())
@@ -101,40 +97,6 @@ def test_nodes_share_a_bucket_and_a_redis_as_the_page_says(
     }
     with PageRunner(tmp_path / "page", **environment) as runner:
         runner.page((DOCS / SEVERAL_MACHINES).read_text())
-
-
-async def test_caddy_passes_signed_requests_bodies_and_streams_as_they_are(
-    start: Start, session: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with or_not_run():
-        caddy = program("caddy")
-    monkeypatch.setenv("HOME", str(tmp_path))  # where Caddy keeps its files
-    with PageRunner(tmp_path / "page") as runner:
-        runner.page((DOCS / PROXY).read_text())
-    mine = {"name": "mine", "storagePath": "u/{identity}/{id}", "readRoles": ["self"], "writeRoles": ["self"]}
-    notes = {"name": "notes", "storagePath": "n/{id}", "readRoles": ["public"], "writeRoles": ["public"]}
-    node = await start({"server": {"trustedProxyHops": 1}, "collections": [mine, notes]})
-    port = free_port()
-    site = (tmp_path / "page/Caddyfile").read_text()
-    site = site.replace("sync.example.org", f"http://127.0.0.1:{port}")
-    site = site.replace(runner.url.removeprefix("http://"), node.removeprefix("http://"))
-    assert site.startswith("{\n")
-    (tmp_path / "Caddyfile").write_text(site.replace("{\n", "{\n\tadmin off\n", 1))
-    command = [caddy, "run", "--adapter", "caddyfile", "--config", str(tmp_path / "Caddyfile")]
-    with running(command, tmp_path / "caddy.out", tmp_path) as process:
-        process.wait_until(lambda: accepts(port))
-        me = Signed(f"http://127.0.0.1:{port}", session, SUBJECT, root_device(SUBJECT))
-        key = f"u/{SUBJECT.user_id}/a%40b"
-        assert (await me.push(key, {"n": 1})).status == 200
-        assert (await me.pull(key)).json["data"] == {"n": 1}
-        assert (await me.request("GET", "/metrics")).status == 404
-        async with session.get(f"{me.base}/events?collections=notes") as stream:
-            assert stream.status == 200
-            assert (await Browser(me.base, session).push("n/a", {"n": 2})).status == 200
-            async for line in stream.content:
-                if line.startswith(b"data:"):
-                    assert json.loads(line[5:])["params"] == {"id": "a"}
-                    break
 
 
 def test_published_clients_of_starfish_work_with_their_data_on_pysync(tmp_path: Path) -> None:

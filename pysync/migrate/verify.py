@@ -19,7 +19,7 @@ from pysync.engine.append_log import chunk_keys, log_prefix, object_key
 from pysync.engine.documents import SECRET_DOCUMENT_KEY as VERSIONS
 from pysync.engine.history import PREFIX as HISTORY
 from pysync.errors import BadRequest, BadSignature, DocumentCorrupt
-from pysync.migrate.reading import Reader, Unreadable, error_context, for_each_key
+from pysync.migrate.reading import VERIFY_KEY, Reader, Unreadable, error_context, for_each_key
 from pysync.store import DamagedFile, OpenFile, Pace, Store, no_pace
 
 HASH_MISMATCH: Final = "its bytes do not match its sha256"
@@ -138,9 +138,9 @@ async def verified_chunks(file: OpenFile, chunks: AsyncIterator[bytes]) -> Async
 
 
 STARFISH_CONFIG: Final = "__sync__/config.json"
-_EXCLUDED: Final = (log_prefix(""), "_pysync/probe/", STARFISH_CONFIG)
+_EXCLUDED: Final = (log_prefix(""), "_pysync/probe/", VERIFY_KEY, STARFISH_CONFIG)
 """Objects that are not verified by themselves: those of logs, which are verified with their heads; leftovers
-of probes; and the configuration that Starfish stores."""
+of probes; the record of the last verification; and the configuration that Starfish stores."""
 
 
 class Damage(NamedTuple):

@@ -120,6 +120,12 @@ class Window:
         """Type `text` where the cursor is."""
         await self._call("Input.insertText", text=text)
 
+    async def press(self, key: str, code: int, text: str = "") -> None:
+        """Press and release a key, such as `Tab`, 9."""
+        key_of = {"key": key, "code": key, "windowsVirtualKeyCode": code, "text": text}
+        await self._call("Input.dispatchKeyEvent", type="keyDown", **key_of)
+        await self._call("Input.dispatchKeyEvent", type="keyUp", **key_of)
+
     async def compose(self, text: str) -> None:
         """Have `text` shown where the cursor is, as an input method does before the next `type` ends it."""
         await self._call(

@@ -6,10 +6,13 @@ import os
 import re
 import resource
 import time
+from base64 import b64encode
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address
 from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -29,7 +32,7 @@ from pysync.errors import (
     Unavailable,
 )
 from pysync.server.api.health import VERSION
-from pysync.server.http.responses import NO_STORE, Response, error_response
+from pysync.server.http.responses import NO_STORE, Response, error_response, header_lines
 from pysync.server.process.inspection import Json, Query
 from pysync.server.process.metrics import GAUGES, METRICS_TYPE, RECENT, WORKER_PID, Counters, resident_bytes
 from pysync.server.process.operator_action import AdminRequest, OperatorAction
@@ -187,6 +190,9 @@ class AdminPages:
         return _json(200, {"refusals": list(islice(found, int(last)))})
 
     def _admin(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            headers, text = _browser_page()
+            return Response(200, text, headers, content_type="text/html; charset=utf-8")
         counters, error = self._snapshot(), self._readiness.error
         page = {
             "version": __version__,
@@ -207,9 +213,23 @@ class AdminPages:
                 if labels[0] == WORKER_PID
             ],
         }
-        return _json(
-            200, {name: value for name, value in page.items() if name == "ready" or value is not None}
-        )
+        shown = {name: value for name, value in page.items() if name == "ready" or value is not None}
+        return Response(200, orjson.dumps(shown), NO_STORE + "Vary: Accept\r\n")
+
+
+@cache
+def _browser_page() -> tuple[str, bytes]:
+    """Return the headers and the text of the page for browsers. Nothing runs there but its own script, which
+    sends requests to its own address alone."""
+    text = Path(__file__).with_name("admin.html").read_bytes()
+    parts = [text.split(b"<%b>" % tag)[1].split(b"</%b>" % tag)[0] for tag in (b"script", b"style")]
+    script, style = (b64encode(sha256(part).digest()).decode() for part in parts)
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    lines = {"Vary": "Accept", "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
+    return NO_STORE + header_lines(lines), text
 
 
 def _on_event_loop(make: MakePage, request: AdminRequest, monitor: LoopMonitor) -> Response:

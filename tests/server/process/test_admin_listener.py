@@ -1,7 +1,10 @@
 """The operators' listener (`server.admin`) responds whatever the event loop does."""
 
 import asyncio
+import base64
+import hashlib
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -214,6 +217,35 @@ async def test_pages_below_admin_are_served_only_under_hosts_of_operators(
         assert is_served or json.loads(answer.body)["code"] == "misdirected_request"
     for page in ("/metrics", "/health", "/health/ready"):
         assert (await service.request(page, headers={"Host": host})).status == 200
+
+
+async def test_browsers_get_a_page_that_runs_nothing_but_its_own_script(start_admin: StartAdmin) -> None:
+    service = await start_admin()
+    browsers = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+    page = await service.request("/admin", headers={"Accept": browsers})
+    assert (page.status, page.headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert (page.headers["Vary"], page.headers["Cache-Control"]) == ("Accept", "no-store")
+    text = page.body.decode()
+    policy = dict(part.split(" ", 1) for part in page.headers["Content-Security-Policy"].split("; "))
+    for tag in ("script", "style"):
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert policy.pop(f"{tag}-src") == f"'sha256-{digest}'"
+    assert policy == {
+        "default-src": "'none'",
+        "connect-src": "'self'",
+        "img-src": "data:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    assert not re.search(r"""\b(?:src|href|action)=(?!"(?:#|data:))|\bon\w+=|\bstyle=|@import|url\(""", text)
+    assert text.count("\n") <= 700
+    for accepted in ({}, {"Accept": "*/*"}, {"Accept": "application/json"}):
+        answer = await service.request("/admin", headers=accepted)
+        assert json.loads(answer.body)["workers"][0]["alive"] is True
+        assert answer.headers["Vary"] == "Accept"
+    assert (await service.request("/admin", "HEAD", {"Accept": browsers})).body == b""
 
 
 @pytest.mark.parametrize("page", ["/admin/usage", "/admin/erase"])

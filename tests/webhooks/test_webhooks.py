@@ -10,6 +10,7 @@ import pytest
 from components import RedisServer
 from support.clients import Browser, Start
 from support.collections import UNSIGNED, collection
+from support.faulty_store import FaultyStore
 from support.redis_losses import flush
 from support.sse_client import Listen
 from support.webhook_receiver import (
@@ -549,3 +550,51 @@ async def test_no_other_process_tries_a_receiver_that_is_gone(
             await inbox.first(1)
             await other.refused(3)
         assert len(inbox.deliveries) == 1
+
+
+async def test_process_that_was_suspended_does_not_move_the_position_back(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    store = MemoryStore()
+    async with receiving() as inbox:
+        base = await start(SERVICE, store=store)
+        hook = webhook(inbox.url)
+        async with sending(app_of(start), hook):
+            await push(base, session, "a")
+            await inbox.first(1)
+        suspended, resumes = FaultyStore(store), asyncio.Event()
+        saving = suspended.delay("put", resumes, after=1)
+        async with sending(app_of(start), hook, store=suspended):
+            await push(base, session, "b")
+            await saving.wait()
+            async with sending(app_of(start), hook):
+                await push(base, session, "c")
+                await inbox.until(lambda: inbox.keys[-1] == "c")
+            resumes.set()
+        sent = len(inbox.deliveries)
+        async with sending(app_of(start), hook):
+            await push(base, session, "d")
+            await inbox.first(sent + 1)
+        assert inbox.keys[-1] == "d"
+        assert len(inbox.deliveries) == sent + 1
+
+
+async def test_slow_receiver_is_sent_one_request_at_a_time(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    may_answer = asyncio.Event()
+
+    async def slow(request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+        await may_answer.wait()
+        return await accept(request)
+
+    async with receiving(slow) as inbox:
+        base = await start(SERVICE | {"webhooks": [webhook(inbox.url)]})
+        await push(base, session, "a")
+        await inbox.first(1)
+        names = [f"n{number}" for number in range(150)]
+        await push(base, session, *names)
+        assert inbox.keys == ["a"]
+        may_answer.set()
+        await inbox.first(3)
+        assert [one.keys for one in inbox.deliveries] == [["a"], *in_batches(names)]

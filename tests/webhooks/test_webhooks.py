@@ -10,6 +10,7 @@ import pytest
 from components import RedisServer
 from support.clients import Browser, Start
 from support.collections import UNSIGNED, collection
+from support.configurations import patient
 from support.faulty_store import FaultyStore
 from support.redis_losses import flush
 from support.sse_client import Listen
@@ -28,6 +29,7 @@ from support.webhook_receiver import (
     with_webhooks,
 )
 
+from pysync.config import parse
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.coordinator.redis.coordinator import RedisCoordinator
 from pysync.store.memory import MemoryStore
@@ -598,3 +600,20 @@ async def test_slow_receiver_is_sent_one_request_at_a_time(
         may_answer.set()
         await inbox.first(3)
         assert [one.keys for one in inbox.deliveries] == [["a"], *in_batches(names)]
+
+
+async def test_reload_changes_webhooks_and_tries_those_that_were_gone(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    async with receiving(respond(410)) as first, receiving() as second:
+        gone = webhook(first.url)
+        base = await start(SERVICE | {"webhooks": [gone]})
+        await push(base, session, "a")
+        await first.first(1)
+        members = SERVICE | {"webhooks": [gone, webhook(second.url, name="new")]}
+        app = app_of(start)
+        await app.apply(app.prepare(parse({"version": 1, "store": "memory:", **patient(members)})))
+        await push(base, session, "b")
+        await first.first(3)
+        await second.first(1)
+        assert (first.keys, second.keys) == (["a", "a", "b"], ["b"])

@@ -245,8 +245,7 @@ def add_server(parser: Parser) -> None:
     parser.add_value(
         "--timeout",
         "SECONDS",
-        "how long one attempt at a request may take; of files and streams, how long the connection may be "
-        "silent (default: 30)",
+        "how long an attempt at a request may take, or a transfer of a file be silent (default: 30)",
         type=seconds,
         default=30.0,
     )

@@ -79,9 +79,7 @@ class ProxyProbe:
         hops = f"server.trustedProxyHops is {trusted}"
         fault = None
         if seen[0] in (None, _FORGED):
-            fault = (
-                "nothing adds one to X-Forwarded-For: behind a proxy, all callers share one limit of requests"
-            )
+            fault = "nothing adds one to X-Forwarded-For: behind a proxy all callers count as one"
         elif client == _FORGED:
             fault = f"{hops}, and fewer proxies add theirs to X-Forwarded-For: callers can forge their own"
         elif not trusted or client not in seen:
@@ -91,26 +89,25 @@ class ProxyProbe:
     async def _check_host(self) -> None:
         """Check the Host header: a POST of a page is refused if that is not the page's host."""
         server, parts = self._config.server, urlsplit(self._base)
-        if "*" in server.cors.origins and not server.public_hosts:
-            self._add("host", "not checked: that takes server.publicHosts, or cors.origins other than *")
+        origin = f"{parts.scheme}://{parts.netloc}"
+        if {"*", origin} & {*server.cors.origins} and not server.public_hosts:
+            self._add("host", "not checked: that takes server.publicHosts, or other cors.origins")
             return
-        headers = {"Origin": f"{parts.scheme}://{parts.netloc}", "Content-Type": "text/plain"}
+        headers = {"Origin": origin, "Content-Type": "text/plain"}
         status, body, _ = await self._request("POST", "/revocations", headers)
         fault = None
         if status == 421 and (host := signing.canonical_host(self._base)) not in server.public_hosts:
             fault = f"server.publicHosts lacks {host}"
         elif status == 421 or body.get("code") == "foreign_origin":
             fault = "the proxy changes the Host header, which signatures cover"
+        elif "code" not in body:
+            fault = f"POST /revocations answers {status}, and not as pysync does"
         self._add("host", "unchanged", fault)
 
     async def _check_path(self) -> None:
-        for alias in _ALIASES:
-            _, body, _ = await self._request("GET", alias)
-            if body.get("ok"):
-                fault = f"the proxy rewrites paths, which signatures cover: {alias} arrives as /health"
-                self._add("path", "", fault)
-                return
-        self._add("path", "unchanged")
+        rewritten = [alias for alias in _ALIASES if (await self._request("GET", alias))[1].get("ok")]
+        fault = "the proxy rewrites paths, which signatures cover: {} arrives as /health"
+        self._add("path", "unchanged", fault.format(rewritten[0]) if rewritten else None)
 
     async def _check_streams(self) -> None:
         """Watch a change stream, without credentials, else signed with a new key."""

@@ -134,9 +134,19 @@ async def test_what_needs_more_than_the_configuration_gives_is_not_checked(start
     assert report.problems == []
     assert {what: finding for what, finding in report.rows if finding.startswith("not checked")} == {
         "url addresses": "not checked: that takes auth.adminToken",
-        "url host": "not checked: that takes server.publicHosts, or cors.origins other than *",
+        "url host": "not checked: that takes server.publicHosts, or other cors.origins",
         "url streams": "not checked: a new key may read no collection, or is not accepted",
     }
+
+
+@pytest.mark.slow
+async def test_proxy_that_answers_by_itself_is_no_proof_of_an_unchanged_host(
+    start: Start, start_nginx: StartNginx
+) -> None:
+    denying = "if ($request_method = POST) { return 405; }"
+    report = await probed(behind(start_nginx, await start(SERVICE), free_port(), more=denying))
+    said = "POST /revocations answers 405, and not as pysync does"
+    assert report.problems == [Problem("url host", said)]
 
 
 async def test_address_without_pysync_is_a_problem(start_nginx: StartNginx) -> None:

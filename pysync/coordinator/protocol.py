@@ -139,6 +139,14 @@ class Coordinator(ChangeLog, Protocol):
         """Release all resources."""
 
 
+async def holds_lease(coordinator: Coordinator, name: str) -> bool:
+    """Acquire or renew a lease. Returns False also if the coordinator does not answer."""
+    try:
+        return await coordinator.acquire_lease(name)
+    except CoordinatorUnavailable:
+        return False
+
+
 async def release_claim(coordinator: Coordinator, key: str, value: bytes) -> None:
     """Release the claim of a refused write. If the coordinator does not answer, the claim stays: a repetition
     then costs more, but is answered correctly."""

@@ -21,7 +21,7 @@ from aiohttp.abc import AbstractResolver
 from pysync._core import PanicException
 from pysync.changelog import Change
 from pysync.config import Config, WebhookConfig
-from pysync.coordinator import LEASE_RENEW_S
+from pysync.coordinator import LEASE_RENEW_S, holds_lease
 from pysync.engine.changes import parse_change
 from pysync.engine.subscriptions import KeyMatch, event_json
 from pysync.errors import Unavailable
@@ -126,7 +126,7 @@ class Sender:
         sending = None
         try:
             while True:
-                if not await self._holds_lease():
+                if not await holds_lease(self._services.coordinator, self._lease):
                     await _cancel(sending)
                 elif sending is None or sending.done():
                     sending = asyncio.create_task(self._send())
@@ -134,12 +134,6 @@ class Sender:
                 self._report_lag()
         finally:
             await _cancel(sending)
-
-    async def _holds_lease(self) -> bool:
-        try:
-            return await self._services.coordinator.acquire_lease(self._lease)
-        except Unavailable:
-            return False
 
     async def _send(self) -> None:
         """Post one batch after another. Return if another process sends, or something failed."""

@@ -16,8 +16,8 @@ from pysync.backup.repair import Repairer
 from pysync.backup.snapshot import open_backup
 from pysync.clock import SteadyClock, elapsed_of
 from pysync.config import BackupConfig, StoreConfig
-from pysync.coordinator import LEASE_RENEW_S, Coordinator
-from pysync.errors import CoordinatorUnavailable, Unavailable
+from pysync.coordinator import LEASE_RENEW_S, Coordinator, holds_lease
+from pysync.errors import Unavailable
 from pysync.migrate import Damage
 from pysync.server.process.metrics import Counters
 from pysync.store import Store
@@ -89,7 +89,7 @@ class BackupProcess:
         ends the process; the next one continues the snapshot that it was making."""
         try:
             while True:
-                if await self._holds_lease():
+                if await holds_lease(self._coordinator, LEASE):
                     try:
                         await self._follow()
                     except OSError as error:
@@ -100,12 +100,6 @@ class BackupProcess:
                 await self._sleep(LEASE_RENEW_S)
         finally:
             self._forget()
-
-    async def _holds_lease(self) -> bool:
-        try:
-            return await self._coordinator.acquire_lease(LEASE)
-        except CoordinatorUnavailable:
-            return False
 
     async def _follow(self) -> None:
         """Run the process until it ends or the lease is lost."""
@@ -118,7 +112,7 @@ class BackupProcess:
         reading = asyncio.create_task(self._read(process))
         try:
             process.stdin.write(self._settings.encode() + b"\n")
-            while process.returncode is None and await self._holds_lease():
+            while process.returncode is None and await holds_lease(self._coordinator, LEASE):
                 self._update_lag()
                 await self._sleep(LEASE_RENEW_S)
             if process.returncode is not None:

@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf
 from typing import Final
@@ -55,25 +55,17 @@ class Position:
     is_reset: bool = False
 
 
+@dataclass(slots=True)
 class Webhooks:
     """The webhooks of a service. `set_lag` takes how far one is behind, in seconds, and its name. `sleep`
     waits between attempts, `resolver` looks up the hosts of receivers, which have `timeout_s` to respond."""
 
-    def __init__(
-        self,
-        services: PluginContext,
-        set_lag: Callable[[float, str], None],
-        *,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        timeout_s: float = TIMEOUT_S,
-        resolver: AbstractResolver | None = None,
-    ) -> None:
-        self.services = services
-        self.set_lag = set_lag
-        self.sleep = sleep
-        self.timeout_s = timeout_s
-        self.resolver = resolver
-        self._tasks: list[asyncio.Task[None]] = []
+    services: PluginContext
+    set_lag: Callable[[float, str], None]
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    timeout_s: float = TIMEOUT_S
+    resolver: AbstractResolver | None = None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
     async def update(self, config: Config) -> None:
         """Send to the webhooks of `config`, and to no others. A new name begins with the changes after this

@@ -34,8 +34,10 @@ MEMBERS: Final[dict[str, Any]] = {
     "collections": [NOTES, MINE, LOG, KEPT],
     "quotas": {},
 }
-SCREENSHOTS: Final = "TESTS_SCREENSHOTS"
-"""If it is set, the screenshots of the documentation are made."""
+OLD: Final = ("notes/old", "notes/older")
+"""Documents that are read, and not written again."""
+SCREENSHOT: Final = "TESTS_SCREENSHOT"
+"""If it is set, the screenshot of the documentation is made."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.process]
 
@@ -75,15 +77,20 @@ async def under_load(base: str) -> AsyncIterator[None]:
         anyone = Browser(base, session)
         owner, stranger = (Signed(base, session, keys, root_device(keys)) for keys in (SUBJECT, STRANGER))
         versions: dict[str, str] = {}
+        for old in OLD:
+            await anyone.push(old, {})
         for n in range(1_000_000):
-            key = f"kept/{ME}/{n % 5}"
-            pushed = await owner.push(key, {"n": n}, versions.get(key))
-            if pushed.status == 200:
-                versions[key] = pushed.json["hash"]
-            await anyone.push(f"notes/{n % 50}", {"n": n})
-            await anyone.pull(f"notes/{n % 50}")
+            key, note = f"kept/{ME}/{n % 5}", f"notes/{n % 50}"
+            for caller, each in ((owner, key), (anyone, note)):
+                pushed = await caller.push(each, {"n": n}, versions.get(each))
+                if pushed.status == 200:
+                    versions[each] = pushed.json["hash"]
+            for each in (note, note, note, *OLD):
+                await anyone.pull(each)
             await anyone.request("POST", "/push/log/a", {"data": {"n": n}})
-            await stranger.pull(key, {"X-Request-Id": f"stranger-{n}"})
+            if n % 10 == 0:
+                await anyone.push(note, {})
+                await stranger.pull(key, {"X-Request-Id": f"stranger-{n}"})
 
     async with aiohttp.ClientSession() as session, session.get(f"{base}/events?collections=log"):
         using = asyncio.create_task(use(session))
@@ -132,13 +139,17 @@ async def test_all_panels_show_a_service_under_load(screen: Screen) -> None:
     ):
         await screen.until_shown(id_, text)
     assert await screen.text("changes") == ""
+    if SCREENSHOT in os.environ:
+        await window.show_as(1280, 800)
+        await window.until("document.querySelector('.tile path').getAttribute('d').split('L').length > 27")
+        (ROOT / "docs/assets/operators.png").write_bytes(await window.screenshot())
     await screen.unlock()
-    rot_rows(screen.folder / "data", "notes/1", "notes/2")
+    rot_rows(screen.folder / "data", *OLD)
     await screen.until_shown("changes", f"kept/{ME}/1")
     await screen.until_shown("refusals", "403 roles")
     await screen.until_shown("usage", "notes")
     await screen.until_shown("problems", "Damaged objects met")
-    await screen.until_shown("damage", "notes/1")
+    await screen.until_shown("damage", OLD[0])
     await screen.click("#damage tr:last-child button")
     await screen.until_shown("facts", "Damage")
     await screen.enter("key", f"kept/{ME}/1")
@@ -149,21 +160,6 @@ async def test_all_panels_show_a_service_under_load(screen: Screen) -> None:
     await screen.enter("request", refused)
     await screen.click("#search button")
     await window.until("document.querySelectorAll('#refusals tr').length === 1")
-    if SCREENSHOTS in os.environ:
-        await take_screenshots(screen)
-
-
-async def take_screenshots(screen: Screen) -> None:
-    """Write the screenshots of the documentation, once the lines of the page are long enough."""
-    window = screen.window
-    await screen.enter("request", "")
-    await screen.click("#search button")
-    await window.run("scrollTo(0, 0)")
-    await window.until("document.querySelector('.tile path').getAttribute('d').split('L').length > 25")
-    for name, width, height in (("operators", 1280, 800), ("operators-phone", 360, 740)):
-        await window.show_as(width, height)
-        await window.until(f"innerWidth === {width}")
-        (ROOT / f"docs/assets/{name}.png").write_bytes(await window.screenshot())
 
 
 async def test_a_phone_scrolls_in_one_direction(screen: Screen) -> None:
@@ -247,6 +243,28 @@ async def test_the_keyboard_alone_reaches_everything(screen: Screen) -> None:
     named = [name for role, name in await window.controls() if role in ("button", "textbox")]
     assert all(named)
     assert {"Token", "Key", "Request id"} & {*named} == {"Key", "Request id"}
+
+
+async def test_a_hidden_tab_asks_for_nothing(screen: Screen, chromium: str) -> None:
+    requests = "performance.getEntriesByName(location.origin + '/metrics').length"
+    async with driven(chromium) as browser:
+        other = await browser.open(await screen.window.run("location.href"))
+
+        async def after(count: int) -> int:
+            """The requests of the hidden tab, after so many more of the other one."""
+            seen = await other.run(requests)
+            await other.until(f"{requests} >= {seen + count}")
+            sent: int = await screen.window.run(requests)
+            return sent
+
+        assert await after(2) > 0
+        await screen.window.run(
+            "Object.defineProperty(document, 'hidden', { value: true, configurable: true })"
+        )
+        sent = await after(2)  # the last one may have been under way
+        assert await after(3) == sent
+        await screen.window.run("delete document.hidden")
+        await screen.window.until(f"{requests} > {sent}")
 
 
 class Failing(MemoryStore):

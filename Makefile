@@ -52,8 +52,8 @@ check: build  ## run the linters, type checks, stub check and Rust tests
 	$(BIN)/mypy
 	$(BIN)/stubtest pysync._core
 	cargo fmt --check
-	cargo clippy --release --all-targets --features python -- -D warnings
-	cargo test --release --quiet
+	cargo clippy --all-targets --features python -- -D warnings
+	cargo test --quiet
 
 bench: build  ## measure the speed figures of benches/RESULTS.md
 	$(BIN)/python benches/run.py
@@ -81,13 +81,14 @@ clean:  ## delete .venv and everything that was built
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Installs pysync as an editable package with these extras, and its release extension.
+# Installs pysync as an editable package with these extras, and its release extension. Cargo compiles that once: the
+# linters and tests of `make check` have other settings (Python, optimisation), and so a folder of their own in target/.
 define install
 @python=$$(tools/toolchain $(PYTHON)) || exit 1; $(BIN)/python -c '' 2>/dev/null || $$python -m venv --clear .venv
 @rm -f .venv/.built* .venv/.servable* pysync/_core*.so
 @$(BIN)/pip install maturin
 @echo "building the extension and installing pysync[$(1)]: one to three minutes"
-@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install --no-build-isolation --editable '.[$(1)]'
+@PATH="$(CURDIR)/$(BIN):$$PATH" tools/elapsed $(BIN)/pip install --no-build-isolation --editable '.[$(1)]'
 @touch $@
 endef
 COMMA := ,

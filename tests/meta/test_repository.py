@@ -3,12 +3,14 @@
 import importlib.metadata
 import json
 import os
+import pty
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +225,28 @@ def test_sdist_holds_what_the_extension_is_built_with() -> None:
 def test_an_extension_older_than_its_sources_is_not_imported() -> None:
     with pytest.raises(ImportError, match="run `make build`"):
         _build.check("the digest of older sources")
+
+
+@pytest.mark.process
+def test_only_a_terminal_sees_how_long_a_command_takes() -> None:
+    command = [str(ROOT / "tools/elapsed"), "sh", "-c", "echo built; exit 3"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (3, "built\n", "")
+    main, terminal = pty.openpty()
+    assert subprocess.run(command, stdout=terminal, stderr=terminal, check=False).returncode == 3
+    os.close(terminal)
+    shown = b""
+    with suppress(OSError):  # nobody writes any more
+        while more := os.read(main, 1000):
+            shown += more
+    os.close(main)
+    assert re.search(rb"\r\d+ s\r\n$", shown)
+
+
+def test_check_leaves_the_built_extension_alone() -> None:
+    """Cargo would build the dependencies anew for `make build` if other commands used its folder."""
+    for command in re.findall(r"^\tcargo (?:clippy|test).*", MAKEFILE, re.M):
+        assert "--release" not in command
 
 
 # Toolchain

@@ -64,7 +64,8 @@ docs: build  ## build the documentation as a static site in target/site
 reference: build  ## write the generated pages of docs/reference, the JSON Schema and the performance chart
 	$(BIN)/python -m tools.reference
 
-dist: build  ## build sdist and wheel into dist/, and test the wheel in an empty environment
+dist: build  ## build sdist, wheel and archive into dist/, and test them in empty environments
+	tests/components/install
 	tools/dist
 
 audit: build  ## look for known vulnerabilities in the pinned dependencies

@@ -26,6 +26,8 @@ def missing(*modules: str) -> str | None:
     for module in modules:
         if find_spec(module) is None:
             extra = EXTRA_OF[module]
+            if getattr(sys, "frozen", False):  # a Python of its own, into which nothing can be installed
+                return f"needs the extra {extra!r}, which this archive lacks. Install pysync from its wheel"
             command = f"{sys.executable} -m pip install 'pysync[{extra}]'"
             return f"needs the extra {extra!r}. Install it with: {command}"
     return None

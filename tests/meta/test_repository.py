@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import platform
 import pty
 import re
 import shutil
@@ -21,6 +22,7 @@ import pysync
 from pysync import _build
 from pysync.config import load
 from pysync.extras import EXTRA_OF
+from tools.archive import adapt
 
 ROOT = Path(__file__).resolve().parents[2]
 CARGO = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
@@ -127,6 +129,17 @@ def test_command_that_needs_a_missing_extra_names_the_command_that_installs_it(
     assert ran.returncode == 1
     assert f"-m pip install 'pysync[{extra}]'" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.process
+def test_archive_names_the_extra_that_it_lacks_and_what_has_it() -> None:
+    """Nothing can be installed into its Python."""
+    code = (
+        "import sys; sys.frozen, sys.modules['duckdb'] = True, None; from pysync.extras import require; "
+        "require('the command', 'duckdb')"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "needs the extra 'parquet', which this archive lacks. Install pysync from its wheel" in ran.stderr
 
 
 @pytest.mark.process
@@ -247,6 +260,34 @@ def test_check_leaves_the_built_extension_alone() -> None:
     """Cargo would build the dependencies anew for `make build` if other commands used its folder."""
     for command in re.findall(r"^\tcargo (?:clippy|test).*", MAKEFILE, re.M):
         assert "--release" not in command
+
+
+# Archive
+
+
+def program_of_the_archive(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools/archive.py"), *arguments]
+    return subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.process
+def test_program_of_the_archive_is_pysync_and_runs_modules() -> None:
+    assert program_of_the_archive("--version").stdout == f"pysync {pysync.__version__}\n"
+    ran = program_of_the_archive("-m", "platform", "--terse")
+    assert (ran.returncode, ran.stdout) == (0, f"{platform.platform(terse=True)}\n")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("own", [None, "/opt/lib"])
+def test_program_of_the_archive_gives_other_programs_their_own_libraries(own: str | None) -> None:
+    environment = {"LD_LIBRARY_PATH": "/archive/_internal"}
+    if own is not None:
+        environment["LD_LIBRARY_PATH_ORIG"] = own
+    adapted = dict(environment)
+    adapt(adapted)
+    assert adapted == ({} if own is None else {"LD_LIBRARY_PATH": own})
 
 
 # Toolchain

@@ -83,25 +83,21 @@ class Inspection:
             _core.split_key(key)
         except ValueError:
             raise BadRequest("key must be that of an object, such as ?key=notes/a") from None
-        facts = await self._facts(key)
-        owners = owners_of(self._owners(), key)
+        facts, owners = await self._facts(key), owners_of(self._owners(), key)
         named = b'"key":' + orjson.dumps(key)
         changes = [_shown(*each) for each in await self._log.newest(PAGE) if named in each[1].text]
-        writers = {(change["hash"], change["timestamp"]): change["writer"] for change in changes}
-        kept = [owner.policy.collection.history for owner in owners]
-        versions = await self._versions(key, kept[0], writers) if kept and kept[0] else []
+        kept = next((owner.policy.collection.history for owner in owners), None)
+        versions, writer = ([], None) if kept is None else await self._versions(key, kept)
+        written = (each["writer"] for each in changes if each["hash"] == facts.get("hash"))
+        names = (qualified_name(each.policy.namespace, each.policy.collection.name) for each in owners)
         return {
             "key": key,
             **facts,
-            "writer": writers.get((facts.get("hash"), facts.get("timestamp"))),
+            "writer": next(written, writer),
             "change": changes[0] if changes else None,
             "history": versions,
             "collections": [
-                {
-                    "name": qualified_name(owner.policy.namespace, owner.policy.collection.name),
-                    "params": owner.params,
-                }
-                for owner in owners
+                {"name": name, "params": owner.params} for name, owner in zip(names, owners, strict=True)
             ],
         }
 
@@ -110,13 +106,8 @@ class Inspection:
         found = await self._store.get(key)
         if not isinstance(found, StoredObject):
             return await self._file_facts(key)
-        is_log = _core.is_log(found.body)
-        facts: Json = {
-            "kind": "log" if is_log else "document",
-            "size": found.size,
-            "modified": found.modified_ms,
-            "damage": None,
-        }
+        kind = "log" if _core.is_log(found.body) else "document"
+        facts: Json = {"kind": kind, "size": found.size, "modified": found.modified_ms, "damage": None}
         try:
             head = await check_stored(key, found.body)
             if head is not None:
@@ -126,11 +117,8 @@ class Inspection:
             return facts | {"damage": str(error)}
         except DocumentCorrupt:  # an object of the server's own
             return facts | {"kind": "internal"}
-        return facts | {
-            "hash": document.hash,
-            "timestamp": document.ts_ms,
-            "authorPubkey": document.author_pubkey,
-        }
+        author = document.author_pubkey
+        return facts | {"hash": document.hash, "timestamp": document.ts_ms, "authorPubkey": author}
 
     async def _file_facts(self, key: str) -> Json:
         try:
@@ -139,29 +127,22 @@ class Inspection:
             return {"kind": "file", "damage": error.detail}
         if found is None:
             return {"kind": None}
-        return {
-            "kind": "file",
-            "size": found.size,
-            "modified": found.modified_ms,
-            "hash": found.sha256,
-            "contentType": found.content_type,
-            "damage": None,
-        }
+        facts: Json = {"kind": "file", "size": found.size, "modified": found.modified_ms, "damage": None}
+        return facts | {"hash": found.sha256, "contentType": found.content_type}
 
-    async def _versions(
-        self, key: str, limits: HistoryConfig, writers: dict[tuple[str, int], str]
-    ) -> list[Json]:
-        """Return the earlier versions of a document, the newest first. Adds the writers of all versions."""
+    async def _versions(self, key: str, limits: HistoryConfig) -> tuple[list[Json], str | None]:
+        """Return the earlier versions of a document, the newest first, and who wrote the current one, if its
+        history says so."""
+        writers: dict[tuple[str, int], str] = {}
         versions: list[Json] = []
         async for entry in self._history.entries(key, limits):
             writers[entry.hash, entry.at_ms] = entry.identity
-            if (document := entry.replaced) is not None:
-                version = {"hash": document.hash, "timestamp": document.ts_ms, "replaced": entry.at_ms}
+            if (replaced := entry.replaced) is not None:
+                version: Json = {"hash": replaced.hash, "timestamp": replaced.ts_ms, "replaced": entry.at_ms}
                 versions.append(version)
-        return [
-            {**version, "writer": writers.get((version["hash"], version["timestamp"]))}
-            for version in versions
-        ]
+        for each in versions:
+            each["writer"] = writers.get((each["hash"], each["timestamp"])) or None
+        return versions, next(iter(writers.values()), None) or None
 
 
 def _shown(id_: str, change: Change) -> Json:

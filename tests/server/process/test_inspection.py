@@ -12,7 +12,7 @@ import pytest
 from support.bit_rot import rot, rot_rows
 from support.cli_service import ADMIN_TOKEN
 from support.clients import SUBJECT, Browser, Signed, Start, root_device
-from support.collections import LOG, MINE, NOTES, OWN, collection
+from support.collections import LOG, MINE, NOTES, OWN, UNSIGNED, collection
 
 from pysync.auth.certificates import user_id
 from pysync.cli.main import main
@@ -121,20 +121,25 @@ async def test_earlier_versions_of_a_document_are_listed_with_their_writers(
     assert (gone["kind"], gone["change"]["removed"], len(gone["history"])) == (None, True, 3)
 
 
-async def test_files_and_logs_are_described(
+async def test_files_and_logs_are_described_with_their_writers(
     start: Start, session: aiohttp.ClientSession, members: dict[str, Any], inspect: Inspect
 ) -> None:
-    browser = Browser(await start(members), session)
-    picture = SECRET.encode()
-    sent = await browser.request("POST", "/push/pics/a", picture, {"Content-Type": "image/png"})
-    assert sent.status == 200
-    found = await inspect("/admin/object", "key=pics/a")
+    pics = collection("pics", "pics/{identity}/{id}", allowedMimeTypes=["image/png"], **OWN)
+    log = collection("log", "log/{identity}/{id}", appendOnly=UNSIGNED, **OWN)
+    base = await start(members | {"collections": [pics, log]})
+    owner, picture = Signed(base, session, SUBJECT, root_device(SUBJECT)), SECRET.encode()
+    target = f"/push/pics/{ME}/a"
+    signed = owner.headers("POST", target, b"")  # of a file, clients sign no byte
+    png = {"Content-Type": "image/png", **signed}
+    sent = await Browser(base, session).request("POST", target, picture, png)
+    found = await inspect("/admin/object", f"key=pics/{ME}/a")
     assert (found["kind"], found["size"], found["contentType"]) == ("file", len(picture), "image/png")
-    assert (found["hash"], found["damage"]) == (sent.json["hash"], None)
+    assert (found["hash"], found["damage"], found["writer"]) == (sent.json["hash"], None, ME)
     for n in range(3):
-        appended = await browser.request("POST", "/push/log/a", {"data": {"n": n, "text": SECRET}})
-    found = await inspect("/admin/object", "key=log/a")
-    assert (found["kind"], found["elements"], found["hash"]) == ("log", 3, appended.json["hash"])
+        sent = await owner.request("POST", f"/push/log/{ME}/a", {"data": {"n": n, "text": SECRET}})
+    found = await inspect("/admin/object", f"key=log/{ME}/a")
+    assert (found["kind"], found["elements"], found["hash"]) == ("log", 3, sent.json["hash"])
+    assert (found["timestamp"], found["writer"]) == (sent.json["timestamp"], ME)
 
 
 async def test_damage_of_an_object_is_named(

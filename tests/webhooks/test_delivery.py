@@ -179,6 +179,25 @@ async def test_endless_response_is_not_read_further_than_4_kb(
         assert len(waits.seconds) == 1
 
 
+async def test_log_does_not_show_the_url_which_may_have_a_token(
+    start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def malformed(request: aiohttp.web.Request) -> aiohttp.web.StreamResponse:
+        assert request.transport is not None
+        request.transport.write(b"this is no HTTP\r\n\r\n")
+        request.transport.close()
+        return aiohttp.web.Response()
+
+    async with receiving(malformed) as inbox:
+        base = await start(SERVICE)
+        waits = Waits()
+        async with sending(app_of(start), webhook(f"{inbox.url}?token=6a1f"), sleep=waits):
+            await push(base, session)
+            await inbox.first(2)
+        assert "this is no HTTP" in caplog.text
+        assert "6a1f" not in caplog.text
+
+
 async def test_response_of_2xx_is_accepted_whatever_becomes_of_its_body(
     start: Start, session: aiohttp.ClientSession
 ) -> None:

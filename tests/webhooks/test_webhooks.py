@@ -230,8 +230,11 @@ async def test_retry_after_is_honoured_up_to_an_hour(
         assert waits.seconds == [wait_s]
 
 
-async def test_unreadable_retry_after_is_ignored(start: Start, session: aiohttp.ClientSession) -> None:
-    async with receiving(respond(503, Retry_After="soon")) as inbox:
+@pytest.mark.parametrize("asked", ["soon", f"Mon, 01 Jan {'9' * 30} 00:00:00 GMT"])
+async def test_unreadable_retry_after_is_ignored(
+    start: Start, session: aiohttp.ClientSession, asked: str
+) -> None:
+    async with receiving(respond(503, Retry_After=asked)) as inbox:
         base = await start(SERVICE)
         waits = Waits()
         async with sending(app_of(start), webhook(inbox.url), sleep=waits):

@@ -72,6 +72,8 @@ async def post(
             text = b""
             with suppress(aiohttp.ClientError, TimeoutError):
                 text = await response.content.read(MAX_RESPONSE)
+    except aiohttp.ClientResponseError as error:  # its text has the URL, which may have a token
+        return Rejection(error.message)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         return Rejection(str(error) or "no response in time")
     wait_s = _seconds(response.headers.get("Retry-After", ""), now_s)
@@ -91,7 +93,7 @@ def is_public(host: str) -> bool:
 
 
 def _seconds(retry_after: str, now_s: int) -> float | None:
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         if retry_after.isdecimal():
             return float(retry_after)
         return parsedate_to_datetime(retry_after).timestamp() - now_s

@@ -37,8 +37,9 @@ def add_backup(parser: Parser) -> None:
     """Add the arguments of `pysync backup`."""
     parser.describe(
         make,
-        description="Stores all of the store as of one moment, a snapshot. What an earlier backup in the "
-        "same place has is not stored again. Prints the time of the snapshot, and what was read and written.",
+        description="Stores all of the store as of one moment, a snapshot; servers may run meanwhile. An "
+        "object that an earlier backup in the same place has is not stored again. Prints the time of the "
+        "snapshot, and what was read and written.",
         example="pysync backup --store file:./data --to file:./backup\n"
         "pysync backup --store file:./data --to s3://my-backup/sync --follow\n"
         "pysync backup restore --from file:./backup --to file:./data",

@@ -33,9 +33,9 @@ def add_stats(parser: Parser) -> None:
     """Add the arguments of `pysync stats`."""
     parser.describe(
         stats,
-        description="Lists all objects of the store, which takes a while if there are many. With a "
-        "configuration the result is by collection, and otherwise by the first segment of keys. `other` is "
-        "what belongs to no collection, and `_pysync` the server's own.",
+        description="Lists all objects of the store, which takes a while if there are many; servers may run "
+        "meanwhile. With a configuration the result is by collection, and otherwise by the first segment of "
+        "keys. `other` is what belongs to no collection, and `_pysync` the server's own.",
         example="pysync stats --config pysync.json -n 20\npysync stats --store file:./data",
     )
     add_config(parser)

@@ -86,10 +86,11 @@ def add_verify(parser: Parser) -> None:
     """Add the arguments of `pysync verify`."""
     parser.describe(
         verify,
-        description="Compares every document, log, file and revocation list with its hash or checksum. "
-        "Prints a line of JSON for each damaged object, and for each file in the folder that the store does "
-        "not know, then the number of objects and bytes read. From then on the server refuses to serve a "
-        "damaged file until it is pushed or copied again. The exit status is 1 if anything is damaged.",
+        description="Compares every document, log, file and revocation list with its hash or checksum; "
+        "servers may run meanwhile. Prints a line of JSON for each damaged object, and for each file in the "
+        "folder that the store does not know, then the number of objects and bytes read. From then on the "
+        "server refuses to serve a damaged file until it is pushed or copied again. The exit status is 1 if "
+        "anything is damaged.",
         example="pysync verify --store file:./data\n"
         "pysync verify --store file:./data --repair-from file:./backup",
     )
@@ -112,10 +113,9 @@ def add_gc(parser: Parser) -> None:
         description="Deletes segments that no log leads to, chunks of logs that pysync took over from "
         "Starfish, files in the folder that the store does not know, temporary files, interrupted uploads "
         "and merges; without --store, also earlier versions of documents whose collection keeps none any "
-        "more. Prints a line of JSON for each, then the "
-        "number of each kind, and the bytes as far as they are known. Do not run it while a copy or a "
-        "restore writes to the store. The exit status is 1 if a damaged object, which may lead to segments, "
-        "kept it from deleting any.",
+        "more. Prints a line of JSON for each, then the number of each kind, and the bytes as far as they "
+        "are known. Servers may run meanwhile, but no copy or restore into the store. The exit status is 1 "
+        "if a damaged object, which may lead to segments, kept it from deleting any.",
         example="pysync gc --store file:./data --dry-run",
     )
     add_config(parser)
@@ -134,8 +134,8 @@ def add_erase(parser: Parser) -> None:
     """Add the arguments of `pysync erase`."""
     parser.describe(
         erase,
-        description="Prints a report: what was erased, by kind, and what was not touched. Killed at any "
-        "point, it is finished when it is run again, or when a server starts.",
+        description="Prints a report: what was erased, by kind, and what was not touched. Servers may run "
+        "meanwhile. Killed at any point, it is finished when it is run again, or when a server starts.",
         example="pysync erase --identity 5d41402abc4b2a76b9719d911017c592 --dry-run\n"
         "pysync erase --key users/5d41402abc4b2a76b9719d911017c592/profile",
     )

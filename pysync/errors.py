@@ -8,14 +8,11 @@ docs/reference/errors.md is generated from these docstrings: the first paragraph
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-CHECKS: Final = frozenset(
-    {
-        "admin token", "audience", "certificate", "clock", "expired", "host", "no credentials",
-        "no timestamp or nonce of the right form", "not valid yet", "origin", "plugins without before_delete",
-        "replay", "restrictions", "revoked", "roles", "scope", "signature",
-        "the key belongs to another collection", "usage",
-    }
-)  # fmt: skip
+CHECKS: Final = {
+    "admin token", "audience", "certificate", "clock", "expired", "host", "no credentials", "not valid yet",
+    "no timestamp or nonce of the right form", "origin", "plugins without before_delete", "replay", "revoked",
+    "restrictions", "roles", "scope", "signature", "the key belongs to another collection", "usage",
+}  # fmt: skip
 """The checks that a request may fail: the beginnings of `PysyncError.reason`, up to a colon."""
 
 

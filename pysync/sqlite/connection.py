@@ -164,7 +164,7 @@ class GroupCommit:
 
     A write is a function of a cursor. It must decide before it changes anything: an exception of its own goes
     to its caller only, and the other writes of the group are committed. If the database fails, all writes of
-    the group get `unavailable`.
+    the group get `unavailable`. `observe` gets the time and the size of each group, as of this `part`.
     """
 
     def __init__(
@@ -175,8 +175,6 @@ class GroupCommit:
         observe: Observe = unobserved,
         part: str = "store",
     ) -> None:
-        """`observe` gets the time and the size of each group, in the metrics of this `part` of the
-        service."""
         self._file = database.file
         self._checked_at = time.monotonic()
         self._is_durable = database.is_durable

@@ -76,14 +76,14 @@ class Counters:
         """Add `by` to a metric of `COUNTERS`, with the values of its labels."""
         self.counts[metric, *labels] += by
 
-    def observe(self, metric: str, value: float, *labels: str, count: int = 1) -> None:
-        """Add a value, `count` times, to a metric of `HISTOGRAMS`, with the values of its labels."""
+    def observe(self, metric: str, value: float, *labels: str) -> None:
+        """Add a value to a metric of `HISTOGRAMS`, with the values of its labels."""
         bounds = HISTOGRAMS[metric].bounds
         values = self.histograms.get((metric, *labels))
         if values is None:
             values = self.histograms[metric, *labels] = [0] * (len(bounds) + 2)
-        values[bisect_left(bounds, value)] += count
-        values[-1] += value * count
+        values[bisect_left(bounds, value)] += 1
+        values[-1] += value
 
     def remember(self, what: Happening, /, **facts: str | int | None) -> None:
         """Remember what happened now. Its texts may come from clients."""
@@ -163,7 +163,6 @@ class MultiprocessCounters:
         self._earlier = _read(self._file)
         self._earlier.gauges.clear()  # what it held ended with it
         self._earlier.peaks.clear()
-        self._published = b""
         self._lock = threading.Lock()
         periodically = every(PUBLISH_EVERY_S, self._publish_in_loop, "failed to write metrics", log)
         self._task = asyncio.create_task(periodically)
@@ -177,21 +176,12 @@ class MultiprocessCounters:
         return total
 
     def publish(self) -> None:
-        """Write the counts if they have changed or the file is gone, because temporary folders are cleaned up
-        after days without changes. If the disk fails, the other workers only miss this worker's latest
-        counts."""
+        """Write the counts. If the disk fails, the other workers only miss this worker's latest counts."""
         with self._lock:
-            self._write_file()
-
-    def _write_file(self) -> None:
-        counters = self._own.copy()
-        counters.measure_process(self._number)
-        counters.add(self._earlier)
-        text = counters.encode()
-        if text == self._published and self._file.exists():
-            return
-        if _write(self._file, text):
-            self._published = text
+            counters = self._own.copy()
+            counters.measure_process(self._number)
+            counters.add(self._earlier)
+            _write(self._file, counters.encode())
 
     def close(self) -> None:
         """Write the last counts."""
@@ -233,8 +223,8 @@ class SupervisorCounters(Counters):
         _write(self._file, self.encode())
 
 
-def _write(file: Path, text: bytes) -> bool:
-    """Replace the file. Returns False, and logs why, if that fails."""
+def _write(file: Path, text: bytes) -> None:
+    """Replace the file. Logs why, if that fails."""
     temporary = file.with_name(f".{file.name}")
     try:
         file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -243,8 +233,6 @@ def _write(file: Path, text: bytes) -> bool:
         os.replace(temporary, file)
     except OSError as error:
         log.warning("failed to write metrics: %s", error)
-        return False
-    return True
 
 
 def _read(file: Path) -> Counters:

@@ -33,6 +33,15 @@ MEMBERS: Final[dict[str, Any]] = {
     "auth": {"adminToken": ADMIN_TOKEN},
     "collections": [NOTES, MINE, LOG, KEPT],
     "quotas": {},
+    "webhooks": [
+        {
+            "name": "nobody",
+            "url": "http://127.0.0.1:9/",
+            "collections": ["notes"],
+            "secret": "whsec_" + "A" * 32,
+            "allowPrivate": True,
+        }
+    ],
 }
 OLD: Final = ("notes/old", "notes/older")
 """Documents that are read, and not written again."""
@@ -134,6 +143,8 @@ async def test_all_panels_show_a_service_under_load(screen: Screen) -> None:
         ("reasons", "hash_mismatch"),
         ("workers", "serves"),
         ("health", "answers"),
+        ("followers", "webhook nobody"),
+        ("problems", "Failed deliveries of webhooks"),
         ("collections", "u/{identity}/{id}"),
         ("warnings", "anyone may write"),
     ):
@@ -147,7 +158,7 @@ async def test_all_panels_show_a_service_under_load(screen: Screen) -> None:
     rot_rows(screen.folder / "data", *OLD)
     await screen.until_shown("changes", f"kept/{ME}/1")
     await screen.until_shown("refusals", "403 roles")
-    await screen.until_shown("usage", "notes")
+    await screen.until_shown("usage", "(root)")
     await screen.until_shown("problems", "Damaged objects met")
     await screen.until_shown("damage", OLD[0])
     await screen.click("#damage tr:last-child button")

@@ -21,7 +21,7 @@ from pysync import config
 from pysync.cli.main import build_parser
 from pysync.clock import BOOT_ID_PATH
 from pysync.config import Server
-from pysync.server.process.supervisor import ROUNDS, STALL_S
+from pysync.server.process.worker import ROUNDS, STALL_S
 
 UNIT = DEPLOY / "pysync.service"
 BACKUP = DEPLOY / "pysync-backup.service"

@@ -37,7 +37,7 @@ from pysync.server.process.inspection import Json, Query
 from pysync.server.process.metrics import GAUGES, METRICS_TYPE, RECENT, WORKER_PID, Counters, resident_bytes
 from pysync.server.process.operator_action import AdminRequest, OperatorAction
 from pysync.server.process.readiness import Readiness
-from pysync.server.process.supervisor import STALL_S
+from pysync.server.process.worker import STALL_S
 
 TURN_EVERY_S: Final = 0.25
 """Seconds between two turns that the event loop records, and between two searches of a server for connections

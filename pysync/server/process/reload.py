@@ -5,6 +5,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from pysync.config import Config, ConfigError
@@ -14,6 +15,7 @@ from pysync.server.app import App
 from pysync.server.configured import ConfiguredService
 from pysync.server.process import logs
 from pysync.server.process.operator_action import AdminRequest, OperatorAction
+from pysync.server.process.worker import Apply, Outcome, Prepare, ReloadRequest, Reply
 
 RELOAD_PATH: Final = "/admin/reload"
 
@@ -68,6 +70,43 @@ class Reloads:
         return changed
 
 
+class WorkerReloads:
+    """The reloads of a worker. Its parent reads the configuration, and has all workers apply it or none."""
+
+    def __init__(self, reloads: Reloads, channel: Connection) -> None:
+        self._reloads = reloads
+        self._channel = channel
+        self._outcome: asyncio.Future[Outcome] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def reload(self) -> list[str]:
+        """Do as `Reloads.reload`."""
+        self._outcome = asyncio.get_running_loop().create_future()
+        self._channel.send(ReloadRequest())
+        outcome = await self._outcome
+        if outcome.reason:
+            raise ReloadRefused(outcome.reason)
+        return list(outcome.changed)
+
+    def received(self, message: Prepare | Apply | Outcome) -> None:
+        """Do what the parent says. It sends no other message until this one is answered."""
+        if not isinstance(message, Outcome):
+            self._task = asyncio.get_running_loop().create_task(self._follow(message))
+        elif self._outcome is not None and not self._outcome.done():
+            self._outcome.set_result(message)
+
+    async def _follow(self, message: Prepare | Apply) -> None:
+        reason = ""
+        try:
+            if isinstance(message, Prepare):
+                await self._reloads.prepare(message.config)
+            else:
+                await self._reloads.apply()
+        except ReloadRefused as error:
+            reason = str(error)
+        self._channel.send(Reply(message.number, reason))
+
+
 def read_again(read: ReadConfig | None) -> Config:
     """Return the configuration as it is now. Raises ReloadRefused."""
     if read is None:
@@ -76,6 +115,8 @@ def read_again(read: ReadConfig | None) -> Config:
         return read()
     except ConfigError as error:
         raise ReloadRefused(str(error)) from None
+    except Exception as error:
+        raise ReloadRefused(f"unexpected error: {error!r}") from error
 
 
 def changed_members(before: Config, after: Config) -> list[str]:

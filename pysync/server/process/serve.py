@@ -33,10 +33,19 @@ from pysync.server.http.connection import bound_sockets
 from pysync.server.process import logs
 from pysync.server.process.admin import AdminListener
 from pysync.server.process.metrics import SupervisorCounters
-from pysync.server.process.reload import RELOAD_PATH, ReadConfig, ReloadEndpoint, Reloads
-from pysync.server.process.supervisor import Supervisor, WorkerContext
+from pysync.server.process.reload import (
+    RELOAD_PATH,
+    ReadConfig,
+    ReloadEndpoint,
+    Reloads,
+    WorkerReloads,
+    changed_members,
+    read_again,
+)
+from pysync.server.process.supervisor import Supervisor
 from pysync.server.process.systemd import sd_notify
 from pysync.server.process.watchdog import LoopWatchdog
+from pysync.server.process.worker import WorkerContext
 from pysync.sqlite.database_file import quick_check
 
 
@@ -80,7 +89,7 @@ def serve(config: Config, notice: str = "", read_config: ReadConfig | None = Non
     _raise_fd_limit()
     _limit_arenas()
     if config.server.workers > 1:
-        return _serve_with_workers(config, notice)
+        return _serve_with_workers(config, notice, read_config)
     return uvloop.run(_serve_alone(config, notice, read_config))
 
 
@@ -111,7 +120,7 @@ def _check_databases_exist(config: Config) -> None:
             )
 
 
-def _serve_with_workers(config: Config, notice: str) -> int:
+def _serve_with_workers(config: Config, notice: str, read_config: ReadConfig | None) -> int:
     server = config.server
     _preload(config)
     with (
@@ -122,7 +131,7 @@ def _serve_with_workers(config: Config, notice: str) -> int:
         has_served = False
 
         def work(context: WorkerContext) -> None:
-            logs.configure(worker=context.number, level=server.log_level)
+            logs.configure(worker=context.number, level=config.server.log_level)
             if has_served:
                 _check_databases_exist(config)
             uvloop.run(_serve_as_worker(config, port, admin_port, context, Path(counters_dir)))
@@ -134,12 +143,21 @@ def _serve_with_workers(config: Config, notice: str) -> int:
             sd_notify("READY=1")
             log.info("serving with %s workers, version %s, pid %s", server.workers, __version__, os.getpid())
 
+        def use(other: Config) -> list[str]:
+            nonlocal config
+            changed, config = changed_members(config, other), other
+            logs.configure(level=config.server.log_level)
+            supervisor.drain_s = config.server.drain_timeout_ms / 1000
+            return changed
+
         counters = SupervisorCounters(Path(counters_dir))
         supervisor = Supervisor(
             server.workers,
             work,
             server.drain_timeout_ms / 1000,
             on_replace=lambda reason: counters.count("pysync_worker_replacements", reason),
+            read=partial(read_again, read_config),
+            use=use,
         )
         status = supervisor.run(report_ready)
     log.info("stopped")
@@ -223,13 +241,20 @@ async def _serve_as_worker(
     # Ending the process group sends SIGTERM twice: directly and through the parent.
     loop.add_signal_handler(signal.SIGTERM, stop.set)
 
-    def on_parent_gone() -> None:
-        loop.remove_reader(context.parent_fd)
-        orphaned.set()
-        stop.set()
+    def on_message() -> None:
+        try:
+            message = context.channel.recv()
+        except (EOFError, OSError):
+            loop.remove_reader(context.parent_fd)
+            orphaned.set()
+            stop.set()
+        else:  # the parent sends none to a worker that is not ready
+            reloads.received(message)
 
-    loop.add_reader(context.parent_fd, on_parent_gone)
+    loop.add_reader(context.parent_fd, on_message)
     app = await create_app(config, worker=Worker(context.number, counters_dir))
+    reloads = WorkerReloads(Reloads(app, None, context.number), context.channel)
+    app.admin_pages.actions[RELOAD_PATH] = ReloadEndpoint(reloads.reload)
     async with _running(app, config, port, admin_port, shared=True):
         log.info("serving, pid %s", os.getpid())
         context.ready()

@@ -13,8 +13,8 @@ from typing import Self
 
 from pysync.model import Observe
 from pysync.server.process.admin_pages import TURN_EVERY_S
-from pysync.server.process.supervisor import ROUNDS, STALL_S
 from pysync.server.process.systemd import sd_notify
+from pysync.server.process.worker import ROUNDS, STALL_S
 
 log = logging.getLogger("pysync.server")
 

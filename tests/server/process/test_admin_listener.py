@@ -33,7 +33,7 @@ from pysync.server.process.admin import AdminListener
 from pysync.server.process.admin_pages import AdminPages, LoopMonitor
 from pysync.server.process.operator_action import AdminRequest
 from pysync.server.process.serve import serve_on
-from pysync.server.process.supervisor import STALL_S
+from pysync.server.process.worker import STALL_S
 from pysync.store.memory import MemoryStore
 
 PAGES = ("/health", "/health/ready", "/metrics", "/openapi.json", "/version", "/admin")

@@ -17,7 +17,7 @@ from support.reloads import ADMIN, NOTES, ReloadedService, follow, reloading
 
 pytestmark = pytest.mark.process
 
-WORKERS = pytest.mark.parametrize("workers", [1])
+WORKERS = pytest.mark.parametrize("workers", [1, 4])
 OTHER = collection("other")
 
 
@@ -152,3 +152,42 @@ async def answered(service: ReloadedService, session: aiohttp.ClientSession) -> 
     reply = await service.post(session)
     assert reply.status == 200, reply.body
     return service.outcomes()[-1]
+
+
+@pytest.mark.slow
+@WORKERS
+async def test_a_second_hangup_finds_what_was_written_before_it(tmp_path: Path, workers: int) -> None:
+    members: dict[str, Any] = {"configEndpoint": {"auth": "public"}, "collections": [NOTES]}
+    async with reloading(tmp_path, server={"workers": workers}, **members) as service:
+        for n in range(5):
+            for name in (f"first-{n}", f"second-{n}"):
+                service.rewrite(collections=[collection(name)])
+                service.signal(signal.SIGHUP)
+            while await served(service) != [f"second-{n}"]:
+                pass
+
+
+@pytest.mark.slow
+async def test_a_worker_that_starts_during_a_reload_has_the_configuration_in_force(tmp_path: Path) -> None:
+    members: dict[str, Any] = {"configEndpoint": {"auth": "public"}, "collections": [NOTES]}
+    async with reloading(tmp_path, server={"workers": 2}, **members) as service:
+        for number, name in ((1, "other"), (2, "another"), (1, "last")):
+            killing = asyncio.create_task(service.kill(number))
+            service.rewrite(collections=[collection(name)])
+            while "changed: collections" not in await service.hang_up():
+                pass  # it was killed while it prepared
+            await killing
+            assert await served(service) == [name]
+
+
+@pytest.mark.slow
+async def test_memory_does_not_grow_with_the_number_of_reloads(tmp_path: Path) -> None:
+    collections = [collection(f"c{n}") for n in range(20)]
+    async with reloading(tmp_path, collections=collections) as service, aiohttp.ClientSession() as session:
+        used = []
+        for n in range(201):
+            assert (await service.post(session)).status == 200
+            if n % 200 == 0:
+                statm = Path(f"/proc/{service.process.pid}/statm").read_text()
+                used.append(int(statm.split()[1]))
+        assert used[-1] < 1.05 * used[0]

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pysync.server.process.supervisor import RESTART_S, WorkerContext
+from pysync.server.process.supervisor import RESTART_S
+from pysync.server.process.worker import WorkerContext, connect
 
 SCRIPT = """
 import os, select, signal, sys
-from pysync.server.process.supervisor import Supervisor, WorkerContext
+from pysync.server.process.supervisor import Supervisor
+from pysync.server.process.worker import WorkerContext
 
 def work(post: WorkerContext) -> None:
     {work}
@@ -69,14 +71,15 @@ def test_an_end_that_is_wanted_before_all_are_ready_is_no_failure() -> None:
 
 
 def test_worker_ends_when_its_parent_dies_before_it_is_ready() -> None:
-    parent_fd, parents_end = os.pipe()
+    parents_channel, channel = connect(1.0)
     parents_line, line = os.pipe()
-    for fd in (parents_end, parents_line):
-        os.close(fd)
-    WorkerContext(1, parent_fd, line).ready()
-    assert os.read(parent_fd, 1) == b""
+    parents_channel.close()
+    os.close(parents_line)
+    WorkerContext(1, channel, line).ready()
+    with pytest.raises(EOFError):
+        channel.recv()
     os.close(line)
-    os.close(parent_fd)
+    channel.close()
 
 
 @pytest.mark.process
@@ -89,7 +92,8 @@ def test_an_output_that_nobody_reads_ends_no_worker_in_disorder() -> None:
 RETURNING = """
 import os, select, signal, sys
 from pathlib import Path
-from pysync.server.process.supervisor import Supervisor, WorkerContext
+from pysync.server.process.supervisor import Supervisor
+from pysync.server.process.worker import WorkerContext
 
 clock_s = 0.0
 
@@ -128,7 +132,8 @@ def test_dying_worker_is_replaced_but_is_not_started_all_the_time(tmp_path: Path
 
 LEAPING = """
 import itertools, os, select, signal
-from pysync.server.process.supervisor import ROUNDS, Supervisor, WorkerContext
+from pysync.server.process.supervisor import Supervisor
+from pysync.server.process.worker import ROUNDS, WorkerContext
 
 def work(post: WorkerContext) -> None:
     post.ready()
@@ -153,7 +158,8 @@ def test_hours_that_pass_at_once_count_as_one_round() -> None:
 STALLING = """
 import os, select, signal, sys, time
 from pathlib import Path
-from pysync.server.process.supervisor import Supervisor, WorkerContext
+from pysync.server.process.supervisor import Supervisor
+from pysync.server.process.worker import WorkerContext
 
 folder = Path(sys.argv[1])
 
@@ -197,7 +203,8 @@ def test_a_worker_that_sends_no_heartbeats_is_logged_with_its_stacks_and_replace
 STARTING = """
 import os, select, signal, sys, time
 from pathlib import Path
-from pysync.server.process.supervisor import Supervisor, WorkerContext
+from pysync.server.process.supervisor import Supervisor
+from pysync.server.process.worker import WorkerContext
 
 folder = Path(sys.argv[1])
 
@@ -238,7 +245,8 @@ def test_a_replacement_that_hangs_before_it_is_ready_is_logged_with_its_stacks_a
 LATE = """
 import os, select, signal, sys, time
 from pathlib import Path
-from pysync.server.process.supervisor import Supervisor, WorkerContext
+from pysync.server.process.supervisor import Supervisor
+from pysync.server.process.worker import WorkerContext
 
 starts, served = Path(sys.argv[1]) / "starts", Path(sys.argv[1]) / "served"
 
@@ -275,7 +283,8 @@ def test_a_worker_that_took_long_to_start_is_replaced_as_others_if_it_does_not_a
 LOCKING = """
 import os, select, signal, sqlite3, sys
 from pathlib import Path
-from pysync.server.process.supervisor import Supervisor, WorkerContext
+from pysync.server.process.supervisor import Supervisor
+from pysync.server.process.worker import WorkerContext
 
 folder = Path(sys.argv[1])
 
@@ -313,7 +322,8 @@ def test_a_write_lock_that_a_stopped_worker_holds_is_free_once_it_is_replaced(tm
 FAILING = """
 import os, select, signal, sys
 from pathlib import Path
-from pysync.server.process.supervisor import DUMP_SIGNAL, Supervisor, WorkerContext
+from pysync.server.process.supervisor import Supervisor
+from pysync.server.process.worker import DUMP_SIGNAL, WorkerContext
 
 failed, served = Path(sys.argv[1]) / "failed", Path(sys.argv[1]) / "served"
 

@@ -223,19 +223,19 @@ async def test_requests_under_way_are_finished(
         assert not list(temporary.iterdir())
 
 
-async def test_a_hangup_is_logged_once_and_ends_nobody(tmp_path: Path) -> None:
+async def test_a_hangup_of_all_processes_reloads_once_and_ends_nobody(tmp_path: Path) -> None:
     async with workers(tmp_path) as service:
         pids = service.pids()
         for pid in (*pids.values(), service.process.pid):
             os.kill(pid, signal.SIGHUP)
-        await until(lambda: any("SIGHUP" in entry["message"] for entry in service.entries()))
+        await until(lambda: any("reload" in entry["message"] for entry in service.entries()))
         assert {reply.status for reply in await replies_of_all_workers(service.base, health)} == {200}
         assert all(map(runs, pids.values()))
         service.signal(signal.SIGTERM)
         assert await service.ended() == 0
         assert service.pids() == pids
-        (said,) = [entry for entry in service.entries() if "SIGHUP" in entry["message"]]
-        assert "there is no reload" in said["message"]
+        (said,) = [entry["message"] for entry in service.entries() if "reload" in entry["message"]]
+        assert said == "reloaded the configuration; changed: nothing"
 
 
 async def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ OLD: Final = ("notes/old", "notes/older")
 SCREENSHOT: Final = "TESTS_SCREENSHOT"
 """If it is set, the screenshot of the documentation is made."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.process]
+pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(180)]
 
 
 class Screen:

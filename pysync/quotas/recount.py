@@ -42,7 +42,7 @@ class Tracked(NamedTuple):
 
     store: Store
     accounts: Accounts | None = None
-    counter: "FolderCount | BucketCount | None" = None
+    counter: "UsageCounter | None" = None
 
 
 async def track_usage(
@@ -235,3 +235,6 @@ async def _read_head(store: Store, accounts: Accounts, key: str) -> _core.LogHea
         return None
     found = await store.get(key)
     return accounts.head_of(key, found.body) if isinstance(found, StoredObject) else None
+
+
+UsageCounter = FolderCount | BucketCount

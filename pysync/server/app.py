@@ -37,7 +37,7 @@ from pysync.server.http.connection import HttpServer
 from pysync.server.http.in_flight import BytesInFlight
 from pysync.server.http.load import Load
 from pysync.server.http.middleware import EntryPoint
-from pysync.server.jobs import build_jobs
+from pysync.server.jobs import Jobs
 from pysync.server.process.admin_pages import AdminPages, MakePage
 from pysync.server.process.erasure import ERASE_PATH, ErasureEndpoint
 from pysync.server.process.inspection import Inspection, describe_collections
@@ -68,18 +68,16 @@ class App(AbstractAsyncContextManager["App"]):
     def __init__(
         self,
         config: Config,
-        store: Store,
+        tracked: Tracked,
         coordinator: Coordinator,
         clock: SteadyClock,
-        worker: Worker | None = None,
-        plugins: Sequence[object] = (),
-        hook_s: float = HOOK_TIMEOUT_S,
-        tracked: Tracked | None = None,
-        counters: Counters | None = None,
+        counters: Counters,
+        worker: Worker | None,
+        plugins: Sequence[object],
+        hook_s: float,
     ) -> None:
-        self.store = store
+        self.store = store = tracked.store
         self._coordinator = coordinator
-        counters = Counters() if counters is None else counters
         self._shared_counters = (
             None if worker is None else MultiprocessCounters(counters, worker.counters_dir, worker.number)
         )
@@ -118,7 +116,7 @@ class App(AbstractAsyncContextManager["App"]):
             rate_limiter=RateLimiter(coordinator, clock),
             revocations=RevocationRegistry(store, clock),
             streams=self.subscribers,
-            accounts=None if tracked is None else tracked.accounts,
+            accounts=tracked.accounts,
             render_metrics=self.render_metrics,
         )
         self.current = ConfiguredService(config, self._process)
@@ -149,8 +147,8 @@ class App(AbstractAsyncContextManager["App"]):
             () if config.server.admin is None else config.server.admin.hosts,
         )
         self.webhooks = Webhooks(self.engine, partial(counters.set_gauge, "pysync_webhook_lag_seconds"))
-        self.usage_count = None if tracked is None else tracked.counter
-        self.jobs = build_jobs(self._process, self.current, self.eraser, tracked)
+        self.usage_count = tracked.counter
+        self.jobs = Jobs(self._process, self.current, self.eraser, tracked.counter)
         self._hand_over()
 
     async def open(self) -> None:
@@ -188,14 +186,14 @@ class App(AbstractAsyncContextManager["App"]):
     def _hand_over(self) -> None:
         """Give the parts of the process the configuration in force."""
         process, current = self._process, self.current
-        config, access = current.config, current.access
-        server, self.engine.config = config.server, config
+        config, server = current.config, current.config.server
+        self.engine.config = config
         if process.accounts is not None:
             process.accounts.use(config)
-        process.revocations.use(access.named, access.ownership.owns_data)
+        process.revocations.use(current.trusted, current.ownership.owns_data)
         self.load.max_wait_s = server.max_queue_ms / 1000
         self.load.max_connections, self.subscribers.limits = connection_limits(config)
-        self.in_flight.limit(server.max_bytes_in_flight, access.authorizer.client_ip)
+        self.in_flight.limit(server.max_bytes_in_flight, current.authorizer.client_ip)
         self.admin_pages.use_token(config.auth.admin_token)
         self.jobs.use(current)
         self._entry_point.middleware = current.middleware
@@ -278,7 +276,7 @@ async def create_app(
             )
             opened.push_async_callback(coordinator.close)
         tracked = await track_usage(config, store, coordinator, hooked, clock)
-        app = App(config, tracked.store, coordinator, clock, worker, hooked, hook_s, tracked, counters)
+        app = App(config, tracked, coordinator, clock, counters, worker, hooked, hook_s)
         opened.pop_all()
         opened.push_async_callback(app.close)
         await app.open()

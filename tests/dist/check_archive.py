@@ -175,6 +175,14 @@ def test_protocol(site: Site, workers: int) -> None:
         run_protocol_tests(url)
 
 
+def test_example_of_the_archive_serves_the_notes_page(site: Site) -> None:
+    folder = site.program.parent
+    config = str((folder / "example.json").relative_to(site.folder))
+    command = site.command("serve", "--config", config, "--store", "memory:", "--port", "0")
+    with serving(command, site.folder) as (_, url), urlopen(f"{url}/examples/notes.html") as page:
+        assert page.read() == (ROOT / "deploy/examples/notes.html").read_bytes()
+
+
 def test_first_answer_comes_soon(site: Site) -> None:
     config, port, seconds = site.write("pysync.json", json.dumps(MEMBERS)), free_port(), []
     for _ in range(11):

@@ -322,3 +322,14 @@ def test_nginx_knows_the_nodes_of_the_compose_file() -> None:
     named = re.findall(r"server (\w+):8080", (DEPLOY / "nginx/cluster.conf").read_text())
     assert named == [name for name, service in services.items() if service["image"] == "pysync"]
     assert named == list(services["nginx"]["depends_on"])
+
+
+def test_caddy_knows_its_name_and_the_node_of_the_compose_file() -> None:
+    services = yaml.safe_load(COMPOSE[0].read_text())["services"]
+    given = services["caddy"]["environment"]
+    assert set(re.findall(r"\{\$(\w+)", (DEPLOY / "caddy/Caddyfile").read_text())) == set(given)
+    host, _, port = given["NODES"].partition(":")
+    assert services[host]["image"] == "pysync"
+    assert int(port) == config.load(DEPLOY / "one.json", {}).server.port
+    assert services[host]["environment"]["PYSYNC_SERVER_TRUSTED_PROXY_HOPS"] == "1"
+    assert not any(published.endswith(f":{port}") for published in services[host]["ports"])

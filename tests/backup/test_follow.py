@@ -271,6 +271,38 @@ async def test_service_backs_up_its_store(
 
 @pytest.mark.process
 @pytest.mark.slow
+async def test_one_process_backs_up_through_all_reloads(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    browser, target = Browser(await start(settings_of(tmp_path)), session), FolderTarget(tmp_path / "backup")
+    app = start.apps[-1]  # type: ignore[attr-defined]
+
+    def followers() -> set[str]:
+        """The processes of this test that back up."""
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        return {
+            pid for pid in children if b"pysync.backup.follow" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        }
+
+    async def has_snapshot() -> bool:
+        return bool(await target.list_files("snapshots"))
+
+    await eventually(has_snapshot)
+    before = followers()
+    for n in range(20):
+        assert (await browser.push(f"notes/{n}", {"n": n})).status == 200
+        await app.apply(app.prepare(app.current.config))
+
+    async def has_last() -> bool:
+        return "notes/19" in await restored(target)
+
+    await eventually(has_last)
+    assert followers() == before
+    assert len(before) == 1
+
+
+@pytest.mark.process
+@pytest.mark.slow
 async def test_readiness_does_not_depend_on_the_backup(
     start: Start, session: aiohttp.ClientSession, tmp_path: Path
 ) -> None:

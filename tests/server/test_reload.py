@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -22,8 +23,10 @@ from pysync.config import Config, ConfigError
 from pysync.config.changes import changes
 from pysync.config.collection import wire_name
 from pysync.coordinator.memory import MemoryCoordinator
+from pysync.errors import ReloadRefused
 from pysync.plugins import FileBackedCollection
 from pysync.server.app import App, create_app
+from pysync.server.process.reload import Reloads
 from pysync.server.process.serve import serve_on
 from pysync.store import Write
 from pysync.store.local.store import LocalStore
@@ -268,6 +271,29 @@ async def test_a_refused_configuration_changes_nothing(session: aiohttp.ClientSe
             await service.reload(NOTES, MINE, server={"examples": "/nowhere"})
         assert (await service.browser.pull("notes/a")).status == 200
         assert (await service.browser.pull("u/x/a")).error == (404, "Not found")
+
+
+async def test_what_was_checked_is_applied_whatever_the_file_becomes(
+    session: aiohttp.ClientSession, tmp_path: Path, own_logging: None
+) -> None:
+    file = tmp_path / "pysync.json"
+
+    def write(*collections: dict[str, Any]) -> None:
+        file.write_text(json.dumps(patient({"store": "memory:", "collections": collections})))
+
+    def read() -> Config:
+        found = config.load(file)
+        file.write_text("{")  # an editor saves it at this moment
+        return found
+
+    write(MINE)
+    async with running(session, NOTES) as service:
+        reloads = Reloads(service.app, read)
+        assert await reloads.reload() == ["collections"]
+        assert service.app.current.config == parsed(MINE)
+        with pytest.raises(ReloadRefused, match=r"pysync\.json"):
+            await reloads.reload()
+        assert service.app.current.config == parsed(MINE)
 
 
 # Streams

@@ -253,6 +253,22 @@ async def test_the_command_rebuilds_while_a_server_runs_and_notifies_its_subscri
         assert json.loads(output)["changed"] == 0
 
 
+async def test_the_command_rebuilds_while_the_server_reloads(shell: Shell, tmp_path: Path) -> None:
+    file, said = written(tmp_path, TITLES | {"name": "titles"})
+    async with await create_app(parse(said)) as app:
+        for n in range(300):
+            body = json.dumps({"data": {"title": str(n)}}).encode()
+            await app.engine.documents.push(f"notes/s/{n}", decode_push(body))
+        command = ("project", "rebuild", "titles", "--config", file)
+        rebuilding = asyncio.create_task(shell.run_async(*command))
+        while not rebuilding.done():
+            await app.apply(app.prepare(parse(said)))
+            await asyncio.sleep(0)
+        status, output, errors = await rebuilding
+    assert (status, errors) == (0, "")
+    assert json.loads(output)["entries"] == 300
+
+
 def test_unknown_name_is_reported_with_the_known_names(shell: Shell, tmp_path: Path) -> None:
     file, _ = written(tmp_path, TITLES | {"name": "titles"}, TITLES)
     status, _, errors = shell.run("project", "rebuild", "title", "--config", file)

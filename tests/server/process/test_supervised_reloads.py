@@ -50,7 +50,8 @@ def use(config: str) -> list[str]:
     in_force = config
     return ["name"]
 
-Supervisor(3, work, 0.1, stall_s=1.0, read=lambda: "new", use=use).run(lambda: None)
+contents = iter(["new"])
+Supervisor(3, work, 0.1, stall_s=1.0, read=lambda: next(contents), use=use).run(lambda: None)
 """
 
 

@@ -11,10 +11,7 @@ from aiohttp import web
 from pysync.config.key_templates import is_parameter
 from pysync.errors import NotFound
 from pysync.protocol import JSON_TYPE
-from pysync.server.http.responses import (
-    Response,
-    etag_matches,
-)
+from pysync.server.http.responses import Response, etag_matches, page_headers
 from pysync.server.http.router import Match
 
 MAX_BYTES: Final = 1024 * 1024
@@ -28,17 +25,7 @@ _TYPES: Final = {
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
 }
-# A page may have inline scripts and styles, and may call only this service.
-_POLICY: Final = (
-    "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_HEADERS: Final = (
-    "Cache-Control: no-cache\r\n"
-    f"Content-Security-Policy: {_POLICY}\r\n"
-    "Referrer-Policy: no-referrer\r\n"
-    "X-Content-Type-Options: nosniff\r\n"
-)
+_HEADERS: Final = "Cache-Control: no-cache\r\n" + page_headers(None, None)
 
 
 class Examples:

@@ -1,7 +1,5 @@
 """`GET /`: a page for people who open the address of a service in a browser."""
 
-import base64
-import hashlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,21 +7,12 @@ import orjson
 from aiohttp import hdrs, web
 
 from pysync.server.api.health import VERSION
-from pysync.server.http.responses import Response
+from pysync.server.http.responses import Response, page_headers
 from pysync.server.http.router import Match
 
 _HTML: Final = "text/html"
 _STYLE: Final = "body { font: 1rem/1.6 system-ui; max-width: 40rem; margin: 3rem auto; padding: 0 1rem }"
-_STYLE_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-_POLICY: Final = (
-    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_HEADERS: Final = (
-    "Cache-Control: no-cache\r\nVary: Accept\r\n"
-    f"Content-Security-Policy: {_POLICY}\r\n"
-    "Referrer-Policy: no-referrer\r\nX-Content-Type-Options: nosniff\r\n"
-)
+_HEADERS: Final = "Cache-Control: no-cache\r\nVary: Accept\r\n" + page_headers(b"", _STYLE.encode())
 _DOCUMENTATION: Final = "docs/index.md"
 """The page at which the documentation begins, in the sources: there is no public address of it."""
 _PAGE: Final = f"""<!doctype html>

@@ -234,7 +234,7 @@ async def test_browsers_get_a_page_that_runs_nothing_but_its_own_script(start_ad
     assert policy == {
         "default-src": "'none'",
         "connect-src": "'self'",
-        "img-src": "data:",
+        "img-src": "'self' data:",
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",

@@ -149,10 +149,13 @@ async def reload(options: argparse.Namespace) -> None:
     from pysync.cli.io import print_json
 
     url, tokens = options.url, options.admin_token or os.environ.get("PYSYNC_ADMIN_TOKEN")
-    if url is None or tokens is None:
+    if url is None or not tokens:
         if options.config is None:
             raise ValueError("name the server's configuration with --config, or its --url and --admin-token")
-        settings = config.load(options.config)
+        try:
+            settings = config.load(options.config)
+        except config.ConfigError as error:
+            raise ValueError(f"{error}\n  --url and --admin-token reload without this file") from None
         url, tokens = url or _admin_url(settings), tokens or settings.auth.admin_token
     if not tokens:
         raise ValueError("auth.adminToken is not set: send the server SIGHUP")
@@ -167,8 +170,7 @@ def _admin_url(settings: config.Config) -> str:
     admin = settings.server.admin
     if admin is None or not admin.port:
         raise ValueError("server.admin names no port: send the server SIGHUP, or give --url")
-    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 (nothing listens here)
-    return origin(loopback.get(admin.host, admin.host), admin.port)
+    return origin(admin.host, admin.port)
 
 
 async def _post(url: str, token: str) -> object:

@@ -7,12 +7,10 @@ import os
 import shlex
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Final
-
-import orjson
 
 from pysync import config
 from pysync.backup.repair import Repairer, RepairReport
@@ -52,7 +50,7 @@ from pysync.plugins.projection import projections_in, projections_of
 from pysync.plugins.projection.lists import ListWriter
 from pysync.plugins.projection.rebuild import catch_up, rebuild
 from pysync.sqlite.database_file import quick_check
-from pysync.store import EtagMismatch, ReadableStore, Store, StoredObject, open_store
+from pysync.store import EtagMismatch, ReadableStore, Store, open_store
 
 _DAMAGED: Final = ("corrupt: ", "unreadable: ")
 _MISSED_WRITES_WARNING: Final = (
@@ -292,10 +290,8 @@ def _print_outcome(key: str, why: str | None) -> None:
 
 async def last_count(store: ReadableStore) -> int:
     """Return the number of objects that the last scrub found in the store; 0 if it is not known."""
-    found = await store.get(SCRUB_KEY)
-    with suppress(ValueError, LookupError, TypeError):
-        return int(orjson.loads(found.body)["objects"]) if isinstance(found, StoredObject) else 0
-    return 0
+    last = await VerificationReport.recorded(store, SCRUB_KEY)
+    return 0 if last is None else last["objects"]
 
 
 def load_config(options: argparse.Namespace, *flags: str) -> Config:

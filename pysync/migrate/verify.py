@@ -5,6 +5,7 @@ import hashlib
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Final, NamedTuple
 
@@ -20,7 +21,7 @@ from pysync.engine.documents import SECRET_DOCUMENT_KEY as VERSIONS
 from pysync.engine.history import PREFIX as HISTORY
 from pysync.errors import BadRequest, BadSignature, DocumentCorrupt
 from pysync.migrate.reading import VERIFY_KEY, Reader, Unreadable, error_context, for_each_key
-from pysync.store import DamagedFile, OpenFile, Pace, Store, no_pace
+from pysync.store import DamagedFile, OpenFile, Pace, ReadableStore, Store, StoredObject, no_pace
 
 HASH_MISMATCH: Final = "its bytes do not match its sha256"
 _CHUNK: Final = re.compile(r"(.+)__seg/[0-9]{16}")
@@ -164,6 +165,16 @@ class VerificationReport:
         """Store the numbers and the time of the end at `key`. Raises StoreUnavailable."""
         members = {"finishedMs": finished_ms, **asdict(self)}
         await store.put(key, orjson.dumps(members))
+
+    @staticmethod
+    async def recorded(store: ReadableStore, key: str) -> dict[str, int] | None:
+        """Return what `record` stored at `key`; None if that is nothing, or not readable. Raises
+        StoreUnavailable."""
+        found = await store.get(key)
+        with suppress(ValueError, LookupError, TypeError):
+            members = orjson.loads(found.body) if isinstance(found, StoredObject) else {}
+            return {name: int(members[name]) for name in ("finishedMs", "objects", "damaged", "bytes")}
+        return None
 
 
 class Verifier:

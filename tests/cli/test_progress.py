@@ -14,6 +14,7 @@ from support.configurations import collection, config
 from support.store_samples import fill
 
 from pysync.cli.progress import describe_progress
+from pysync.migrate import SCRUB_KEY, VerificationReport
 from pysync.store.local.store import LocalStore
 
 COMMANDS = {
@@ -44,7 +45,7 @@ async def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     store = await LocalStore.open_folder(tmp_path / "data")
     await fill(store)
-    await store.put("_pysync/scrub", b'{"objects":99}')
+    await VerificationReport(objects=99).record(store, SCRUB_KEY, 1)
     await store.close()
     (tmp_path / "pysync.yaml").write_text(f"{config(collection(), store='file:data')}")
     return tmp_path

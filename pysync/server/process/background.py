@@ -14,8 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, Literal, NamedTuple
 
-import orjson
-
 from pysync._core import PanicException
 from pysync.clock import elapsed_of, is_stable
 from pysync.concurrency import every
@@ -29,10 +27,10 @@ from pysync.engine.history import PREFIX, History, document_of, has_version, is_
 from pysync.engine.outbox import Outbox
 from pysync.erase import Eraser
 from pysync.errors import CoordinatorUnavailable, DocumentCorrupt, PysyncError, Unavailable
-from pysync.migrate import SCRUB_KEY, Damage, Verifier
+from pysync.migrate import SCRUB_KEY, Damage, VerificationReport, Verifier
 from pysync.server.api import owners_of
 from pysync.server.http.router import Route, Router
-from pysync.store import RELIST_MS, KeyShape, ListEntry, Store, StoredObject
+from pysync.store import RELIST_MS, KeyShape, ListEntry, Store
 
 SWEEP_EVERY_S = 60.0
 """Seconds between two rounds of a job that looks for what is due."""
@@ -450,16 +448,13 @@ class Scrubber:
     async def _is_due(self) -> bool:
         if self.config is False:
             return False
-        found = await self._store.get(SCRUB_KEY)
-        finished_ms = 0
-        if isinstance(found, StoredObject):
-            with suppress(ValueError, KeyError, TypeError):
-                last = orjson.loads(found.body)
-                finished_ms = int(last["finishedMs"])
-                self._set_gauge("pysync_scrub_timestamp_seconds", finished_ms // 1000)
-                self._set_gauge("pysync_stored_bytes", last["bytes"])
+        last = await VerificationReport.recorded(self._store, SCRUB_KEY)
+        if last is None:
+            return True
+        self._set_gauge("pysync_scrub_timestamp_seconds", last["finishedMs"] // 1000)
+        self._set_gauge("pysync_stored_bytes", last["bytes"])
         # A time in the future was recorded before the clock was set back.
-        return not 0 <= self._now_ms() - finished_ms < self.config.every_ms
+        return not 0 <= self._now_ms() - last["finishedMs"] < self.config.every_ms
 
     async def _acquire_lease(self) -> bool:
         self._lease_checked_at = self._clock_s()

@@ -11,7 +11,7 @@ from pysync.changelog import Change
 from pysync.config import Config, HistoryConfig
 from pysync.config.check import kind_of, lint
 from pysync.errors import BadRequest, DocumentCorrupt
-from pysync.migrate import SCRUB_KEY, VERIFY_KEY
+from pysync.migrate import SCRUB_KEY, VERIFY_KEY, VerificationReport
 from pysync.migrate.verify import VerificationError, check_stored
 from pysync.plugins import PluginContext
 from pysync.quotas.accounts import qualified_name
@@ -70,8 +70,7 @@ class Inspection:
             newest.setdefault(report["key"], report)  # others came before it
         page: Json = {"objects": list(newest.values())}
         for name, key in (("scrub", SCRUB_KEY), ("verify", VERIFY_KEY)):
-            found = await self._store.get(key)
-            page[name] = orjson.loads(found.body) if isinstance(found, StoredObject) else None
+            page[name] = await VerificationReport.recorded(self._store, key)
         return page
 
     async def object(self, query: Query) -> Json:

@@ -20,7 +20,7 @@ from support.sse_client import listen
 
 import pysync
 from pysync.errors import CHECKS, Forbidden, StoreUnavailable
-from pysync.migrate import SCRUB_KEY
+from pysync.migrate import SCRUB_KEY, VerificationReport
 from pysync.server.process.admin_pages import TURN_EVERY_S
 from pysync.server.process.exposition import Metrics
 from pysync.server.process.metrics import Counters, MultiprocessCounters
@@ -220,7 +220,7 @@ async def test_stored_bytes_are_those_that_the_last_scrub_found(
     service = {"collections": [NOTES], "store": f"file:{tmp_path / 'data'}"}
     anybody = Browser(await start(service, now_ms=clock), session)
     (app,) = start.apps  # type: ignore[attr-defined]
-    await app.store.put(SCRUB_KEY, b'{"finishedMs": %d, "bytes": 12345}' % (clock() - 5_000))
+    await VerificationReport(bytes=12345).record(app.store, SCRUB_KEY, clock() - 5_000)
     await app.jobs.scrubber.run_if_due()
     found = await scrape(anybody)
     assert found["pysync_stored_bytes"] == 12345

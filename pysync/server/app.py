@@ -39,7 +39,7 @@ from pysync.server.http.load import Load
 from pysync.server.http.middleware import EntryPoint
 from pysync.server.jobs import Jobs
 from pysync.server.process.admin_pages import AdminPages, MakePage
-from pysync.server.process.erasure import ERASE_PATH, ErasureEndpoint
+from pysync.server.process.erasure import ERASE_PATH, erase_action
 from pysync.server.process.inspection import Inspection, describe_collections
 from pysync.server.process.metrics import Counters, MultiprocessCounters, snapshot
 from pysync.server.process.readiness import Readiness
@@ -142,7 +142,7 @@ class App(AbstractAsyncContextManager["App"]):
             None if worker is None else worker.number,
             lambda: describe_collections(self.current.config),
             on_loop,
-            {ERASE_PATH: ErasureEndpoint(self._erase)},
+            {ERASE_PATH: erase_action(self._erase)},
             config.auth.admin_token,
             () if config.server.admin is None else config.server.admin.hosts,
         )

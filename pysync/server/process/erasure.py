@@ -16,23 +16,22 @@ Erase = Callable[[EraseRequest, bool], Coroutine[Any, Any, EraseReport]]
 """Erases what belongs to the request, or with True only reports what would go."""
 
 
-class ErasureEndpoint(OperatorAction):
-    """Responds to requests to erase. The next start of a service finishes an erasure that was cancelled."""
+def erase_action(erase: Erase) -> OperatorAction:
+    """Return what responds to requests to erase. The next start of a service finishes an erasure that was
+    cancelled."""
 
-    busy = "An erasure is under way: try again when it has finished"
-    stopped = "the server stops; it finishes the erasure when it starts again"
-
-    def __init__(self, erase: Erase) -> None:
-        super().__init__()
-        self._erase = erase
-
-    async def act(self, request: AdminRequest) -> dict[str, Any]:
-        """Erase, and return the report. Raises PysyncError."""
+    async def act(request: AdminRequest) -> dict[str, Any]:
         if "origin" in request.headers:  # browsers send it with each POST, also of their own origin
             raise ForeignOrigin("Pages of browsers may not erase")
         what, is_dry_run = _parse(request)
-        report = await self._erase(what, is_dry_run)
+        report = await erase(what, is_dry_run)
         return report.describe(what, is_dry_run=is_dry_run)
+
+    return OperatorAction(
+        act,
+        busy="An erasure is under way: try again when it has finished",
+        stopped="the server stops; it finishes the erasure when it starts again",
+    )
 
 
 def _parse(request: AdminRequest) -> tuple[EraseRequest, bool]:

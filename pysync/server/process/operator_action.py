@@ -2,11 +2,10 @@
 
 import asyncio
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl
 
 import orjson
@@ -33,23 +32,19 @@ class AdminRequest(NamedTuple):
         return dict(parse_qsl(self.query, keep_blank_values=True))
 
 
-class OperatorAction(ABC):
-    """Responds to requests for one action, once the listener has checked their admin token."""
+class OperatorAction:
+    """Responds to requests for one action, once the listener has checked their admin token. `act` does on the
+    event loop what a request asks for, and returns the body of the response or raises PysyncError. `busy` is
+    the message for a request that comes while another one is carried out, and `stopped` for one that ends
+    because the server stops."""
 
-    busy: ClassVar[str]
-    """The message for a request that comes while another one is carried out."""
-    stopped: ClassVar[str]
-    """The message for a request that ends because the server stops."""
-
-    def __init__(self) -> None:
+    def __init__(
+        self, act: Callable[[AdminRequest], Coroutine[Any, Any, dict[str, Any]]], busy: str, stopped: str
+    ) -> None:
+        self._act, self._busy, self._stopped = act, busy, stopped
         self._lock = threading.Lock()
         self._running: Future[dict[str, Any]] | None = None
         self._is_closed = False
-
-    @abstractmethod
-    async def act(self, request: AdminRequest) -> dict[str, Any]:
-        """Do on the event loop what the request asks for, and return the body of the response. Raises
-        PysyncError."""
 
     def respond(self, request: AdminRequest, loop: asyncio.AbstractEventLoop) -> Response:
         """Act on the event loop, and wait for the end. Raises PysyncError, for all but one request at a time:
@@ -57,14 +52,14 @@ class OperatorAction(ABC):
         if request.method != "POST":
             raise MethodNotAllowed(headers={"Allow": "POST"})
         if not self._lock.acquire(blocking=False):
-            raise Unavailable(self.busy, retry_after_s=RETRY_S)
+            raise Unavailable(self._busy, retry_after_s=RETRY_S)
         try:
-            self._running = asyncio.run_coroutine_threadsafe(self.act(request), loop)
+            self._running = asyncio.run_coroutine_threadsafe(self._act(request), loop)
             if self._is_closed:  # since `cancel` looked for it
                 self._running.cancel()
             return Response(200, orjson.dumps(self._running.result()), NO_STORE)
         except CancelledError:
-            raise Unavailable(self.stopped) from None
+            raise Unavailable(self._stopped) from None
         finally:
             self._running = None
             self._lock.release()

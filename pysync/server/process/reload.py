@@ -129,16 +129,14 @@ def log_reload(changed: Sequence[str]) -> None:
     log.info("reloaded the configuration; changed: %s", ", ".join(changed) or "nothing")
 
 
-class ReloadEndpoint(OperatorAction):
-    """Responds to requests to reload, once the configuration is applied by all workers or by none."""
+def reload_action(reload: Callable[[], Coroutine[Any, Any, list[str]]]) -> OperatorAction:
+    """Return what responds to requests to reload, once all workers have applied the configuration or none."""
 
-    busy = "A reload is under way: try again when it has finished"
-    stopped = "the server stops; it reads the configuration when it starts again"
+    async def act(request: AdminRequest) -> dict[str, Any]:
+        return {"changed": await reload()}
 
-    def __init__(self, reload: Callable[[], Coroutine[Any, Any, list[str]]]) -> None:
-        super().__init__()
-        self._reload = reload
-
-    async def act(self, request: AdminRequest) -> dict[str, Any]:
-        """Reload, and return the names of the members that have changed. Raises ReloadRefused."""
-        return {"changed": await self._reload()}
+    return OperatorAction(
+        act,
+        busy="A reload is under way: try again when it has finished",
+        stopped="the server stops; it reads the configuration when it starts again",
+    )

@@ -36,11 +36,11 @@ from pysync.server.process.metrics import SupervisorCounters
 from pysync.server.process.reload import (
     RELOAD_PATH,
     ReadConfig,
-    ReloadEndpoint,
     Reloads,
     WorkerReloads,
     changed_members,
     read_again,
+    reload_action,
 )
 from pysync.server.process.supervisor import Supervisor
 from pysync.server.process.systemd import sd_notify
@@ -206,7 +206,7 @@ async def _serve_alone(config: Config, notice: str, read_config: ReadConfig | No
     admin = config.server.admin
     app = await create_app(config)
     reloads = Reloads(app, read_config)
-    app.admin_pages.actions[RELOAD_PATH] = ReloadEndpoint(reloads.reload)
+    app.admin_pages.actions[RELOAD_PATH] = reload_action(reloads.reload)
     async with (
         _running(app, config, config.server.port, 0 if admin is None else admin.port) as ports,
         LoopWatchdog(),
@@ -254,7 +254,7 @@ async def _serve_as_worker(
     loop.add_reader(context.parent_fd, on_message)
     app = await create_app(config, worker=Worker(context.number, counters_dir))
     reloads = WorkerReloads(Reloads(app, None, context.number), context.channel)
-    app.admin_pages.actions[RELOAD_PATH] = ReloadEndpoint(reloads.reload)
+    app.admin_pages.actions[RELOAD_PATH] = reload_action(reloads.reload)
     async with _running(app, config, port, admin_port, shared=True):
         log.info("serving, pid %s", os.getpid())
         context.ready()

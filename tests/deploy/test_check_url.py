@@ -1,12 +1,17 @@
 """`pysync check --probe --url`: what a proxy does wrong is found from outside, one fault at a time."""
 
+import asyncio
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import RawTestServer
 from components import free_port
 from components.fixtures import StartNginx
 from support.cli_runner import Shell
@@ -45,6 +50,18 @@ async def probed(url: str, settings: dict[str, Any] = SERVICE, watch_s: float = 
     report = Report()
     await ProxyProbe(parse({"version": 1, "store": "memory:", **settings}), url, report, watch_s).run()
     return report
+
+
+@asynccontextmanager
+async def answering(answer: web.StreamResponse) -> AsyncIterator[str]:
+    """The URL of a server that gives the first request this answer."""
+    answers = iter([answer])
+
+    async def respond(request: web.BaseRequest) -> web.StreamResponse:
+        return next(answers, web.Response(status=404))
+
+    async with RawTestServer(respond) as server:
+        yield str(server.make_url("/"))
 
 
 def with_server(**members: Any) -> dict[str, Any]:
@@ -156,6 +173,49 @@ async def test_address_without_pysync_is_a_problem(start_nginx: StartNginx) -> N
     other = start_nginx(f"server {{ listen 127.0.0.1:{port}; return 301 https://$host; }}", port).url
     report = await probed(other)
     assert report.problems == [Problem("url pysync", "GET /health answers 301, and not as pysync does")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "received", "addresses"),
+    [
+        ({"Date": "soon"}, None, "not checked: "),
+        ({"Date": f"Mon, 01 Jan {'9' * 30} 00:00:00 GMT"}, None, "not checked: "),
+        ({}, [1], "not checked: "),
+        ({}, {"client": 1, "forwardedFor": {}}, "not checked: "),
+    ],
+)
+async def test_answer_of_another_program_is_no_error_of_the_probe(
+    headers: dict[str, str], received: Any, addresses: str
+) -> None:
+    async with answering(web.json_response({"ok": True, "received": received}, headers=headers)) as url:
+        report = await probed(url)
+    assert dict(report.rows)["url addresses"].startswith(addresses)
+
+
+async def test_long_answer_is_not_read_to_its_end() -> None:
+    sent = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while sent < 1_000:
+            sent += 1
+            yield bytes(65_536)
+
+    async with answering(web.Response(body=pieces())) as url:
+        report = await probed(url)
+    assert report.problems[0].path == "url pysync"
+    assert sent < 1_000
+
+
+async def test_answer_that_trickles_is_not_waited_for() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            await asyncio.sleep(0.02)
+            yield b" "
+
+    async with answering(web.Response(body=pieces())) as url:
+        report = await probed(url, watch_s=0.5)
+    assert [problem.path for problem in report.problems] == ["url"]
 
 
 def test_url_is_for_the_probe(shell: Shell) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -22,6 +23,8 @@ from pysync.diagnose.report import Report
 
 WATCH_S: Final = 10.0
 """Seconds for a response, and for the first bytes and two heartbeats of a change stream."""
+_MAX_ANSWER: Final = 64 * 1024
+"""Bytes of an answer above which no more is read."""
 _FORGED: Final = "192.0.2.1"
 """An address that no client has (RFC 5737)."""
 _ALIASES: Final = ("//health", "/%2Fhealth", "/-/%2e%2e/health")
@@ -64,13 +67,14 @@ class ProxyProbe:
         if not body.get("ok"):
             self._add("pysync", "not found", f"GET /health answers {status}, and not as pysync does")
             return False
-        if date:
+        with suppress(ValueError, OverflowError):  # no date
             date_ms = round(parsedate_to_datetime(date).timestamp() * 1000)
             self._report.add_clock_skew("url", (sent_ms + wall_clock_ms()) // 2 - date_ms)
-        if (received := body.get("received")) is None:
-            self._add("addresses", f"not checked: that takes {needed or 'the admin token of the server'}")
-        else:
-            self._check_addresses(received["client"], received["forwardedFor"])
+        match body.get("received"):
+            case {"client": str(client), "forwardedFor": str(forwarded_for)}:
+                self._check_addresses(client, forwarded_for)
+            case _:
+                self._add("addresses", f"not checked: that takes {needed or 'the admin token of the server'}")
         return True
 
     def _check_addresses(self, client: str, forwarded_for: str) -> None:
@@ -140,15 +144,20 @@ class ProxyProbe:
 
     async def _request(
         self, method: str, path: str, headers: dict[str, str] | None = None
-    ) -> tuple[int, dict[str, Any], str | None]:
+    ) -> tuple[int, dict[str, Any], str]:
         """Return status, JSON object and Date of a response."""
-        url = URL(self._base + path, encoded=True)
-        async with self._session.request(method, url, headers=headers, allow_redirects=False) as answer:
+        url, text = URL(self._base + path, encoded=True), b""
+        async with (
+            asyncio.timeout(self._watch_s),
+            self._session.request(method, url, headers=headers, allow_redirects=False) as answer,
+        ):
+            while len(text) <= _MAX_ANSWER and (piece := await answer.content.readany()):
+                text += piece
             try:
-                body = orjson.loads(await answer.read())
+                body = orjson.loads(text)
             except ValueError:
                 body = None
-            return answer.status, body if isinstance(body, dict) else {}, answer.headers.get("Date")
+            return answer.status, body if isinstance(body, dict) else {}, answer.headers.get("Date", "")
 
     def _sign(self, target: str) -> dict[str, str]:
         """Return the credentials of a new key."""

@@ -26,8 +26,8 @@ from urllib.request import urlopen
 
 import pytest
 from components import RedisServer, S3Server, free_port
-from support.page_runner import PageRunner, blocks_of
 from support.installed import ROOT, run_protocol_tests, serving
+from support.page_runner import PageRunner, blocks_of
 
 import pysync
 
@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.timeout(300)]
 
 (ARCHIVE,) = ROOT.glob("dist/pysync-*-*-*.tar.gz")
 INSTALL = ROOT / "docs/how-to/install.md"
+HTTPS = ROOT / "docs/how-to/from-an-empty-machine-to-https.md"
 MAX_MB: Final = 60
 MAX_FIRST_ANSWER_S: Final = 1.5
 MAX_PORT_S: Final = 2.0
@@ -173,6 +174,13 @@ def test_protocol(site: Site, workers: int) -> None:
     members = json.loads((ROOT / "tests/protocol.json").read_text())
     with site.serving("--workers", str(workers), **members) as (_, url):
         run_protocol_tests(url)
+
+
+def test_archive_has_what_the_page_on_https_takes_from_it(site: Site) -> None:
+    taken = re.findall(r"/opt/pysync/(\S+)", HTTPS.read_text())
+    assert {"Caddyfile", "pysync.service"} <= set(taken)
+    for name in taken:
+        assert (site.program.parent / name).exists(), name
 
 
 def test_example_of_the_archive_serves_the_notes_page(site: Site) -> None:

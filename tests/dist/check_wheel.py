@@ -1,4 +1,4 @@
-"""The wheel that `make dist` has built, on each Python of this machine. `make test` does not run this file."""
+"""The wheel that `make dist` has built, on each Python of this machine. `make test` does not run this."""
 
 import os
 import re
@@ -40,7 +40,7 @@ def test_pipx_installs_a_wheel_that_keeps_the_protocol(python: str, tmp_path: Pa
     pysync = str(tmp_path / "pysync")
     config = str(ROOT / "tests/protocol.json")
 
-    # The base refuses a feature of an extra, and names the command that installs it. That command has to work.
+    # The base refuses a feature of an extra, and names the command that installs it, which has to work.
     check = [pysync, "check", config]
     refused = subprocess.run(check, capture_output=True, text=True, check=False)
     command = re.search(r"\S+ -m pip install 'pysync\[schema\]'", refused.stdout + refused.stderr)

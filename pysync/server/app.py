@@ -5,7 +5,6 @@ A request passes through aiohttp -> `connection` -> `middleware` -> `router` -> 
 `authorization` -> `engine` -> the store. `routes` defines which route leads to which handler.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from pysync.auth.authentication import AdminTokens
 from pysync.auth.rate_limits import RateLimiter
 from pysync.auth.revocation import RevocationRegistry
 from pysync.changelog import Retention
@@ -43,6 +43,7 @@ from pysync.server.process.erasure import ERASE_PATH, erase_action
 from pysync.server.process.inspection import Inspection, describe_collections
 from pysync.server.process.metrics import Counters, MultiprocessCounters, snapshot
 from pysync.server.process.readiness import Readiness
+from pysync.server.process.watchdog import LoopMonitor
 from pysync.server.sse import SSEHub, StreamLimits
 from pysync.store import Store, ledger_of, open_store
 from pysync.webhooks import Webhooks
@@ -91,7 +92,7 @@ class App(AbstractAsyncContextManager["App"]):
         self._snapshot: Final = partial(
             snapshot, counters, self._shared_counters, config.store.url, lambda: readiness.is_ready
         )
-        self._loop = asyncio.get_running_loop()
+        self.loop_monitor = LoopMonitor(counters.observe)
         self.engine = build_engine(
             config,
             store,
@@ -111,6 +112,7 @@ class App(AbstractAsyncContextManager["App"]):
             hooks=self._hooks,
             counters=counters,
             readiness=self.readiness,
+            loop_monitor=self.loop_monitor,
             load=self.load,
             in_flight=self.in_flight,
             rate_limiter=RateLimiter(coordinator, clock),
@@ -139,13 +141,13 @@ class App(AbstractAsyncContextManager["App"]):
             self._snapshot,
             lambda: self.current.openapi.complete(),
             clock.wall_ms,
+            self.loop_monitor,
             None if worker is None else worker.number,
             lambda: describe_collections(self.current.config),
             on_loop,
-            {ERASE_PATH: erase_action(self._erase)},
-            config.auth.admin_token,
             () if config.server.admin is None else config.server.admin.hosts,
         )
+        self.admin_pages.actions[ERASE_PATH] = erase_action(self._erase)
         self.webhooks = Webhooks(self.engine, partial(counters.set_gauge, "pysync_webhook_lag_seconds"))
         self.usage_count = tracked.counter
         self.jobs = Jobs(self._process, self.current, self.eraser, tracked.counter)
@@ -194,7 +196,7 @@ class App(AbstractAsyncContextManager["App"]):
         self.load.max_wait_s = server.max_queue_ms / 1000
         self.load.max_connections, self.subscribers.limits = connection_limits(config)
         self.in_flight.limit(server.max_bytes_in_flight, current.authorizer.client_ip)
-        self.admin_pages.use_token(config.auth.admin_token)
+        self.admin_pages.admin_tokens = AdminTokens(config.auth.admin_token)
         self.jobs.use(current)
         self._entry_point.middleware = current.middleware
 
@@ -209,7 +211,7 @@ class App(AbstractAsyncContextManager["App"]):
         )
 
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self.readiness.begin_check)
+            self.loop_monitor.loop.call_soon_threadsafe(self.readiness.begin_check)
         return Metrics(self._snapshot).render()
 
     def drain(self) -> None:

@@ -21,6 +21,7 @@ from pysync.server.http.load import Load, connection_limit
 from pysync.server.http.router import Router
 from pysync.server.process.metrics import Counters
 from pysync.server.process.readiness import Readiness
+from pysync.server.process.watchdog import LoopMonitor
 from pysync.server.routes import owning_collections
 from pysync.server.sse import SSEHub, StreamLimits
 from pysync.store import Store
@@ -68,6 +69,7 @@ class Process:
     hooks: Hooks
     counters: Counters
     readiness: Readiness
+    loop_monitor: LoopMonitor
     load: Load
     in_flight: BytesInFlight
     rate_limiter: RateLimiter

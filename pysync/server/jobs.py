@@ -19,7 +19,6 @@ from pysync.server.process.background import (
     resume_erasure,
 )
 from pysync.server.process.readiness import PROBE_EVERY_S, CoordinatorMonitor
-from pysync.server.process.watchdog import observe_delays
 
 log = logging.getLogger("pysync.server")
 
@@ -43,7 +42,7 @@ class Jobs:
         monitor = CoordinatorMonitor(coordinator.diagnose, process.readiness, counters.gauges)
         self.all = [
             Job(OutboxRelay(engine.outbox, sweeps=engine.sweeps).run),
-            Job(partial(observe_delays, counters.observe)),
+            Job(process.loop_monitor.run),
             _periodic(PROBE_EVERY_S, monitor.check, "cannot query the coordinator"),
         ]
         if engine.sweeps:

@@ -20,8 +20,9 @@ from pysync import protocol
 from pysync.errors import BadRequest
 from pysync.server.http.connection import bound_sockets
 from pysync.server.http.responses import error_response
-from pysync.server.process.admin_pages import TIMEOUT_S, TURN_EVERY_S, AdminPages, LoopMonitor
+from pysync.server.process.admin_pages import TIMEOUT_S, AdminPages
 from pysync.server.process.operator_action import AdminRequest
+from pysync.server.process.watchdog import TURN_EVERY_S
 
 MAX_CONNECTIONS: Final = 64
 """Connections that are served at once, each by a thread. If one more arrives, the one gives way that has been
@@ -41,11 +42,10 @@ class AdminListener:
 
     def __init__(self, pages: AdminPages, host: str, port: int, *, shared: bool = False) -> None:
         self._pages = pages
-        self._monitor = LoopMonitor()
         ids = map(f"{os.urandom(5).hex()}-{{:x}}".format, count(1))
 
         def respond(request: AdminRequest) -> bytes:
-            response = pages.respond(request, self._monitor)
+            response = pages.respond(request)
             response.header_text += f"{protocol.HEADER_REQUEST_ID}: {next(ids)}\r\n"
             text = response.to_bytes()
             return text[: len(text) - len(response.content)] if request.method == "HEAD" else text
@@ -67,7 +67,6 @@ class AdminListener:
             await asyncio.to_thread(server.close)
         for thread in self._threads:
             thread.join()
-        self._monitor.close()
 
 
 class _Server(ThreadingHTTPServer):

@@ -6,12 +6,11 @@ import os
 import re
 import resource
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import cache, partial
 from ipaddress import IPv4Address, IPv6Address
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -35,11 +34,9 @@ from pysync.server.process.inspection import Json, Query
 from pysync.server.process.metrics import GAUGES, METRICS_TYPE, RECENT, WORKER_PID, Counters, resident_bytes
 from pysync.server.process.operator_action import AdminRequest, OperatorAction
 from pysync.server.process.readiness import Readiness
+from pysync.server.process.watchdog import LoopMonitor
 from pysync.server.process.worker import STALL_S
 
-TURN_EVERY_S: Final = 0.25
-"""Seconds between two turns that the event loop records, and between two searches of a server for connections
-that must end."""
 TIMEOUT_S: Final = 2.0
 """Seconds that a client has to send its request, and then to read the response. The event loop has as long to
 make a page."""
@@ -50,31 +47,7 @@ _PORT: Final = re.compile(r":[0-9]+\Z")
 log = logging.getLogger("pysync.server")
 
 
-class LoopMonitor:
-    """Records when the running event loop turns, so that other threads find out how long it has been blocked.
-    `now` is a clock in seconds."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self.loop: Final = asyncio.get_running_loop()
-        self._now = now
-        self._turned_at = now()
-        self._timer = self.loop.call_later(TURN_EVERY_S, self._on_turn)
-
-    @property
-    def blocked_s(self) -> float:
-        """Seconds that the event loop is late."""
-        return max(0.0, self._now() - self._turned_at - TURN_EVERY_S)
-
-    def close(self) -> None:
-        """Stop recording."""
-        self._timer.cancel()
-
-    def _on_turn(self) -> None:
-        self._turned_at = self._now()
-        self._timer = self.loop.call_later(TURN_EVERY_S, self._on_turn)
-
-
-Page = Callable[[AdminRequest, LoopMonitor], Response]
+Page = Callable[[AdminRequest], Response]
 MakePage = Callable[[Query], Coroutine[None, None, Json]]
 
 
@@ -89,43 +62,39 @@ class AdminPages:
         snapshot: Callable[[], Counters],
         describe: Callable[[], bytes],
         now_ms: Callable[[], int],
-        worker: int | None = None,
-        describe_collections: Callable[[], Json] = dict,
-        on_loop: Mapping[str, MakePage] = MappingProxyType({}),
-        actions: Mapping[str, OperatorAction] = MappingProxyType({}),
-        admin_token: str | Sequence[str] | None = None,
-        hosts: Collection[str] = (),
+        monitor: LoopMonitor,
+        worker: int | None,
+        describe_collections: Callable[[], Json],
+        on_loop: Mapping[str, MakePage],
+        hosts: Collection[str],
     ) -> None:
-        """`on_loop` has the functions that make pages on the event loop, by path; these pages need the admin
-        token. `hosts` are names under which `/admin` is served, besides `localhost` and addresses."""
-        self.actions: Final = dict(actions)
-        """What a POST with the admin token has the event loop do, by path."""
-        self.use_token(admin_token)
+        """`on_loop` has the functions that make pages on the event loop, by path; these pages need one of the
+        admin tokens. `hosts` are names under which `/admin` is served, besides `localhost` and addresses."""
+        self.actions: Final[dict[str, OperatorAction]] = {}
+        """What a POST with an admin token has the event loop do, by path."""
+        self.admin_tokens = AdminTokens(None)
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._readiness = readiness
         self._snapshot = snapshot
         self._now_ms = now_ms
+        self._monitor = monitor
         self._worker = worker
         self._started_at = time.monotonic()
         self._pages: Mapping[str, Page] = {
             "/health": self._health,
             "/health/ready": self._ready,
-            "/metrics": lambda *_: Response(200, render_metrics(), NO_STORE, content_type=METRICS_TYPE),
-            "/openapi.json": lambda *_: Response(200, describe(), NO_STORE),
-            "/version": lambda *_: _json(200, VERSION),
+            "/metrics": lambda _: Response(200, render_metrics(), NO_STORE, content_type=METRICS_TYPE),
+            "/openapi.json": lambda _: Response(200, describe(), NO_STORE),
+            "/version": lambda _: _json(200, VERSION),
             _ADMIN_PATH: self._admin,
-            "/admin/collections": lambda *_: _json(200, describe_collections()),
+            "/admin/collections": lambda _: _json(200, describe_collections()),
         }
         self._guarded: Mapping[str, Page] = {
             "/admin/refusals": self._refusals,
-            **{path: partial(_on_event_loop, make) for path, make in on_loop.items()},
+            **{path: partial(self._on_event_loop, make) for path, make in on_loop.items()},
         }
 
-    def use_token(self, admin_token: str | Sequence[str] | None) -> None:
-        """Accept another admin token, or others, from now on."""
-        self._admin_tokens = AdminTokens(admin_token)
-
-    def respond(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
+    def respond(self, request: AdminRequest) -> Response:
         """Return the response to a request, without an error."""
         method, path = request.method, request.path
         page = self._pages.get(path) or self._guarded.get(path)
@@ -134,14 +103,14 @@ class AdminPages:
                 self._check_host(request)
             if path in self.actions:
                 self._check_token(request)
-                return self.actions[path].respond(request, monitor.loop)
+                return self.actions[path].respond(request, self._monitor.loop)
             if page is None:
                 raise NotFound
             if method not in ("GET", "HEAD"):
                 raise MethodNotAllowed(headers={"Allow": "GET, HEAD"})
             if path in self._guarded:
                 self._check_token(request)
-            return page(request, monitor)
+            return page(request)
         except PysyncError as error:
             return error_response(error, close=True)
         except Exception:
@@ -158,27 +127,36 @@ class AdminPages:
 
     def _check_token(self, request: AdminRequest) -> None:
         """Raise Unauthorized without the admin token, Forbidden if none is configured."""
-        if not self._admin_tokens:
+        if not self.admin_tokens:
             raise Forbidden(
                 "This needs the admin token: set auth.adminToken (PYSYNC_ADMIN_TOKEN) and send it"
             )
-        if not self._admin_tokens.accept(request.headers.get("authorization", "")):
+        if not self.admin_tokens.accept(request.headers.get("authorization", "")):
             error = Unauthorized("admin token")
             error.headers = {"WWW-Authenticate": BEARER.strip()}
             raise error
 
-    def _health(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
-        blocked_s = monitor.blocked_s
+    def _health(self, request: AdminRequest) -> Response:
+        blocked_s = self._monitor.blocked_s
         if blocked_s > STALL_S:
             raise Unavailable(f"The event loop has been blocked for {blocked_s:.0f} s")
         return _json(200, {"ok": True, "ts": self._now_ms()})
 
-    def _ready(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
-        if (error := self._readiness.check_from_thread(monitor.loop)) is not None:
+    def _ready(self, request: AdminRequest) -> Response:
+        if (error := self._readiness.check_from_thread(self._monitor.loop)) is not None:
             return error_response(error, close=True)
         return _json(200, self._readiness.body(self._now_ms()))
 
-    def _refusals(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
+    def _on_event_loop(self, make: MakePage, request: AdminRequest) -> Response:
+        """Return a page that is made on the event loop. Raises Unavailable if it takes longer than 2 s."""
+        waiting = asyncio.run_coroutine_threadsafe(make(request.parameters), self._monitor.loop)
+        try:
+            return _json(200, waiting.result(TIMEOUT_S))
+        except TimeoutError:
+            waiting.cancel()
+            raise Unavailable("The event loop does not answer") from None
+
+    def _refusals(self, request: AdminRequest) -> Response:
         asked = request.parameters
         last, request_id = asked.get("last", "100"), asked.get("requestId")
         if not _is_count(last):
@@ -187,7 +165,7 @@ class AdminPages:
         found = (each for each in refusals if request_id in (None, each["requestId"]))
         return _json(200, {"refusals": list(islice(found, int(last)))})
 
-    def _admin(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
+    def _admin(self, request: AdminRequest) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             headers, text = _browser_page()
             return Response(200, text, headers, content_type="text/html; charset=utf-8")
@@ -197,7 +175,7 @@ class AdminPages:
             "pid": os.getpid(),
             "worker": self._worker,
             "uptimeMs": round((time.monotonic() - self._started_at) * 1000),
-            "loopBlockedMs": round(monitor.blocked_s * 1000),
+            "loopBlockedMs": round(self._monitor.blocked_s * 1000),
             "ready": error is None if self._readiness.is_known else None,
             "reason": None if error is None else error.detail,
             "requests": counters.statuses.total(),
@@ -221,16 +199,6 @@ def _browser_page() -> tuple[str, bytes]:
     text = Path(__file__).with_name("admin.html").read_bytes()
     parts = [text.split(b"<%b>" % tag)[1].split(b"</%b>" % tag)[0] for tag in (b"script", b"style")]
     return f"{NO_STORE}Vary: Accept\r\n{page_headers(*parts)}", text
-
-
-def _on_event_loop(make: MakePage, request: AdminRequest, monitor: LoopMonitor) -> Response:
-    """Return a page that is made on the event loop. Raises Unavailable if it takes longer than 2 s."""
-    waiting = asyncio.run_coroutine_threadsafe(make(request.parameters), monitor.loop)
-    try:
-        return _json(200, waiting.result(TIMEOUT_S))
-    except TimeoutError:
-        waiting.cancel()
-        raise Unavailable("The event loop does not answer") from None
 
 
 def _is_address(host: str) -> bool:

@@ -9,22 +9,40 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from pysync.model import Observe
-from pysync.server.process.admin_pages import TURN_EVERY_S
 from pysync.server.process.systemd import sd_notify
 from pysync.server.process.worker import ROUNDS, STALL_S
+
+TURN_EVERY_S: Final = 0.25
+"""Seconds between two turns that the event loop records, and between two searches of a server for connections
+that must end."""
 
 log = logging.getLogger("pysync.server")
 
 
-async def observe_delays(observe: Observe, now: Callable[[], float] = time.monotonic) -> None:
-    """Observe four times a second how late the event loop is, until cancelled."""
-    while True:
-        due_at = now() + TURN_EVERY_S
-        await asyncio.sleep(TURN_EVERY_S)
-        observe("pysync_event_loop_delay_seconds", max(0.0, now() - due_at))
+class LoopMonitor:
+    """Measures how late the running event loop is, so that other threads find out how long it has been
+    blocked. `observe` gets each measurement. `now` is a clock in seconds."""
+
+    def __init__(self, observe: Observe, now: Callable[[], float] = time.monotonic) -> None:
+        self.loop: Final = asyncio.get_running_loop()
+        self._observe = observe
+        self._now = now
+        self._turned_at = now()
+
+    @property
+    def blocked_s(self) -> float:
+        """Seconds that the event loop is late."""
+        return max(0.0, self._now() - self._turned_at - TURN_EVERY_S)
+
+    async def run(self) -> None:
+        """Measure every `TURN_EVERY_S`, until cancelled."""
+        while True:
+            self._turned_at = self._now()
+            await asyncio.sleep(TURN_EVERY_S)
+            self._observe("pysync_event_loop_delay_seconds", self.blocked_s)
 
 
 class LoopWatchdog(AbstractAsyncContextManager["LoopWatchdog"]):

@@ -26,13 +26,17 @@ from support.worker_processes import workers
 
 from pysync import config
 from pysync.errors import StoreUnavailable
+from pysync.model import unobserved
 from pysync.server.app import create_app
 from pysync.server.http.responses import Response
-from pysync.server.process import admin, admin_pages, readiness
+from pysync.server.process import admin, readiness
 from pysync.server.process.admin import AdminListener
-from pysync.server.process.admin_pages import AdminPages, LoopMonitor
+from pysync.server.process.admin_pages import AdminPages
+from pysync.server.process.metrics import Counters
 from pysync.server.process.operator_action import AdminRequest
+from pysync.server.process.readiness import Readiness
 from pysync.server.process.serve import serve_on
+from pysync.server.process.watchdog import TURN_EVERY_S, LoopMonitor
 from pysync.server.process.worker import STALL_S
 from pysync.store.memory import MemoryStore
 
@@ -126,31 +130,29 @@ async def test_operators_get_the_requests_that_the_public_address_served(
     assert json.loads((await service.request("/admin")).body)["requests"] == 1
 
 
-async def test_health_fails_once_the_event_loop_is_blocked_for_long(start_admin: StartAdmin) -> None:
-    class Blocked(LoopMonitor):
-        blocked_s = 0.0
-
-    pages: AdminPages = (await start_admin()).app.admin_pages
-    monitor = Blocked()
-    monitor.close()
+async def test_health_fails_once_the_event_loop_is_blocked_for_long() -> None:
+    now = 100.0
+    monitor = LoopMonitor(unobserved, lambda: now)
+    pages = AdminPages(Readiness([]), bytes, Counters, bytes, lambda: 0, monitor, None, dict, {}, ())
     for blocked_s, status in ((0.0, 200), (STALL_S, 200), (STALL_S + 1, 503)):
-        monitor.blocked_s = blocked_s
-        response = pages.respond(AdminRequest("GET", "/health"), monitor)
+        now = 100.0 + TURN_EVERY_S + blocked_s
+        response = pages.respond(AdminRequest("GET", "/health"))
         assert response.status == status
     assert b"blocked for 11 s" in response.content
 
 
 async def test_time_of_a_blocked_event_loop_is_known_to_other_threads() -> None:
     now, measured = 100.0, list[float]()
-    monitor = LoopMonitor(lambda: now)
-    now += admin_pages.TURN_EVERY_S + 7.0
+    monitor = LoopMonitor(unobserved, lambda: now)
+    now += TURN_EVERY_S + 7.0
     thread = Thread(target=lambda: measured.append(monitor.blocked_s))
     thread.start()
     thread.join()  # the loop cannot turn meanwhile
     assert measured == [7.0]
+    turning = asyncio.create_task(monitor.run())
     while monitor.blocked_s:
         await asyncio.sleep(0)
-    monitor.close()
+    turning.cancel()
 
 
 async def test_an_event_loop_that_is_blocked_for_long_is_not_ready(
@@ -342,7 +344,7 @@ class ExhaustedPages:
     actions: ClassVar[dict[str, object]] = {}
     is_exhausted = True
 
-    def respond(self, request: AdminRequest, monitor: LoopMonitor) -> Response:
+    def respond(self, request: AdminRequest) -> Response:
         if self.is_exhausted:
             raise MemoryError
         return Response(200, b"{}")

@@ -16,7 +16,6 @@ from support.collections import LOG, MINE, NOTES, OWN, UNSIGNED, collection
 
 from pysync.auth.certificates import user_id
 from pysync.cli.main import main
-from pysync.server.process.admin_pages import LoopMonitor
 from pysync.server.process.logs import MAX_SHOWN
 from pysync.server.process.metrics import RECENT
 from pysync.server.process.operator_action import AdminRequest
@@ -47,10 +46,8 @@ def inspect(start: Start) -> Inspect:
     async def page(path: str, query: str = "", status: int = 200, token: str = ADMIN_TOKEN) -> Any:
         pages = start.apps[-1].admin_pages  # type: ignore[attr-defined]
         headers = {"host": "localhost", "authorization": f"Bearer {token}"}
-        monitor = LoopMonitor()
         request = AdminRequest("GET", path, headers, query=query)
-        response = await asyncio.to_thread(pages.respond, request, monitor)
-        monitor.close()
+        response = await asyncio.to_thread(pages.respond, request)
         assert response.status == status, response.content
         assert SECRET.encode() not in response.content
         return orjson.loads(response.content)

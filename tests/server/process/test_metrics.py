@@ -21,10 +21,9 @@ from support.sse_client import listen
 import pysync
 from pysync.errors import CHECKS, Forbidden, StoreUnavailable
 from pysync.migrate import SCRUB_KEY, VerificationReport
-from pysync.server.process.admin_pages import TURN_EVERY_S
 from pysync.server.process.exposition import Metrics
 from pysync.server.process.metrics import Counters, MultiprocessCounters
-from pysync.server.process.watchdog import observe_delays
+from pysync.server.process.watchdog import TURN_EVERY_S, LoopMonitor
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
@@ -145,7 +144,7 @@ async def test_delay_of_the_event_loop_is_how_late_a_timer_was() -> None:
         done.set()
 
     with loop_time() as time:
-        job = asyncio.ensure_future(observe_delays(observe, time))
+        job = asyncio.ensure_future(LoopMonitor(observe, time).run())
         await asyncio.sleep(0)
         time.now_s += TURN_EVERY_S + 3.0  # a callback that took so long
         await done.wait()

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
@@ -366,9 +367,10 @@ async def test_no_request_fails_and_no_event_is_lost_while_it_reloads(
     async with running(session, NOTES, LOG, store=store) as service:
         received: list[str] = []
         watching = asyncio.create_task(follow(service.browser, received))
-        while not received:
-            await service.browser.push("notes/first", {"n": 0})
-            await asyncio.sleep(0)
+        for n in count():
+            await service.browser.push(f"notes/first-{n}", {})
+            if received:
+                break
         writers = [asyncio.create_task(write(service, number)) for number in range(8)]
         for n in range(50):
             seen = len(written)

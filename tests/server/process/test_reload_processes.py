@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,10 @@ async def test_no_request_fails_and_no_event_is_lost_in_50_reloads(tmp_path: Pat
                 written.append(base)
 
         watching = asyncio.create_task(follow(browser, received))
-        while not received:
-            await browser.push("notes/first", {})
+        for n in count():
+            await browser.push(f"notes/first-{n}", {})
+            if received:
+                break
         writers = [asyncio.create_task(write(number)) for number in range(8)]
         for n in range(50):
             service.rewrite(collections=[NOTES, collection(f"other-{n}")])

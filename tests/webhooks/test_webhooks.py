@@ -584,6 +584,26 @@ async def test_process_that_was_suspended_does_not_move_the_position_back(
         assert len(inbox.deliveries) == sent + 1
 
 
+async def test_update_does_not_wait_for_a_store_that_hangs(
+    start: Start, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers that wait with their parent for it would be taken for stalled."""
+    async with receiving() as inbox:
+        base = await start(SERVICE)
+        hooks = [webhook(inbox.url), webhook(inbox.url, name="other")]
+        async with sending(app_of(start), *hooks):
+            await push(base, session, "a")
+            await inbox.first(2)
+        hanging = FaultyStore(app_of(start).store)
+        for _ in hooks:
+            hanging.delay("get", asyncio.Event())
+        async with sending(app_of(start), *hooks, store=hanging, timeout_s=0.5):
+            await push(base, session, "b")
+            await inbox.first(4)
+        assert inbox.keys == ["a", "a", "b", "b"]
+        assert "webhook search begins later: the store does not answer" in caplog.text
+
+
 async def test_slow_receiver_is_sent_one_request_at_a_time(
     start: Start, session: aiohttp.ClientSession
 ) -> None:

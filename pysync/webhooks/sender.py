@@ -69,16 +69,21 @@ class Webhooks:
 
     async def update(self, config: Config) -> None:
         """Send to the webhooks of `config`, and to no others. A new name begins with the changes after this
-        call. All others continue where they were, at once, also those whose receiver was gone."""
+        call, unless the store does not answer in half of `timeout_s`. All others continue where they were, at
+        once, also those whose receiver was gone."""
         await self.close()
         keys = KeyResolver(config)
-        for webhook in config.webhooks:
-            sender = Sender(webhook, keys, self)
-            try:
+        senders = [Sender(webhook, keys, self) for webhook in config.webhooks]
+        await asyncio.gather(*map(self._begin, senders))
+        self._tasks = [asyncio.create_task(sender.run()) for sender in senders]
+
+    async def _begin(self, sender: "Sender") -> None:
+        try:
+            async with asyncio.timeout(self.timeout_s / 2):
                 await sender.begin()
-            except Unavailable as error:
-                log.warning("webhook %s begins later: %s", webhook.name, error.detail)
-            self._tasks.append(asyncio.create_task(sender.run()))
+        except (Unavailable, TimeoutError) as error:
+            why = error.detail if isinstance(error, Unavailable) else "the store does not answer"
+            log.warning("webhook %s begins later: %s", sender.name, why)
 
     async def close(self) -> None:
         """Stop sending, within a second. What a receiver has not accepted by then is sent again later."""
@@ -92,6 +97,7 @@ class Sender:
     """Posts the changes of one webhook while this process holds the lease of its name."""
 
     def __init__(self, webhook: WebhookConfig, keys: KeyResolver, owner: Webhooks) -> None:
+        self.name: Final = webhook.name
         self._webhook = webhook
         self._keys = keys
         self._owner = owner
@@ -129,7 +135,7 @@ class Sender:
 
     async def _send(self) -> None:
         """Post one batch after another. Return if another process sends, or something failed."""
-        name = self._webhook.name
+        name = self.name
         try:
             await self._load()
             async with open_session(self._webhook, self._owner.timeout_s, self._owner.resolver) as session:
@@ -230,16 +236,16 @@ class Sender:
         now_s = self._services.now_ms() // 1000
         rejected = await post(session, self._webhook, self._position.until, body, now_s)
         if rejected is not None:
-            self._services.count("pysync_webhook_failures", self._webhook.name)
+            self._services.count("pysync_webhook_failures", self.name)
             return rejected
-        self._services.count("pysync_webhook_deliveries", self._webhook.name)
+        self._services.count("pysync_webhook_deliveries", self.name)
         self._position, self._saved_at = Position(self._position.until), -inf
         self._failures, self._waiting_since_ms = 0, None
         return None
 
     async def _wait_after(self, rejected: Rejection) -> None:
         """Return when it is time for the next attempt."""
-        name, reason, status, wait_s = self._webhook.name, *rejected
+        name, reason, status, wait_s = self.name, *rejected
         if status == 410:
             log.error("webhook %s ends until a reload or restart: %s", name, reason)
             await asyncio.Event().wait()  # and keeps the lease, so that no other process tries
@@ -253,7 +259,7 @@ class Sender:
     def _report_lag(self) -> None:
         now_ms = self._services.now_ms()
         since_ms = now_ms if self._waiting_since_ms is None else self._waiting_since_ms
-        self._owner.set_lag(max(0, now_ms - since_ms) // 1000, self._webhook.name)
+        self._owner.set_lag(max(0, now_ms - since_ms) // 1000, self.name)
 
 
 async def _cancel(task: asyncio.Task[None] | None) -> None:

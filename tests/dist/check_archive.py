@@ -103,8 +103,13 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Site:
 @pytest.fixture
 def site(unpacked: Site) -> Site:
     """The folder, with nothing but the archive in it."""
-    for path in set(unpacked.folder.iterdir()) - {unpacked.program.parent}:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def is_empty() -> bool:
+        for path in set(unpacked.folder.iterdir()) - {unpacked.program.parent}:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        return set(unpacked.folder.iterdir()) == {unpacked.program.parent}
+
+    until(is_empty)  # a backup process of a killed service may be closing its database
     return unpacked
 
 

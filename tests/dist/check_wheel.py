@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.timeout(600)]
 PYENV = Path.home() / ".pyenv/versions"
 
 
-def pythons() -> list[str]:
-    """The Python of each supported version that this machine has."""
+def pythons() -> dict[str, str]:
+    """A Python of each supported version that this machine has."""
     found: dict[str, str] = {}
     for version in ("3.11", "3.12", "3.13", "3.14"):
         for path in [*map(str, PYENV.glob(f"{version}.*/bin/python")), f"python{version}"]:
@@ -25,10 +25,10 @@ def pythons() -> list[str]:
             ran = shutil.which(path) and subprocess.run(command, capture_output=True, text=True, check=False)
             if ran and ran.stdout.startswith(version):
                 found[version] = path
-    return list(found.values())
+    return found
 
 
-@pytest.mark.parametrize("python", pythons())
+@pytest.mark.parametrize("python", [pytest.param(path, id=version) for version, path in pythons().items()])
 def test_pipx_installs_a_wheel_that_keeps_the_protocol(python: str, tmp_path: Path) -> None:
     environment = {
         "PATH": "/usr/bin:/bin",

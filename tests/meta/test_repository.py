@@ -7,6 +7,7 @@ import platform
 import pty
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import tomllib
@@ -22,7 +23,7 @@ import pysync
 from pysync import _build
 from pysync.config import load
 from pysync.extras import EXTRA_OF
-from tools.archive import adapt
+from tools.archive import AUTHORITIES, adapt
 
 ROOT = Path(__file__).resolve().parents[2]
 CARGO = tomllib.loads((ROOT / "Cargo.toml").read_text())["package"]
@@ -267,9 +268,7 @@ def test_check_leaves_the_built_extension_alone() -> None:
 
 def program_of_the_archive(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "tools/archive.py"), *arguments]
-    return subprocess.run(
-        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.process
@@ -288,6 +287,17 @@ def test_program_of_the_archive_gives_other_programs_their_own_libraries(own: st
     adapted = dict(environment)
     adapt(adapted)
     assert adapted == ({} if own is None else {"LD_LIBRARY_PATH": own})
+
+
+@pytest.mark.process
+def test_program_of_the_archive_finds_the_authorities_of_other_systems(tmp_path: Path) -> None:
+    (tmp_path / "probe.py").write_text("import os; print(os.environ.get('SSL_CERT_FILE'))")
+    ran = program_of_the_archive("-m", "probe", PYTHONPATH=str(tmp_path), SSL_CERT_DIR=str(tmp_path / "none"))
+    built_in = ssl.get_default_verify_paths().openssl_cafile
+    there = [path for path in AUTHORITIES if Path(path).exists() and not Path(built_in).exists()]
+    assert ran.stdout == f"{there[0] if there else None}\n"
+    own = program_of_the_archive("-m", "probe", PYTHONPATH=str(tmp_path), SSL_CERT_FILE="/mine.pem")
+    assert own.stdout == "/mine.pem\n"
 
 
 # Toolchain

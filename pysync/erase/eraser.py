@@ -106,7 +106,7 @@ class Eraser:
         self._sleep = sleep
         self._is_running = False
         self.report = EraseReport()
-        """What went up to now, of the present or last request."""
+        """The report up to now of the present or last request."""
 
     async def dry_run(self, request: EraseRequest) -> EraseReport:
         """Return the report of an erasure now, without changing anything. Raises BadRequest if the erasure

@@ -1,4 +1,4 @@
-"""What one configuration makes of the parts of a process: routes, policies and whatever answers requests."""
+"""The parts of a service that one configuration defines: routes, policies and all that answers requests."""
 
 from functools import partial
 from typing import Final

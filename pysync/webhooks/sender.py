@@ -86,7 +86,7 @@ class Webhooks:
             log.warning("webhook %s begins later: %s", sender.name, why)
 
     async def close(self) -> None:
-        """Stop sending, within a second. What a receiver has not accepted by then is sent again later."""
+        """Stop sending, within a second. Changes that a receiver has not accepted by then are sent again."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -52,7 +52,7 @@ async def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 async def on_terminal(*command: str) -> str:
-    """What a command shows on a terminal that is its standard error."""
+    """The output of a command on a terminal that is its standard error."""
     terminal, its_end = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pysync", *command, stdout=DEVNULL, stderr=its_end
@@ -65,7 +65,7 @@ async def on_terminal(*command: str) -> str:
 
 
 def read_all(terminal: int) -> str:
-    """What is shown until the other end is closed."""
+    """The text that is shown until the other end is closed."""
     shown = b""
     try:
         while piece := os.read(terminal, 1024):

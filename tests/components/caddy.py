@@ -28,7 +28,7 @@ class Caddy:
         self.process = process
 
     def responds(self) -> bool:
-        """Whether it has a certificate that the authority signed."""
+        """True once it has a certificate that the authority signed."""
         trusting = ssl.create_default_context(cafile=str(self.authority))
         with (
             socket.create_connection(("127.0.0.1", self.port), timeout=1) as plain,

@@ -119,7 +119,7 @@ def each_change(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def test_every_member_is_applied_or_needs_a_restart() -> None:
-    """Whoever adds a member decides which: the marker in the schema is also in the reference."""
+    """The schema marks the members that need a restart, and so does the reference."""
     whole = config.parse(EVERYTHING)
     found = {path: list(changes(whole, changed)) for path, changed in each_change(whole)}
     for path, (change,) in found.items():

@@ -113,7 +113,7 @@ class Window:
         await self._call("Emulation.setEmulatedMedia", features=[feature])
 
     async def screenshot(self) -> bytes:
-        """What the window shows, as PNG."""
+        """The picture in the window, as PNG."""
         return base64.b64decode((await self._call("Page.captureScreenshot", format="png"))["data"])
 
     async def type(self, text: str) -> None:

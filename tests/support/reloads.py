@@ -39,7 +39,7 @@ class ReloadedService(Service):
         new.replace(self.file)
 
     def outcomes(self) -> list[str]:
-        """What the log says of reloads."""
+        """The lines of the log about reloads."""
         return [entry["message"] for entry in self.entries() if "reload" in entry["message"]]
 
     async def hang_up(self) -> str:

@@ -42,7 +42,7 @@ class Writer:
 
 
 def accepted(inbox: Inbox) -> list[tuple[str, str]]:
-    """What a receiver knows that skips repetitions by their id. Each is the same as what it repeats."""
+    """The changes that a receiver knows if it skips repetitions by id. Each is the same as the first."""
     bodies: dict[str, bytes] = {}
     found = []
     for one in inbox.deliveries:

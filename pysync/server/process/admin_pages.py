@@ -71,7 +71,7 @@ class AdminPages:
         """`on_loop` has the functions that make pages on the event loop, by path; these pages need one of the
         admin tokens. `hosts` are names under which `/admin` is served, besides `localhost` and addresses."""
         self.actions: Final[dict[str, OperatorAction]] = {}
-        """What a POST with an admin token has the event loop do, by path."""
+        """The actions of a POST with an admin token, by path."""
         self.admin_tokens = AdminTokens(None)
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._readiness = readiness

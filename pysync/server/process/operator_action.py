@@ -1,4 +1,4 @@
-"""What operators have the event loop do by a POST to their listener, while a thread of the listener waits."""
+"""Actions of operators: a POST to their listener has the event loop act, while a thread waits."""
 
 import asyncio
 import threading

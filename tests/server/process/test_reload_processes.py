@@ -151,7 +151,7 @@ async def test_no_request_fails_and_no_event_is_lost_in_50_reloads(tmp_path: Pat
 
 
 async def answered(service: ReloadedService, session: aiohttp.ClientSession) -> str:
-    """What the log says of a reload that the operators' listener is asked for."""
+    """The outcome in the log of a reload that the operators' listener is asked for."""
     reply = await service.post(session)
     assert reply.status == 200, reply.body
     return service.outcomes()[-1]

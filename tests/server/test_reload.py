@@ -27,8 +27,9 @@ from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import ReloadRefused
 from pysync.plugins import FileBackedCollection
 from pysync.server.app import App, create_app
-from pysync.server.process.reload import Reloads
+from pysync.server.process.reload import Reloads, WorkerReloads
 from pysync.server.process.serve import serve_on
+from pysync.server.process.worker import Apply, Prepare, Reply, connect
 from pysync.store import Write
 from pysync.store.local.store import LocalStore
 from pysync.testing import FakeClock
@@ -295,6 +296,23 @@ async def test_what_was_checked_is_applied_whatever_the_file_becomes(
         with pytest.raises(ReloadRefused, match=r"pysync\.json"):
             await reloads.reload()
         assert service.app.current.config == parsed(MINE)
+
+
+async def test_worker_that_was_blocked_applies_what_it_was_asked_for_last(
+    session: aiohttp.ClientSession,
+) -> None:
+    """The parent gave up the first reload, and requested another one before the worker went on."""
+    parents, workers = connect(timeout_s=10.0)
+    with parents, workers:
+        async with running(session, NOTES) as service:
+            reloads = WorkerReloads(Reloads(service.app, None), workers)
+            given_up = [collection(f"c{at}", f"c{at}/{{id}}") for at in range(50)]
+            for message in (Prepare(1, parsed(*given_up)), Prepare(2, parsed(MINE)), Apply(3)):
+                reloads.received(message)
+            for number in (1, 2, 3):
+                assert await asyncio.to_thread(parents.poll, 10)
+                assert parents.recv() == Reply(number)
+            assert service.app.current.config == parsed(MINE)
 
 
 # Streams

@@ -89,13 +89,16 @@ class WorkerReloads:
         return list(outcome.changed)
 
     def received(self, message: Prepare | Apply | Outcome) -> None:
-        """Do what the parent says. It sends no other message until this one is answered."""
+        """Do what the parent says, in turn: it gives up a reload that takes too long, and may request another
+        one meanwhile."""
         if not isinstance(message, Outcome):
-            self._task = asyncio.get_running_loop().create_task(self._follow(message))
+            self._task = asyncio.get_running_loop().create_task(self._follow(message, self._task))
         elif self._outcome is not None and not self._outcome.done():
             self._outcome.set_result(message)
 
-    async def _follow(self, message: Prepare | Apply) -> None:
+    async def _follow(self, message: Prepare | Apply, after: asyncio.Task[None] | None) -> None:
+        if after is not None:
+            await asyncio.wait({after})
         reason = ""
         try:
             if isinstance(message, Prepare):

@@ -378,7 +378,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "02e5f92c8fae5bd641d3a8548a0c0364d41c1c2505ab11bb63fb3afacec8d7c9"
+DIGEST = "72e0380c750f14514878f4a959e0df29bf5e57292028d099ae7b35bc20b3b775"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

@@ -173,6 +173,10 @@ def test_protocol(site: Site, workers: int) -> None:
         run_protocol_tests(url)
 
 
+def test_archive_has_the_documentation_as_a_site(site: Site) -> None:
+    assert "Install pysync" in (site.program.parent / "docs/how-to/install.html").read_text()
+
+
 def test_archive_has_what_the_page_on_https_takes_from_it(site: Site) -> None:
     taken = re.findall(r"/opt/pysync/(\S+)", HTTPS.read_text())
     assert {"Caddyfile", "pysync.service"} <= set(taken)

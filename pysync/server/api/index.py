@@ -13,8 +13,8 @@ from pysync.server.http.router import Match
 _HTML: Final = "text/html"
 _STYLE: Final = "body { font: 1rem/1.6 system-ui; max-width: 40rem; margin: 3rem auto; padding: 0 1rem }"
 _HEADERS: Final = "Cache-Control: no-cache\r\nVary: Accept\r\n" + page_headers(b"", _STYLE.encode())
-_DOCUMENTATION: Final = "docs/index.md"
-"""The page at which the documentation begins, in the sources: there is no public address of it."""
+_DOCUMENTATION: Final = "docs/"
+"""The folder of the documentation in the sources and in the archive: it has no public address."""
 _PAGE: Final = f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -26,7 +26,7 @@ _PAGE: Final = f"""<!doctype html>
 <h1>pysync</h1>
 <p>This server keeps documents in sync for applications.</p>
 <ul>
-  <li>Documentation: <code>{_DOCUMENTATION}</code> in the sources of pysync, and <code>pysync help</code></li>
+  <li>Documentation: the folder <code>{_DOCUMENTATION}</code> of pysync, and <code>pysync help</code></li>
 <items></ul>
 </html>
 """

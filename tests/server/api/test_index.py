@@ -82,7 +82,7 @@ async def test_root_says_no_more_than_the_public_address_where_operators_have_th
     start: Start, session: aiohttp.ClientSession
 ) -> None:
     browser = await served(start, session, admin={"port": 0})
-    assert (await browser.request("GET", "/")).json == {"name": "pysync", "documentation": "docs/index.md"}
+    assert (await browser.request("GET", "/")).json == {"name": "pysync", "documentation": "docs/"}
     page = await browser.request("GET", "/", headers=HTML)
     assert links(page.body) == []
     assert __version__.encode() not in page.body

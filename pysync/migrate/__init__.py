@@ -2,8 +2,8 @@
 delete what nothing leads to."""
 
 from pysync.migrate.copier import Copier, CopyReport
-from pysync.migrate.garbage import MIN_GRACE_MS, GarbageCollector, GarbageReport
-from pysync.migrate.locations import Location, open_source, open_target, parse_location
+from pysync.migrate.garbage import MIN_GRACE_MS, GarbageCollector
+from pysync.migrate.locations import open_source, open_target, parse_location
 from pysync.migrate.reading import SCRUB_KEY, VERIFY_KEY
 from pysync.migrate.verify import Damage, VerificationReport, Verifier
 
@@ -15,8 +15,6 @@ __all__ = [
     "CopyReport",
     "Damage",
     "GarbageCollector",
-    "GarbageReport",
-    "Location",
     "VerificationReport",
     "Verifier",
     "open_source",

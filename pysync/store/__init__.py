@@ -1,12 +1,10 @@
-"""Storage of documents and files: the store protocol (`base`), its data types and `open_store`."""
+"""Storage of documents and files: the `Store` protocol, its data types and `open_store`."""
 
-from pysync._core import split_key
 from pysync.store.ledger import (
     KINDS,
     NOTHING,
     Account,
     Charge,
-    ChargeOf,
     CountableLedger,
     CountedRow,
     Ledger,
@@ -20,15 +18,12 @@ from pysync.store.open import (
     RESTORE_KEY,
     STORE_KEY,
     open_store,
-    unfinished_restore,
 )
 from pysync.store.protocol import (
     MAX_CONCURRENT_READS,
     ClaimTable,
-    CountingStore,
     ReadableStore,
     Store,
-    TimeIndex,
     TransactionalStore,
     get_many_concurrently,
     ledger_of,
@@ -66,9 +61,7 @@ from pysync.store.types import (
     SendfileStream,
     StoredObject,
     Write,
-    check_mergeable,
     check_precondition,
-    clamp_range,
     no_pace,
 )
 
@@ -92,13 +85,11 @@ __all__ = [
     "ByteStream",
     "CarriedOut",
     "Charge",
-    "ChargeOf",
     "Claim",
     "ClaimTable",
     "ClaimsFull",
     "CountableLedger",
     "CountedRow",
-    "CountingStore",
     "DamagedFile",
     "Etag",
     "EtagMismatch",
@@ -123,17 +114,12 @@ __all__ = [
     "StoredObject",
     "Subject",
     "SubjectKind",
-    "TimeIndex",
     "TransactionalStore",
     "UncountedRow",
     "Write",
-    "check_mergeable",
     "check_precondition",
-    "clamp_range",
     "get_many_concurrently",
     "ledger_of",
     "no_pace",
     "open_store",
-    "split_key",
-    "unfinished_restore",
 ]

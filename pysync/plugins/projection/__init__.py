@@ -12,14 +12,12 @@ from pysync.plugins.projection.follower import (
     projections_of,
     projections_plugins_in,
 )
-from pysync.plugins.projection.spec import Project, ProjectionSpec, Target
+from pysync.plugins.projection.spec import Project
 
 __all__ = [
     "Project",
     "Projection",
-    "ProjectionSpec",
     "ProjectionsPlugin",
-    "Target",
     "projections_in",
     "projections_of",
     "projections_plugins_in",

@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ from support.clients import Browser, Start
 from support.event_batches import EVENTS, SECTION, listed, pushed
 from support.faulty_store import FaultyStore
 from support.s3_stores import new_prefix, opened
+from support.webhook_receiver import app_of
 
 from pysync import _core
+from pysync.config import parse
 from pysync.config.collection import wire_name
 from pysync.errors import StoreUnavailable
 from pysync.parquet import EVENT_COLUMNS, event_merger
@@ -379,6 +381,26 @@ async def test_a_service_merges_its_files_when_it_is_configured_to(
     async with asyncio.timeout(30):
         while len(await listed(browser)) > 1:
             pass
+
+
+async def test_files_that_a_reload_lets_expire_are_not_merged(
+    start: Start, session: aiohttp.ClientSession, clock: FakeClock
+) -> None:
+    section = {**SECTION, "compactEveryMs": 10, "compactOlderThanMs": 3_600_000}
+    service = {"collections": [EVENTS], "events": [section]}
+    browser = Browser(await start(service, now_ms=clock), session)
+    app = app_of(start)
+    (expiring,) = parse({**service, "collections": [{**EVENTS, "ttlMs": 5_400_000}]}).collections
+    await app.apply(app.prepare(replace(app.current.config, collections=(expiring,))))
+    for _ in range(2):
+        for n in range(2):
+            await pushed(browser, {"event": f"e{n}"})
+        clock.now_ms += 1_800_000
+    clock.now_ms += 2_400_000  # the first two have expired, and the others are old enough for a merge
+    async with asyncio.timeout(30):
+        while len(names := await app.store.list("lake/web", None, 100)) == 4:
+            await asyncio.sleep(0)
+    assert len(names) == 3
 
 
 async def test_batches_in_a_bucket_are_counted_once_during_a_merge(clock: FakeClock) -> None:

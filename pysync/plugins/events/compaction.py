@@ -123,17 +123,18 @@ class Compaction:
 
 
 async def compact_periodically(
-    compaction: Compaction,
+    make: Callable[[], Compaction],
     every_ms: int,
     acquire_lease: Callable[[], Awaitable[bool]],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Merge files periodically while this process holds the lease, until cancelled."""
+    """Merge files periodically while this process holds the lease, until cancelled. `make` returns the
+    compaction that the configuration in force wants."""
 
     async def compact() -> None:
         if not await acquire_lease():
             return
-        async for done in compaction.run(acquire_lease):
+        async for done in make().run(acquire_lease):
             if done.rows:
                 log.info("merged files in %s: %d are %d now", done.folder, done.before, done.after)
             for batch, why in done.left.items():

@@ -244,10 +244,13 @@ class Events:
         if self._compact_every_ms is None or not services.sweeps:
             yield
             return
-        compaction = self.compaction(services.config, services.store, services.now_ms)
+
+        def make() -> Compaction:
+            return self.compaction(services.config, services.store, services.now_ms)
+
         digest = hashlib.sha256(self.name.encode()).hexdigest()[:32]
         acquire_lease = partial(services.coordinator.acquire_lease, f"compaction-{digest}")
-        task = asyncio.create_task(compact_periodically(compaction, self._compact_every_ms, acquire_lease))
+        task = asyncio.create_task(compact_periodically(make, self._compact_every_ms, acquire_lease))
         try:
             yield
         finally:

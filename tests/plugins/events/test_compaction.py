@@ -361,9 +361,8 @@ async def test_the_background_compacts_with_the_leader_lease_and_survives_failur
             ended.set()
             await asyncio.Event().wait()
 
-    task = asyncio.create_task(
-        compact_periodically(Compaction(store, TEMPLATE, 0, 10**7, clock), 5_000, is_leader, sleep)
-    )
+    compaction = Compaction(store, TEMPLATE, 0, 10**7, clock)
+    task = asyncio.create_task(compact_periodically(lambda: compaction, 5_000, is_leader, sleep))
     await ended.wait()
     task.cancel()
     await asyncio.wait({task})

@@ -112,7 +112,6 @@ class Documents:
         corruption: CorruptionReporter | None = None,
     ) -> None:
         self._store = store
-        self._coordinator = coordinator
         self._outbox = outbox or outbox_of(store, coordinator)
         self._requests = self._outbox.idempotent_requests(now_ms)
         self._corruption = corruption or CorruptionReporter()

@@ -93,14 +93,6 @@ class Hooks:
         self.has_pull_hooks: Final = bool(self._before_pull or self._intercept_pull)
         self.has_push_hooks: Final = bool(self._intercept_push or self._after_write)
         self.has_certificate_hooks: Final = bool(self._validators)
-        self.has_hooks: Final = (
-            self.has_authorize_hooks
-            or self.has_pull_hooks
-            or self.has_push_hooks
-            or self.has_certificate_hooks
-            or bool(self._before_delete or self._after_delete)
-        )
-        """True if any plugin has a hook for requests."""
 
     async def open(self, services: PluginContext) -> None:
         """Enter the plugins' lifespans. Raises ValueError if one fails; `close` leaves those entered

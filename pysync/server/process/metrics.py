@@ -97,10 +97,6 @@ class Counters:
         """Set a metric of `GAUGES`, with the values of its labels, of which a service has the largest."""
         self.peaks[metric, *labels] = value
 
-    def set_lag(self, name: str, lag_s: int) -> None:
-        """Set the lag of one worker of projections."""
-        self.set_gauge(PROJECTION_LAG, lag_s, name)
-
     def measure_process(self, worker: int) -> None:
         """Set the gauges of this process, which is the worker with this number."""
         descriptors = os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))  # 0: an old kernel

@@ -334,7 +334,7 @@ async def test_metrics_say_how_old_the_writes_are_that_are_folded() -> None:
     site, counters, seen = Site(members(TITLES)), Counters(), list[float]()
 
     def set_lag(name: str, lag_s: int) -> None:
-        counters.set_lag(name, lag_s)
+        counters.set_gauge("pysync_projection_lag_seconds", lag_s, name)
         seen.append(counters.gauge("pysync_projection_lag_seconds"))
 
     await site.push("notes", {"space": "s", "id": "a"}, {"title": "A"})

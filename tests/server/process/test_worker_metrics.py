@@ -82,10 +82,10 @@ async def test_counts_of_one_worker_are_reported_by_every_other(tmp_path: Path) 
 
 async def test_the_lag_of_projections_is_the_largest_and_no_sum(tmp_path: Path) -> None:
     one, other = Counters(), Counters()
-    one.set_lag("titles", 90)
-    one.set_lag("counts", 30)
-    other.set_lag("titles", 0)
-    other.set_lag("counts", 60)
+    one.set_gauge("pysync_projection_lag_seconds", 90, "titles")
+    one.set_gauge("pysync_projection_lag_seconds", 30, "counts")
+    other.set_gauge("pysync_projection_lag_seconds", 0, "titles")
+    other.set_gauge("pysync_projection_lag_seconds", 60, "counts")
     assert one.gauge("pysync_projection_lag_seconds") == 90
     first_worker, other_worker = (
         MultiprocessCounters(one, tmp_path, 1),

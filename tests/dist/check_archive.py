@@ -298,7 +298,10 @@ class Probe:
             json.dump(report, file)
         os.rename("report.new", "report.json")
 """
-LEFT_OUT = {"_tkinter", "idlelib", "lib2to3", "readline", "test", "tests", "tkinter", "turtle", "turtledemo"}
+LEFT_OUT = {
+    *("_tkinter", "distutils", "idlelib", "lib2to3", "readline", "test", "tests"),
+    *("tkinter", "turtle", "turtledemo"),
+}
 
 
 def standard_library(folders: list[Path], prefix: str = "") -> Iterator[str]:

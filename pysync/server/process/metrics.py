@@ -249,30 +249,18 @@ COUNTERS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "pysync_backup_failures": ("Backups of the service that failed.", ()),
     "pysync_bytes_rejections": ("Requests rejected because too many bytes were in flight.", ()),
     "pysync_slow_transfers_ended": ("Slow bodies and responses that were ended to make room.", ()),
-    "pysync_corrupt_objects": (
-        "Corrupt stored objects, each time that one was met.",
-        ("kind", "found_by"),
-    ),
+    "pysync_corrupt_objects": ("Corrupt stored objects, each time that one was met.", ("kind", "found_by")),
     "pysync_events": ("Events sent on change streams.", ("collection",)),
     "pysync_overload_refusals": ("Requests that waited too long for their turn.", ()),
     "pysync_rejected_connections": ("Connections ended because too many were open.", ()),
     "pysync_rejected_streams": ("Change streams refused because too many were open.", ("limit",)),
     "pysync_aborted_streams": ("Change streams aborted because their clients did not read.", ("reason",)),
     "pysync_plugin_failures": ("Hooks of plugins that failed, or took too long.", ("plugin", "hook")),
-    "pysync_plugin_rejections": (
-        "Requests refused because too many hooks of a plugin were running.",
-        ("plugin",),
-    ),
-    "pysync_projection_unawaited": (
-        "Pushes answered before lists contained them: too many waited, or for too long.",
-        (),
-    ),
+    "pysync_plugin_rejections": ("Requests refused: too many hooks of a plugin were running.", ("plugin",)),
+    "pysync_projection_unawaited": ("Pushes answered before lists contained them.", ()),
     "pysync_projection_folds": ("Times that writes were folded into a list.", ("projection",)),
     "pysync_projection_puts": ("Lists written.", ("projection",)),
-    "pysync_projection_drops": (
-        "Entries for which a list was full, and changes of contested lists.",
-        ("projection",),
-    ),
+    "pysync_projection_drops": ("Entries of full lists, and changes of contested ones.", ("projection",)),
     "pysync_projection_failures": ("Sources, lists and functions that failed.", ("projection",)),
     "pysync_refusals": ("Requests that were answered with an error.", ("collection", "reason")),
     "pysync_stream_resets": ("Resets sent on change streams, whose clients read everything again.", ()),
@@ -309,10 +297,7 @@ COORDINATOR_DOWN: Final = "coordinator_down"
 WORKER_PID: Final = "worker_pid"
 """A gauge that is not shown: the process id of each worker, by its number."""
 GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
-    "pysync_backup_lag_seconds": (
-        "Age of the newest moment that the backup of the service has; 0: none.",
-        (),
-    ),
+    "pysync_backup_lag_seconds": ("Age of the newest moment that the backup has; 0: none.", ()),
     "pysync_backup_last_success_timestamp_seconds": ("Time of that moment; 0 if there is none.", ()),
     "pysync_backup_unreadable_objects": ("Objects of the newest snapshot that could not be read.", ()),
     "pysync_connections": ("Open connections.", ()),
@@ -328,10 +313,7 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "pysync_streams": ("Open change streams.", ()),
     PROJECTION_LAG: ("Age of the oldest writes that projections fold; 0 if all are folded.", ()),
     "pysync_stream_unread_bytes": ("Bytes that wait in change streams whose clients do not read.", ()),
-    "pysync_webhook_lag_seconds": (
-        "Age of the oldest change that a webhook's receiver has not accepted; 0 if there is none.",
-        ("webhook",),
-    ),
+    "pysync_webhook_lag_seconds": ("Age of the oldest change not accepted; 0: none.", ("webhook",)),
     "pysync_sweep_debt_seconds": ("Time since the sweep that last deleted all expired data.", ()),
 }
 """The metrics that `Counters.gauge` returns: the help text and the label names."""

@@ -4,7 +4,7 @@ at all."""
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -47,7 +47,7 @@ class Reloads:
                 log.error("did not reload the configuration: %s", error, exc_info=error.__cause__)
                 raise
             changed = await self.apply()
-        log_reload(changed)
+        log.info("reloaded the configuration; changed: %s", ", ".join(changed) or "nothing")
         return changed
 
     async def prepare(self, config: Config) -> None:
@@ -125,11 +125,6 @@ def read_again(read: ReadConfig | None) -> Config:
 def changed_members(before: Config, after: Config) -> list[str]:
     """Return the paths of the members that differ."""
     return [change.path for change in changes(before, after)]
-
-
-def log_reload(changed: Sequence[str]) -> None:
-    """Log that a configuration was applied."""
-    log.info("reloaded the configuration; changed: %s", ", ".join(changed) or "nothing")
 
 
 def reload_action(reload: Callable[[], Coroutine[Any, Any, list[str]]]) -> OperatorAction:

@@ -6,7 +6,7 @@ from base64 import b64decode, b64encode
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from errno import EACCES
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final, NamedTuple
 
 import aiohttp
@@ -18,6 +18,8 @@ from pysync.protocol import JSON_TYPE
 MAX_RESPONSE: Final = 4096
 """Number of bytes of a response's body that are read."""
 _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
+_PROTOCOLS: Final = IPv4Network("192.0.0.0/24")
+"""Not of the internet, though some versions of Python say so. A cloud has its metadata there."""
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 
 
@@ -89,7 +91,7 @@ def is_public(host: str) -> bool:
             address = IPv4Address(address.packed[-4:])
         elif address not in _GLOBAL_UNICAST or address.sixtofour is not None:
             return False
-    return address.is_global and not address.is_multicast
+    return address.is_global and not address.is_multicast and address not in _PROTOCOLS
 
 
 def _seconds(retry_after: str, now_s: int) -> float | None:

@@ -1,5 +1,7 @@
 """Who a write counts for: in a folder its writer, in a bucket the account of its key."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -61,3 +63,24 @@ def test_in_a_folder_a_write_counts_for_its_writer() -> None:
     ((_, _, collection),) = parsed.each_collection()
     charge = Accounts(parsed, {}).of_route(None, collection)(["1"], WRITER)
     assert charge.account == Account("", "notes", "anna", None, "issuer")
+
+
+def test_commits_in_a_thread_find_an_account_while_a_reload_changes_the_configuration() -> None:
+    names = [f"c{at}" for at in range(100)]
+    parsed = parse([notes(f"{name}/{{id}}", ["public"]) | {"name": name} for name in names])
+    accounts, is_over = Accounts(parsed, {}), threading.Event()
+
+    def commit() -> set[str | None]:
+        found = set[str | None]()
+        while not is_over.is_set():
+            for name in names:
+                account = accounts.charge_of(f"{name}/1").account
+                found.add(None if account is None else account.collection)
+        return found
+
+    with ThreadPoolExecutor(1) as thread:
+        committing = thread.submit(commit)
+        for _ in range(100):
+            accounts.use(parsed)
+        is_over.set()
+        assert committing.result() == set(names)

@@ -76,18 +76,18 @@ class Accounts:
         return Accounts(config, self._file_templates, by_key=self._by_key)
 
     def use(self, config: Config) -> None:
-        """Be the accounts of another configuration."""
+        """Be the accounts of another configuration. Other threads may call `charge_of` meanwhile."""
         self._config = config
         spaces = config.auth.spaces
         self._space_param = None if spaces is None else spaces.param
-        self._by_suffix: dict[str, TemplateIndex[_Owned]] = {}
-        self._keys = BoundedCache[str, _OwnedKey]()
+        by_suffix: dict[str, TemplateIndex[_Owned]] = {}
         for rank, (namespace, _, collection) in enumerate(config.each_collection()):
             text, suffix = self._file_templates.get(collection.name, (collection.key_template.text, ""))
             template = KeyTemplate.of(text)
             name = qualified_name(namespace, collection.name)
             owned = _Owned(rank, template, namespace, name, self._space_param, collection)
-            self._by_suffix.setdefault(suffix, TemplateIndex()).add(template, owned)
+            by_suffix.setdefault(suffix, TemplateIndex()).add(template, owned)
+        self._by_suffix, self._keys = by_suffix, BoundedCache[str, _OwnedKey]()
 
     def of_route(self, namespace: str | None, collection: Collection) -> ChargeOfCaller:
         """Return the function that gives the charges of writes to the routes of a collection."""
@@ -148,12 +148,13 @@ class Accounts:
         return sorted({KeyTemplate("/".join(template.segments[:-1])).prefix for template in templates})
 
     def _owned_key(self, key: str) -> _OwnedKey:
-        found = self._keys.get(key)
+        keys = self._keys  # those of the templates below, or of earlier ones
+        found = keys.get(key)
         if found is None:
             owner = self._owner(key)
             account = None if owner is None else owner[0].account(owner[1])
             found = _OwnedKey(Charge(account, checked=False), None if owner is None else owner[0].collection)
-            self._keys.put(key, found)
+            keys.put(key, found)
         return found
 
     def _owner(self, key: str) -> tuple[_Owned, dict[str, str]] | None:

@@ -26,7 +26,7 @@ import orjson
 from pysync.auth.rate_limits import identity_name
 from pysync.changelog import Change
 from pysync.concurrency import ATTEMPTS, CONCURRENT, gather_bounded
-from pysync.coordinator import LEASE_RENEW_S
+from pysync.coordinator import LEASE_RENEW_S, holds_lease
 from pysync.engine.append_log import log_prefix
 from pysync.engine.changes import parse_change
 from pysync.erase.plan import (
@@ -392,5 +392,4 @@ class Eraser:
     async def _renew_lease(self) -> None:
         while True:
             await asyncio.sleep(LEASE_RENEW_S)
-            with suppress(Unavailable):
-                await self._coordinator.acquire_lease(LEASE)
+            await holds_lease(self._coordinator, LEASE)

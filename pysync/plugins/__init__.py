@@ -133,9 +133,10 @@ class FileBackedCollection:
 @dataclass(slots=True)
 class PluginContext:
     """The objects that serve requests, for plugins to work with while the service runs. `config` is the
-    configuration in force, of which a reload makes another one. `sweeps` is True in
-    the one process of its machine that does work which must be done only once. `count(metric, *labels, by=1)`
-    increments a metric of `pysync.server.process.metrics.COUNTERS`."""
+    configuration in force, of which a reload makes another one. `sweeps` is True in the one process of its
+    machine that does work which must be done only once. `count(metric, *labels, by=1)` increments a metric
+    of `pysync.server.process.metrics.COUNTERS`, and `set_gauge(metric, value, *labels)` sets one of `GAUGES`.
+    """
 
     config: Config
     store: Store
@@ -149,8 +150,7 @@ class PluginContext:
     count: Callable[..., None]
     corruption: CorruptionReporter = field(default_factory=CorruptionReporter)
     """Reports corrupt stored objects."""
-    set_lag: Callable[[str, int], None] = lambda name, lag_s: None
-    """Sets how far a worker of projections, by its name, is behind, in seconds."""
+    set_gauge: Callable[..., None] = lambda metric, value, *labels: None
 
 
 CapValidator = Callable[[Certificate], str | None]

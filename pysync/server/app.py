@@ -148,7 +148,7 @@ class App(AbstractAsyncContextManager["App"]):
             () if config.server.admin is None else config.server.admin.hosts,
         )
         self.admin_pages.actions[ERASE_PATH] = erase_action(self._erase)
-        self.webhooks = Webhooks(self.engine, partial(counters.set_gauge, "pysync_webhook_lag_seconds"))
+        self.webhooks = Webhooks(self.engine)
         self.usage_count = tracked.counter
         self.jobs = Jobs(self._process, self.current, self.eraser, tracked.counter)
         self._hand_over()

@@ -19,7 +19,7 @@ from pysync.quotas.accounts import Accounts
 from pysync.server.http.in_flight import BytesInFlight
 from pysync.server.http.load import Load, connection_limit
 from pysync.server.http.router import Router
-from pysync.server.process.metrics import PROJECTION_LAG, Counters
+from pysync.server.process.metrics import Counters
 from pysync.server.process.readiness import Readiness
 from pysync.server.process.watchdog import LoopMonitor
 from pysync.server.routes import owning_collections
@@ -55,7 +55,7 @@ def build_engine(
         sweeps=sweeps,
         count=counters.count,
         corruption=corruption,
-        set_lag=lambda name, lag_s: counters.set_gauge(PROJECTION_LAG, lag_s, name),
+        set_gauge=counters.set_gauge,
     )
 
 

@@ -57,11 +57,10 @@ class Position:
 
 @dataclass(slots=True)
 class Webhooks:
-    """The webhooks of a service. `set_lag` takes how far one is behind, in seconds, and its name. `sleep`
-    waits between attempts, `resolver` looks up the hosts of receivers, which have `timeout_s` to respond."""
+    """The webhooks of a service. `sleep` waits between attempts, `resolver` looks up the hosts of receivers,
+    which have `timeout_s` to respond."""
 
     services: PluginContext
-    set_lag: Callable[[float, str], None]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     timeout_s: float = TIMEOUT_S
     resolver: AbstractResolver | None = None
@@ -259,7 +258,8 @@ class Sender:
     def _report_lag(self) -> None:
         now_ms = self._services.now_ms()
         since_ms = now_ms if self._waiting_since_ms is None else self._waiting_since_ms
-        self._owner.set_lag(max(0, now_ms - since_ms) // 1000, self.name)
+        lag_s = max(0, now_ms - since_ms) // 1000
+        self._services.set_gauge("pysync_webhook_lag_seconds", lag_s, self.name)
 
 
 async def _cancel(task: asyncio.Task[None] | None) -> None:

@@ -154,10 +154,8 @@ def with_webhooks(app: App, *webhooks: dict[str, Any]) -> Config:
 @asynccontextmanager
 async def sending(app: App, *webhooks: dict[str, Any], **seams: Any) -> AsyncIterator[Webhooks]:
     """Webhooks beside a service without any, whose clock, resolver, store or leases the test controls."""
-    seams.setdefault("set_lag", lambda lag_s, name: None)
-    services = replace(
-        app.engine, **{name: seams.pop(name) for name in ("store", "coordinator") if name in seams}
-    )
+    of_service = {name: seams.pop(name) for name in ("store", "coordinator", "set_gauge") if name in seams}
+    services = replace(app.engine, **of_service)
     sender = Webhooks(services, **seams)
     await sender.update(with_webhooks(app, *webhooks))
     try:

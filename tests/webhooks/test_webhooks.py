@@ -462,7 +462,7 @@ async def test_deliveries_and_failures_are_counted_by_name(
 async def test_lag_is_the_age_of_the_oldest_change_that_is_not_accepted(
     start: Start, session: aiohttp.ClientSession, clock: FakeClock
 ) -> None:
-    lags: list[tuple[float, str]] = []
+    lags: list[tuple[str, float, str]] = []
     async with receiving(*[respond(500)] * 3, verifies=False) as inbox:
         base = await start(SERVICE, now_ms=clock)
 
@@ -471,13 +471,12 @@ async def test_lag_is_the_age_of_the_oldest_change_that_is_not_accepted(
             await push(base, session, f"later{clock()}")
 
         hook = webhook(inbox.url)
-        async with sending(
-            app_of(start), hook, sleep=sleep, set_lag=lambda lag_s, name: lags.append((lag_s, name))
-        ):
+        async with sending(app_of(start), hook, sleep=sleep, set_gauge=lambda *set_: lags.append(set_)):
             await push(base, session, "a")
             await inbox.until(lambda: len(inbox.changes) == 7)
-    assert list(dict.fromkeys(lags)) == [(lag_s, "search") for lag_s in (0, 100, 200, 300)]
-    assert lags[-1] == (0, "search")
+    metric = "pysync_webhook_lag_seconds"
+    assert list(dict.fromkeys(lags)) == [(metric, lag_s, "search") for lag_s in (0, 100, 200, 300)]
+    assert lags[-1] == (metric, 0, "search")
 
 
 async def test_lag_of_each_webhook_is_a_metric(start: Start, session: aiohttp.ClientSession) -> None:

@@ -13,7 +13,7 @@ import orjson
 
 from pysync._core import PanicException
 from pysync.config import Config, ConfigError, Problem
-from pysync.coordinator import LEASE_RENEW_S
+from pysync.coordinator import LEASE_RENEW_S, holds_lease
 from pysync.engine.changes import parse_change
 from pysync.errors import Unavailable
 from pysync.plugins import PluginContext
@@ -47,7 +47,7 @@ class ProjectionWorker:
         self._store = services.store
         self._log = services.outbox.log
         self._coordinator = services.coordinator
-        self._now_ms, self._set_lag = services.now_ms, services.set_lag
+        self._now_ms, self._set_gauge = services.now_ms, services.set_gauge
         self._loop = asyncio.get_running_loop()
         self._is_leader = self._closing = self._is_idle = False
         self._after = self._saved = ""
@@ -118,14 +118,11 @@ class ProjectionWorker:
         """Renew the lease periodically, also during a long page."""
         while self._is_leader:
             await asyncio.sleep(LEASE_RENEW_S)
-            try:
-                self._is_leader = await self._coordinator.acquire_lease(self._name)
-            except Unavailable:
-                self._is_leader = False
+            self._is_leader = await holds_lease(self._coordinator, self._name)
 
     def _report_lag(self, lag_s: int) -> None:
         """Report the age of the writes that are being folded, in seconds."""
-        self._set_lag(self._name, lag_s)
+        self._set_gauge("pysync_projection_lag_seconds", lag_s, self._name)
 
     async def _advance(self) -> None:
         """Fold the next page; after the last one, wait for changes."""

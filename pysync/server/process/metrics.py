@@ -290,7 +290,6 @@ HISTOGRAMS: Final[Mapping[str, Histogram]] = {
     "pysync_event_loop_delay_seconds": Histogram("How late the event loop ran a timer."),
     "pysync_stream_lag_seconds": Histogram("Age of the oldest change of those delivered together."),
 }
-PROJECTION_LAG: Final = "pysync_projection_lag_seconds"
 COORDINATOR_UP: Final = "pysync_coordinator_up"
 COORDINATOR_DOWN: Final = "coordinator_down"
 """A gauge that is added up over workers: the number of those that do not reach the coordinator."""
@@ -311,7 +310,7 @@ GAUGES: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "pysync_scrub_timestamp_seconds": ("Time when the last scrub ended; 0 if there was none.", ()),
     "pysync_stored_bytes": ("Bytes that it found in the store.", ()),
     "pysync_streams": ("Open change streams.", ()),
-    PROJECTION_LAG: ("Age of the oldest writes that projections fold; 0 if all are folded.", ()),
+    "pysync_projection_lag_seconds": ("Age of the oldest writes not folded; 0: none.", ()),
     "pysync_stream_unread_bytes": ("Bytes that wait in change streams whose clients do not read.", ()),
     "pysync_webhook_lag_seconds": ("Age of the oldest change not accepted; 0: none.", ("webhook",)),
     "pysync_sweep_debt_seconds": ("Time since the sweep that last deleted all expired data.", ()),

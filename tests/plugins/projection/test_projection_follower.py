@@ -333,13 +333,13 @@ async def test_a_chain_of_projections_comes_to_rest() -> None:
 async def test_metrics_say_how_old_the_writes_are_that_are_folded() -> None:
     site, counters, seen = Site(members(TITLES)), Counters(), list[float]()
 
-    def set_lag(name: str, lag_s: int) -> None:
-        counters.set_gauge("pysync_projection_lag_seconds", lag_s, name)
+    def set_gauge(metric: str, lag_s: float, name: str) -> None:
+        counters.set_gauge(metric, lag_s, name)
         seen.append(counters.gauge("pysync_projection_lag_seconds"))
 
     await site.push("notes", {"space": "s", "id": "a"}, {"title": "A"})
     late_ms = site.services.now_ms() + 90_500
-    site.services = replace(site.services, set_lag=set_lag, now_ms=lambda: late_ms)
+    site.services = replace(site.services, set_gauge=set_gauge, now_ms=lambda: late_ms)
     async with following(site):
         await lists(site, [entry("a", title="A")])
         while seen[-1]:

@@ -144,7 +144,7 @@ async def test_rejected_host_is_changed_or_missing_in_the_configuration(
     assert report.problems[0].message.startswith(said)
 
 
-async def test_what_needs_more_than_the_configuration_gives_is_not_checked(start: Start) -> None:
+async def test_checks_that_lack_a_member_of_the_configuration_say_so(start: Start) -> None:
     closed = [collection("pages", readRoles=["admin"], writeRoles=["admin"])]
     service = {"server": {"cors": {"origins": ["*"]}}, "collections": closed}
     report = await probed(await start(service), service)

@@ -526,7 +526,7 @@ async def test_a_phone_shows_the_list_or_a_note(
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-async def test_whatever_is_touched_is_44_pixels_high_and_fits_the_screen(
+async def test_controls_are_44_pixels_high_and_fit_the_screen(
     start: Start, screen: Chromium, session: aiohttp.ClientSession, width: int
 ) -> None:
     base = await service(start)

@@ -275,7 +275,7 @@ async def test_a_refused_configuration_changes_nothing(session: aiohttp.ClientSe
         assert (await service.browser.pull("u/x/a")).error == (404, "Not found")
 
 
-async def test_what_was_checked_is_applied_whatever_the_file_becomes(
+async def test_checked_configuration_is_applied_though_its_file_changes(
     session: aiohttp.ClientSession, tmp_path: Path, own_logging: None
 ) -> None:
     file = tmp_path / "pysync.json"

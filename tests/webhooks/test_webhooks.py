@@ -177,7 +177,9 @@ async def test_repetition_is_the_same_after_a_restart_with_other_collections(
         assert inbox.keys == ["a", "a", "b", "y"]
 
 
-async def test_what_a_webhook_loses_is_not_sent_again(start: Start, session: aiohttp.ClientSession) -> None:
+async def test_changes_of_a_collection_that_a_webhook_loses_are_not_repeated(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
     async with receiving(respond(500)) as inbox:
         base = await start(SERVICE)
         waits = Waits()

@@ -242,7 +242,9 @@ def is_free(host: str, port: int) -> bool:
 
 def stored_objects(site: Site) -> int:
     """The number of documents in ./backup, or -1 while there is no snapshot."""
-    found = re.search(r'"objects": (\d+)', site.run("backup", "verify", "--from", "file:./backup", status=None))
+    found = re.search(
+        r'"objects": (\d+)', site.run("backup", "verify", "--from", "file:./backup", status=None)
+    )
     return int(found[1]) if found else -1
 
 

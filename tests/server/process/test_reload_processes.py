@@ -54,6 +54,16 @@ async def test_each_way_applies_the_changed_file(
         assert await service.ended() == 0
 
 
+async def test_the_command_finds_the_token_in_force_while_tokens_rotate(tmp_path: Path) -> None:
+    async with reloading(tmp_path, server={"admin": {"port": free_port()}}, collections=[NOTES]) as service:
+        service.rewrite(auth={"adminToken": [ADMIN[::-1], ADMIN]})
+        assert await service.command() == 0
+        service.rewrite(auth={"adminToken": ADMIN[::-1]})
+        assert await service.command() == 0
+        service.rewrite(auth={"adminToken": ADMIN})
+        assert await service.command() == 4
+
+
 @WORKERS
 async def test_a_configuration_that_is_refused_changes_nothing_and_is_explained(
     tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import shlex
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -147,6 +148,7 @@ def add_reload(parser: Parser) -> None:
 async def reload(options: argparse.Namespace) -> None:
     """Run `pysync reload`, and print the members that have changed. Raises what the server responds."""
     from pysync.cli.io import print_json
+    from pysync.errors import Unauthorized
 
     url, tokens = options.url, options.admin_token or os.environ.get("PYSYNC_ADMIN_TOKEN")
     if url is None or not tokens:
@@ -159,8 +161,13 @@ async def reload(options: argparse.Namespace) -> None:
         url, tokens = url or _admin_url(settings), tokens or settings.auth.admin_token
     if not tokens:
         raise ValueError("auth.adminToken is not set: send the server SIGHUP")
-    token = tokens if isinstance(tokens, str) else tokens[0]
-    print_json(await _post(f"{url.rstrip('/')}/admin/reload", token))
+    *others, last = [tokens] if isinstance(tokens, str) else tokens
+    url = f"{url.rstrip('/')}/admin/reload"
+    for token in others:  # while tokens rotate, the server may know any of them
+        with suppress(Unauthorized):
+            print_json(await _post(url, token))
+            return
+    print_json(await _post(url, last))
 
 
 def _admin_url(settings: config.Config) -> str:

@@ -31,7 +31,7 @@ from pysync.errors import (
 from pysync.server.api.health import VERSION
 from pysync.server.http.responses import NO_STORE, Response, error_response, page_headers
 from pysync.server.process.inspection import Json, Query
-from pysync.server.process.metrics import GAUGES, METRICS_TYPE, RECENT, WORKER_PID, Counters, resident_bytes
+from pysync.server.process.metrics import GAUGES, METRICS_TYPE, WORKER_PID, Counters, resident_bytes
 from pysync.server.process.operator_action import AdminRequest, OperatorAction
 from pysync.server.process.readiness import Readiness
 from pysync.server.process.watchdog import LoopMonitor
@@ -160,7 +160,7 @@ class AdminPages:
         asked = request.parameters
         last, request_id = asked.get("last", "100"), asked.get("requestId")
         if not _is_count(last):
-            raise BadRequest(f"last must be a number of refusals, up to {RECENT}")
+            raise BadRequest("last must be a number of refusals, such as 100")
         refusals = reversed(self._snapshot().recent["refusal"])
         found = (each for each in refusals if request_id in (None, each["requestId"]))
         return _json(200, {"refusals": list(islice(found, int(last)))})

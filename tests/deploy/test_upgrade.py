@@ -148,7 +148,7 @@ READY = "curl -sf --retry 20 --retry-delay 1 --retry-connrefused http://127.0.0.
 def install(machine: Machine) -> None:
     machine.build("0.2.0")
     for block in commands(INSTALL, "Start it with the machine"):
-        machine.run(block)
+        machine.run(block.replace("pysync-0.3.0", "pysync-0.2.0"))
     machine.run(READY)
     assert machine.version == "0.2.0"
     machine.run(ME)

@@ -605,6 +605,26 @@ async def test_update_does_not_wait_for_a_store_that_hangs(
         assert "webhook search begins later: the store does not answer" in caplog.text
 
 
+async def test_close_does_not_wait_for_a_store_that_hangs(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    """A reload closes webhooks, and workers that wait would be taken for stalled."""
+    async with receiving() as inbox:
+        base = await start(SERVICE)
+        hook = webhook(inbox.url)
+        async with sending(app_of(start), hook):
+            await push(base, session, "a")
+            await inbox.first(1)
+        hanging, never = FaultyStore(app_of(start).store), asyncio.Event()
+        saving = hanging.delay("put", never, after=1)
+        hanging.delay("put", never)
+        async with sending(app_of(start), hook, store=hanging):
+            await push(base, session, "b")
+            await saving.wait()
+        async with sending(app_of(start), hook):
+            await inbox.until(lambda: inbox.keys == ["a", "b"])
+
+
 async def test_slow_receiver_is_sent_one_request_at_a_time(
     start: Start, session: aiohttp.ClientSession
 ) -> None:

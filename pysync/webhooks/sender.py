@@ -85,7 +85,7 @@ class Webhooks:
             log.warning("webhook %s begins later: %s", sender.name, why)
 
     async def close(self) -> None:
-        """Stop sending, within a second. Changes that a receiver has not accepted by then are sent again."""
+        """Stop sending, within two seconds. Changes that a receiver has not accepted by then are sent again."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -155,8 +155,9 @@ class Sender:
         except (Exception, PanicException):
             log.exception("webhook %s failed, and continues from its last position", name)
         finally:
-            with suppress(EtagMismatch, Unavailable):
-                await self._save()
+            with suppress(EtagMismatch, Unavailable, TimeoutError):
+                async with asyncio.timeout(LEASE_RENEW_S):
+                    await self._save()
             self._waiting_since_ms = None
             self._report_lag()
 

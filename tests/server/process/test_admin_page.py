@@ -20,7 +20,7 @@ from support.worker_processes import Service, workers
 
 from pysync import config
 from pysync.auth.certificates import user_id
-from pysync.errors import StoreUnavailable
+from pysync.errors import CoordinatorUnavailable, StoreUnavailable, Unavailable
 from pysync.server.app import create_app
 from pysync.server.process.admin import AdminListener
 from pysync.store.memory import MemoryStore
@@ -279,13 +279,13 @@ async def test_a_hidden_tab_asks_for_nothing(screen: Screen, chromium: str) -> N
 
 
 class Failing(MemoryStore):
-    """A store that cannot be reached while `fails`."""
+    """A store whose probe raises `error`, if there is one."""
 
-    fails = False
+    error: Unavailable | None = None
 
     async def probe(self) -> None:
-        if self.fails:
-            raise StoreUnavailable("no route to the store")
+        if self.error is not None:
+            raise self.error
 
 
 async def test_the_reason_why_a_service_is_not_ready_is_shown(chromium: str) -> None:
@@ -298,10 +298,15 @@ async def test_the_reason_why_a_service_is_not_ready_is_shown(chromium: str) -> 
         browser = await stack.enter_async_context(driven(chromium))
         window = await browser.open(f"http://127.0.0.1:{listener.port}/admin")
         await window.until("document.getElementById('state').innerText.includes('Ready')")
-        store.fails = True
-        await window.until("document.getElementById('state').innerText.includes('no route to the store')")
-        assert "not ready" in await window.run("document.getElementById('health').innerText")
-        store.fails = False
+        store.error = StoreUnavailable("TimeoutError: no answer")
+        health = "document.getElementById('health').innerText"
+        await window.until(f"{health}.includes('Store\\nTimeoutError: no answer')")
+        assert "not ready" in await window.run(health)
+        assert "no answer" in await window.run("document.getElementById('state').innerText")
+        store.error = CoordinatorUnavailable("the database was deleted")
+        await window.until(f"{health}.includes('Coordinator\\nthe database was deleted')")
+        assert "Store\nanswers" in await window.run(health)
+        store.error = None
         await window.until("document.getElementById('state').innerText.includes('Ready')")
         await window.run("document.getElementById('token').value = 'x'")
         await window.run("document.querySelector('#unlock button').click()")

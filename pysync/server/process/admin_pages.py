@@ -178,6 +178,7 @@ class AdminPages:
             "loopBlockedMs": round(self._monitor.blocked_s * 1000),
             "ready": error is None if self._readiness.is_known else None,
             "reason": None if error is None else error.detail,
+            "code": None if error is None else error.code,
             "requests": counters.statuses.total(),
             "gauges": {metric: counters.gauge(metric) for metric in GAUGES},
             "residentBytes": resident_bytes(),

@@ -85,7 +85,7 @@ class Webhooks:
             log.warning("webhook %s begins later: %s", sender.name, why)
 
     async def close(self) -> None:
-        """Stop sending, within two seconds. Changes that a receiver has not accepted by then are sent again."""
+        """Stop sending, within two seconds. Changes that a receiver has not accepted then are sent again."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 from support.cli_runner import Shell
+from support.clients import Start
+from support.collections import NOTES
 from support.configurations import collection, config
+from support.faulty_store import FaultyStore
 from support.store_samples import fill
 
 from pysync.cli.progress import describe_progress
 from pysync.migrate import SCRUB_KEY, VerificationReport
 from pysync.store.local.store import LocalStore
+from pysync.store.memory import MemoryStore
 
 COMMANDS = {
     "verify": ["verify", "--store", "file:data"],
@@ -90,3 +94,12 @@ async def test_person_at_a_terminal_sees_progress_and_a_script_does_not(folder: 
     for name, command in COMMANDS.items():
         status, _, errors = await shell.run_async(*command)
         assert (status, errors) == (0, ""), name
+
+
+@pytest.mark.process
+@pytest.mark.slow
+async def test_person_at_a_terminal_sees_that_a_request_is_tried_again(start: Start) -> None:
+    store = FaultyStore(MemoryStore())
+    url = await start({"collections": [NOTES]}, store=store)
+    store.fail("get", times=1)
+    assert "trying again in" in await on_terminal("pull", "notes/a", "--server", url)

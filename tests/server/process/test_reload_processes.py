@@ -89,6 +89,8 @@ async def test_a_configuration_that_is_refused_changes_nothing_and_is_explained(
         assert (await refused()).startswith("FILE: Expecting ',' delimiter")
         service.file.write_text(good.replace("storagePath", "path"))
         assert (await refused()).startswith("FILE: 2 problems\n  collections[0].path (notes): unknown member")
+        service.file.write_bytes(b"\xff")
+        assert (await refused()).startswith("FILE: ")
         service.file.unlink()
         assert await refused() == "FILE: No such file or directory"
         service.file.write_text(good)

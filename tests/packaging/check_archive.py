@@ -184,6 +184,19 @@ def test_archive_has_what_the_page_on_https_takes_from_it(site: Site) -> None:
         assert (site.program.parent / name).exists(), name
 
 
+def test_archive_has_the_files_that_its_pages_name_but_those_for_nginx_and_containers(site: Site) -> None:
+    pages = [*DOCS.glob("how-to/*.md"), *DOCS.glob("tutorial/*.md")]
+    named = {
+        name for page in pages for name in re.findall(r"(?<!tests/)deploy/([\w./-]*\w)", page.read_text())
+    }
+    elsewhere = re.compile(r"nginx/|compose|Dockerfile|README")
+    here = {
+        name.removeprefix("caddy/").removeprefix("prometheus/") for name in named if not elsewhere.match(name)
+    }
+    assert {"alerts.yml", "grafana.json", "pysync.service"} <= here
+    assert {name for name in here if not (site.program.parent / name).exists()} == set()
+
+
 def test_example_of_the_archive_serves_the_notes_page(site: Site) -> None:
     folder = site.program.parent
     config = str((folder / "example.json").relative_to(site.folder))

@@ -378,7 +378,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "72e0380c750f14514878f4a959e0df29bf5e57292028d099ae7b35bc20b3b775"
+DIGEST = "9ff649ca5b83a52e8c76851126e6c766f60f095b6ec329b6ce5ae27b8eacbd2b"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

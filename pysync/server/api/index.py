@@ -13,8 +13,6 @@ from pysync.server.http.router import Match
 _HTML: Final = "text/html"
 _STYLE: Final = "body { font: 1rem/1.6 system-ui; max-width: 40rem; margin: 3rem auto; padding: 0 1rem }"
 _HEADERS: Final = "Cache-Control: no-cache\r\nVary: Accept\r\n" + page_headers(b"", _STYLE.encode())
-_DOCUMENTATION: Final = "docs/"
-"""The folder of the documentation in the sources and in the archive: it has no public address."""
 _PAGE: Final = f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -26,7 +24,8 @@ _PAGE: Final = f"""<!doctype html>
 <h1>pysync</h1>
 <p>This server keeps documents in sync for applications.</p>
 <ul>
-  <li>Documentation: the folder <code>{_DOCUMENTATION}</code> of pysync, and <code>pysync help</code></li>
+  <li>Documentation: <code>pysync help</code>, and in the folder <code>docs/</code> of the archive and of the
+    sources</li>
 <items></ul>
 </html>
 """
@@ -38,7 +37,6 @@ class Index:
 
     def __init__(self, openapi: str | None, examples: Sequence[str], *, is_version_public: bool) -> None:
         facts: dict[str, object] = dict(VERSION) if is_version_public else {"name": VERSION["name"]}
-        facts["documentation"] = _DOCUMENTATION
         links = [("Example", path) for path in examples]
         if openapi is not None:
             facts["openapi"] = openapi

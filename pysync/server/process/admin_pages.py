@@ -52,8 +52,8 @@ MakePage = Callable[[Query], Coroutine[None, None, Json]]
 
 
 class AdminPages:
-    """The pages of the operators' listener. Any thread may call `respond`; none needs the event loop but
-    `/health/ready`."""
+    """The pages of the operators' listener. Any thread may call `respond`. `/health/ready` waits for the
+    event loop, and so do actions and the pages that are made on it; no other page does."""
 
     def __init__(
         self,

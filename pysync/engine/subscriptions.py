@@ -81,7 +81,15 @@ class Event(NamedTuple):
         return name if namespace is None else f"{namespace}/{name}"
 
 
-class Subscriber(Protocol):
+class Recipient(Protocol):
+    """Somebody for whom events are authorised: a subscriber, or a request for a page of changes."""
+
+    def abort(self) -> None:
+        """Fail, because the next events cannot be authorised or delivered. A stream ends, and its client
+        resumes from its cursor."""
+
+
+class Subscriber(Recipient, Protocol):
     """A subscriber of changes. It has received every matching event up to `cursor`. `account` is its identity
     or address."""
 
@@ -96,9 +104,6 @@ class Subscriber(Protocol):
 
     def reset(self, cursor: str) -> None:
         """Report that changes are lost; the stream continues from `cursor`."""
-
-    def abort(self) -> None:
-        """End the stream, because the next events cannot be delivered. The client resumes from its cursor."""
 
     @property
     def is_writable(self) -> bool:
@@ -118,11 +123,11 @@ class StartPosition(NamedTuple):
 
 
 Deliveries = list[tuple[Event, list[Subscriber]]]
-Authorize = Callable[[Subscriber, Event], Event | None]
-"""Returns the event as the subscriber may receive it; None if it may not."""
-AuthorizeDeliveries = Callable[[Deliveries], Awaitable[Authorize]]
-"""Decides which planned deliveries are authorised now. Aborts subscribers for which that cannot be decided.
-"""
+PlannedDeliveries = Sequence[tuple[Event, Sequence[Recipient]]]
+Authorize = Callable[[Recipient, Event], Event | None]
+"""Returns the event as the recipient may receive it; None if it may not."""
+AuthorizeDeliveries = Callable[[PlannedDeliveries], Awaitable[Authorize]]
+"""Decides which planned deliveries are authorised now. Aborts recipients for which that cannot be decided."""
 
 
 class KeyMatcher(Protocol):

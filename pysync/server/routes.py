@@ -28,6 +28,7 @@ from pysync.server.api.index import Index, add_slash
 from pysync.server.api.listing import ListHandler, PluginFileListHandler
 from pysync.server.api.manifest import CallerResolver, Manifest
 from pysync.server.api.plugin_hooks import ProjectionWaiter
+from pysync.server.api.topics import TopicRequests
 from pysync.server.api.usage import UsageHandler
 from pysync.server.http.responses import Response, cache_headers
 from pysync.server.http.router import Handler, Match, Route, Router, Validator
@@ -77,7 +78,8 @@ class RouteBuilder:
                 batch = BatchHandler(service, namespace, self._batched(spec), plans)
                 self._add(spec, Route(batch.pull, collection=name))
             elif spec.action == "events":
-                stream = EventStreamHandler(service, self._pulls(spec), self.stream_source, self.sse_hub)
+                requests = TopicRequests(service, self._pulls(spec), self.stream_source.authorizer)
+                stream = EventStreamHandler(service, requests, self.stream_source, self.sse_hub)
                 self._add(spec, Route(stream.open, collection=name))
             elif spec.action == "usage":
                 usage = UsageHandler(service, self._pulls(spec))

@@ -40,7 +40,7 @@ _COMMENT: Final = b":\n\n"
 
 
 class SSEConnection(asyncio.Protocol):
-    """A connection whose response is a change stream: an `AuthorizedSubscriber` to the events of `grant`.
+    """A connection whose response is a change stream: an `AuthorizedRecipient` of the events of `grant`.
     While it waits for events it has no task."""
 
     __slots__ = (

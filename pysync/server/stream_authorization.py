@@ -22,10 +22,10 @@ from pysync.config.key_templates import KeyTemplate, TemplateIndex
 from pysync.engine.changes import DocumentRef, origin
 from pysync.engine.subscriptions import (
     Authorize,
-    Deliveries,
     Event,
     KeyMatch,
-    Subscriber,
+    PlannedDeliveries,
+    Recipient,
     SubscriptionFilter,
     Topic,
 )
@@ -127,8 +127,8 @@ def topic_of(policy: AccessPolicy) -> Topic:
     return policy.namespace, policy.collection.name
 
 
-class AuthorizedSubscriber(Subscriber, Protocol):
-    """A subscriber with an identity. `proof` is the certificate that authenticates it, None if none was
+class AuthorizedRecipient(Recipient, Protocol):
+    """A recipient with an identity. `proof` is the certificate that authenticates it, None if none was
     needed. `restricted` are the topics of which it may not receive every event. `verified_at_ms` is the time
     when the certificate was last found valid."""
 
@@ -174,12 +174,12 @@ class StreamAuthorizer:
                     restricted.add(topic)
         return StreamGrant(interest, frozenset(restricted))
 
-    async def authorize(self, plan: Deliveries) -> Authorize:
+    async def authorize(self, plan: PlannedDeliveries) -> Authorize:
         """Collect what decides on these events, once for all subscribers: the validity of certificates, the
         membership of spaces, and the decisions of plugins. Return the function that authorises an event for a
         subscriber. Connections are aborted if their authorisation cannot be determined."""
         subscribers = {
-            id(subscriber): cast(AuthorizedSubscriber, subscriber)
+            id(subscriber): cast(AuthorizedRecipient, subscriber)
             for _, listeners in plan
             for subscriber in listeners
         }.values()
@@ -203,8 +203,8 @@ class StreamAuthorizer:
         by_plugins = await self._plugin_decisions(plan, known)
         variants: dict[tuple[str, Topic, frozenset[str]], Event] = {}
 
-        def authorize_event(listener: Subscriber, event: Event) -> Event | None:
-            subscriber = cast(AuthorizedSubscriber, listener)
+        def authorize_event(listener: Recipient, event: Event) -> Event | None:
+            subscriber = cast(AuthorizedRecipient, listener)
             if event.topic not in subscriber.restricted:
                 return event
             policy = self._policies[event.topic]
@@ -228,22 +228,22 @@ class StreamAuthorizer:
         return authorize_event
 
     async def _plugin_decisions(
-        self, plan: Deliveries, known: Memberships
+        self, plan: PlannedDeliveries, known: Memberships
     ) -> Mapping[tuple[int, str], Access | PysyncError]:
         """Return the decisions of plugins by subscriber and event. Those that are not made within 5 s count
         as undecided, because all other subscribers wait meanwhile."""
         pending = [
-            (cast(AuthorizedSubscriber, listener), event)
+            (cast(AuthorizedRecipient, listener), event)
             for event, listeners in plan
             if self._policies[event.topic].uses_plugin_roles
             for listener in listeners
-            if event.topic in cast(AuthorizedSubscriber, listener).restricted
+            if event.topic in cast(AuthorizedRecipient, listener).restricted
         ]
         found: dict[tuple[int, str], Access | PysyncError] = {
             (id(subscriber), event.id): _UNDECIDED for subscriber, event in pending
         }
 
-        async def decide(delivery: tuple[AuthorizedSubscriber, Event]) -> None:
+        async def decide(delivery: tuple[AuthorizedRecipient, Event]) -> None:
             subscriber, event = delivery
             found[id(subscriber), event.id] = await self._authorizer.decide(
                 self._policies[event.topic],
@@ -259,7 +259,7 @@ class StreamAuthorizer:
                 await gather_bounded(MAX_CONCURRENT_HOOKS, pending, decide)
         return found
 
-    async def check(self, subscriber: AuthorizedSubscriber) -> None:
+    async def check(self, subscriber: AuthorizedRecipient) -> None:
         """Close a stream whose certificate is no longer valid, and abort it if that cannot be determined."""
         if subscriber.proof is None or not self._is_due(subscriber):
             return
@@ -275,7 +275,7 @@ class StreamAuthorizer:
         except StoreUnavailable:
             subscriber.abort()
 
-    def _is_due(self, subscriber: AuthorizedSubscriber) -> bool:
+    def _is_due(self, subscriber: AuthorizedRecipient) -> bool:
         return subscriber.proof is not None and self._now_ms() - subscriber.verified_at_ms >= CHECK_MS
 
     def _access_key(self, event: Event) -> str | None:
@@ -309,7 +309,7 @@ def _static_grant(
     return None
 
 
-def _deny_all(listener: Subscriber, event: Event) -> Event | None:
+def _deny_all(listener: Recipient, event: Event) -> Event | None:
     return None
 
 

@@ -8,7 +8,7 @@ from support.sse_client import Listen, Serve
 
 from pysync.changelog import OriginFilter
 from pysync.engine import subscriptions
-from pysync.engine.subscriptions import Authorize, Deliveries
+from pysync.engine.subscriptions import Authorize, PlannedDeliveries
 
 
 class Uncounted(Log):
@@ -122,7 +122,7 @@ async def test_leaving_subscriber_receives_nothing_more_and_others_do() -> None:
 
 
 async def test_subscriber_that_cannot_be_authorized_does_not_end_the_others() -> None:
-    async def breaks(plan: Deliveries) -> Authorize:
+    async def breaks(plan: PlannedDeliveries) -> Authorize:
         raise RuntimeError("a bug")
 
     log = Log()

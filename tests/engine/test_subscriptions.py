@@ -13,8 +13,8 @@ from pysync.changelog import Retention
 from pysync.engine import subscriptions as subscriptions
 from pysync.engine.subscriptions import (
     Authorize,
-    Deliveries,
     Event,
+    PlannedDeliveries,
     Subscriber,
 )
 
@@ -170,7 +170,7 @@ async def test_a_log_that_cannot_be_read_for_a_while_costs_no_listener_an_event(
 
 
 async def test_failed_delivery_aborts_every_subscriber() -> None:
-    async def breaks(plan: Deliveries) -> Authorize:
+    async def breaks(plan: PlannedDeliveries) -> Authorize:
         raise RuntimeError("a bug")
 
     log = Log()
@@ -195,7 +195,7 @@ async def test_failed_delivery_aborts_every_subscriber() -> None:
 async def test_authorization_of_one_subscriber_delays_no_other() -> None:
     release = asyncio.Event()
 
-    async def slowly(plan: Deliveries) -> Authorize:
+    async def slowly(plan: PlannedDeliveries) -> Authorize:
         await release.wait()
         return lambda listener, event: None if event.params["id"] == "2" else event
 
@@ -283,7 +283,7 @@ async def test_changes_during_a_large_delivery_are_delivered_together() -> None:
 async def test_no_more_is_authorised_at_a_time_than_takes_a_moment() -> None:
     most = 0
 
-    async def counted(plan: Deliveries) -> Authorize:
+    async def counted(plan: PlannedDeliveries) -> Authorize:
         nonlocal most
         most = max(most, len(plan))
         return lambda listener, event: event

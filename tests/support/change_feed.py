@@ -10,9 +10,9 @@ from pysync.engine.subscriptions import (
     Authorize,
     AuthorizeDeliveries,
     ChangeDispatcher,
-    Deliveries,
     Event,
     KeyMatch,
+    PlannedDeliveries,
     Topic,
 )
 from pysync.errors import CoordinatorUnavailable
@@ -97,7 +97,7 @@ class Log(MemoryCoordinator):
         return page
 
 
-async def anybody(plan: Deliveries) -> Authorize:
+async def anybody(plan: PlannedDeliveries) -> Authorize:
     return lambda listener, event: event
 
 

@@ -86,7 +86,8 @@ class ListHandler:
         scope = scope if scope is not None and scope.has_denies else None
         limit, after = DEFAULT_LIMIT, None
         if "?" in request.raw_path:
-            limit, after = _limit(request.query.get("limit")), _after(request.query.get("after"))
+            limit = parse_limit(request.query.get("limit"), DEFAULT_LIMIT)
+            after = _after(request.query.get("after"))
         items, has_more = await self._page(match, after, limit, scope)
         return json_response({"items": items, "hasMore": has_more}, match.route.read_headers)
 
@@ -132,9 +133,10 @@ class PluginFileListHandler(ListHandler):
         return ListPage(items, has_more)
 
 
-def _limit(text: str | None) -> int:
+def parse_limit(text: str | None, default: int) -> int:
+    """Return the `limit` of a query, at most `MAX_PAGE_SIZE`. Raises InvalidLimit."""
     if text is None:
-        return DEFAULT_LIMIT
+        return default
     if not _is_limit(text):
         raise InvalidLimit
     return clamped_int(text, MAX_PAGE_SIZE)

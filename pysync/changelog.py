@@ -3,9 +3,10 @@
 See docs/reference/protocol.md#delivery.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, Self
 
 WAIT_S: Final = 1.0
 """Maximum seconds that `ChangeLog.wait_for_change` waits."""
@@ -37,6 +38,44 @@ class Change(NamedTuple):
     def removed(self) -> bool:
         """True if the document was removed. `hash` is then that of its last version."""
         return b'"removed":true' in self.text  # no text inside a JSON string looks like this
+
+
+_ID = "[0-9]{17}(?:-[0-9a-f]{8})?"  # ids of before there were epochs have none
+_REDIS_ID = r"[0-9]{15}\.[0-9]{15}-[0-9]{10}"
+_match_cursor: Final = re.compile(f"({_ID}|{_REDIS_ID})|([0-9]{{17}})~({_ID})~({_ID})").fullmatch
+
+
+def change_id(number: int, epoch: str) -> str:
+    """Return the id of a change: its number in the log, and the epoch in which it was made."""
+    return f"{number:017d}-{epoch}" if epoch else f"{number:017d}"
+
+
+class Cursor(NamedTuple):
+    """What the position of a reader says: an id of the change log, or a place within a run of pages of the
+    feed (docs/explanation/change-log.md#cursors).
+
+    The reader has everything up to `position`. What it holds was there at `first` or later, so it needs the
+    removals since then. `latest` was the newest id of the log when it read last. For an id all are that id.
+    """
+
+    position: str
+    first: str
+    latest: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the cursor of any kind of log that `text` is. Raises ValueError if it is none."""
+        found = _match_cursor(text)
+        if found is None:
+            raise ValueError("not a cursor")
+        id_, position, first, latest = found.groups()
+        return cls(position or id_, first or id_, latest or id_)
+
+    def __str__(self) -> str:
+        """Return the cursor as `parse` reads it."""
+        if self.position == self.first == self.latest:
+            return self.position
+        return f"{self.position}~{self.first}~{self.latest}"
 
 
 OriginFilter = Callable[[str], bool]

@@ -4,9 +4,11 @@ See docs/reference/protocol.md#delivery.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, Self
+
+import orjson
 
 WAIT_S: Final = 1.0
 """Maximum seconds that `ChangeLog.wait_for_change` waits."""
@@ -19,6 +21,9 @@ class Retention:
 
     count: int = 100_000
     age_ms: int = 86_400_000
+
+
+_ERASED: Final = b'{"collection":"",'
 
 
 class Change(NamedTuple):
@@ -38,6 +43,24 @@ class Change(NamedTuple):
     def removed(self) -> bool:
         """True if the document was removed. `hash` is then that of its last version."""
         return b'"removed":true' in self.text  # no text inside a JSON string looks like this
+
+    def erased(self, collections: Iterable[tuple[str | None, str]]) -> Self:
+        """Return what stands in its place after an erasure. It names the `collections` that had the document,
+        by namespace (None: the root) and name, and neither the document nor the writer."""
+        timestamp_ms = orjson.loads(self.text)["timestamp"]
+        members = {"collection": "", "params": {}, "hash": "", "timestamp": timestamp_ms}
+        return self._replace(text=orjson.dumps(members | {"erased": list(collections)}), identity="")
+
+    @property
+    def is_erased(self) -> bool:
+        """True if it stands in the place of a change that was erased. It concerns no document."""
+        return self.text.startswith(_ERASED)
+
+    @property
+    def erased_from(self) -> set[tuple[str | None, str]]:
+        """The collections whose readers miss this change, since it was erased."""
+        erased = orjson.loads(self.text).get("erased", ()) if self.is_erased else ()
+        return {(namespace, name) for namespace, name in erased}
 
 
 _ID = "[0-9]{17}(?:-[0-9a-f]{8})?"  # ids of before there were epochs have none
@@ -123,9 +146,10 @@ class ChangeLog(Protocol):
         """Return an id that follows every change so far and precedes every later one. `read` accepts it, even
         if the log is empty."""
 
-    async def clear(self) -> None:
-        """Delete all changes so far, so that nothing of them is stored. `read` returns None for every id but
-        the newest one, so readers that have not read them all know that they missed some."""
+    async def erase(self, changes: Mapping[str, Change]) -> None:
+        """Put these changes in the place of those with their ids, so that nothing of the latter is stored.
+        They have the same origins. Ids that are gone are skipped. Nothing remains either of the last change
+        that was trimmed."""
 
     async def begin_epoch(self, after: str = "") -> None:
         """Forget all changes, because the store was restored: whoever resumes from an id that was issued

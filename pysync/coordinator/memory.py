@@ -6,7 +6,7 @@ import os
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -165,17 +165,18 @@ class MemoryCoordinator:
 
     async def newest(self, limit: int) -> list[tuple[str, Change]]:
         """See `ChangeLog.newest`."""
-        return self._entries(itertools.islice(reversed(self._changes), limit))
+        newest = self._entries(itertools.islice(reversed(self._changes), limit))
+        return [entry for entry in newest if not entry[1].is_erased]
 
     async def last_id(self) -> str:
         """See `ChangeLog.last_id`."""
         return _change_id(self._last_number)
 
-    async def clear(self) -> None:
-        """See `ChangeLog.clear`."""
-        self._changes.clear()
-        self._by_origin.clear()
-        self._trimmed = self._last_number
+    async def erase(self, changes: Mapping[str, Change]) -> None:
+        """See `ChangeLog.erase`."""
+        for id_, change in changes.items():
+            if (number := int(id_)) in self._changes:
+                self._changes[number] = self._changes[number][0], change
 
     async def begin_epoch(self, after: str = "") -> None:
         """See `Coordinator.begin_epoch`."""

@@ -191,7 +191,8 @@ class ChangeDispatcher:
                 async with self._readers:
                     page = await self.log.read_matching(subscriber.cursor, PAGE_SIZE, written_by)
                     left -= 0 if page is None else page.scanned
-                    if page is None or left < 0:
+                    is_gap = page is None or not _erased_from(page.changes).isdisjoint(subscriber.filter)
+                    if page is None or is_gap or left < 0:
                         subscriber.reset(await self.log.last_id())
                         left = max_missed if missed is None else inf
                         continue
@@ -238,6 +239,10 @@ class ChangeDispatcher:
                 elif page:
                     # A new subscriber receives the later pages here, and this one from `catch_up`.
                     self._cursor = page[-1][0]
+                    if erased := _erased_from(page):
+                        for subscriber in list(self._index.subscribers):
+                            if subscriber.cursor < self._cursor and not erased.isdisjoint(subscriber.filter):
+                                subscriber.reset(self._cursor)
                     plan = await self.plan_deliveries(page, self._index)
                     writes = await self.deliver(plan)
                     if plan:
@@ -304,6 +309,11 @@ class ChangeDispatcher:
                     await slices.share()
         await _fan_out(allowed, slices)
         return slices.writes
+
+
+def _erased_from(page: Sequence[tuple[str, Change]]) -> set[Topic]:
+    """Return the collections from which an erasure took changes of a page, so that their readers reset."""
+    return {topic for _, change in page if change.is_erased for topic in change.erased_from}
 
 
 def _parts(plan: Deliveries) -> Iterator[Deliveries]:

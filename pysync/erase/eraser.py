@@ -7,18 +7,19 @@ finished by carrying out all of them again.
    else has gone: the next caller who makes one owns what is left of the space. They stay if members have
    written something else into the space meanwhile.
 3. Entries of keyrings, counters, idempotency records, and names of damaged files.
-4. The change log is cleared, once followers have had time to read the removals.
+4. The record of erasures names the collections whose changes go, and then the changes lose their text, once
+   followers have had time to read the removals. Those by the identity to other keys lose their writer.
 5. The note forgets the request, deleted bytes are removed from the files, and the note goes.
 """
 
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import groupby, starmap
 from typing import Any, Final
 
 import orjson
@@ -28,7 +29,8 @@ from pysync.changelog import Change
 from pysync.concurrency import ATTEMPTS, CONCURRENT, gather_bounded
 from pysync.coordinator import LEASE_RENEW_S, holds_lease
 from pysync.engine.append_log import log_prefix
-from pysync.engine.changes import parse_change
+from pysync.engine.changes import DocumentRef, origin, parse_change
+from pysync.engine.subscriptions import Topic
 from pysync.erase.plan import (
     PLAN_KEYS,
     ErasePlan,
@@ -61,7 +63,7 @@ from pysync.store import (
 NOTES: Final = "_pysync/erase"
 LEASE: Final = "erase"
 SETTLE_S: Final = 2.0
-"""Seconds that followers of the change log have to read the removals before it is cleared, and requests under
+"""Seconds that followers of the change log have to read the removals before these go, and requests under
 way to end."""
 MAX_ATTEMPTS: Final = 100
 """The number of attempts at what others keep writing."""
@@ -198,17 +200,22 @@ class Eraser:
         # A request that was under way may have stored a part of a log after its head was gone.
         await delete_log_objects(self._store, erasure.log_ids)
         await self._forget(erasure)
-        await self._record(erasure, set())
+        await self._record(erasure)
         return erasure.report, left
 
-    async def _record(self, erasure: _Erasure, marks: set[str]) -> None:
-        """Record for backups what is erased, with what others wrote up to now."""
-        erasure.marks |= marks
+    async def _record(
+        self, erasure: _Erasure, marks: Collection[str] = (), topics: Collection[Topic] = ()
+    ) -> None:
+        """Record for backups what is erased, with what others wrote up to now, and for readers of feeds the
+        collections from which changes go that were made up to now."""
+        erasure.marks.update(marks)
+        last_id = await self._outbox.log.last_id()
         while True:
             found = await self._store.get(ERASED_KEY)
             stored = found if isinstance(found, StoredObject) else None
             record = Erased.decode(None if stored is None else stored.body)
             record.add(erasure.marks, self._services.now_ms())
+            record.collections.update(dict.fromkeys(starmap(origin, topics), last_id))
             expect: Precondition = ABSENT if stored is None else Etag(stored.etag)
             with suppress(EtagMismatch):
                 await self._store.put(ERASED_KEY, record.encode(), expect=expect)
@@ -283,10 +290,16 @@ class Eraser:
         """Remove what the coordinator and the change log know of the request."""
         request, scope = erasure.request, erasure.scope
         await self._wait_for_intents(request, scope)
-        known, changes = erasure.hashes | erasure.log_ids, 0
-        async for hash_ in self._written(request, scope):
-            changes += 1
+        known, erased, topics = erasure.hashes | erasure.log_ids, dict[str, Change](), set[Topic]()
+        async for id_, change in self._written(request, scope):
+            ref, hash_, *_ = parse_change(change)
             known.add(hash_)
+            if scope.includes(key := self._key_of(ref)):
+                had = {(one.namespace, one.name) for one in self._planner.locations(key)}
+                erased[id_] = change.erased(had)
+                topics |= had
+            else:
+                erased[id_] = change._replace(identity="")
         known.discard("")
         # Version 0.1.0 had the identity itself in its buckets.
         named = {identity_name(request.value), f"identity={request.value}"}
@@ -306,25 +319,28 @@ class Eraser:
             claims += await self._store.transactional.claims.forget(is_claim)
         if self._store.transactional is None and request.kind == "identity":
             await forget_subject(self._store, Subject("identity", request.value))
-        erasure.report.erased.update(rateCounters=counters, idempotencyRecords=claims, changes=changes)
-        if changes:
-            await self._outbox.log.clear()
+        erasure.report.erased.update(rateCounters=counters, idempotencyRecords=claims, changes=len(erased))
+        await self._record(erasure, topics=topics)
+        await self._outbox.log.erase(erased)
 
-    async def _written(self, request: EraseRequest, scope: Scope) -> AsyncIterator[str]:
-        """Yield the hash of every change in the log that names something of the request."""
+    async def _written(self, request: EraseRequest, scope: Scope) -> AsyncIterator[tuple[str, Change]]:
+        """Yield every change in the log that names something of the request, with its id."""
         after = ""
         while found := await self._outbox.log.read(after, PAGE):
-            for _, change in found:
+            for id_, change in found:
                 if self._names(change, request, scope):
-                    yield parse_change(change).hash
+                    yield id_, change
             after = found[-1][0]
 
     def _names(self, change: Change, request: EraseRequest, scope: Scope) -> bool:
         """Return True if the change is of a key of the request, or by its identity."""
-        ref = parse_change(change).ref
-        location = self._lists.keys.locate(ref)
-        key = ref.key or (location.key if location is not None else "")
+        key = self._key_of(parse_change(change).ref)
         return scope.includes(key) or (request.kind == "identity" and change.identity == request.value)
+
+    def _key_of(self, ref: DocumentRef) -> str:
+        """Return the key of a document; `""` if nobody knows it any more."""
+        location = None if ref.key else self._lists.keys.locate(ref)
+        return ref.key if location is None else location.key
 
     async def _wait_for_intents(self, request: EraseRequest, scope: Scope) -> None:
         """Wait until no write that names something of the request waits to be announced."""

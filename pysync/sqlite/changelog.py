@@ -8,7 +8,7 @@ import asyncio
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -166,15 +166,15 @@ class SqliteChangeLog:
 
     async def newest(self, limit: int) -> list[tuple[str, Change]]:
         """See `ChangeLog.newest`."""
-        return _read(self._reader.rows(_NEWEST, limit))
+        return [entry for entry in _read(self._reader.rows(_NEWEST, limit)) if not entry[1].is_erased]
 
     async def last_id(self) -> str:
         """See `ChangeLog.last_id`."""
         return change_id(self._last_row())
 
-    async def clear(self) -> None:
-        """See `ChangeLog.clear`."""
-        await self._writer.submit(_clear)
+    async def erase(self, changes: Mapping[str, Change]) -> None:
+        """See `ChangeLog.erase`."""
+        await self._writer.submit(_erase, [(*change[:2], int(id_)) for id_, change in changes.items()])
 
     async def begin_epoch(self, after: str = "") -> None:
         """See `ChangeLog.begin_epoch`."""
@@ -245,10 +245,10 @@ def probe(cursor: sqlite3.Cursor) -> None:
     cursor.execute("DELETE FROM change WHERE id = ?", (cursor.lastrowid,))
 
 
-def _clear(cursor: sqlite3.Cursor) -> None:
-    """Delete all changes. The newest row stays as the sentinel, without what it said."""
-    cursor.execute("DELETE FROM change WHERE id < (SELECT max(id) FROM change)")
-    cursor.execute("UPDATE change SET at_ms = 0, text = x'', identity = '', origin = ''")
+def _erase(cursor: sqlite3.Cursor, rows: Sequence[tuple[bytes, str, int]]) -> None:
+    """Replace texts and writers of rows. The oldest row, which is never delivered, loses both."""
+    cursor.executemany("UPDATE change SET text = ?, identity = ? WHERE id = ?", rows)
+    cursor.execute("UPDATE change SET text = x'', identity = '' WHERE id = (SELECT min(id) FROM change)")
 
 
 def _trim(cursor: sqlite3.Cursor, newest: int, most: int, now_ms: int, retention: Retention) -> None:

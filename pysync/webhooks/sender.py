@@ -202,7 +202,7 @@ class Sender:
         after, until, names = was.after, was.until, was.collections or self._webhook.collections
         while not is_complete:
             page = await self._log.read(after, BATCH)
-            if page is None:
+            if page is None or any(is_source(names, *one) for _, each in page for one in each.erased_from):
                 self._waiting_since_ms = self._waiting_since_ms or self._services.now_ms()
                 self._position = Position(was.after, await self._log.last_id(), is_reset=True)
                 return []

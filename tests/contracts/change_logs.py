@@ -16,6 +16,11 @@ def change(text: str, identity: str = "") -> Change:
     return Change(b'{"t":"%b"}' % text.encode(), identity)
 
 
+def written(hash_: str, identity: str = "") -> Change:
+    """Return a change with a hash, as a write makes it."""
+    return Change(b'{"collection":"a","params":{},"hash":"%b","timestamp":1}' % hash_.encode(), identity)
+
+
 async def _retained(log: ChangeLog, after: str = "") -> list[tuple[str, Change]]:
     """Return all changes after the id `after`, which the log must still know."""
     found = await log.read(after, 10 * RETENTION.count)
@@ -89,28 +94,39 @@ class ChangeLogContract(FakeTime):
         announced = [(await log.append([change(f"{n}")]), change(f"{n}")) for n in range(10)]
         assert await log.newest(100) == announced[::-1]
         assert await log.newest(3) == announced[:-4:-1]
-        await log.clear()
-        assert await log.newest(10) == []
+        await log.erase({id_: written("x").erased([]) for id_, _ in announced[5:]})
+        assert await log.newest(5) == []
+        assert await log.newest(100) == announced[4::-1]
         last = await log.append([change("after")])
-        assert await log.newest(10) == [(last, change("after"))]
+        assert (await log.newest(3))[:1] == [(last, change("after"))]
 
-    async def test_a_cleared_log_holds_no_change_and_reports_a_gap(self, log: ChangeLog) -> None:
-        ids = [await log.append([change(f"{n}", "somebody")]) for n in range(10)]
-        await log.clear()
+    async def test_erased_changes_leave_their_places_and_no_cursor_is_lost(self, log: ChangeLog) -> None:
+        first = await log.last_id()
+        made = [written(f"{n}", "somebody")._replace(origin="/a") for n in range(10)]
+        ids = [await log.append([each]) for each in made]
         newest = await log.last_id()
-        assert newest >= ids[-1]
-        assert await log.read(newest, 10) == []
-        for missed in ids[:-1]:
-            assert await log.read(missed, 10) is None
-            assert await log.read_matching(missed, 10, bool) is None
-        found = await log.read("", 10)
-        assert found is not None
-        assert not [each for _, each in found if each.identity or b'"t"' in each.text]
+        for chosen in ([0, 1, 5], [9], [5, 9], range(10)):
+            for n in chosen:
+                made[n] = made[n].erased([("x", "a"), (None, "b")])
+            await log.erase({ids[n]: made[n] for n in chosen})
+            assert await log.last_id() == newest
+            for known, cursor in enumerate([first, *ids]):
+                assert await log.read(cursor, 100) == [*zip(ids, made, strict=True)][known:]
+                page = await log.read_matching(cursor, 100, "/a".__eq__)
+                assert page is not None
+                assert [each for _, each in page.changes] == made[known:]
+        assert all(each.erased_from == {("x", "a"), (None, "b")} for each in made)
         last = await log.append([change("after")])
         assert await log.read(newest, 10) == [(last, change("after"))]
-        await log.clear()
-        await log.clear()
-        assert await log.last_id() >= last
+
+    async def test_what_is_trimmed_is_not_written_again_by_an_erasure(self, log: ChangeLog) -> None:
+        ids = [await log.append([written(f"{n}", "somebody")]) for n in range(500)]
+        before = await _retained(log)
+        await log.erase({id_: written("x").erased([]) for id_ in ids})
+        assert await log.read(ids[0], 10) is None
+        assert [id_ for id_, _ in await _retained(log)] == [id_ for id_, _ in before]
+        await log.append([change(f"{n}") for n in range(500)])
+        assert await log.read(ids[-1], 10) is None
 
     @pytest.mark.parametrize("unknown", ["0", "x", "~" * 100, "9" * 30, "\u0663", "\0"])
     async def test_an_id_that_nobody_was_given_is_distinct_from_one_that_is_kept(

@@ -65,6 +65,23 @@ async def test_changes_of_an_earlier_version_are_read_by_everybody(
     assert (page.last, page.is_end, page.scanned) == (last, True, 2)
 
 
+async def test_an_erased_change_leaves_no_byte_in_redis_and_the_stream_its_counts(
+    redis: RedisServer, nodes: list[RedisCoordinator]
+) -> None:
+    text = b'{"collection":"a","params":{"id":"5ecret"},"hash":"","timestamp":1}'
+    ids = [await nodes[0].append([Change(text.replace(b"5", b"%d" % n), "x")]) for n in range(300)]
+    async with client(redis) as own:
+        await own.config_set("rdbcompression", "no")
+        await own.xtrim(CHANGES, maxlen=250, approximate=False)
+        facts = await own.xinfo_stream(CHANGES)
+        assert b"5ecret" in (await own.dump(CHANGES) or b"")
+        await nodes[0].erase({id_: Change(text).erased([]) for id_ in ids})
+        assert b"5ecret" not in (await own.dump(CHANGES) or b"5ecret")
+        after = await own.xinfo_stream(CHANGES)
+    for fact in ("length", "last-generated-id", "entries-added", "max-deleted-entry-id"):
+        assert after[fact] == facts[fact]
+
+
 async def test_a_group_of_changes_costs_one_round_trip(
     redis: RedisServer, nodes: list[RedisCoordinator]
 ) -> None:

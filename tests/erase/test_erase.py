@@ -24,10 +24,12 @@ from support.sse_client import Listen
 
 from pysync.auth.identity_keys import IdentityKeys
 from pysync.auth.rate_limits import identity_name
+from pysync.changelog import Change
 from pysync.client.sealed.keyring import Keyring
 from pysync.coordinator import Coordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.erase import Eraser, EraseRequest
+from pysync.erase.record import Erased
 from pysync.plugins.projection import projections_in, projections_of
 
 pytestmark = pytest.mark.usefixtures("hasty_erasures")
@@ -133,6 +135,79 @@ async def test_a_dry_run_reports_the_same_and_changes_nothing(served: Served) ->
     kinds = ("documents", "versions", "files", "logs", "elements", "segments", "entries", "keyringEntries")
     assert {kind: dry.erased[kind] for kind in kinds} == {kind: wet.erased[kind] for kind in kinds}
     assert dry.bytes == wet.bytes > 10_000
+
+
+@pytest.mark.parametrize(
+    ("request_", "collections", "is_reset"),
+    [
+        (ANNES, "notes", True),
+        (ANNES, "diary", True),
+        (ANNES, "notes,board", True),
+        (ANNES, "board", False),
+        (EraseRequest("prefix", f"users/{ANNE.user_id}/notes"), "notes", True),
+        (EraseRequest("prefix", f"users/{ANNE.user_id}/notes"), "diary,board", False),
+        (EraseRequest("key", "board/lobby"), "board", True),
+        (EraseRequest("key", "board/lobby"), "notes", False),
+    ],
+)
+async def test_only_a_stream_that_follows_what_was_erased_resumes_with_a_reset(
+    served: Served, subscribe: Listen, request_: EraseRequest, collections: str, is_reset: bool
+) -> None:
+    """Of all others nobody misses a change, also not one that the erased person made."""
+    before = await served.log.last_id()
+    assert (await served.anne.request("POST", "/push/board/hall", {"data": {}})).status == 200
+    pushed = [(await served.bert.push(f"users/{BERT.user_id}/notes/{n}", {})).json["hash"] for n in range(3)]
+    await served.eraser.run(request_)
+    stream = await subscribe(served.bert, headers={"Last-Event-ID": before}, collections=collections)
+    first = await stream.event()
+    if is_reset:
+        assert first.data == {"reset": True}
+        assert first.id == await served.log.last_id()
+    elif "board" in collections:
+        assert first.data["params"] == {"room": "hall"}
+    else:
+        others = await stream.events(2)
+        assert [first.data["hash"], *(event["hash"] for event in others)] == pushed
+
+
+async def test_a_live_stream_that_is_too_late_for_a_removal_gets_a_reset(
+    served: Served, subscribe: Listen
+) -> None:
+    notes, diary = [await subscribe(served.bert, collections=name) for name in ("notes", "diary")]
+    removal = Change(
+        b'{"collection":"notes","params":{},"hash":"","timestamp":1,"removed":true}', "", "/notes"
+    )
+    await served.log.append([removal.erased([(None, "notes")])])
+    assert (await notes.event()).data == {"reset": True}
+    said = await served.bert.request("POST", f"/push/users/{BERT.user_id}/diary", {"data": {}})
+    assert said.status == 200
+    assert (await diary.event()).data["collection"] == "diary"
+
+
+async def test_the_record_has_the_collections_that_changes_were_erased_from(served: Served) -> None:
+    before = await served.log.last_id()
+    assert not (await Erased.load(served.store)).covers(before, [(None, "notes")])
+    await served.eraser.run(EraseRequest("prefix", f"users/{ANNE.user_id}/notes"))
+    after, record = await served.log.last_id(), await Erased.load(served.store)
+    assert record.covers(before, [(None, "notes")])
+    assert record.covers(before, [(None, "diary"), (None, "notes")])
+    assert not record.covers(before, [(None, "diary"), ("other", "notes")])
+    assert not record.covers(after, [(None, "notes")])
+    await served.eraser.run(EraseRequest("key", f"users/{ANNE.user_id}/diary"))
+    record = await Erased.load(served.store)
+    assert record.covers(before, [(None, "notes")])
+    assert record.covers(after, [(None, "diary")])
+    assert not record.covers(after, [(None, "notes")])
+
+
+async def test_a_change_to_others_data_stays_without_its_writer(served: Served) -> None:
+    before = await served.log.last_id()
+    assert (await served.anne.request("POST", "/push/board/hall", {"data": {}})).status == 200
+    await served.eraser.run(ANNES)
+    found = await served.log.read(before, 100)
+    assert found is not None
+    (kept,) = [change for _, change in found if b"hall" in change.text]
+    assert (kept.identity, kept.erased_from) == ("", set())
 
 
 async def test_followers_receive_the_removals_and_later_ones_a_reset(
@@ -305,7 +380,7 @@ async def test_a_coordinator_holds_nothing_of_an_erased_person(
     key, headers = f"users/{ANNE.user_id}/notes/last", {"Idempotency-Key": "last"}
     assert (await served.anne.push(key, {"title": SECRET}, headers=headers)).status == 200
     # A push of which the change log knows nothing.
-    await served.log.clear()
+    await served.log.begin_epoch()
     _, claims = await memory_of(coordinator)
     await served.eraser.run(ANNES)
     buckets, left = await memory_of(coordinator)

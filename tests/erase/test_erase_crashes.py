@@ -138,7 +138,7 @@ def killing(owner, name):
 for owner, names in (
     (LocalStore, ("commit", "purge_deleted")),
     (LocalCoordinator, ("forget", "purge_deleted")),
-    (SqliteChangeLog, ("clear",)),
+    (SqliteChangeLog, ("erase",)),
 ):
     for name in names:
         killing(owner, name)

@@ -32,6 +32,7 @@ from support.webhook_receiver import (
 from pysync.config import parse
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.coordinator.redis.coordinator import RedisCoordinator
+from pysync.erase import EraseRequest
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
@@ -310,7 +311,11 @@ async def test_receiver_is_told_first_that_it_has_missed_changes(
         assert last.keys == ["z"]
 
 
-async def test_erased_changes_are_not_sent(start: Start, session: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize(("erased", "expected"), [("notes/b", "reset"), ("other/b", "changes")])
+@pytest.mark.usefixtures("hasty_erasures")
+async def test_erased_changes_are_not_sent_and_those_of_other_collections_no_gap(
+    start: Start, session: aiohttp.ClientSession, erased: str, expected: str
+) -> None:
     async with receiving(respond(500)) as inbox:
         base = await start(SERVICE)
         waits = Waits()
@@ -318,12 +323,13 @@ async def test_erased_changes_are_not_sent(start: Start, session: aiohttp.Client
         async with sending(app_of(start), webhook(inbox.url), sleep=waits):
             await push(base, session, "a")
             await waits.first(1)
-            await push(base, session, "b")
-            await app_of(start).engine.outbox.log.clear()
+            assert (await Browser(base, session).push(erased, {})).status == 200
+            await app_of(start).eraser.run(EraseRequest("key", erased))
             waits.is_over.set()
             await push(base, session, "c")
-            _, reset, last = await inbox.first(3)
-        assert (reset.body, last.keys) == ({"type": "reset"}, ["c"])
+            _, again, last = await inbox.first(3)
+        assert (again.body["type"], last.keys) == (expected, ["c"])
+        assert not any(b'"b"' in delivery.raw for delivery in inbox.deliveries)
 
 
 async def test_redis_that_lost_the_changes_is_a_reset(

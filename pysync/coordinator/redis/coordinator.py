@@ -14,10 +14,11 @@ Followers of the change log reset, and prepared writes are gone.
 """
 
 import asyncio
+import json
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self
 
@@ -65,8 +66,18 @@ return 1"""
 _BEFORE_ALL: Final = "0-0"
 """The id before all entries."""
 
-_NO_CHANGE: Final = b'{"collection":"","params":{},"hash":"","timestamp":0}'
-"""The text of a change that concerns no document, and that no subscriber receives."""
+_ERASE: Final = """
+local changes, entries = cjson.decode(ARGV[1]), redis.call('XRANGE', KEYS[1], '-', '+')
+if #entries == 0 then return end
+local facts = redis.call('XINFO', 'STREAM', KEYS[1])
+for n = 1, #facts, 2 do facts[facts[n]] = facts[n + 1] end
+redis.call('DEL', KEYS[1])
+for _, entry in ipairs(entries) do
+    redis.call('XADD', KEYS[1], entry[1], unpack(changes[entry[1]] or entry[2]))
+end
+redis.call('XSETID', KEYS[1], facts['last-generated-id'],
+    'ENTRIESADDED', facts['entries-added'], 'MAXDELETEDID', facts['max-deleted-entry-id'])"""
+"""Writes the stream anew, because Redis stores the bytes of a deleted entry for as long as its neighbours."""
 
 _silent_logger = logging.Logger("quiet", logging.CRITICAL)
 """For the connection that waits: the other one logs the failures of Redis."""
@@ -157,7 +168,7 @@ class RedisCoordinator:
     async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
         """See `Coordinator.append`."""
         add = ("XADD", CHANGES, "MAXLEN", "~", max(1, self._retention.count), "*")
-        added = [(*add, "c", change.text, "i", change.identity, "o", change.origin) for change in changes]
+        added: list[Command] = [(*add, *_fields(change)) for change in changes]
         # Older than the newest entry that was known before, so that the log never becomes empty.
         trim = ("XTRIM", CHANGES, "MINID", "~", max(0, self._newest_ms - self._retention.age_ms))
         ended: list[Command] = [("XDEL", INTENTS, prepared)] if prepared else []
@@ -200,18 +211,19 @@ class RedisCoordinator:
     async def newest(self, limit: int) -> list[tuple[str, Change]]:
         """See `ChangeLog.newest`."""
         (found,) = await self._epoch.execute_checked(("XREVRANGE", CHANGES, "+", "-", "COUNT", limit))
-        return [entry for entry in self._parse_entries(found) if entry[1].text != _NO_CHANGE]
+        return [entry for entry in self._parse_entries(found) if not entry[1].is_erased]
 
     async def last_id(self) -> str:
         """See `ChangeLog.last_id`."""
         (found,) = await self._epoch.execute_checked(("XREVRANGE", CHANGES, "+", "-", "COUNT", 1))
         return self._to_id(found[0][0] if found else _BEFORE_ALL.encode())
 
-    async def clear(self) -> None:
-        """See `ChangeLog.clear`."""
-        # An empty stream would have no newest id, so a change of no document stays.
-        add = ("XADD", CHANGES, "*", "c", _NO_CHANGE, "i", "", "o", "")
-        await self._epoch.transact(add, ("XTRIM", CHANGES, "MAXLEN", 1))
+    async def erase(self, changes: Mapping[str, Change]) -> None:
+        """See `ChangeLog.erase`."""
+        known = ((_is_change_id(id_), change) for id_, change in changes.items())
+        fields = {_from_id(id_): _fields(change) for id_, change in known if id_ is not None}
+        if fields:
+            await self._epoch.execute_checked(("EVAL", _ERASE, 1, CHANGES, json.dumps(fields)))
 
     async def begin_epoch(self, after: str = "") -> None:
         """See `Coordinator.begin_epoch`. Requests that were signed before are rejected, as after a loss of
@@ -339,6 +351,11 @@ def _counter_key(bucket: str, window_ms: int, ends_ms: int) -> str:
 def _from_id(known: re.Match[str]) -> str:
     """Return the entry id in the stream of the change with this id."""
     return f"{int(known['ms'])}-{int(known['n'])}"
+
+
+def _fields(change: Change) -> tuple[str, ...]:
+    """Return the fields of the stream entry of a change."""
+    return "c", change.text.decode(), "i", change.identity, "o", change.origin
 
 
 def _change(fields: list[bytes]) -> Change:

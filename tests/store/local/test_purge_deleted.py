@@ -49,7 +49,8 @@ async def fill(store: LocalStore, rng: random.Random) -> None:
 async def delete_all(store: LocalStore) -> None:
     for key in [listed.key async for listed in store.walk(f"u/{SECRET}")]:
         await store.delete(key)
-    await store.change_log.clear()
+    changes = await store.change_log.read("", 10_000) or []
+    await store.change_log.erase({id_: Change(b"{}") for id_, _ in changes})
 
 
 async def test_no_byte_of_deleted_data_is_left_in_the_folder(store: LocalStore, folder: Path) -> None:

@@ -50,7 +50,7 @@ def _why_not_json(text: str | bytes, error: ValueError) -> str:
 
     try:
         json.loads(text, parse_constant=reject)
-    except (json.JSONDecodeError, RecursionError):
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         return f"not JSON: {error}"
     except ValueError as found:
         return str(found)

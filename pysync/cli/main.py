@@ -27,6 +27,8 @@ _COMMANDS: Final = {
         ("list", "documents", "print the names in a collection, one a line"),
         ("history", "documents", "print the versions of a document that the server keeps, the newest first"),
         ("batch", "documents", "print documents of several collections, read with one request"),
+        ("export", "export", "write the documents of collections to a folder of JSON files"),
+        ("import", "export", "store the documents of a folder of JSON files"),
         ("append", "logs", "append an element to a log, with a proof of its author if there is a key"),
         ("tail", "logs", "print the newest elements of a log, one a line"),
         ("watch", "logs", "print changes as they happen, one a line"),
@@ -119,12 +121,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        status = _status(error)
-        print(f"pysync: {_error_message(error)}", file=sys.stderr)
+        status = exit_status(error)
+        print(f"pysync: {error_message(error)}", file=sys.stderr)
         return status
 
 
-def _status(error: Exception) -> int:
+def exit_status(error: Exception) -> int:
     """Return the exit status for an error that a user may cause; raise any other again."""
     from pysync.auth.certificates import CertificateError
     from pysync.cli.io import MissingDocument
@@ -147,7 +149,8 @@ def _status(error: Exception) -> int:
     raise error
 
 
-def _error_message(error: Exception) -> str:
+def error_message(error: Exception) -> str:
+    """Return what is wrong, and what to do about it if that is known."""
     from pysync.auth.certificates import CertificateError
     from pysync.errors import Conflict, PysyncError
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from support.cli_runner import Shell
 from support.clients import Start
-from support.collections import NOTES
+from support.collections import NOTES, PUBLIC
 from support.configurations import collection, config
 from support.faulty_store import FaultyStore
 from support.store_samples import fill
 
 from pysync.cli.progress import describe_progress
+from pysync.client import Client
 from pysync.migrate import SCRUB_KEY, VerificationReport
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
@@ -94,6 +95,23 @@ async def test_person_at_a_terminal_sees_progress_and_a_script_does_not(folder: 
     for name, command in COMMANDS.items():
         status, _, errors = await shell.run_async(*command)
         assert (status, errors) == (0, ""), name
+
+
+@pytest.mark.process
+@pytest.mark.slow
+async def test_person_at_a_terminal_sees_the_progress_of_export_and_import(
+    start: Start, tmp_path: Path
+) -> None:
+    url = await start({"collections": [collection(**PUBLIC, listable=True)]})
+    async with Client(url) as client:
+        for name in ("a", "b"):
+            await client.push(f"notes/{name}", {"n": 1})
+    folder = str(tmp_path / "folder")
+    for command in (["export", folder, "notes"], ["import", folder]):
+        shown = await on_terminal(*command, "--server", url)
+        assert re.match(LINE, shown), shown
+        assert shown.endswith("\r\x1b[K"), "the line is erased at the end"
+        assert (" of 2 objects" in shown) == (command[0] == "import")
 
 
 @pytest.mark.process

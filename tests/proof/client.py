@@ -44,13 +44,16 @@ class ProofClient:
         return await self.send(node, "tail", key, bounds, request), request
 
     def writing(self, kind: Kind, key: str, sent: Mapping[str, Any]) -> Request:
-        """The request of a push, append or batch: `sent` as in `Operation`."""
+        """The request of a push, append, batch, create or delete: `sent` as in `Operation`."""
         once = [(protocol.HEADER_IDEMPOTENCY_KEY, sent["once"])] if "once" in sent else []
         if kind == "batch":
             events = [{MESSAGE_ID: id_} for id_ in sent["ids"]]
             body = {"data": {"events": events}, "baseHash": None}
             return self._device.request(f"/push/{key}/discarded", body, once)
-        body = {"data": sent["data"]} | ({"baseHash": sent["base"]} if kind == "push" else {})
+        if kind == "delete":
+            return self._device.request(f"/push/{key}?baseHash={sent['base']}", headers=once, method="DELETE")
+        base = {"push": {"baseHash": sent.get("base")}, "create": {"baseHash": None}}
+        body = {"data": sent["data"]} | base.get(kind, {})
         return self._device.request(f"/push/{key}", body, once)
 
     async def download(self, node: int, key: str, known: str = "") -> tuple[Operation, Request]:

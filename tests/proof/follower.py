@@ -19,7 +19,7 @@ FOLLOWERS: Final = 4
 LONGEST_STREAM_S: Final = 4.0
 """A follower leaves after at most so long, in the midst of whatever, and comes back to any node."""
 LONGEST_BACKOFF_S: Final = 0.2
-FOLLOWED: Final = ("counters", "logs", "files", "events")
+FOLLOWED: Final = ("counters", "drafts", "logs", "files", "events")
 
 
 @dataclass(frozen=True, slots=True)

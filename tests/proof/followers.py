@@ -10,16 +10,21 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Final
 
 from support import reference_append_log as twin
 
 from proof.batches import batches_of, files_of
 from proof.documents import hash_of, pushes_of, versions_of
+from proof.drafts import drafts_of, hash_after
 from proof.files import uploads_of
 from proof.history import Operation
 from proof.logs import appends_of, elements_of
 from proof.verdict import Violation
 from proof.writes import Write
+
+ANNOUNCED: Final = ("push", "pull", "create", "delete", "append", "tail", "upload", "download")
+"""What is asked about keys that clients choose."""
 
 
 @dataclass(slots=True)
@@ -57,7 +62,7 @@ def _announced(operations: Iterable[Operation]) -> dict[str, Announced]:
     operations = list(operations)
     keys: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in operations:
-        if operation.kind in ("push", "append", "pull", "tail", "upload", "download"):
+        if operation.kind in ANNOUNCED:
             keys[operation.key].append(operation)
     disturbances = [operation for operation in operations if operation.kind in ("stall", "kill")]
     return {key: _of(about, disturbances) for key, about in keys.items()} | _of_batches(operations)
@@ -66,6 +71,8 @@ def _announced(operations: Iterable[Operation]) -> dict[str, Announced]:
 def _of(about: list[Operation], disturbances: list[Operation]) -> Announced:
     if about[0].kind in ("append", "tail"):
         return _of_log(about)
+    if about[0].kind in ("create", "delete"):
+        return _of_draft(about)
     return _of_document(about, disturbances) if about[0].kind in ("push", "pull") else _of_file(about)
 
 
@@ -118,6 +125,19 @@ def _of_log(about: list[Operation]) -> Announced:
         return None
 
     return Announced(positions, begun, owed, may_be=may_be)
+
+
+def _of_draft(about: list[Operation]) -> Announced:
+    """All its deletions have one hash, the empty one."""
+    begun: dict[str, float] = {}
+    owed = []
+    for write in drafts_of(about):
+        hash_ = hash_after(write)
+        if not write.is_rejected:
+            begun[hash_] = min(write.start, begun.get(hash_, math.inf))
+        if write.acknowledged:
+            owed.append((hash_, write))
+    return Announced({}, begun, owed)
 
 
 def _of_file(about: list[Operation]) -> Announced:

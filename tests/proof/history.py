@@ -12,6 +12,8 @@ Kind = Literal[
     "setup",
     "pull",
     "push",
+    "create",
+    "delete",
     "append",
     "tail",
     "upload",
@@ -29,7 +31,8 @@ Kind = Literal[
     "loss",
     "faults",
 ]
-"""`pull` and `push` are of a document, `append` and `tail` of a log, `upload` and `download` of a file;
+"""`pull` and `push` are of a document, `create` and `delete` of a draft, `append` and
+`tail` of a log, `upload` and `download` of a file;
 `batch` pushes events, `list` names their files, `rows` pulls one. `replay` sends the bytes of an earlier
 request again; `metered` pulls where there is a rate limit. `follow` is a stream of changes, from its request
 to its last byte; `event` is a change that it told, `reset` that it could not tell all. `setup` is the first
@@ -50,6 +53,8 @@ class Operation:
 
     sent, by kind:
         push      data, base; once: its Idempotency-Key, where it has one
+        create    data, which holds an `id` of its own; once: its Idempotency-Key
+        delete    base: the hash of what is there; once, likewise
         pull      known: the hash in its If-None-Match, where it has one
         append    data, which holds an `id` of its own; once, likewise
         tail      the query: last, checkpoint or full

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from proof.batches import judge_batches
 from proof.documents import judge_document
+from proof.drafts import judge_draft
 from proof.files import judge_file
 from proof.followers import judge_followers
 from proof.history import Kind, Operation, read
@@ -16,6 +17,8 @@ from proof.verdict import Verdict, Violation
 ANSWERS: Final[dict[Kind, frozenset[int]]] = {
     "pull": frozenset({200, 304, 401}),
     "push": frozenset({200, 409, 401}),
+    "create": frozenset({200, 401}),
+    "delete": frozenset({200, 401}),
     "append": frozenset({200, 401}),
     "tail": frozenset({200, 401}),
     "upload": frozenset({200, 401}),
@@ -74,19 +77,24 @@ def counts(operations: list[Operation]) -> Counter[str]:
 
 
 def _judge_keys(operations: Iterable[Operation]) -> Iterator[Violation]:
-    """What became of each document, each log and each file."""
+    """What became of each document, each draft, each log and each file."""
     documents: defaultdict[str, list[Operation]] = defaultdict(list)
+    drafts: defaultdict[str, list[Operation]] = defaultdict(list)
     logs: defaultdict[str, list[Operation]] = defaultdict(list)
     files: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in operations:
         if operation.kind in ("pull", "push"):
             documents[operation.key].append(operation)
+        elif operation.kind in ("create", "delete"):
+            drafts[operation.key].append(operation)
         elif operation.kind in ("append", "tail"):
             logs[operation.key].append(operation)
         elif operation.kind in ("upload", "download"):
             files[operation.key].append(operation)
     for key, about in documents.items():
         yield from judge_document(key, about)
+    for about in drafts.values():
+        yield from judge_draft(about)
     for key, about in logs.items():
         yield from judge_log(key, about)
     for key, about in files.items():

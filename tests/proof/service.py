@@ -16,6 +16,7 @@ def _collection(name: str, **members: Any) -> dict[str, Any]:
 
 COLLECTIONS: Final = [
     _collection("counters"),
+    _collection("drafts", deletable=True),
     _collection("logs", appendOnly={"type": "by_timestamp", "requireAuthorSignature": False}),
     _collection("files", allowedMimeTypes=[FILE_TYPE], maxBodyBytes=4_000_000),
     _collection("events", storagePath="events/{app}/{batchId}", listable=True),

@@ -61,11 +61,14 @@ class Device:
             collections=collections,
         ).authorization
 
-    def request(self, target: str, body: object = None, headers: Iterable[tuple[str, str]] = ()) -> Request:
-        """A GET, or with a body a POST, signed now: of a file where that is bytes, else of JSON."""
+    def request(
+        self, target: str, body: object = None, headers: Iterable[tuple[str, str]] = (), method: str = ""
+    ) -> Request:
+        """A GET, or with a body a POST, unless it has another `method`, signed now: of a file where the body
+        is bytes, else of JSON."""
         is_file = isinstance(body, bytes)
         sent = b"" if body is None else body if isinstance(body, bytes) else orjson.dumps(body)
-        method, now_ms = "GET" if body is None else "POST", wall_clock_ms()
+        method, now_ms = method or ("GET" if body is None else "POST"), wall_clock_ms()
         covered = b"" if is_file else sent
         signed = signing.sign_request(self._keys, method, target, covered, HOST, now_ms, os.urandom(16))
         lines = {"Host": HOST, "Authorization": self._authorization, **signed, **dict(headers)}

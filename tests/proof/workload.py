@@ -100,11 +100,13 @@ class Client(ProofClient):
         self._requests = requests
         self._ids = 0
         self._time_ms: dict[str, int] = {}
+        self._draft = self._new_draft()
 
     async def run(self, until: float) -> None:
         """Ask for this and that until the monotonic clock says `until`; what has begun then is finished."""
         actions = {
             self._increment: 5,
+            self._create_or_delete: 3,
             self._append: 6,
             self._append_twice_at_once: 1,
             self._pull_twice: 2,
@@ -133,6 +135,17 @@ class Client(ProofClient):
             pushed = await self.write("push", key, {"data": data, "base": seen.answer["hash"]})
             if pushed.status != 409:
                 return
+
+    async def _create_or_delete(self) -> None:
+        """Create a draft, or delete the one that is there. Nobody else writes it, and its name comes back."""
+        key, hash_ = self._draft
+        if hash_:
+            written = await self.write("delete", key, {"base": hash_, "once": self._new_id()})
+        else:
+            sent = {"data": {"id": self._new_id()}, "once": self._new_id()}
+            written = await self.write("create", key, sent)
+        known = written.status == 200
+        self._draft = (key, str(written.answer["hash"])) if known else self._new_draft()
 
     async def _append(self) -> None:
         await self.write("append", self._random.choice(LOGS), {"data": self._element()})
@@ -201,9 +214,9 @@ class Client(ProofClient):
         return pulled
 
     async def write(self, kind: Kind, key: str, sent: dict[str, Any]) -> Operation:
-        """Push, append or push events; half of the time under an Idempotency-Key, and then until it is known
-        whether it was done."""
-        if self._random.random() < 0.5:
+        """Push, append, push events, create or delete; under an Idempotency-Key where it has one, and half of
+        the time where not, and then until it is known whether it was done."""
+        if "once" not in sent and self._random.random() < 0.5:
             sent["once"] = self._new_id()
         for _ in range(ATTEMPTS):
             request = self.writing(kind, key, sent)
@@ -228,6 +241,10 @@ class Client(ProofClient):
 
     def _element(self) -> dict[str, Any]:
         return {"id": self._new_id(), "pad": "." * self._random.randint(0, PAD_CHARS)}
+
+    def _new_draft(self) -> tuple[str, str]:
+        """Key and hash of a draft that is not there yet."""
+        return f"drafts/{self._new_id()}", ""
 
     def _new_id(self) -> str:
         self._ids += 1

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from random import Random
@@ -101,7 +101,7 @@ class Follower:
                 self._resets += 1
                 self._seen.notify_all()
             return
-        key = "/".join((change["collection"], *change["params"].values()))
+        key = key_of(change)
         received = self._operation("event", node, {"id": block.id}, now)
         self._history.add(replace(received, key=key, answer=change))
         async with self._seen:
@@ -111,6 +111,11 @@ class Follower:
     def _operation(self, kind: Kind, node: int, sent: dict[str, Any], start: float) -> Operation:
         end = time.monotonic()
         return Operation(kind=kind, who=self.name, node=node, sent=sent, start=start, end=end)
+
+
+def key_of(change: Mapping[str, Any]) -> str:
+    """The key that a change names."""
+    return "/".join((change["collection"], *change["params"].values()))
 
 
 async def blocks(chunks: AsyncIterator[bytes], cursor: str) -> AsyncIterator[Block]:

@@ -29,36 +29,44 @@ ANNOUNCED: Final = ("push", "pull", "create", "delete", "append", "tail", "uploa
 
 @dataclass(slots=True)
 class Announced:
-    """What may be told of one key. `places` are the versions that it went through, by their hashes; `begun`
-    is when each that may be told was first asked for; `owed` are the writes that must be told. Where it has
-    no places `ended` tells when a version was made for certain."""
+    """What may be told of one key. `positions` are the versions that it went through, by their hashes, where
+    they are known; `begun` is when each that may be told was first asked for. `writes` are those that may be
+    told, each with the hash that it left where that is known. Where it has no positions `ended` tells when a
+    version was made for certain."""
 
     positions: Mapping[str, int]
     begun: Mapping[str, float]
-    owed: list[tuple[str, Write]] = field(default_factory=list)
+    writes: list[tuple[str, Write]] = field(default_factory=list)
     ended: Mapping[str, float] = field(default_factory=dict)
     may_be: Callable[[str], float | None] = lambda hash_: None
 
+    @property
+    def owed(self) -> list[tuple[str, Write]]:
+        """The writes that must be told."""
+        return [(hash_, write) for hash_, write in self.writes if write.acknowledged]
+
 
 def judge_followers(operations: list[Operation]) -> Iterator[Violation]:
-    """What the streams of changes show to be broken."""
+    """What the streams of changes show to be broken; those of who also reads pages are judged with these."""
     streams: defaultdict[str, list[Operation]] = defaultdict(list)
+    readers = {operation.who for operation in operations if operation.kind == "changes"}
     for operation in operations:
-        if operation.kind in ("follow", "event", "reset"):
+        if operation.kind in ("follow", "event", "reset") and operation.who not in readers:
             streams[operation.who].append(operation)
     if not streams:
         return
-    announced = _announced(operations)
+    announced = announced_in(operations)
     for events_of_one in streams.values():
         events = [operation for operation in events_of_one if operation.kind == "event"]
         yield from _out_of_order(events_of_one)
-        yield from _untrue(events, announced)
+        yield from untrue(events, announced)
         yield from _unordered(events_of_one, announced)
         yield from _overtaken(events_of_one, announced)
         yield from _unheard(events_of_one, announced)
 
 
-def _announced(operations: Iterable[Operation]) -> dict[str, Announced]:
+def announced_in(operations: Iterable[Operation]) -> dict[str, Announced]:
+    """What may be told of each key."""
     operations = list(operations)
     keys: defaultdict[str, list[Operation]] = defaultdict(list)
     for operation in operations:
@@ -77,15 +85,20 @@ def _of(about: list[Operation], disturbances: list[Operation]) -> Announced:
 
 
 def _of_document(about: list[Operation], disturbances: list[Operation]) -> Announced:
+    pushes = [
+        (hash_of(push.first.sent["data"]), push)
+        for push in pushes_of(about)
+        if not push.is_rejected or _is_left_intended(push, disturbances)
+    ]
+    return Announced(versions_of(about), _begun(pushes), pushes)
+
+
+def _begun(writes: list[tuple[str, Write]]) -> dict[str, float]:
+    """When each version was first asked for, by its hash."""
     begun: dict[str, float] = {}
-    owed = []
-    for push in pushes_of(about):
-        hash_ = hash_of(push.first.sent["data"])
-        if not push.is_rejected or _is_left_intended(push, disturbances):
-            begun[hash_] = min(push.start, begun.get(hash_, math.inf))
-        if push.acknowledged:
-            owed.append((hash_, push))
-    return Announced(versions_of(about), begun, owed)
+    for hash_, write in writes:
+        begun[hash_] = min(write.start, begun.get(hash_, math.inf))
+    return begun
 
 
 def _is_left_intended(push: Write, disturbances: list[Operation]) -> bool:
@@ -129,24 +142,17 @@ def _of_log(about: list[Operation]) -> Announced:
 
 def _of_draft(about: list[Operation]) -> Announced:
     """All its deletions have one hash, the empty one."""
-    begun: dict[str, float] = {}
-    owed = []
-    for write in drafts_of(about):
-        hash_ = hash_after(write)
-        if not write.is_rejected:
-            begun[hash_] = min(write.start, begun.get(hash_, math.inf))
-        if write.acknowledged:
-            owed.append((hash_, write))
-    return Announced({}, begun, owed)
+    made = [(hash_after(write), write) for write in drafts_of(about) if not write.is_rejected]
+    return Announced({}, _begun(made), made)
 
 
 def _of_file(about: list[Operation]) -> Announced:
     """Only of writes that did not overlap it is known which came first."""
     uploads = uploads_of(about)
     named = [(str(upload.first.sent["sha256"]), upload) for upload in uploads]
-    begun = {hash_: upload.start for hash_, upload in named if not upload.is_rejected}
+    made = [(hash_, upload) for hash_, upload in named if not upload.is_rejected]
     ended = {hash_: upload.end for hash_, upload in named}
-    return Announced({}, begun, [owed for owed in named if owed[1].acknowledged], ended=ended)
+    return Announced({}, _begun(made), made, ended=ended)
 
 
 def _of_batches(operations: list[Operation]) -> dict[str, Announced]:
@@ -163,8 +169,7 @@ def _of_batches(operations: list[Operation]) -> dict[str, Announced]:
         if file.answer["ids"] and (batch := by_id.get(str(file.answer["ids"][0]))) is not None:
             named.setdefault(file.key, (str(file.answer["hash"]), batch))
     announced = {
-        key: Announced({}, {hash_: batch.start}, [(hash_, batch)] if batch.acknowledged else [])
-        for key, (hash_, batch) in named.items()
+        key: Announced({}, {hash_: batch.start}, [(hash_, batch)]) for key, (hash_, batch) in named.items()
     }
     begun = min((batch.start for batch in batches if batch.is_unknown), default=None)
     folders = {batch.first.key for batch in batches}
@@ -183,7 +188,7 @@ def _out_of_order(events_of_one: list[Operation]) -> Iterator[Violation]:
             yield Violation("told once", said, (earlier, later))
 
 
-def _untrue(events: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
+def untrue(events: list[Operation], announced: Mapping[str, Announced]) -> Iterator[Violation]:
     """Events of what nobody wrote, or was refused, or before it was asked for."""
     for event in events:
         about, hash_ = announced.get(event.key), str(event.answer["hash"])

@@ -23,6 +23,7 @@ Kind = Literal[
     "rows",
     "replay",
     "metered",
+    "changes",
     "follow",
     "event",
     "reset",
@@ -31,13 +32,13 @@ Kind = Literal[
     "loss",
     "faults",
 ]
-"""`pull` and `push` are of a document, `create` and `delete` of a draft, `append` and
-`tail` of a log, `upload` and `download` of a file;
-`batch` pushes events, `list` names their files, `rows` pulls one. `replay` sends the bytes of an earlier
-request again; `metered` pulls where there is a rate limit. `follow` is a stream of changes, from its request
-to its last byte; `event` is a change that it told, `reset` that it could not tell all. `setup` is the first
-line, `faults` the last. `kill` is the death of a node, from its last moment to when it served again, `stall`
-a time in which Redis stood still, `loss` the moment in which it lost its memory."""
+"""`pull` and `push` are of a document, `create` and `delete` of a draft, `append` and `tail` of a log,
+`upload` and `download` of a file; `batch` pushes events, `list` names their files, `rows` pulls one. `replay`
+sends the bytes of an earlier request again; `metered` pulls where there is a rate limit. `changes` is a page
+of the latest changes. `follow` is a stream of changes, from its request to its last byte; `event` is a change
+that it told, `reset` that it could not tell all. `setup` is the first line, `faults` the last. `kill` is the
+death of a node, from its last moment to when it served again, `stall` a time in which Redis stood still,
+`loss` the moment in which it lost its memory."""
 
 END: Final = "end"
 """Who reads what is there when all others have ended."""
@@ -64,12 +65,13 @@ class Operation:
         list      after: the name from which it goes on
         rows      the answer: as that of a download, and the ids in the file
         replay    kind: of the request that is sent again
+        changes   since: the cursor of its query, where it has one, or `now`; the answer is the whole page
         follow    after: the id from which it goes on, where it has one; opened: when it began to tell
         event     id; its change is the answer
         reset     id: from which the stream goes on
         metered   from_ms, to_ms: the wall clock at start and end
-        setup     seed; is_ordered: whether who lists batches misses none; limit: window_ms and max_requests
-                  of what is metered
+        setup     seed; remembers: whether changes are told from the oldest on; is_ordered: whether who lists
+                  batches misses none; limit: window_ms and max_requests of what is metered
         faults    how often the way to the store failed, by fault
     """
 

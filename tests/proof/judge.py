@@ -8,6 +8,7 @@ from typing import Any, Final
 from proof.batches import judge_batches
 from proof.documents import judge_document
 from proof.drafts import judge_draft
+from proof.feeds import judge_feeds
 from proof.files import judge_file
 from proof.followers import judge_followers
 from proof.history import Kind, Operation, read
@@ -28,6 +29,7 @@ ANSWERS: Final[dict[Kind, frozenset[int]]] = {
     "rows": frozenset({200, 401}),
     "metered": frozenset({200, 429}),
     "replay": frozenset({401}),
+    "changes": frozenset({200}),
     "follow": frozenset({200}),
 }
 """What may be answered, beside 503. A 401 is for all but one of the requests that are equal."""
@@ -49,6 +51,7 @@ def judge_operations(operations: list[Operation]) -> Verdict:
         *_judge_nonces(operations),
         *_judge_limit(operations),
         *judge_followers(operations),
+        *judge_feeds(operations),
     ]
     return Verdict(counts(operations), violations)
 

@@ -16,9 +16,8 @@ HASHES = {name: sha256_of(name, 10) for name in "abcdx"} | {"": ""}
 
 def upload(name: str, start: float, end: float, status: int | None = 200) -> Operation:
     sent = {"sha256": HASHES[name], "size": 10}
-    return operation(
-        "upload", FILE, sent, start, end, status, {"hash": HASHES[name]} if status == 200 else None
-    )
+    answer = {"hash": HASHES[name], "timestamp": 1} if status == 200 else None
+    return operation("upload", FILE, sent, start, end, status, answer)
 
 
 def download(name: str, start: float, end: float, who: str = "c2") -> Operation:

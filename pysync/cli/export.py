@@ -1,11 +1,13 @@
 """The commands that write documents to a folder of JSON files, and store those of such a folder."""
 
 import argparse
-import errno
 import os
+import re
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from errno import EEXIST, EILSEQ, EINVAL, EISDIR, ENAMETOOLONG, ENOTDIR, ENOTEMPTY
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +19,7 @@ from pysync.cli.io import parse_object, print_json
 from pysync.cli.main import OK, PROBLEM, error_message, exit_status
 from pysync.cli.parser import Parser, add_client
 from pysync.cli.progress import Progress
-from pysync.client import Client, Unreachable
+from pysync.client import BatchEntry, Client
 from pysync.client.client import Entries
 from pysync.concurrency import CONCURRENT, gather_bounded
 from pysync.config.key_templates import KeyTemplate, is_parameter
@@ -35,8 +37,10 @@ from pysync.errors import (
 VERSIONS: Final = ".pysync-export"
 BATCH: Final = 100
 """Documents that are read with one request: as many as a server allows by default."""
-_OF_ONE_NAME: Final = ("EEXIST", "EILSEQ", "EINVAL", "EISDIR", "ENAMETOOLONG", "ENOTDIR", "ENOTEMPTY")
-"""Errors of a file system that cannot hold one name and may hold others."""
+MAX_FILE_BYTES: Final = 256 * 1024 * 1024
+"""Size of the largest file that is read."""
+_NAMES: Final = {ENAMETOOLONG, EILSEQ, EINVAL, EEXIST, ENOTDIR, EISDIR, ENOTEMPTY}
+"""Errors of a file system that cannot hold one name, and may hold others."""
 
 
 def add_export(parser: Parser) -> None:
@@ -68,21 +72,19 @@ def add_import(parser: Parser) -> None:
 
 
 class Folder:
-    """A folder with a file for each document, and the counts of one run. The file `.pysync-export` in it has
-    `versions`: for each key the hash that the server gave the document, and the hash of what was written to
-    the file, which differs if the server hides members. Methods raise OSError, and ValueError for a file that
-    cannot be that of a document."""
+    """A folder with a file for each document, and the counts of one run. `versions` has for each key the hash
+    of the document as it was exported, and that of the data in its file: the same, unless the server hides
+    members. Methods raise ValueError for a key that cannot have a file, and OSError."""
 
     def __init__(self, path: str) -> None:
         self.root = Path(path).resolve(strict=True)
-        self._versions_file = self.root / VERSIONS
-        self._versions_file.touch()
-        text = self._versions_file.read_bytes()
-        *lines, interrupted = text.split(b"\n")
-        if interrupted:
-            os.truncate(self._versions_file, len(text) - len(interrupted))
-        self.versions: dict[str, list[str]] = {key: hashes for key, *hashes in map(orjson.loads, lines)}
-        self._ignores_case = (self.root / VERSIONS.upper()).exists()
+        self._log, self._part = (self.root / f"{VERSIONS}{end}" for end in ("", ".part"))
+        if self._log.is_symlink() or self._part.is_symlink():
+            raise ValueError(f"{self._log}: a symbolic link is in its place")
+        self._log.touch()
+        lines = re.findall(r"^(\S+) (\w{64}) (\w{64})$", self._log.read_text("ascii", "replace"), re.M)
+        self.versions = {key: (hash_, content) for key, hash_, content in lines}
+        self._ignores_case = self._log.with_name(VERSIONS.upper()).exists()
         self._spellings: dict[str, str] = {}
         self.counts = Counter[str]()
         self.bytes = 0
@@ -102,7 +104,10 @@ class Folder:
 
     def read(self, key: str) -> tuple[dict[str, Any], str]:
         """Return the data in the file of a document, and its hash. Raises PysyncError as a push of it."""
-        text = self.path(key).read_bytes()
+        path = self.path(key)
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ValueError(f"its file has more than {MAX_FILE_BYTES:,} bytes")
+        text = path.read_bytes()
         self.bytes += len(text)
         return parse_object(text, "its file"), decode_push(b'{"data":%b}' % text).hash
 
@@ -114,34 +119,35 @@ class Folder:
         if found not in (None, content, *self.versions.get(key, ())[1:]):
             raise ValueError("its file was edited: import it, or delete it")
         if found != content:
-            part = self.root / f"{VERSIONS}.part"
-            part.write_bytes(text)
+            self._part.write_bytes(text)
             path.parent.mkdir(parents=True, exist_ok=True)
-            part.replace(path)
+            self._part.replace(path)
             self.bytes += len(text)
-        self.counts["unchanged" if found == content else "exported"] += 1
-        self.record(key, hash_, content)
+        self.record(key, "unchanged" if found == content else "exported", hash_, content)
 
-    def record(self, key: str, *hashes: str) -> None:
-        """Note which version of a document its file has."""
-        if self.versions.get(key) != [*hashes]:
-            self.versions[key] = [*hashes]
-            with self._versions_file.open("ab") as file:
-                file.write(orjson.dumps([key, *hashes], option=orjson.OPT_APPEND_NEWLINE))
+    def record(self, key: str, outcome: str, *version: str) -> None:
+        """Count what became of a document, and note the version that its file now has."""
+        self.counts[outcome] += 1
+        if self.versions.get(key) != version:
+            with self._log.open("a") as file:
+                file.write(f"\n{' '.join((key, *version))}")  # so that an interrupted line spoils no other
 
-    def skip(self, key: str, error: Exception) -> None:
-        """Report a document that is left out, or raise an error that concerns others as well."""
-        if isinstance(error, Unreachable | Unavailable | RateLimited | Unauthorized) or (
-            isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) not in _OF_ONE_NAME
-        ):
-            raise error
-        self.progress.clear()
-        why = error_message(error) if not isinstance(error, OSError) else error.strerror
-        if isinstance(error, Conflict):
-            why = "it has changed on the server; --force replaces it"
-        print(f"pysync: {key}: {why}", file=sys.stderr)
-        self._problems.add(exit_status(error))
-        self.counts["skipped"] += 1
+    @contextmanager
+    def skipping(self, key: str) -> Iterator[None]:
+        """Report an error that concerns one document, and go on."""
+        try:
+            yield
+        except (PysyncError, ValueError, OSError) as error:
+            is_of_name = not isinstance(error, OSError) or error.errno in _NAMES
+            if isinstance(error, RateLimited | Unauthorized | Unavailable) or not is_of_name:
+                raise
+            why = getattr(error, "strerror", None) or error_message(error)
+            if isinstance(error, Conflict):
+                why = "it has changed on the server; --force replaces it"
+            self.progress.clear()
+            print(f"pysync: {key}: {why}", file=sys.stderr)
+            self._problems.add(exit_status(error))
+            self.counts["skipped"] += 1
 
     def finish(self, *names: str) -> int:
         """Print the counts, and return the exit status: that of the problems, if they have one."""
@@ -159,106 +165,69 @@ async def export(options: argparse.Namespace) -> int:
             if name not in templates:
                 raise ValueError(f"{name}: the server has no such collection for you")
             template = KeyTemplate.of(templates[name])
-            async for sets in _pages(client, name, template, given):
-                for one, entry in zip(sets, await _read(client, name, template, sets), strict=True):
-                    key = template.fill(one)
+            sets = await _list(client, name, template, given)
+            folder.progress.whole = folder.counts.total() + len(sets)
+            for at in range(0, len(sets), BATCH):
+                page = sets[at : at + BATCH]
+                for one, entry in zip(page, await _read(client, name, template, page), strict=True):
                     if isinstance(entry, NotFound | PullBoundRequired):
                         raise ValueError(f"{name} has no documents: it has logs or files, or is in a bundle")
-                    try:
+                    with folder.skipping(key := template.fill(one)):
                         if isinstance(entry, PysyncError):
                             raise entry
                         if entry.hash:
                             folder.write(key, entry.data, entry.hash)
-                    except (PysyncError, ValueError, OSError) as error:
-                        folder.skip(key, error)
     return folder.finish("exported")
 
 
-async def _pages(
+async def _list(
     client: Client, name: str, template: KeyTemplate, given: dict[str, str]
-) -> AsyncIterator[list[dict[str, str]]]:
-    """Yield the path parameters of all documents of a collection, `BATCH` at a time."""
+) -> list[dict[str, str]]:
+    """Return the path parameters of all documents of a collection that have the `given` ones."""
     *above, last = template.segments
-    missing = [one for one in template.params if one not in given]
+    missing = [each for each in template.params if each not in given]
     if not missing:
-        yield [given]
-        return
+        return [given]
     if missing != [last[1:-1]]:
-        raise ValueError(
-            f"{name} has documents at {template.text}: give --param for all parameters but the last"
-        )
-    page = []
-    async for value in client.list(KeyTemplate.of("/".join(above)).fill(given)):
-        page.append({**given, missing[0]: value})
-        if len(page) == BATCH:
-            yield page
-            page = []
-    if page:
-        yield page
+        raise ValueError(f"{name} is at {template.text}: give --param for all parameters but the last")
+    names = client.list(KeyTemplate.of("/".join(above)).fill(given))
+    return [{**given, missing[0]: each} async for each in names]
 
 
 async def _read(client: Client, name: str, template: KeyTemplate, sets: Sequence[dict[str, str]]) -> Entries:
     """Return the documents with these path parameters, or the errors that pulls of them raise."""
+
+    async def pull(params: dict[str, str]) -> BatchEntry:
+        try:
+            return await client.pull(template.fill(params))
+        except PysyncError as error:
+            return error
+
     try:
         return await client.batch_pull_many(name, sets)
-    except BadRequest:  # too much for one request, or nothing that a batch may have
-        if len(sets) > 1:
-            half = len(sets) // 2
-            return [
-                found
-                for some in (sets[:half], sets[half:])
-                for found in await _read(client, name, template, some)
-            ]
-    try:
-        return [await client.pull(template.fill(sets[0]))]
-    except PysyncError as error:
-        return [error]
+    except BadRequest:  # more than one request may have, or what no batch may have
+        return await gather_bounded(CONCURRENT, sets, pull)
 
 
 async def import_(options: argparse.Namespace) -> int:
     """Run `pysync import`."""
     folder = Folder(options.folder)
-    keys = [
-        path.relative_to(folder.root).as_posix()[:-5]
-        for path in folder.root.rglob("*.json")
-        if path.is_file()
-    ]
-    folder.progress.whole = len(keys)
+    paths = [path.relative_to(folder.root) for path in folder.root.rglob("*.json") if path.is_file()]
+    folder.progress.whole = len(paths)
 
-    async def work(key: str) -> None:
-        try:
-            await _store(client, folder, key, force=options.force)
-        except (PysyncError, ValueError, OSError) as error:
-            folder.skip(key, error)
+    async def store(path: Path) -> None:
+        with folder.skipping(key := path.as_posix().removesuffix(".json")):
+            data, content = folder.read(key)
+            exported = folder.versions.get(key, ("", ""))
+            stored = (await client.pull(key)).hash
+            if stored == content or (stored, content) == exported:
+                outcome = "unchanged"
+            elif stored in ("", exported[0]) or options.force:
+                stored, outcome = (await client.push(key, data, stored)).hash, "imported"
+            else:
+                raise Conflict(stored)
+            folder.record(key, outcome, stored, content)
 
     async with make_client(options) as client, folder.progress:
-        await gather_bounded(CONCURRENT, sorted(keys), work)
+        await gather_bounded(CONCURRENT, sorted(paths), store)
     return folder.finish("imported")
-
-
-async def _store(client: Client, folder: Folder, key: str, *, force: bool) -> None:
-    """Store the document in a file. Raises Conflict if the server has neither that nor the version that was
-    exported."""
-    data, content = folder.read(key)
-    base, written = folder.versions.get(key, (None, None))
-    if content == written:  # it was not edited, and a push of the same data would be a change
-        stored = (await client.pull(key)).hash
-        if stored == base:
-            folder.counts["unchanged"] += 1
-            return
-        if stored and not force:
-            raise Conflict(current_hash=stored)
-        base = stored
-    while True:
-        try:
-            base = (await client.push(key, data, base)).hash
-            folder.counts["imported"] += 1
-            break
-        except Conflict as conflict:
-            base, tried = conflict.current_hash, base
-            if base == content:  # an earlier import was interrupted, or somebody else was faster
-                folder.counts["unchanged"] += 1
-                break
-            if base == tried or (base and not force):
-                raise
-    folder.record(key, base, content)

@@ -1,6 +1,7 @@
 """Documents as JSON files in a folder: `pysync export` and `pysync import`."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ async def test_interrupted_export_and_import_go_on(shell: Shell, start: Start) -
         ('{"n": "\\ud800"}', "its file: not JSON"),
         ('{"n": 1e999}', "its file: not JSON"),
         ('{"n":' * 70 + "{}" + "}" * 70, "Body nesting too deep"),
-        (json.dumps({"n": "x" * 1000}), "Payload too large: 1,033 bytes"),
+        (json.dumps({"n": "x" * 1000}), "Payload too large: 1,031 bytes"),
     ],
 )
 async def test_file_that_no_server_stores_is_reported(
@@ -219,6 +220,20 @@ async def test_nothing_is_read_or_written_outside_of_the_folder(
     assert [*outside.iterdir()] == [outside / "secret.json"]
     assert (outside / "secret.json").read_text() == '{"secret": 1}'
     assert await sync.import_() == (1, {"skipped": 1}, f"pysync: other/a: {why}\n")
+    (FOLDER / ".pysync-export").unlink()
+    (FOLDER / ".pysync-export").symlink_to(outside / "secret.json")
+    for command in (sync.export, sync.import_):
+        status, _, errors = await command()
+        assert (status, errors.endswith(f"/.pysync-export: {why}\n")) == (1, True), errors
+
+
+async def test_file_of_a_size_that_no_server_takes_is_not_read(shell: Shell, start: Start) -> None:
+    sync = await sync_with(shell, start)
+    edit("notes/a", "")
+    os.truncate(FOLDER / "notes" / "a.json", 2**40)
+    status, counts, errors = await sync.import_()
+    assert (status, counts) == (1, {"skipped": 1})
+    assert errors == "pysync: notes/a: its file has more than 268,435,456 bytes\n"
 
 
 async def test_only_documents_are_exported(shell: Shell, start: Start) -> None:

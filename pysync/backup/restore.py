@@ -3,7 +3,7 @@
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -20,9 +20,10 @@ from pysync.changelog import ChangeLog
 from pysync.clock import wall_clock_ms
 from pysync.concurrency import gather_bounded
 from pysync.engine.append_log import log_prefix, object_key
+from pysync.engine.restored import mark_restored
 from pysync.errors import DocumentCorrupt, KeyConflict
 from pysync.migrate.reading import as_object
-from pysync.store import ABSENT, RESTORE_KEY, EtagMismatch, Store
+from pysync.store import ABSENT, ERASED_KEY, RESTORE_KEY, RESTORED_KEY, EtagMismatch, Store
 
 LOST: Final = b"The backup could not supply this object, so whoever reads it is told that it is damaged."
 """Stands in the store for an object that the backup lost. It is no document, no log and no file."""
@@ -109,7 +110,8 @@ class Restorer:
     written meanwhile, and the reason. In the place of the first of these the store gets an object that nobody
     can read. With `clock`, which is that of the store, objects keep the times at which they were written. In
     the end the change log of the store, or else `change_log`, begins anew, so that all who followed the old
-    store pull everything again."""
+    store pull everything again. With `accepts_newer` the store is marked, so that devices send back what they
+    received after the snapshot, and knows what was erased up to the newest snapshot."""
 
     def __init__(
         self,
@@ -118,8 +120,11 @@ class Restorer:
         on_problem: Callable[[str, str], None],
         change_log: ChangeLog | None = None,
         clock: RestoreClock | None = None,
+        *,
+        accepts_newer: bool = False,
     ) -> None:
         self.report = RestoreReport()
+        self._accepts_newer = accepts_newer
         self._repository = repository
         self._packs = PackReader(repository)
         self._store = store
@@ -162,7 +167,20 @@ class Restorer:
             )
         if self._change_log is not None:
             await self._change_log.begin_epoch(snapshot.change)
+            await self._mark(snapshot, self._change_log)
         await self._store.delete(RESTORE_KEY)
+
+    async def _mark(self, snapshot: Snapshot, change_log: ChangeLog) -> None:
+        """Mark the store for devices that have newer versions, or remove the mark of an earlier run."""
+        if not self._accepts_newer:
+            await self._store.delete(RESTORED_KEY)
+            return
+        found = await find_versions(self._repository, {ERASED_KEY})
+        for version in found.get(ERASED_KEY, ()):
+            with suppress(BackupDamaged):
+                await self._store.put(ERASED_KEY, await self._packs.body(version.entry))
+                break
+        await mark_restored(self._store, snapshot.taken_ms, await change_log.last_id())
 
     async def _begin(self, snapshot: Snapshot) -> set[str]:
         """Return the keys that an earlier run has restored."""

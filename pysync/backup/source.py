@@ -26,7 +26,17 @@ from pysync.migrate.locations import check_exists
 from pysync.migrate.reading import SCRUB_KEY, VERIFY_KEY, Reader, Unreadable, as_object
 from pysync.migrate.verify import VerificationError, expand_node
 from pysync.protocol import JSON_TYPE
-from pysync.store import ABSENT, ANY, RESTORE_KEY, STORE_KEY, DamagedFile, EtagMismatch, Store, open_store
+from pysync.store import (
+    ABSENT,
+    ANY,
+    RESTORE_KEY,
+    RESTORED_KEY,
+    STORE_KEY,
+    DamagedFile,
+    EtagMismatch,
+    Store,
+    open_store,
+)
 from pysync.store.local.capture import CapturedRow, FolderCapture
 
 EXCLUDED: Final = (
@@ -35,6 +45,7 @@ EXCLUDED: Final = (
     "_pysync/usage",
     STORE_KEY,
     RESTORE_KEY,
+    RESTORED_KEY,
     SCRUB_KEY,
     VERIFY_KEY,
 )

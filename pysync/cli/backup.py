@@ -134,6 +134,10 @@ def add_backup(parser: Parser) -> None:
         "URL",
         "of a bucket, which needs it: that of its servers, whose change log begins anew",
     )
+    restore_command.add_flag(
+        "--accept-newer",
+        "have replicas send back what they received after the snapshot",
+    )
     keygen_command = parser.add_command(
         "keygen",
         "create the key of an encrypted backup",
@@ -333,7 +337,7 @@ async def restore(options: argparse.Namespace) -> int:
         clock = RestoreClock(wall_clock_ms)
         opening = open_store(to, clock, accepts_unfinished_restore=True)
         store = await opened.enter_async_context(closing(opening))
-        restorer = Restorer(repository, store, report, change_log, clock)
+        restorer = Restorer(repository, store, report, change_log, clock, accepts_newer=options.accept_newer)
         progress.whole = sum(one.entries for one in snapshot.lists)
         async with progress:
             await restorer.restore(snapshot)

@@ -41,6 +41,7 @@ from pysync.store import (
     ABSENT,
     ANY,
     ERASED_KEY,
+    RESTORED_KEY,
     STORE_KEY,
     DamagedFile,
     Etag,
@@ -90,6 +91,7 @@ _EXCLUDED: Final = (
     "_pysync/damaged",
     "_pysync/usage",
     ERASED_KEY,
+    RESTORED_KEY,
     STORE_KEY,
     SCRUB_KEY,
     VERIFY_KEY,
@@ -97,8 +99,8 @@ _EXCLUDED: Final = (
 )
 """Objects that are not copied by themselves: those of logs, which are copied with their heads; leftovers of
 probes; positions in a change log that is not copied; the list of damaged files, the totals of usage, the
-hashes of what was erased, the id of the store and the records of the last verifications; and the
-configuration that Starfish stores."""
+hashes of what was erased, the mark of a restore, the id of the store and the records of the last
+verifications; and the configuration that Starfish stores."""
 _PATH_CONFLICT: Final = "the target stores folders, and another file has a key above or below this one"
 
 

@@ -16,6 +16,7 @@ from pysync.store.open import (
     ERASED_KEY,
     ERASURE_KEY,
     RESTORE_KEY,
+    RESTORED_KEY,
     STORE_KEY,
     open_store,
 )
@@ -77,6 +78,7 @@ __all__ = [
     "NOT_MODIFIED",
     "PAGE",
     "RELIST_MS",
+    "RESTORED_KEY",
     "RESTORE_KEY",
     "RUN_BYTES",
     "STORE_KEY",

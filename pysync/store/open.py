@@ -12,6 +12,8 @@ from pysync.store.protocol import Store
 
 RESTORE_KEY: Final = "_pysync/restore"
 """The key of the note in a store that a restore from a backup is under way; gone when it has ended."""
+RESTORED_KEY: Final = "_pysync/restored"
+"""The key of the mark that devices send back what a restore has lost."""
 ERASURE_KEY: Final = "_pysync/erase/unfinished"
 """The key of the note that an erasure is under way; gone when it has ended."""
 ERASED_KEY: Final = "_pysync/erased"

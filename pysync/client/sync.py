@@ -5,6 +5,7 @@ import copy
 import random as random_module
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import orjson
@@ -47,6 +48,45 @@ class Cipher(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class DocumentRules:
+    """How documents are merged, and sealed: the options of a SyncDocument."""
+
+    on_conflict: Callable[[MergeConflict], Any] = local_wins
+    id_member: str = "id"
+    resolve: Merge | None = None
+    sealing: Cipher | None = None
+
+    @property
+    def three_way(self) -> ThreeWayMerge:
+        """The merge without `resolve`."""
+        return ThreeWayMerge(self.on_conflict, self.id_member)
+
+    def merge(
+        self, base: JsonObject, edited: JsonObject, theirs: JsonObject
+    ) -> tuple[JsonObject, list[Dropped]]:
+        """Merge `edited`, which began from `base`, into the server's version; return the result and the
+        values that the merge dropped."""
+        if self.resolve is None or same(base, theirs) or same(base, edited):
+            merged = self.three_way.merge(base, edited, theirs)
+        else:
+            merged = self.resolve(copy.deepcopy(edited), copy.deepcopy(theirs))
+        return merged, self.three_way.dropped(base, edited, theirs, merged)
+
+    def seal(self, data: JsonObject) -> JsonObject:
+        """Return the data to store."""
+        return data if self.sealing is None else self.sealing.seal(data)
+
+    def open(self, stored: JsonObject) -> JsonObject:
+        """Return the data that was sealed. Raises as the cipher, and BodyTooDeep."""
+        data = stored if self.sealing is None else self.sealing.open(stored)
+        try:
+            orjson.dumps(data)
+        except TypeError:  # of what was JSON, that alone cannot be written again
+            raise BodyTooDeep from None
+        return data
+
+
 class SyncDocument:
     """A local copy of one document: `data`, which you may edit, and the `hash` of the version that it is
     based on (`""` before the first pull, and if nothing is stored).
@@ -84,11 +124,9 @@ class SyncDocument:
         self.hash = ""
         self.dropped: deque[Dropped] = deque(maxlen=MAX_DROPPED)
         self._client = client
-        self._merge = ThreeWayMerge(on_conflict, id_member)
-        self._resolve = resolve
+        self._rules = DocumentRules(on_conflict, id_member, resolve, sealing)
         self._retries = retries
         self._sign_author = sign_author
-        self._cipher = sealing
         self._jitter = jitter
         self._sleep = sleep
         self._has_remote = False
@@ -124,7 +162,7 @@ class SyncDocument:
     @property
     def is_edited(self) -> bool:
         """True if `data` holds edits that are not pushed."""
-        return _sorted(self.data) != self._base if self._is_base_known() else bool(self.data)
+        return sorted_json(self.data) != self._base if self._is_base_known() else bool(self.data)
 
     def dump(self) -> JsonObject:
         """Return the state that `restore` continues from, serialisable as JSON: `data` with its unpushed
@@ -188,18 +226,12 @@ class SyncDocument:
         return self.hash == self._base_hash
 
     def _set_base(self, data: JsonObject, hash_: str) -> None:
-        self.hash, self._base, self._base_hash = hash_, _sorted(data), hash_
+        self.hash, self._base, self._base_hash = hash_, sorted_json(data), hash_
         self._has_remote = True
 
     def _unseal(self, remote: PullResult) -> JsonObject:
         # A server that says that nothing is stored must not get data in that was not sealed.
-        is_there = remote.hash or remote.data
-        data = self._cipher.open(remote.data) if self._cipher and is_there else remote.data
-        try:
-            orjson.dumps(data)
-        except TypeError:  # of what was JSON, that alone cannot be written again
-            raise BodyTooDeep from None
-        return data
+        return self._rules.open(remote.data) if remote.hash or remote.data else {}
 
     def _apply_remote(self, remote: PullResult) -> None:
         theirs = self._unseal(remote)
@@ -220,27 +252,22 @@ class SyncDocument:
     ) -> tuple[JsonObject, list[Dropped]]:
         """Merge `edited`, which began from `base`, into the server's version; return the result and the
         values that the merge dropped."""
-        if base is None and hash_ != self.hash and self._resolve is None and not same(edited, theirs):
+        if base is None and hash_ != self.hash and self._rules.resolve is None and not same(edited, theirs):
             raise UnknownBase(hash_)
         if base is None:
             base = theirs if hash_ == self.hash else {}
-        if self._resolve is None or same(base, theirs) or same(base, edited):
-            merged = self._merge.merge(base, edited, theirs)
-        else:
-            merged = self._resolve(copy.deepcopy(edited), copy.deepcopy(theirs))
-        return merged, self._merge.dropped(base, edited, theirs, merged)
+        return self._rules.merge(base, edited, theirs)
 
     async def _store(self, change: Callable[[JsonObject], JsonObject]) -> PushResult:
         edited, base, base_hash = _copy(self.data), self._base_data(), self.hash
-        began = _sorted(edited)
+        began = sorted_json(edited)
         dropped: list[Dropped] = []
         attempt = 0
         while True:
             data = _copy(change(copy.deepcopy(edited)))
             try:
-                sealed = data if self._cipher is None else self._cipher.seal(data)
                 result = await self._client.push(
-                    self.key, sealed, base_hash or None, sign_author=self._sign_author
+                    self.key, self._rules.seal(data), base_hash or None, sign_author=self._sign_author
                 )
                 break
             except Conflict:
@@ -254,10 +281,10 @@ class SyncDocument:
             await self._sleep(min(0.1 * 2**attempt, 2.0) + 0.1 * self._jitter())
             attempt += 1
         # Only now: a copy that named a newer base without holding its data would overwrite it later.
-        if _sorted(self.data) == began:
-            self.data = self.data if _sorted(data) == began else data
+        if sorted_json(self.data) == began:
+            self.data = self.data if sorted_json(data) == began else data
         else:  # it was edited while it was on its way
-            self.data = self._merge.merge(orjson.loads(began), _copy(self.data), data)
+            self.data = self._rules.three_way.merge(orjson.loads(began), _copy(self.data), data)
         self.dropped += dropped
         self._set_base(data, result.hash)
         return result
@@ -269,5 +296,6 @@ def _copy(data: JsonObject) -> JsonObject:
     return copied
 
 
-def _sorted(data: JsonObject) -> bytes:
+def sorted_json(data: JsonObject) -> bytes:
+    """Return the value as JSON text with its members sorted. Raises as `encode`."""
     return encode(data, orjson.OPT_SORT_KEYS)

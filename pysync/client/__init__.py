@@ -1,6 +1,6 @@
 """A client of the protocol: `Client` sends requests to a server, and `Client.watch` receives changes;
-`SyncDocument` keeps one document in sync, `LogCursor` follows a log. `IdentityKeys` sign.
-`pysync.client.sealed` encrypts what the server must not read."""
+`SyncDocument` keeps one document in sync, `Replica` whole collections, `LogCursor` follows a log.
+`IdentityKeys` sign. `pysync.client.sealed` encrypts what the server must not read."""
 
 from pysync.auth.certificates import Certificate, CertificateError
 from pysync.auth.certificates import parse as parse_certificate
@@ -21,6 +21,8 @@ from pysync.client.models import (
     ServerConfig,
     UsageReport,
 )
+from pysync.client.replica.file import RejectedEdit, ReplicaFileError
+from pysync.client.replica.replica import Replica, Status
 from pysync.client.sync import Cipher, SyncDocument, UnknownBase
 from pysync.client.transport import RetryPolicy, Unreachable
 from pysync.client.watch import ChangeEvent, Reset, Watch
@@ -50,10 +52,14 @@ __all__ = [
     "PullResult",
     "PushResult",
     "QuotaUsage",
+    "RejectedEdit",
+    "Replica",
+    "ReplicaFileError",
     "Reset",
     "RetryPolicy",
     "ServerConfig",
     "SpacesAccess",
+    "Status",
     "SyncDocument",
     "ThreeWayMerge",
     "UnknownBase",

@@ -18,7 +18,7 @@ from yarl import URL
 
 from pysync import protocol
 from pysync.auth import issuing, signing
-from pysync.auth.certificates import Certificate
+from pysync.auth.certificates import Certificate, user_id
 from pysync.auth.signing import Signer
 from pysync.client.models import as_object
 from pysync.errors import (
@@ -130,6 +130,32 @@ class Transport:
         self._random = random
         self._jitter = jitter
         self._sleep = sleep
+
+    @property
+    def address(self) -> str:
+        """The URL at which `/pull` and `/push` begin, with the namespace."""
+        return self._base + self._prefix
+
+    @property
+    def identity(self) -> str:
+        """The user id as which the server knows the caller; `""` for an anonymous one, `admin` for the holder
+        of the admin token."""
+        if self._keys is None:
+            return "admin" if self._admin_token else ""
+        known = self._certificate
+        is_device = known is not None and known.kind == "device"
+        return known.iss_user_id if known is not None and is_device else user_id(self._keys.ed_pub)
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """The certificate of the next request. Set another one when it has expired."""
+        return self._certificate
+
+    @certificate.setter
+    def certificate(self, certificate: Certificate) -> None:
+        if self._keys is None or certificate.sub not in ("", self._keys.ed_pub):
+            raise ValueError("the certificate is for another key")
+        self._certificate, self._own_kem = certificate, ""
 
     async def __aenter__(self) -> Self:
         if self._session is None:

@@ -129,6 +129,7 @@ def test_heavy_dependencies_have_one_home() -> None:
             "sqlite/",
             "store/local/",
             "coordinator/local",
+            "client/replica/file.py",
         ),
         "cryptography": ("auth/identity_keys.py", "client/sealed/crypto.py", "backup/encryption.py"),
         "backports": ("backup/format.py",),

@@ -29,9 +29,9 @@ from benches import servers
 from benches.compare import machine
 from benches.servers import Running
 from benches.workloads import DOCUMENT_BYTES, Author, note, push_body
+from pysync.changelog import change_id, split_id
 from pysync.cli.load_generator import cpu_s
 from pysync.engine.changes import DocumentRef
-from pysync.sqlite.changelog import change_id
 from pysync.store.local.store import LocalStore
 
 STREAMS: Final = 2_000
@@ -196,8 +196,8 @@ async def filled(folder: Path, changes: int) -> list[str]:
     places = [await store.change_log.last_id()]
     for start in range(0, changes, 500):
         notes = [DocumentRef("notes", {"id": f"n{n}"}, key=f"notes/n{n}") for n in range(start, start + 500)]
-        last = int(await store.change_log.append([note.change("f" * 64, 1) for note in notes]))
-        places += [change_id(last - 499 + n) for n in range(500)]
+        last, epoch = split_id(await store.change_log.append([note.change("f" * 64, 1) for note in notes]))
+        places += [change_id(last - 499 + n, epoch) for n in range(500)]
     await store.close()
     return places
 

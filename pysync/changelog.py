@@ -73,6 +73,13 @@ def change_id(number: int, epoch: str) -> str:
     return f"{number:017d}-{epoch}" if epoch else f"{number:017d}"
 
 
+def split_id(id_: str) -> tuple[int, str]:
+    """Return the number and the epoch of an id, or of a position, which has no epoch. The number is -1 for an
+    id of Redis, so that it is of no other log."""
+    number, _, epoch = id_.partition("-")
+    return (int(number), epoch) if number.isdigit() else (-1, "")
+
+
 class Cursor(NamedTuple):
     """What the position of a reader says: an id of the change log, or a place within a run of pages of the
     feed (docs/explanation/change-log.md#cursors).
@@ -126,9 +133,9 @@ class ChangeLog(Protocol):
         Ids increase, compared as text. If this raises, the changes may have been appended nevertheless."""
 
     async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
-        """Return the first `limit` changes after the id `after` with their ids, oldest first; `""` stands for
-        the start of the log. Return None if changes after `after` are no longer retained, or if the log never
-        issued that id."""
+        """Return the first `limit` changes after the id or `Cursor` `after` with their ids, oldest first;
+        `""` stands for the start of the log. Return None if changes after `after` are no longer retained, or
+        if the log never issued that id."""
 
     async def read_matching(self, after: str, limit: int, written_by: OriginFilter) -> ChangePage | None:
         """Return a page of the changes after the id `after` whose origin passes the filter. A log with an
@@ -151,10 +158,9 @@ class ChangeLog(Protocol):
         They have the same origins. Ids that are gone are skipped. Nothing remains either of the last change
         that was trimmed."""
 
-    async def begin_epoch(self, after: str = "") -> None:
+    async def begin_epoch(self) -> None:
         """Forget all changes, because the store was restored: whoever resumes from an id that was issued
-        before gets a reset. Ids that are issued from now on are greater than those, and than any that may
-        have been issued since `after`, an id that a backup recorded."""
+        before gets a reset."""
 
     async def wait_for_change(self, after: str) -> None:
         """Return when there may be a change after `after`: immediately if this process appended one, within

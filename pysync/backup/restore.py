@@ -166,7 +166,7 @@ class Restorer:
                 "", f"{lost} objects that damaged lists name are missing, or in an older version"
             )
         if self._change_log is not None:
-            await self._change_log.begin_epoch(snapshot.change)
+            await self._change_log.begin_epoch()
             await self._mark(snapshot, self._change_log)
         await self._store.delete(RESTORE_KEY)
 

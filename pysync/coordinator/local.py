@@ -18,14 +18,14 @@ from urllib.parse import quote
 
 import orjson
 
-from pysync.changelog import Change, Retention
+from pysync.changelog import Change, Retention, split_id
 from pysync.clock import HybridTimestamp, boot_id, elapsed_of, wall_clock_ms
 from pysync.coordinator.nonce_log import NonceLog
 from pysync.coordinator.protocol import LEASE_MS, MAX_LIVE_NONCES, PreparedWrite, Standing, window_end_ms
 from pysync.errors import CoordinatorUnavailable
 from pysync.model import Diagnosis, Observe, unobserved
 from pysync.sqlite import changelog
-from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog, change_id, insert_changes
+from pysync.sqlite.changelog import ChangeRows, SqliteChangeLog
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import (
     Database,
@@ -67,6 +67,7 @@ SCHEMA: Final = Schema(
         INSERT INTO tick VALUES(0, 0)
         """,
         changelog.ADD_ORIGIN_SQL,
+        changelog.ADD_EPOCHS_SQL,
     )
 )
 
@@ -162,9 +163,9 @@ class LocalCoordinator(SqliteChangeLog):
 
     async def append(self, changes: Sequence[Change], prepared: str = "") -> str:
         """See `Coordinator.append`."""
-        last = await self._writer.submit(_append, self.rows_of(changes), prepared)
-        self.notify(last)
-        return change_id(last)
+        id_ = await self._writer.submit(_append, self.rows_of(changes), prepared)
+        self.notify(split_id(id_)[0])
+        return id_
 
     async def prepare(self, changes: Sequence[Change]) -> str:
         """See `Coordinator.prepare`."""
@@ -258,8 +259,7 @@ def _reset_after_reboot(writer: sqlite3.Connection, boot: str) -> None:
     writer.execute("BEGIN IMMEDIATE")
     if writer.execute("SELECT id FROM boot").fetchone() != (boot,):
         writer.execute("UPDATE boot SET id = ?", (boot,))
-        for statement in changelog.RESET_SQL:
-            writer.execute(statement)
+        changelog.begin_anew(writer.cursor())
     writer.execute("COMMIT")
 
 
@@ -311,10 +311,10 @@ def _insert_prepared(cursor: sqlite3.Cursor, changes: bytes, now_ms: int) -> int
     return cursor.lastrowid
 
 
-def _append(cursor: sqlite3.Cursor, rows: ChangeRows, prepared: str) -> int:
+def _append(cursor: sqlite3.Cursor, rows: ChangeRows, prepared: str) -> str:
     if prepared:
         _delete_prepared(cursor, prepared)
-    return insert_changes(cursor, rows)
+    return changelog.append(cursor, rows)
 
 
 def _delete_prepared(cursor: sqlite3.Cursor, prepared: str) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import os
-import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +10,16 @@ from contextlib import suppress
 from typing import Final
 
 from pysync._core import ReplayWindow
-from pysync.changelog import WAIT_S, Change, ChangePage, OriginFilter, Retention
+from pysync.changelog import (
+    WAIT_S,
+    Change,
+    ChangePage,
+    Cursor,
+    OriginFilter,
+    Retention,
+    change_id,
+    split_id,
+)
 from pysync.clock import FIRST_TIMESTAMP, HybridTimestamp, elapsed_of, is_stable, wall_clock_ms
 from pysync.coordinator.protocol import (
     AHEAD_MS,
@@ -31,8 +39,6 @@ MAX_ENTRIES: Final = 1_000_000
 
 SWEEP_MS: Final = 10_000
 """Milliseconds between removals of expired entries."""
-
-_is_id = re.compile("[0-9]{17}").fullmatch
 
 
 class MemoryCoordinator:
@@ -55,8 +61,8 @@ class MemoryCoordinator:
         self._retention = retention
         self._changes: dict[int, tuple[int, Change]] = {}
         self._by_origin: dict[str, deque[int]] = {}
-        # The current microsecond, so that no id of an earlier process is mistaken for one of this process.
         self._last_number = self._trimmed = now_ms() * 1000
+        self._log_epoch = os.urandom(4).hex()
         self._appended = asyncio.Event()
         self._prepared: dict[str, tuple[int, list[Change]]] = {}
         self._prepared_ids = itertools.count()
@@ -133,7 +139,7 @@ class MemoryCoordinator:
         self._prepared.pop(prepared, None)
         self._trim(now_ms)
         self._appended.set()
-        return _change_id(self._last_number)
+        return self._id(self._last_number)
 
     async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
         """See `ChangeLog.read`."""
@@ -154,7 +160,7 @@ class MemoryCoordinator:
         found = sorted(found)[:limit]
         is_end = len(found) < limit
         last = self._last_number if is_end else found[-1]
-        return ChangePage(self._entries(found), _change_id(last), is_end, len(found))
+        return ChangePage(self._entries(found), self._id(last), is_end, len(found))
 
     async def count_after(self, after: str, most: int, written_by: OriginFilter) -> int | None:
         """See `ChangeLog.count_after`."""
@@ -170,25 +176,26 @@ class MemoryCoordinator:
 
     async def last_id(self) -> str:
         """See `ChangeLog.last_id`."""
-        return _change_id(self._last_number)
+        return self._id(self._last_number)
 
     async def erase(self, changes: Mapping[str, Change]) -> None:
         """See `ChangeLog.erase`."""
         for id_, change in changes.items():
-            if (number := int(id_)) in self._changes:
+            if (number := split_id(id_)[0]) in self._changes:
                 self._changes[number] = self._changes[number][0], change
 
-    async def begin_epoch(self, after: str = "") -> None:
-        """See `Coordinator.begin_epoch`."""
+    async def begin_epoch(self) -> None:
+        """See `ChangeLog.begin_epoch`."""
         self._changes.clear()
         self._by_origin.clear()
         self._last_number += 1
         self._trimmed = self._last_number
+        self._log_epoch = os.urandom(4).hex()
         self._appended.set()
 
     async def wait_for_change(self, after: str) -> None:
         """See `ChangeLog.wait_for_change`."""
-        if after < _change_id(self._last_number):
+        if after < self._id(self._last_number):
             return
         self._appended.clear()
         with suppress(TimeoutError):
@@ -252,14 +259,24 @@ class MemoryCoordinator:
         return name
 
     def _number_of(self, after: str) -> int | None:
-        """Return the number of the id `after`, None if changes after it are gone. Ids have no gaps."""
-        if after and not _is_id(after):
+        """Return the number of the position of a cursor, None if changes after it are gone. Ids have no
+        gaps."""
+        if not after:
+            return self._trimmed
+        try:
+            position, _, latest = Cursor.parse(after)
+        except ValueError:
             return None
-        start = int(after) if after else self._trimmed
+        start, (newest, epoch) = split_id(position)[0], split_id(latest)
+        if epoch != self._log_epoch or newest > self._last_number:
+            return None
         return start if self._trimmed <= start <= self._last_number else None
 
+    def _id(self, number: int) -> str:
+        return change_id(number, self._log_epoch)
+
     def _entries(self, numbers: Iterable[int]) -> list[tuple[str, Change]]:
-        return [(_change_id(number), self._changes[number][1]) for number in numbers]
+        return [(self._id(number), self._changes[number][1]) for number in numbers]
 
     def _numbers(self, written_by: OriginFilter) -> list[deque[int]]:
         return [numbers for origin, numbers in self._by_origin.items() if written_by(origin)]
@@ -285,7 +302,3 @@ class MemoryCoordinator:
         self._sweep_at_ms = now_ms + SWEEP_MS
         self._counters = {k: held for k, held in self._counters.items() if held[0] > now_ms}
         self._values = {k: held for k, held in self._values.items() if held[0] > now_ms}
-
-
-def _change_id(number: int) -> str:
-    return f"{number:017d}"

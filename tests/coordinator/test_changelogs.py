@@ -13,7 +13,7 @@ from support.faulty_disk import broken_descriptors
 from support.python_process import run_python
 from support.round_robin import round_robin
 
-from pysync.changelog import Change, ChangeLog, Retention
+from pysync.changelog import Change, ChangeLog, Retention, change_id, split_id
 from pysync.config import parse
 from pysync.coordinator.local import LocalCoordinator
 from pysync.errors import StoreUnavailable
@@ -171,6 +171,80 @@ async def test_another_folder_at_the_same_path_has_none_of_the_ids(tmp_path: Pat
         await store.close()
 
 
+async def test_a_log_put_back_from_an_older_copy_is_not_the_one_that_its_readers_know(
+    tmp_path: Path,
+) -> None:
+    """Also once more is written to it than was lost."""
+    store = await LocalStore.open_folder(tmp_path / "a")
+    before = await store.change_log.append([change("before")])
+    with contextlib.closing(sqlite3.connect(tmp_path / "a/pysync.db")) as database:
+        database.execute("VACUUM INTO ?", (str(tmp_path / "copy.db"),))
+    lost = [await store.change_log.append([change(f"lost {n}")]) for n in range(3)]
+    await store.close()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "copy.db").rename(tmp_path / "b/pysync.db")
+    store = await LocalStore.open_folder(tmp_path / "b")
+    log = store.change_log
+    assert await log.last_id() == before
+    assert await log.read(lost[0], 10) is None
+    after = [await log.append([change(f"new {n}")]) for n in range(5)]
+    for id_ in lost:
+        assert await log.read(id_, 10) is None
+        assert await log.read_matching(id_, 10, bool) is None
+        assert await log.read(f"{before[:17]}~{before}~{id_}", 10) is None
+    assert await log.read(before, 10) == [(id_, change(f"new {n}")) for n, id_ in enumerate(after)]
+    assert after == sorted(after)
+    assert after[0] > before
+    await store.close()
+
+
+async def test_only_starts_that_write_begin_an_epoch(tmp_path: Path) -> None:
+    ids = []
+    for n in range(3):
+        for _ in range(2):
+            store = await LocalStore.open_folder(tmp_path)
+            await store.change_log.last_id()
+            await store.put("a", b"of no change")
+            await store.close()
+        store = await LocalStore.open_folder(tmp_path)
+        other = await LocalStore.open_folder(tmp_path)
+        ids += [await each.change_log.append([change(f"{n}")]) for each in (store, other, store)]
+        assert await store.change_log.last_id() == await other.change_log.last_id() == ids[-1]
+        for id_ in ids:
+            assert len(await changes_of(store.change_log, id_)) == len(ids) - 1 - ids.index(id_)
+        await store.close()
+        await other.close()
+    assert len({split_id(id_)[1] for id_ in ids}) == 6
+    with contextlib.closing(sqlite3.connect(tmp_path / "pysync.db")) as database:
+        assert database.execute("SELECT count(*) FROM epoch").fetchone() == (7,)
+
+
+async def test_the_first_change_that_is_stored_begins_the_epoch(tmp_path: Path) -> None:
+    store = await LocalStore.open_folder(tmp_path)
+    first = await store.change_log.append([change("1")])
+    await store.close()
+    store = await LocalStore.open_folder(tmp_path)
+    with broken_descriptors(tmp_path / "pysync.db-wal"), pytest.raises(StoreUnavailable):
+        await store.commit(Write("big", bytes(50_000), ANY, [change("lost")]))
+    assert await store.change_log.last_id() == first
+    second = await store.change_log.append([change("2")])
+    assert split_id(first)[1] != split_id(second)[1]
+    await store.close()
+
+
+async def test_a_place_within_a_run_of_the_feed_is_a_position_of_the_log(store: LocalStore) -> None:
+    log = store.change_log
+    ids = [await log.append([change(f"{n}")]) for n in range(4)]
+    within = f"{ids[1][:17]}~{ids[0]}~{ids[2]}"
+    assert await changes_of(log, within) == [change("2"), change("3")]
+    await log.wait_for_change(within)
+    assert await log.read(f"{1:017d}~{ids[0]}~{ids[2]}", 10) is None
+    assert (
+        await log.read(f"{ids[1][:17]}~{ids[0]}~{change_id(split_id(ids[3])[0] + 1, ids[3][18:])}", 10)
+        is None
+    )
+
+
 async def test_changes_of_the_version_before_are_listed_with_their_ids(tmp_path: Path) -> None:
     create_database(tmp_path / "pysync.db", SCHEMA._replace(steps=SCHEMA.steps[:4]))
     insert = "INSERT INTO change(at_ms, text, identity) VALUES(5, ?, ?)"
@@ -180,8 +254,9 @@ async def test_changes_of_the_version_before_are_listed_with_their_ids(tmp_path:
             database.execute(insert, change(name, "somebody")[:2])
     store = await LocalStore.open_folder(tmp_path)
     log = store.change_log
-    before = [(changelog.change_id(cursor + n), change(name, "somebody")) for n, name in ((1, "a"), (2, "b"))]
+    before = [(change_id(cursor + n, ""), change(name, "somebody")) for n, name in ((1, "a"), (2, "b"))]
     assert await log.read("", 10) == before
+    assert await log.last_id() == before[1][0]
     after = await log.append([change("c")])
     assert await log.read(before[0][0], 10) == [before[1], (after, change("c"))]
     await store.close()
@@ -338,7 +413,7 @@ async def test_after_a_kill_there_is_a_change_for_each_write_and_for_no_other(tm
     store = await LocalStore.open_folder(tmp_path)
     changes = await store.change_log.read("", 100_000)
     assert changes is not None
-    ids = [int(id_) for id_, _ in changes]
+    ids = [split_id(id_)[0] for id_, _ in changes]
     assert ids == list(range(ids[0], ids[0] + len(ids)))
     texts = {change.text.decode() for _, change in changes}
     assert len(texts) == len(ids)

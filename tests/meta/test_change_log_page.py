@@ -4,12 +4,13 @@ import re
 import sqlite3
 from pathlib import Path
 
-from pysync.changelog import Change, Retention
+from pysync.changelog import Change, Retention, change_id
 from pysync.errors import StoreUnavailable
-from pysync.sqlite.changelog import ADD_ORIGIN_SQL, TABLE, SqliteChangeLog, change_id
+from pysync.sqlite.changelog import ADD_EPOCHS_SQL, ADD_ORIGIN_SQL, TABLE, SqliteChangeLog
 from pysync.sqlite.connection import GroupCommit, SnapshotReader
 from pysync.sqlite.database_file import Schema, open_database
 
+EPOCH = "0a1b2c3d"
 PAGE = Path(__file__).parent.parent.parent / "docs/explanation/change-log.md"
 
 
@@ -26,24 +27,26 @@ def steps() -> list[tuple[int, list[int], int, dict[int, str]]]:
 
 
 async def test_change_log_answers_each_resume_as_the_page_says(tmp_path: Path) -> None:
-    database = open_database(tmp_path / "log.db", Schema((TABLE, ADD_ORIGIN_SQL)), "NORMAL")
+    schema = Schema((TABLE, ADD_ORIGIN_SQL, ADD_EPOCHS_SQL))
+    database = open_database(tmp_path / "log.db", schema, "NORMAL")
     writer = GroupCommit(database, StoreUnavailable)
     log = SqliteChangeLog(SnapshotReader(database, StoreUnavailable), writer, lambda: 0, Retention())
 
     def rewrite(cursor: sqlite3.Cursor, ids: list[int]) -> None:
         cursor.execute("DELETE FROM change")
+        cursor.execute("UPDATE epoch SET tag = ?", (EPOCH,))
         cursor.executemany("INSERT INTO change VALUES(?, 0, x'', '', '')", [(id_,) for id_ in ids])
 
     rows = steps()
     assert len(rows) == 8
     for sentinel, changes, newest, answers in rows:
         await writer.submit(rewrite, [sentinel, *changes])
-        assert await log.last_id() == change_id(newest)
+        assert await log.last_id() == change_id(newest, EPOCH)
         for cursor, said in answers.items():
-            after = await log.read(change_id(cursor), 100)
+            after = await log.read(change_id(cursor, EPOCH), 100)
             if said == "reset":
                 assert after is None
             else:
                 expected = [] if said == "nothing yet" else [int(id_) for id_ in said.split(", ")]
-                assert after == [(change_id(id_), Change(b"")) for id_ in expected]
+                assert after == [(change_id(id_, EPOCH), Change(b"")) for id_ in expected]
     await writer.close()

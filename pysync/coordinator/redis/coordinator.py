@@ -225,8 +225,8 @@ class RedisCoordinator:
         if fields:
             await self._epoch.execute_checked(("EVAL", _ERASE, 1, CHANGES, json.dumps(fields)))
 
-    async def begin_epoch(self, after: str = "") -> None:
-        """See `Coordinator.begin_epoch`. Requests that were signed before are rejected, as after a loss of
+    async def begin_epoch(self) -> None:
+        """See `ChangeLog.begin_epoch`. Requests that were signed before are rejected, as after a loss of
         memory."""
         await self._epoch.begin(("DEL", CHANGES))
 

@@ -17,8 +17,9 @@ from typing import Final, NamedTuple
 import orjson
 
 from pysync._core import split_key
+from pysync.changelog import change_id
 from pysync.errors import StoreUnavailable
-from pysync.sqlite.changelog import change_id
+from pysync.sqlite.changelog import LAST
 from pysync.sqlite.database_file import DATABASE_ERRORS, DatabaseFile, connect_writer
 from pysync.store.local.disk import FileTree
 from pysync.store.types import PAGE
@@ -158,8 +159,7 @@ class FolderCapture:
     def change_position(self) -> str:
         """Return the id of the newest change of the log, as of the moment."""
         with _translated():
-            ((newest,),) = self._connection.execute("SELECT max(id) FROM change").fetchall()
-        return change_id(newest)
+            return change_id(*self._connection.execute(LAST).fetchone())
 
     def next_batch(self) -> list[CapturedRow]:
         """Return the next rows, some megabytes or none at the end."""

@@ -97,6 +97,7 @@ SCHEMA: Final = Schema(
         # The checksum of a file, NULL until a file of an earlier version was found right.
         "ALTER TABLE object ADD COLUMN xxh3 TEXT",
         claims.TABLE,
+        changelog.ADD_EPOCHS_SQL,
     )
 )
 

@@ -14,6 +14,7 @@ from support.clients import SUBJECT, Browser, Signed, root_device
 from support.server_process import serving
 
 from pysync import _core
+from pysync.changelog import split_id
 from pysync.engine.changes import parse_change
 from pysync.store import StoredObject
 from pysync.store.local.store import LocalStore
@@ -135,7 +136,7 @@ async def test_writes_and_their_changes_agree_after_kill_9(
     store = await LocalStore.open_folder(tmp_path / "data")
     found = await store.change_log.read("", 100_000)
     assert found is not None
-    ids = [int(id_) for id_, _ in found]
+    ids = [split_id(id_)[0] for id_, _ in found]
     assert ids == list(range(ids[0], ids[0] + len(ids)))
     announced: dict[str, list[str]] = {}
     for _, change in found:

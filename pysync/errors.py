@@ -95,6 +95,10 @@ class SchemaViolation(BadRequest, code="schema_violation", message="Schema valid
     """`data` does not satisfy the collection's `objectSchema`."""
 
 
+class InvalidWritten(BadRequest, code="invalid_written", message="Invalid written parameter"):
+    """`written` of a push is not a time in milliseconds."""
+
+
 class InvalidLimit(BadRequest, code="invalid_limit", message="Invalid limit parameter"):
     """`limit` is not a number that a list or a log accepts."""
 
@@ -281,6 +285,10 @@ class StaleGeneration(PysyncError, status=409, code="stale_generation", message=
 
 class ReloadRefused(PysyncError, status=409, code="reload_refused", message="Configuration refused"):
     """The configuration was not reloaded; the text says why. The one in force stays."""
+
+
+class Erased(PysyncError, status=410, code="erased", message="erased"):
+    """What was written at this key up to the time `written` of the push was erased, and may not come back."""
 
 
 class PayloadTooLarge(PysyncError, status=413, code="payload_too_large", message="Payload too large"):

@@ -23,18 +23,18 @@ from pysync.backup.format import (
 )
 from pysync.backup.pack import Packer, PackReader, Place, part_of
 from pysync.backup.snapshot import SNAPSHOTS, BackupDamaged, Repository
-from pysync.erase.record import Erased
+from pysync.erase.record import ErasureRecord
 from pysync.store import ERASED_KEY
 
 
-async def read_erased(repository: Repository, snapshot: Snapshot) -> Erased | None:
+async def read_erased(repository: Repository, snapshot: Snapshot) -> ErasureRecord | None:
     """Return what the store had recorded as erased when this snapshot was made; None if nothing. Raises
     BackupDamaged if it cannot be read, and WrongKey without the private key."""
     async for entry in repository.entries(snapshot):
         if entry.key == ERASED_KEY:
             repository.check_readable()
             try:
-                return Erased.decode(await PackReader(repository).body(entry))
+                return ErasureRecord.decode(await PackReader(repository).body(entry))
             except ValueError as error:
                 why = f"{error}; `pysync verify --repair-from` repairs it in the store for the next backup"
                 raise BackupDamaged(f"the record of what was erased cannot be read: {why}") from None
@@ -49,7 +49,7 @@ class Rewriter:
         repository: Repository,
         snapshots: Sequence[Snapshot],
         now_ms: Callable[[], int],
-        erased: Erased | None = None,
+        erased: ErasureRecord | None = None,
     ) -> None:
         self.rewritten = 0
         self.erased = 0

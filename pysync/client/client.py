@@ -104,17 +104,20 @@ class Client(FileMethods):
         *,
         idempotency_key: str | None = None,
         sign_author: bool = False,
+        written_ms: int | None = None,
     ) -> PushResult:
         """Replace the document at `key` if its hash is still `base_hash`; create it if `base_hash` is None.
 
         Raises Conflict with the `current_hash` otherwise, and ValueError for NaN and infinite numbers, which
         JSON lacks. `idempotency_key` defaults to a new one: pass one to repeat a push across restarts of the
-        caller. `sign_author` adds a proof of the author.
+        caller. `sign_author` adds a proof of the author. With `written_ms`, the time at which this version
+        was written first, it raises Erased if it was erased later.
         """
         members: dict[str, Any] = {"data": orjson.Fragment(encode(data)), "baseHash": base_hash}
         if sign_author:
             members |= _author_proof(self._keys, signing.DOCUMENT_AUTHOR, key, orjson.dumps(members))
-        return await self._push(key, orjson.dumps(members), idempotency_key)
+        query = "" if written_ms is None else f"?written={written_ms}"
+        return await self._push(key, orjson.dumps(members), idempotency_key, query)
 
     async def delete(self, key: str, base_hash: str, *, idempotency_key: str | None = None) -> PushResult:
         """Remove the document, file or log at `key` if its hash is still `base_hash`, where the collection is
@@ -310,9 +313,9 @@ class Client(FileMethods):
         return await self._request("GET", "/health", dict, retryable=())
 
     async def _push(
-        self, key: str, body: bytes, idempotency_key: str | None, *, anonymous: bool = False
+        self, key: str, body: bytes, idempotency_key: str | None, query: str = "", *, anonymous: bool = False
     ) -> PushResult:
-        target, headers = self._target("push", key), self._write_headers(idempotency_key)
+        target, headers = self._target("push", key) + query, self._write_headers(idempotency_key)
         return await self._request("POST", target, push_result, body, headers, anonymous=anonymous)
 
     def _selection(

@@ -39,7 +39,7 @@ from pysync.erase.plan import (
     Planner,
     delete_log_objects,
 )
-from pysync.erase.record import Erased
+from pysync.erase.record import ErasureRecord
 from pysync.erase.scope import EraseRequest, Scope
 from pysync.errors import BadRequest, StoreUnavailable, Unavailable
 from pysync.plugins import FileBackedCollection, PluginContext
@@ -83,7 +83,7 @@ class _Erasure:
     log_ids: set[str] = field(default_factory=set)
     hashes: set[str] = field(default_factory=set)
     marks: set[str] = field(default_factory=set)
-    """What backups are to forget, as `Erased` records it."""
+    """What backups are to forget, as `ErasureRecord` records it."""
 
 
 class Eraser:
@@ -213,7 +213,7 @@ class Eraser:
         while True:
             found = await self._store.get(ERASED_KEY)
             stored = found if isinstance(found, StoredObject) else None
-            record = Erased.decode(None if stored is None else stored.body)
+            record = ErasureRecord.decode(None if stored is None else stored.body)
             record.add(erasure.marks, self._services.now_ms())
             record.collections.update(dict.fromkeys(starmap(origin, topics), last_id))
             expect: Precondition = ABSENT if stored is None else Etag(stored.etag)

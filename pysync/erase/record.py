@@ -16,7 +16,7 @@ from pysync.engine.subscriptions import Topic
 from pysync.store import ERASED_KEY, Store, StoredObject
 
 
-class Erased(NamedTuple):
+class ErasureRecord(NamedTuple):
     """What was erased, as keyed hashes of marks, each with the time in milliseconds up to which what had been
     written is erased. A mark is `key KEY`, `below PREFIX` or `identity ID`. `collections` has the `origin` of
     each collection from which changes were erased, with the newest id of the change log then."""

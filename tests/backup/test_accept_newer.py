@@ -16,7 +16,7 @@ from pysync.backup.snapshot import Repository
 from pysync.changelog import Change
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.restored import restored_ms
-from pysync.erase.record import Erased
+from pysync.erase.record import ErasureRecord
 from pysync.errors import StoreUnavailable
 from pysync.store import ERASED_KEY, RESTORED_KEY, Write
 from pysync.store.local.store import LocalStore
@@ -118,7 +118,7 @@ async def test_the_marked_store_knows_what_was_erased_after_the_snapshot() -> No
     source, target = MemoryStore(), MemoryTarget()
     await source.put("notes/a", document(b"{}"))
     await back_up(source_of(source), target)
-    record = Erased.decode(None)
+    record = ErasureRecord.decode(None)
     record.add(["key notes/a"], until_ms=1000)
     await source.put(ERASED_KEY, record.encode())
     await back_up(source_of(source), target)
@@ -128,4 +128,4 @@ async def test_the_marked_store_knows_what_was_erased_after_the_snapshot() -> No
         into = MemoryStore()
         restorer = Restorer(repository, into, print, MemoryCoordinator(), accepts_newer=accepts_newer)
         await restorer.restore(older)
-        assert (await Erased.load(into)).has("notes/a", 1000) is accepts_newer
+        assert (await ErasureRecord.load(into)).has("notes/a", 1000) is accepts_newer

@@ -29,7 +29,7 @@ from pysync.client.sealed.keyring import Keyring
 from pysync.coordinator import Coordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.erase import Eraser, EraseRequest
-from pysync.erase.record import Erased
+from pysync.erase.record import ErasureRecord
 from pysync.plugins.projection import projections_in, projections_of
 
 pytestmark = pytest.mark.usefixtures("hasty_erasures")
@@ -186,15 +186,15 @@ async def test_a_live_stream_that_is_too_late_for_a_removal_gets_a_reset(
 
 async def test_the_record_has_the_collections_that_changes_were_erased_from(served: Served) -> None:
     before = await served.log.last_id()
-    assert not (await Erased.load(served.store)).covers(before, [(None, "notes")])
+    assert not (await ErasureRecord.load(served.store)).covers(before, [(None, "notes")])
     await served.eraser.run(EraseRequest("prefix", f"users/{ANNE.user_id}/notes"))
-    after, record = await served.log.last_id(), await Erased.load(served.store)
+    after, record = await served.log.last_id(), await ErasureRecord.load(served.store)
     assert record.covers(before, [(None, "notes")])
     assert record.covers(before, [(None, "diary"), (None, "notes")])
     assert not record.covers(before, [(None, "diary"), ("other", "notes")])
     assert not record.covers(after, [(None, "notes")])
     await served.eraser.run(EraseRequest("key", f"users/{ANNE.user_id}/diary"))
-    record = await Erased.load(served.store)
+    record = await ErasureRecord.load(served.store)
     assert record.covers(before, [(None, "notes")])
     assert record.covers(after, [(None, "diary")])
     assert not record.covers(after, [(None, "notes")])

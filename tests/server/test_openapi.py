@@ -378,7 +378,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "9ff649ca5b83a52e8c76851126e6c766f60f095b6ec329b6ce5ae27b8eacbd2b"
+DIGEST = "e81e611d36c7e13cbe8b7f15125f34a3bb9233f62a53f9bf10861b47fe990e49"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

@@ -31,6 +31,7 @@ REMEDIES = {
     "schema_violation": (
         "Correct the value at `path`, a JSON pointer; `validator` names the keyword that failed."
     ),
+    "invalid_written": "Send the number of milliseconds since 1970, or leave it out.",
     "invalid_limit": "Send a canonical decimal number; for a list it is greater than 0.",
     "invalid_after": "Send the last item of the page before.",
     "invalid_revocation": "Create the list with `pysync cap revoke`.",
@@ -71,6 +72,7 @@ REMEDIES = {
     "key_conflict": "Choose another key.",
     "stale_generation": "Fetch the published list, add to it, and publish the next generation.",
     "reload_refused": "Correct what the text names, or restart the server.",
+    "erased": "Forget this version. To write something new at the key, push without `written`.",
     "payload_too_large": "Send less, or raise the limit.",
     "unsupported_media_type": "Use a type that the text names.",
     "range_not_satisfiable": "Use the size in `Content-Range`.",

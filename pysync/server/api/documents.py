@@ -4,6 +4,7 @@ See docs/reference/protocol.md#documents, docs/reference/protocol.md#keyring-fol
 docs/reference/protocol.md#history and docs/reference/protocol.md#revocation-lists.
 """
 
+import re
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,8 @@ from pysync.config.key_templates import RESERVED, KeyTemplate
 from pysync.engine.documents import STALE_BASE, CachedVersion
 from pysync.engine.history import Entry
 from pysync.engine.idempotency import IdempotentRequest
-from pysync.errors import Conflict, NotFound, VersionNotFound
+from pysync.erase.record import ErasureRecord
+from pysync.errors import Conflict, Erased, InvalidWritten, NotFound, VersionNotFound
 from pysync.model import Caller, WriteResult
 from pysync.server.api import Service, owners_of
 from pysync.server.api.plugin_hooks import plugin_response, push_with_plugins
@@ -47,6 +49,8 @@ from pysync.server.http.router import Match
 MAX_REVOCATION_BYTES = 262_144
 REVOCATION_LIMIT = Limit(window_ms=60_000, max_requests=60)
 
+_is_time = re.compile("[0-9]{1,15}").fullmatch
+
 
 class DocumentHandlers:
     """The document routes of one service."""
@@ -71,6 +75,8 @@ class DocumentHandlers:
             request, match, self._authorizer, self._service.in_flight, "document", _core.decode_push
         )
         body = await self._check_push(request, match, access, sent)
+        if "?" in request.raw_path and (written_ms := request.query.get("written")) is not None:
+            await self._check_erased(match.key, written_ms)
         # Store.
         store = partial(self._store, request, match, access, body, sent.hash)
         if self._hooks.has_push_hooks:
@@ -189,6 +195,13 @@ class DocumentHandlers:
         if match.route.validator is not None:
             await validate(match.route.validator, body.data)
         return body
+
+    async def _check_erased(self, key: str, written_ms: str) -> None:
+        """Raise Erased if an erasure covers what was written at a key at this time."""
+        if not _is_time(written_ms):
+            raise InvalidWritten
+        if (await ErasureRecord.load(self._service.store)).has(key, int(written_ms)):
+            raise Erased
 
     async def _store(
         self, request: web.BaseRequest, match: Match, access: Access, body: _core.PushBody, content: str

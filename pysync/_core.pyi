@@ -468,8 +468,8 @@ class BatchPlanner:
         that is not given (`""`: none), and keys outside `scope` are `Forbidden`.
 
         Raises:
-            MissingCollections, InvalidParams, InvalidAppendParams: parameters that are missing or have
-                another shape.
+            MissingCollections, InvalidParams, InvalidAppendParams, InvalidKnown: parameters that are missing
+                or have another shape.
             BatchKeyDenied: a name that ends in a denied suffix, or a key whose last segment is one.
             TooManyCollections, BatchAppendBudgetExceeded
         """
@@ -488,8 +488,12 @@ class BatchPlan:
         of the row's deciding parameters in the order of its storagePath."""
     @property
     def reads(self) -> list[tuple[str, int]]:
-        """Keys of documents to read, each with its group; no pair occurs twice. A key is in two groups only
-        if two collections contain it."""
+        """Keys of documents to read, each with its group; no pair occurs twice with the same `known` version.
+        A key is in two groups only if two collections contain it."""
+    @property
+    def known(self) -> dict[int, tuple[str, int | None]]:
+        """The versions that the client has, by the index of a read: the first 16 hex digits of the hash, and
+        the `ttlMs` of the collection."""
     @property
     def tails(self) -> list[tuple[str, int, int | None, int | None, int | None]]:
         """Logs to read, none twice: key, group, `since`, `newest` and `oldest`. The range is the elements
@@ -504,16 +508,18 @@ class BatchPlan:
         now_ms: int,
         variant: bytes | None = None,
         tails: list[tuple[str, bytes, bool] | str] | None = None,
+        unchanged: dict[int, str] | None = None,
     ) -> BatchAnswer:
         """Return the response. `stored` has the result of each of `reads`: bytes, or a tuple that begins with
         them; None for no object; or the text of an error. Bytes that are not a document give
         `document_corrupt`, and a document that has outlived its `ttlMs` is missing.
         `variant` distinguishes responses to callers who see different parts. `tails` has the result of each
         of `self.tails`: the hash of the log, the text of `data` and True if elements were omitted, or the
-        text of an error. Omit it if there are none.
+        text of an error. Omit it if there are none. `unchanged` has the hashes, by the index of a read, of
+        documents that the client has, whatever `stored` has of them.
 
         Raises ValueError if the length of `stored` differs from that of `reads`, or that of `tails` from that
-        of `self.tails`.
+        of `self.tails`, or if `unchanged` names no read.
         """
 
 @final
@@ -531,7 +537,8 @@ class BatchAnswer:
     def corrupt(self) -> list[str]:
         """Keys of `reads` whose bytes are not a document."""
     def body(self) -> bytes:
-        """Return `{"collections":{name:[entry..]}}`; an entry is a pull response or `{"error":text}`."""
+        """Return `{"collections":{name:[entry..]}}`; an entry is a pull response, `{"error":text}` or
+        `{"unchanged":true,"hash":..,"timestamp":..}`."""
 
 @final
 class ReplayWindow:

@@ -130,6 +130,10 @@ class InvalidAppendParams(BadRequest, code="invalid_append_params", message="Inv
     """`appendParams` of a batch is malformed, or does not fit `params`."""
 
 
+class InvalidKnown(BadRequest, code="invalid_known", message="Invalid known parameter"):
+    """`known` of a batch is malformed, or does not fit `params`."""
+
+
 class TooManyCollections(BadRequest, code="too_many_collections", message="Too many collections"):
     """A batch names more collections, or reads more documents, than `maxCollectionsPerBatch`."""
 
@@ -295,6 +299,10 @@ class PayloadTooLarge(PysyncError, status=413, code="payload_too_large", message
     """The body is larger than the collection's `maxBodyBytes`, as declared, received or inflated."""
 
 
+class UriTooLong(PysyncError, status=414, code="uri_too_long", message="Request target too long"):
+    """The request line is longer than 16 KB."""
+
+
 class UnsupportedMediaType(
     PysyncError, status=415, code="unsupported_media_type", message="Unsupported media type"
 ):
@@ -441,7 +449,7 @@ _BY_STATUS: dict[int, type[PysyncError]] = {
     kind.status: kind
     for kind in (
         BadRequest, Unauthorized, Forbidden, NotFound, MethodNotAllowed, RequestTimeout, PayloadTooLarge,
-        UnsupportedMediaType, RangeNotSatisfiable, MisdirectedRequest, RateLimited, InternalError,
+        UriTooLong, UnsupportedMediaType, RangeNotSatisfiable, MisdirectedRequest, RateLimited, InternalError,
         Unavailable, QuotaExceeded,
     )
 }  # fmt: skip

@@ -1,6 +1,6 @@
 //! The requests of batch pulls (docs/reference/protocol.md#batch-pull). `batch_response` builds the responses.
 
-use crate::batch_params::{ParamSet, ParamValue};
+use crate::batch_params::{Known, Listed, ParamSet, ParamValue, are_known, listed};
 use crate::canonical::canonicalize;
 use crate::error::CoreError;
 use crate::log_range::LogRange;
@@ -108,6 +108,7 @@ pub struct Group {
 pub struct Read {
     pub key: String,
     pub group: usize,
+    pub known: Known,
 }
 
 /// One log to read, with the range of its elements.
@@ -142,7 +143,6 @@ pub struct Plan {
 }
 
 type AppendParams = Map<String, Value>;
-type Listed<T> = HashMap<String, Vec<T>>;
 
 impl Planner {
     pub fn new(collections: Vec<(String, Collection)>, limits: Limits) -> Self {
@@ -171,6 +171,10 @@ impl Planner {
         let append = parameter(query, "appendParams").unwrap_or_default();
         let append: Listed<Option<AppendParams>> =
             listed(&append).ok_or(CoreError::InvalidAppendParams)?;
+        let known = parameter(query, "known").unwrap_or_default();
+        let known: Listed<Known> = listed(&known)
+            .filter(are_known)
+            .ok_or(CoreError::InvalidKnown)?;
         let alone = [ParamSet::default()];
         let sets_of = |name: &String| match params.get(name) {
             Some(sets) => sets.as_slice(),
@@ -183,6 +187,10 @@ impl Planner {
         let mut elements: u64 = 0;
         let mut bounds: HashMap<&str, Vec<Option<LogRange>>> = HashMap::new();
         for name in &names {
+            let versions = known.get(name);
+            if versions.is_some_and(|versions| versions.len() != sets_of(name).len()) {
+                return Err(CoreError::InvalidKnown);
+            }
             if let Some(named) = append.get(name) {
                 if named.len() != sets_of(name).len() {
                     return Err(CoreError::InvalidAppendParams);
@@ -200,7 +208,8 @@ impl Planner {
         }
         let mut draft = Draft::new(self, caller);
         for name in &names {
-            draft.add(name, sets_of(name), bounds.get(name.as_str()))?;
+            let versions = known.get(name).map_or(&[][..], Vec::as_slice);
+            draft.add(name, sets_of(name), bounds.get(name.as_str()), versions)?;
         }
         Ok(draft.plan)
     }
@@ -253,10 +262,11 @@ impl<'a> Draft<'a> {
         name: &str,
         sets: &[ParamSet<'_>],
         bounds: Option<&Vec<Option<LogRange>>>,
+        versions: &[Known],
     ) -> Result<(), CoreError> {
         let start = self.plan.entries.len();
-        let known = self.planner.by_name.get(name).copied();
-        match known.filter(|&at| self.planner.collections[at].servable) {
+        let row = self.planner.by_name.get(name).copied();
+        match row.filter(|&at| self.planner.collections[at].servable) {
             None => {
                 let failed = sets.iter().map(|_| Entry::Failed(UNKNOWN_COLLECTION));
                 self.plan.entries.extend(failed);
@@ -270,7 +280,10 @@ impl<'a> Draft<'a> {
                         Err(text) => Entry::Failed(text),
                         Ok((key, group)) if is_log => self.tail(key, group, bounds),
                         Ok(_) if bounds.is_some() => Entry::Failed(NOT_A_LOG),
-                        Ok((key, group)) => self.read(key, group),
+                        Ok((key, group)) => {
+                            let known = versions.get(at).cloned().flatten();
+                            self.read(key, group, known)
+                        }
                     };
                     self.plan.entries.push(entry);
                 }
@@ -330,7 +343,7 @@ impl<'a> Draft<'a> {
         Ok(Ok((key, group)))
     }
 
-    fn read(&mut self, key: String, group: Group) -> Entry {
+    fn read(&mut self, key: String, group: Group, known: Known) -> Entry {
         let ttl_ms = self.planner.collections[group.collection].ttl_ms;
         let Some(group) = self.admit(&key, group) else {
             return Entry::Failed(OUT_OF_SCOPE);
@@ -338,7 +351,7 @@ impl<'a> Draft<'a> {
         let plan = &mut self.plan;
         let at = *self
             .read_index
-            .entry(Read { key, group })
+            .entry(Read { key, group, known })
             .or_insert_with_key(|read| {
                 plan.reads.push(read.clone());
                 plan.ttls_ms.push(ttl_ms);
@@ -392,14 +405,6 @@ fn names(query: &[u8]) -> Result<Vec<String>, CoreError> {
         return Err(CoreError::MissingCollections);
     }
     Ok(names)
-}
-
-/// Parses the JSON of a parameter: empty if the text is empty, None if it has another shape.
-fn listed<'de, T: serde::Deserialize<'de>>(text: &'de str) -> Option<Listed<T>> {
-    match text {
-        "" => Some(Listed::new()),
-        _ => serde_json::from_str(text).ok(),
-    }
 }
 
 /// Returns the value of a parameter as text: strings unchanged, numbers as ECMAScript writes them, 64-bit

@@ -1,10 +1,35 @@
 //! The parameters of batch pulls, parsed without a copy of their texts.
 
+use crate::envelope::are_hex;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Number, Value};
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
+
+/// Digits of a hash by which a client names the version that it has.
+const KNOWN_DIGITS: usize = 16;
+
+/// A value for each entry, by collection.
+pub type Listed<T> = HashMap<String, Vec<T>>;
+
+/// The first digits of the hash of the version that the client has.
+pub type Known = Option<String>;
+
+/// Parses the JSON of a parameter: empty if the text is empty, None if it has another shape.
+pub fn listed<'de, T: Deserialize<'de>>(text: &'de str) -> Option<Listed<T>> {
+    match text {
+        "" => Some(Listed::new()),
+        _ => serde_json::from_str(text).ok(),
+    }
+}
+
+/// Returns true if each version is named by as many digits as it must be.
+pub fn are_known(versions: &Listed<Known>) -> bool {
+    let mut named = versions.values().flatten().flatten();
+    named.all(|digits| digits.len() == KNOWN_DIGITS && are_hex(digits))
+}
 
 /// The parameters of one entry, by name.
 #[derive(Default)]

@@ -16,6 +16,8 @@ pub enum Stored<'a> {
 pub enum Found {
     Missing,
     Document(Document),
+    /// The client has this version.
+    Unchanged(String),
     Failed(String),
 }
 
@@ -72,6 +74,7 @@ impl Plan {
                         match &outcomes.reads[*at] {
                             Found::Missing => add(0xFC, b""),
                             Found::Document(document) => add(0xFD, document.hash.as_bytes()),
+                            Found::Unchanged(hash) => add(0xF7, hash.as_bytes()),
                             Found::Failed(text) => add(0xFA, text.as_bytes()),
                         }
                     }
@@ -172,6 +175,13 @@ impl Frame {
             Found::Missing => {
                 self.text
                     .extend_from_slice(b"{\"data\":{},\"hash\":\"\",\"timestamp\":");
+                self.number(now_ms);
+            }
+            Found::Unchanged(hash) => {
+                self.text
+                    .extend_from_slice(b"{\"unchanged\":true,\"hash\":");
+                write_string(&mut self.text, hash);
+                self.text.extend_from_slice(b",\"timestamp\":");
                 self.number(now_ms);
             }
             Found::Document(document) => {

@@ -360,10 +360,13 @@ impl Document {
 }
 
 pub fn is_hash(text: &str) -> bool {
-    text.len() == 64
-        && text
-            .bytes()
-            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    text.len() == 64 && are_hex(text)
+}
+
+/// Returns true if a text has digits of hashes alone.
+pub fn are_hex(text: &str) -> bool {
+    text.bytes()
+        .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Returns the string that ends at the next quote, and the text after it; None if the string contains an

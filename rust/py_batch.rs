@@ -7,6 +7,7 @@ use crate::{batch, batch_response};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
+use std::collections::HashMap;
 
 /// A collection from Python: name, template, servable, scoped, ttl_ms, grouped_by, and the maximum number of
 /// elements of a log read (0: no limit).
@@ -86,6 +87,14 @@ impl BatchPlan {
     }
 
     #[getter]
+    fn known(&self) -> HashMap<usize, (&str, Option<u64>)> {
+        let reads = self.0.reads.iter().zip(&self.0.ttls_ms).enumerate();
+        reads
+            .filter_map(|(at, (read, ttl_ms))| Some((at, (read.known.as_deref()?, *ttl_ms))))
+            .collect()
+    }
+
+    #[getter]
     fn tails(&self) -> Vec<Tail<'_>> {
         let mut tails = Vec::with_capacity(self.0.tails.len());
         for tail in &self.0.tails {
@@ -104,13 +113,14 @@ impl BatchPlan {
         self.0.times()
     }
 
-    #[pyo3(signature = (stored, now_ms, variant=None, tails=None))]
+    #[pyo3(signature = (stored, now_ms, variant=None, tails=None, unchanged=None))]
     fn answer(
         slf: Bound<'_, Self>,
         stored: Vec<Bound<'_, PyAny>>,
         now_ms: u64,
         variant: Option<&[u8]>,
         tails: Option<Vec<TailOutcome<'_>>>,
+        unchanged: Option<HashMap<usize, String>>,
     ) -> PyResult<BatchAnswer> {
         let plan = &slf.get().0;
         let tails = tails.unwrap_or_default();
@@ -126,7 +136,12 @@ impl BatchPlan {
             batch_response::Stored::Bytes(bytes) => bytes.len(),
             _ => 0,
         });
-        let reads = detach_if_large(slf.py(), size.sum(), || plan.find(&outcomes, now_ms));
+        let mut reads = detach_if_large(slf.py(), size.sum(), || plan.find(&outcomes, now_ms));
+        for (at, hash) in unchanged.unwrap_or_default() {
+            let read = reads.get_mut(at);
+            *read.ok_or_else(|| PyValueError::new_err("no such read"))? =
+                batch_response::Found::Unchanged(hash);
+        }
         let (tail_outcomes, elements) = tails.into_iter().map(TailOutcome::parts).unzip();
         let outcomes = batch_response::Outcomes {
             reads,

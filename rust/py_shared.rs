@@ -41,6 +41,7 @@ python_errors!(
     MissingCollections,
     InvalidParams,
     InvalidAppendParams,
+    InvalidKnown,
     TooManyCollections,
     BatchAppendBudgetExceeded,
     BatchKeyDenied,

@@ -31,6 +31,7 @@ fn each_error_says_something_else() {
         CoreError::MissingCollections,
         CoreError::InvalidParams,
         CoreError::InvalidAppendParams,
+        CoreError::InvalidKnown,
         CoreError::TooManyCollections,
         CoreError::BatchAppendBudgetExceeded,
         CoreError::BatchKeyDenied,

@@ -176,6 +176,7 @@ class Client(FileMethods):
         names: Sequence[str],
         params: Mapping[str, Sequence[ParamSet]] | None = None,
         append_params: Mapping[str, Sequence[RangeParams | None]] | None = None,
+        known: Mapping[str, Sequence[str | None]] | None = None,
     ) -> dict[str, Entries]:
         """Return documents of the collections `names`, read with one request.
 
@@ -185,18 +186,24 @@ class Client(FileMethods):
         Logs need bounds: `append_params` has `since` or `last` or both for each of the `params` of a log; see
         `LogRange`.
 
+        `known` has the hash that the caller has of each of the `params` of a collection, None or `""` for
+        none. An entry with this hash is `unchanged`, and has no data.
+
         Raises TooManyCollections for more names or entries than the server accepts, BatchAppendBudgetExceeded
         for more elements, and ValueError for bounds that every server rejects.
         """
-        target = self._selection("/batch/pull", names, params, append_params)
+        target = self._selection("/batch/pull", names, params, append_params, known)
         return await self._request("GET", target, batch_result)
 
-    async def batch_pull_many(self, name: str, params: Sequence[ParamSet]) -> Entries:
+    async def batch_pull_many(
+        self, name: str, params: Sequence[ParamSet], known: Sequence[str | None] | None = None
+    ) -> Entries:
         """Return one entry for each of `params`, all of one collection, as `batch_pull`. An empty `params`
         sends no request."""
         if not params:
             return []
-        target = self._selection("/batch/pull", [name], {name: params})
+        versions = None if known is None else {name: known}
+        target = self._selection("/batch/pull", [name], {name: params}, known=versions)
         return await self._request("GET", target, lambda body: _check_count(body, name, len(params)))
 
     async def batch_pull_many_append(
@@ -324,6 +331,7 @@ class Client(FileMethods):
         names: Sequence[str] | None,
         params: Mapping[str, Any] | None,
         append_params: Mapping[str, Sequence[RangeParams | None]] | None = None,
+        known: Mapping[str, Sequence[str | None]] | None = None,
     ) -> str:
         """Return the path with the query that selects documents of the collections `names`."""
         query = {} if names is None else {"collections": ",".join(names)}
@@ -332,6 +340,9 @@ class Client(FileMethods):
         if append_params:
             check_append_params(append_params)
             query["appendParams"] = encode(append_params).decode()
+        if known:
+            digits = {name: [(hash_ or "")[:16] or None for hash_ in known[name]] for name in known}
+            query["known"] = encode(digits).decode()
         text = urlencode(query, safe=",:", quote_via=quote)
         return f"{self._prefix}{path}?{text}" if text else f"{self._prefix}{path}"
 

@@ -137,7 +137,8 @@ class PullResult:
     """A document as the server stores it. `hash` is `""` and `data` empty if nothing is stored.
     `timestamp_ms` is the time of the pull. `keyring` is None if it was not requested, is not stored, or may
     not be read. `has_more` is True if the server left out elements of a log that are newer than those in
-    `data`."""
+    `data`. `unchanged` is True for an entry of a batch that is still the `known` version, and has no `data`.
+    """
 
     data: dict[str, Any]
     hash: str
@@ -146,6 +147,7 @@ class PullResult:
     author_signature: str | None = None
     keyring: "PullResult | None" = None
     has_more: bool = False
+    unchanged: bool = False
 
     def elements(self, field: str = "items") -> list[LogElement]:
         """Return the elements of a pulled log, in its order. `field` is the name of the array that holds
@@ -300,6 +302,8 @@ def _element(members: dict[str, Any]) -> LogElement:
 
 
 def _entry(entry: dict[str, Any]) -> BatchEntry:
+    if entry.get("unchanged") is True:
+        return PullResult({}, entry["hash"], entry["timestamp"], unchanged=True)
     return from_batch_error(entry["error"]) if "error" in entry else pull_result(entry)
 
 

@@ -38,8 +38,8 @@ _Name = tuple[str | None, str]
 REVALIDATED = "Cache-Control: no-cache\r\n"
 _VARY: Final = "Vary: Authorization\r\n"
 _NAME: Final = re.compile("<([a-z ]+)>")
-_ALWAYS: Final = frozenset({400, 408, 500})
-"""Statuses that any request may receive: malformed, too slow, or an unexpected error."""
+_ALWAYS: Final = frozenset({400, 408, 414, 500})
+"""Statuses that any request may receive: malformed, too slow, too long, or an unexpected error."""
 _OPEN: Final[list[Json]] = [{}]
 """The security requirement of an operation that needs no credentials."""
 

@@ -27,6 +27,7 @@ from pysync.errors import (
     DocumentCorrupt,
     Forbidden,
     InvalidAfter,
+    InvalidKnown,
     InvalidPathParameter,
     NotFound,
     StoreUnavailable,
@@ -165,6 +166,23 @@ async def test_entries_of_one_collection_are_aligned_with_the_request(start: Sta
         store.fail("get")
         (failed,) = await anyone.batch_pull_many("notes", [{"id": "fresh"}])
         assert isinstance(failed, StoreUnavailable)
+
+
+async def test_known_versions_come_back_without_data(start: Start) -> None:
+    async with client(await start(SERVICE)) as anyone:
+        same, changed = await anyone.push("notes/a", {"n": 1}), await anyone.push("notes/b", {"n": 1})
+        newer = await anyone.push("notes/b", {"n": 2}, changed.hash)
+        params = [{"id": name} for name in ("a", "b", "a", "none")]
+        known = [same.hash, changed.hash, None, ""]
+        many = await anyone.batch_pull_many("notes", params, known)
+        batch = await anyone.batch_pull(["notes"], {"notes": params}, known={"notes": known})
+        for entries in (many, batch["notes"]):
+            pulled = [entry for entry in entries if isinstance(entry, PullResult)]
+            assert [entry.unchanged for entry in pulled] == [True, False, False, False]
+            assert [entry.hash for entry in pulled] == [same.hash, newer.hash, same.hash, ""]
+            assert [entry.data for entry in pulled] == [{}, {"n": 2}, {"n": 1}, {}]
+        with pytest.raises(InvalidKnown):
+            await anyone.batch_pull_many("notes", params, known[:3])
 
 
 async def test_a_namespaced_client_reads_batches_of_its_namespace(start: Start) -> None:

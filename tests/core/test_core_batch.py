@@ -15,6 +15,7 @@ from pysync.errors import (
     BatchAppendBudgetExceeded,
     BatchKeyDenied,
     DocumentCorrupt,
+    InvalidKnown,
     InvalidParams,
     MissingCollections,
     PysyncError,
@@ -44,6 +45,7 @@ bounds = st.none() | st.dictionaries(
     st.sampled_from([0, 3, 7, 8, 900, 1000, 2**63, 2**64 - 1, 2**64, -1, 1.5, "1"]),
     max_size=3,
 )
+versions = st.sampled_from(["0123456789abcdef"] * 9 + ["f" * 16, None, "", "F" * 16, "f" * 15, "f" * 17, 1])
 
 
 def query_of(collections: str, **members: object) -> str:
@@ -51,19 +53,21 @@ def query_of(collections: str, **members: object) -> str:
 
 
 def entries(query: str, identity: str, paths: list[str]) -> dict[str, list[tuple[str, str]]]:
-    """What the core plans, told by answering each read with its own key and bounds."""
+    """What the core plans, told by answering each read with its own key, bounds and known version."""
     plan = PLANNER.plan(query.encode(), identity, core.Scope(paths, identity))
     tails: list[tuple[str, bytes, bool] | str] = [
         f"tail:{key} {since} {newest} {oldest}" for key, _, since, newest, oldest in plan.tails
     ]
-    body = plan.answer([f"read:{key}" for key, _ in plan.reads], 0, tails=tails).body()
+    unchanged = {at: f"{digits}:{plan.reads[at][0]}" for at, (digits, _) in plan.known.items()}
+    stored = [f"read:{key}" for key, _ in plan.reads]
+    body = plan.answer(stored, 0, tails=tails, unchanged=unchanged).body()
 
     def parsed(text: str) -> tuple[str, str]:
         kind, colon, rest = text.partition(":")
         return (kind, rest) if colon else ("error", text)
 
     return {
-        name: [parsed(entry["error"]) for entry in answers]
+        name: [parsed(entry["error"]) if "error" in entry else ("known", entry["hash"]) for entry in answers]
         for name, answers in json.loads(body)["collections"].items()
     }
 
@@ -81,13 +85,14 @@ def outcome(plan: Any, *args: Any) -> object:
     st.lists(names, max_size=4).map(",".join),
     st.dictionaries(names, st.lists(param_sets, max_size=3), max_size=3),
     st.dictionaries(names, st.lists(bounds, max_size=2), max_size=2),
+    st.dictionaries(names, st.lists(versions, min_size=1, max_size=2), max_size=2),
     st.sampled_from(["", "ab"]),
     st.sampled_from([[], ["users/ab/**"], ["**", "!b.c/**"]]),
 )
 def test_a_batch_is_planned_as_the_twin_plans_it(
-    collections: str, params: Any, append: Any, identity: str, paths: list[str]
+    collections: str, params: Any, append: Any, known: Any, identity: str, paths: list[str]
 ) -> None:
-    query = query_of(collections, params=params, appendParams=append)
+    query = query_of(collections, params=params, appendParams=append, known=known)
     expected = outcome(reference.batch_entries, ROWS, LIMITS, query, identity, paths)
     assert outcome(entries, query, identity, paths) == expected
 
@@ -112,6 +117,42 @@ def test_queries_are_decoded_as_forms(text: str, raw: str) -> None:
 def test_malformed_params_are_rejected(params: str) -> None:
     with pytest.raises(InvalidParams):
         PLANNER.plan(f"collections=notes&params={quote(params)}".encode(), "")
+
+
+@pytest.mark.parametrize(
+    "known", ["{", "[]", "null", '{"notes":{}}', '{"notes":[]}', '{"notes":[null,null]}', '{"notes":[0]}',
+              '{"notes":["cbbb"]}', '{"notes":["0123456789abcdeF"]}', '{"other":["0123456789abcdex"]}',
+              '{"notes":["\\ud800"]}', '{"notes":["%s"]}' % ("0" * 64)]
+)  # fmt: skip
+def test_malformed_known_versions_are_rejected(known: str) -> None:
+    with pytest.raises(InvalidKnown):
+        PLANNER.plan(f"collections=notes&known={quote(known)}".encode(), "")
+
+
+def test_document_is_read_once_for_each_version_that_the_client_has() -> None:
+    sets = [{"room": "r", "id": name} for name in "aaabb"]
+    known = ["0" * 16, "1" * 16, "0" * 16, None, "0" * 16]
+    plan = PLANNER.plan(query_of("rooms", params={"rooms": sets}, known={"rooms": known}).encode(), "")
+    assert [key for key, _ in plan.reads] == ["r/x/a", "r/x/a", "r/x/b", "r/x/b"]
+    assert plan.known == {0: ("0" * 16, 1000), 1: ("1" * 16, 1000), 3: ("0" * 16, 1000)}
+    assert plan.times[0] == [2, 1, 1, 1]
+    hash_ = "0" * 64
+    body = plan.answer(["A", "B", "C", "D"], 7, unchanged={0: hash_}).body()
+    same = {"unchanged": True, "hash": hash_, "timestamp": 7}
+    shown = [same, {"error": "B"}, same, {"error": "C"}, {"error": "D"}]
+    assert json.loads(body)["collections"]["rooms"] == shown
+    with pytest.raises(ValueError, match="no such read"):
+        plan.answer(["A", "B", "C", "D"], 7, unchanged={4: hash_})
+
+
+def test_the_etag_tells_an_unchanged_document_from_one_that_is_sent() -> None:
+    query = query_of("notes", params={"notes": [{"id": "a"}]}, known={"notes": ["0" * 16]})
+    plan = PLANNER.plan(query.encode(), "")
+    found = stored({"n": 1})
+    hash_ = core.read_document(found).hash
+    etags = [plan.answer([found], at, unchanged=same).etag for at in (0, 7) for same in ({}, {0: hash_})]
+    assert etags[0] != etags[1] == etags[3]
+    assert etags[0] == etags[2]
 
 
 def test_the_first_of_repeated_parameters_counts() -> None:

@@ -77,6 +77,12 @@ async def test_signed_requests_pass_as_they_were_signed(me: Signed) -> None:
 
 
 @pytest.mark.process
+async def test_request_line_of_16_kb_passes(me: Signed) -> None:
+    target = "/batch/pull?collections=notes&unknown=".ljust(16 * 1024 - len("OPTIONS  HTTP/1.1\r\n"), "x")
+    assert (await me.request("GET", target)).status == 200
+    assert (await me.request("GET", f"{target}x")).json["code"] == "uri_too_long"
+
+
 async def test_documents_are_compressed_and_known_by_their_etags(me: Signed) -> None:
     anybody = Browser(me.base, me.session)
     await anybody.push("long/a", LONG)

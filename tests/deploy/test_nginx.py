@@ -45,6 +45,27 @@ async def test_signed_requests_pass_as_they_were_signed(me: Signed) -> None:
     assert batch.json["collections"]["mine"][0]["data"] == {"n": 1}
 
 
+async def test_batch_with_a_hundred_known_versions_passes(me: Signed) -> None:
+    names = [f"{n:036}" for n in range(100)]
+    for name in names[:3]:
+        assert (await me.push(f"u/{ME}/{name}", {"n": name})).status == 200
+    params = quote(
+        json.dumps({"mine": [{"identity": ME, "id": name} for name in names]}, separators=(",", ":")),
+        safe=",:",
+    )
+    digits = (await me.pull(f"u/{ME}/{names[1]}")).json["hash"][:16]
+    known = quote(json.dumps({"mine": [digits] * 100}, separators=(",", ":")), safe=",:")
+    target = f"/batch/pull?collections=mine&params={params}&known={known}"
+    assert 12 * 1024 < len(target) < 16 * 1024
+    batch = await me.request("GET", target, headers={"Accept-Encoding": "identity"})
+    assert [entry.get("unchanged") for entry in batch.json["collections"]["mine"][:4]] == [
+        None,
+        True,
+        None,
+        None,
+    ]
+
+
 @pytest.mark.parametrize("name", ["a%2Db", "%61-b", "a-%62"])
 async def test_a_target_that_could_be_written_otherwise_arrives_as_it_was_written(
     me: Signed, name: str

@@ -100,7 +100,7 @@ async def test_a_batch_is_described_with_the_collections_of_its_namespace(
     sets = parameters["params"]["content"]["application/json"]["schema"]["properties"]
     assert set(sets["mine"]["items"]["properties"]) == {"identity", "id"}
     assert sets["mine"]["items"]["required"] == ["id"]
-    assert rejected(batch) == {"400", "408", "500", "503"}
+    assert rejected(batch) == {"400", "408", "414", "500", "503"}
     inner = document["paths"]["/acme/batch/pull"]["get"]
     assert inner["parameters"][0]["schema"]["items"]["enum"] == ["inner"]
     assert inner["security"] == [{}]
@@ -218,12 +218,13 @@ async def test_a_route_names_the_rejections_that_its_rule_can_lead_to(
     limit = {"windowMs": 1000, "maxRequests": 5}
     metered = {**MINE, "name": "metered", "storagePath": "m/{identity}", "rateLimit": {"pull": limit}}
     paths = (await described(start, session, NOTES, MINE, metered))["paths"]
-    assert rejected(paths["/pull/notes/{id}"]["get"]) == {"400", "408", "500", "503"}
-    assert rejected(paths["/pull/u/{identity}/{id}"]["get"]) == {"400", "401", "403", "408", "500", "503"}
+    assert rejected(paths["/pull/notes/{id}"]["get"]) == {"400", "408", "414", "500", "503"}
+    signed = rejected(paths["/pull/u/{identity}/{id}"]["get"])
+    assert signed == {"400", "401", "403", "408", "414", "500", "503"}
     assert "429" in rejected(paths["/pull/m/{identity}"]["get"])
     assert "429" not in rejected(paths["/push/m/{identity}"]["post"])
     assert {"409", "413", "415"} <= rejected(paths["/push/notes/{id}"]["post"])
-    assert rejected(paths["/health"]["get"]) == {"400", "408", "500"}
+    assert rejected(paths["/health"]["get"]) == {"400", "408", "414", "500"}
 
 
 async def test_a_service_with_public_hosts_may_reject_another(
@@ -298,7 +299,7 @@ async def test_a_log_is_described_with_its_bounds_and_elements(
     ]  # fmt: skip
     found = pull["responses"]["200"]["content"]["application/json"]["schema"]["properties"]["data"]
     assert found["properties"]["entries"]["items"] == {"$ref": "#/components/schemas/Element"}
-    assert rejected(pull) == {"400", "408", "500", "503"}
+    assert rejected(pull) == {"400", "408", "414", "500", "503"}
 
     append = paths["/push/notes/{id}"]["post"]
     body = append["requestBody"]["content"]["application/json"]["schema"]
@@ -378,7 +379,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "e81e611d36c7e13cbe8b7f15125f34a3bb9233f62a53f9bf10861b47fe990e49"
+DIGEST = "5f438d58a237382a600f8b797de609a83a9766d8ce26b5725e13d900b957caa2"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

@@ -27,11 +27,12 @@ async def batch(
     *names: str,
     params: object = None,
     append: object = None,
+    known: object = None,
     headers: dict[str, str] | None = None,
     prefix: str = "",
 ) -> Reply:
     target = f"{prefix}/batch/pull?collections={','.join(map(quote, names))}"
-    for name, value in (("params", params), ("appendParams", append)):
+    for name, value in (("params", params), ("appendParams", append), ("known", known)):
         if value is not None:
             target += f"&{name}={quote(json.dumps(value))}"
     return await browser.request("GET", target, headers=headers)

@@ -27,6 +27,7 @@ from pysync.errors import (
     InvalidData,
     InvalidEvents,
     InvalidJson,
+    InvalidKnown,
     InvalidParams,
     MissingCollections,
     TooManyCollections,
@@ -289,8 +290,9 @@ BatchRow = tuple[str, str, bool, bool, int | None, list[str], int | None]
 def batch_entries(
     rows: list[BatchRow], limits: tuple[int, int, list[str]], query: str, identity: str, paths: list[str]
 ) -> dict[str, list[tuple[str, str]]]:
-    """What a batch pull asks for: by name, in order, `("read", key)`, `("tail", "<key> <since> <newest>
-    <oldest>")` or `("error", text)`."""
+    """What a batch pull asks for: by name, in order, `("read", key)`, `("known", "<digits>:<key>")` for a
+    document of which the client has a version, `("tail", "<key> <since> <newest> <oldest>")` or `("error",
+    text)`."""
     max_reads, max_elements, suffixes = limits
     given: dict[str, str] = {}
     for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
@@ -302,6 +304,10 @@ def batch_entries(
         raise BatchKeyDenied
     params = _listed(given.get("params"), (dict,), InvalidParams)
     append = _listed(given.get("appendParams"), (dict, type(None)), InvalidAppendParams)
+    known = _listed(given.get("known"), (str, type(None)), InvalidKnown)
+    named = [digits for items in known.values() for digits in items if digits is not None]
+    if not all(re.fullmatch("[0-9a-f]{16}", digits) for digits in named):
+        raise InvalidKnown
     sets = {name: params.get(name, [{}]) for name in names}
     if len(names) > max_reads or sum(map(len, sets.values())) > max_reads:
         raise TooManyCollections
@@ -309,6 +315,8 @@ def batch_entries(
     elements = 0
     bounds: dict[str, list[Bounds | None]] = {}
     for name in names:
+        if name in known and len(known[name]) != len(sets[name]):
+            raise InvalidKnown
         if name not in append:
             continue
         if len(append[name]) != len(sets[name]):
@@ -336,6 +344,8 @@ def batch_entries(
                 elif entry[0] == "read" and most is not None:
                     since, newest, oldest = requested or (None, None, None)
                     entry = ("tail", f"{entry[1]} {since} {newest} {oldest}")
+                elif entry[0] == "read" and name in known and known[name][at] is not None:
+                    entry = ("known", f"{known[name][at]}:{entry[1]}")
             found[name].append(entry)
     return found
 

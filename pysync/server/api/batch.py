@@ -8,6 +8,7 @@ See docs/reference/protocol.md#batch-pull.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
@@ -60,6 +61,7 @@ class PlannedBatch:
         self.collections = plan.collections
         self.groups = plan.groups
         self.reads = plan.reads
+        self.known = plan.known
         self.keys = [key for key, _ in self.reads]
         self.tails = plan.tails
         self.document_times, self.tail_times = plan.times
@@ -144,9 +146,16 @@ class BatchHandler:
         shadowed = self._shadowed_reads(plan)
         reservation = partial(self._service.in_flight.reservation, request)
         reads = BatchReads(
-            self._service, self._log_settings, plan, decisions, shadowed, access_documents, reservation
+            self._service,
+            self._log_settings,
+            plan,
+            decisions,
+            shadowed,
+            access_documents,
+            reservation,
+            self._now_ms(),
         )
-        answer = await reads.full(self._now_ms())
+        answer = await reads.full()
         headers = _headers(named, caller, answer)
         if etag_matches(request, answer.etag):
             return Response(304, b"", headers)
@@ -178,7 +187,8 @@ class BatchHandler:
         planned = self._plans.get(about)
         if planned is None:
             planned = PlannedBatch(self._planner.plan(*about[1:]), len(query))
-            self._plans.put(about, planned)
+            if not planned.known:  # a query with versions is sent once
+                self._plans.put(about, planned)
         return planned
 
     async def _read_access(self, plan: PlannedBatch, caller: Caller) -> dict[str, ReadOutcome]:
@@ -260,7 +270,7 @@ class BatchReads:
     """The reads of one batch pull. `log_settings` are those of the namespace's collections, None for one
     without logs. `decisions` are those on the groups of the plan, `shadowed` are reads of keys that belong to
     other collections, and `access` has access documents that were read already. `reservation` returns that of
-    the request, which a batch needs once it has read a megabyte."""
+    the request, which a batch needs once it has read a megabyte. `now_ms` is the time of the pull."""
 
     def __init__(
         self,
@@ -271,10 +281,12 @@ class BatchReads:
         shadowed: frozenset[tuple[str, int]],
         access: Mapping[str, ReadOutcome],
         reservation: Callable[[], Reservation],
+        now_ms: int,
     ) -> None:
         self._service = service
         self._store = service.store
         self._versions = service.documents.versions
+        self._now_ms = now_ms
         self._plan = plan
         self._reads = plan.reads
         self._errors = [decision if isinstance(decision, str) else None for decision in decisions]
@@ -286,12 +298,24 @@ class BatchReads:
         self._found: dict[str, ReadOutcome] = dict(access)
         self._is_plain = not shadowed and not any(self._errors) and not any(self._hidden)
         self._times = plan.times
-        if not self._is_plain or len(self._times) < len(self._reads):
+        if not self._is_plain or plan.known or len(self._times) < len(self._reads):
             self._times = {}
             for read, times in zip(self._reads, plan.document_times, strict=True):
                 if self._error_for(read) is None:
                     self._times[read[0]] = self._times.get(read[0], 0) + times
-        self._budget = Budget(self._store, self._times, service.config.max_batch_bytes, reservation)
+        self._unchanged: dict[int, str] = {}
+        self._undecided: dict[str, list[int]] = {}
+        for at in plan.known:
+            if self._error_for(self._reads[at]) is None:
+                self._undecided.setdefault(self._reads[at][0], []).append(at)
+        self._budget = Budget(
+            self._store,
+            self._times,
+            service.config.max_batch_bytes,
+            reservation,
+            self._undecided,
+            self._drop_unchanged,
+        )
         self._log_outcomes: list[LogReadOutcome] = []
         self._logs = self._make_log_reads(log_settings) if plan.tails else []
 
@@ -315,8 +339,11 @@ class BatchReads:
             self._log_outcomes.append(error or "")
         return list(logs.values())
 
-    async def full(self, now_ms: int) -> _core.BatchAnswer:
+    async def full(self) -> _core.BatchAnswer:
         """Read all, and build the response. Raises BatchTooLarge."""
+        if not self._is_plain and any(self._hidden):
+            await self._versions.load()
+        self._drop_unchanged(self._found)
         for key in self._access.keys() & self._times.keys():
             stored = self._access[key]
             size = stored.size if isinstance(stored, StoredObject) else 0
@@ -329,7 +356,7 @@ class BatchReads:
         if logs:
             await self._read([], [log.weigh for log in logs])
         await self._read(self._unread(), [log.read for log in logs])
-        return await self._build(now_ms)
+        return await self._build()
 
     async def body(self, answer: _core.BatchAnswer) -> bytes:
         """Return the body of a response from `full`."""
@@ -342,20 +369,40 @@ class BatchReads:
     async def _read(self, keys: Sequence[str], extra_reads: Sequence[ReadTask]) -> None:
         self._found |= await read_many(self._store, keys, extra_reads, self._budget)
 
-    async def _build(self, now_ms: int) -> _core.BatchAnswer:
+    def _drop_unchanged(self, found: dict[str, ReadOutcome]) -> None:
+        """Compare what was read with the versions that the client has. Documents that no entry needs are
+        replaced by None."""
+        for key in self._undecided.keys() & found.keys():
+            reads, stored = self._undecided.pop(key), found[key]
+            if not isinstance(stored, StoredObject):
+                continue
+            with suppress(DocumentCorrupt):  # building the response reports it
+                document = _core.read_document(stored.body)
+                for at in reads:
+                    self._compare(at, document.hash, document.ts_ms)
+            if not self._times[key]:
+                found[key] = None
+
+    def _compare(self, at: int, hash_: str, written_ms: int) -> None:
+        (digits, ttl_ms), (key, group) = self._plan.known[at], self._reads[at]
+        version = self._versions.compute(key, hash_, written_ms, self._hidden[group])
+        has_expired = ttl_ms is not None and written_ms + ttl_ms < self._now_ms
+        if version.startswith(digits) and not has_expired:
+            self._unchanged[at] = version
+            self._times[key] -= self._plan.document_times[at]
+
+    async def _build(self) -> _core.BatchAnswer:
         """Build the response from what was read."""
-        found = self._found
-        if not self._is_plain and any(self._hidden):
-            await self._versions.load()
+        found, now_ms, unchanged = self._found, self._now_ms, self._unchanged or None
 
         def build() -> _core.BatchAnswer:
             if self._is_plain:
                 return self._plan.answer(
-                    list(map(found.__getitem__, self._plan.keys)), now_ms, None, self._log_outcomes
+                    list(map(found.__getitem__, self._plan.keys)), now_ms, None, self._log_outcomes, unchanged
                 )
             stored = [self._redacted(read, found.get(read[0])) for read in self._reads]
             hidden = orjson.dumps([sorted(names) for names in self._hidden])
-            return self._plan.answer(stored, now_ms, hidden, self._log_outcomes)
+            return self._plan.answer(stored, now_ms, hidden, self._log_outcomes, unchanged)
 
         made = await self._in_thread_if_large(build)
         for key in made.corrupt if made.failed else ():

@@ -36,7 +36,8 @@ Infos = Mapping[str, StoredObject | ObjectInfo | None]
 
 class Budget:
     """The budget of bytes of a response. `times` is the number of times that it sends each document, and
-    `sent` the size of the reads so far. `reservation` returns that of the request."""
+    `sent` the size of the reads so far. `reservation` returns that of the request. `drop_unchanged` removes
+    documents from what was read that the response does not send; `undecided` may be among them."""
 
     def __init__(
         self,
@@ -44,7 +45,10 @@ class Budget:
         times: Mapping[str, int],
         max_bytes: int,
         reservation: Callable[[], Reservation],
+        undecided: Collection[str],
+        drop_unchanged: Callable[[dict[str, ReadOutcome]], None],
     ) -> None:
+        self.drop_unchanged = drop_unchanged
         self.sent = 0
         self._run = 0
         self._store = store
@@ -54,6 +58,7 @@ class Budget:
         self._counted: set[str] = set()
         self._is_checked = False
         self._reservation = reservation
+        self._undecided = undecided
 
     def foresee(self, size: int) -> None:
         """Add the bytes that logs are going to send. Raises BatchTooLarge."""
@@ -104,7 +109,11 @@ class Budget:
         self._check(self.sent + sent)
         if not self._is_checked:
             self._is_checked = True
-            left = [key for key in self._times if key not in found and key not in self._counted]
+            left = [
+                key
+                for key in self._times
+                if key not in found and key not in self._counted and key not in self._undecided
+            ]
             infos = await self._infos(left)
             sent += self._sizes(infos)
             self._check(self.sent + sent + self._foreseen)
@@ -176,9 +185,11 @@ async def _read_runs(
         found |= run
         left = [key for key in left if key not in found] if len(run) < len(left) else []
         size = sum([len(each.body) for each in run.values() if each is not None])
-        if budget is not None and budget.ends_run(size):
-            await budget.reserve(found)
-            await asyncio.sleep(0)
+        if budget is not None:
+            budget.drop_unchanged(found)
+            if budget.ends_run(size):
+                await budget.reserve(found)
+                await asyncio.sleep(0)
     return ()
 
 
@@ -199,9 +210,11 @@ async def _read_worker(
                 found[key] = None
                 continue
             found[key] = object_
-            if budget is not None and budget.ends_run(object_.size):
-                await budget.reserve(found)
-                await asyncio.sleep(0)
+            if budget is not None:
+                budget.drop_unchanged(found)
+                if budget.ends_run(object_.size):
+                    await budget.reserve(found)
+                    await asyncio.sleep(0)
     for read in others:
         await read()
 

@@ -12,11 +12,12 @@ from typing import Any, Final
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import LineTooLong
 from aiohttp.streams import StreamReader
 
 from pysync import protocol
 from pysync.concurrency import every
-from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout, Unavailable
+from pysync.errors import BadRequest, InternalError, PysyncError, RequestTimeout, Unavailable, UriTooLong
 from pysync.server.http.in_flight import release
 from pysync.server.http.load import Address, Load
 from pysync.server.http.responses import STALL_S, Response, error_response
@@ -25,6 +26,8 @@ HEAD_TIMEOUT_S = 10.0
 """How long a connection may take for its first byte, and for the head of a request."""
 CHECK_EVERY_S = 1.0
 KEEPALIVE_S = 75.0
+MAX_TARGET_BYTES: Final = 16 * 1024 - len("OPTIONS  HTTP/1.1\r\n")
+"""The longest target of a request. With it the request line has 16 KB, which fits into a buffer of nginx."""
 READ_BUFFER_BYTES = 32 * 1024
 """Bytes of a body that are read ahead. Reading stops at twice as many."""
 BACKLOG: Final = 128
@@ -144,6 +147,8 @@ class Connection(web.RequestHandler):
             error = Unavailable() if isinstance(exc, MemoryError) else InternalError()
         else:
             error = BadRequest("Malformed request")
+            if isinstance(exc, LineTooLong) and MAX_TARGET_BYTES in exc.args:  # headers have another limit
+                error = UriTooLong()
             if exc is not None:
                 exc.__traceback__ = None  # its frames have the bytes, and lead to the error
         return _protocol_error(error)
@@ -311,6 +316,7 @@ class HttpServer(web.Server):
                 auto_decompress=False,  # bodies are passed on as they were sent
                 keepalive_timeout=KEEPALIVE_S,
                 lingering_time=0,
+                max_line_size=MAX_TARGET_BYTES,
                 max_field_size=16 * 1024,
                 read_bufsize=READ_BUFFER_BYTES,
             )

@@ -182,6 +182,34 @@ async def test_a_batch_answers_what_single_pulls_answer(anyone: Browser, caller:
         assert answer.body == b'{"collections":{%b}}' % b",".join(expected)
 
 
+@pytest.mark.parametrize("caller", CALLERS)
+@pytest.mark.parametrize("seed", range(4))
+async def test_versions_that_the_client_has_are_not_sent_again(
+    anyone: Browser, caller: Caller, seed: int
+) -> None:
+    """All other entries are as they are without `known`."""
+    draw = random.Random(seed)
+    browser = caller(anyone.base, anyone.session)
+    for _ in range(4):
+        names = draw.sample(list(SETS), draw.randint(1, 6))
+        params = {name: draw.choices(SETS[name], k=draw.randint(1, 6)) for name in names}
+        expected = (await batch(browser, *names, params=params)).json["collections"]
+        known: dict[str, list[str | None]] = {}
+        for name in draw.sample(names, draw.randint(1, len(names))):
+            known[name] = [
+                draw.choice([entry.get("hash", "")[:16] or None, None, "0123456789abcdef"])
+                for entry in expected[name]
+            ]
+            expected[name] = [
+                {"unchanged": True, "hash": entry["hash"], "timestamp": entry["timestamp"]}
+                if digits is not None and entry.get("hash", "").startswith(digits)
+                else entry
+                for entry, digits in zip(expected[name], known[name], strict=True)
+            ]
+        answer = await batch(browser, *names, params=params, known=known)
+        assert answer.json["collections"] == expected
+
+
 async def test_an_administrator_reads_for_everybody(anyone: Browser) -> None:
     answer = await batch(anyone, "mine", params={"mine": OWNED}, headers=ADMIN)
     assert [entry.get("data") for entry in entries(answer, "mine")] == [{"mine": True}, {"mine": False}, {}]

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from support.clients import Browser, Start
 from support.collections import PUBLIC
+from support.nginx_fixture import open_request
 from support.uploads import upload
 from yarl import URL
 
@@ -109,6 +110,21 @@ async def test_no_template_reaches_the_servers_own_keys(
     assert (await browser.pull(key)).error == INVALID_PATH
     assert await store.list("", None, 10) == []
     assert (await browser.push("space/_pysync/a", {"n": 1})).status == 200, "reserved is the first segment"
+
+
+async def test_request_line_may_have_16_kb(start: Start, session: aiohttp.ClientSession) -> None:
+    base = await start({"collections": [{"name": "n", "storagePath": "n/{id}", **PUBLIC}]})
+    longest = "/batch/pull?collections=n&unknown=".ljust(16 * 1024 - len("OPTIONS  HTTP/1.1\r\n"), "x")
+    for target, value, status in (
+        (longest, "", b"200"),
+        (f"{longest}x", "", b"414"),
+        (longest, "x" * (16 * 1024 + 1), b"400"),  # headers have a limit of their own
+    ):
+        reader, writer = await open_request(base, "GET", target, {"Connection": "close", "X-Long": value})
+        response = await reader.read()
+        assert response.split(b" ", 2)[1] == status
+        assert (status == b"414") == (b'"code":"uri_too_long"' in response)
+        writer.close()
 
 
 async def test_a_rejected_upload_is_not_read_to_its_end(start: Start) -> None:

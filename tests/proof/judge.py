@@ -68,6 +68,8 @@ def counts(operations: list[Operation]) -> Counter[str]:
     happened = ("kill", "stall", "loss", "event", "reset")
     counted.update(operation.kind for operation in operations if operation.kind in happened)
     for operation in operations:
+        if operation.kind == "changes" and operation.status == 200:
+            counted["change on a page"] += len(operation.answer.get("changes", ()))
         if operation.kind == "faults":
             counted.update({f"fault {name}": count for name, count in operation.sent.items()})
     ended = {operation.nonce: operation.end for operation in operations if operation.kind != "replay"}

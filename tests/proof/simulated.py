@@ -32,12 +32,20 @@ Flaw = Literal[
     "forgets a nonce",
     "remembers no Idempotency-Key",
     "counts each node apart",
+    "feeds not every change",
+    "feeds an older version",
+    "feeds a change again",
+    "forgets its feed",
+    "leads back",
 ]
 DOCUMENTS = ("counters/marked", "counters/plain")
 LOGS = ("logs/1", "logs/2")
 FILES = ("files/1",)
 KEYS = dict.fromkeys(("pull", "push"), DOCUMENTS) | dict.fromkeys(("upload", "download"), FILES)
+READERS = ("r1", "r2")
+PAGE = 2
 LIMIT = {"window_ms": 5000, "max_requests": 2}
+SETUP = {"limit": LIMIT, "remembers": True}
 TICK_MS = 50
 NODES = 3
 
@@ -53,6 +61,8 @@ class Service:
         self._files: dict[str, list[str]] = {key: [""] for key in FILES}
         self._nonces = set[str]()
         self._done: dict[str, Any] = {}
+        self._feed: dict[str, tuple[int, str, int]] = {}
+        self._newest = 0
         self._counted: Counter[tuple[int, int]] = Counter()
 
     def serve(self, request: Operation, now: int) -> tuple[int, Any]:
@@ -61,7 +71,7 @@ class Service:
             return 401, None
         self._nonces.add(request.nonce)
         if request.kind == "push":
-            return self._push(request)
+            return self._push(request, now)
         if request.kind == "pull":
             return self._pull(request)
         if request.kind == "append":
@@ -69,25 +79,30 @@ class Service:
         if request.kind == "tail":
             return 200, self._tail(request)
         if request.kind == "upload":
-            return 200, self._upload(request)
+            return 200, self._upload(request, now)
         if request.kind == "download":
             return self._download(request)
+        if request.kind == "changes":
+            return 200, self._page(request)
         return self._knock(request, now), None
 
-    def _push(self, request: Operation) -> tuple[int, Any]:
+    def _push(self, request: Operation, now: int) -> tuple[int, Any]:
         versions, data = self._versions[request.key], request.sent["data"]
         current = _version(versions[-1])
         if request.sent["base"] != current and not self._errs("ignores a base"):
-            if "once" in request.sent and self._done.get(request.sent["once"]) == current:
-                return 200, {"hash": current}
+            done = self._done.get(request.sent.get("once", ""))
+            if done is not None and done["hash"] == current:
+                return 200, done
             return 409, {"currentHash": current}
+        answer = {"hash": _version(data), "timestamp": now * TICK_MS}
         if "once" in request.sent:
-            self._done[request.sent["once"]] = _version(data)
+            self._done[request.sent["once"]] = answer
         if not self._errs("forgets a push"):
             versions.append(data)
+            self._changed(request.key, answer)
         if self._errs("writes and says conflict"):
             return 409, {"currentHash": current}
-        return 200, {"hash": _version(data)}
+        return 200, answer
 
     def _pull(self, request: Operation) -> tuple[int, Any]:
         versions = self._versions[request.key]
@@ -107,6 +122,7 @@ class Service:
         answer = {"hash": twin.log_hash(len(log) + 1, element["data"]), "timestamp": ts}
         if not self._errs("forgets an append"):
             log.append(element)
+            self._changed(request.key, answer)
         if self._errs("appends twice"):
             log.append(_at(element, ts + 1))
         if len(log) > 2 and self._errs("appends first"):
@@ -126,13 +142,15 @@ class Service:
         hash_ = twin.log_hash(len(log), log[-1]["data"]) if log else ""
         return {"data": {"items": items} if log else {}, "hash": hash_}
 
-    def _upload(self, request: Operation) -> Any:
+    def _upload(self, request: Operation, now: int) -> Any:
         files, sha256 = self._files[request.key], request.sent["sha256"]
         if not self._errs("forgets a file"):
             files.append(sha256)
         if len(files) > 2 and self._errs("writes a file twice"):
             files.append(files[-2])
-        return {"hash": sha256}
+        answer = {"hash": sha256, "timestamp": now * TICK_MS}
+        self._changed(request.key, answer)
+        return answer
 
     def _download(self, request: Operation) -> tuple[int, Any]:
         files = self._files[request.key]
@@ -144,6 +162,31 @@ class Service:
             return 304, None
         return 200, {"hash": sha256, "sha256": "torn" if self._errs("tears a file") else sha256}
 
+    def _changed(self, key: str, answer: Any) -> None:
+        if self._errs("feeds not every change"):
+            return
+        self._newest += 1
+        before = self._feed.get(key)
+        told = before[1] if before and self._errs("feeds an older version") else answer["hash"]
+        self._feed[key] = self._newest, told, answer["timestamp"]
+
+    def _page(self, request: Operation) -> Any:
+        since = int(request.sent.get("since", "0"))
+        if self._errs("forgets its feed"):
+            return {"reset": True, "cursor": f"{self._newest:05}"}
+        if self._errs("feeds a change again"):
+            since = max(0, since - 1)
+        newer = sorted((*change, key) for key, change in self._feed.items() if change[0] > since)
+        changes = [
+            {"collection": key.partition("/")[0], "params": {"id": key.partition("/")[2]}}
+            | {"hash": hash_, "timestamp": ms}
+            for _, hash_, ms, key in newer[:PAGE]
+        ]
+        last = newer[PAGE - 1][0] if len(newer) > PAGE else self._newest
+        cursor = max(0, last - 5) if self._errs("leads back") else last
+        more = {"hasMore": True} if len(newer) > PAGE else {}
+        return {"changes": changes, "cursor": f"{cursor:05}", **more}
+
     def _knock(self, request: Operation, now: int) -> int:
         node = request.node if self._flaw == "counts each node apart" else 0
         window = node, now * TICK_MS // LIMIT["window_ms"]
@@ -151,7 +194,7 @@ class Service:
         return 200 if self._counted[window] <= LIMIT["max_requests"] else 429
 
     def _errs(self, flaw: Flaw) -> bool:
-        return self._flaw == flaw and self._random.random() < 0.2
+        return self._flaw == flaw and self._random.random() < 0.3
 
 
 def _version(data: dict[str, Any]) -> str:
@@ -166,13 +209,12 @@ class Clients:
     """Clients who ask a service, one tick of time after another, and their history."""
 
     def __init__(self, random: Random, flaw: Flaw = "", clients: int = 8) -> None:
-        self.history = [
-            Operation(kind="setup", who="run", node=-1, sent={"limit": LIMIT}, start=0.0, end=0.0)
-        ]
+        self.history = [Operation(kind="setup", who="run", node=-1, sent=SETUP, start=0.0, end=0.0)]
         self._random = random
         self._service = Service(random, flaw)
         self._now = 0
         self._names = [f"c{n}" for n in range(clients)]
+        self._cursors: dict[str, str] = {}
         self._under_way: dict[str, Operation] = {}
         self._left: list[Operation] = []
         self._again: list[Operation] = []
@@ -185,6 +227,8 @@ class Clients:
             self._tick()
         for name in list(self._under_way):
             self._end(name)
+        for name in READERS:
+            self._read_to_the_end(name)
         for key in DOCUMENTS:
             self._start(END, "pull", key, {})
             self._end(END)
@@ -198,7 +242,13 @@ class Clients:
 
     def _tick(self) -> None:
         self._now += 1
-        name = self._random.choice(self._names)
+        self._step(self._random.choice(self._names))
+        if self._random.random() < 0.3:
+            self._step(self._random.choice(READERS))
+        if self._left and self._random.random() < 0.05:
+            self._service.serve(self._left.pop(self._random.randrange(len(self._left))), self._now)
+
+    def _step(self, name: str) -> None:
         request = self._under_way.get(name)
         if request is None:
             self._begin(name)
@@ -206,10 +256,22 @@ class Clients:
             self._serve(name)
         else:
             self._end(name)
-        if self._left and self._random.random() < 0.05:
-            self._service.serve(self._left.pop(self._random.randrange(len(self._left))), self._now)
+
+    def _read_to_the_end(self, name: str) -> None:
+        more = True
+        while more:
+            self._start(name, "changes", "", self._since(name))
+            self._serve(name)
+            answered = self._end(name)
+            more = answered.is_unknown or "hasMore" in answered.answer or "reset" in answered.answer
+
+    def _since(self, name: str) -> dict[str, str]:
+        return {"since": self._cursors[name]} if name in self._cursors else {}
 
     def _begin(self, name: str) -> None:
+        if name in READERS:
+            self._start(name, "changes", "", self._since(name))
+            return
         if self._again and self._random.random() < 0.3:
             again = self._random.choice(self._again)
             kind = again.kind if again.is_unknown else "replay"
@@ -259,7 +321,7 @@ class Clients:
         status, answer = self._service.serve(request, self._now)
         self._under_way[who] = replace(request, status=status, answer=answer)
 
-    def _end(self, who: str) -> None:
+    def _end(self, who: str) -> Operation:
         """Write down what became of the request, as far as its client knows."""
         request = self._under_way.pop(who)
         self._now += 1
@@ -279,7 +341,10 @@ class Clients:
             self._seen[request.key] = request.answer["data"]
         if request.kind == "download" and request.status == 200:
             self._known = request.answer["hash"]
+        if request.kind == "changes" and request.status == 200:
+            self._cursors[who] = request.answer["cursor"]
         answered = not request.is_unknown and request.status != 401
-        if request.kind not in ("replay", "metered") and (answered or "once" in request.sent):
+        if request.kind not in ("replay", "metered", "changes") and (answered or "once" in request.sent):
             self._again.append(request)
         self.history.append(request)
+        return request

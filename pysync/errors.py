@@ -107,6 +107,10 @@ class InvalidAfter(BadRequest, code="invalid_after", message="Invalid after para
     """`after` of a list is not a name that a path parameter may have."""
 
 
+class InvalidSince(BadRequest, code="invalid_since", message="Invalid since parameter"):
+    """`since` of changes is not a cursor of the form that a server gives."""
+
+
 class InvalidRevocation(BadRequest, code="invalid_revocation", message="Invalid revocation list"):
     """The body is not a revocation list, or it revokes nothing that is still valid and its issuer is neither
     named in the configuration nor the owner of stored data."""

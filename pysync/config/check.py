@@ -36,6 +36,7 @@ _UNLISTED = ("index", "health", "ready", "metrics", "version")
 _SERVICE_ROLES = {
     "batch": "as pulls of what is named",
     "events": "as pulls of what is named",
+    "changes": "as pulls of what is named",
     "usage": "signed callers",
     "revoke": "public (a signed list)",
     "revocations": "public",

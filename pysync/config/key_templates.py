@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import takewhile
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -66,6 +67,13 @@ class KeyTemplate:
         """Return the key with these values of the parameters, which are not validated. Raises KeyError if one
         is missing."""
         return self.text.format_map(values)
+
+    def folder(self, values: Mapping[str, str]) -> str:
+        """Return the key at or below which all keys with these values are: the segments before the first
+        parameter that has none."""
+        names = dict(self.params_at)
+        filled = [values.get(names[at]) if at in names else part for at, part in enumerate(self.segments)]
+        return "/".join(part for part in takewhile(bool, filled) if part)
 
     def matches(self, key: str) -> bool:
         """Return True if the key has the template's shape, whatever the values of its parameters."""

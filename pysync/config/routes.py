@@ -14,7 +14,7 @@ Method = Literal["GET", "POST", "DELETE"]
 @dataclass(frozen=True, slots=True)
 class RouteSpec:
     """A route. `action` is an `Action` of a collection, `append` for pushes to a log, `bundle`, `batch`,
-    `events`, `usage`, `config`, or the name of a route of the whole service."""
+    `events`, `changes`, `usage`, `config`, or the name of a route of the whole service."""
 
     method: Method
     action: str
@@ -90,6 +90,7 @@ def _namespace_routes(
     yield route("GET", "batch", "batch/pull", *collections)
     if collections:
         yield route("GET", "events", "events", *collections)
+        yield route("GET", "changes", "changes", *collections)
     if config.quotas is not None and collections:
         yield route("GET", "usage", "usage", *collections)
     if config.config_endpoint is not None:

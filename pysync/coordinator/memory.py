@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from typing import Final
 
 from pysync._core import ReplayWindow
@@ -32,6 +33,7 @@ from pysync.coordinator.protocol import (
     window_end_ms,
 )
 from pysync.errors import CoordinatorUnavailable
+from pysync.feed import ResetReason
 from pysync.model import Diagnosis
 
 MAX_ENTRIES: Final = 1_000_000
@@ -39,6 +41,9 @@ MAX_ENTRIES: Final = 1_000_000
 
 SWEEP_MS: Final = 10_000
 """Milliseconds between removals of expired entries."""
+
+_Name = tuple[str, bytes]
+"""The origin of a change, and the part of its text that says of which document it is."""
 
 
 class MemoryCoordinator:
@@ -61,6 +66,8 @@ class MemoryCoordinator:
         self._retention = retention
         self._changes: dict[int, tuple[int, Change]] = {}
         self._by_origin: dict[str, deque[int]] = {}
+        self._latest: dict[_Name, tuple[int, Change]] = {}
+        self._removed: dict[_Name, tuple[int, Change]] = {}
         self._last_number = self._trimmed = now_ms() * 1000
         self._log_epoch = os.urandom(4).hex()
         self._appended = asyncio.Event()
@@ -136,6 +143,10 @@ class MemoryCoordinator:
             self._last_number += 1
             self._changes[self._last_number] = now_ms, change
             self._by_origin.setdefault(change.origin, deque()).append(self._last_number)
+            name = change.origin, change.text.rpartition(b',"hash":')[0]
+            for latest in (self._latest, self._removed):
+                latest.pop(name, None)
+            (self._removed if change.removed else self._latest)[name] = self._last_number, change
         self._prepared.pop(prepared, None)
         self._trim(now_ms)
         self._appended.set()
@@ -183,6 +194,13 @@ class MemoryCoordinator:
         for id_, change in changes.items():
             if (number := split_id(id_)[0]) in self._changes:
                 self._changes[number] = self._changes[number][0], change
+        replaced = {split_id(id_)[0]: change for id_, change in changes.items()}
+        for latest in (self._latest, self._removed):
+            for name, (number, _) in list(latest.items()):
+                if (replacement := replaced.get(number)) is not None:
+                    latest[name] = number, replacement
+                    if replacement.is_erased:
+                        del latest[name]
 
     async def begin_epoch(self) -> None:
         """See `ChangeLog.begin_epoch`."""
@@ -201,6 +219,22 @@ class MemoryCoordinator:
         with suppress(TimeoutError):
             async with asyncio.timeout(WAIT_S):
                 await self._appended.wait()
+
+    def latest(self, since: str, limit: int) -> tuple[list[tuple[str, Change]], bool, str, str] | ResetReason:
+        """Return the latest changes of documents after the cursor `since`, at most `limit`, with their
+        positions; and `is_end`, `cursor` and `run` of a `FeedPage`."""
+        newest = self._id(self._last_number)
+        cursor = Cursor.parse(since) if since else Cursor(f"{0:017d}", newest, newest)
+        (read, epoch), (start, _) = split_id(cursor.latest), split_id(cursor.position)
+        if epoch != self._log_epoch or read > self._last_number:
+            return ResetReason.OTHER_EPOCH
+        found = [
+            *takewhile(lambda each: each[0] > start, reversed(self._latest.values())),
+            *takewhile(lambda each: each[0] > start, reversed(self._removed.values())),
+        ]
+        page = [(f"{number:017d}", change) for number, change in sorted(found)[:limit]]
+        is_end, run = len(page) == len(found), f"~{cursor.first}~{newest}"
+        return page, is_end, newest if is_end else page[-1][0] + run, run
 
     async def prepare(self, changes: Sequence[Change]) -> str:
         """See `Coordinator.prepare`."""

@@ -68,10 +68,20 @@ class Event(NamedTuple):
     timestamp_ms: int = 0
     removed: bool = False
 
+    @classmethod
+    def of(cls, id_: str, change: ParsedChange, match: KeyMatch) -> "Event":
+        """Return a change as the matching collection sees it."""
+        frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), event_json(change, match))
+        return cls(id_, *match, frame, *change[1:4])
+
+    @property
+    def data(self) -> bytes:
+        """The JSON object of the event."""
+        return self.sse_bytes.partition(b"data: ")[2].rstrip()
+
     def with_version(self, version: str) -> "Event":
         """Return the event for subscribers that receive `version` in place of the hash."""
-        text = self.sse_bytes.partition(b"data: ")[2]
-        data = orjson.dumps({**orjson.loads(text), "hash": version})
+        data = orjson.dumps({**orjson.loads(self.data), "hash": version})
         return self._replace(sse_bytes=b"id: %b\ndata: %b\n\n" % (self.id.encode(), data), hash=version)
 
     @property
@@ -277,8 +287,7 @@ class ChangeDispatcher:
             for match in self.keys.matches(parsed.ref):
                 subscribers = index.matching(match)
                 if subscribers:
-                    frame = b"id: %b\ndata: %b\n\n" % (id_.encode(), event_json(parsed, match))
-                    plan.append((Event(id_, *match, frame, *parsed[1:4]), subscribers))
+                    plan.append((Event.of(id_, parsed, match), subscribers))
             await slices.share()
         return plan
 

@@ -10,6 +10,7 @@ from pysync.auth.revocation import Ownership
 from pysync.auth.spaces import Spaces
 from pysync.concurrency import WriteDeadline
 from pysync.config import Config
+from pysync.engine.feed import feed_of
 from pysync.engine.subscriptions import ChangeDispatcher
 from pysync.plugins.hooks import request_id
 from pysync.server.api import Service
@@ -127,4 +128,5 @@ def _stream_source(service: Service, policies: PolicyTable, process: Process) ->
         process.counters.observe("pysync_stream_lag_seconds", max(0, clock() - written_ms) / 1000)
 
     dispatcher = ChangeDispatcher(service.outbox.log, index, authorizer.authorize, observe_lag)
-    return StreamSource(dispatcher, authorizer, service.config.changes.max_resumed)
+    feed = feed_of(service.store, service.coordinator, index.key_of)
+    return StreamSource(dispatcher, feed, index, authorizer, service.config.changes.max_resumed)

@@ -109,6 +109,7 @@ class _Description:
         self._facts: Mapping[str, Callable[[Route], _Facts]] = {
             "batch": self._batch,
             "events": self._events,
+            "changes": self._events,
             "config": self._manifest,
             "usage": lambda route: _Facts(security=_part("signed")),
             "example": lambda route: _Facts({"type": media_type(route.template[-1])}),
@@ -146,7 +147,7 @@ class _Description:
     def _shows_route(self, route: Route) -> bool:
         if route.policy is not None:
             return any(map(self._shows, route.members or (route.policy,)))
-        if route.action not in ("batch", "events", "usage"):
+        if route.action not in ("batch", "events", "changes", "usage"):
             return True
         space = self._namespace(route)
         return space is None or any(shown == space for shown, _ in self._shown)

@@ -18,6 +18,7 @@ from pysync.server.api import Service, owners_of
 from pysync.server.api.append_log import LogHandlers
 from pysync.server.api.batch import BatchHandler, make_plans
 from pysync.server.api.bundle import BundleHandler
+from pysync.server.api.changes import ChangesHandler
 from pysync.server.api.delete import DeleteHandler
 from pysync.server.api.documents import DocumentHandlers, HistoryHandlers
 from pysync.server.api.events import EventStreamHandler
@@ -77,10 +78,13 @@ class RouteBuilder:
             elif spec.action == "batch":
                 batch = BatchHandler(service, namespace, self._batched(spec), plans)
                 self._add(spec, Route(batch.pull, collection=name))
-            elif spec.action == "events":
-                requests = TopicRequests(service, self._pulls(spec), self.stream_source.authorizer)
-                stream = EventStreamHandler(service, requests, self.stream_source, self.sse_hub)
-                self._add(spec, Route(stream.open, collection=name))
+            elif spec.action in ("events", "changes"):
+                pulls, source = self._pulls(spec), self.stream_source
+                requests = TopicRequests(service, pulls, source.authorizer)
+                handler = EventStreamHandler(service, requests, source, self.sse_hub).open
+                if spec.action == "changes":
+                    handler = ChangesHandler(service, pulls, requests, source).page
+                self._add(spec, Route(handler, collection=name))
             elif spec.action == "usage":
                 usage = UsageHandler(service, self._pulls(spec))
                 self._add(spec, Route(usage.serve, collection=name))

@@ -15,11 +15,12 @@ from pysync._core import PanicException
 from pysync.auth.verification import VerifiedCertificate
 from pysync.engine.subscriptions import ChangeDispatcher, Event, StartPosition
 from pysync.errors import Overloaded
+from pysync.feed import Feed
 from pysync.model import Caller
 from pysync.server.http.connection import Connection
 from pysync.server.http.responses import STALL_S
 from pysync.server.process.metrics import Counters
-from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
+from pysync.server.stream_authorization import KeyIndex, StreamAuthorizer, StreamGrant
 
 log = logging.getLogger("pysync.server")
 
@@ -211,10 +212,13 @@ class SSEConnection(asyncio.Protocol):
 
 @dataclass(slots=True)
 class StreamSource:
-    """The changes that the streams of one configuration receive, and what authorises them. A stream that has
-    missed more than `max_missed` gets a reset. No stream begins once it `is_retired`."""
+    """The changes of one configuration, as streams receive them and as `feed`, the keys that they are of, and
+    what authorises them. A stream that has missed more than `max_missed` gets a reset. No stream begins once
+    it `is_retired`."""
 
     dispatcher: ChangeDispatcher
+    feed: Feed
+    keys: KeyIndex
     authorizer: StreamAuthorizer
     max_missed: int
     is_retired: bool = False

@@ -87,7 +87,7 @@ class KeyIndex:
         """Return the written document under the parameters of each collection that could pull it: at most one
         in each namespace, because literal segments decide which collection owns a key. The list is empty if
         the writing collection no longer exists and the change has no key."""
-        key, writer = ref.key or self._key_of(ref), (ref.namespace, ref.collection)
+        key, writer = self.key_of(ref), (ref.namespace, ref.collection)
         found: dict[str | None, KeyMatch] = {}
         for suffix, readers in self._readers.items():
             if not key or not key.endswith(suffix):
@@ -101,6 +101,28 @@ class KeyIndex:
                         found[namespace] = KeyMatch(topic, own, pulled)
         return list(found.values())
 
+    def key_of(self, ref: DocumentRef) -> str:
+        """Return the key in the store of a document; `""` if the change does not name it and the collection
+        that wrote it no longer exists."""
+        template, suffix = self._stored_at.get((ref.namespace, ref.collection), (None, ""))
+        if ref.key or template is None or not ref.params.keys() >= set(template.params):
+            return ref.key
+        return template.fill(ref.params) + suffix
+
+    def folders(self, wanted: SubscriptionFilter) -> list[str]:
+        """Return the keys at or below which the documents of a subscription are stored, of which none lies
+        below another; `""` stands for all keys."""
+        found = list[str]()
+        for topic, values in wanted.items():
+            template, suffix = self._stored_at[topic]
+            is_key = values.keys() >= set(template.params)
+            found.append(template.folder(values) + (suffix if is_key else ""))
+        outermost = list[str]()
+        for folder in sorted(found, key=lambda each: each.split("/")):
+            if not any(f"{folder}/".startswith(outer and f"{outer}/") for outer in outermost[-1:]):
+                outermost.append(folder)
+        return outermost
+
     def may_write_to(self, topics: Iterable[Topic]) -> Callable[[str], bool]:
         """Return a function that returns True if collections with this origin may write documents that one of
         `topics` pulls. It returns True for an unknown origin."""
@@ -112,14 +134,6 @@ class KeyIndex:
             return True
         template = self._stored_at[writer][0]
         return any(template.overlaps(self._stored_at[topic][0]) for topic in readers)
-
-    def _key_of(self, ref: DocumentRef) -> str:
-        """Return the key in the store of a document that a collection wrote at its path; `""` if there is no
-        such collection."""
-        template, suffix = self._stored_at.get((ref.namespace, ref.collection), (None, ""))
-        if template is None or not ref.params.keys() >= set(template.params):
-            return ""
-        return template.fill(ref.params) + suffix
 
 
 def topic_of(policy: AccessPolicy) -> Topic:

@@ -303,8 +303,10 @@ def test_the_route_table_names_the_routes_of_no_collection_in_each_namespace() -
     assert rows == {
         ("GET", "/v1/batch/pull"): reading,
         ("GET", "/v1/events"): reading,
+        ("GET", "/v1/changes"): reading,
         ("GET", "/v1/acme/batch/pull"): reading,
         ("GET", "/v1/acme/events"): reading,
+        ("GET", "/v1/acme/changes"): reading,
         ("POST", "/v1/revocations"): ("public (a signed list)",),
         ("GET", "/v1/revocations/{issuer}"): ("public",),
         ("GET", "/v1/openapi.json"): ("public",),
@@ -322,7 +324,7 @@ async def test_the_route_table_is_what_is_served(start: Start) -> None:
     settings = json.loads((ROOT / "tests/protocol.json").read_text())
     await start(settings)
     (app,) = start.apps  # type: ignore[attr-defined]
-    named = {"batch", "events", "config", "revocations", "openapi.json"}
+    named = {"batch", "events", "changes", "config", "revocations", "openapi.json"}
     served = {
         (path, method.upper())
         for path, operations in json.loads(app.current.openapi.complete())["paths"].items()

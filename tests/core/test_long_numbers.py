@@ -139,6 +139,8 @@ async def test_no_query_or_body_with_a_long_number_is_a_server_error(browser: Br
         f"/list/notes?after={many}",
         f"/pull/notes/{many}",
         f"/events?collections=none&lastEventId={many}",
+        f"/changes?since={many}",
+        f"/changes?limit={many}",
         "/batch/pull?collections=notes&params=%7B%22notes%22:[%7B%22id%22:" + many + "%7D]%7D",
         "/batch/pull?collections=chat&params=%7B%22chat%22:[%7B%22id%22:%22a%22%7D]%7D"
         "&appendParams=%7B%22chat%22:[%7B%22last%22:" + many + "%7D]%7D",

@@ -53,6 +53,8 @@ async def test_every_route_is_described_and_nothing_else(
         ("/acme/batch/pull", "get"),
         ("/events", "get"),
         ("/acme/events", "get"),
+        ("/changes", "get"),
+        ("/acme/changes", "get"),
         ("/pull/notes/{id}", "get"),
         ("/push/u/{identity}/{id}", "post"),
         ("/acme/pull/notes/{id}", "get"),
@@ -379,7 +381,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "5f438d58a237382a600f8b797de609a83a9766d8ce26b5725e13d900b957caa2"
+DIGEST = "e38499ccc4f7e6e4f434a593b1b0b36b30bdc9bbdce5c2cb3d2917b4daede870"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

@@ -55,6 +55,7 @@ SINGLE = {
     "file push": Route("POST", "/push/file/ME/a", b"png"),
     "file pull": Route("GET", "/pull/file/ME/a"),
     "events": Route("HEAD", '/events?collections=doc&params={"doc":{"identity":"ME"}}'),
+    "changes": Route("GET", '/changes?collections=doc&params={"doc":{"identity":"ME"}}'),
 }
 EVERY = {**SINGLE, "bundle": Route("GET", "/pull/part/ME")}
 each_route = pytest.mark.parametrize("route", EVERY.values(), ids=EVERY.keys())
@@ -92,8 +93,8 @@ async def test_request_without_the_role_may_be_sent_again(caller: Signed, route:
 
 @each_single_route
 async def test_rate_limit_comes_before_roles(caller: Signed, route: Route) -> None:
-    # A stream that delivers nothing is a pull of nothing.
-    limited = 403 if "/events" in route.target else 429
+    # A stream, or a page of changes, that delivers nothing is a pull of nothing.
+    limited = 403 if "params=" in route.target else 429
     assert await route.send(caller, OTHER, times=3) == [403, 403, limited]
 
 

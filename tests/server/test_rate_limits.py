@@ -63,7 +63,7 @@ async def test_appends_count_as_pushes(
 
 
 @pytest.mark.parametrize(("limit", "metered"), [(True, False), ({"pull": {}}, True)])
-async def test_batches_bundles_and_streams_count_the_pulls_that_are_metered(
+async def test_batches_bundles_streams_and_pages_of_changes_count_the_pulls_that_are_metered(
     start: Start, session: aiohttp.ClientSession, limit: object, metered: bool
 ) -> None:
     notes = {**NOTES, "rateLimit": limit}
@@ -73,8 +73,9 @@ async def test_batches_bundles_and_streams_count_the_pulls_that_are_metered(
     for target in (f"/batch/pull?collections=notes&params={params}", "/pull/pages/p"):
         statuses = [(await browser.request("GET", target)).status for _ in range(2)]
         assert statuses == [200, 429 if metered else 200]
-    opened = await browser.request("HEAD", "/events?collections=notes")
-    assert opened.status == (429 if metered else 200)
+    for method, route in (("HEAD", "events"), ("GET", "changes")):
+        answered = await browser.request(method, f"/{route}?collections=notes")
+        assert answered.status == (429 if metered else 200)
 
 
 async def metered_actions(browser: Browser, collection: str) -> list[str]:

@@ -44,7 +44,7 @@ from support.depth import LONG, depth
 
 SEED = 20261120
 EXAMPLES = depth(6, 100)
-SIGNED = "/(rooms|files|pages|acme|batch|config|events)(/|$)"
+SIGNED = "/(rooms|files|pages|acme|batch|config|events|changes)(/|$)"
 """The paths where it matters who asks."""
 CHECKS = [
     not_a_server_error,

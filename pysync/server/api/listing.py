@@ -21,8 +21,8 @@ from pysync.server.http.router import Match
 from pysync.store import Store
 
 DEFAULT_LIMIT = 100
-MAX_DENIED = 5_000
-"""Number of names that one request examines if the certificate denies some."""
+MAX_SCANNED = 5_000
+"""Number of names, or of changes, that one request examines of which the caller may not see all."""
 
 
 class ListPage(NamedTuple):
@@ -101,7 +101,7 @@ class ListHandler:
                 names = [name for name in names if is_parameter(name) and policy.owns_key(prefix + name)]
             return names if scope is None else scope.undenied(prefix, names)
 
-        max_scanned = None if scope is None else MAX_DENIED
+        max_scanned = None if scope is None else MAX_SCANNED
         return await list_page(self._store, match.key, after, limit, admitted, max_scanned)
 
 
@@ -123,7 +123,7 @@ class PluginFileListHandler(ListHandler):
             return bare if scope is None else scope.undenied(f"{match.key}/", bare)
 
         folder = self._folder.fill(match.params)
-        max_scanned = None if scope is None else MAX_DENIED
+        max_scanned = None if scope is None else MAX_SCANNED
         after = after and after + suffix
         items, has_more = await list_page(self._store, folder, after, limit, admitted, max_scanned)
         hidden.append(self._visible_before())  # files begun meanwhile may be missing too

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.change_pages import pages
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Reply, Signed, minted_at, root_device
 from support.configurations import patient
 from support.depth import depth
@@ -202,6 +203,7 @@ async def _play(members: dict[str, Any], writes: list[Write], paths: list[str]) 
                 is_delivered = hash_ is not None and subscriber.only in (None, name)
                 expected = [(name, params, hash_)] if is_delivered else []
                 assert await subscriber.received() == expected, (subscriber.caller, each, path)
+                assert await _changed(subscriber, prefix, name, params) == expected
 
 
 def _signers(base: str, session: aiohttp.ClientSession, paths: list[str]) -> list[Browser]:
@@ -216,6 +218,17 @@ def _signers(base: str, session: aiohttp.ClientSession, paths: list[str]) -> lis
         Signed(base, session, STRANGER, root_device(STRANGER, grant=limited)),
         Signed(base, session, STRANGER, root_device(STRANGER, grant=blind)),
         Signed(base, session, SUBJECT, guest),
+    ]
+
+
+async def _changed(subscriber: Subscriber, prefix: str, name: str, params: dict[str, str]) -> list[Received]:
+    """What all pages of changes have of a document."""
+    names = {} if subscriber.only is None else {"collections": f"mark,{subscriber.only}"}
+    found = (await pages(subscriber.caller, path=f"{prefix}/changes", limit=3, **names)).changes
+    return [
+        (each["collection"], each["params"], each["hash"])
+        for each in found
+        if (each["collection"], each["params"]) == (name, params)
     ]
 
 

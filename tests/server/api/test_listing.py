@@ -361,12 +361,12 @@ async def test_pages_are_full_and_continue_where_names_are_denied(
 async def test_list_reads_a_bounded_number_of_denied_names(
     start: Start, session: aiohttp.ClientSession
 ) -> None:
-    names = [f"a{n:05}" for n in range(2 * listing.MAX_DENIED)]
+    names = [f"a{n:05}" for n in range(2 * listing.MAX_SCANNED)]
     caller, store = await lister(start, session, "!rooms/a*", names=["Z", *names, "b"])
     assert await listed(caller, "/list/rooms?limit=5") == (["Z"], True)
     rejected = await caller.request("GET", "/list/rooms?limit=5&after=Z")
     assert rejected.error == (403, "Forbidden")
-    assert sum(size for _, _, size in store.queries) < 3 * listing.MAX_DENIED
+    assert sum(size for _, _, size in store.queries) < 3 * listing.MAX_SCANNED
     assert await listed(caller, "/list/rooms?after=a09500") == (["b"], False)
 
 

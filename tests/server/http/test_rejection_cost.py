@@ -51,6 +51,7 @@ def unsigned(headers: dict[str, str]) -> None:
         ("GET", f"/pull/logs/{STRANGER.user_id}/a?last=1", None, 401),
         ("GET", f"/list/u/{STRANGER.user_id}", None, 401),
         ("GET", "/events?collections=mine", None, 401),
+        ("GET", "/changes?collections=mine", None, 401),
         ("GET", f"/batch/pull?collections=mine&params={KEYS}", None, 200),
     ],
 )
@@ -123,6 +124,7 @@ async def test_rejected_request_takes_no_replay_memory_and_an_accepted_one_does(
         (narrow, f"/pull/{KEY}"),
         (narrow, f"/batch/pull?collections=mine&params={quote(orjson.dumps({'mine': [{'id': 'a'}]}))}"),
         (narrow, f"/events?collections=log&params={quote(orjson.dumps({'log': own}))}"),
+        (narrow, f"/changes?collections=log&params={quote(orjson.dumps({'log': own}))}"),
     ):
         caller = Signed(base, session, STRANGER, root_device(STRANGER, grant=grant))
         statuses = {(await caller.request("GET", target)).status for _ in range(10)}

@@ -21,7 +21,7 @@ from pysync.server.http.load import RESERVED_DESCRIPTORS
 from pysync.server.http.responses import STALL_S
 from pysync.server.process.metrics import Counters
 from pysync.server.sse import SSEConnection, SSEHub, StreamLimits, StreamSource
-from pysync.server.stream_authorization import StreamAuthorizer, StreamGrant
+from pysync.server.stream_authorization import StreamGrant
 
 
 def said(stream: EventStream) -> tuple[int, str, str]:
@@ -137,7 +137,7 @@ class Pipe(asyncio.Transport):
 
 def opened(hub: SSEHub) -> tuple[SSEConnection, Pipe]:
     pipe, grant = Pipe(), StreamGrant({TOPIC: {}}, frozenset())
-    source = StreamSource(following(Log()), cast(StreamAuthorizer, None), 100)
+    source = StreamSource(following(Log()), cast(Any, None), cast(Any, None), cast(Any, None), 100)
     stream = SSEConnection(hub, source, grant, ANONYMOUS, None, StartPosition("0"))
     stream.begin(cast(Any, pipe), b"")
     pipe.waiting = 0

@@ -266,7 +266,7 @@ class Client(FileMethods):
                 idle_s=idle_s,
                 on_disconnect=on_disconnect,
                 on_connect=on_connect,
-                backoff=self._backoff,
+                backoff=self.backoff,
                 jitter=self._jitter,
                 sleep=self._sleep,
             )

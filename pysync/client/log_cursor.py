@@ -43,7 +43,7 @@ class LogCursor:
         client: Client,
         key: str,
         *,
-        field: str = "items",
+        field: str | None = "items",
         first: int | None = None,
         since: int | None = None,
         seen: Iterable[LogElement] = (),

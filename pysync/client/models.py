@@ -149,9 +149,10 @@ class PullResult:
     has_more: bool = False
     unchanged: bool = False
 
-    def elements(self, field: str = "items") -> list[LogElement]:
+    def elements(self, field: str | None = "items") -> list[LogElement]:
         """Return the elements of a pulled log, in its order. `field` is the name of the array that holds
-        them. Raises ValueError if the stored data has no such array."""
+        them, None if it is not known. Raises ValueError if the stored data has no such array."""
+        field = next(iter(self.data), "") if field is None else field
         found = self.data.get(field, () if self.hash else [])
         try:
             if isinstance(found, list):

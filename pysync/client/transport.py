@@ -125,7 +125,8 @@ class Transport:
         self._owns_session = session is None
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._file_timeout = aiohttp.ClientTimeout(total=None, connect=timeout_s, sock_read=timeout_s)
-        self._backoff = backoff
+        self.backoff = backoff
+        """How often, and after which waits, requests are repeated."""
         self._now_ms = now_ms
         self._random = random
         self._jitter = jitter
@@ -145,6 +146,11 @@ class Transport:
         known = self._certificate
         is_device = known is not None and known.kind == "device"
         return known.iss_user_id if known is not None and is_device else user_id(self._keys.ed_pub)
+
+    @property
+    def author(self) -> str | None:
+        """The public key that signs; None without keys."""
+        return None if self._keys is None else self._keys.ed_pub
 
     @property
     def certificate(self) -> Certificate | None:
@@ -212,7 +218,7 @@ class Transport:
 
     async def _wait(self, failures: int, error: Exception) -> None:
         """Wait before the next attempt, or raise `error` if there is none."""
-        wait_s = self._backoff.wait_s(failures, retry_after_s(error), self._jitter())
+        wait_s = self.backoff.wait_s(failures, retry_after_s(error), self._jitter())
         if wait_s is None:
             raise error
         self._on_retry(error, wait_s)

@@ -10,9 +10,9 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
@@ -87,6 +87,10 @@ class Edit:
     checkpoint_ms: int | None = None
     written_ms: int | None = None
     error: bytes | None = None
+
+    def unsent(self, **changes: Any) -> "Edit":
+        """Return the edit with changes, and with nothing of it on its way."""
+        return replace(self, sent=None, sent_hash=None, idempotency_key="", **changes)
 
 
 class RejectedEdit(NamedTuple):
@@ -206,6 +210,17 @@ class ReplicaFile:
         """Return the edits that wait, or were `rejected`, of `key` or of all, the oldest first."""
         query = "SELECT * FROM edit WHERE (error IS NOT NULL) = ? AND key = coalesce(?, key) ORDER BY id"
         return [Edit(*found) for found in self._db.execute(query, (rejected, key))]
+
+    def first_edit(self, key: str) -> Edit | None:
+        """Return the oldest edit of `key` that waits."""
+        query = "SELECT * FROM edit WHERE key = ? AND error IS NULL ORDER BY id LIMIT 1"
+        found = self._db.execute(query, (key,)).fetchone()
+        return Edit(*found) if found else None
+
+    def edited_keys(self) -> list[str]:
+        """Return the keys of the edits that wait, the oldest first."""
+        query = "SELECT key FROM edit WHERE error IS NULL GROUP BY key ORDER BY min(id)"
+        return [key for (key,) in self._db.execute(query)]
 
     def unsent(self) -> int:
         """Return the number of edits that wait."""

@@ -117,7 +117,7 @@ class LocalCopy:
         edit = Edit(None, document_key(key), "append", sorted_json(dict(data)), written_ms=self._now_ms())
         with self._file.transaction():
             self._file.save(edit)
-        self._notify(edit.key)
+        self._edited(edit.key)
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys of all documents, logs and files that begin with `prefix`, in order."""
@@ -159,7 +159,7 @@ class LocalCopy:
                     data, _ = self._rules_of(edit.key).merge(base, orjson.loads(waiting.data), rejected)
                     self._file.save(replace(waiting, data=sorted_json(data)))
                 self._file.drop(edit)
-        self._notify(document_key(key))
+        self._edited(document_key(key))
 
     def discard(self, key: str) -> None:
         """Delete the rejected edits of `key`."""
@@ -176,6 +176,10 @@ class LocalCopy:
                 self._file.drop(edit)  # the server has never had it
             else:
                 self._file.save(replace(edit, kind=kind, data=data, written_ms=None))
+        self._edited(key)
+
+    def _edited(self, key: str) -> None:
+        """Called after each edit from here."""
         self._notify(key)
 
     def _notify(self, key: str) -> None:

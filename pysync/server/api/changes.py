@@ -76,7 +76,7 @@ class ChangesHandler:
     async def _read(self, reader: "_Reader", cursor: Cursor | None, limit: int) -> dict[str, Any]:
         """Return the body of a response."""
         folders = self._keys.folders(reader.filter)
-        entries: list[orjson.Fragment] = []
+        entries: dict[str, orjson.Fragment] = {}
         since, size, left, is_end = "" if cursor is None else str(cursor), limit, MAX_SCANNED, False
         while not is_end and left > 0 and len(entries) < limit:
             page = await self._feed.latest(folders, since, min(size, left))
@@ -87,10 +87,12 @@ class ChangesHandler:
             found = await self._authorized(reader, page.changes)
             if len(found) > room:
                 since, is_end = page.cursor_after(found[room - 1][0]), False
-            entries += [orjson.Fragment(event.data) for _, event in found[:room]]
+            for _, event in found[:room]:
+                entries.pop(event.key, None)  # it has changed again since
+                entries[event.key] = orjson.Fragment(event.data)
         if cursor is not None and (await ErasureRecord.load(self._store)).covers(cursor.first, reader.filter):
             return await self._reset(cursor)
-        return {"changes": entries, "cursor": since, **({} if is_end else {"hasMore": True})}
+        return {"changes": list(entries.values()), "cursor": since, **({} if is_end else {"hasMore": True})}
 
     async def _reset(self, cursor: Cursor | None) -> dict[str, Any]:
         """Return the body of a reset for a reader at this cursor."""

@@ -340,6 +340,18 @@ async def test_client_goes_from_stream_to_pages_and_back_without_a_gap(
     assert hops > 5
 
 
+async def test_page_of_a_bucket_has_a_document_once_that_changes_throughout_it(serve: Serve) -> None:
+    browser = await serve(NOTES, store=FaultyStore(MemoryStore()))
+    cursor = (await page(browser)).json["cursor"]
+    hash_ = None
+    for number in range(4):
+        hash_ = (await browser.push("notes/a", {"n": number}, hash_)).json["hash"]
+        await browser.push(f"notes/b{number}", {})
+    found = await pages(browser, cursor, limit=5)
+    assert found.keys == ["notes/b0", "notes/b1", "notes/b2", "notes/a", "notes/b3"]
+    assert found.changes[3]["hash"] == hash_
+
+
 async def test_bucket_answers_from_the_log_of_its_coordinator(serve: Serve) -> None:
     browser = await serve(GONE, store=FaultyStore(MemoryStore()), changes={"maxCount": 3})
     reply = await page(browser)

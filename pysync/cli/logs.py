@@ -47,10 +47,29 @@ def add_watch(parser: Parser) -> None:
         '{"reset": true, "id": ID} says that changes were lost: pull everything again.',
         example='pysync watch --collections notes --params \'{"notes": {"id": "n1"}}\'',
     )
-    parser.add_value("--collections", "NAME[,NAME..]", "collections (default: all that you may read)")
-    parser.add_value("--params", "JSON", 'only documents with: {"NAME": {"PARAM": "VALUE", ...}, ...}')
+    _add_selection(parser)
     parser.add_value("--after", "ID", "resume after the change with this id")
     add_client(parser)
+
+
+def add_changes(parser: Parser) -> None:
+    """Add the arguments of `pysync changes`."""
+    parser.describe(
+        changes,
+        description='The last line is {"cursor": CURSOR}, for --since of the next time. With "reset": true '
+        "it says that the server cannot tell what changed: pull everything again.",
+        example="pysync changes --collections notes --since 01795371850296000-5f0c27d1",
+    )
+    _add_selection(parser)
+    parser.add_value(
+        "--since", "CURSOR", "print what changed after it (default: everything; now: only CURSOR)"
+    )
+    add_client(parser)
+
+
+def _add_selection(parser: Parser) -> None:
+    parser.add_value("--collections", "NAME[,NAME..]", "collections (default: all that you may read)")
+    parser.add_value("--params", "JSON", 'only documents with: {"NAME": {"PARAM": "VALUE", ...}, ...}')
 
 
 def append(options: argparse.Namespace) -> Coroutine[None, None, None]:
@@ -98,22 +117,37 @@ def _element_json(element: LogElement) -> dict[str, Any]:
     return members | {name: value for name, value in proof.items() if value is not None}
 
 
+async def changes(options: argparse.Namespace) -> None:
+    """Run `pysync changes`."""
+    await run_until_reader_closes(_changes(options, *_selection(options)))
+
+
+async def _changes(options: argparse.Namespace, *selection: Any) -> None:
+    async with make_client(options) as client:
+        async for page in client.change_pages(options.since, *selection):
+            print_lines(*map(_change_json, page.changes))
+    restored = {} if page.restored_ms is None else {"restored": page.restored_ms}
+    print_lines({**({"reset": True} if page.is_reset else {}), "cursor": page.cursor, **restored})
+
+
 async def watch(options: argparse.Namespace) -> None:
     """Run `pysync watch`."""
-    params = None if options.params is None else parse_object(options.params, "--params")
-    collections = None if options.collections is None else options.collections.split(",")
-    await run_until_reader_closes(_watch(options, collections, params))
+    await run_until_reader_closes(_watch(options, *_selection(options)))
 
 
-async def _watch(
-    options: argparse.Namespace, collections: list[str] | None, params: dict[str, Any] | None
-) -> None:
+async def _watch(options: argparse.Namespace, *selection: Any) -> None:
     async with (
         make_client(options) as client,
-        client.watch(collections, params, after=options.after, on_disconnect=warn_disconnected) as changes,
+        client.watch(*selection, after=options.after, on_disconnect=warn_disconnected) as changes,
     ):
         async for change in changes:
             print_lines(_change_json(change))
+
+
+def _selection(options: argparse.Namespace) -> tuple[list[str] | None, dict[str, Any] | None]:
+    """Return the collections and parameters that the options name."""
+    params = None if options.params is None else parse_object(options.params, "--params")
+    return None if options.collections is None else options.collections.split(","), params
 
 
 def _change_json(change: ChangeEvent | Reset) -> dict[str, Any]:
@@ -125,7 +159,7 @@ def _change_json(change: ChangeEvent | Reset) -> dict[str, Any]:
         "hash": change.hash,
         "timestamp": change.timestamp_ms,
         "namespace": change.namespace,
-        "id": change.id,
+        "id": change.id or None,
         "removed": change.removed or None,
     }
     return {name: value for name, value in members.items() if value is not None}

@@ -1,10 +1,10 @@
 """The command line: `pysync serve`, and a small client for people and scripts.
 
-Results are JSON on standard output (`list` prints names, `tail` elements, `watch` changes, one a line), a
-problem is one line on standard error. Each subject is a module beside this one: it has the arguments, help
-and examples of its commands, and the functions that run them. It is imported when one of its commands is on
-the command line, so that `pysync --help` and `pysync serve` pay for no other. A function returns the exit
-status, or None for success, or a coroutine of either.
+Results are JSON on standard output (`list` prints names, `tail` elements, `watch` and `changes` changes, one
+a line), a problem is one line on standard error. Each subject is a module beside this one: it has the
+arguments, help and examples of its commands, and the functions that run them. It is imported when one of its
+commands is on the command line, so that `pysync --help` and `pysync serve` pay for no other. A function
+returns the exit status, or None for success, or a coroutine of either.
 """
 
 import argparse
@@ -31,6 +31,7 @@ _COMMANDS: Final = {
         ("import", "export", "store the documents of a folder of JSON files"),
         ("append", "logs", "append an element to a log, with a proof of its author if there is a key"),
         ("tail", "logs", "print the newest elements of a log, one a line"),
+        ("changes", "logs", "print what changed since a cursor, one document a line"),
         ("watch", "logs", "print changes as they happen, one a line"),
         ("usage", "documents", "print what you use of your quotas, and what you may"),
         ("keyring", "documents", "manage who can read sealed data"),

@@ -25,7 +25,7 @@ from pysync.client.replica.file import RejectedEdit, ReplicaFileError
 from pysync.client.replica.replica import Replica, Status
 from pysync.client.sync import Cipher, SyncDocument, UnknownBase
 from pysync.client.transport import RetryPolicy, Unreachable
-from pysync.client.watch import ChangeEvent, Reset, Watch
+from pysync.client.watch import ChangeEvent, ChangesPage, Reset, Watch
 
 __all__ = [
     "MISSING",
@@ -34,6 +34,7 @@ __all__ = [
     "Certificate",
     "CertificateError",
     "ChangeEvent",
+    "ChangesPage",
     "Cipher",
     "Client",
     "CollectionInfo",

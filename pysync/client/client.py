@@ -37,7 +37,7 @@ from pysync.client.models import (
     versions,
 )
 from pysync.client.transport import document_key
-from pysync.client.watch import IDLE_S, ReconnectingStream, Watch
+from pysync.client.watch import IDLE_S, ChangesPage, ReconnectingStream, Watch, changes_page
 from pysync.errors import NotFound, PysyncError, VersionNotFound
 from pysync.protocol import JSON_TYPE, MAX_PAGE_SIZE
 
@@ -238,6 +238,38 @@ class Client(FileMethods):
                 yield name
             after = names[-1] if names else after
 
+    async def changes(
+        self,
+        since: str | None = None,
+        collections: Sequence[str] | None = None,
+        params: Mapping[str, ParamSet] | None = None,
+        *,
+        limit: int | None = None,
+    ) -> ChangesPage:
+        """Return the first `limit` documents, logs and files (the server's default is 500, and its maximum
+        1000) that changed after the cursor `since`, each with its latest change; `since=None` begins with the
+        oldest. `since="now"` returns the newest cursor alone. `collections` and `params` are as for `watch`,
+        and a cursor speaks for these alone. The id of an event is a cursor, and the cursor of the last page
+        is an `after` of `watch`."""
+        target = self._selection("/changes", collections, params, since=since, limit=limit)
+        return await self._request("GET", target, changes_page)
+
+    async def change_pages(
+        self,
+        since: str | None = None,
+        collections: Sequence[str] | None = None,
+        params: Mapping[str, ParamSet] | None = None,
+        *,
+        page_size: int | None = None,
+    ) -> AsyncIterator[ChangesPage]:
+        """Iterate over all pages of `changes` after a cursor, up to the last, which may be a reset. Each is
+        requested when it is needed. Store the cursor of a page once its changes have been dealt with."""
+        has_more = True
+        while has_more:
+            page = await self.changes(since, collections, params, limit=page_size)
+            yield page
+            since, has_more = page.cursor, page.has_more
+
     def watch(
         self,
         collections: Sequence[str] | None = None,
@@ -332,9 +364,13 @@ class Client(FileMethods):
         params: Mapping[str, Any] | None,
         append_params: Mapping[str, Sequence[RangeParams | None]] | None = None,
         known: Mapping[str, Sequence[str | None]] | None = None,
+        since: str | None = None,
+        limit: int | None = None,
     ) -> str:
         """Return the path with the query that selects documents of the collections `names`."""
         query = {} if names is None else {"collections": ",".join(names)}
+        query |= {} if since is None else {"since": since}
+        query |= {} if limit is None else {"limit": str(limit)}
         if params:
             query["params"] = encode(params).decode()
         if append_params:

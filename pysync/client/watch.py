@@ -1,7 +1,7 @@
 """The change stream, read across reconnects and restarts of the server."""
 
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Self
@@ -115,6 +115,29 @@ class Reset:
     the position from which the stream continues."""
 
     id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesPage:
+    """The latest changes of documents after a cursor, in their order; the `id` of each is `""`. `cursor` is
+    the position after them: with `has_more` another page follows.
+
+    With `is_reset` the server cannot tell what changed, and any document may have: compare everything with
+    it, and continue from `cursor`. If it was restored from a backup with `--accept-newer`, `restored_ms` is
+    the time of the backup."""
+
+    changes: Sequence[ChangeEvent]
+    cursor: str
+    has_more: bool = False
+    is_reset: bool = False
+    restored_ms: int | None = None
+
+
+def changes_page(body: dict[str, Any]) -> ChangesPage:
+    """Return the page in a response."""
+    changes = [_change(as_object(change), "") for change in body.get("changes", ())]
+    is_reset, has_more = body.get("reset") is True, body.get("hasMore") is True
+    return ChangesPage(changes, str(body["cursor"]), has_more, is_reset, body.get("restored"))
 
 
 def is_retryable(error: Exception) -> bool:
@@ -252,13 +275,16 @@ def _parse_event(event: ServerSentEvent, last_event_id: str) -> ChangeEvent | Re
         return Reset(last_event_id)
     if event.data is None or event.event not in ("", "message"):
         return None
-    change: dict[str, Any] = as_object(orjson.loads(event.data))
+    return _change(as_object(orjson.loads(event.data)), last_event_id)
+
+
+def _change(change: dict[str, Any], id_: str) -> ChangeEvent:
     return ChangeEvent(
         collection=change["collection"],
         params=as_object(change.get("params", {})),
         hash=change["hash"],
         timestamp_ms=change["timestamp"],
         namespace=change.get("namespace"),
-        id=last_event_id,
+        id=id_,
         removed=change.get("removed") is True,
     )

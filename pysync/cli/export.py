@@ -160,11 +160,8 @@ async def export(options: argparse.Namespace) -> int:
     os.makedirs(options.folder, exist_ok=True)
     folder, given = Folder(options.folder), dict(each.partition("=")[::2] for each in options.param)
     async with make_client(options) as client, folder.progress:
-        templates = await client.key_templates()
         for name in options.collections:
-            if name not in templates:
-                raise ValueError(f"{name}: the server has no such collection for you")
-            template = KeyTemplate.of(templates[name])
+            template = KeyTemplate.of((await client.key_templates([name]))[name])
             sets = await _list(client, name, template, given)
             folder.progress.whole = folder.counts.total() + len(sets)
             for at in range(0, len(sets), BATCH):

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import orjson
 
@@ -27,7 +27,6 @@ from pysync.client.models import (
     bundle_result,
     check_append_params,
     encode,
-    key_templates,
     list_page,
     pull_query,
     pull_result,
@@ -309,12 +308,11 @@ class Client(FileMethods):
         namespace those of that namespace. Raises NotFound if the server has no manifest."""
         return await self._request("GET", f"{self._prefix}/config", server_config, headers=headers)
 
-    async def key_templates(self) -> dict[str, str]:
-        """Return the key template of each collection that the server describes to this caller, such as
-        `notes/{id}`. Raises NotFound if it describes itself to operators only (`server.admin`)."""
-        mount = urlsplit(self._base).path + self._prefix
-        folders = tuple(f"{before}/{verb}/" for before in (mount, mount[3:]) for verb in ("pull", "push"))
-        return await self._request("GET", "/openapi.json", lambda body: key_templates(body, folders))
+    async def key_templates(self, collections: Sequence[str]) -> dict[str, str]:
+        """Return the key template, such as `notes/{id}`, of each of the collections of which the caller may
+        read something. Raises UnknownCollection, and Forbidden or Unauthorized if there is none."""
+        target = f"{self._selection('/changes', collections, None)}&since=now&storagePaths=true"
+        return await self._request("GET", target, lambda body: dict(body["storagePaths"]))
 
     async def revoke(self, revocations: RevocationList) -> int:
         """Publish a revocation list and return its generation. Raises StaleGeneration if the server has this

@@ -272,18 +272,6 @@ def list_page(body: dict[str, Any]) -> tuple[list[str], bool]:
     return list(body["items"]), bool(body["hasMore"])
 
 
-def key_templates(body: dict[str, Any], folders: tuple[str, ...]) -> dict[str, str]:
-    """Return the key templates in an OpenAPI description, by collection. Their paths begin with one of
-    `folders`."""
-    return {
-        operation["tags"][0].rpartition("/")[2]: path.removeprefix(folder)
-        for path, operations in body["paths"].items()
-        for folder in folders
-        if path.startswith(folder)
-        for operation in operations.values()
-    }
-
-
 def server_config(body: dict[str, Any]) -> ServerConfig:
     """Decode a manifest."""
     spaces = as_object(body.get("namespaces", {}))

@@ -273,7 +273,7 @@ async def test_parameters_choose_what_is_exported(shell: Shell, start: Start) ->
     status, _, errors = await sync.export("tasks")
     assert (status, "teams/{team}/tasks/{id}: give --param" in errors) == (1, True)
     status, _, errors = await sync.export("nothing")
-    assert (status, errors) == (1, "pysync: nothing: the server has no such collection for you\n")
+    assert (status, errors) == (1, "pysync: Collection not found\n")
 
 
 async def test_limits_of_batches_do_not_limit_an_export(shell: Shell, start: Start) -> None:

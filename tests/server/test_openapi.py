@@ -381,7 +381,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "e38499ccc4f7e6e4f434a593b1b0b36b30bdc9bbdce5c2cb3d2917b4daede870"
+DIGEST = "30b9ea519152da4c346224f9731d59d18e53eb7cb78ef54e53f5104bd78a9e04"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

@@ -49,6 +49,7 @@ class ChangesHandler:
             for policy in policies
             if policy.collection.append_only is not None
         }
+        self._paths = {topic_of(each): each.collection.path_template.text for each in policies}
         self._requests = requests
         self._authorizer = source.authorizer
         self._keys = source.keys
@@ -56,9 +57,9 @@ class ChangesHandler:
         self._log = source.dispatcher.log
 
     async def page(self, request: web.BaseRequest, match: Match) -> Response:
-        """Serve `{"changes", "cursor", "hasMore"?}`, or `{"reset", "cursor"}`. Raises as
-        `TopicRequests.admit`; InvalidLimit and InvalidSince; RolesUnavailable if the rights to a document of
-        the page cannot be determined."""
+        """Serve `{"changes", "cursor", "hasMore"?}`, or `{"reset", "cursor"}`, and the `storagePaths` of the
+        collections if they are requested. Raises as `TopicRequests.admit`; InvalidLimit and InvalidSince;
+        RolesUnavailable if the rights to a document of the page cannot be determined."""
         limit = parse_limit(request.query.get("limit"), DEFAULT_LIMIT)
         since, cursor = request.query.get("since"), None
         if since is not None and since != "now":
@@ -71,6 +72,8 @@ class ChangesHandler:
             found: dict[str, Any] = {"cursor": await self._log.last_id()}
         else:
             found = await self._read(_Reader(verified.caller, grant), cursor, limit)
+        if request.query.get("storagePaths") == "true":
+            found["storagePaths"] = {topic[1]: self._paths[topic] for topic in grant.filter}
         return json_response(found, NO_STORE)
 
     async def _read(self, reader: "_Reader", cursor: Cursor | None, limit: int) -> dict[str, Any]:

@@ -366,3 +366,14 @@ async def test_bucket_answers_from_the_log_of_its_coordinator(serve: Serve) -> N
     await browser.request("DELETE", f"/push/notes/a?baseHash={hash_}")
     reset = (await page(browser, cursor)).json
     assert reset == {"reset": True, "cursor": (await page(browser, "now")).json["cursor"]}
+
+
+async def test_templates_of_the_collections_that_the_caller_may_read_are_there_on_request(
+    serve_at: Serve,
+) -> None:
+    browser = await serve_at(GONE, LOG, MINE)
+    found = (await page(browser, storagePaths="true")).json
+    assert found["storagePaths"] == {"notes": "notes/{id}", "log": "log/{id}"}
+    found = (await page(browser, "now", collections="notes", storagePaths="true")).json
+    assert found.keys() == {"cursor", "storagePaths"}
+    assert found["storagePaths"] == {"notes": "notes/{id}"}

@@ -16,7 +16,7 @@ exit status:
   1  invalid input: a file, a key, a configuration, a request that the server rejects,
      or an object that is damaged or cannot be copied
   2  invalid command line
-  3  conflict: the document does not have the given base hash
+  3  conflict: the document is at another version than the given or exported one
   4  unauthorised or forbidden
   5  the server or a store is unreachable or overloaded; try again later
   6  the document, version or file does not exist (`pull --fail`, `get`)

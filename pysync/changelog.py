@@ -17,10 +17,11 @@ WAIT_S: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class Retention:
     """The changes that a log retains at least: the newest `count`, except those older than `age_ms`. It may
-    retain more."""
+    retain more. A feed retains the removals that are not older than `removals_ms`."""
 
     count: int = 100_000
     age_ms: int = 86_400_000
+    removals_ms: int = 7_776_000_000
 
 
 _ERASED: Final = b'{"collection":"",'

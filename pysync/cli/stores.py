@@ -347,7 +347,9 @@ async def open_services(
     StoreUnavailable and CoordinatorUnavailable if they cannot be opened."""
     kind, _, folder = settings.store.url.partition(":")
     own_folder = folder if kind == "file" else None
-    retention = Retention(settings.changes.max_count, settings.changes.max_age_ms)
+    retention = Retention(
+        settings.changes.max_count, settings.changes.max_age_ms, settings.changes.removals_ms
+    )
     async with (
         closing(open_store(settings.store, shared=True, retention=retention)) as store,
         closing(

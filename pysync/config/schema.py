@@ -264,6 +264,10 @@ class ChangeRetention:
         20_000,
     )
     max_age_ms: int = option("Greatest age of a change, in milliseconds.", 86_400_000)
+    removals_ms: int = option(
+        "Time for which the feed of changes keeps a removal, in milliseconds.",
+        7_776_000_000,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

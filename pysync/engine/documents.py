@@ -264,7 +264,9 @@ class Documents:
                 also = [new_entry(key, _kept(found, base_hash), "", removed.timestamp_ms, identity)]
             try:
                 charge = None if context is None else context.charge
-                write = Write(key, None, expect, changes, base_hash, charge, also, claims=claims)
+                write = Write(
+                    key, None, expect, changes, base_hash, charge, also, (), claims, version=removed
+                )
                 await self._outbox.commit(write)
             except EtagMismatch:
                 continue
@@ -342,7 +344,7 @@ class Documents:
                 also = [new_entry(key, replaced, written.hash, written.timestamp_ms, identity)]
             try:
                 base = body.base_hash or ""
-                write = Write(key, stored, expect, changes, base, charge, also, claims=claims)
+                write = Write(key, stored, expect, changes, base, charge, also, (), claims, version=written)
                 etag = await self._outbox.commit(write)
             except EtagMismatch:
                 expect = None

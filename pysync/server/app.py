@@ -261,7 +261,7 @@ async def create_app(
     hooked = load_plugins(config, (*plugins, *events_of(config), *projections_of(config)))
     async with AsyncExitStack() as opened:
         url = config.store.url
-        retention = Retention(config.changes.max_count, config.changes.max_age_ms)
+        retention = Retention(config.changes.max_count, config.changes.max_age_ms, config.changes.removals_ms)
         if store is None:
             store = await open_store(
                 config.store,

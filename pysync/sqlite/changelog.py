@@ -108,7 +108,7 @@ class SqliteChangeLog:
         now_ms = self._now_ms()
         retention = self._retention
         if not getattr(self._now_ms, "is_stable", True):  # the age at this reading of the clock
-            retention = replace(retention, age_ms=now_ms)
+            retention = replace(retention, age_ms=now_ms, removals_ms=now_ms)
         return now_ms, changes, retention, "" if self._announced else self._epoch
 
     def notify(self, last: int) -> None:

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from pysync.changelog import Change, ChangeLog
 from pysync.clock import HybridTimestamp
 from pysync.concurrency import gather_bounded
+from pysync.feed import Feed
 from pysync.model import Diagnosis, QuotaLimits
 from pysync.protocol import JSON_TYPE
 from pysync.store.ledger import Charge, ChargeOf, CountableLedger, Ledger
@@ -258,6 +259,10 @@ class TransactionalStore(Store, Protocol):
     @property
     def change_log(self) -> ChangeLog:
         """The change log of this store."""
+
+    @property
+    def feed(self) -> Feed:
+        """The latest changes of the objects of this store."""
 
     @property
     def claims(self) -> ClaimTable:

@@ -267,7 +267,8 @@ class Write(NamedTuple):
     """A write of the document or log at `key`, or its removal if `body` is None, and what is committed with
     it: `changes`, objects that are appended (`also`), `segments` and `claims`. `base` is the hash of the
     version that it replaces, `""` for none. If usage is tracked, it counts as `charge`, by default as its key
-    says."""
+    says. `version` is the hash and the time of what is written, or the time of the removal, if the caller
+    knows them: the feed then need not read the body."""
 
     key: str
     body: bytes | None
@@ -279,3 +280,4 @@ class Write(NamedTuple):
     segments: Sequence[Segment] = ()
     claims: Sequence[Claim] = ()
     content_type: str = JSON_TYPE
+    version: tuple[str, int] | None = None

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from botocore.session import Session
 from components import S3Server
+from contracts.feeds import keys_of
 from support.cli_runner import Shell
 from support.clients import ISSUER, SUBJECT, Browser, Signed, Start
 from support.event_batches import listed, pushed
@@ -22,6 +23,9 @@ from support.s3_stores import new_prefix
 from support.sse_client import Listen
 
 from pysync.auth import certificates
+from pysync.concurrency import closing
+from pysync.config import parse
+from pysync.store import open_store
 from pysync.testing import FakeClock
 
 DATA = Path(__file__).parent / "data"
@@ -116,6 +120,20 @@ async def test_everything_of_version_0_1_0_is_served(old: Old, serve: Serve) -> 
     assert (file.body, file.headers["Content-Type"]) == (FILE, "text/plain")
     diary = await signed(old, browser).pull(old.said["private"])
     assert diary.json["data"] == {"secret": 1}
+
+
+async def test_everything_in_a_folder_of_version_0_1_0_is_in_the_feed(
+    old_folder: Old, tmp_path: Path
+) -> None:
+    async with closing(open_store(parse(old_folder.members).store, old_folder.clock)) as store:
+        keys = [entry.key async for entry in store.walk("") if not entry.key.startswith("_pysync/")]
+        assert {"notes/a", "logs/long", "files/text", old_folder.said["private"]} <= {*keys}
+        assert store.transactional is not None
+        feed = store.transactional.feed
+        assert sorted(await keys_of(feed, limit=3)) == sorted(keys)
+        assert sorted(await keys_of(feed, "", 3, "notes")) == sorted(
+            key for key in keys if key.startswith("notes/")
+        )
 
 
 async def test_everything_of_version_0_1_0_can_be_written(old: Old, serve: Serve) -> None:

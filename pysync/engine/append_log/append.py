@@ -235,7 +235,10 @@ class AppendBatcher:
                 for waiting, outcome in zip(open_, outcomes, strict=True)
                 if waiting.request is not None and not isinstance(outcome, str)
             ]
-            write = Write(key, stored, expect, changes, head.hash, charge, (), segments, claims)
+            version = after.hash, after.ts_ms or 0
+            write = Write(
+                key, stored, expect, changes, head.hash, charge, (), segments, claims, version=version
+            )
             etag = await self._outbox.commit(write)
             self._head_cache.put(key, settings.field, self._drop_previous(after), etag)
             if dropped:

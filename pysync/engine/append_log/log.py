@@ -308,7 +308,8 @@ class AppendLogs:
                 return removed
             try:
                 expect: Precondition = ABSENT if cached is None else Etag(cached.etag)
-                await self._outbox.commit(Write(key, None, expect, changes, base_hash, claims=claims))
+                write = Write(key, None, expect, changes, base_hash, claims=claims, version=removed)
+                await self._outbox.commit(write)
             except EtagMismatch:
                 continue
             self._head_cache.invalidate(key, settings.field)

@@ -331,7 +331,8 @@ class ListWriter:
         now_ms = self._services.now_ms()
         changes = [location.document_ref.change(body.hash, now_ms) for location in owners[:1]]
         try:
-            write = Write(key, body.stored(now_ms), loaded.precondition, changes, loaded.hash)
+            stored, version = body.stored(now_ms), (body.hash, now_ms)
+            write = Write(key, stored, loaded.precondition, changes, loaded.hash, version=version)
             await self._services.outbox.commit(write)
         except EtagMismatch:
             return False

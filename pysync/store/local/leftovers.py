@@ -141,7 +141,7 @@ def _end_merges(cursor: sqlite3.Cursor, files: FileTree, folder: Path) -> None:
             with translate_os_errors():
                 fingerprint = FileFingerprint.of(path)
             cursor.execute(_DELETE_MERGED, (parent, merged))
-            cursor.execute(PUT_FILE, (parent, name, *orjson.loads(values), *fingerprint, None, None))
+            cursor.execute(PUT_FILE, (parent, name, *orjson.loads(values), *fingerprint, None, None, None))
     for change in ("new", "changed", "gone"):
         cursor.execute(f"DROP TRIGGER IF EXISTS came_{change}")
     cursor.execute("DELETE FROM merge")

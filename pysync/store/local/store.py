@@ -40,6 +40,7 @@ from pysync.store.ledger import Charge, ChargeOf
 from pysync.store.local import capture, tables
 from pysync.store.local.claims import MAX_LIVE, LocalClaims
 from pysync.store.local.disk import FileTree
+from pysync.store.local.feed import LocalFeed
 from pysync.store.local.files import LocalFiles
 from pysync.store.local.ledger import LocalLedger, prune_counters, stop_counting
 from pysync.store.local.leftovers import end_old_merges, remove_unnamed_files
@@ -106,7 +107,7 @@ class LocalStore:
     counting: ClassVar[None] = None
     is_remote: ClassVar[bool] = False
     # A row that fits into one page of 4096 bytes needs one page write.
-    cheap_put_bytes: ClassVar[int] = 3_930
+    cheap_put_bytes: ClassVar[int] = 3_880
     added_bytes: ClassVar[int] = 0
 
     def __init__(
@@ -134,6 +135,7 @@ class LocalStore:
         self._writer = GroupCommit(database, StoreUnavailable, self._renames, observe)
         self._files = LocalFiles(tree, self._renames, self._writer, self._reader, self._new_etag, now_ms)
         self.change_log = SqliteChangeLog(self._reader, self._writer, now_ms, retention)
+        self.feed = LocalFeed(self._reader)
         self.time_index = LocalTimeIndex(self._reader, self._writer)
         self.claims = LocalClaims(self._reader, self._writer, now_ms, max_claims)
         self.ledger: LocalLedger | None = None

@@ -15,7 +15,7 @@ from pysync.sqlite import changelog
 from pysync.sqlite.changelog import ChangeRows, insert_changes
 from pysync.sqlite.database_file import Schema
 from pysync.store.ledger import Charge
-from pysync.store.local import claims, ledger
+from pysync.store.local import claims, feed, ledger
 from pysync.store.local.disk import FileFingerprint, FileTree, TempFile, translate_os_errors
 from pysync.store.local.ledger import OwnerOf, Owners, amounts_of
 from pysync.store.local.rename_journal import RenameJournal
@@ -98,6 +98,7 @@ SCHEMA: Final = Schema(
         "ALTER TABLE object ADD COLUMN xxh3 TEXT",
         claims.TABLE,
         changelog.ADD_EPOCHS_SQL,
+        feed.TABLES,
     )
 )
 
@@ -106,8 +107,9 @@ GET_FILE: Final = """
     FROM object WHERE parent = ? AND name = ? AND sha256 IS NOT NULL"""
 PUT_FILE: Final = """
     INSERT OR REPLACE INTO object(
-        parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode, xxh3, owner)
-    VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+        parent, name, etag, content_type, modified_ms, sha256, size, mtime_ns, inode, xxh3, owner, seq)
+    VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, coalesce(
+        (SELECT max(id) FROM change) + ?12, (SELECT seq FROM object WHERE parent = ?1 AND name = ?2)))"""
 _SET_CHECKED = """
     UPDATE object SET size = ?, mtime_ns = ?, inode = ?, xxh3 = ?
     WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NOT NULL"""
@@ -122,22 +124,27 @@ _COUNT_UNCHANGED = """
     JOIN object AS o ON o.parent = ? AND o.name = said.key AND o.sha256 = said.value"""
 
 
-_COLUMNS = ("etag", "content_type", "modified_ms", "body", "size", "owner", "elements")
-"""The columns of an object that is no file. The last three are NULL if it is not counted."""
+_COUNTED = ("etag", "content_type", "modified_ms", "body", "size", "owner", "elements")
+_COLUMNS = (*_COUNTED, "hash", "changed_ms")
+"""The columns of an object that is no file. `size`, `owner` and `elements` are NULL if it is not counted, the
+last two if its version is unknown. Then comes `seq`: the number of its changes, NULL for none."""
+_SEQ = "(SELECT max(id) FROM change) + ?"
 _INSERT = f"""
-    INSERT INTO object({", ".join(_COLUMNS)}, parent, name) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO object({", ".join(_COLUMNS)}, seq, parent, name) VALUES({"?, " * len(_COLUMNS)}{_SEQ}, ?, ?)
     ON CONFLICT(parent, name) DO """
-_UPDATE = f"UPDATE object SET {', '.join(f'{column} = ?' for column in _COLUMNS)}"  # noqa: S608
+_UPDATE = (
+    f"UPDATE object SET {', '.join(f'{column} = ?' for column in _COLUMNS)}, seq = coalesce({_SEQ}, seq)"  # noqa: S608
+)
 _PUT_ABSENT = f"{_INSERT} NOTHING"
 _PUT_ANY = f"""
-    {_INSERT} UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in _COLUMNS)}
-    WHERE sha256 IS NULL"""
+    {_INSERT} UPDATE SET {", ".join(f"{column} = excluded.{column}" for column in _COLUMNS)},
+    seq = coalesce(excluded.seq, seq) WHERE sha256 IS NULL"""
 _PUT_ETAG = f"{_UPDATE} WHERE parent = ? AND name = ? AND etag = ? AND sha256 IS NULL"
 _PUT_OVER_FILE = f"{_UPDATE}, sha256 = NULL, mtime_ns = NULL, inode = NULL WHERE parent = ? AND name = ?"
 # Behind all others of its folder. The last three parameters are the folder, and the time and the suffix of
 # the name.
 _APPEND = f"""
-    INSERT INTO object({", ".join(_COLUMNS)}, parent, name)
+    INSERT INTO object({", ".join(_COUNTED)}, parent, name)
     SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8,
         printf('%016d00000000', max(?9, 1 + coalesce((
             SELECT CAST(substr(max(name), 1, 16) AS INTEGER) FROM object WHERE parent = ?8), 0))) || ?10"""  # noqa: S608
@@ -194,9 +201,11 @@ def put(
         check_current(cursor, location, write.expect)
     for n, (key, segment) in enumerate(write.segments):
         columns = _columns(f"{etag}s{n}", JSON_TYPE, now_ms, segment, owner, 0)
-        _put_row(cursor, renames, (*columns, *split_key(key)), ANY)
+        _put_row(cursor, renames, (*columns, None, None, None, *split_key(key)), ANY)
     columns = _columns(etag, write.content_type, now_ms, body, owner, elements)
-    replaced_file = _put_row(cursor, renames, (*columns, *location), write.expect)
+    hash_, changed_ms = write.version or ("", None)
+    row = (*columns, bytes.fromhex(hash_) or None, changed_ms, len(changes[1]) or None, *location)
+    replaced_file = _put_row(cursor, renames, row, write.expect)
     _append(cursor, write.also, etag, now_ms, history_owner)
     return replaced_file, insert_changes(cursor, changes)
 
@@ -225,7 +234,10 @@ def delete(
             owner = owners.owner_of_replaced(cursor, *location, owners.find(cursor, charge.account)[0])
         _append(cursor, write.also, etag, changes[0], owner)
     cursor.execute(_DELETE, location)
-    return is_file, insert_changes(cursor, changes)
+    last = insert_changes(cursor, changes)
+    if last:
+        feed.add_removal(cursor, last, location, write.version and write.version[1], changes)
+    return is_file, last
 
 
 def check_current(cursor: sqlite3.Cursor, location: tuple[str, str], expect: Precondition) -> bool | None:
@@ -260,7 +272,7 @@ def _find_owners(
 def _columns(
     etag: str, content_type: str, now_ms: int, body: bytes, owner: int | None, elements: int | None
 ) -> tuple[Any, ...]:
-    """Return the values of `_COLUMNS`."""
+    """Return the values of `_COUNTED`."""
     if owner is None:
         return etag, content_type, now_ms, body, None, None, None
     return etag, content_type, now_ms, body, len(body), owner, elements
@@ -269,8 +281,8 @@ def _columns(
 def _put_row(
     cursor: sqlite3.Cursor, renames: RenameJournal, row: tuple[Any, ...], expect: Precondition
 ) -> bool:
-    """Write a row: the values of `_COLUMNS`, parent and name. Returns True if it replaced a file, which is
-    then staged for deletion. Raises EtagMismatch."""
+    """Write a row: the values of `_COLUMNS`, the number of changes, parent and name. Returns True if it
+    replaced a file, which is then staged for deletion. Raises EtagMismatch."""
     if isinstance(expect, Etag):
         changed = _execute_put(cursor, _PUT_ETAG, (*row, expect.value))
     else:
@@ -324,7 +336,7 @@ def insert_file(
     parent, name = split_key(key)
     owner = None if owner_of is None else owner_of(cursor, key, row[4])
     renames.stage_rename(cursor, temp_file, key)
-    cursor.execute(PUT_FILE, (parent, name, *row, owner))
+    cursor.execute(PUT_FILE, (parent, name, *row, owner, len(changes[1]) or None))
     return insert_changes(cursor, changes)
 
 
@@ -365,7 +377,9 @@ def adopt_file(cursor: sqlite3.Cursor, files: FileTree, row: FileRow, key: str) 
     elif cursor.execute(_CURRENT, location).fetchone() is not None:
         raise ValueError("a document is stored at this key")
     else:
-        cursor.execute(PUT_FILE, (*location, etag, content_type, modified_ms, sha256, *stamp, xxh3, None))
+        cursor.execute(
+            PUT_FILE, (*location, etag, content_type, modified_ms, sha256, *stamp, xxh3, None, None)
+        )
 
 
 def merge_files(
@@ -389,7 +403,7 @@ def merge_files(
     if any(renames.is_pending(cursor, other) for other in merged):
         raise EtagMismatch
     renames.stage_rename(cursor, temp_file, key)
-    cursor.execute(PUT_FILE, (parent, name, *row, None))
+    cursor.execute(PUT_FILE, (parent, name, *row, None, None))
     for other in merged:
         renames.stage_delete(cursor, other)
         cursor.execute(_DELETE, split_key(other))
@@ -422,7 +436,7 @@ def set_file_checked(cursor: sqlite3.Cursor, key: str, row: FileRow) -> None:
 def probe(cursor: sqlite3.Cursor, etag: str) -> None:
     """Do the writes of a push and undo them, and write a row that only probes use."""
     location = ("_pysync", "")  # no key has an empty name
-    cursor.execute(_PUT_ANY, (*_columns(etag, "", 0, b"{}", None, None), *location))
+    cursor.execute(_PUT_ANY, (*_columns(etag, "", 0, b"{}", None, None), None, None, None, *location))
     cursor.execute(_DELETE, location)
     changelog.probe(cursor)
     cursor.execute("INSERT OR REPLACE INTO probe VALUES(1, ?)", (etag,))

@@ -20,7 +20,7 @@ KeyOf = Callable[[DocumentRef], str]
 def feed_of(store: Store, coordinator: Coordinator, key_of: KeyOf) -> Feed:
     """Return the feed that suits the store."""
     if store.transactional is not None:
-        return LogFeed(store.transactional.change_log, key_of)
+        return store.transactional.feed
     if isinstance(coordinator, MemoryCoordinator) and not store.is_remote:
         return MemoryFeed(coordinator, key_of)
     return LogFeed(coordinator, key_of)

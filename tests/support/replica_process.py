@@ -16,13 +16,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from pysync.client import Client, Replica
+from pysync.client import Client, Replica, RetryPolicy, Unreachable
+from pysync.errors import Unavailable
 from support.clients import ISSUER
 from support.python_process import WITH_HELPERS
+from support.replicas import ME, MINE, nap
 
-ME = ISSUER.user_id
 HOME = f"users/{ME}"
-MINE = {"docs": {"identity": ME}, "logs": {"identity": ME}}
 LOGS = [f"{HOME}/logs/log-{n}" for n in range(2)]
 SHARED_COUNT = 3
 ROTATED_LIVES = 12
@@ -31,8 +31,8 @@ ROTATED_LIVES = 12
 
 @dataclass(frozen=True)
 class Life:
-    """One process of a device. It makes `edits` edits at random. A last one makes none, and reports what the
-    replica holds."""
+    """One process of a device. It makes `edits` edits at random, and between them waits for the server if it
+    `is_online`. A last one makes none, and reports what the replica holds."""
 
     file: str
     url: str
@@ -40,6 +40,7 @@ class Life:
     number: int
     seed: int
     edits: int
+    is_online: bool
 
     @property
     def is_last(self) -> bool:
@@ -66,7 +67,10 @@ class Editor:
                 [self._add, self._add, self._append, self._append, self._own, self._drop]
             )
             edit()
-            await asyncio.sleep(0)
+            if self._life.is_online and self._random.random() < 0.3:
+                await synced(self._replica)
+            else:
+                await asyncio.sleep(0)
 
     def _entry(self) -> str:
         self._count += 1
@@ -123,10 +127,22 @@ def entries_of(data: dict[str, Any]) -> list[str]:
     return [*(name for name in data if name != "items"), *(item["id"] for item in data.get("items", []))]
 
 
+async def synced(replica: Replica) -> None:
+    """Sync with a server that sometimes fails."""
+    while True:
+        try:
+            return await replica.synced()
+        except (Unreachable, Unavailable):
+            await asyncio.sleep(0)
+
+
 async def _live(life: Life) -> None:
-    async with Client(life.url, keys=ISSUER) as client, Replica(Path(life.file), client, MINE) as replica:
+    client = Client(life.url, keys=ISSUER, backoff=RetryPolicy(attempts=1), sleep=nap)
+    async with client, Replica(Path(life.file), client, MINE, sleep=nap) as replica:
         report(pid=os.getpid())
         await Editor(replica, life).run()
+        if life.is_online:
+            await synced(replica)
         if life.is_last:
             status = replica.status
             report(

@@ -322,6 +322,8 @@ class Eraser:
         erasure.report.erased.update(rateCounters=counters, idempotencyRecords=claims, changes=len(erased))
         await self._record(erasure, topics=topics)
         await self._outbox.log.erase(erased)
+        if self._store.transactional is not None:
+            await self._store.transactional.feed.erase(scope.includes)
 
     async def _written(self, request: EraseRequest, scope: Scope) -> AsyncIterator[tuple[str, Change]]:
         """Yield every change in the log that names something of the request, with its id."""

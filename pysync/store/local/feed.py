@@ -7,7 +7,7 @@ at the key again. The oldest of these rows is never delivered: it marks the newe
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 import orjson
@@ -17,7 +17,7 @@ from pysync.changelog import Cursor, change_id, split_id
 from pysync.config.key_templates import RESERVED
 from pysync.feed import FeedPage, LatestChange, ObjectVersion, ResetReason
 from pysync.sqlite.changelog import BOUNDS, ChangeRows
-from pysync.sqlite.connection import SnapshotReader
+from pysync.sqlite.connection import GroupCommit, SnapshotReader
 
 _IN_FEED = f"parent <> '{RESERVED}' AND parent NOT GLOB '{RESERVED}/*'"
 TABLES: Final = f"""
@@ -72,8 +72,9 @@ _BLANK = "UPDATE removed SET parent = ?, name = '', at_ms = 0 WHERE seq = ?"
 class LocalFeed:
     """The `Feed` of a local store."""
 
-    def __init__(self, reader: SnapshotReader) -> None:
+    def __init__(self, reader: SnapshotReader, writer: GroupCommit) -> None:
         self._reader = reader
+        self._writer = writer
 
     async def latest(self, folders: Collection[str], since: str, limit: int) -> FeedPage | ResetReason:
         """See `Feed.latest`."""
@@ -133,12 +134,22 @@ class LocalFeed:
             for name, hash_, at_ms in self._reader.rows(_VERSIONS, parent, orjson.dumps(some).decode())
         }
 
+    async def erase(self, selects: Callable[[str], bool]) -> None:
+        """See `ErasableFeed.erase`."""
+        await self._writer.submit(_erase, selects)
+
 
 def _change(
     seq: int, parent: str, name: str, hash_: bytes | str | None, at_ms: int | None, kind: int
 ) -> LatestChange:
     key = f"{parent}/{name}" if parent else name
     return LatestChange(f"{seq:017d}", key, _text(hash_), at_ms, removed=bool(kind))
+
+
+def _erase(cursor: sqlite3.Cursor, selects: Callable[[str], bool]) -> None:
+    rows = cursor.execute("SELECT seq, parent, name FROM removed WHERE name <> ''").fetchall()
+    erased = [(seq,) for seq, parent, name in rows if selects(f"{parent}/{name}" if parent else name)]
+    cursor.executemany("DELETE FROM removed WHERE seq = ?", erased)
 
 
 def _text(hash_: bytes | str | None) -> str | None:

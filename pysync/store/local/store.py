@@ -135,7 +135,7 @@ class LocalStore:
         self._writer = GroupCommit(database, StoreUnavailable, self._renames, observe)
         self._files = LocalFiles(tree, self._renames, self._writer, self._reader, self._new_etag, now_ms)
         self.change_log = SqliteChangeLog(self._reader, self._writer, now_ms, retention)
-        self.feed = LocalFeed(self._reader)
+        self.feed = LocalFeed(self._reader, self._writer)
         self.time_index = LocalTimeIndex(self._reader, self._writer)
         self.claims = LocalClaims(self._reader, self._writer, now_ms, max_claims)
         self.ledger: LocalLedger | None = None

@@ -19,13 +19,16 @@ from support.folder_search import files_with
 from support.python_process import run_python
 
 from pysync import config
+from pysync.changelog import ChangeLog
 from pysync.clock import wall_clock_ms
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.append_log import AppendLogs
 from pysync.engine.documents import Documents
 from pysync.engine.files import Files
 from pysync.engine.outbox import outbox_of
+from pysync.engine.subscriptions import Topic
 from pysync.erase import Eraser, EraseRequest
+from pysync.erase.record import ErasureRecord
 from pysync.errors import BadRequest, Unavailable
 from pysync.plugins import PluginContext
 from pysync.plugins.projection import projections_in, projections_of
@@ -81,6 +84,15 @@ async def copied(store: Store) -> MemoryStore:
     return copy
 
 
+async def check_recorded(store: Store, log: ChangeLog, before: str) -> set[Topic]:
+    """Return the collections that the log has erased changes of. Readers of each of them who stand at the id
+    `before` are known to miss something."""
+    topics = {topic for _, change in await log.read("", 1000) or [] for topic in change.erased_from}
+    record = await ErasureRecord.load(store)
+    assert all(record.covers(before, [topic]) for topic in topics)
+    return topics
+
+
 @pytest.mark.slow
 async def test_killed_at_any_write_and_run_again_it_ends_the_same(
     start: Start, session: aiohttp.ClientSession
@@ -96,14 +108,17 @@ async def test_killed_at_any_write_and_run_again_it_ends_the_same(
         for at in range(0, writes, depth(2, 1)):
             stored, clock = await copied(filled), FakeClock(wall_clock_ms())
             coordinator = MemoryCoordinator(clock)
+            before = await coordinator.last_id()
             faulty = FaultyStore(stored)
             faulty.crash(at, done=done)
             with pytest.raises(Unavailable):
                 await eraser_on(faulty, coordinator, clock=clock).run(ANNES)
+            await check_recorded(stored, coordinator, before)
             again = await eraser_on(FaultyStore(stored), coordinator, clock=clock).run(ANNES)
             assert await stored_keys(stored) == expected, at
             assert again.bytes <= report.bytes, at
             assert await keys_with(stored, ANNE.user_id) == set()
+            assert await check_recorded(stored, coordinator, before) >= {(None, "notes"), (None, "diary")}
             announced = [change for _, change in await coordinator.read("", 1000) or []]
             pending = [change for intent in await coordinator.prepared(1000) for change in intent.changes]
             assert not [each for each in (*announced, *pending) if ANNE.user_id.encode() in each.text]

@@ -78,6 +78,7 @@ def add_copy(parser: Parser) -> None:
     parser.add_flag(
         "--quick", "trust the recorded hashes of files that exist at TO, instead of reading these files"
     )
+    parser.add_value("--coordinator", "URL", "of the servers of a bucket TO: its change log begins anew")
 
 
 def add_verify(parser: Parser) -> None:
@@ -183,7 +184,9 @@ async def copy(options: argparse.Namespace) -> int:
         if text.startswith(_DAMAGED):
             damaged.append(line)
 
-    async with closing(open_source(from_)) as source, closing(open_target(to)) as target:
+    url = options.coordinator
+    opening = nullcontext() if url is None else closing(open_coordinator(url))
+    async with closing(open_source(from_)) as source, closing(open_target(to)) as target, opening as log:
         copier = Copier(
             source,
             target,
@@ -191,6 +194,7 @@ async def copy(options: argparse.Namespace) -> int:
             overwrite=options.overwrite,
             keep_corrupt=options.keep_corrupt,
             quick=options.quick,
+            change_log=log,
         )
         copied = copier.report
         progress = Progress(lambda: (copied.copied + copied.already_there, copied.bytes))

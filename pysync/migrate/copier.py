@@ -9,6 +9,7 @@ from typing import Final, Literal
 
 from pysync import _core
 from pysync.auth.revocation import PREFIX as REVOCATIONS
+from pysync.changelog import ChangeLog
 from pysync.concurrency import gather_bounded
 from pysync.engine.append_log import chunk_keys, delete_log_objects, log_prefix, object_key
 from pysync.engine.documents import SECRET_DOCUMENT_KEY as VERSIONS
@@ -109,7 +110,8 @@ class Copier:
     reason.
 
     An object that differs at `target` is left as it is unless `overwrite` is set. A corrupt object is not
-    copied unless `keep_corrupt` is set, and is reported in either case.
+    copied unless `keep_corrupt` is set, and is reported in either case. A copy is not announced: if one was
+    made, the change log of the target, or else `change_log`, begins anew in the end.
     """
 
     def __init__(
@@ -121,8 +123,11 @@ class Copier:
         overwrite: bool = False,
         keep_corrupt: bool = False,
         quick: bool = False,
+        change_log: ChangeLog | None = None,
     ) -> None:
         self.report = CopyReport()
+        own = target.transactional
+        self._change_log = change_log if own is None else own.change_log
         self._source = source
         self._reader = Reader(source)
         self._target = target
@@ -139,7 +144,11 @@ class Copier:
         """Copy all objects. No progress is stored: another run skips the objects that this one has copied. An
         object that cannot be read is counted, and the copy continues. Raises StoreUnavailable, which names
         the key, if one of the stores is unreachable; `report` is then still valid."""
-        await for_each_key(self._source, MAX_CONCURRENT, self._copy)
+        try:
+            await for_each_key(self._source, MAX_CONCURRENT, self._copy)
+        finally:
+            if self._change_log is not None and self.report.copied + self.report.healed:
+                await self._change_log.begin_epoch()
 
     async def _copy(self, key: str) -> None:
         if key.startswith(_EXCLUDED):

@@ -29,6 +29,7 @@ from support.store_samples import (
 )
 
 from pysync.auth import issuing
+from pysync.changelog import Change, ChangeLog
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.errors import StoreUnavailable
 from pysync.migrate import Copier, CopyReport
@@ -460,3 +461,21 @@ async def test_a_revocation_list_is_never_replaced_by_an_earlier_one(source: Sto
     await source.put(f"{REVOCATIONS[:-1]}x", lists[4])
     _, reports = await copy(source, target)
     assert reports == [(f"{REVOCATIONS[:-1]}x", "corrupt: it is the revocation list of another issuer")]
+
+
+@pytest.mark.parametrize("kind", ["folder", "coordinator"])
+async def test_a_copy_that_writes_begins_the_change_log_of_its_target_anew(kind: str, tmp_path: Path) -> None:
+    """Its writes are not announced, so who followed the target has missed them."""
+    source, change = MemoryStore(), Change(b'{"collection":"","params":{},"hash":"","timestamp":1}')
+    await source.put("a", document(b'{"a":1}'))
+    folder, coordinator = await LocalStore.open_folder(tmp_path), MemoryCoordinator()
+    target: Store = folder if kind == "folder" else MemoryStore()
+    log: ChangeLog = folder.change_log if kind == "folder" else coordinator
+    before = [await log.last_id(), await log.append([change])]
+    outcomes, _ = await copy(source, target, change_log=coordinator)
+    assert outcomes.copied == 1
+    assert [await log.read(cursor, 10) for cursor in before] == [None, None]
+    between = await log.append([change])
+    await copy(source, target, change_log=coordinator)
+    assert await log.read(between, 10) == []
+    await folder.close()

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 from contracts.files import chunks_of, read_file
 
@@ -45,7 +46,7 @@ FILES = {
 REVOCATIONS = f"_pysync/revocations/{ISSUER.user_id}"
 
 
-async def copy(source: ReadableStore, target: Store, **options: bool) -> tuple[CopyReport, Reports]:
+async def copy(source: ReadableStore, target: Store, **options: Any) -> tuple[CopyReport, Reports]:
     """What a copier counted and told."""
     reports: Reports = []
     copier = Copier(source, target, lambda key, text: reports.append((key, text)), **options)

@@ -49,7 +49,7 @@ def add_export(parser: Parser) -> None:
         export,
         description="Writes each document of the collections that you may read to FOLDER/KEY.json. Logs and "
         "files are left out. Run it again to update the folder: edited files are reported, and stay.",
-        example="pysync export folder notes\npysync export folder notes --param identity=$ME --key me.json",
+        example="pysync export folder notes\npysync export folder tasks --param team=red --key me.json",
     )
     parser.add_value("folder", "FOLDER", "made if it does not exist")
     parser.add_value("collections", "COLLECTION", "names of collections", nargs="+")
@@ -180,15 +180,25 @@ async def export(options: argparse.Namespace) -> int:
 async def _list(
     client: Client, name: str, template: KeyTemplate, given: dict[str, str]
 ) -> list[dict[str, str]]:
-    """Return the path parameters of all documents of a collection that have the `given` ones."""
+    """Return the path parameters of all documents of a collection that have the `given` ones: by its feed, or
+    in a bucket, whose feed does not reach back, by its list."""
+    given = {each: given[each] for each in template.params if each in given}
+    found: dict[str, dict[str, str] | None] = {}
+    async for page in client.change_pages(None, [name], {name: given}):
+        for change in page.changes:
+            found[template.fill(change.params)] = None if change.removed else dict(change.params)
+        if page.is_reset:
+            break
+    else:
+        return [params for _, params in sorted(found.items()) if params is not None]
     *above, last = template.segments
-    missing = [each for each in template.params if each not in given]
+    missing = {*template.params} - {*given}
     if not missing:
         return [given]
-    if missing != [last[1:-1]]:
+    if missing != {last[1:-1]}:
         raise ValueError(f"{name} is at {template.text}: give --param for all parameters but the last")
     names = client.list(KeyTemplate.of("/".join(above)).fill(given))
-    return [{**given, missing[0]: each} async for each in names]
+    return [{**given, last[1:-1]: each} async for each in names]
 
 
 async def _read(client: Client, name: str, template: KeyTemplate, sets: Sequence[dict[str, str]]) -> Entries:

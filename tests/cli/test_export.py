@@ -13,6 +13,7 @@ from support.collections import LOG, OWN, collection
 
 from pysync.client import Client, SyncDocument
 from pysync.client.sealed import RemoteKeyring
+from pysync.store.memory import MemoryStore
 
 FOLDER = Path("folder")
 NOTES = collection("notes", listable=True, deletable=True, maxBodyBytes=1000)
@@ -192,7 +193,7 @@ async def test_names_that_a_file_system_cannot_hold_are_reported(shell: Shell, s
         {"exported": 1, "unchanged": 1, "skipped": 1},
         errors.splitlines()[1] + "\n",
     )
-    status, counts, errors = await sync.export("parts", "--param", "id=a.json")
+    status, counts, errors = await sync.export("parts")
     assert (status, counts) == (1, {"skipped": 1})
     assert errors.startswith("pysync: notes/a.json/b: ")
     edit("notes/..b", "{}")
@@ -256,24 +257,41 @@ async def test_only_documents_are_exported(shell: Shell, start: Start) -> None:
 
 
 async def test_parameters_choose_what_is_exported(shell: Shell, start: Start) -> None:
-    tasks = collection("tasks", "teams/{team}/tasks/{id}", listable=True)
+    tasks = collection("tasks", "teams/{team}/tasks/{id}", deletable=True)
     sync = await sync_with(shell, start, tasks, collection("about", "about"))
     async with sync.client as client:
         for key in ("teams/x/tasks/1", "teams/x/tasks/2", "teams/y/tasks/1", "about"):
             await client.push(key, {"key": key})
-    for narrowed, count in (("x", 2), ("y", 1)):
-        assert await sync.export("tasks", "--param", f"team={narrowed}") == (0, {"exported": count}, "")
-    assert await sync.export("tasks", "--param", "team=y", "--param", "id=1") == (0, {"unchanged": 1}, "")
-    assert await sync.export("tasks", "about", "--param", "team=y") == (
-        0,
-        {"exported": 1, "unchanged": 1},
-        "",
-    )
+        await client.delete("teams/y/tasks/1", (await client.pull("teams/y/tasks/1")).hash)
+        await client.push("teams/y/tasks/3", {"key": "teams/y/tasks/3"})
+    assert await sync.export("tasks", "--param", "team=x") == (0, {"exported": 2}, "")
+    assert await sync.export("tasks", "--param", "team=x", "--param", "id=1") == (0, {"unchanged": 1}, "")
+    assert await sync.export("tasks", "about") == (0, {"exported": 2, "unchanged": 2}, "")
+    assert content("teams/y/tasks/3") == {"key": "teams/y/tasks/3"}
+    assert not (FOLDER / "teams/y/tasks/1.json").exists()
+    status, _, errors = await sync.export("nothing")
+    assert (status, errors) == (1, "pysync: Collection not found\n")
+
+
+class Bucket(MemoryStore):
+    """A store whose feed does not reach back to the beginning."""
+
+    is_remote = True
+
+
+async def test_documents_of_a_bucket_are_exported_by_their_list(shell: Shell, start: Start) -> None:
+    tasks = collection("tasks", "teams/{team}/tasks/{id}", listable=True)
+    url = await start({"collections": [tasks, NOTES, collection("about", "about")]}, store=Bucket())
+    sync = Sync(shell, url)
+    async with sync.client as client:
+        for key in ("teams/x/tasks/1", "teams/x/tasks/2", "teams/y/tasks/1", "about", "notes/a"):
+            await client.push(key, {"key": key})
+    assert await sync.export("tasks", "notes", "--param", "team=x") == (0, {"exported": 3}, "")
+    assert await sync.export("tasks", "--param", "team=x", "--param", "id=1") == (0, {"unchanged": 1}, "")
+    assert await sync.export("about") == (0, {"exported": 1}, "")
     assert content("teams/x/tasks/2") == {"key": "teams/x/tasks/2"}
     status, _, errors = await sync.export("tasks")
     assert (status, "teams/{team}/tasks/{id}: give --param" in errors) == (1, True)
-    status, _, errors = await sync.export("nothing")
-    assert (status, errors) == (1, "pysync: Collection not found\n")
 
 
 async def test_limits_of_batches_do_not_limit_an_export(shell: Shell, start: Start) -> None:
@@ -284,7 +302,7 @@ async def test_limits_of_batches_do_not_limit_an_export(shell: Shell, start: Sta
             await client.push(f"notes/{n}" + "x" * 200, {"text": "x" * 700})
         await client.push("rings/a/_keyring", {"n": 1})
     assert await sync.export() == (0, {"exported": 10}, "")
-    assert await sync.export("rings", "--param", "id=a") == (0, {"exported": 1}, "")
+    assert await sync.export("rings") == (0, {"exported": 1}, "")
     assert content("rings/a/_keyring") == {"n": 1}
 
 
@@ -315,7 +333,7 @@ async def test_sealed_documents_are_exported_as_they_are(shell: Shell, start: St
         note = SyncDocument(client, "rooms/a", sealing=await ring.open())
         await note.push({"secret": "text"})
         assert await sync.export("rooms") == (0, {"exported": 1}, "")
-        assert await sync.export("rings", "--param", "id=a") == (0, {"exported": 1}, "")
+        assert await sync.export("rings") == (0, {"exported": 1}, "")
         assert content("rooms/a") == (await client.pull("rooms/a")).data
         assert "secret" not in (FOLDER / "rooms/a.json").read_text()
     other = await sync_with(shell, start, rooms, rings)
@@ -331,7 +349,7 @@ async def test_own_documents_are_exported_from_a_namespace_below_a_mount_path(
 ) -> None:
     own = collection("notes", "users/{identity}/notes/{id}", **OWN, listable=True)
     members = {"collections": [], "namespaces": {"acme": {"collections": [own]}}}
-    mine, key = ("notes", "--param", f"identity={ISSUER.user_id}"), f"users/{ISSUER.user_id}/notes/a"
+    key = f"users/{ISSUER.user_id}/notes/a"
     ISSUER.save(Path("me.json"))
     first, second = [
         Sync(
@@ -346,10 +364,10 @@ async def test_own_documents_are_exported_from_a_namespace_below_a_mount_path(
     ]
     async with Client(first.url, keys=ISSUER, namespace="acme") as client:
         await client.push(key, {"n": 1})
-    assert await first.export(*mine) == (0, {"exported": 1}, "")
+    assert await first.export() == (0, {"exported": 1}, "")
     assert content(key) == {"n": 1}
     assert await second.import_() == (0, {"imported": 1}, "")
-    assert await second.export(*mine) == (0, {"unchanged": 1}, "")
+    assert await second.export() == (0, {"unchanged": 1}, "")
 
 
 async def test_exit_status_says_what_stopped_an_export_or_import(shell: Shell, start: Start) -> None:

@@ -66,8 +66,9 @@ class MemoryCoordinator:
         self._retention = retention
         self._changes: dict[int, tuple[int, Change]] = {}
         self._by_origin: dict[str, deque[int]] = {}
-        self._latest: dict[_Name, tuple[int, Change]] = {}
-        self._removed: dict[_Name, tuple[int, Change]] = {}
+        self._latest: dict[_Name, tuple[int, int, Change]] = {}
+        self._removed: dict[_Name, tuple[int, int, Change]] = {}
+        self._forgotten = 0
         self._last_number = self._trimmed = now_ms() * 1000
         self._log_epoch = os.urandom(4).hex()
         self._appended = asyncio.Event()
@@ -146,7 +147,7 @@ class MemoryCoordinator:
             name = change.origin, change.text.rpartition(b',"hash":')[0]
             for latest in (self._latest, self._removed):
                 latest.pop(name, None)
-            (self._removed if change.removed else self._latest)[name] = self._last_number, change
+            (self._removed if change.removed else self._latest)[name] = self._last_number, now_ms, change
         self._prepared.pop(prepared, None)
         self._trim(now_ms)
         self._appended.set()
@@ -196,9 +197,9 @@ class MemoryCoordinator:
                 self._changes[number] = self._changes[number][0], change
         replaced = {split_id(id_)[0]: change for id_, change in changes.items()}
         for latest in (self._latest, self._removed):
-            for name, (number, _) in list(latest.items()):
+            for name, (number, at_ms, _) in list(latest.items()):
                 if (replacement := replaced.get(number)) is not None:
-                    latest[name] = number, replacement
+                    latest[name] = number, at_ms, replacement
                     if replacement.is_erased:
                         del latest[name]
 
@@ -228,11 +229,15 @@ class MemoryCoordinator:
         (read, epoch), (start, _) = split_id(cursor.latest), split_id(cursor.position)
         if epoch != self._log_epoch or read > self._last_number:
             return ResetReason.OTHER_EPOCH
+        # A reader that began without a cursor has no use for the removals of before.
+        held = max(start, split_id(cursor.first)[0])
+        if held < self._forgotten:
+            return ResetReason.FORGOTTEN
         found = [
             *takewhile(lambda each: each[0] > start, reversed(self._latest.values())),
-            *takewhile(lambda each: each[0] > start, reversed(self._removed.values())),
+            *takewhile(lambda each: each[0] > held, reversed(self._removed.values())),
         ]
-        page = [(f"{number:017d}", change) for number, change in sorted(found)[:limit]]
+        page = [(f"{number:017d}", change) for number, _, change in sorted(found)[:limit]]
         is_end, run = len(page) == len(found), f"~{cursor.first}~{newest}"
         return page, is_end, newest if is_end else page[-1][0] + run, run
 
@@ -317,7 +322,14 @@ class MemoryCoordinator:
 
     def _trim(self, now_ms: int) -> None:
         kept, retention = self._changes, self._retention
-        youngest_ms = now_ms - retention.age_ms if is_stable(self._now_ms) else 0
+        stable_ms = now_ms if is_stable(self._now_ms) else 0
+        youngest_ms = stable_ms - retention.age_ms
+        while self._removed and (found := next(iter(self._removed.items()))):
+            name, (number, at_ms, _) = found
+            if at_ms >= stable_ms - retention.removals_ms:
+                break
+            del self._removed[name]
+            self._forgotten = number
         while kept:
             oldest = self._trimmed + 1
             at_ms, change = kept[oldest]

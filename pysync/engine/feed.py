@@ -7,6 +7,7 @@ See docs/explanation/change-log.md#the-feed.
 from collections.abc import Callable, Collection, Iterable
 
 from pysync.changelog import Change, ChangeLog
+from pysync.config.key_templates import RESERVED
 from pysync.coordinator import Coordinator
 from pysync.coordinator.memory import MemoryCoordinator
 from pysync.engine.changes import DocumentRef, parse_change
@@ -35,14 +36,14 @@ class LogFeed:
         self._key_of = key_of
 
     async def latest(self, folders: Collection[str], since: str, limit: int) -> FeedPage | ResetReason:
-        """See `Feed.latest`. The page has changes of other keys, too."""
+        """See `Feed.latest`."""
         if not since:
             return ResetReason.FORGOTTEN
         found = await self._log.read(since, limit)
         if found is None:
             return ResetReason.OTHER_EPOCH
         cursor = found[-1][0] if found else since
-        return FeedPage(_latest(found, self._key_of), len(found), len(found) < limit, cursor)
+        return FeedPage(_latest(found, folders, self._key_of), len(found), len(found) < limit, cursor)
 
     async def versions(self, keys: Collection[str]) -> dict[str, ObjectVersion]:
         """See `Feed.versions`: none is known."""
@@ -57,20 +58,24 @@ class MemoryFeed(LogFeed):
         self._coordinator = coordinator
 
     async def latest(self, folders: Collection[str], since: str, limit: int) -> FeedPage | ResetReason:
-        """See `Feed.latest`. The page has changes of other keys, too."""
+        """See `Feed.latest`."""
         found = self._coordinator.latest(since, limit)
         if isinstance(found, ResetReason):
             return found
         changes, is_end, cursor, run = found
-        return FeedPage(_latest(changes, self._key_of), len(changes), is_end, cursor, run)
+        return FeedPage(_latest(changes, folders, self._key_of), len(changes), is_end, cursor, run)
 
 
-def _latest(changes: Iterable[tuple[str, Change]], key_of: KeyOf) -> list[LatestChange]:
-    """Return the last of the changes of each key, in their order."""
+def _latest(
+    changes: Iterable[tuple[str, Change]], folders: Collection[str], key_of: KeyOf
+) -> list[LatestChange]:
+    """Return the last of the changes of each key at or below these, in their order."""
+    below = tuple(folder and f"{folder}/" for folder in folders)
     found: dict[str, LatestChange] = {}
     for id_, change in changes:
         ref, hash_, timestamp_ms, removed, _ = parse_change(change)
         key = key_of(ref)
-        found.pop(key, None)
-        found[key] = LatestChange(id_, key, "" if removed else hash_, timestamp_ms, removed)
+        if f"{key}/".startswith(below) and key.partition("/")[0] != RESERVED:
+            found.pop(key, None)
+            found[key] = LatestChange(id_, key, "" if removed else hash_, timestamp_ms, removed)
     return list(found.values())

@@ -22,14 +22,14 @@ async def write(
 ) -> str:
     """Write and announce a document, and return its hash."""
     hash_ = hash_of(body)
-    change = DocumentRef("notes", {}, key=key).change(hash_, timestamp_ms)
+    change = DocumentRef("notes", {"key": key}, key=key).change(hash_, timestamp_ms)
     await outbox.commit(Write(key, body, expect, [change], version=(hash_, timestamp_ms)))
     return hash_
 
 
 async def remove(outbox: Outbox, key: str, timestamp_ms: int = 8) -> None:
     """Remove what is at a key, and announce it."""
-    change = DocumentRef("notes", {}, key=key).change("f" * 64, timestamp_ms, removed=True)
+    change = DocumentRef("notes", {"key": key}, key=key).change("f" * 64, timestamp_ms, removed=True)
     await outbox.commit(Write(key, None, ANY, [change], version=("f" * 64, timestamp_ms)))
 
 

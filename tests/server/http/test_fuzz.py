@@ -5,6 +5,7 @@ import base64
 import json
 import logging
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 import pytest
@@ -50,6 +51,22 @@ bodies = st.one_of(
     ).map(lambda value: json.dumps(value).encode()),
 )
 header_text = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40)
+ids = st.one_of(st.from_regex("[0-9]{17}(-[0-9a-f]{8})?", fullmatch=True), header_text)
+selections = st.fixed_dictionaries(
+    {},
+    optional={
+        "since": st.one_of(st.just("now"), ids, st.lists(ids, min_size=3, max_size=3).map("~".join)),
+        "limit": st.one_of(st.integers().map(str), header_text),
+        "collections": st.one_of(st.sampled_from(["notes", "users,rooms", ","]), header_text),
+        "params": json_values.map(json.dumps),
+    },
+)
+targets = st.one_of(
+    st.tuples(prefixes, paths, st.just("") | header_text.map("?{}".format)).map(
+        lambda parts: "".join(parts[:2]) + parts[2].replace(" ", "+").replace("#", "%23")
+    ),
+    selections.map(lambda query: f"/changes?{urlencode(query)}"),
+)
 certificates = st.dictionaries(
     st.sampled_from(
         ["v", "kind", "iss", "issUserId", "sub", "subKem", "scope", "nbf", "exp", "nonce", "sig", "aud"]
@@ -95,23 +112,12 @@ def test_no_malformed_request_is_a_server_error_or_leaves_a_trace(caplog: pytest
     @settings(max_examples=depth(100, 1600), deadline=None, suppress_health_check=list(HealthCheck))
     @given(
         st.sampled_from(["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"]),
-        prefixes,
-        paths,
-        st.one_of(st.just(""), header_text.map("?{}".format)),
+        targets,
         bodies,
         headers,
         st.booleans(),
     )
-    def attack(
-        method: str,
-        prefix: str,
-        path: str,
-        query: str,
-        body: bytes | None,
-        sent: dict[str, str],
-        signed: bool,
-    ) -> None:
-        target = prefix + path + query.replace(" ", "+").replace("#", "%23")
+    def attack(method: str, target: str, body: bytes | None, sent: dict[str, str], signed: bool) -> None:
         loop.run_until_complete(one(method, target, body, sent, signed))
 
     async def one(method: str, target: str, body: bytes | None, sent: dict[str, str], signed: bool) -> None:

@@ -111,6 +111,11 @@ class InvalidSince(BadRequest, code="invalid_since", message="Invalid since para
     """`since` of changes is not a cursor of the form that a server gives."""
 
 
+class HashesNotAvailable(BadRequest, code="hashes_not_available", message="hashes_not_available"):
+    """A list has no hashes in a bucket, where a plugin gives roles, and for callers who may not pull what it
+    names, or from whom `fieldPermissions` hide members."""
+
+
 class InvalidRevocation(BadRequest, code="invalid_revocation", message="Invalid revocation list"):
     """The body is not a revocation list, or it revokes nothing that is still valid and its issuer is neither
     named in the configuration nor the owner of stored data."""

@@ -46,6 +46,10 @@ CHUNK_BYTES: Final = 256 * 1024
 """Bytes that are read, inflated or written at once of what is not held as a whole."""
 MAX_PAGE_SIZE: Final = 1000
 """Maximum number of names in a page of a list."""
+MAX_HASHED_PAGE_SIZE: Final = 5_000
+"""Maximum number of names in a page of a list with hashes."""
+HASH_DIGITS: Final = 16
+"""The first digits of a hash, by which lists and batches name it."""
 
 JSON_TYPE: Final = "application/json"
 OCTET_STREAM: Final = "application/octet-stream"

@@ -37,7 +37,7 @@ from pysync.client.sealed import (
     seal_and_push_blob,
 )
 from pysync.errors import Conflict, MethodNotAllowed, NotFound, PysyncError, VersionNotFound
-from pysync.protocol import CHUNK_BYTES, JSON_TYPE, OCTET_STREAM
+from pysync.protocol import CHUNK_BYTES, HASH_DIGITS, JSON_TYPE, OCTET_STREAM
 
 
 def add_pull(parser: Parser) -> None:
@@ -102,6 +102,7 @@ def add_list(parser: Parser) -> None:
     parser.describe(list_names, example="pysync list notes")
     parser.add_value("prefix", "KEY-PREFIX", "path after /list/ (default: empty)", nargs="?", default="")
     parser.add_value("--after", "NAME", "print only names greater than this one")
+    parser.add_flag("--hashes", "print the first 16 digits of the hash before each name")
     add_client(parser)
 
 
@@ -318,6 +319,10 @@ async def list_names(options: argparse.Namespace) -> None:
     """Run `pysync list`."""
     async with make_client(options) as client:
         try:
+            if options.hashes:
+                async for name, digits in client.list_hashes(options.prefix, after=options.after):
+                    print(f"{digits or '-':{HASH_DIGITS}}  {name}")
+                return
             async for name in client.list(options.prefix, after=options.after):
                 print(name)
         except NotFound:

@@ -38,7 +38,7 @@ from pysync.client.models import (
 from pysync.client.transport import document_key
 from pysync.client.watch import IDLE_S, ChangesPage, ReconnectingStream, Watch, changes_page
 from pysync.errors import NotFound, PysyncError, VersionNotFound
-from pysync.protocol import JSON_TYPE, MAX_PAGE_SIZE
+from pysync.protocol import HASH_DIGITS, JSON_TYPE, MAX_HASHED_PAGE_SIZE, MAX_PAGE_SIZE
 
 Entries = list[BatchEntry]
 Versions = list[DocumentVersion]
@@ -228,14 +228,29 @@ class Client(FileMethods):
         """Iterate over the values of the last path parameter below `prefix` (`""` for a collection without
         one), in code-point order, after `after`. Each page is requested when it is needed. Names written
         meanwhile may or may not appear."""
+        async for name, _ in self._listed(prefix, after, {"limit": page_size}):
+            yield name
+
+    def list_hashes(
+        self, prefix: str = "", *, after: str | None = None, page_size: int = MAX_HASHED_PAGE_SIZE
+    ) -> AsyncIterator[tuple[str, str | None]]:
+        """Iterate as `list` does, with the first 16 hex digits of the hash of each name. They are None if the
+        server does not know the hash, or does not show it: then `batch_pull` with `known` compares. Raises
+        HashesNotAvailable where the server has no hashes for this caller."""
+        return self._listed(prefix, after, {"limit": page_size, "hashes": "true"})
+
+    async def _listed(
+        self, prefix: str, after: str | None, query: dict[str, str | int]
+    ) -> AsyncIterator[tuple[str, str | None]]:
         target = self._target("list", prefix) if prefix else f"{self._prefix}/list"
         has_more = True
         while has_more:
-            query = {"limit": page_size} if after is None else {"limit": page_size, "after": after}
-            names, has_more = await self._request("GET", f"{target}?{urlencode(query)}", list_page)
-            for name in names:
-                yield name
-            after = names[-1] if names else after
+            if after is not None:
+                query["after"] = after
+            items, has_more = await self._request("GET", f"{target}?{urlencode(query)}", list_page)
+            for item in items:
+                yield item
+            after = items[-1][0] if items else after
 
     async def changes(
         self,
@@ -375,7 +390,7 @@ class Client(FileMethods):
             check_append_params(append_params)
             query["appendParams"] = encode(append_params).decode()
         if known:
-            digits = {name: [(hash_ or "")[:16] or None for hash_ in known[name]] for name in known}
+            digits = {name: [(hash_ or "")[:HASH_DIGITS] or None for hash_ in known[name]] for name in known}
             query["known"] = encode(digits).decode()
         text = urlencode(query, safe=",:", quote_via=quote)
         return f"{self._prefix}{path}?{text}" if text else f"{self._prefix}{path}"

@@ -267,9 +267,11 @@ def batch_result(body: dict[str, Any]) -> dict[str, list[BatchEntry]]:
     }
 
 
-def list_page(body: dict[str, Any]) -> tuple[list[str], bool]:
-    """Decode one page of a list."""
-    return list(body["items"]), bool(body["hasMore"])
+def list_page(body: dict[str, Any]) -> tuple[list[tuple[str, str | None]], bool]:
+    """Decode one page of a list: names with the digits of their hashes, and True if there are more."""
+    names = list(body["items"])
+    hashes = body.get("hashes", [None] * len(names))
+    return list(zip(names, hashes, strict=True)), bool(body["hasMore"])
 
 
 def server_config(body: dict[str, Any]) -> ServerConfig:

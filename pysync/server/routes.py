@@ -114,7 +114,8 @@ class RouteBuilder:
     ) -> None:
         service, (collection,) = self.service, spec.collections
         pull, push = documents.pull, documents.push
-        files, listed = FileSettings.from_collection(collection), ListHandler(service).list
+        pulls = self.policies.of(spec.namespace, collection, "pull")
+        files, listed = FileSettings.from_collection(collection), ListHandler(service, pulls).list
         stored = service.hooks.stored_files.get(collection.name)
         settings = None if collection.append_only is None else LogSettings.from_collection(collection)
         if settings is not None:
@@ -125,7 +126,7 @@ class RouteBuilder:
         if stored is not None:
             files = FileSettings(template=KeyTemplate.of(stored.template), suffix=stored.suffix)
             pull, push = file_handlers.pull, documents.push
-            listed = PluginFileListHandler(service, stored).list
+            listed = PluginFileListHandler(service, pulls, stored).list
         if collection.history is not None:
             policy = self.policies.of(spec.namespace, collection, "history")
             history = HistoryHandlers(service, collection.history, policy, _read_headers([policy]))

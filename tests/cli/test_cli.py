@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -397,6 +398,9 @@ async def test_a_list_prints_every_name_on_a_line_of_its_own(shell: Shell, start
         assert (await shell.run_async("push", f"public/{name}", *server, stdin="{}"))[0] == 0
     assert await shell.run_async("list", "public", *server) == (0, "a\nb\nc\n", "")
     assert await shell.run_async("list", "public", "--after", "a", *server) == (0, "b\nc\n", "")
+    digits = sha256(b"{}").hexdigest()[:16]
+    hashed = await shell.run_async("list", "public", "--after", "a", "--hashes", *server)
+    assert hashed == (0, f"{digits}  b\n{digits}  c\n", "")
     why = "pysync: no collection has a list of 'board': see `listable`\n"
     assert await shell.run_async("list", "board", *server) == (1, "", why)
 

@@ -26,6 +26,7 @@ from pysync.errors import (
     BadRequest,
     DocumentCorrupt,
     Forbidden,
+    HashesNotAvailable,
     InvalidAfter,
     InvalidKnown,
     InvalidPathParameter,
@@ -183,6 +184,18 @@ async def test_known_versions_come_back_without_data(start: Start) -> None:
             assert [entry.data for entry in pulled] == [{}, {"n": 2}, {"n": 1}, {}]
         with pytest.raises(InvalidKnown):
             await anyone.batch_pull_many("notes", params, known[:3])
+
+
+async def test_lists_with_hashes_iterate_over_all_pages(start: Start) -> None:
+    async with client(await start(SERVICE)) as anyone:
+        pushed = {f"n{n}": (await anyone.push(f"notes/n{n}", {"n": n})).hash[:16] for n in range(5)}
+        assert [item async for item in anyone.list_hashes("notes", page_size=2)] == [*pushed.items()]
+        assert dict([item async for item in anyone.list_hashes("notes", after="n3")]) == {"n4": pushed["n4"]}
+    async with client(await start(SERVICE, FaultyStore(MemoryStore()))) as remote:
+        with pytest.raises(HashesNotAvailable):
+            _ = [item async for item in remote.list_hashes("notes")]
+    async with answering({"items": ["a"], "hasMore": False}) as base, Client(base) as older:
+        assert [item async for item in older.list_hashes("notes")] == [("a", None)]
 
 
 async def test_a_namespaced_client_reads_batches_of_its_namespace(start: Start) -> None:

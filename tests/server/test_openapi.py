@@ -381,7 +381,7 @@ EVERY_KIND: dict[str, Any] = {
     "namespaces": {"acme": {"collections": [MINE]}},
     "server": {"mountPath": "/v1"},
 }
-DIGEST = "30b9ea519152da4c346224f9731d59d18e53eb7cb78ef54e53f5104bd78a9e04"
+DIGEST = "1feaae2262ddcb88a0f5137fba08d99fce2130237f897881b06895adfb118630"
 """Of the description of `EVERY_KIND`: it changes where a client may see a change."""
 
 

@@ -35,6 +35,7 @@ REMEDIES = {
     "invalid_limit": "Send a canonical decimal number; for a list it is greater than 0.",
     "invalid_after": "Send the last item of the page before.",
     "invalid_since": "Send a `cursor` or the id of an event as the server gave it, or leave `since` out.",
+    "hashes_not_available": "List without `hashes`, and compare in batches, with `known`.",
     "invalid_revocation": "Create the list with `pysync cap revoke`.",
     "missing_collections": "Add the query parameter `collections`.",
     "unknown_collection": "Check the names against `GET /config`.",

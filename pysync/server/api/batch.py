@@ -343,7 +343,10 @@ class BatchReads:
         """Read all, and build the response. Raises BatchTooLarge."""
         if not self._is_plain and any(self._hidden):
             await self._versions.load()
-        self._drop_unchanged(self._found)
+        if self._undecided:
+            self._drop_unchanged(self._found)
+            for key, version in (await self._service.known_versions(self._undecided)).items():
+                self._compare(self._found, key, *version)
         for key in self._access.keys() & self._times.keys():
             stored = self._access[key]
             size = stored.size if isinstance(stored, StoredObject) else 0
@@ -373,23 +376,23 @@ class BatchReads:
         """Compare what was read with the versions that the client has. Documents that no entry needs are
         replaced by None."""
         for key in self._undecided.keys() & found.keys():
-            reads, stored = self._undecided.pop(key), found[key]
-            if not isinstance(stored, StoredObject):
-                continue
+            stored, hash_, written_ms = found[key], "", 0
             with suppress(DocumentCorrupt):  # building the response reports it
-                document = _core.read_document(stored.body)
-                for at in reads:
-                    self._compare(at, document.hash, document.ts_ms)
-            if not self._times[key]:
-                found[key] = None
+                if isinstance(stored, StoredObject):
+                    document = _core.read_document(stored.body)
+                    hash_, written_ms = document.hash, document.ts_ms
+            self._compare(found, key, hash_, written_ms)
 
-    def _compare(self, at: int, hash_: str, written_ms: int) -> None:
-        (digits, ttl_ms), (key, group) = self._plan.known[at], self._reads[at]
-        version = self._versions.compute(key, hash_, written_ms, self._hidden[group])
-        has_expired = ttl_ms is not None and written_ms + ttl_ms < self._now_ms
-        if version.startswith(digits) and not has_expired:
-            self._unchanged[at] = version
-            self._times[key] -= self._plan.document_times[at]
+    def _compare(self, found: dict[str, ReadOutcome], key: str, hash_: str, written_ms: int) -> None:
+        for at in self._undecided.pop(key):
+            (digits, ttl_ms), (_, group) = self._plan.known[at], self._reads[at]
+            version = self._versions.compute(key, hash_, written_ms, self._hidden[group])
+            has_expired = ttl_ms is not None and written_ms + ttl_ms < self._now_ms
+            if version.startswith(digits) and not has_expired:
+                self._unchanged[at] = version
+                self._times[key] -= self._plan.document_times[at]
+        if not self._times[key]:
+            found[key] = None
 
     async def _build(self) -> _core.BatchAnswer:
         """Build the response from what was read."""

@@ -11,12 +11,12 @@ from aiohttp import web
 
 from pysync.auth.policy import AccessPolicy
 from pysync.changelog import Cursor
-from pysync.engine.append_log import LogRange, LogSettings
+from pysync.engine.append_log import LogSettings
 from pysync.engine.changes import DocumentRef, ParsedChange
 from pysync.engine.restored import restored_ms
-from pysync.engine.subscriptions import Event, Slices, Topic
+from pysync.engine.subscriptions import Event, Slices
 from pysync.erase.record import ErasureRecord
-from pysync.errors import DocumentCorrupt, InvalidSince, RolesUnavailable
+from pysync.errors import InvalidSince, RolesUnavailable
 from pysync.feed import LatestChange, ResetReason
 from pysync.model import Caller
 from pysync.server.api import Service
@@ -115,7 +115,9 @@ class ChangesHandler:
                     continue
                 hash_, timestamp_ms = change.hash, change.timestamp_ms
                 if hash_ is None or timestamp_ms is None:
-                    hash_, timestamp_ms = await self._stored_version(match.topic, change.key) or (None, 0)
+                    log = self._logs.get(match.topic)
+                    stored = await self._service.stored_version(change.key, log)
+                    hash_, timestamp_ms = stored or (None, 0)
                 if hash_ is not None:
                     parsed = ParsedChange(_ANY, hash_, timestamp_ms, change.removed)
                     found.append((change, Event.of(change.id, parsed, match)))
@@ -127,22 +129,6 @@ class ChangesHandler:
                 raise RolesUnavailable
             found = [(change, event) for change, event in decided if event is not None]
         return found
-
-    async def _stored_version(self, topic: Topic, key: str) -> tuple[str, int] | None:
-        """Return the hash and time of the document, log or file at `key` by reading it; None if nothing is
-        stored. A damaged one has the hash `""`: a pull of it says what is wrong."""
-        service, log = self._service, self._logs.get(topic)
-        try:
-            if log is not None:
-                tail = await service.logs.read(key, LogRange(newest=1), log)
-                return tail.hash, tail.newest_ms
-            document = await service.documents.get_version(key)
-            if document is not None:
-                return document.hash, document.ts_ms
-            file = await service.files.stat(key)
-        except DocumentCorrupt:
-            return "", 0
-        return None if file is None else (file.sha256, file.modified_ms)
 
 
 class _Reader:

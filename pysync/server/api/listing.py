@@ -5,17 +5,23 @@ See docs/reference/protocol.md#list.
 
 import asyncio
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from pysync import _core
+from pysync.auth.policy import AccessPolicy
 from pysync.config.key_templates import KeyTemplate, are_parameters, is_parameter
-from pysync.errors import Forbidden, InvalidAfter, InvalidLimit
+from pysync.engine.append_log import LogSettings
+from pysync.engine.subscriptions import Slices
+from pysync.errors import BadRequest, Forbidden, HashesNotAvailable, InvalidAfter, InvalidLimit
+from pysync.model import Caller
 from pysync.plugins import FileBackedCollection
-from pysync.protocol import MAX_PAGE_SIZE, clamped_int
+from pysync.protocol import HASH_DIGITS, MAX_HASHED_PAGE_SIZE, MAX_PAGE_SIZE, clamped_int
 from pysync.server.api import Service
+from pysync.server.authorization import unless_server_error
 from pysync.server.http.responses import Response, json_response
 from pysync.server.http.router import Match
 from pysync.store import Store
@@ -73,23 +79,64 @@ _is_limit = re.compile(r"[1-9][0-9]*").fullmatch
 
 
 class ListHandler:
-    """The list routes of one service."""
+    """The list routes of one collection. `pulls` is its policy for pulls."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, pulls: AccessPolicy) -> None:
+        self._service = service
         self._store = service.store
         self._authorizer = service.authorizer
+        self._pulls = pulls
+        log = pulls.collection.append_only
+        self._log = None if log is None else LogSettings.from_collection(pulls.collection)
 
     async def list(self, request: web.BaseRequest, match: Match) -> Response:
-        """Serve `GET {ns}/list/<prefix>`: `{"items", "hasMore"}`."""
+        """Serve `GET {ns}/list/<prefix>`: `{"items", "hasMore", "hashes"?}`."""
         access = await self._authorizer.authorize(request, match)
         scope = access.caller.scope
         scope = scope if scope is not None and scope.has_denies else None
-        limit, after = DEFAULT_LIMIT, None
+        limit, after, with_hashes = DEFAULT_LIMIT, None, False
         if "?" in request.raw_path:
-            limit = parse_limit(request.query.get("limit"), DEFAULT_LIMIT)
+            with_hashes = _flag(request.query.get("hashes", "false"))
+            most = MAX_HASHED_PAGE_SIZE if with_hashes else MAX_PAGE_SIZE
+            limit = parse_limit(request.query.get("limit"), DEFAULT_LIMIT, most)
             after = _after(request.query.get("after"))
+        if with_hashes:
+            await self._check_pull(match, access.signer)
         items, has_more = await self._page(match, after, limit, scope)
-        return json_response({"items": items, "hasMore": has_more}, match.route.read_headers)
+        page: dict[str, Any] = {"items": items, "hasMore": has_more}
+        if with_hashes:
+            page["hashes"] = await self._hashes(match, access.signer.scope, items)
+        return json_response(page, match.route.read_headers)
+
+    async def _check_pull(self, match: Match, caller: Caller) -> None:
+        """Raise HashesNotAvailable unless a pull would show the caller the hash of whatever is listed."""
+        policy, anywhere = self._pulls, replace(caller, scope=None)
+        if self._store.is_remote or policy.collection.push_only or policy.uses_plugin_roles:
+            raise HashesNotAvailable
+        decision = await self._authorizer.decide(policy, anywhere, match.identity, match.params, "")
+        access = unless_server_error(decision)
+        if access is None or access.hidden:
+            raise HashesNotAvailable
+
+    async def _hashes(
+        self, match: Match, scope: _core.Scope | None, names: Sequence[str]
+    ) -> Sequence[str | None]:
+        """Return the first digits of the hash of each of `names`. None stands for what is damaged, gone or
+        outside `scope`."""
+        keys = [self._key(match, name) for name in names]
+        versions = await self._service.known_versions(keys)
+        hashes, slices = list[str | None](), Slices()
+        for name, key in zip(names, keys, strict=True):
+            version = None
+            if scope is None or scope.allows(f"{match.key}/{name}"):
+                version = versions.get(key) or await self._service.stored_version(key, self._log)
+            hashes.append(None if version is None else version.hash[:HASH_DIGITS] or None)
+            await slices.share()
+        return hashes
+
+    def _key(self, match: Match, name: str) -> str:
+        """Return the key at which the item with this name is stored."""
+        return f"{match.key}/{name}".removeprefix("/")
 
     async def _page(self, match: Match, after: str | None, limit: int, scope: _core.Scope | None) -> ListPage:
         """Return the names that the caller may see, whose `scope` is None if it denies none."""
@@ -108,8 +155,8 @@ class ListHandler:
 class PluginFileListHandler(ListHandler):
     """The list routes of a collection whose files a plugin stores. Lists leave out the suffix of names."""
 
-    def __init__(self, service: Service, files: FileBackedCollection) -> None:
-        super().__init__(service)
+    def __init__(self, service: Service, pulls: AccessPolicy, files: FileBackedCollection) -> None:
+        super().__init__(service, pulls)
         self._suffix = files.suffix
         self._folder = KeyTemplate(files.template.rpartition("/")[0])
         self._visible_before = files.visible_before
@@ -132,14 +179,23 @@ class PluginFileListHandler(ListHandler):
             return ListPage([name for name in items if name < end], has_more=False)
         return ListPage(items, has_more)
 
+    def _key(self, match: Match, name: str) -> str:
+        return f"{self._folder.fill(match.params)}/{name}{self._suffix}"
 
-def parse_limit(text: str | None, default: int) -> int:
-    """Return the `limit` of a query, at most `MAX_PAGE_SIZE`. Raises InvalidLimit."""
+
+def _flag(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise BadRequest("Invalid hashes parameter")
+    return text == "true"
+
+
+def parse_limit(text: str | None, default: int, most: int = MAX_PAGE_SIZE) -> int:
+    """Return the `limit` of a query, at most `most`. Raises InvalidLimit."""
     if text is None:
         return default
     if not _is_limit(text):
         raise InvalidLimit
-    return clamped_int(text, MAX_PAGE_SIZE)
+    return clamped_int(text, most)
 
 
 def _after(text: str | None) -> str | None:

@@ -9,18 +9,21 @@ import pytest
 from support.batches import batch, collection, entries, stored
 from support.clients import SUBJECT, Browser, Signed, Start, root_device
 from support.faulty_store import FaultyStore
-from support.watched_store import LOG, MB, OPEN, Watched
+from support.watched_store import LOG, MB, OPEN, Watched, WatchedFolder
 
 from pysync.store import ObjectInfo, StoredObject
 from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 
 KB = 1024
+HIDDEN = {"pay": {"readRoles": ["admin"]}}
 SERVICE: dict[str, Any] = {
     "collections": [
         collection("notes", "notes/{id}", writeRoles=["public"]),
-        collection("fading", "fading/{id}", ttlMs=1000),
-        collection("cards", "cards/{id}", fieldPermissions={"pay": {"readRoles": ["admin"]}}),
+        collection("fading", "fading/{id}", writeRoles=["public"], ttlMs=1000),
+        collection(
+            "cards", "cards/{id}", writeRoles=["public"], fieldPermissions={"pay": {"readRoles": ["admin"]}}
+        ),
         collection("log", "log/{id}", writeRoles=["public"], appendOnly=LOG),
     ]
 }
@@ -173,6 +176,34 @@ async def test_unchanged_documents_count_nothing_towards_the_ceiling(
         "unchanged",
     ]
     assert await statuses([OTHER, OTHER, None], *"000") == ["batch_too_large"]
+
+
+async def test_folder_reads_no_unchanged_document(
+    start: Start, session: aiohttp.ClientSession, tmp_path: Path, now_ms: int
+) -> None:
+    store = await WatchedFolder.open_folder(tmp_path)
+    store.read = []
+    clock = [now_ms]
+    browser = Browser(await start(SERVICE, store, now_ms=lambda: clock[0]), session)
+    keys = ["notes/a", "notes/b", "cards/a", "fading/a"]
+    for key in keys:
+        assert (await browser.push(key, {"key": key})).status == 200
+    params = {"notes": ids("a", "b"), "cards": ids("a"), "fading": ids("a")}
+    first = await batch(browser, *params, params=params)
+    known = {name: [entry["hash"][:16] for entry in entries(first, name)] for name in params}
+    store.read.clear()
+    unchanged = await batch(browser, *params, params=params, known=known)
+    assert all("unchanged" in entry for name in params for entry in entries(unchanged, name))
+    assert store.read == []
+    clock[0] += 1001
+    (expired,) = entries(await batch(browser, *params, params=params, known=known), "fading")
+    assert (expired["hash"], store.read) == ("", ["fading/a"])
+    # The folder does not know the hash of what other programs put there, so it reads.
+    await store.put("notes/b", stored({"key": "notes/b"}))
+    store.read.clear()
+    again = await batch(browser, "notes", params=params, known={"notes": known["notes"]})
+    assert all("unchanged" in entry for entry in entries(again, "notes"))
+    assert store.read == ["notes/b"]
 
 
 async def test_access_document_that_decides_may_be_unchanged_itself(

@@ -4,7 +4,7 @@ The change log has one entry for each write, and forgets. The feed has one entry
 often it was written, so that it never has to forget one (docs/explanation/change-log.md#the-feed).
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -67,3 +67,7 @@ class Feed(Protocol):
 
     async def versions(self, keys: Collection[str]) -> dict[str, ObjectVersion]:
         """Return the versions of those objects at these keys that are known without reading them."""
+
+    async def erase(self, selects: Callable[[str], bool]) -> None:
+        """Forget the removals at the keys that this function selects, so that nothing names them. It may be
+        called in another thread. A reader that has not received one does not get a reset from here."""

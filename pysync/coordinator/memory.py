@@ -147,7 +147,8 @@ class MemoryCoordinator:
             name = change.origin, change.text.rpartition(b',"hash":')[0]
             for latest in (self._latest, self._removed):
                 latest.pop(name, None)
-            (self._removed if change.removed else self._latest)[name] = self._last_number, now_ms, change
+            latest = self._removed if change.removed else self._latest
+            latest[name] = self._last_number, now_ms, change._replace(identity="")
         self._prepared.pop(prepared, None)
         self._trim(now_ms)
         self._appended.set()
@@ -195,13 +196,6 @@ class MemoryCoordinator:
         for id_, change in changes.items():
             if (number := split_id(id_)[0]) in self._changes:
                 self._changes[number] = self._changes[number][0], change
-        replaced = {split_id(id_)[0]: change for id_, change in changes.items()}
-        for latest in (self._latest, self._removed):
-            for name, (number, at_ms, _) in list(latest.items()):
-                if (replacement := replaced.get(number)) is not None:
-                    latest[name] = number, at_ms, replacement
-                    if replacement.is_erased:
-                        del latest[name]
 
     async def begin_epoch(self) -> None:
         """See `ChangeLog.begin_epoch`."""
@@ -240,6 +234,12 @@ class MemoryCoordinator:
         page = [(f"{number:017d}", change) for number, _, change in sorted(found)[:limit]]
         is_end, run = len(page) == len(found), f"~{cursor.first}~{newest}"
         return page, is_end, newest if is_end else page[-1][0] + run, run
+
+    def forget_latest(self, selects: Callable[[Change], bool]) -> None:
+        """Forget the latest changes that this function selects."""
+        for latest in (self._latest, self._removed):
+            for name in [name for name, (_, _, change) in latest.items() if selects(change)]:
+                del latest[name]
 
     async def prepare(self, changes: Sequence[Change]) -> str:
         """See `Coordinator.prepare`."""

@@ -49,6 +49,9 @@ class LogFeed:
         """See `Feed.versions`: none is known."""
         return {}
 
+    async def erase(self, selects: Callable[[str], bool]) -> None:
+        """See `Feed.erase`: nothing is kept."""
+
 
 class MemoryFeed(LogFeed):
     """A `Feed` of a store that has existed for as long as its coordinator, in the memory of one process."""
@@ -64,6 +67,10 @@ class MemoryFeed(LogFeed):
             return found
         changes, is_end, cursor, run = found
         return FeedPage(_latest(changes, folders, self._key_of), len(changes), is_end, cursor, run)
+
+    async def erase(self, selects: Callable[[str], bool]) -> None:
+        """See `Feed.erase`."""
+        self._coordinator.forget_latest(lambda change: selects(self._key_of(parse_change(change).ref)))
 
 
 def _latest(

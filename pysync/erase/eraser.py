@@ -30,6 +30,7 @@ from pysync.concurrency import ATTEMPTS, CONCURRENT, gather_bounded
 from pysync.coordinator import LEASE_RENEW_S, holds_lease
 from pysync.engine.append_log import log_prefix
 from pysync.engine.changes import DocumentRef, origin, parse_change
+from pysync.engine.feed import feed_of
 from pysync.engine.subscriptions import Topic
 from pysync.erase.plan import (
     PLAN_KEYS,
@@ -295,9 +296,8 @@ class Eraser:
             ref, hash_, *_ = parse_change(change)
             known.add(hash_)
             if scope.includes(key := self._key_of(ref)):
-                had = {(one.namespace, one.name) for one in self._planner.locations(key)}
-                erased[id_] = change.erased(had)
-                topics |= had
+                erased[id_] = change.erased(self._planner.topics(key))
+                topics |= self._planner.topics(key)
             else:
                 erased[id_] = change._replace(identity="")
         known.discard("")
@@ -320,10 +320,16 @@ class Eraser:
         if self._store.transactional is None and request.kind == "identity":
             await forget_subject(self._store, Subject("identity", request.value))
         erasure.report.erased.update(rateCounters=counters, idempotencyRecords=claims, changes=len(erased))
+
+        def note_removal(key: str) -> bool:
+            topics.update(self._planner.topics(key) if scope.includes(key) else ())
+            return False
+
+        feed = feed_of(self._store, self._coordinator, self._key_of)
+        await feed.erase(note_removal)
         await self._record(erasure, topics=topics)
         await self._outbox.log.erase(erased)
-        if self._store.transactional is not None:
-            await self._store.transactional.feed.erase(scope.includes)
+        await feed.erase(scope.includes)
 
     async def _written(self, request: EraseRequest, scope: Scope) -> AsyncIterator[tuple[str, Change]]:
         """Yield every change in the log that names something of the request, with its id."""

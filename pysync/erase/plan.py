@@ -15,6 +15,7 @@ from pysync.concurrency import CONCURRENT, gather_bounded
 from pysync.engine.append_log import chunk_keys, log_prefix
 from pysync.engine.changes import DocumentRef, WriteContext
 from pysync.engine.history import entries_of
+from pysync.engine.subscriptions import Topic
 from pysync.erase.scope import EraseRequest, Scope, is_public_key, keyring_templates
 from pysync.errors import Conflict, DocumentCorrupt
 from pysync.plugins import PluginContext
@@ -133,6 +134,10 @@ class Planner:
     def locations(self, key: str) -> list[DocumentLocation]:
         """Return the collections that the key belongs to, of all namespaces."""
         return self._lists.keys.locate_all(DocumentRef("", {}, key=key), lambda namespace, name: True)
+
+    def topics(self, key: str) -> set[Topic]:
+        """Return the names of these collections."""
+        return {(location.namespace, location.name) for location in self.locations(key)}
 
     def removals(self, key: str, hash_: str, now_ms: int) -> list[Change]:
         """Return the change that announces the removal of the version with this hash; none for a key that no

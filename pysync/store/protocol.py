@@ -252,14 +252,6 @@ class ClaimTable(Protocol):
         """Delete the claims whose outcome this function selects, and return their number."""
 
 
-class ErasableFeed(Feed, Protocol):
-    """A `Feed` that keeps removals."""
-
-    async def erase(self, selects: Callable[[str], bool]) -> None:
-        """Forget the removals at the keys that this function selects, so that nothing names them. A reader
-        that has not been told of one does not get a reset."""
-
-
 class TransactionalStore(Store, Protocol):
     """A `Store` that keeps a change log beside its objects. A write, its changes and its claims are committed
     atomically."""
@@ -269,7 +261,7 @@ class TransactionalStore(Store, Protocol):
         """The change log of this store."""
 
     @property
-    def feed(self) -> ErasableFeed:
+    def feed(self) -> Feed:
         """The latest changes of the objects of this store."""
 
     @property

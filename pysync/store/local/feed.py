@@ -135,7 +135,7 @@ class LocalFeed:
         }
 
     async def erase(self, selects: Callable[[str], bool]) -> None:
-        """See `ErasableFeed.erase`."""
+        """See `Feed.erase`."""
         await self._writer.submit(_erase, selects)
 
 

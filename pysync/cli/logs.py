@@ -44,7 +44,8 @@ def add_watch(parser: Parser) -> None:
     parser.describe(
         watch,
         description="Runs until it is interrupted, and reconnects when the server restarts. A line "
-        '{"reset": true, "id": ID} says that changes were lost: pull everything again.',
+        '{"reset": true, "id": ID} says that changes are left out: `pysync changes --since` the last id '
+        "before it prints them.",
         example='pysync watch --collections notes --params \'{"notes": {"id": "n1"}}\'',
     )
     _add_selection(parser)

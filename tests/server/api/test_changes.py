@@ -19,6 +19,7 @@ from pysync.auth.issuing import Grant
 from pysync.engine.changes import DocumentRef
 from pysync.plugins import PluginRequest
 from pysync.store.memory import MemoryStore
+from pysync.testing import FakeClock
 
 FILES = collection("files", allowedMimeTypes=["text/plain"], deletable=True)
 GONE = {**NOTES, "deletable": True}
@@ -97,6 +98,43 @@ async def test_removal_is_an_entry_until_the_document_is_there_again(serve_at: S
     assert (await pages(browser, cursor)).changes == [change]
     written = (await browser.push("notes/a", {"n": 2})).json
     assert (await pages(browser)).changes == [{"collection": "notes", "params": {"id": "a"}, **written}]
+
+
+async def test_removal_is_kept_for_its_time_and_forgotten_later(
+    url: str, start: Start, session: aiohttp.ClientSession
+) -> None:
+    clock = FakeClock()
+    changes = {"removalsMs": 1000, "maxAgeMs": 1}
+    base = await start({"store": url, "collections": [GONE], "changes": changes}, now_ms=clock)
+    browser = Browser(base, session)
+    hashes = {key: (await browser.push(f"notes/{key}", {})).json["hash"] for key in "abc"}
+    cursors = [(await page(browser, "now")).json["cursor"]]
+    for key, hash_ in hashes.items():
+        assert (await browser.request("DELETE", f"/push/notes/{key}?baseHash={hash_}")).status == 200
+        cursors.append((await page(browser, "now")).json["cursor"])
+        clock.now_ms += 1000
+    assert (await page(browser, cursors[0])).json == {"reset": True, "cursor": cursors[-1]}
+    assert (await pages(browser, cursors[1])).keys == ["notes/b", "notes/c"]
+    assert (await pages(browser)).keys == []
+
+
+async def test_versions_that_the_store_does_not_know_are_read(
+    start: Start, tmp_path: Path, session: aiohttp.ClientSession
+) -> None:
+    """As those of an upgrade or a copy, which were never announced."""
+    browser = Browser(await start({"store": f"file:{tmp_path}", "collections": [NOTES, LOG]}), session)
+    written = [(await browser.push("notes/a", {"n": 1})).json, await append(browser, "log/a")]
+    store = start.apps[-1].engine.store  # type: ignore[attr-defined]
+    cursor = (await pages(browser)).cursor
+    for key in ("notes/a", "log/a"):
+        await store.put(key.replace("/a", "/b"), (await store.get(key)).body)
+    await store.put("notes/damaged", b"{}")
+    found = {key_of(change): change for change in (await pages(browser)).changes}
+    assert [*found] == ["notes/b", "log/b", "notes/damaged", "notes/a", "log/a"]
+    for key, expected in zip(("notes/b", "log/b"), written, strict=True):
+        assert {name: found[key][name] for name in ("hash", "timestamp")} == expected
+    assert found["notes/damaged"]["hash"] == ""
+    assert (await pages(browser, cursor)).keys == []
 
 
 async def test_now_is_a_cursor_alone_after_which_later_changes_come(serve_at: Serve) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 import os
 import sqlite3
 import stat
@@ -70,12 +71,16 @@ async def test_what_json_cannot_hold_is_rejected_at_once(path: Path, data: dict[
 
 
 async def test_unsent_appends_are_the_end_of_the_tail_in_their_order(path: Path) -> None:
-    times = iter([10, 20, 30])
+    times = itertools.count(10)
     async with replica(path, now_ms=lambda: next(times)) as opened:
         for n in range(3):
             opened.append("log/l", {"n": n})
-        found = [(element.ts_ms, element.data, element.author_pubkey) for element in opened.tail("log/l", 2)]
-    assert found == [(20, {"n": 1}, None), (30, {"n": 2}, None)]
+        found = opened.tail("log/l", 2)
+    assert [(element.data, element.author_pubkey) for element in found] == [
+        ({"n": 1}, None),
+        ({"n": 2}, None),
+    ]
+    assert 10 < found[0].ts_ms < found[1].ts_ms
 
 
 async def test_changes_yields_each_key_once_until_the_replica_is_closed(path: Path) -> None:

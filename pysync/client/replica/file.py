@@ -17,6 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 import orjson
 
 from pysync.client.models import LogElement
+from pysync.client.sync import sorted_json
 from pysync.errors import PysyncError, from_response
 
 Kind = Literal["put", "delete", "append"]
@@ -35,6 +36,7 @@ CREATE TABLE feed (
 CREATE TABLE document (
   key TEXT PRIMARY KEY, hash TEXT NOT NULL, data BLOB, written_ms INTEGER NOT NULL, checkpoint_ms INTEGER
 );
+CREATE INDEX document_without_data ON document (hash) WHERE data IS NULL;
 CREATE TABLE element (
   key TEXT, ts_ms INTEGER, members BLOB NOT NULL, PRIMARY KEY (key, ts_ms)
 ) WITHOUT ROWID;
@@ -91,6 +93,16 @@ class Edit:
     def unsent(self, **changes: Any) -> "Edit":
         """Return the edit with changes, and with nothing of it on its way."""
         return replace(self, sent=None, sent_hash=None, idempotency_key="", **changes)
+
+
+class Followed(NamedTuple):
+    """A param-set that is followed, after `cursor`; `""` before the first page. One that `is_extra` is
+    followed once, up to its end."""
+
+    collection: str
+    params: dict[str, str]
+    cursor: str = ""
+    is_extra: bool = False
 
 
 class RejectedEdit(NamedTuple):
@@ -168,6 +180,25 @@ class ReplicaFile:
         """Change a setting."""
         self._db.execute("INSERT OR REPLACE INTO setting VALUES (?, ?)", (name, value))
 
+    def feeds(self) -> list[Followed]:
+        """Return what is followed."""
+        rows = self._db.execute("SELECT collection, params, cursor, is_extra FROM feed").fetchall()
+        return [Followed(name, orjson.loads(params), *rest) for name, params, *rest in rows]
+
+    def move(self, feed: Followed, cursor: str) -> None:
+        """Follow the feed from `cursor` on, also if it is new."""
+        self._db.execute(
+            "INSERT INTO feed VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET cursor = excluded.cursor",
+            (feed.collection, sorted_json(feed.params), cursor, feed.is_extra),
+        )
+
+    def unfollow(self, feed: Followed) -> None:
+        """Follow the feed no more."""
+        self._db.execute(
+            "DELETE FROM feed WHERE collection = ? AND params = ?",
+            (feed.collection, sorted_json(feed.params)),
+        )
+
     def version(self, key: str) -> RemoteVersion | None:
         """Return the server's version; None if there never was one."""
         found = self._db.execute("SELECT * FROM document WHERE key = ?", (key,)).fetchone()
@@ -182,13 +213,23 @@ class ReplicaFile:
         """Replace the server's version."""
         self._db.execute("INSERT OR REPLACE INTO document VALUES (?, ?, ?, ?, ?)", version)
         if not version.hash:
-            self._db.execute("DELETE FROM element WHERE key = ?", (version.key,))
+            self.forget_elements(version.key)
 
     def forget(self, keys: Iterable[str]) -> None:
         """Delete the server's versions, as if they had never been received. Edits stay."""
         for key in keys:
             self._db.execute("DELETE FROM document WHERE key = ?", (key,))
-            self._db.execute("DELETE FROM element WHERE key = ?", (key,))
+            self.forget_elements(key)
+
+    def is_kept(self, hash_: str) -> bool:
+        """Return True if a file with this hash is at some key."""
+        query = "SELECT 1 FROM document WHERE hash = ? AND data IS NULL"
+        return self._db.execute(query, (hash_,)).fetchone() is not None
+
+    def forget_removals(self, before_ms: int) -> None:
+        """Delete what is known of removals before this time."""
+        query = "DELETE FROM document WHERE hash = '' AND data IS NULL AND written_ms < ?"
+        self._db.execute(query, (before_ms,))
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys below `prefix` at which something is stored, seen from here, in order."""
@@ -240,6 +281,10 @@ class ReplicaFile:
         query = "SELECT ts_ms, members FROM element WHERE key = ? ORDER BY ts_ms DESC LIMIT ?"
         found = self._db.execute(query, (key, count)).fetchall()
         return [LogElement(ts_ms, *orjson.loads(members)) for ts_ms, members in reversed(found)]
+
+    def forget_elements(self, key: str) -> None:
+        """Delete the elements of a log."""
+        self._db.execute("DELETE FROM element WHERE key = ?", (key,))
 
     def add_elements(self, key: str, elements: Iterable[LogElement]) -> None:
         """Add elements to a log, of which the newest 1000 stay."""

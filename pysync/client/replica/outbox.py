@@ -20,7 +20,9 @@ from pysync.concurrency import CONCURRENT, gather_bounded
 from pysync.errors import (
     BadRequest,
     Conflict,
+    Erased,
     Forbidden,
+    MethodNotAllowed,
     NotFound,
     OutcomeUnknown,
     PysyncError,
@@ -124,6 +126,7 @@ class SendingCopy(LocalCopy):
                     orjson.loads(edit.sent),
                     edit.base_hash or None,
                     idempotency_key=edit.idempotency_key,
+                    written_ms=edit.written_ms,
                 )
             version = RemoteVersion(edit.key, stored.hash, edit.sent, stored.timestamp_ms)
         except Conflict as conflict:
@@ -137,7 +140,8 @@ class SendingCopy(LocalCopy):
 
     async def _resolve(self, edit: Edit, conflict: Conflict) -> None:
         """Merge the edit with the version that the server has in place of its base."""
-        if edit.data is None and edit.base is None:  # a log or a file, which others go on with
+        # A log or a file, which others go on with; a server that was restored has got something newer.
+        if (edit.data is None and edit.base is None) or edit.written_ms is not None:
             with self._file.transaction():
                 self._file.drop(edit)
             return
@@ -190,7 +194,11 @@ class SendingCopy(LocalCopy):
         """Move the edit to those that were rejected. If it has been replaced while it was on its way, send
         the newer one instead. What is seen is the version of the server again."""
         current = edit if edit.kind == "append" else self._file.edit(edit.key)
-        if current is not None:
+        is_mine = edit.kind == "append" or edit.written_ms is None
+        if not is_mine and isinstance(error, Erased | Forbidden | NotFound | MethodNotAllowed):
+            with self._file.transaction():
+                self._file.drop(edit)  # somebody else's, who may send it back
+        elif current is not None:
             is_newer = edit.kind != "append" and self._is_newer(current)
             with self._file.transaction():
                 self._file.save(current.unsent(error=None if is_newer else encode_error(error)))

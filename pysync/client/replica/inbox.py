@@ -1,0 +1,343 @@
+"""Receiving what others write: from the feed of changes, and by comparing where no cursor helps."""
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from pysync.client.log_cursor import LogCursor
+from pysync.client.models import BatchEntry, LogElement, ParamSet, encode
+from pysync.client.replica.file import TAIL_ELEMENTS, Edit, Followed, RemoteVersion
+from pysync.client.replica.outbox import SendingCopy
+from pysync.client.watch import ChangesPage, is_retryable
+from pysync.concurrency import CONCURRENT, gather_bounded
+from pysync.config.key_templates import KeyTemplate
+from pysync.errors import (
+    BadRequest,
+    CheckpointTooOld,
+    DocumentCorrupt,
+    Forbidden,
+    FullNotAllowed,
+    HashesNotAvailable,
+    MethodNotAllowed,
+    NotFound,
+    PullBoundRequired,
+    PysyncError,
+)
+from pysync.protocol import HASH_DIGITS
+
+MAX_BATCH_ENTRIES: Final = 100
+"""Entries of one batch, as servers accept them by default. A batch that is rejected is sent in halves."""
+MAX_TAKEN: Final = 500
+"""Documents that are compared and stored together."""
+REMOVALS_MS: Final = 90 * 24 * 3600 * 1000
+"""Time for which a replica knows what was removed. A server that was restored may need it."""
+
+UNREADABLE: Final = (Forbidden, BadRequest, NotFound, MethodNotAllowed)
+"""Errors of what the caller may not read, or what is not there. They concern one collection or key."""
+
+
+class Announced(NamedTuple):
+    """What a feed or a list says about a key. `hash` is `""` for a removal, and None if it is not known. It
+    may be its first 16 digits. `written_ms` is 0 if it is not known."""
+
+    key: str
+    params: Mapping[str, str]
+    hash: str | None = None
+    written_ms: int = 0
+
+
+class Received(NamedTuple):
+    """A version that was fetched, and the new elements of a log: all that there are, if `is_gap`."""
+
+    version: RemoteVersion
+    elements: Sequence[LogElement] = ()
+    is_gap: bool = False
+
+
+class ReceivingCopy(SendingCopy):
+    """The versions of the server, and their way here.
+
+    A param-set has its own cursor, which is stored in the transaction that has the effect of the page. A page
+    says what changed, and batches fetch what is not known yet.
+
+    After a reset everything is compared: with a list, else with the feed from its beginning. What they do not
+    name is pulled as well, because the caller may just not see it any more: such a copy stays.
+    """
+
+    async def _receive(self) -> PysyncError | None:
+        """Receive all changes. Return the error of a collection that the caller may not read; its copies
+        stay. When it may be read again it begins anew, because its changes were not received meanwhile."""
+        denied = None
+        self._begun: list[Followed] = []
+        feeds = self._file.feeds()
+        for feed in feeds:  # which grow
+            try:
+                await self._follow(feed)
+            except UNREADABLE as error:
+                denied = error
+                with self._file.transaction():
+                    self._file.unfollow(feed) if feed.is_extra else self._file.move(feed, "")
+            feeds += self._begun
+            self._begun = []
+        return denied
+
+    def _follow_only(self, collections: Mapping[str, Sequence[ParamSet]]) -> None:
+        """Follow these param-sets. What belongs to others is forgotten, but not the edits that wait."""
+        known = {_identity(feed): feed for feed in self._file.feeds()}
+        wanted = [
+            Followed(name, {param: str(value) for param, value in params.items()})
+            for name, sets in collections.items()
+            for params in sets
+        ]
+        dropped = known.keys() - map(_identity, wanted)
+        with self._file.transaction():
+            for identity in dropped:
+                self._file.unfollow(known[identity])
+            for feed in wanted:
+                if _identity(feed) not in known:
+                    self._file.move(feed, "")
+            if any(not known[identity].is_extra for identity in dropped):
+                keys = [version.key for version in self._file.versions("")]
+                self._file.forget(key for key in keys if not any(self._covers(feed, key) for feed in wanted))
+            self._file.forget_removals(self._now_ms() - REMOVALS_MS)
+
+    async def _follow(self, feed: Followed) -> None:
+        if feed.collection not in self._paths:
+            self._paths |= await self._client.key_templates([feed.collection])
+            with self._file.transaction():
+                self._file.set("paths", encode(self._paths).decode())
+        cursor, has_more = feed.cursor, True
+        while has_more:
+            page = await self._changes(feed, cursor)
+            if page.is_reset or (not cursor and any(self._versions(feed))):
+                cursor = await self._compare(feed, page)
+            else:
+                await self._take_in(feed, _entries(page, self._paths[feed.collection]), page.cursor)
+                cursor, has_more = page.cursor, page.has_more
+        if feed.is_extra:
+            with self._file.transaction():
+                self._file.unfollow(feed)
+
+    async def _changes(self, feed: Followed, cursor: str) -> ChangesPage:
+        return await self._client.changes(cursor or None, [feed.collection], {feed.collection: feed.params})
+
+    async def _compare(self, feed: Followed, page: ChangesPage) -> str:
+        """Compare everything with the server; return the cursor after which changes are missing. `page` is
+        the reset, or else the first page of a feed that begins anew."""
+        cursor = page.cursor if page.is_reset else (await self._changes(feed, "now")).cursor
+        seen = set[str]()
+        async for entries in self._survey(feed, page.is_reset and page.restored_ms is None):
+            seen.update(entry.key for entry in entries)
+            await self._take_in(feed, entries, restored_ms=page.restored_ms)
+        path = KeyTemplate.of(self._paths[feed.collection])
+        rest = [version.key for version in self._versions(feed) if version.hash and version.key not in seen]
+        for at in range(0, len(rest), MAX_TAKEN):
+            entries = [Announced(key, path.params_of(key)) for key in rest[at : at + MAX_TAKEN]]
+            await self._take_in(feed, entries, restored_ms=page.restored_ms)
+        with self._file.transaction():
+            self._file.move(feed, cursor)
+        return cursor
+
+    async def _survey(self, feed: Followed, may_list: bool) -> AsyncIterator[list[Announced]]:
+        """Yield what the server has: from a list if that is possible, else from the feed. In a bucket whose
+        collection is not listable neither is, and nothing comes."""
+        path = KeyTemplate.of(self._paths[feed.collection])
+        if may_list and path.ends_in_param and path.params[-1] not in feed.params:
+            with suppress(KeyError, *UNREADABLE):
+                entries = list[Announced]()
+                async for name, hash_ in self._names("/".join(path.segments[:-1]).format_map(feed.params)):
+                    params = {**feed.params, path.params[-1]: name}
+                    entries.append(Announced(path.fill(params), params, hash_))
+                    if len(entries) == MAX_TAKEN:
+                        yield entries
+                        entries = []
+                yield entries
+                return
+        cursor, has_more = "", True
+        while has_more and not (page := await self._changes(feed, cursor)).is_reset:
+            yield _entries(page, path.text)
+            cursor, has_more = page.cursor, page.has_more
+
+    async def _names(self, prefix: str) -> AsyncIterator[tuple[str, str | None]]:
+        """Yield the names of a list, with the digits of their hashes where the server has them."""
+        try:
+            async for each in self._client.list_hashes(prefix):
+                yield each
+        except HashesNotAvailable:
+            async for name in self._client.list(prefix):
+                yield name, None
+
+    async def _take_in(
+        self,
+        feed: Followed,
+        entries: Sequence[Announced],
+        cursor: str | None = None,
+        restored_ms: int | None = None,
+    ) -> None:
+        """Fetch what is new of the entries, and store it together with the cursor. After a restore, what is
+        known here of later times is sent back."""
+        news = [entry for entry in entries if self._is_new(entry)]
+        removed = [RemoteVersion(each.key, "", None, each.written_ms) for each in news if each.hash == ""]
+        wanted = [entry for entry in news if entry.hash != ""]
+        batches = [wanted[at : at + MAX_BATCH_ENTRIES] for at in range(0, len(wanted), MAX_BATCH_ENTRIES)]
+
+        async def fetch(batch: Sequence[Announced]) -> list[Received]:
+            return await self._fetch(feed.collection, batch)
+
+        fetched = [each for found in await gather_bounded(CONCURRENT, batches, fetch) for each in found]
+        with self._file.transaction():
+            for version, elements, is_gap in (*fetched, *map(Received, removed)):
+                before = self._file.version(version.key)
+                if restored_ms is None or not self._send_back(before, version, restored_ms):
+                    self._take(version)
+                if is_gap:
+                    self._file.forget_elements(version.key)
+                self._file.add_elements(version.key, elements)
+                self._begin_space(before, version)
+            if cursor is not None:
+                self._file.move(feed, cursor)
+        for each in (*fetched, *map(Received, removed)):
+            self._notify(each.version.key)
+
+    def _is_new(self, entry: Announced) -> bool:
+        version = self._file.version(entry.key)
+        if version is None or entry.hash is None:
+            return entry.hash != ""
+        return version.hash[:HASH_DIGITS] != entry.hash[:HASH_DIGITS]
+
+    async def _fetch(self, collection: str, entries: Sequence[Announced]) -> list[Received]:
+        """Return what is stored of the entries, without what the caller may not read and what it has."""
+        found: Sequence[BatchEntry | None]
+        try:
+            versions = [self._file.version(entry.key) for entry in entries]
+            found = await self._client.batch_pull_many(
+                collection, [entry.params for entry in entries], [each and each.hash for each in versions]
+            )
+        except BadRequest:  # too many, or one that no batch may have
+            if len(entries) > 1:
+                middle = len(entries) // 2
+                first, second = entries[:middle], entries[middle:]
+                return [*await self._fetch(collection, first), *await self._fetch(collection, second)]
+            found = [await self._pull(entries[0])]
+        received = []
+        for entry, each in zip(entries, found, strict=True):
+            if isinstance(each, PullBoundRequired):
+                with suppress(*UNREADABLE):
+                    received.append(await self._fetch_log(entry))
+            elif isinstance(each, NotFound):  # files are not in batches
+                if entry.hash is not None:
+                    received.append(Received(RemoteVersion(entry.key, entry.hash, None, entry.written_ms)))
+                elif not isinstance(pulled := await self._pull(entry), PysyncError | None):
+                    received.append(
+                        Received(RemoteVersion(entry.key, pulled.hash, None, pulled.timestamp_ms))
+                    )
+            elif isinstance(each, PysyncError):
+                if is_retryable(each) and not isinstance(each, DocumentCorrupt):
+                    raise each
+            elif each is not None and not each.unchanged:
+                data = encode(each.data) if each.hash else None
+                written_ms = entry.written_ms or each.timestamp_ms
+                received.append(Received(RemoteVersion(entry.key, each.hash, data, written_ms)))
+        return received
+
+    async def _pull(self, entry: Announced) -> BatchEntry | None:
+        """Return what a batch would have; None for a file."""
+        try:
+            return await self._client.pull(entry.key)
+        except ValueError:
+            return None
+        except PysyncError as error:
+            return error
+
+    async def _fetch_log(self, entry: Announced) -> Received:
+        """Return the elements after the checkpoint, or the newest of a log that is new here."""
+        key, hash_ = entry.key, entry.hash
+        version = self._file.version(key) or RemoteVersion(key, "")
+        if hash_ is None and not (hash_ := (await self._client.pull(key, last=0)).hash):
+            return Received(RemoteVersion(key, "", None, self._now_ms()))
+        elements: list[LogElement] = []
+        cursor = LogCursor(self._client, key, field=None, since=version.checkpoint_ms)
+        if is_gap := version.checkpoint_ms is None:
+            cursor = LogCursor(self._client, key, field=None, first=TAIL_ELEMENTS)
+        try:
+            while not elements or cursor.has_more:
+                pulled = await cursor.pull()
+                elements = (elements + pulled)[-TAIL_ELEMENTS:]
+                if not pulled:
+                    break
+        except (CheckpointTooOld, FullNotAllowed):
+            is_gap, cursor = True, LogCursor(self._client, key, field=None, first=TAIL_ELEMENTS)
+            elements = await cursor.pull()
+        return Received(
+            RemoteVersion(key, hash_, None, entry.written_ms, cursor.checkpoint_ms), elements, is_gap
+        )
+
+    def _send_back(self, mine: RemoteVersion | None, theirs: RemoteVersion, restored_ms: int) -> bool:
+        """Have a restored server get what was received after that moment, if it has an earlier version. In a
+        transaction."""
+        is_earlier = not theirs.hash or theirs.written_ms <= restored_ms
+        if mine is None or mine.written_ms <= restored_ms or not is_earlier or (mine.hash and not mine.data):
+            return False
+        self._file.store(theirs)
+        edit = self._file.edit(mine.key)
+        if edit is None:
+            try:
+                data = None if mine.data is None else encode(self._open(mine.key, mine.data))
+            except Exception:  # of a cipher: what cannot be opened cannot be sealed again
+                return True
+            edit = Edit(None, mine.key, "put" if mine.data else "delete", data, written_ms=mine.written_ms)
+        if edit.data is not None or theirs.hash:
+            self._file.save(edit.unsent(base=theirs.data, base_hash=theirs.hash))
+        return True
+
+    def _begin_space(self, before: RemoteVersion | None, version: RemoteVersion) -> None:
+        """If an access document names the caller, and did not before, begin anew what is followed in that
+        space: what is there already was not announced. In a transaction."""
+        collection = self._collection_of(version.key) or ""
+        if not self._is_member(version.data) or (before is not None and self._is_member(before.data)):
+            return
+        space = KeyTemplate.of(self._paths[collection]).params_of(version.key)
+        for feed in self._file.feeds():
+            names = KeyTemplate.of(self._paths.get(feed.collection, "")).params
+            if feed.collection != collection and not feed.is_extra and space.keys() <= set(names):
+                if any(feed.params.get(name, value) != value for name, value in space.items()):
+                    continue
+                params = {**feed.params, **space}
+                begun = feed._replace(cursor="", params=params, is_extra=params != feed.params)
+                self._file.move(begun, "")
+                self._begun.append(begun)
+
+    def _is_member(self, data: bytes | None) -> bool:
+        """Return True if this is an access document that names the caller."""
+        found: dict[str, Any] = orjson.loads(data or b"{}")
+        members = found.get("members")
+        named = [found.get("owner"), *(members if isinstance(members, list) else [])]
+        return self._client.identity != "" and self._client.identity in named
+
+    def _covers(self, feed: Followed, key: str) -> bool:
+        """Return True if the document at `key` belongs to the feed."""
+        if self._collection_of(key) != feed.collection:
+            return False
+        return feed.params.items() <= KeyTemplate.of(self._paths[feed.collection]).params_of(key).items()
+
+    def _versions(self, feed: Followed) -> Iterator[RemoteVersion]:
+        """Yield what is known of the documents of a feed."""
+        path = self._paths.get(feed.collection, "")
+        prefix = path.format_map(dict.fromkeys(KeyTemplate.of(path).params, "\0") | feed.params).split("\0")[
+            0
+        ]
+        return (each for each in self._file.versions(prefix) if self._covers(feed, each.key))
+
+
+def _identity(feed: Followed) -> tuple[str, bytes]:
+    return feed.collection, encode(feed.params, orjson.OPT_SORT_KEYS)
+
+
+def _entries(page: ChangesPage, path: str) -> list[Announced]:
+    """Return the entries of a page of a collection with this template of keys."""
+    return [
+        Announced(KeyTemplate.of(path).fill(each.params), each.params, each.hash, each.timestamp_ms)
+        for each in page.changes
+    ]

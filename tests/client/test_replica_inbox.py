@@ -1,0 +1,287 @@
+"""The inbox of a replica: what others write arrives, whatever was missed, and what was removed goes."""
+
+import hashlib
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.clients import Start
+from support.collections import OWN, UNSIGNED, collection
+from support.http_relay import RequestHead
+from support.s3_fault_proxy import FaultProxy
+
+from pysync.client import Client, Replica, RetryPolicy, Unreachable
+from pysync.client.models import ParamSet
+
+SERVICE: dict[str, Any] = {
+    "collections": [
+        collection("notes", deletable=True, listable=True),
+        collection("plain", deletable=True),
+        collection("cells", "sheets/{sheet}/{cell}", deletable=True, listable=True),
+        collection("own", "users/{identity}/{id}", **OWN),
+        collection("log", appendOnly=UNSIGNED, deletable=True),
+        collection("entries", appendOnly={"field": "entries", "requireAuthorSignature": False}),
+        collection("files", allowedMimeTypes=["image/png"], deletable=True, listable=True),
+    ],
+}
+ONCE = RetryPolicy(attempts=1, initial_s=0.01, max_s=0.01)
+Collections = dict[str, ParamSet | list[ParamSet]]
+
+
+class Phone:
+    """A device whose replica lives in one file, over a network whose requests are counted."""
+
+    def __init__(self, file: Path, network: FaultProxy, direct: Client) -> None:
+        self.file = file
+        self.network = network
+        self.direct = direct
+
+    @asynccontextmanager
+    async def replica(self, collections: Collections | None = None, **options: Any) -> AsyncIterator[Replica]:
+        collections = collections or {"notes": {}}
+        async with (
+            Client(self.network.url, backoff=ONCE) as client,
+            Replica(self.file, client, collections, **options) as replica,
+        ):
+            await replica.synced()
+            yield replica
+
+
+@pytest.fixture
+async def phone(start: Start, tmp_path: Path) -> AsyncIterator[Phone]:
+    async with AsyncExitStack() as stack:
+        url = await start(SERVICE)
+        direct = await stack.enter_async_context(Client(url))
+        yield Phone(tmp_path / "app.db", await stack.enter_async_context(FaultProxy(url)), direct)
+
+
+async def test_first_sync_receives_all_of_what_is_followed(phone: Phone) -> None:
+    for n in range(230):
+        await phone.direct.push(f"notes/n{n:03}", {"n": n})
+    await phone.direct.push("plain/a", {"n": 1})
+    async with phone.replica() as replica:
+        assert replica.keys() == [f"notes/n{n:03}" for n in range(230)]
+        assert replica.get("notes/n229") == {"n": 229}
+        assert replica.status.error is None
+
+
+async def test_changes_and_removals_of_others_are_received_after_a_restart(phone: Phone) -> None:
+    for name in "abc":
+        await phone.direct.push(f"notes/{name}", {"n": 1})
+    async with phone.replica():
+        pass
+    pulled = await phone.direct.pull("notes/a")
+    await phone.direct.push("notes/a", {"n": 2}, pulled.hash)
+    await phone.direct.delete("notes/b", (await phone.direct.pull("notes/b")).hash)
+    phone.network.reset_counts()
+    async with phone.replica() as replica:
+        assert (replica.get("notes/a"), replica.get("notes/b")) == ({"n": 2}, None)
+        assert replica.keys() == ["notes/a", "notes/c"]
+    assert phone.network.calls["GET"] <= 4  # a page, a batch, the stream, and the page that it leads to
+
+
+async def test_changes_of_others_arrive_as_they_happen(phone: Phone) -> None:
+    async with phone.replica() as replica:
+        changes = replica.changes()
+        pushed = await phone.direct.push("notes/a", {"n": 1})
+        assert (await anext(changes), replica.get("notes/a")) == ("notes/a", {"n": 1})
+        await phone.direct.push("notes/a", {"n": 2}, pushed.hash)
+        assert (await anext(changes), replica.get("notes/a")) == ("notes/a", {"n": 2})
+
+
+async def test_an_edit_that_waits_is_merged_with_what_is_received(phone: Phone) -> None:
+    await phone.direct.push("notes/a", {"title": "old", "n": 1})
+    async with phone.replica() as replica:
+        phone.network.abort("POST", times=None)
+        replica.put("notes/a", {"title": "ours", "n": 1})
+        pulled = await phone.direct.pull("notes/a")
+        await phone.direct.push("notes/a", {"title": "old", "n": 2}, pulled.hash)
+        with pytest.raises(Unreachable):
+            await replica.synced()
+        assert replica.get("notes/a") == {"title": "ours", "n": 2}
+        phone.network.reset()
+        await replica.synced()
+        assert replica.status.unsent == 0
+    assert (await phone.direct.pull("notes/a")).data == {"title": "ours", "n": 2}
+
+
+async def test_a_removal_deletes_the_local_copy_unless_an_edit_waits(phone: Phone) -> None:
+    for name in "ab":
+        await phone.direct.push(f"notes/{name}", {"n": 1})
+    async with phone.replica():
+        pass
+    for name in "ab":
+        await phone.direct.delete(f"notes/{name}", (await phone.direct.pull(f"notes/{name}")).hash)
+    phone.network.abort(times=None)
+    async with (
+        Client(phone.network.url, backoff=ONCE) as client,
+        Replica(phone.file, client, {"notes": {}}) as replica,
+    ):
+        replica.put("notes/a", {"n": 2})
+        phone.network.reset()
+        await replica.synced()
+        assert replica.keys() == ["notes/a"]
+    assert (await phone.direct.pull("notes/a")).data == {"n": 2}
+
+
+@pytest.mark.parametrize("name", ["log", "entries"])
+async def test_newest_elements_of_logs_are_received(phone: Phone, name: str) -> None:
+    for n in range(3):
+        await phone.direct.append(f"{name}/l", {"n": n})
+    async with phone.replica({name: {}}) as replica:
+        assert [each.data["n"] for each in replica.tail(f"{name}/l", 2)] == [1, 2]
+        assert (replica.keys(), replica.get(f"{name}/l")) == ([f"{name}/l"], None)
+    for n in range(3, 1010):
+        await phone.direct.append(f"{name}/l", {"n": n})
+    async with phone.replica({name: {}}) as replica:
+        assert [each.data["n"] for each in replica.tail(f"{name}/l", 2000)] == list(range(10, 1010))
+        replica.append(f"{name}/l", {"n": 1010})
+        await phone.direct.append(f"{name}/l", {"n": 1011})
+        await replica.synced()
+        await replica.synced()
+        elements = (await phone.direct.pull(f"{name}/l", full=True)).elements(
+            name if name == "entries" else "items"
+        )
+        assert replica.tail(f"{name}/l", 5) == elements[-5:]
+
+
+async def test_files_are_fetched_on_demand_and_kept_until_they_change(phone: Phone) -> None:
+    await phone.direct.push_blob("files/cat", b"one", "image/png")
+    async with phone.replica({"files": {}}) as replica:
+        assert (replica.keys(), replica.get("files/cat")) == (["files/cat"], None)
+        path = await replica.file("files/cat")
+        assert path is not None
+        assert path.read_bytes() == b"one"
+        phone.network.reset_counts()
+        assert await replica.file("files/cat") == path
+        assert phone.network.calls.total() == 0
+        assert await replica.file("files/none") is None
+    await phone.direct.push_blob("files/cat", b"two", "image/png")
+    async with phone.replica({"files": {}}) as replica:
+        newer = await replica.file("files/cat")
+        assert newer is not None
+        assert newer.read_bytes() == b"two"
+    async with phone.replica({"files": {}}):
+        assert not path.exists()
+        assert newer.exists()
+
+
+async def test_param_sets_narrow_a_collection(phone: Phone) -> None:
+    for sheet in "abc":
+        await phone.direct.push(f"sheets/{sheet}/x", {"n": 1})
+    async with phone.replica({"cells": [{"sheet": "a"}, {"sheet": "b"}]}) as replica:
+        assert replica.keys() == ["sheets/a/x", "sheets/b/x"]
+        replica.put("sheets/a/y", {"n": 2})
+        await replica.synced()
+    async with phone.replica({"cells": [{"sheet": "b"}, {"sheet": "c"}]}) as replica:
+        assert replica.keys() == ["sheets/b/x", "sheets/c/x"]
+
+
+async def test_edits_of_a_collection_that_is_not_followed_any_more_are_still_sent(phone: Phone) -> None:
+    async with phone.replica({"notes": {}, "plain": {}}) as replica:
+        phone.network.abort(times=None)
+        replica.put("plain/a", {"n": 1})
+    phone.network.reset()
+    async with phone.replica({"notes": {}}) as replica:
+        assert replica.status.unsent == 0
+    assert (await phone.direct.pull("plain/a")).data == {"n": 1}
+
+
+class Traffic:
+    """What is requested of a server, by the first word of the path."""
+
+    def __init__(self, network: FaultProxy) -> None:
+        self.paths: list[str] = []
+        network.abort(when=self._note)
+
+    def _note(self, sent: RequestHead) -> bool:
+        self.paths.append(sent.path.split("/")[0])
+        return False
+
+
+async def test_a_reset_is_followed_by_a_comparison_with_hashes(phone: Phone) -> None:
+    """Of 230 documents one batch is fetched: what changed, and what is new; what is gone is asked for."""
+    await fill(phone)
+    async with phone.replica():
+        pass
+    forget_cursor(phone.file)
+    await change_some(phone)
+    traffic = Traffic(phone.network)
+    async with phone.replica() as replica:
+        check_some(replica)
+    assert [path for path in traffic.paths if path != "events"][:5] == [
+        "changes",
+        "list",
+        "batch",
+        "batch",
+        "changes",
+    ]
+
+
+@pytest.mark.parametrize("name", ["plain", "cells"])
+async def test_collections_that_cannot_be_listed_are_compared_with_the_feed(phone: Phone, name: str) -> None:
+    prefix = {"plain": "plain", "cells": "sheets/a"}[name]
+    for key in ("same", "changed", "removed"):
+        await phone.direct.push(f"{prefix}/{key}", {"n": 1})
+    async with phone.replica({name: {}}):
+        pass
+    forget_cursor(phone.file)
+    pulled = await phone.direct.pull(f"{prefix}/changed")
+    await phone.direct.push(f"{prefix}/changed", {"n": 2}, pulled.hash)
+    await phone.direct.delete(f"{prefix}/removed", (await phone.direct.pull(f"{prefix}/removed")).hash)
+    await phone.direct.push(f"{prefix}/new", {"n": 1})
+    async with phone.replica({name: {}}) as replica:
+        assert {key: replica.get(key) for key in sorted(replica.keys())} == {
+            f"{prefix}/changed": {"n": 2},
+            f"{prefix}/new": {"n": 1},
+            f"{prefix}/same": {"n": 1},
+        }
+
+
+async def test_logs_and_files_are_compared_too(phone: Phone) -> None:
+    collections: Collections = {"log": {}, "files": {}}
+    for key in ("same", "changed", "removed"):
+        await phone.direct.append(f"log/{key}", {"n": 1})
+        await phone.direct.push_blob(f"files/{key}", b"1", "image/png")
+    async with phone.replica(collections):
+        pass
+    forget_cursor(phone.file)
+    await phone.direct.append("log/changed", {"n": 2})
+    await phone.direct.push_blob("files/changed", b"2", "image/png")
+    await phone.direct.delete("log/removed", (await phone.direct.pull("log/removed", last=0)).hash)
+    await phone.direct.delete("files/removed", hashlib.sha256(b"1").hexdigest())
+    async with phone.replica(collections) as replica:
+        assert replica.keys() == ["files/changed", "files/same", "log/changed", "log/same"]
+        assert [each.data for each in replica.tail("log/changed", 9)] == [{"n": 1}, {"n": 2}]
+        path = await replica.file("files/changed")
+        assert path is not None
+        assert path.read_bytes() == b"2"
+
+
+async def fill(phone: Phone) -> None:
+    for n in range(230):
+        await phone.direct.push(f"notes/n{n:03}", {"n": n})
+
+
+async def change_some(phone: Phone) -> None:
+    pulled = await phone.direct.pull("notes/n001")
+    await phone.direct.push("notes/n001", {"n": "changed"}, pulled.hash)
+    await phone.direct.delete("notes/n002", (await phone.direct.pull("notes/n002")).hash)
+    await phone.direct.push("notes/new", {"n": "new"})
+
+
+def check_some(replica: Replica) -> None:
+    assert replica.keys() == [f"notes/n{n:03}" for n in range(230) if n != 2] + ["notes/new"]
+    found = [replica.get(f"notes/{name}") for name in ("n000", "n001", "n002", "new")]
+    assert found == [{"n": 0}, {"n": "changed"}, None, {"n": "new"}]
+
+
+def forget_cursor(file: Path) -> None:
+    """Have the replica come back with a cursor of another log, as after the loss of the server's."""
+    database = sqlite3.connect(file)
+    database.execute("UPDATE feed SET cursor = '00000000000000001-00000000'")
+    database.commit()
+    database.close()

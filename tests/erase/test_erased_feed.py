@@ -7,11 +7,13 @@ import aiohttp
 import pytest
 from support.clients import Browser, Start
 from support.collections import collection
+from support.faulty_store import FaultyStore
 from support.folder_search import files_with
 
 from pysync.changelog import Change
 from pysync.erase import EraseRequest
 from pysync.server.app import App
+from pysync.store.memory import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("hasty_erasures")
 
@@ -102,6 +104,19 @@ async def test_a_removal_that_the_log_forgot_long_ago_leaves_the_feed_with_a_res
     await service.erase(f"notes/{NAME}")
     assert await service.is_reset(before, collections="notes")
     assert not await service.is_reset(page["cursor"], collections="other")
+
+
+async def test_a_reader_that_has_everything_costs_no_read_of_the_store(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    store = FaultyStore(MemoryStore())
+    base = await start(MEMBERS, store)
+    service = Service(start.apps[-1], Browser(base, session))  # type: ignore[attr-defined]
+    await service.write("notes/a")
+    newest = (await service.changes("since=now"))["cursor"]
+    before = store.calls["get"]
+    assert await service.changes(f"since={newest}") == {"changes": [], "cursor": newest}
+    assert store.calls["get"] == before
 
 
 async def test_no_byte_of_an_old_removal_is_left(

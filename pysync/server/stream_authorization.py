@@ -109,19 +109,15 @@ class KeyIndex:
             return ref.key
         return template.fill(ref.params) + suffix
 
-    def folders(self, wanted: SubscriptionFilter) -> list[str]:
-        """Return the keys at or below which the documents of a subscription are stored, of which none lies
-        below another; `""` stands for all keys."""
-        found = list[str]()
+    def folders(self, wanted: SubscriptionFilter) -> set[str]:
+        """Return the keys at or below which the documents of a subscription are stored; `""` stands for all
+        keys."""
+        found = set[str]()
         for topic, values in wanted.items():
             template, suffix = self._stored_at[topic]
             is_key = values.keys() >= set(template.params)
-            found.append(template.folder(values) + (suffix if is_key else ""))
-        outermost = list[str]()
-        for folder in sorted(found, key=lambda each: each.split("/")):
-            if not any(f"{folder}/".startswith(outer and f"{outer}/") for outer in outermost[-1:]):
-                outermost.append(folder)
-        return outermost
+            found.add(template.folder(values) + (suffix if is_key else ""))
+        return found
 
     def may_write_to(self, topics: Iterable[Topic]) -> Callable[[str], bool]:
         """Return a function that returns True if collections with this origin may write documents that one of

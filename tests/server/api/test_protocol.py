@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
+from support.change_pages import page
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, encoded, minted_at, root_device
 from support.reference import canonical
 from yarl import URL
@@ -897,6 +898,21 @@ async def test_a_keyring_outside_the_scope_or_roles_is_left_out(
 
 
 # Namespaces and operations
+
+
+async def test_what_changed_since_a_cursor_is_named_once(anyone: Browser, unique: Unique) -> None:
+    cursor = (await page(anyone, "now", collections="notes")).json["cursor"]
+    key = unique("notes")
+    first = (await anyone.push(key, {})).json["hash"]
+    second = (await anyone.push(key, {"n": 2}, first)).json
+    params = {"notes": {"id": key.partition("/")[2]}}
+    reply = await page(anyone, cursor, collections="notes", params=params)
+    change = {"collection": "notes", "params": params["notes"], **second}
+    assert reply.json == {"changes": [change], "cursor": reply.json["cursor"]}
+    again = await page(anyone, reply.json["cursor"], collections="notes", params=params)
+    assert again.json["changes"] == []
+    for query in ({"since": "x"}, {"limit": "0"}, {"collections": "none"}):
+        assert (await page(anyone, **query)).status == 400
 
 
 async def test_a_namespace_is_a_prefix_over_the_same_keys(anyone: Browser, unique: Unique) -> None:

@@ -9,10 +9,13 @@ from support.clients import Browser, Start
 from support.collections import collection
 from support.faulty_store import FaultyStore
 from support.folder_search import files_with
+from support.s3_stores import new_prefix
 
 from pysync.changelog import Change
+from pysync.coordinator.redis.coordinator import RedisCoordinator
 from pysync.erase import EraseRequest
 from pysync.server.app import App
+from pysync.store import open_store
 from pysync.store.memory import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("hasty_erasures")
@@ -62,7 +65,16 @@ class Service(NamedTuple):
 async def service(
     request: pytest.FixtureRequest, start: Start, session: aiohttp.ClientSession, folder: Path
 ) -> Service:
-    base = await start(MEMBERS | ({} if request.param == "memory" else {"store": f"file:{folder}"}))
+    """A service whose store is in memory, a folder or a bucket, or whose coordinator is Redis."""
+    store, members, options = None, MEMBERS, dict[str, Any]()
+    if request.param == "folder":
+        members = MEMBERS | {"store": f"file:{folder}"}
+    elif request.param == "bucket":
+        store = await open_store(request.getfixturevalue("moto").store(new_prefix()))
+        members = MEMBERS | {"coordinator": f"file:{folder}", "changes": {}}
+    elif request.param == "redis":
+        options["coordinator"] = await RedisCoordinator.connect(request.getfixturevalue("redis").url)
+    base = await start(members, store, **options)
     return Service(start.apps[-1], Browser(base, session))  # type: ignore[attr-defined]
 
 
@@ -76,6 +88,9 @@ async def test_the_feed_names_nothing_that_was_erased(service: Service) -> None:
     assert (await service.changes(f"since={before}&collections=other"))["changes"] == []
 
 
+@pytest.mark.parametrize(
+    "service", ["memory", "folder", "redis", pytest.param("bucket", marks=pytest.mark.slow)], indirect=True
+)
 async def test_only_readers_of_the_collections_of_what_was_erased_get_a_reset(service: Service) -> None:
     await service.write("notes/a", f"notes/{NAME}", "other/a")
     before = (await service.changes("since=now"))["cursor"]

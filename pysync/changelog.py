@@ -82,11 +82,12 @@ def split_id(id_: str) -> tuple[int, str]:
 
 
 class Cursor(NamedTuple):
-    """What the position of a reader says: an id of the change log, or a place within a run of pages of the
+    """The position of a reader: an id of the change log, or a place within a run of pages of the
     feed (docs/explanation/change-log.md#cursors).
 
-    The reader has everything up to `position`. What it holds was there at `first` or later, so it needs the
-    removals since then. `latest` was the newest id of the log when it read last. For an id all are that id.
+    The reader has everything up to `position`. Everything that it holds was there at `first` or later, so it
+    needs the removals since then. `latest` was the newest id of the log when it read last. For an id all are
+    that id.
     """
 
     position: str

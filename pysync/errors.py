@@ -301,7 +301,7 @@ class ReloadRefused(PysyncError, status=409, code="reload_refused", message="Con
 
 
 class Erased(PysyncError, status=410, code="erased", message="erased"):
-    """What was written at this key up to the time `written` of the push was erased, and may not come back."""
+    """The versions of this key up to the time `written` of the push were erased, and may not come back."""
 
 
 class PayloadTooLarge(PysyncError, status=413, code="payload_too_large", message="Payload too large"):

@@ -46,6 +46,8 @@ CHUNK_BYTES: Final = 256 * 1024
 """Bytes that are read, inflated or written at once of what is not held as a whole."""
 MAX_PAGE_SIZE: Final = 1000
 """Maximum number of names in a page of a list."""
+MAX_BATCH_ENTRIES: Final = 100
+"""Maximum number of entries of a batch, unless the configuration has another one."""
 MAX_HASHED_PAGE_SIZE: Final = 5_000
 """Maximum number of names in a page of a list with hashes."""
 HASH_DIGITS: Final = 16

@@ -33,10 +33,9 @@ from pysync.errors import (
     Unauthorized,
     Unavailable,
 )
+from pysync.protocol import MAX_BATCH_ENTRIES
 
 VERSIONS: Final = ".pysync-export"
-BATCH: Final = 100
-"""Documents that are read with one request: as many as a server allows by default."""
 MAX_FILE_BYTES: Final = 256 * 1024 * 1024
 """Size of the largest file that is read."""
 _NAMES: Final = {ENAMETOOLONG, EILSEQ, EINVAL, EEXIST, ENOTDIR, EISDIR, ENOTEMPTY}
@@ -164,8 +163,8 @@ async def export(options: argparse.Namespace) -> int:
             template = KeyTemplate.of((await client.key_templates([name]))[name])
             sets = await _list(client, name, template, given)
             folder.progress.whole = folder.counts.total() + len(sets)
-            for at in range(0, len(sets), BATCH):
-                page = sets[at : at + BATCH]
+            for at in range(0, len(sets), MAX_BATCH_ENTRIES):
+                page = sets[at : at + MAX_BATCH_ENTRIES]
                 for one, entry in zip(page, await _read(client, name, template, page), strict=True):
                     if isinstance(entry, NotFound | PullBoundRequired):
                         raise ValueError(f"{name} has no documents: it has logs or files, or is in a bundle")

@@ -84,7 +84,7 @@ class _Erasure:
     log_ids: set[str] = field(default_factory=set)
     hashes: set[str] = field(default_factory=set)
     marks: set[str] = field(default_factory=set)
-    """What backups are to forget, as `ErasureRecord` records it."""
+    """The marks that backups are to forget, as `ErasureRecord` records it."""
 
 
 class Eraser:

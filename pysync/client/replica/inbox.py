@@ -25,10 +25,8 @@ from pysync.errors import (
     PullBoundRequired,
     PysyncError,
 )
-from pysync.protocol import HASH_DIGITS
+from pysync.protocol import HASH_DIGITS, MAX_BATCH_ENTRIES
 
-MAX_BATCH_ENTRIES: Final = 100
-"""Entries of one batch, as servers accept them by default. A batch that is rejected is sent in halves."""
 MAX_TAKEN: Final = 500
 """Documents that are compared and stored together."""
 REMOVALS_MS: Final = 90 * 24 * 3600 * 1000
@@ -39,7 +37,7 @@ UNREADABLE: Final = (Forbidden, BadRequest, NotFound, MethodNotAllowed)
 
 
 class Announced(NamedTuple):
-    """What a feed or a list says about a key. `hash` is `""` for a removal, and None if it is not known. It
+    """The entry of a feed or a list for a key. `hash` is `""` for a removal, and None if it is not known. It
     may be its first 16 digits. `written_ms` is 0 if it is not known."""
 
     key: str
@@ -62,8 +60,8 @@ class ReceivingCopy(SendingCopy):
     A param-set has its own cursor, which is stored in the transaction that has the effect of the page. A page
     says what changed, and batches fetch what is not known yet.
 
-    After a reset everything is compared: with a list, else with the feed from its beginning. What they do not
-    name is pulled as well, because the caller may just not see it any more: such a copy stays.
+    After a reset everything is compared: with a list, else with the feed from its beginning. A document that
+    they do not name is pulled as well, because the caller may just not see it any more: such a copy stays.
     """
 
     async def _receive(self) -> PysyncError | None:
@@ -84,7 +82,7 @@ class ReceivingCopy(SendingCopy):
         return denied
 
     def _follow_only(self, collections: Mapping[str, Sequence[ParamSet]]) -> None:
-        """Follow these param-sets. What belongs to others is forgotten, but not the edits that wait."""
+        """Follow these param-sets. Copies that belong to others are forgotten, but not edits that wait."""
         known = {_identity(feed): feed for feed in self._file.feeds()}
         wanted = [
             Followed(name, {param: str(value) for param, value in params.items()})

@@ -157,7 +157,7 @@ class SendingCopy(LocalCopy):
         if not 0 <= self._now_ms() - edit.sent_ms < KEYS_TRUSTED_MS:
             if (found := await self._find(edit)) is not None:
                 return self._accept(edit, found)
-            # What has not arrived by now does not arrive any more: this counts as the first attempt.
+            # An attempt that has not arrived by now never does: this one counts as the first.
             edit = replace(edit, sent_ms=self._now_ms())
             with self._file.transaction():
                 self._file.save(edit)
@@ -192,7 +192,7 @@ class SendingCopy(LocalCopy):
 
     def _reject(self, edit: Edit, error: Exception) -> None:
         """Move the edit to those that were rejected. If it has been replaced while it was on its way, send
-        the newer one instead. What is seen is the version of the server again."""
+        the newer one instead. The copy is the version of the server again."""
         current = edit if edit.kind == "append" else self._file.edit(edit.key)
         is_mine = edit.kind == "append" or edit.written_ms is None
         if not is_mine and isinstance(error, Erased | Forbidden | NotFound | MethodNotAllowed):

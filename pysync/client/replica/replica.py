@@ -45,8 +45,7 @@ class Replica(ReceivingCopy):
     `resolve` and `sealing` are as for a SyncDocument: one for all, or a mapping by collection.
 
     It is an async context manager, and opens with the server away. One process at a time has the file open.
-    What is received of sealed data is sealed in the file. Edits that wait are plain: protect the file like
-    the keys.
+    Sealed data are sealed in the file, too. Edits that wait are plain: protect the file like the keys.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class Replica(ReceivingCopy):
 
     @property
     def status(self) -> Status:
-        """What waits, what was rejected, and what is wrong."""
+        """The number of edits that wait, those that were rejected, and the error that stops the replica."""
         rejected = [
             RejectedEdit(
                 edit.id or 0,

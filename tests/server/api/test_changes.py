@@ -345,7 +345,7 @@ async def test_response_is_for_one_caller_and_one_moment(serve_at: Serve) -> Non
 async def test_client_goes_from_stream_to_pages_and_back_without_a_gap(
     serve_at: Serve, subscribe: Listen
 ) -> None:
-    """Writes go on all the time. Whoever hops between both knows the newest version of each document."""
+    """Writes go on all the time. A client that hops between both has the newest version of each document."""
     browser = await serve_at(GONE, changes={"maxCount": 20_000})
     stored: dict[str, str] = {}
     is_done = asyncio.Event()

@@ -175,7 +175,7 @@ async def test_the_feed_of_a_folder_that_was_upgraded_begins_with_what_was_there
     store = await LocalStore.open_folder(tmp_path)
     found = await changes_of(store.feed, "", 1)
     assert [each[1:] for each in found] == [("notes/b", None, None, False), ("notes/a", None, None, False)]
-    # What changed between an earlier id and the upgrade is not known.
+    # The changes between an earlier id and the upgrade are not known.
     assert await store.feed.latest([""], f"{newest - 1:017d}", 10) == ResetReason.FORGOTTEN
     assert await keys_of(store.feed, f"{newest:017d}") == []
     await write(outbox_of(store, MemoryCoordinator()), "notes/b", b"1")
@@ -357,7 +357,7 @@ class Site:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(depth(12, 300)))
 async def test_a_reader_ends_with_exactly_what_is_stored(tmp_path: Path, clock: FakeClock, seed: int) -> None:
-    """Whatever is written, removed, restarted, forgotten or put back between its pages."""
+    """Between its pages documents are written or removed, and the store is restarted, trimmed or put back."""
     chance = random.Random(seed)
     store = await LocalStore.open_folder(tmp_path / "data", clock, RETENTION)
     site = Site(tmp_path / "data", chance, clock, store)

@@ -127,6 +127,22 @@ async def test_a_removal_deletes_the_local_copy_unless_an_edit_waits(phone: Phon
     assert (await phone.direct.pull("notes/a")).data == {"n": 2}
 
 
+async def test_documents_that_were_not_received_yet_can_be_deleted(phone: Phone) -> None:
+    await phone.direct.push("notes/a", {"n": 1})
+    phone.network.abort(times=None)
+    async with (
+        Client(phone.network.url, backoff=ONCE) as client,
+        Replica(phone.file, client, {"notes": {}}) as replica,
+    ):
+        replica.delete("notes/a")
+        replica.delete("notes/none")
+        assert replica.status.unsent == 2
+        phone.network.reset()
+        await replica.synced()
+        assert (replica.keys(), replica.status.unsent, replica.status.rejected) == ([], 0, [])
+    assert (await phone.direct.pull("notes/a")).hash == ""
+
+
 @pytest.mark.parametrize("name", ["log", "entries"])
 async def test_newest_elements_of_logs_are_received(phone: Phone, name: str) -> None:
     for n in range(3):

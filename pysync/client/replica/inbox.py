@@ -291,11 +291,11 @@ class ReceivingCopy(SendingCopy):
         return True
 
     def _begin_space(self, before: RemoteVersion | None, version: RemoteVersion) -> None:
-        """If an access document names the caller, and did not before, begin anew what is followed in that
-        space: what is there already was not announced. In a transaction."""
-        collection = self._collection_of(version.key) or ""
-        if not self._is_member(version.data) or (before is not None and self._is_member(before.data)):
+        """If an access document gives the caller another role, begin anew what is followed in that space:
+        what is there already was not announced. In a transaction."""
+        if self._roles(version.data) <= self._roles(before and before.data):
             return
+        collection = self._collection_of(version.key) or ""
         space = KeyTemplate.of(self._paths[collection]).params_of(version.key)
         for feed in self._file.feeds():
             names = KeyTemplate.of(self._paths.get(feed.collection, "")).params
@@ -307,12 +307,12 @@ class ReceivingCopy(SendingCopy):
                 self._file.move(begun, "")
                 self._begun.append(begun)
 
-    def _is_member(self, data: bytes | None) -> bool:
-        """Return True if this is an access document that names the caller."""
+    def _roles(self, data: bytes | None) -> set[str]:
+        """Return what an access document makes of the caller; nothing for another document."""
         found: dict[str, Any] = orjson.loads(data or b"{}")
-        members = found.get("members")
-        named = [found.get("owner"), *(members if isinstance(members, list) else [])]
-        return self._client.identity != "" and self._client.identity in named
+        members, identity = found.get("members"), self._client.identity
+        owner = {"owner", "member"} if identity and found.get("owner") == identity else set()
+        return owner | ({"member"} if isinstance(members, list) and identity in members else set())
 
     def _covers(self, feed: Followed, key: str) -> bool:
         """Return True if the document at `key` belongs to the feed."""

@@ -169,11 +169,13 @@ class LocalCopy:
         self._notify(document_key(key))
 
     def _edit(self, key: str, kind: Kind, data: bytes | None) -> None:
+        found, version = self._file.edit(key), self._file.version(key)
+        known = version or RemoteVersion(key, "")
+        edit = found or Edit(None, key, kind, base=known.data, base_hash=known.hash)
+        is_elsewhere = edit.base_hash != "" or edit.idempotency_key != "" or (found or version) is None
         with self._file.transaction():
-            edit, version = self._file.edit(key), self._file.version(key) or RemoteVersion(key, "")
-            edit = edit or Edit(None, key, kind, base=version.data, base_hash=version.hash)
-            if data is None and not edit.base_hash and not edit.idempotency_key:
-                self._file.drop(edit)  # the server has never had it
+            if data is None and not is_elsewhere:
+                self._file.drop(edit)  # the server has never had it, or not any more
             else:
                 self._file.save(replace(edit, kind=kind, data=data, written_ms=None))
         self._edited(key)

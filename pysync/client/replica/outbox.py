@@ -141,7 +141,7 @@ class SendingCopy(LocalCopy):
     async def _resolve(self, edit: Edit, conflict: Conflict) -> None:
         """Merge the edit with the version that the server has in place of its base."""
         # A log or a file, which others go on with; a server that was restored has got something newer.
-        if (edit.data is None and edit.base is None) or edit.written_ms is not None:
+        if (edit.data is None and edit.base is None and edit.base_hash) or edit.written_ms is not None:
             with self._file.transaction():
                 self._file.drop(edit)
             return
@@ -187,6 +187,8 @@ class SendingCopy(LocalCopy):
         """The element is in the log. Its checkpoint stays, since others may have appended before it."""
         with self._file.transaction():
             self._file.drop(edit)
+            if self._file.version(edit.key) is None:
+                self._file.store(RemoteVersion(edit.key, "-", None, element.ts_ms))  # no hash of any log
             self._file.add_elements(edit.key, [element])
         self._notify(edit.key)
 
@@ -220,6 +222,8 @@ class SendingCopy(LocalCopy):
             return None
         if edit.idempotency_key and edit.sent_hash == version.hash:
             return self._settle(edit.key, version)
+        if edit.data is None and not edit.base_hash and edit.sent is None:  # a deletion of what was not known
+            return self._file.save(edit.unsent(base=version.data, base_hash=version.hash))
         if edit.data is None:  # an edit wins over a deletion
             return self._file.drop(edit)
         try:

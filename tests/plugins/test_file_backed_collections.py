@@ -1,5 +1,6 @@
 """Plugins that keep what is pushed to a collection as files of their own (`FileBackedCollection`)."""
 
+import hashlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -93,6 +94,10 @@ async def test_a_list_names_the_files_without_their_suffix(
     assert await listed("?limit=2&after=n2") == {"items": ["n3", "n4"], "hasMore": True}
     assert await listed("?after=n4") == {"items": ["n5"], "hasMore": False}
     assert await listed("?after=n5") == {"items": [], "hasMore": False}
+    digits = hashlib.sha256(ROWS).hexdigest()[:16]
+    assert await listed("?limit=2&hashes=true") == {
+        "items": ["n1", "n2"], "hashes": [digits] * 2, "hasMore": True
+    }  # fmt: skip
 
 
 async def test_a_list_ends_before_what_may_still_come_to_light(

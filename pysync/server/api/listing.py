@@ -24,7 +24,7 @@ from pysync.server.api import Service
 from pysync.server.authorization import unless_server_error
 from pysync.server.http.responses import Response, json_response
 from pysync.server.http.router import Match
-from pysync.store import Store
+from pysync.store import PAGE, Store
 
 DEFAULT_LIMIT = 100
 MAX_SCANNED = 5_000
@@ -123,15 +123,16 @@ class ListHandler:
     ) -> Sequence[str | None]:
         """Return the first digits of the hash of each of `names`. None stands for what is damaged, gone or
         outside `scope`."""
-        keys = [self._key(match, name) for name in names]
-        versions = await self._service.known_versions(keys)
         hashes, slices = list[str | None](), Slices()
-        for name, key in zip(names, keys, strict=True):
-            version = None
-            if scope is None or scope.allows(f"{match.key}/{name}"):
-                version = versions.get(key) or await self._service.stored_version(key, self._log)
-            hashes.append(None if version is None else version.hash[:HASH_DIGITS] or None)
-            await slices.share()
+        for start in range(0, len(names), PAGE):
+            keys = {self._key(match, name): name for name in names[start : start + PAGE]}
+            versions = await self._service.known_versions(keys)
+            for key, name in keys.items():
+                version = None
+                if scope is None or scope.allows(f"{match.key}/{name}"):
+                    version = versions.get(key) or await self._service.stored_version(key, self._log)
+                hashes.append(None if version is None else version.hash[:HASH_DIGITS] or None)
+                await slices.share()
         return hashes
 
     def _key(self, match: Match, name: str) -> str:

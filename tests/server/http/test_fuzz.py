@@ -59,13 +59,20 @@ selections = st.fixed_dictionaries(
         "limit": st.one_of(st.integers().map(str), header_text),
         "collections": st.one_of(st.sampled_from(["notes", "users,rooms", ","]), header_text),
         "params": json_values.map(json.dumps),
+        "known": st.dictionaries(
+            st.sampled_from(["notes", "users"]), st.lists(st.sampled_from([None, "0" * 16, ""]), max_size=2)
+        ).map(json.dumps)
+        | json_values.map(json.dumps),
+        "hashes": st.one_of(st.sampled_from(["true", "false"]), header_text),
     },
 )
 targets = st.one_of(
     st.tuples(prefixes, paths, st.just("") | header_text.map("?{}".format)).map(
         lambda parts: "".join(parts[:2]) + parts[2].replace(" ", "+").replace("#", "%23")
     ),
-    selections.map(lambda query: f"/changes?{urlencode(query)}"),
+    st.tuples(st.sampled_from(["/changes", "/batch/pull", "/list/notes"]), selections).map(
+        lambda parts: f"{parts[0]}?{urlencode(parts[1])}"
+    ),
 )
 certificates = st.dictionaries(
     st.sampled_from(

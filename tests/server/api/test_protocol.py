@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlencode
 
 import orjson
 import pytest
@@ -913,6 +914,23 @@ async def test_what_changed_since_a_cursor_is_named_once(anyone: Browser, unique
     assert again.json["changes"] == []
     for query in ({"since": "x"}, {"limit": "0"}, {"collections": "none"}):
         assert (await page(anyone, **query)).status == 400
+
+
+async def test_versions_that_a_client_has_come_without_data(anyone: Browser, unique: Unique) -> None:
+    keys = [unique("notes"), unique("notes") + "-2"]
+    first, second = [(await anyone.push(key, {"key": key})).json["hash"] for key in keys]
+    params = {"notes": [{"id": key.partition("/")[2]} for key in keys]}
+
+    async def entries(*known: str | None) -> list[Any]:
+        query = {"collections": "notes", "params": json.dumps(params), "known": json.dumps({"notes": known})}
+        answer = await anyone.request("GET", f"/batch/pull?{urlencode(query)}")
+        assert answer.status == 200
+        found: list[Any] = answer.json["collections"]["notes"]
+        return [{name: entry[name] for name in entry if name != "timestamp"} for entry in found]
+
+    whole = {"data": {"key": keys[1]}, "hash": second}
+    assert await entries(first[:16], None) == [{"unchanged": True, "hash": first}, whole]
+    assert await entries(first[:16], first[:16]) == [{"unchanged": True, "hash": first}, whole]
 
 
 async def test_a_namespace_is_a_prefix_over_the_same_keys(anyone: Browser, unique: Unique) -> None:

@@ -355,7 +355,7 @@ class Site:
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(depth(12, 300)))
+@pytest.mark.parametrize("seed", range(depth(6, 300)))
 async def test_a_reader_ends_with_exactly_what_is_stored(tmp_path: Path, clock: FakeClock, seed: int) -> None:
     """Between its pages documents are written or removed, and the store is restarted, trimmed or put back."""
     chance = random.Random(seed)

@@ -46,11 +46,11 @@ def add_export(parser: Parser) -> None:
     """Add the arguments of `pysync export`."""
     parser.describe(
         export,
-        description="Writes each document of the collections that you may read to FOLDER/KEY.json. Logs and "
+        description="Writes each document of the collections that you may read to DIR/KEY.json. Logs and "
         "files are left out. Run it again to update the folder: edited files are reported, and stay.",
-        example="pysync export folder notes\npysync export folder tasks --param team=red --key me.json",
+        example="pysync export shopping notes\npysync export shopping tasks --param team=red --key me.json",
     )
-    parser.add_value("folder", "FOLDER", "made if it does not exist")
+    parser.add_value("folder", "DIR", "made if it does not exist")
     parser.add_value("collections", "COLLECTION", "names of collections", nargs="+")
     help_text = "only documents with this value of a path parameter; repeatable"
     parser.add_value("--param", "NAME=VALUE", help_text, action="append", default=[])
@@ -61,11 +61,11 @@ def add_import(parser: Parser) -> None:
     """Add the arguments of `pysync import`."""
     parser.describe(
         import_,
-        description="Stores each FOLDER/KEY.json as the document at KEY. A document that has changed on the "
+        description="Stores each DIR/KEY.json as the document at KEY. A document that has changed on the "
         "server since it was exported is reported, and stays.",
-        example="pysync import folder",
+        example="pysync import shopping",
     )
-    parser.add_value("folder", "FOLDER", "made by `pysync export`, or by hand")
+    parser.add_value("folder", "DIR", "made by `pysync export`, or by hand")
     parser.add_flag("--force", "replace also documents that have changed on the server")
     add_client(parser)
 
@@ -148,9 +148,9 @@ class Folder:
             self._problems.add(exit_status(error))
             self.counts["skipped"] += 1
 
-    def finish(self, *names: str) -> int:
+    def finish(self, done: str) -> int:
         """Print the counts, and return the exit status: that of the problems, if they have one."""
-        print_json({name: self.counts[name] for name in (*names, "unchanged", "skipped")})
+        print_json({name: self.counts[name] for name in (done, "unchanged", "skipped")})
         return PROBLEM if len(self._problems) > 1 else next(iter(self._problems), OK)
 
 
@@ -159,8 +159,12 @@ async def export(options: argparse.Namespace) -> int:
     os.makedirs(options.folder, exist_ok=True)
     folder, given = Folder(options.folder), dict(each.partition("=")[::2] for each in options.param)
     async with make_client(options) as client, folder.progress:
-        for name in options.collections:
-            template = KeyTemplate.of((await client.key_templates([name]))[name])
+        paths = {name: (await client.key_templates([name]))[name] for name in options.collections}
+        for name in given:
+            if not any(f"{{{name}}}" in path for path in paths.values()):
+                raise ValueError(f"--param {name}: the keys of these collections have no such parameter")
+        for name, path in paths.items():
+            template = KeyTemplate.of(path)
             sets = await _list(client, name, template, given)
             folder.progress.whole = folder.counts.total() + len(sets)
             for at in range(0, len(sets), MAX_BATCH_ENTRIES):

@@ -271,6 +271,8 @@ async def test_parameters_choose_what_is_exported(shell: Shell, start: Start) ->
     assert not (FOLDER / "teams/y/tasks/1.json").exists()
     status, _, errors = await sync.export("nothing")
     assert (status, errors) == (1, "pysync: Collection not found\n")
+    status, _, errors = await sync.export("tasks", "--param", "taem=x")
+    assert (status, errors.startswith("pysync: --param taem: ")) == (1, True)
 
 
 class Bucket(MemoryStore):

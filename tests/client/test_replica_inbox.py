@@ -2,19 +2,24 @@
 
 import hashlib
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients import Start
+from support.clients import ISSUER, SUBJECT, Start, root_device
 from support.collections import OWN, UNSIGNED, collection
 from support.http_relay import RequestHead
 from support.s3_fault_proxy import FaultProxy
 
+from pysync.auth import issuing
+from pysync.auth.identity_keys import IdentityKeys
 from pysync.client import Client, Replica, RetryPolicy, Unreachable
 from pysync.client.models import ParamSet
+from pysync.client.sealed import DecryptionFailed, Keyring
+from pysync.errors import Forbidden
+from pysync.store import Store
 
 SERVICE: dict[str, Any] = {
     "collections": [
@@ -27,6 +32,7 @@ SERVICE: dict[str, Any] = {
         collection("files", allowedMimeTypes=["image/png"], deletable=True, listable=True),
     ],
 }
+JSON = {"Content-Type": "application/json"}
 ONCE = RetryPolicy(attempts=1, initial_s=0.01, max_s=0.01)
 Collections = dict[str, ParamSet | list[ParamSet]]
 
@@ -51,9 +57,9 @@ class Phone:
 
 
 @pytest.fixture
-async def phone(start: Start, tmp_path: Path) -> AsyncIterator[Phone]:
+async def phone(start: Start, tmp_path: Path, store: Store) -> AsyncIterator[Phone]:
     async with AsyncExitStack() as stack:
-        url = await start(SERVICE)
+        url = await start(SERVICE, store)
         direct = await stack.enter_async_context(Client(url))
         yield Phone(tmp_path / "app.db", await stack.enter_async_context(FaultProxy(url)), direct)
 
@@ -206,6 +212,96 @@ async def test_edits_of_a_collection_that_is_not_followed_any_more_are_still_sen
     assert (await phone.direct.pull("plain/a")).data == {"n": 1}
 
 
+ROOMS: dict[str, Any] = {
+    "collections": [
+        collection("rooms", "rooms/{id}", readRoles=["cap:read:rooms"], writeRoles=["public"], listable=True),
+        collection("notes"),
+    ],
+    "auth": {"trustedIssuers": [ISSUER.ed_pub]},
+}
+
+
+async def test_a_collection_that_may_be_read_again_begins_anew_and_keeps_its_copies_until_then(
+    start: Start, tmp_path: Path
+) -> None:
+    """Meanwhile other collections go on, and what was written and removed is not missed."""
+    url = await start(ROOMS)
+    allowed, denied = root_device(ISSUER, collections=("rooms",)), root_device(ISSUER, collections=("notes",))
+    async with Client(url) as other, Client(url, keys=ISSUER, certificate=allowed) as client:
+        await other.push("rooms/a", {"n": 1})
+        async with Replica(tmp_path / "app.db", client, {"rooms": {}, "notes": {}}) as replica:
+            await replica.synced()
+            assert replica.get("rooms/a") == {"n": 1}
+            client.certificate = denied
+            await other.push("rooms/b", {"n": 1})
+            await other.push("notes/a", {"n": 1})
+            await replica.synced()
+            assert isinstance(replica.status.error, Forbidden)
+            assert replica.keys() == ["notes/a", "rooms/a"]
+            client.certificate = allowed
+            await replica.synced()
+            assert replica.status.error is None
+            assert replica.keys() == ["notes/a", "rooms/a", "rooms/b"]
+
+
+async def test_a_certificate_that_allows_more_begins_everything_anew(start: Start, tmp_path: Path) -> None:
+    url = await start(ROOMS)
+    grant = issuing.Grant(ops=("read", "write", "list"), paths=("rooms/a",))
+    some = root_device(ISSUER, collections=("rooms",), grant=grant)
+    async with Client(url) as other, Client(url, keys=ISSUER, certificate=some) as client:
+        for name in "ab":
+            await other.push(f"rooms/{name}", {"n": 1})
+        async with Replica(tmp_path / "app.db", client, {"rooms": {}}) as replica:
+            await replica.synced()
+            assert replica.keys() == ["rooms/a"]
+            client.certificate = root_device(ISSUER, collections=("rooms",))
+            await replica.synced()
+            assert replica.keys() == ["rooms/a", "rooms/b"]
+            client.certificate = some
+            await replica.synced()
+            assert replica.keys() == ["rooms/a", "rooms/b"]  # copies stay
+
+
+async def test_a_new_member_of_a_space_receives_what_is_there(start: Start, tmp_path: Path) -> None:
+    me, owner = SUBJECT.user_id, ISSUER.user_id
+    spaces = {
+        "collections": [
+            collection("access", "s/{space}/_access", readRoles=["space:member"], writeRoles=["space:owner"]),
+            collection("docs", "s/{space}/{id}", readRoles=["space:member"], writeRoles=["space:member"]),
+        ],
+        "auth": {"spaces": {"accessPath": "s/{space}/_access", "param": "space"}},
+    }
+    url = await start(spaces)
+    async with Client(url, keys=ISSUER) as other, Client(url, keys=SUBJECT) as client:
+        for space in "ab":
+            await other.push(f"s/{space}/_access", {"owner": owner})
+            await other.push(f"s/{space}/doc", {"n": space})
+        async with Replica(tmp_path / "app.db", client, {"docs": {}, "access": {}}) as replica:
+            await replica.synced()
+            assert replica.keys() == []
+            access = await other.pull("s/a/_access")
+            await other.push("s/a/_access", {"owner": owner, "members": [me]}, access.hash)
+            await replica.synced()
+            assert replica.keys() == ["s/a/_access", "s/a/doc"]
+
+
+async def test_sealed_documents_and_elements_are_sealed_in_the_file(phone: Phone) -> None:
+    me = IdentityKeys.generate()
+    unlocked = Keyring.new(me, now_s=1).open(me, [me.ed_pub])
+    await phone.direct.push("notes/a", unlocked.seal({"text": "secret"}))
+    await phone.direct.append("log/a", unlocked.seal({"text": "secret"}))
+    await phone.direct.append("log/a", {"text": "plain"})
+    async with phone.replica({"notes": {}, "log": {}}, sealing=unlocked) as replica:
+        assert replica.get("notes/a") == {"text": "secret"}
+        assert [each.data["text"] for each in replica.tail("log/a", 9)] == ["secret", "plain"]
+    assert b"secret" not in phone.file.read_bytes()
+    async with phone.replica(
+        {"notes": {}}, sealing=Keyring.new(me, now_s=1).open(me, [me.ed_pub])
+    ) as replica:
+        with pytest.raises(DecryptionFailed):
+            replica.get("notes/a")
+
+
 class Traffic:
     """What is requested of a server, by the first word of the path."""
 
@@ -277,9 +373,40 @@ async def test_logs_and_files_are_compared_too(phone: Phone) -> None:
         assert path.read_bytes() == b"2"
 
 
+async def test_a_bucket_is_compared_by_names_and_known_hashes(phone: Phone) -> None:
+    """It has no feed from the beginning, and no hashes in lists."""
+    await fill(phone)
+    reset = b'{"reset":true,"cursor":"00000000000000001-00000000"}'
+    no_hashes = b'{"error":"hashes_not_available","code":"hashes_not_available"}'
+
+    def is_beginning(sent: RequestHead) -> bool:
+        return sent.path == "changes" and sent.query.get("since") != "now"
+
+    async def receive(check: Callable[[Replica], object]) -> None:
+        phone.network.reset()
+        phone.network.respond(status=200, headers=JSON, body=reset, when=is_beginning)
+        phone.network.respond(
+            status=200, headers=JSON, body=reset.replace(b'"reset":true', b'"changes":[]'), when=is_beginning,
+            times=None,
+        )  # fmt: skip
+        phone.network.respond(
+            status=400, headers=JSON, body=no_hashes, when=lambda sent: "hashes" in sent.query, times=None
+        )
+        async with phone.replica({"notes": {}}) as replica:
+            check(replica)
+
+    await receive(check_all)
+    await change_some(phone)
+    await receive(check_some)
+
+
 async def fill(phone: Phone) -> None:
     for n in range(230):
         await phone.direct.push(f"notes/n{n:03}", {"n": n})
+
+
+def check_all(replica: Replica) -> None:
+    assert replica.keys() == [f"notes/n{n:03}" for n in range(230)]
 
 
 async def change_some(phone: Phone) -> None:

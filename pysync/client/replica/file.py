@@ -204,10 +204,10 @@ class ReplicaFile:
         found = self._db.execute("SELECT * FROM document WHERE key = ?", (key,)).fetchone()
         return RemoteVersion._make(found) if found else None
 
-    def versions(self, prefix: str) -> Iterator[RemoteVersion]:
-        """Yield the server's versions of the keys that begin with `prefix`, removed ones too."""
-        query = "SELECT * FROM document WHERE key >= ? AND key < ?"
-        yield from map(RemoteVersion._make, self._db.execute(query, _range(prefix)))
+    def stored_keys(self, prefix: str) -> Iterator[str]:
+        """Yield the keys that begin with `prefix` at which the server has something."""
+        query = "SELECT key FROM document WHERE key >= ? AND key < ? AND hash != ''"
+        return (key for (key,) in self._db.execute(query, _range(prefix)))
 
     def store(self, version: RemoteVersion) -> None:
         """Replace the server's version."""

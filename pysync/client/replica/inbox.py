@@ -1,11 +1,13 @@
 """Receiving what others write: from the feed of changes, and by comparing where no cursor helps."""
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import orjson
 
+from pysync.auth.certificates import Certificate
 from pysync.client.log_cursor import LogCursor
 from pysync.client.models import BatchEntry, LogElement, ParamSet, encode
 from pysync.client.replica.file import TAIL_ELEMENTS, Edit, Followed, RemoteVersion
@@ -69,6 +71,7 @@ class ReceivingCopy(SendingCopy):
         stay. When it may be read again it begins anew, because its changes were not received meanwhile."""
         denied = None
         self._begun: list[Followed] = []
+        self._note_scope(self._client.certificate)
         feeds = self._file.feeds()
         for feed in feeds:  # which grow
             try:
@@ -80,6 +83,17 @@ class ReceivingCopy(SendingCopy):
             feeds += self._begun
             self._begun = []
         return denied
+
+    def _note_scope(self, certificate: Certificate | None) -> None:
+        """Begin everything anew if the certificate allows something else than the last one."""
+        if certificate is None:
+            return
+        scope = repr((sorted(certificate.ops), certificate.collections, certificate.paths))
+        if scope != (known := self._file.setting("scope")):
+            with self._file.transaction():
+                self._file.set("scope", scope)
+                for feed in self._file.feeds() if known else ():
+                    self._file.move(feed, "")
 
     def _follow_only(self, collections: Mapping[str, Sequence[ParamSet]]) -> None:
         """Follow these param-sets. Copies that belong to others are forgotten, but not edits that wait."""
@@ -97,7 +111,7 @@ class ReceivingCopy(SendingCopy):
                 if _identity(feed) not in known:
                     self._file.move(feed, "")
             if any(not known[identity].is_extra for identity in dropped):
-                keys = [version.key for version in self._file.versions("")]
+                keys = list(self._file.stored_keys(""))
                 self._file.forget(key for key in keys if not any(self._covers(feed, key) for feed in wanted))
             self._file.forget_removals(self._now_ms() - REMOVALS_MS)
 
@@ -109,7 +123,7 @@ class ReceivingCopy(SendingCopy):
         cursor, has_more = feed.cursor, True
         while has_more:
             page = await self._changes(feed, cursor)
-            if page.is_reset or (not cursor and any(self._versions(feed))):
+            if page.is_reset or (not cursor and any(self._stored_keys(feed))):
                 cursor = await self._compare(feed, page)
             else:
                 await self._take_in(feed, _entries(page, self._paths[feed.collection]), page.cursor)
@@ -130,7 +144,7 @@ class ReceivingCopy(SendingCopy):
             seen.update(entry.key for entry in entries)
             await self._take_in(feed, entries, restored_ms=page.restored_ms)
         path = KeyTemplate.of(self._paths[feed.collection])
-        rest = [version.key for version in self._versions(feed) if version.hash and version.key not in seen]
+        rest = list(self._stored_keys(feed, seen))
         for at in range(0, len(rest), MAX_TAKEN):
             entries = [Announced(key, path.params_of(key)) for key in rest[at : at + MAX_TAKEN]]
             await self._take_in(feed, entries, restored_ms=page.restored_ms)
@@ -176,6 +190,7 @@ class ReceivingCopy(SendingCopy):
     ) -> None:
         """Fetch what is new of the entries, and store it together with the cursor. After a restore, what is
         known here of later times is sent back."""
+        await asyncio.sleep(0)  # a list may have many that are known
         news = [entry for entry in entries if self._is_new(entry)]
         removed = [RemoteVersion(each.key, "", None, each.written_ms) for each in news if each.hash == ""]
         wanted = [entry for entry in news if entry.hash != ""]
@@ -320,13 +335,12 @@ class ReceivingCopy(SendingCopy):
             return False
         return feed.params.items() <= KeyTemplate.of(self._paths[feed.collection]).params_of(key).items()
 
-    def _versions(self, feed: Followed) -> Iterator[RemoteVersion]:
-        """Yield what is known of the documents of a feed."""
+    def _stored_keys(self, feed: Followed, but: Collection[str] = ()) -> Iterator[str]:
+        """Yield the keys of a feed at which the server has something, but not those in `but`."""
         path = self._paths.get(feed.collection, "")
-        prefix = path.format_map(dict.fromkeys(KeyTemplate.of(path).params, "\0") | feed.params).split("\0")[
-            0
-        ]
-        return (each for each in self._file.versions(prefix) if self._covers(feed, each.key))
+        values = dict.fromkeys(KeyTemplate.of(path).params, "\0") | feed.params
+        keys = self._file.stored_keys(path.format_map(values).partition("\0")[0])
+        return (key for key in keys if key not in but and self._covers(feed, key))
 
 
 def _identity(feed: Followed) -> tuple[str, bytes]:

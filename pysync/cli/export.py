@@ -6,7 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from errno import EEXIST, EILSEQ, EINVAL, EISDIR, ENAMETOOLONG, ENOTDIR, ENOTEMPTY
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,6 @@ from pysync.cli.main import OK, PROBLEM, error_message, exit_status
 from pysync.cli.parser import Parser, add_client
 from pysync.cli.progress import Progress
 from pysync.client import BatchEntry, Client
-from pysync.client.client import Entries
 from pysync.concurrency import CONCURRENT, gather_bounded
 from pysync.config.key_templates import KeyTemplate, is_parameter
 from pysync.errors import (
@@ -169,14 +168,18 @@ async def export(options: argparse.Namespace) -> int:
             folder.progress.whole = folder.counts.total() + len(sets)
             for at in range(0, len(sets), MAX_BATCH_ENTRIES):
                 page = sets[at : at + MAX_BATCH_ENTRIES]
-                for one, entry in zip(page, await _read(client, name, template, page), strict=True):
+                entries: Sequence[BatchEntry | None] = [None] * len(page)
+                with suppress(BadRequest):  # more than one request may have, or what no batch may have
+                    entries = await client.batch_pull_many(name, page)
+                for params, entry in zip(page, entries, strict=True):
                     if isinstance(entry, NotFound | PullBoundRequired):
                         raise ValueError(f"{name} has no documents: it has logs or files, or is in a bundle")
-                    with folder.skipping(key := template.fill(one)):
+                    with folder.skipping(key := template.fill(params)):
                         if isinstance(entry, PysyncError):
                             raise entry
-                        if entry.hash:
-                            folder.write(key, entry.data, entry.hash)
+                        pulled = entry or await client.pull(key)
+                        if pulled.hash:
+                            folder.write(key, pulled.data, pulled.hash)
     return folder.finish("exported")
 
 
@@ -202,21 +205,6 @@ async def _list(
         raise ValueError(f"{name} is at {template.text}: give --param for all parameters but the last")
     names = client.list(KeyTemplate.of("/".join(above)).fill(given))
     return [{**given, last[1:-1]: each} async for each in names]
-
-
-async def _read(client: Client, name: str, template: KeyTemplate, sets: Sequence[dict[str, str]]) -> Entries:
-    """Return the documents with these path parameters, or the errors that pulls of them raise."""
-
-    async def pull(params: dict[str, str]) -> BatchEntry:
-        try:
-            return await client.pull(template.fill(params))
-        except PysyncError as error:
-            return error
-
-    try:
-        return await client.batch_pull_many(name, sets)
-    except BadRequest:  # more than one request may have, or what no batch may have
-        return await gather_bounded(CONCURRENT, sets, pull)
 
 
 async def import_(options: argparse.Namespace) -> int:

@@ -124,10 +124,10 @@ class ReceivingCopy(SendingCopy):
         while has_more:
             page = await self._changes(feed, cursor)
             if page.is_reset or (not cursor and any(self._stored_keys(feed))):
-                cursor = await self._compare(feed, page)
-            else:
-                await self._take_in(feed, _entries(page, self._paths[feed.collection]), page.cursor)
-                cursor, has_more = page.cursor, page.has_more
+                await self._compare(feed, page)
+                break
+            await self._take_in(feed, _entries(page, self._paths[feed.collection]), page.cursor)
+            cursor, has_more = page.cursor, page.has_more
         if feed.is_extra:
             with self._file.transaction():
                 self._file.unfollow(feed)
@@ -135,9 +135,9 @@ class ReceivingCopy(SendingCopy):
     async def _changes(self, feed: Followed, cursor: str) -> ChangesPage:
         return await self._client.changes(cursor or None, [feed.collection], {feed.collection: feed.params})
 
-    async def _compare(self, feed: Followed, page: ChangesPage) -> str:
-        """Compare everything with the server; return the cursor after which changes are missing. `page` is
-        the reset, or else the first page of a feed that begins anew."""
+    async def _compare(self, feed: Followed, page: ChangesPage) -> None:
+        """Compare everything with the server. `page` is the reset, or else the first page of a feed that
+        begins anew. What changes meanwhile comes with the next page."""
         cursor = page.cursor if page.is_reset else (await self._changes(feed, "now")).cursor
         seen = set[str]()
         async for entries in self._survey(feed, page.is_reset and page.restored_ms is None):
@@ -150,26 +150,41 @@ class ReceivingCopy(SendingCopy):
             await self._take_in(feed, entries, restored_ms=page.restored_ms)
         with self._file.transaction():
             self._file.move(feed, cursor)
-        return cursor
 
-    async def _survey(self, feed: Followed, may_list: bool) -> AsyncIterator[list[Announced]]:
-        """Yield what the server has: from a list if that is possible, else from the feed. In a bucket whose
-        collection is not listable neither is, and nothing comes."""
-        path = KeyTemplate.of(self._paths[feed.collection])
-        if may_list and path.ends_in_param and path.params[-1] not in feed.params:
-            with suppress(KeyError, *UNREADABLE):
-                entries = list[Announced]()
-                async for name, hash_ in self._names("/".join(path.segments[:-1]).format_map(feed.params)):
-                    params = {**feed.params, path.params[-1]: name}
-                    entries.append(Announced(path.fill(params), params, hash_))
-                    if len(entries) == MAX_TAKEN:
-                        yield entries
-                        entries = []
-                yield entries
+    async def _survey(self, feed: Followed, prefers_list: bool) -> AsyncIterator[list[Announced]]:
+        """Yield what the server has, from a list or from the feed, of which only the feed has times. In a
+        bucket whose collection is not listable neither is possible, and nothing comes."""
+        ways = [self._from_list, self._from_feed]
+        for way in ways if prefers_list else reversed(ways):
+            with suppress(*UNREADABLE):
+                async for entries in way(feed):
+                    yield entries
                 return
+
+    async def _from_list(self, feed: Followed) -> AsyncIterator[list[Announced]]:
+        path = KeyTemplate.of(self._paths[feed.collection])
+        if (
+            not path.ends_in_param
+            or path.params[-1] in feed.params
+            or not {*path.params[:-1]} <= feed.params.keys()
+        ):
+            raise NotFound
+        entries = list[Announced]()
+        async for name, hash_ in self._names("/".join(path.segments[:-1]).format_map(feed.params)):
+            params = {**feed.params, path.params[-1]: name}
+            entries.append(Announced(path.fill(params), params, hash_))
+            if len(entries) == MAX_TAKEN:
+                yield entries
+                entries = []
+        yield entries
+
+    async def _from_feed(self, feed: Followed) -> AsyncIterator[list[Announced]]:
         cursor, has_more = "", True
-        while has_more and not (page := await self._changes(feed, cursor)).is_reset:
-            yield _entries(page, path.text)
+        while has_more:
+            page = await self._changes(feed, cursor)
+            if page.is_reset:
+                raise NotFound
+            yield _entries(page, self._paths[feed.collection])
             cursor, has_more = page.cursor, page.has_more
 
     async def _names(self, prefix: str) -> AsyncIterator[tuple[str, str | None]]:
@@ -324,7 +339,9 @@ class ReceivingCopy(SendingCopy):
 
     def _roles(self, data: bytes | None) -> set[str]:
         """Return what an access document makes of the caller; nothing for another document."""
-        found: dict[str, Any] = orjson.loads(data or b"{}")
+        if data is None or b'"owner"' not in data:
+            return set()
+        found: dict[str, Any] = orjson.loads(data)
         members, identity = found.get("members"), self._client.identity
         owner = {"owner", "member"} if identity and found.get("owner") == identity else set()
         return owner | ({"member"} if isinstance(members, list) and identity in members else set())

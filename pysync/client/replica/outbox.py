@@ -38,6 +38,10 @@ KEYS_TRUSTED_MS: Final = 5 * 60_000
 for ten minutes, and the clock may have been corrected meanwhile by the 300 s that signatures allow."""
 
 
+UNKNOWN_HASH: Final = "-"
+"""The hash of a log that has been appended to but not read. No log has it."""
+
+
 class SendingCopy(LocalCopy):
     """The edits that wait, and their way to the server.
 
@@ -93,12 +97,12 @@ class SendingCopy(LocalCopy):
         """Write down what will be sent, unless the server has it."""
         if self._collection_of(edit.key) is None and isinstance(self._rules.sealing, Mapping):
             raise UnknownCollection(f"no collection of the replica is known to have the key {edit.key}")
-        if edit.base is not None and sorted_json(self._open(edit.key, edit.base)) == edit.data:
-            with self._file.transaction():
-                self._file.drop(edit)
-            return
         sent, sent_hash = None, ""
         if edit.data is not None:
+            if edit.base is not None and sorted_json(self._open(edit.key, edit.base)) == edit.data:
+                with self._file.transaction():
+                    self._file.drop(edit)
+                return
             sent = encode(self._rules_of(edit.key).seal(orjson.loads(edit.data)))
             sent_hash = decode_push(b'{"data":' + sent + b"}").hash
         version, newest = self._file.version(edit.key), self._file.elements(edit.key, 1)
@@ -140,8 +144,14 @@ class SendingCopy(LocalCopy):
 
     async def _resolve(self, edit: Edit, conflict: Conflict) -> None:
         """Merge the edit with the version that the server has in place of its base."""
-        # A log or a file, which others go on with; a server that was restored has got something newer.
-        if (edit.data is None and edit.base is None and edit.base_hash) or edit.written_ms is not None:
+        is_deletion = edit.data is None and edit.sent is None
+        is_known = edit.base_hash not in ("", UNKNOWN_HASH)
+        if is_deletion and (not is_known or conflict.current_hash.startswith(edit.base_hash)):
+            with self._file.transaction():  # of something that was never read, so there is nothing to merge
+                self._file.save(edit.unsent(base_hash=conflict.current_hash))
+            return
+        # Others go on with a log or a file, or a server that was restored has got something newer.
+        if (is_deletion and edit.base is None) or edit.written_ms is not None:
             with self._file.transaction():
                 self._file.drop(edit)
             return
@@ -188,7 +198,7 @@ class SendingCopy(LocalCopy):
         with self._file.transaction():
             self._file.drop(edit)
             if self._file.version(edit.key) is None:
-                self._file.store(RemoteVersion(edit.key, "-", None, element.ts_ms))  # no hash of any log
+                self._file.store(RemoteVersion(edit.key, UNKNOWN_HASH, None, element.ts_ms))
             self._file.add_elements(edit.key, [element])
         self._notify(edit.key)
 

@@ -135,8 +135,9 @@ class Replica(ReceivingCopy):
         if (info := await self._client.pull_blob_to(key, part)) is None:
             return None
         hash_ = info.hash or part.name
-        with self._file.transaction():
-            self._file.store(RemoteVersion(key, hash_, None, version.written_ms if version else 0))
+        if self._file.version(key) == version:
+            with self._file.transaction():
+                self._file.store(RemoteVersion(key, hash_, None, version.written_ms if version else 0))
         return part.replace(self._files / hash_)
 
     def _edited(self, key: str) -> None:

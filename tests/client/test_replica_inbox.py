@@ -263,6 +263,7 @@ async def test_a_certificate_that_allows_more_begins_everything_anew(start: Star
 
 
 async def test_a_new_member_of_a_space_receives_what_is_there(start: Start, tmp_path: Path) -> None:
+    """Also if the replica is closed before it has asked for it."""
     me, owner = SUBJECT.user_id, ISSUER.user_id
     spaces = {
         "collections": [
@@ -272,15 +273,26 @@ async def test_a_new_member_of_a_space_receives_what_is_there(start: Start, tmp_
         "auth": {"spaces": {"accessPath": "s/{space}/_access", "param": "space"}},
     }
     url = await start(spaces)
-    async with Client(url, keys=ISSUER) as other, Client(url, keys=SUBJECT) as client:
+    params: Collections = {"docs": {}, "access": {}}
+    async with Client(url, keys=ISSUER) as other, FaultProxy(url) as network:
         for space in "ab":
             await other.push(f"s/{space}/_access", {"owner": owner})
             await other.push(f"s/{space}/doc", {"n": space})
-        async with Replica(tmp_path / "app.db", client, {"docs": {}, "access": {}}) as replica:
+        client = Client(network.url, keys=SUBJECT, backoff=ONCE)
+        async with client, Replica(tmp_path / "app.db", client, params) as replica:
             await replica.synced()
             assert replica.keys() == []
             access = await other.pull("s/a/_access")
+            network.abort(
+                when=lambda sent: sent.path == "changes" and "space" in sent.query["params"], times=None
+            )
             await other.push("s/a/_access", {"owner": owner, "members": [me]}, access.hash)
+            with pytest.raises(Unreachable):
+                await replica.synced()
+        client = Client(network.url, keys=SUBJECT, backoff=ONCE)
+        async with client, Replica(tmp_path / "app.db", client, params) as replica:
+            assert replica.keys() == ["s/a/_access"]
+            network.reset()
             await replica.synced()
             assert replica.keys() == ["s/a/_access", "s/a/doc"]
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 
+from pysync.client.merge import JsonObject
 from pysync.client.models import LogElement
 from pysync.client.sync import sorted_json
 from pysync.errors import PysyncError, from_response
@@ -90,6 +91,11 @@ class Edit:
     written_ms: int | None = None
     error: bytes | None = None
 
+    @property
+    def plain(self) -> JsonObject | None:
+        """The data; None for a deletion."""
+        return None if self.data is None else dict(orjson.loads(self.data))
+
     def unsent(self, **changes: Any) -> "Edit":
         """Return the edit with changes, and with nothing of it on its way."""
         return replace(self, sent=None, sent_hash=None, idempotency_key="", **changes)
@@ -112,7 +118,7 @@ class RejectedEdit(NamedTuple):
     key: str
     kind: Kind
     error: Exception
-    data: dict[str, object] | None
+    data: JsonObject | None
 
 
 class ReplicaFile:

@@ -97,7 +97,11 @@ class ReceivingCopy(SendingCopy):
 
     def _follow_only(self, collections: Mapping[str, Sequence[ParamSet]]) -> None:
         """Follow these param-sets. Copies that belong to others are forgotten, but not edits that wait."""
-        known = {_identity(feed): feed for feed in self._file.feeds()}
+        known = {
+            _identity(feed): feed
+            for feed in self._file.feeds()
+            if not feed.is_extra or feed.collection not in collections
+        }
         wanted = [
             Followed(name, {param: str(value) for param, value in params.items()})
             for name, sets in collections.items()
@@ -110,7 +114,7 @@ class ReceivingCopy(SendingCopy):
             for feed in wanted:
                 if _identity(feed) not in known:
                     self._file.move(feed, "")
-            if any(not known[identity].is_extra for identity in dropped):
+            if dropped:
                 keys = list(self._file.stored_keys(""))
                 self._file.forget(key for key in keys if not any(self._covers(feed, key) for feed in wanted))
             self._file.forget_removals(self._now_ms() - REMOVALS_MS)
@@ -163,11 +167,7 @@ class ReceivingCopy(SendingCopy):
 
     async def _from_list(self, feed: Followed) -> AsyncIterator[list[Announced]]:
         path = KeyTemplate.of(self._paths[feed.collection])
-        if (
-            not path.ends_in_param
-            or path.params[-1] in feed.params
-            or not {*path.params[:-1]} <= feed.params.keys()
-        ):
+        if not path.ends_in_param or set(path.params) - feed.params.keys() != {path.params[-1]}:
             raise NotFound
         entries = list[Announced]()
         async for name, hash_ in self._names("/".join(path.segments[:-1]).format_map(feed.params)):

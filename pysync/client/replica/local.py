@@ -99,7 +99,7 @@ class LocalCopy:
         sealed and cannot be opened."""
         key = document_key(key)
         if (edit := self._file.edit(key)) is not None:
-            return None if edit.data is None else dict(orjson.loads(edit.data))
+            return edit.plain
         version = self._file.version(key)
         return None if version is None or version.data is None else self._open(key, version.data)
 

@@ -4,6 +4,7 @@ import asyncio
 import random as random_module
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -100,14 +101,8 @@ class Replica(ReceivingCopy):
     def status(self) -> Status:
         """The number of edits that wait, those that were rejected, and the error that stops the replica."""
         rejected = [
-            RejectedEdit(
-                edit.id or 0,
-                edit.key,
-                edit.kind,
-                decode_error(edit.error or b""),
-                None if edit.data is None else orjson.loads(edit.data),
-            )
-            for edit in self._file.edits(rejected=True)
+            RejectedEdit(each.id or 0, each.key, each.kind, decode_error(each.error or b""), each.plain)
+            for each in self._file.edits(rejected=True)
         ]
         return Status(self._is_online, self._is_behind, self._file.unsent(), rejected, self._error)
 
@@ -212,10 +207,11 @@ class Replica(ReceivingCopy):
             on_disconnect=lambda error: self._fall_behind(is_live=False),
         )
         try:
-            async for event in watch:
-                if not isinstance(event, ChangeEvent) or self._is_unseen(event):
-                    self._fall_behind()
-        except (PysyncError, Unreachable):
+            with suppress(PysyncError, Unreachable):
+                async for event in watch:
+                    if not isinstance(event, ChangeEvent) or self._is_unseen(event):
+                        self._fall_behind()
+        finally:
             self._is_live = False
 
     def _is_unseen(self, event: ChangeEvent) -> bool:

@@ -17,6 +17,7 @@ from support.replicas import Service
 from support.s3_fault_proxy import FaultProxy
 
 from pysync.client import Client, RetryPolicy
+from pysync.client.replica.file import TAIL_ELEMENTS
 from pysync.errors import Conflict
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -182,7 +183,8 @@ async def test_no_edit_is_lost_or_doubled_over_100_kills(tmp_path: Path) -> None
                     await service.start()
 
         for device in devices:
-            await device.end()
+            held = await device.end()
+            assert (held["unsent"], held["rejected"]) == (0, [])
         documents = {key: (await client.pull(key)).data async for key in keys_below(client, f"{HOME}/docs")}
         logs = {
             key: [element.data["id"] for element in (await client.pull(key, full=True)).elements()]
@@ -194,6 +196,8 @@ async def test_no_edit_is_lost_or_doubled_over_100_kills(tmp_path: Path) -> None
         for device in devices:
             held = await device.end()
             assert (held["unsent"], held["rejected"]) == (0, [])
+            assert held["documents"] == documents
+            assert held["logs"] == {key: stored[-TAIL_ELEMENTS:] for key, stored in logs.items()}
     await service.stop()
 
 

@@ -1,6 +1,7 @@
 """The inbox of a replica: what others write arrives, whatever was missed, and what was removed goes."""
 
 import hashlib
+import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,7 +19,7 @@ from pysync.auth.identity_keys import IdentityKeys
 from pysync.client import Client, Replica, RetryPolicy, Unreachable
 from pysync.client.models import ParamSet
 from pysync.client.sealed import DecryptionFailed, Keyring
-from pysync.errors import Forbidden
+from pysync.errors import Conflict, Forbidden
 from pysync.store import Store
 
 SERVICE: dict[str, Any] = {
@@ -409,28 +410,63 @@ async def test_files_of_a_list_and_of_no_list_can_be_deleted(phone: Phone) -> No
 async def test_a_bucket_is_compared_by_names_and_known_hashes(phone: Phone) -> None:
     """It has no feed from the beginning, and no hashes in lists."""
     await fill(phone)
-    reset = b'{"reset":true,"cursor":"00000000000000001-00000000"}'
-    no_hashes = b'{"error":"hashes_not_available","code":"hashes_not_available"}'
-
-    def is_beginning(sent: RequestHead) -> bool:
-        return sent.path == "changes" and sent.query.get("since") != "now"
 
     async def receive(check: Callable[[Replica], object]) -> None:
-        phone.network.reset()
-        phone.network.respond(status=200, headers=JSON, body=reset, when=is_beginning)
-        phone.network.respond(
-            status=200, headers=JSON, body=reset.replace(b'"reset":true', b'"changes":[]'), when=is_beginning,
-            times=None,
-        )  # fmt: skip
-        phone.network.respond(
-            status=400, headers=JSON, body=no_hashes, when=lambda sent: "hashes" in sent.query, times=None
-        )
+        be_bucket(phone.network)
         async with phone.replica({"notes": {}}) as replica:
             check(replica)
 
     await receive(check_all)
     await change_some(phone)
     await receive(check_some)
+
+
+async def test_the_application_decides_what_a_restored_bucket_gets_back(phone: Phone) -> None:
+    """The bucket cannot say when its versions were written. What it does not have at all it gets."""
+    for name in ("same", "older", "missing"):
+        await phone.direct.push(f"notes/{name}", {"n": 1})
+    async with phone.replica():
+        pass
+    pulled = await phone.direct.pull("notes/older")
+    await phone.direct.push("notes/older", {"n": 0}, pulled.hash)
+    await phone.direct.delete("notes/missing", (await phone.direct.pull("notes/missing")).hash)
+    be_bucket(phone.network, restored=1)
+    async with phone.replica() as replica:
+        await replica.synced()
+        (rejected,) = replica.status.rejected
+        assert (rejected.key, rejected.data) == ("notes/older", {"n": 1})
+        assert isinstance(rejected.error, Conflict)
+        assert replica.get("notes/older") == {"n": 0}
+        assert (await phone.direct.pull("notes/missing")).data == replica.get("notes/missing") == {"n": 1}
+        replica.retry("notes/older")
+        await replica.synced()
+        assert (replica.status.unsent, replica.status.rejected) == (0, [])
+    assert (await phone.direct.pull("notes/older")).data == {"n": 1}
+
+
+def be_bucket(network: FaultProxy, **members: int) -> None:
+    """Answer as over a bucket: with a reset, which has these members, once and for each beginning, else with
+    no change; and without hashes in lists."""
+    page = {"cursor": "00000000000000001-00000000"}
+    reset = json.dumps({"reset": True, **page, **members}).encode()
+    resets = 1
+
+    def is_page(sent: RequestHead) -> bool:
+        return sent.path == "changes" and sent.query.get("since") != "now"
+
+    def is_reset(sent: RequestHead) -> bool:
+        nonlocal resets
+        resets -= is_page(sent) and "since" in sent.query
+        return is_page(sent) and ("since" not in sent.query or resets >= 0)
+
+    network.reset()
+    network.respond(status=200, headers=JSON, body=reset, when=is_reset, times=None)
+    empty = json.dumps({"changes": [], **page}).encode()
+    network.respond(status=200, headers=JSON, body=empty, when=is_page, times=None)
+    refusal = b'{"error":"hashes_not_available","code":"hashes_not_available"}'
+    network.respond(
+        status=400, headers=JSON, body=refusal, when=lambda sent: "hashes" in sent.query, times=None
+    )
 
 
 async def fill(phone: Phone) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -10,14 +11,16 @@ import orjson
 from pysync.auth.certificates import Certificate
 from pysync.client.log_cursor import LogCursor
 from pysync.client.models import BatchEntry, LogElement, ParamSet, encode
-from pysync.client.replica.file import TAIL_ELEMENTS, Edit, Followed, RemoteVersion
+from pysync.client.replica.file import TAIL_ELEMENTS, Edit, Followed, RemoteVersion, encode_error
 from pysync.client.replica.outbox import SendingCopy
+from pysync.client.sync import sorted_json
 from pysync.client.watch import ChangesPage, is_retryable
 from pysync.concurrency import CONCURRENT, gather_bounded
 from pysync.config.key_templates import KeyTemplate
 from pysync.errors import (
     BadRequest,
     CheckpointTooOld,
+    Conflict,
     DocumentCorrupt,
     Forbidden,
     FullNotAllowed,
@@ -49,11 +52,13 @@ class Announced(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A version that was fetched, and the new elements of a log: all that there are, if `is_gap`."""
+    """A version that was fetched, and the new elements of a log: all that there are, if `is_gap`. If it is
+    not `is_dated` the time of the version is that of the pull."""
 
     version: RemoteVersion
     elements: Sequence[LogElement] = ()
     is_gap: bool = False
+    is_dated: bool = True
 
 
 class ReceivingCopy(SendingCopy):
@@ -216,9 +221,10 @@ class ReceivingCopy(SendingCopy):
 
         fetched = [each for found in await gather_bounded(CONCURRENT, batches, fetch) for each in found]
         with self._file.transaction():
-            for version, elements, is_gap in (*fetched, *map(Received, removed)):
+            for received in (*fetched, *map(Received, removed)):
+                version, elements, is_gap, _ = received
                 before = self._file.version(version.key)
-                if restored_ms is None or not self._send_back(before, version, restored_ms):
+                if restored_ms is None or not self._send_back(before, received, restored_ms):
                     self._take(version)
                 if is_gap:
                     self._file.forget_elements(version.key)
@@ -267,7 +273,8 @@ class ReceivingCopy(SendingCopy):
             elif each is not None and not each.unchanged:
                 data = encode(each.data) if each.hash else None
                 written_ms = entry.written_ms or each.timestamp_ms
-                received.append(Received(RemoteVersion(entry.key, each.hash, data, written_ms)))
+                version = RemoteVersion(entry.key, each.hash, data, written_ms)
+                received.append(Received(version, is_dated=entry.written_ms > 0))
         return received
 
     async def _pull(self, entry: Announced) -> BatchEntry | None:
@@ -302,22 +309,25 @@ class ReceivingCopy(SendingCopy):
             RemoteVersion(key, hash_, None, entry.written_ms, cursor.checkpoint_ms), elements, is_gap
         )
 
-    def _send_back(self, mine: RemoteVersion | None, theirs: RemoteVersion, restored_ms: int) -> bool:
-        """Have a restored server get what was received after that moment, if it has an earlier version. In a
-        transaction."""
-        is_earlier = not theirs.hash or theirs.written_ms <= restored_ms
+    def _send_back(self, mine: RemoteVersion | None, received: Received, restored_ms: int) -> bool:
+        """Have a restored server get what was received after that moment, if it has an earlier version. If
+        nobody knows the time of its version, the application decides. In a transaction."""
+        theirs = received.version
+        waiting = self._file.edit(theirs.key)
+        is_unclear = theirs.hash != "" and not received.is_dated
+        is_earlier = not theirs.hash or theirs.written_ms <= restored_ms or (is_unclear and not waiting)
         if mine is None or mine.written_ms <= restored_ms or not is_earlier or (mine.hash and not mine.data):
             return False
+        try:
+            data = None if mine.data is None else sorted_json(self._open(mine.key, mine.data))
+        except Exception:  # of a cipher: what cannot be opened cannot be sealed again
+            return False
         self._file.store(theirs)
-        edit = self._file.edit(mine.key)
-        if edit is None:
-            try:
-                data = None if mine.data is None else encode(self._open(mine.key, mine.data))
-            except Exception:  # of a cipher: what cannot be opened cannot be sealed again
-                return True
-            edit = Edit(None, mine.key, "put" if mine.data else "delete", data, written_ms=mine.written_ms)
+        edit = Edit(None, mine.key, "put" if mine.data else "delete", data, written_ms=mine.written_ms)
+        edit = (waiting or edit).unsent(base=theirs.data, base_hash=theirs.hash)
         if edit.data is not None or theirs.hash:
-            self._file.save(edit.unsent(base=theirs.data, base_hash=theirs.hash))
+            error = encode_error(Conflict(theirs.hash)) if is_unclear else None
+            self._file.save(replace(edit, error=error))
         return True
 
     def _begin_space(self, before: RemoteVersion | None, version: RemoteVersion) -> None:

@@ -80,7 +80,8 @@ class LocalCopy:
     """The methods that need no network. They are immediate, and an edit is on the disk when they return.
     Call them in the thread of the event loop.
 
-    All raise OSError if the disk fails: nothing has changed then. Its `errno` is ENOSPC if the disk is full.
+    An edit raises OSError if the disk fails: nothing has changed then. Its `errno` is ENOSPC if the disk is
+    full. A deletion of what is not known here waits as well, and deletes what the server has.
     """
 
     _file: ReplicaFile

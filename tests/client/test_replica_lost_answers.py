@@ -10,9 +10,9 @@ import pytest
 from support.clients import STRANGER, SUBJECT
 from support.collections import collection
 from support.http_relay import RequestHead
-from support.replicas import COLLECTIONS, DOC, LOG, Site, tail_of
+from support.replicas import COLLECTIONS, DOC, LOG, ME, Site, tail_of
 
-from pysync.client import MergeConflict, Unreachable
+from pysync.client import MergeConflict, Replica, Unreachable
 from pysync.client.sealed import UnlockedKeyring
 from pysync.testing import FakeClock
 
@@ -193,6 +193,19 @@ async def test_delete_without_an_answer_does_not_delete_what_is_written_since(si
         assert phone.get(DOC) == {"n": 2} == await site.pull()
 
 
+async def hold(site: Site, phone: Replica, meanwhile: dict[str, Any], edit: dict[str, Any]) -> None:
+    """Sync, and edit the document here and elsewhere while the first write is on its way."""
+    answered = asyncio.Event()
+    arrived = site.proxy.delay(until=answered, when=is_write)
+    synced = asyncio.ensure_future(phone.synced())
+    await arrived.wait()
+    await site.push(meanwhile)
+    phone.put(DOC, edit)
+    answered.set()
+    await synced
+    await phone.synced()
+
+
 async def test_edit_made_while_a_creation_that_was_deleted_is_in_conflict_is_kept(site: Site) -> None:
     async with site.device() as phone:
         await phone.synced()
@@ -201,13 +214,14 @@ async def test_edit_made_while_a_creation_that_was_deleted_is_in_conflict_is_kep
         await attempted.wait()
         phone.delete(DOC)
         site.proxy.reset()
-        answered = asyncio.Event()
-        arrived = site.proxy.delay(until=answered, when=is_write)
-        synced = asyncio.ensure_future(phone.synced())
-        await arrived.wait()
-        await site.push({"theirs": 1})
-        phone.put(DOC, {"second": 1})
-        answered.set()
-        await synced
-        await phone.synced()
+        await hold(site, phone, {"theirs": 1}, {"second": 1})
         assert phone.get(DOC) == {"theirs": 1, "second": 1} == await site.pull()
+
+
+async def test_edit_made_while_a_deletion_of_something_unknown_is_in_conflict_is_kept(site: Site) -> None:
+    await site.push({"theirs": 1})
+    async with site.device(collections={"logs": {"identity": ME}}) as phone:
+        await phone.synced()
+        phone.delete(DOC)
+        await hold(site, phone, {"theirs": 2}, {"mine": 1})
+        assert phone.get(DOC) == {"theirs": 2, "mine": 1} == await site.pull()

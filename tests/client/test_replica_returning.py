@@ -169,6 +169,26 @@ async def test_replica_does_not_undo_what_was_written_after_a_restore(site: Site
         assert phone.get(DOC) == {"n": 3} == await site.pull()
 
 
+async def test_edit_made_while_a_version_is_sent_back_is_kept(site: Site, shell: Shell) -> None:
+    await site.push({"n": 1})
+    await back_up(site, shell)
+    site.clock.now_ms += DAY_MS
+    await site.push({"n": 2})
+    async with site.device() as phone:
+        await phone.synced()
+    site.clock.now_ms += DAY_MS
+    await restore(site, shell, "--accept-newer")
+    answered = asyncio.Event()
+    arrived = site.proxy.delay("POST", until=answered)
+    async with site.device() as phone:
+        await arrived.wait()
+        await site.push({"n": 1, "theirs": 1})
+        phone.put(DOC, {"n": 2, "mine": 1})
+        answered.set()
+        await phone.synced()
+        assert phone.get(DOC) == {"n": 2, "mine": 1, "theirs": 1} == await site.pull()
+
+
 @pytest.mark.usefixtures("hasty_erasures")
 async def test_replica_sends_nothing_back_that_was_erased(site: Site, shell: Shell) -> None:
     """The operator erases again after the restore, as the page says."""

@@ -135,15 +135,18 @@ class SendingCopy(LocalCopy):
             version = RemoteVersion(edit.key, stored.hash, edit.sent, stored.timestamp_ms)
         except Conflict as conflict:
             if conflict.current_hash != edit.sent_hash:
-                await self._resolve(edit, conflict)
+                await self._resolve(edit.key, conflict)
                 return
             version = RemoteVersion(edit.key, conflict.current_hash, edit.sent, self._now_ms())
         with self._file.transaction():
             self._file.store(version)
             self._settle(edit.key, version)
 
-    async def _resolve(self, edit: Edit, conflict: Conflict) -> None:
+    async def _resolve(self, key: str, conflict: Conflict) -> None:
         """Merge the edit with the version that the server has in place of its base."""
+        edit = self._file.edit(key)  # as it is now: it may be another than the one that was sent
+        if edit is None:
+            return
         is_deletion = edit.data is None and edit.sent is None
         is_known = edit.base_hash not in ("", UNKNOWN_HASH)
         if is_deletion and (not is_known or conflict.current_hash.startswith(edit.base_hash)):
@@ -206,11 +209,13 @@ class SendingCopy(LocalCopy):
         """Move the edit to those that were rejected. If it has been replaced while it was on its way, send
         the newer one instead. The copy is the version of the server again."""
         current = edit if edit.kind == "append" else self._file.edit(edit.key)
-        is_mine = edit.kind == "append" or edit.written_ms is None
+        if current is None:
+            return
+        is_mine = edit.kind == "append" or current.written_ms is None
         if not is_mine and isinstance(error, Erased | Forbidden | NotFound | MethodNotAllowed):
             with self._file.transaction():
-                self._file.drop(edit)  # somebody else's, who may send it back
-        elif current is not None:
+                self._file.drop(current)  # somebody else's, who may send it back
+        else:
             is_newer = edit.kind != "append" and self._is_newer(current)
             with self._file.transaction():
                 self._file.save(current.unsent(error=None if is_newer else encode_error(error)))

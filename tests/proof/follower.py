@@ -58,14 +58,14 @@ class Follower:
         async with self._seen:
             await self._seen.wait_for(lambda: (key, hash_) in self._keys or self._resets > before)
 
-    async def _follow(self, node: int) -> bool:
+    async def _follow(self, node: int, longest_s: float = LONGEST_STREAM_S) -> bool:
         """One stream; whether it told anything."""
         headers = [("Last-Event-ID", self._cursor)] if self._cursor else []
         request = self._device.request(f"/events?collections={','.join(FOLLOWED)}", headers=headers)
         sent: dict[str, Any] = {"after": self._cursor} if self._cursor else {}
         start, status, error = time.monotonic(), None, ""
         try:
-            async with asyncio.timeout(self._random.uniform(0, LONGEST_STREAM_S)):
+            async with asyncio.timeout(self._random.uniform(0, longest_s)):
                 with closing(await self._connection(node)) as connection:
                     answer = await connection.stream(request)
                     status = answer.status if isinstance(answer, Reply) else 200

@@ -109,6 +109,8 @@ class Nodes(Protocol):
     servers: list[Server]
     is_ordered: bool
     """Whether batches of events come to light in the order of their names."""
+    remembers: bool
+    """Whether a feed of changes begins with the oldest and never forgets."""
 
     def faults(self) -> Counter[str]:
         """How often the way to the store has failed, by fault."""
@@ -124,6 +126,7 @@ class Workers:
     """One server with many workers."""
 
     is_ordered = True
+    remembers = False
 
     def __init__(self, server: Server) -> None:
         self.servers = [server]
@@ -150,6 +153,7 @@ class Machines:
     """Servers that have nothing in common but what they are configured with, each behind a proxy."""
 
     is_ordered = False
+    remembers = False
 
     def __init__(
         self, servers: list[Server], proxies: list[FaultProxy], redis: RedisServer, *, forgets: bool

@@ -1,4 +1,5 @@
-"""One run: clients send requests while nodes die, and the judge examines the history."""
+"""One run: clients send requests and others read what changes while nodes die, and the judge examines the
+history."""
 
 import asyncio
 import time
@@ -13,6 +14,7 @@ from proof.follower import FOLLOWERS, Follower
 from proof.history import History, Kind, Operation
 from proof.judge import judge
 from proof.nodes import Nodes
+from proof.reader import READERS, Reader
 from proof.service import JUDGED_LIMIT
 from proof.verdict import Verdict
 from proof.workload import LAST, load, push_last, read_all
@@ -26,9 +28,13 @@ async def prove(nodes: Nodes, path: Path, *, seconds: float, seed: int) -> Verdi
     and judge it. `seed` decides what is asked and killed, not how it overlaps."""
     random = Random(seed)
     with History(path) as history:
-        setup = {"seed": seed, "limit": JUDGED_LIMIT, "is_ordered": nodes.is_ordered}
-        history.add(_event("setup", setup))
-        async with _following(nodes, history, random) as followers:
+        kept = {"is_ordered": nodes.is_ordered, "remembers": nodes.remembers}
+        history.add(_event("setup", {"seed": seed, "limit": JUDGED_LIMIT, **kept}))
+        readers = [Reader(f"r{n}", nodes.servers, history, Random(random.random())) for n in range(READERS)]
+        followers = [
+            Follower(f"f{n}", nodes.servers, history, Random(random.random())) for n in range(FOLLOWERS)
+        ]
+        async with _running([*readers, *followers]):
             async with asyncio.TaskGroup() as group:
                 group.create_task(load(nodes.servers, history, random, seconds))
                 group.create_task(_disturb(nodes, history, random, seconds))
@@ -37,18 +43,19 @@ async def prove(nodes: Nodes, path: Path, *, seconds: float, seed: int) -> Verdi
             with suppress(TimeoutError):  # what they miss the judge tells
                 async with asyncio.timeout(END_LIMIT_S):
                     await asyncio.gather(*(follower.has_seen(LAST, last) for follower in followers))
+        for reader in readers:
+            await reader.read_to_the_end()
         await read_all(nodes.servers, history, random)
         history.add(_event("faults", dict(nodes.faults())))
     return await asyncio.to_thread(judge, path)
 
 
 @asynccontextmanager
-async def _following(nodes: Nodes, history: History, random: Random) -> AsyncIterator[list[Follower]]:
-    """Followers, who are there from the beginning."""
-    followers = [Follower(f"f{n}", nodes.servers, history, Random(random.random())) for n in range(FOLLOWERS)]
+async def _running(followers: list[Follower]) -> AsyncIterator[None]:
+    """Followers and readers, who are there from the beginning."""
     running = [asyncio.create_task(follower.run()) for follower in followers]
     try:
-        yield followers
+        yield
     finally:
         for task in running:
             task.cancel()

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from proof.follower import key_of
 from proof.followers import Announced, announced_in, untrue
@@ -158,11 +158,13 @@ def _unordered(life: Life, announced: Mapping[str, Announced]) -> Iterator[Viola
 
 
 def _mistimed(life: Life, announced: Mapping[str, Announced]) -> Iterator[Violation]:
-    """Changes with another time than their writers were told."""
+    """Changes with another time than their writers were told; a file's is when it was stored."""
     times: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     unknown = set[tuple[str, str]]()
     for key, about in announced.items():
         for hash_, write in about.writes:
+            if write.first.kind in ("upload", "batch"):
+                continue
             times[key, hash_].update(attempt.answer["timestamp"] for attempt in write.acknowledged)
             if write.is_unknown:
                 unknown.add((key, hash_))
@@ -187,10 +189,18 @@ def _untold(life: Life, pages: list[Operation], announced: Mapping[str, Announce
             if write.start <= life.begun or after == len(pages):
                 continue
             page = pages[after]
-            since = told[key][bisect_left(ends, write.start) : bisect_right(ends, page.end)]
+            until = bisect_right(ends, page.end)
+            since = told[key][bisect_left(ends, write.start) : until] if until else _absent(life, about, key)
             if not any(_covers(about, entry, hash_, write) for entry in since):
                 said = f"{page.who} had caught up and was not told of version {hash_[:12]} of {key}"
                 yield Violation("fed each write", said, (*write.acknowledged, page))
+
+
+def _absent(life: Life, about: Announced, key: str) -> list[Operation]:
+    """What a reader knows who began with the oldest change and was told nothing: the key was removed."""
+    if life.begun > -math.inf or about.positions:
+        return []
+    return [replace(life.steps[0], kind="event", key=key, answer={"hash": ""})]
 
 
 def _covers(about: Announced, entry: Operation, hash_: str, write: Write) -> bool:

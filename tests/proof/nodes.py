@@ -126,7 +126,7 @@ class Workers:
     """One server with many workers."""
 
     is_ordered = True
-    remembers = False
+    remembers = True
 
     def __init__(self, server: Server) -> None:
         self.servers = [server]

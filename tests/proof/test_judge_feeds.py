@@ -208,11 +208,22 @@ def test_reader_that_begins_anew_at_now_skips_what_was_written_before() -> None:
 
 
 def test_reader_that_begins_anew_is_told_of_everything_again() -> None:
-    everything = (of_document(V3), REMOVED, of_log("abcdf"))
-    assert broken(*GOOD, page(40, "", "16-a", *everything)) == set()
+    everything = (of_document(V3), of_draft("z"), of_log("abcdf"))
+    again = create("z", 35, 36)
+    assert broken(*GOOD, again, page(40, "", "16-a", *everything)) == set()
     for left_out in range(3):
         rest = (*everything[:left_out], *everything[left_out + 1 :])
-        assert broken(*GOOD, page(40, "", "16-a", *rest)) == {"fed each write"}
+        assert broken(*GOOD, again, page(40, "", "16-a", *rest)) == {"fed each write"}
+
+
+def test_reader_that_begins_anew_need_not_be_told_of_removals_from_before() -> None:
+    everything = (of_document(V3), of_log("abcdf"))
+    assert broken(*GOOD, page(40, "", "16-a", *everything)) == set()
+    later = (create("z", 41, 42), delete("z", 43, 44), page(45, "16-a", "16-a"))
+    assert broken(*GOOD, page(40, "", "16-a", *everything), *later) == {"fed each write"}
+    told = (page(40, "", "15-a~16-a~16-a", *everything, of_draft("y"), more=True), page(41, "15-a", "16-a"))
+    late = (*without(GOOD, GOOD.index(GOOD_DRAFT[-1])), replace(GOOD_DRAFT[-1], end=39.5))
+    assert broken(*late, *told) == {"fed each write"}
 
 
 def test_reader_that_does_not_catch_up_in_the_end_is_found() -> None:

@@ -76,7 +76,7 @@ _COUNT_OF = "SELECT count(*) FROM (SELECT 1 FROM change WHERE origin = ? AND id 
 _FIRST_SINCE = "SELECT id FROM change WHERE id > ? AND id <= ? AND at_ms >= ? ORDER BY id LIMIT 1"
 _BEGIN_EPOCH = """
     INSERT OR REPLACE INTO epoch
-    SELECT max(id) + 1, ?1 FROM change WHERE NOT EXISTS(SELECT 1 FROM epoch WHERE tag = ?1)"""
+    SELECT (SELECT max(id) FROM change) + 1, ?1 WHERE NOT EXISTS(SELECT 1 FROM epoch WHERE tag = ?1)"""
 _DELETE_BEFORE = "DELETE FROM change WHERE id < ?"
 
 ChangeRows = tuple[int, Sequence[Change], Retention, str]

@@ -219,6 +219,18 @@ async def test_only_starts_that_write_begin_an_epoch(tmp_path: Path) -> None:
         assert database.execute("SELECT count(*) FROM epoch").fetchone() == (7,)
 
 
+async def test_ids_keep_their_epoch_when_a_process_begins_with_several_changes(
+    store: LocalStore, other: LocalStore, tmp_path: Path
+) -> None:
+    """The second is on its way when the first is stored, and another process writes in between."""
+    log = store.change_log
+    late = log.rows_of([change("late")])
+    ids = [await each.append([change("")]) for each in (log, other.change_log, log, log)]
+    with contextlib.closing(sqlite3.connect(tmp_path / "pysync.db", isolation_level=None)) as database:
+        ids.append(changelog.append(database.cursor(), late))
+    assert [id_ for id_, _ in await log.read("", 10) or ()] == ids
+
+
 async def test_the_first_change_that_is_stored_begins_the_epoch(tmp_path: Path) -> None:
     store = await LocalStore.open_folder(tmp_path)
     first = await store.change_log.append([change("1")])

@@ -69,8 +69,9 @@ class Editor:
             edit()
             if self._life.is_online and self._random.random() < 0.3:
                 await synced(self._replica)
-            else:
-                await asyncio.sleep(0)
+            else:  # let some of what is under way come further
+                for _ in range(self._random.randrange(100)):
+                    await asyncio.sleep(0)
 
     def _entry(self) -> str:
         self._count += 1

@@ -39,14 +39,14 @@ TABLES: Final = f"""
 MAX_BY_KEY: Final = 5_000
 """Rows below the keys of a query up to which all of them are read, in place of those of all keys."""
 
-_HASH = "coalesce(sha256, hash)"
+_KEY = "iif(parent = '', name, parent || '/' || name)"
+_HASH = "coalesce(sha256, nullif(lower(hex(hash)), ''))"
 _TIME = "iif(sha256 IS NULL, changed_ms, modified_ms)"
-_OBJECT = f"SELECT coalesce(seq, id), parent, name, {_HASH}, {_TIME}, 0 FROM object "  # noqa: S608
-_REMOVED = """
-    SELECT seq, parent, name, '', changed_ms, 1 + EXISTS(
-        SELECT 1 FROM object WHERE object.parent = removed.parent AND object.name = removed.name)
-    FROM removed """
-_HIDDEN = 2
+_OBJECT = f"SELECT coalesce(seq, id), {_KEY}, {_HASH}, {_TIME}, 0 FROM object "  # noqa: S608
+_REMOVED = f"""
+    SELECT seq, {_KEY}, '', changed_ms, iif(EXISTS(
+        SELECT 1 FROM object WHERE object.parent = removed.parent AND object.name = removed.name), NULL, 1)
+    FROM removed """  # noqa: S608
 _PAGE = " ORDER BY 1 LIMIT ?1"
 BY_SEQUENCE: Final = (
     f"{_OBJECT} INDEXED BY object_seq WHERE {_IN_FEED} AND coalesce(seq, id) > ?2 "
@@ -62,8 +62,8 @@ COUNT: Final = f"""
     SELECT count(*) FROM (
         SELECT 1 FROM object WHERE {_BELOW} UNION ALL SELECT 1 FROM removed WHERE {_BELOW} LIMIT ?1)"""  # noqa: S608
 _VERSIONS = f"""
-    SELECT name, {_HASH}, {_TIME} FROM object
-    WHERE parent = ? AND name IN (SELECT value FROM json_each(?)) AND {_HASH} IS NOT NULL"""  # noqa: S608
+    SELECT {_KEY}, {_HASH}, {_TIME} FROM object
+    WHERE parent = ? AND name IN (SELECT value FROM json_each(?)) AND coalesce(sha256, hash) IS NOT NULL"""  # noqa: S608
 # The oldest row is no removal, so that at most two are deleted.
 _LAST_OLD = "SELECT max(seq) FROM (SELECT seq, at_ms FROM removed ORDER BY seq LIMIT 3) WHERE at_ms < ?"
 _BLANK = "UPDATE removed SET parent = ?, name = '', at_ms = 0 WHERE seq = ?"
@@ -100,9 +100,12 @@ class LocalFeed:
         is_end = len(rows) < limit
         run = f"~{first}~{change_id(newest, epoch)}"
         after = change_id(newest, epoch) if is_end else f"{rows[-1][0]:017d}{run}"
-        changes = [_change(*row) for row in rows if row[-1] != _HIDDEN]
-        found = [change for change in changes if f"{change.key}/".startswith(below)]
-        return FeedPage(found, count, is_end, after, run)
+        changes = [
+            LatestChange(f"{seq:017d}", key, hash_, at_ms, removed=bool(kind))
+            for seq, key, hash_, at_ms, kind in rows
+            if kind is not None and f"{key}/".startswith(below)
+        ]
+        return FeedPage(changes, count, is_end, after, run)
 
     def _rows_by_key(
         self, folders: Collection[str], most: int, limit: int, position: int, held: int
@@ -129,9 +132,9 @@ class LocalFeed:
             parent, name = split_key(key)
             names[parent].append(name)
         return {
-            f"{parent}/{name}" if parent else name: ObjectVersion(_text(hash_) or "", at_ms)
+            key: ObjectVersion(hash_, at_ms)
             for parent, some in names.items()
-            for name, hash_, at_ms in self._reader.rows(_VERSIONS, parent, orjson.dumps(some).decode())
+            for key, hash_, at_ms in self._reader.rows(_VERSIONS, parent, orjson.dumps(some).decode())
         }
 
     async def erase(self, selects: Callable[[str], bool]) -> None:
@@ -139,22 +142,9 @@ class LocalFeed:
         await self._writer.submit(_erase, selects)
 
 
-def _change(
-    seq: int, parent: str, name: str, hash_: bytes | str | None, at_ms: int | None, kind: int
-) -> LatestChange:
-    key = f"{parent}/{name}" if parent else name
-    return LatestChange(f"{seq:017d}", key, _text(hash_), at_ms, removed=bool(kind))
-
-
 def _erase(cursor: sqlite3.Cursor, selects: Callable[[str], bool]) -> None:
-    rows = cursor.execute("SELECT seq, parent, name FROM removed WHERE name <> ''").fetchall()
-    erased = [(seq,) for seq, parent, name in rows if selects(f"{parent}/{name}" if parent else name)]
-    cursor.executemany("DELETE FROM removed WHERE seq = ?", erased)
-
-
-def _text(hash_: bytes | str | None) -> str | None:
-    """Return a hash as text. Those of documents and logs are stored as bytes."""
-    return hash_.hex() if isinstance(hash_, bytes) else hash_
+    rows = cursor.execute(f"SELECT seq, {_KEY} FROM removed WHERE name <> ''").fetchall()  # noqa: S608
+    cursor.executemany("DELETE FROM removed WHERE seq = ?", [(seq,) for seq, key in rows if selects(key)])
 
 
 def add_removal(
@@ -168,6 +158,4 @@ def add_removal(
     cursor.execute("INSERT OR REPLACE INTO removed VALUES(?, ?, ?, ?, ?)", row)
     ((last_old,),) = cursor.execute(_LAST_OLD, (now_ms - retention.removals_ms,)).fetchall()
     if last_old is not None and cursor.execute("DELETE FROM removed WHERE seq < ?", (last_old,)).rowcount:
-        cursor.execute(
-            "UPDATE removed SET parent = ?, name = '', at_ms = 0 WHERE seq = ?", (RESERVED, last_old)
-        )
+        cursor.execute(_BLANK, (RESERVED, last_old))

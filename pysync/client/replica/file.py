@@ -31,8 +31,7 @@ TAIL_ELEMENTS: Final = 1000
 _SCHEMA: Final = """
 CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE feed (
-  collection TEXT, params TEXT, cursor TEXT NOT NULL, is_extra INTEGER NOT NULL DEFAULT 0,
-  PRIMARY KEY (collection, params)
+  collection TEXT, params TEXT, cursor TEXT NOT NULL, PRIMARY KEY (collection, params)
 ) WITHOUT ROWID;
 CREATE TABLE document (
   key TEXT PRIMARY KEY, hash TEXT NOT NULL, data BLOB, written_ms INTEGER NOT NULL, checkpoint_ms INTEGER
@@ -102,13 +101,11 @@ class Edit:
 
 
 class Followed(NamedTuple):
-    """A param-set that is followed, after `cursor`; `""` before the first page. One that `is_extra` is
-    followed once, up to its end."""
+    """A param-set that is followed, after `cursor`; `""` before the first page."""
 
     collection: str
     params: dict[str, str]
     cursor: str = ""
-    is_extra: bool = False
 
 
 class RejectedEdit(NamedTuple):
@@ -188,14 +185,14 @@ class ReplicaFile:
 
     def feeds(self) -> list[Followed]:
         """Return what is followed."""
-        rows = self._db.execute("SELECT collection, params, cursor, is_extra FROM feed").fetchall()
-        return [Followed(name, orjson.loads(params), *rest) for name, params, *rest in rows]
+        rows = self._db.execute("SELECT * FROM feed").fetchall()
+        return [Followed(name, orjson.loads(params), cursor) for name, params, cursor in rows]
 
     def move(self, feed: Followed, cursor: str) -> None:
         """Follow the feed from `cursor` on, also if it is new."""
         self._db.execute(
-            "INSERT INTO feed VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET cursor = excluded.cursor",
-            (feed.collection, sorted_json(feed.params), cursor, feed.is_extra),
+            "INSERT OR REPLACE INTO feed VALUES (?, ?, ?)",
+            (feed.collection, sorted_json(feed.params), cursor),
         )
 
     def unfollow(self, feed: Followed) -> None:

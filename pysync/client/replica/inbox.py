@@ -75,18 +75,16 @@ class ReceivingCopy(SendingCopy):
         """Receive all changes. Return the error of a collection that the caller may not read; its copies
         stay. When it may be read again it begins anew, because its changes were not received meanwhile."""
         denied = None
-        self._begun: list[Followed] = []
         self._note_scope(self._client.certificate)
-        feeds = self._file.feeds()
-        for feed in feeds:  # which grow
+        self._left = self._file.feeds()
+        while self._left:
+            feed = self._left.pop(0)
             try:
                 await self._follow(feed)
             except UNREADABLE as error:
                 denied = error
                 with self._file.transaction():
-                    self._file.unfollow(feed) if feed.is_extra else self._file.move(feed, "")
-            feeds += self._begun
-            self._begun = []
+                    self._file.move(feed, "")
         return denied
 
     def _note_scope(self, certificate: Certificate | None) -> None:
@@ -102,23 +100,18 @@ class ReceivingCopy(SendingCopy):
 
     def _follow_only(self, collections: Mapping[str, Sequence[ParamSet]]) -> None:
         """Follow these param-sets. Copies that belong to others are forgotten, but not edits that wait."""
-        known = {
-            _identity(feed): feed
-            for feed in self._file.feeds()
-            if not feed.is_extra or feed.collection not in collections
-        }
+        known = self._file.feeds()
         wanted = [
             Followed(name, {param: str(value) for param, value in params.items()})
             for name, sets in collections.items()
             for params in sets
         ]
-        dropped = known.keys() - map(_identity, wanted)
+        dropped = [feed for feed in known if feed._replace(cursor="") not in wanted]
         with self._file.transaction():
-            for identity in dropped:
-                self._file.unfollow(known[identity])
+            for feed in dropped:
+                self._file.unfollow(feed)
             for feed in wanted:
-                if _identity(feed) not in known:
-                    self._file.move(feed, "")
+                self._file.move(feed, next((each.cursor for each in known if each[:2] == feed[:2]), ""))
             if dropped:
                 keys = list(self._file.stored_keys(""))
                 self._file.forget(key for key in keys if not any(self._covers(feed, key) for feed in wanted))
@@ -129,25 +122,22 @@ class ReceivingCopy(SendingCopy):
             self._paths |= await self._client.key_templates([feed.collection])
             with self._file.transaction():
                 self._file.set("paths", encode(self._paths).decode())
-        cursor, has_more = feed.cursor, True
-        while has_more:
-            page = await self._changes(feed, cursor)
-            if page.is_reset or (not cursor and any(self._stored_keys(feed))):
-                await self._compare(feed, page)
-                break
+        begins_anew = not feed.cursor and any(self._stored_keys(feed))
+        async for page in self._pages(feed, feed.cursor):
+            if page.is_reset or begins_anew:
+                return await self._compare(feed, page)
             await self._take_in(feed, _entries(page, self._paths[feed.collection]), page.cursor)
-            cursor, has_more = page.cursor, page.has_more
-        if feed.is_extra:
-            with self._file.transaction():
-                self._file.unfollow(feed)
+        return None
 
-    async def _changes(self, feed: Followed, cursor: str) -> ChangesPage:
-        return await self._client.changes(cursor or None, [feed.collection], {feed.collection: feed.params})
+    def _pages(self, feed: Followed, cursor: str = "") -> AsyncIterator[ChangesPage]:
+        return self._client.change_pages(cursor or None, [feed.collection], {feed.collection: feed.params})
 
     async def _compare(self, feed: Followed, page: ChangesPage) -> None:
         """Compare everything with the server. `page` is the reset, or else the first page of a feed that
         begins anew. What changes meanwhile comes with the next page."""
-        cursor = page.cursor if page.is_reset else (await self._changes(feed, "now")).cursor
+        cursor = (
+            page.cursor if page.is_reset else (await self._client.changes("now", [feed.collection])).cursor
+        )
         seen = set[str]()
         async for entries in self._survey(feed, page.is_reset and page.restored_ms is None):
             seen.update(entry.key for entry in entries)
@@ -184,13 +174,10 @@ class ReceivingCopy(SendingCopy):
         yield entries
 
     async def _from_feed(self, feed: Followed) -> AsyncIterator[list[Announced]]:
-        cursor, has_more = "", True
-        while has_more:
-            page = await self._changes(feed, cursor)
+        async for page in self._pages(feed):
             if page.is_reset:
                 raise NotFound
             yield _entries(page, self._paths[feed.collection])
-            cursor, has_more = page.cursor, page.has_more
 
     async def _names(self, prefix: str) -> AsyncIterator[tuple[str, str | None]]:
         """Yield the names of a list, with the digits of their hashes where the server has them."""
@@ -331,21 +318,19 @@ class ReceivingCopy(SendingCopy):
         return True
 
     def _begin_space(self, before: RemoteVersion | None, version: RemoteVersion) -> None:
-        """If an access document gives the caller another role, begin anew what is followed in that space:
-        what is there already was not announced. In a transaction."""
+        """If an access document gives the caller another role, begin the collections of that space anew: what
+        is there already was not announced. In a transaction."""
         if self._roles(version.data) <= self._roles(before and before.data):
             return
         collection = self._collection_of(version.key) or ""
         space = KeyTemplate.of(self._paths[collection]).params_of(version.key)
         for feed in self._file.feeds():
             names = KeyTemplate.of(self._paths.get(feed.collection, "")).params
-            if feed.collection != collection and not feed.is_extra and space.keys() <= set(names):
-                if any(feed.params.get(name, value) != value for name, value in space.items()):
-                    continue
-                params = {**feed.params, **space}
-                begun = feed._replace(cursor="", params=params, is_extra=params != feed.params)
-                self._file.move(begun, "")
-                self._begun.append(begun)
+            is_of_space = feed.collection != collection and space.keys() <= set(names)
+            if is_of_space and all(feed.params.get(name, value) == value for name, value in space.items()):
+                self._file.move(feed, "")
+                left = [each for each in self._left if each[:2] != feed[:2]]
+                self._left = [*left, feed._replace(cursor="")]
 
     def _roles(self, data: bytes | None) -> set[str]:
         """Return what an access document makes of the caller; nothing for another document."""
@@ -368,10 +353,6 @@ class ReceivingCopy(SendingCopy):
         values = dict.fromkeys(KeyTemplate.of(path).params, "\0") | feed.params
         keys = self._file.stored_keys(path.format_map(values).partition("\0")[0])
         return (key for key in keys if key not in but and self._covers(feed, key))
-
-
-def _identity(feed: Followed) -> tuple[str, bytes]:
-    return feed.collection, encode(feed.params, orjson.OPT_SORT_KEYS)
 
 
 def _entries(page: ChangesPage, path: str) -> list[Announced]:

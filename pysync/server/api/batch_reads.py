@@ -48,7 +48,6 @@ class Budget:
         undecided: Collection[str],
         drop_unchanged: Callable[[dict[str, ReadOutcome]], None],
     ) -> None:
-        self.drop_unchanged = drop_unchanged
         self.sent = 0
         self._run = 0
         self._store = store
@@ -59,6 +58,7 @@ class Budget:
         self._is_checked = False
         self._reservation = reservation
         self._undecided = undecided
+        self._drop_unchanged = drop_unchanged
 
     def foresee(self, size: int) -> None:
         """Add the bytes that logs are going to send. Raises BatchTooLarge."""
@@ -92,19 +92,19 @@ class Budget:
         """The bytes of documents that may be read before the next `reserve`."""
         return RUN_BYTES - self._run
 
-    def ends_run(self, size: int) -> bool:
-        """Add bytes of documents that were read. Returns True if the run ends with them: the caller then
-        calls `reserve`, and yields to other tasks."""
-        self._run += size
-        if self._run <= RUN_BYTES:
-            return False
-        self._run = 0
-        return True
-
-    async def reserve(self, found: Mapping[str, ReadOutcome]) -> None:
-        """Reserve the bytes that the response takes; `found` are the documents that one `read_many` has read
-        so far. The first time, the sizes of those that are not read yet are checked as well. Raises
+    async def add(self, size: int, found: dict[str, ReadOutcome]) -> None:
+        """Add bytes of documents that were read; `found` are all that one `read_many` has read so far. If a
+        run ends with them, reserve the bytes that the response takes, and let other tasks run. Raises
         BatchTooLarge and Overloaded."""
+        self._drop_unchanged(found)
+        self._run += size
+        if self._run > RUN_BYTES:
+            self._run = 0
+            await self._reserve(found)
+            await asyncio.sleep(0)
+
+    async def _reserve(self, found: Mapping[str, ReadOutcome]) -> None:
+        """The first time, the sizes of those that are not read yet are checked as well."""
         sent = self._size(found)
         self._check(self.sent + sent)
         if not self._is_checked:
@@ -186,10 +186,7 @@ async def _read_runs(
         left = [key for key in left if key not in found] if len(run) < len(left) else []
         size = sum([len(each.body) for each in run.values() if each is not None])
         if budget is not None:
-            budget.drop_unchanged(found)
-            if budget.ends_run(size):
-                await budget.reserve(found)
-                await asyncio.sleep(0)
+            await budget.add(size, found)
     return ()
 
 
@@ -211,10 +208,7 @@ async def _read_worker(
                 continue
             found[key] = object_
             if budget is not None:
-                budget.drop_unchanged(found)
-                if budget.ends_run(object_.size):
-                    await budget.reserve(found)
-                    await asyncio.sleep(0)
+                await budget.add(object_.size, found)
     for read in others:
         await read()
 

@@ -35,8 +35,6 @@ from pysync.errors import (
 from pysync.protocol import MAX_BATCH_ENTRIES
 
 VERSIONS: Final = ".pysync-export"
-MAX_FILE_BYTES: Final = 256 * 1024 * 1024
-"""Size of the largest file that is read."""
 _NAMES: Final = {ENAMETOOLONG, EILSEQ, EINVAL, EEXIST, ENOTDIR, EISDIR, ENOTEMPTY}
 """Errors of a file system that cannot hold one name, and may hold others."""
 
@@ -102,10 +100,7 @@ class Folder:
 
     def read(self, key: str) -> tuple[dict[str, Any], str]:
         """Return the data in the file of a document, and its hash. Raises PysyncError as a push of it."""
-        path = self.path(key)
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ValueError(f"its file has more than {MAX_FILE_BYTES:,} bytes")
-        text = path.read_bytes()
+        text = self.path(key).read_bytes()
         self.bytes += len(text)
         return parse_object(text, "its file"), decode_push(b'{"data":%b}' % text).hash
 

@@ -1,7 +1,6 @@
 """Documents as JSON files in a folder: `pysync export` and `pysync import`."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -226,15 +225,6 @@ async def test_nothing_is_read_or_written_outside_of_the_folder(
     for command in (sync.export, sync.import_):
         status, _, errors = await command()
         assert (status, errors.endswith(f"/.pysync-export: {why}\n")) == (1, True), errors
-
-
-async def test_file_of_a_size_that_no_server_takes_is_not_read(shell: Shell, start: Start) -> None:
-    sync = await sync_with(shell, start)
-    edit("notes/a", "")
-    os.truncate(FOLDER / "notes" / "a.json", 2**40)
-    status, counts, errors = await sync.import_()
-    assert (status, counts) == (1, {"skipped": 1})
-    assert errors == "pysync: notes/a: its file has more than 268,435,456 bytes\n"
 
 
 async def test_only_documents_are_exported(shell: Shell, start: Start) -> None:

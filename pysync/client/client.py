@@ -245,8 +245,7 @@ class Client(FileMethods):
         target = self._target("list", prefix) if prefix else f"{self._prefix}/list"
         has_more = True
         while has_more:
-            if after is not None:
-                query["after"] = after
+            query |= {} if after is None else {"after": after}
             items, has_more = await self._request("GET", f"{target}?{urlencode(query)}", list_page)
             for item in items:
                 yield item
@@ -260,11 +259,10 @@ class Client(FileMethods):
         *,
         limit: int | None = None,
     ) -> ChangesPage:
-        """Return the first `limit` documents, logs and files (the server's default is 500, and its maximum
-        1000) that changed after the cursor `since`, each with its latest change; `since=None` begins with the
-        oldest. `since="now"` returns the newest cursor alone. `collections` and `params` are as for `watch`,
-        and a cursor speaks for these alone. The id of an event is a cursor, and the cursor of the last page
-        is an `after` of `watch`."""
+        """Return the first `limit` documents, logs and files (at most 1000, by default 500) that changed
+        after the cursor `since`, each with its latest change. None begins with the oldest; `"now"` returns
+        the newest cursor alone. `collections` and `params` are as for `watch`, and a cursor speaks for these
+        alone. The id of an event is a cursor, and the cursor of the last page is an `after` of `watch`."""
         target = self._selection("/changes", collections, params, since=since, limit=limit)
         return await self._request("GET", target, changes_page)
 
@@ -326,7 +324,7 @@ class Client(FileMethods):
     async def key_templates(self, collections: Sequence[str]) -> dict[str, str]:
         """Return the key template, such as `notes/{id}`, of each of the collections of which the caller may
         read something. Raises UnknownCollection, and Forbidden or Unauthorized if there is none."""
-        target = f"{self._selection('/changes', collections, None)}&since=now&storagePaths=true"
+        target = self._selection("/changes", collections, None, since="now", storagePaths="true")
         return await self._request("GET", target, lambda body: dict(body["storagePaths"]))
 
     async def revoke(self, revocations: RevocationList) -> int:
@@ -377,13 +375,12 @@ class Client(FileMethods):
         params: Mapping[str, Any] | None,
         append_params: Mapping[str, Sequence[RangeParams | None]] | None = None,
         known: Mapping[str, Sequence[str | None]] | None = None,
-        since: str | None = None,
-        limit: int | None = None,
+        **plain: str | int | None,
     ) -> str:
         """Return the path with the query that selects documents of the collections `names`."""
-        query = {} if names is None else {"collections": ",".join(names)}
-        query |= {} if since is None else {"since": since}
-        query |= {} if limit is None else {"limit": str(limit)}
+        query = {name: str(value) for name, value in plain.items() if value is not None}
+        if names is not None:
+            query["collections"] = ",".join(names)
         if params:
             query["params"] = encode(params).decode()
         if append_params:

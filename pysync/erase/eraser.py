@@ -322,6 +322,7 @@ class Eraser:
         erasure.report.erased.update(rateCounters=counters, idempotencyRecords=claims, changes=len(erased))
 
         def note_removal(key: str) -> bool:
+            """Add the collections of a removal, and leave it: the record has to come first."""
             topics.update(self._planner.topics(key) if scope.includes(key) else ())
             return False
 

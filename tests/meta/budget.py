@@ -16,7 +16,7 @@ WALKS: Final = {
 }
 """Modules of pysync that a request of each kind passes through (`python -m support.request_walks`)."""
 
-CONSTANTS: Final = 352
+CONSTANTS: Final = 331
 """Numeric constants at module level of pysync: limits, periods, sizes, shares."""
 
 PRIVATE_NAMES: Final = {

@@ -207,8 +207,9 @@ class ReceivingCopy(SendingCopy):
             return await self._fetch(feed.collection, batch)
 
         fetched = [each for found in await gather_bounded(CONCURRENT, batches, fetch) for each in found]
+        fetched += map(Received, removed)
         with self._file.transaction():
-            for received in (*fetched, *map(Received, removed)):
+            for received in fetched:
                 version, elements, is_gap, _ = received
                 before = self._file.version(version.key)
                 if restored_ms is None or not self._send_back(before, received, restored_ms):
@@ -219,7 +220,7 @@ class ReceivingCopy(SendingCopy):
                 self._begin_space(before, version)
             if cursor is not None:
                 self._file.move(feed, cursor)
-        for each in (*fetched, *map(Received, removed)):
+        for each in fetched:
             self._notify(each.version.key)
 
     def _is_new(self, entry: Announced) -> bool:

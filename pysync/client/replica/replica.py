@@ -115,6 +115,7 @@ class Replica(ReceivingCopy):
             raise RuntimeError("the replica is closed")
         waiting = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
+        self._changed.set()
         self._asked.set()
         await waiting
 
@@ -164,7 +165,7 @@ class Replica(ReceivingCopy):
                     failures = 0
                     if listening is None or listening.done():
                         listening = asyncio.ensure_future(self._listen())
-                    await self._wait(None if self._is_live else RESUBSCRIBE_S, self._changed, self._asked)
+                    await self._wait(None if self._is_live else RESUBSCRIBE_S, self._changed)
                     self._is_behind = self._is_behind or not self._is_live
                     continue
                 failures += 1
@@ -220,12 +221,12 @@ class Replica(ReceivingCopy):
         version = self._file.version(key)
         return version is None or version.hash != event.hash
 
-    async def _wait(self, seconds: float | None, *events: asyncio.Event) -> None:
-        """Return after `seconds`, or on one of the events."""
-        waits = [asyncio.ensure_future(event.wait()) for event in events]
-        sleeping = [] if seconds is None else [asyncio.ensure_future(self._sleep(seconds))]
+    async def _wait(self, seconds: float | None, event: asyncio.Event) -> None:
+        """Return after `seconds`, or on the event."""
+        waits = [event.wait()] if seconds is None else [event.wait(), self._sleep(seconds)]
+        tasks = [asyncio.ensure_future(each) for each in waits]
         try:
-            await asyncio.wait([*waits, *sleeping], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in (*waits, *sleeping):
-                each.cancel()
+            for task in tasks:
+                task.cancel()

@@ -32,7 +32,7 @@ from pysync.errors import (
 )
 from pysync.protocol import HASH_DIGITS, MAX_BATCH_ENTRIES
 
-MAX_TAKEN: Final = 500
+MAX_COMPARED: Final = 500
 """Documents that are compared and stored together."""
 REMOVALS_MS: Final = 90 * 24 * 3600 * 1000
 """Time for which a replica knows what was removed. A server that was restored may need it."""
@@ -76,9 +76,9 @@ class ReceivingCopy(SendingCopy):
         stay. When it may be read again it begins anew, because its changes were not received meanwhile."""
         denied = None
         self._note_scope(self._client.certificate)
-        self._left = self._file.feeds()
-        while self._left:
-            feed = self._left.pop(0)
+        self._feeds_left = self._file.feeds()
+        while self._feeds_left:
+            feed = self._feeds_left.pop(0)
             try:
                 await self._follow(feed)
             except UNREADABLE as error:
@@ -126,7 +126,7 @@ class ReceivingCopy(SendingCopy):
         async for page in self._pages(feed, feed.cursor):
             if page.is_reset or begins_anew:
                 return await self._compare(feed, page)
-            await self._take_in(feed, _entries(page, self._paths[feed.collection]), page.cursor)
+            await self._apply_entries(feed, _entries(page, self._paths[feed.collection]), page.cursor)
         return None
 
     def _pages(self, feed: Followed, cursor: str = "") -> AsyncIterator[ChangesPage]:
@@ -141,12 +141,12 @@ class ReceivingCopy(SendingCopy):
         seen = set[str]()
         async for entries in self._survey(feed, page.is_reset and page.restored_ms is None):
             seen.update(entry.key for entry in entries)
-            await self._take_in(feed, entries, restored_ms=page.restored_ms)
+            await self._apply_entries(feed, entries, restored_ms=page.restored_ms)
         path = KeyTemplate.of(self._paths[feed.collection])
         rest = list(self._stored_keys(feed, seen))
-        for at in range(0, len(rest), MAX_TAKEN):
-            entries = [Announced(key, path.params_of(key)) for key in rest[at : at + MAX_TAKEN]]
-            await self._take_in(feed, entries, restored_ms=page.restored_ms)
+        for at in range(0, len(rest), MAX_COMPARED):
+            entries = [Announced(key, path.params_of(key)) for key in rest[at : at + MAX_COMPARED]]
+            await self._apply_entries(feed, entries, restored_ms=page.restored_ms)
         with self._file.transaction():
             self._file.move(feed, cursor)
 
@@ -168,7 +168,7 @@ class ReceivingCopy(SendingCopy):
         async for name, hash_ in self._names("/".join(path.segments[:-1]).format_map(feed.params)):
             params = {**feed.params, path.params[-1]: name}
             entries.append(Announced(path.fill(params), params, hash_))
-            if len(entries) == MAX_TAKEN:
+            if len(entries) == MAX_COMPARED:
                 yield entries
                 entries = []
         yield entries
@@ -188,7 +188,7 @@ class ReceivingCopy(SendingCopy):
             async for name in self._client.list(prefix):
                 yield name, None
 
-    async def _take_in(
+    async def _apply_entries(
         self,
         feed: Followed,
         entries: Sequence[Announced],
@@ -199,7 +199,7 @@ class ReceivingCopy(SendingCopy):
         known here of later times is sent back."""
         await asyncio.sleep(0)  # a list may have many that are known
         news = [entry for entry in entries if self._is_new(entry)]
-        removed = [RemoteVersion(each.key, "", None, each.written_ms) for each in news if each.hash == ""]
+        removed = [entry for entry in news if entry.hash == ""]
         wanted = [entry for entry in news if entry.hash != ""]
         batches = [wanted[at : at + MAX_BATCH_ENTRIES] for at in range(0, len(wanted), MAX_BATCH_ENTRIES)]
 
@@ -207,13 +207,13 @@ class ReceivingCopy(SendingCopy):
             return await self._fetch(feed.collection, batch)
 
         fetched = [each for found in await gather_bounded(CONCURRENT, batches, fetch) for each in found]
-        fetched += map(Received, removed)
+        fetched += [Received(RemoteVersion(each.key, "", None, each.written_ms)) for each in removed]
         with self._file.transaction():
             for received in fetched:
                 version, elements, is_gap, _ = received
                 before = self._file.version(version.key)
                 if restored_ms is None or not self._send_back(before, received, restored_ms):
-                    self._take(version)
+                    self._apply_remote(version)
                 if is_gap:
                     self._file.forget_elements(version.key)
                 self._file.add_elements(version.key, elements)
@@ -330,8 +330,8 @@ class ReceivingCopy(SendingCopy):
             is_of_space = feed.collection != collection and space.keys() <= set(names)
             if is_of_space and all(feed.params.get(name, value) == value for name, value in space.items()):
                 self._file.move(feed, "")
-                left = [each for each in self._left if each[:2] != feed[:2]]
-                self._left = [*left, feed._replace(cursor="")]
+                left = [each for each in self._feeds_left if each[:2] != feed[:2]]
+                self._feeds_left = [*left, feed._replace(cursor="")]
 
     def _roles(self, data: bytes | None) -> set[str]:
         """Return what an access document makes of the caller; nothing for another document."""

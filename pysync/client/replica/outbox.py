@@ -84,7 +84,7 @@ class SendingCopy(LocalCopy):
                 self._reject(edit, error)
             return
         try:
-            await (self._append(edit) if edit.kind == "append" else self._store(edit))
+            await (self._append(edit) if edit.kind == "append" else self._push(edit))
         except (Unauthorized, Conflict):
             raise
         except (PysyncError, ValueError) as error:  # a ValueError of a key where a file is
@@ -118,7 +118,7 @@ class SendingCopy(LocalCopy):
         with self._file.transaction():
             self._file.save(edit)
 
-    async def _store(self, edit: Edit) -> None:
+    async def _push(self, edit: Edit) -> None:
         try:
             if edit.sent is None:
                 stored = await self._client.delete(
@@ -163,7 +163,7 @@ class SendingCopy(LocalCopy):
             raise conflict
         data = encode(pulled.data) if pulled.hash else None
         with self._file.transaction():
-            self._take(RemoteVersion(edit.key, pulled.hash, data, pulled.timestamp_ms))
+            self._apply_remote(RemoteVersion(edit.key, pulled.hash, data, pulled.timestamp_ms))
         self._notify(edit.key)
 
     async def _append(self, edit: Edit) -> None:
@@ -229,7 +229,7 @@ class SendingCopy(LocalCopy):
             return True
         return edit.idempotency_key != "" and sent != edit.data
 
-    def _take(self, version: RemoteVersion) -> None:
+    def _apply_remote(self, version: RemoteVersion) -> None:
         """Store a version of the server, and bring the edit that waits onto it. In a transaction."""
         self._file.store(version)
         edit = self._file.edit(version.key)

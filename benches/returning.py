@@ -204,7 +204,9 @@ async def write(folder: Path, refs: Iterable[DocumentRef], revision: int) -> dic
                 body = decode_push(b'{"data":%b}' % note(ref.params["id"], revision))
                 now_ms = wall_clock_ms()
                 change = ref.change(body.hash, now_ms)
-                writes.append(store.commit(Write(ref.key, body.stored(now_ms), changes=[change])))
+                version = body.hash, now_ms
+                written = Write(ref.key, body.stored(now_ms), changes=[change], version=version)
+                writes.append(store.commit(written))
                 hashes[ref.params["id"]] = body.hash[:DIGITS]
             await asyncio.gather(*writes)
     finally:

@@ -20,6 +20,7 @@ BENCHES = (
     "benches.files",
     "benches.events",
     "benches.quotas",
+    "benches.returning",
     "benches.backup",
     "benches.follower",
     "benches.s3",

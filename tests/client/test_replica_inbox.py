@@ -359,6 +359,16 @@ async def test_collections_that_cannot_be_listed_are_compared_with_the_feed(phon
         }
 
 
+async def test_a_copy_stays_while_that_of_the_server_is_damaged(phone: Phone, store: Store) -> None:
+    await phone.direct.push("plain/a", {"n": 1})
+    async with phone.replica({"plain": {}}):
+        pass
+    forget_cursor(phone.file)
+    await store.put("plain/a", b"damaged")
+    async with phone.replica({"plain": {}}) as replica:
+        assert replica.get("plain/a") == {"n": 1}
+
+
 async def test_logs_and_files_are_compared_too(phone: Phone) -> None:
     collections: Collections = {"log": {}, "files": {}}
     for key in ("same", "changed", "removed"):

@@ -192,6 +192,24 @@ async def test_files_are_fetched_on_demand_and_kept_until_they_change(phone: Pho
         assert newer.exists()
 
 
+@pytest.mark.parametrize("version", ["../escaped", "{outside}"])
+async def test_a_version_that_names_a_path_leads_to_no_other_folder(
+    phone: Phone, tmp_path: Path, version: str
+) -> None:
+    """Another server, or whoever is in its place, chooses the text of versions."""
+    outside = tmp_path / "escaped"
+    etag = version.format(outside=outside)
+    await phone.direct.push_blob("files/cat", b"one", "image/png")
+    async with phone.replica({"files": {}}) as replica:
+        headers = {"Content-Type": "image/png", "ETag": f'"{etag}"'}
+        phone.network.respond(status=200, body=b"evil", headers=headers, times=None)
+        path = await replica.file("files/cat")
+        assert path is not None
+        assert path.read_bytes() == b"evil"
+        assert not outside.exists()
+        assert path.parent == tmp_path / "app.db-files"
+
+
 async def test_param_sets_narrow_a_collection(phone: Phone) -> None:
     for sheet in "abc":
         await phone.direct.push(f"sheets/{sheet}/x", {"n": 1})

@@ -124,13 +124,14 @@ class Replica(ReceivingCopy):
         for, and kept until the next start after it has changed. Raises as `Client.pull_blob_to`."""
         key = document_key(key)
         version = self._file.version(key)
-        if version is not None and (kept := self._files / version.hash).is_file():
+        # Of another server, a version may be a path.
+        if version is not None and version.hash.isalnum() and (kept := self._files / version.hash).is_file():
             return kept
         self._files.mkdir(mode=0o700, exist_ok=True)
         part = self._files / secrets.token_hex(8)
         if (info := await self._client.pull_blob_to(key, part)) is None:
             return None
-        hash_ = info.hash or part.name
+        hash_ = info.hash if info.hash and info.hash.isalnum() else part.name
         if self._file.version(key) == version:
             with self._file.transaction():
                 self._file.store(RemoteVersion(key, hash_, None, version.written_ms if version else 0))

@@ -359,6 +359,11 @@ class ReceivingCopy(SendingCopy):
 def _entries(page: ChangesPage, path: str) -> list[Announced]:
     """Return the entries of a page of a collection with this template of keys."""
     return [
-        Announced(KeyTemplate.of(path).fill(each.params), each.params, each.hash, each.timestamp_ms)
+        Announced(
+            KeyTemplate.of(path).fill(each.params),
+            each.params,
+            each.hash if each.hash or each.removed else None,  # it has none while it is damaged
+            each.timestamp_ms,
+        )
         for each in page.changes
     ]

@@ -228,3 +228,8 @@ class FeedContract:
         for key, version in found.items():
             assert version == (hashes[keys.index(key)], keys.index(key))
         assert await feed.versions([]) == {}
+
+    async def test_place_ahead_of_the_log_is_of_another_log(self, feed: Feed, outbox: Outbox) -> None:
+        await write(outbox, "notes/a", b"1")
+        newest = (await page_of(feed)).cursor
+        assert await feed.latest([""], f"{'9' * 17}~{newest}~{newest}", 10) == ResetReason.OTHER_EPOCH

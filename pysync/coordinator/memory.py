@@ -221,7 +221,7 @@ class MemoryCoordinator:
         newest = self._id(self._last_number)
         cursor = Cursor.parse(since) if since else Cursor(f"{0:017d}", newest, newest)
         (read, epoch), (start, _) = split_id(cursor.latest), split_id(cursor.position)
-        if epoch != self._log_epoch or read > self._last_number:
+        if epoch != self._log_epoch or max(read, start) > self._last_number:
             return ResetReason.OTHER_EPOCH
         # A reader that began without a cursor has no use for the removals of before.
         held = max(start, split_id(cursor.first)[0])

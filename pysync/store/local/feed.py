@@ -84,9 +84,9 @@ class LocalFeed:
         ((forgotten,),) = self._reader.rows("SELECT min(seq) FROM removed")
         position, first = 0, change_id(newest, epoch)
         if since:
-            if not is_issued:
-                return ResetReason.OTHER_EPOCH
             position, first = split_id(cursor.position)[0], cursor.first
+            if not is_issued or position > newest:
+                return ResetReason.OTHER_EPOCH
         # A reader that began without a cursor has no use for the removals of before.
         held = max(position, split_id(first)[0])
         if held < forgotten:

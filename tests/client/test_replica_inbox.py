@@ -210,6 +210,14 @@ async def test_a_version_that_names_a_path_leads_to_no_other_folder(
         assert path.parent == tmp_path / "app.db-files"
 
 
+async def test_names_that_make_a_batch_too_long_are_received(phone: Phone) -> None:
+    names = [f"{n:03d}".ljust(200, "x") for n in range(100)]
+    for name in names:
+        await phone.direct.push(f"notes/{name}", {"n": 1})
+    async with phone.replica() as replica:
+        assert replica.keys() == [f"notes/{name}" for name in names]
+
+
 async def test_param_sets_narrow_a_collection(phone: Phone) -> None:
     for sheet in "abc":
         await phone.direct.push(f"sheets/{sheet}/x", {"n": 1})
@@ -468,6 +476,20 @@ async def test_the_application_decides_what_a_restored_bucket_gets_back(phone: P
         await replica.synced()
         assert (replica.status.unsent, replica.status.rejected) == (0, [])
     assert (await phone.direct.pull("notes/older")).data == {"n": 1}
+
+
+async def test_an_edit_that_waits_hides_nothing_of_what_a_restored_bucket_has_lost(phone: Phone) -> None:
+    await phone.direct.push("notes/a", {"n": 1, "k": 1})
+    async with phone.replica():
+        pass
+    await phone.direct.push("notes/a", {"n": 0}, (await phone.direct.pull("notes/a")).hash)
+    be_bucket(phone.network, restored=1)
+    client = Client(phone.network.url, backoff=ONCE)
+    async with client, Replica(phone.file, client, {"notes": {}}) as replica:
+        replica.put("notes/a", {"n": 1, "k": 1, "m": 2})
+        await replica.synced()
+        (rejected,) = replica.status.rejected
+        assert rejected.data == {"n": 1, "k": 1, "m": 2}
 
 
 def be_bucket(network: FaultProxy, **members: int) -> None:

@@ -15,7 +15,7 @@ from support.s3_fault_proxy import FaultProxy
 
 from pysync.auth.identity_keys import IdentityKeys
 from pysync.auth.issuing import issue_device_certificate
-from pysync.client import Client, Replica, RetryPolicy, Unreachable
+from pysync.client import MISSING, Client, Replica, RetryPolicy, Unreachable
 from pysync.client.sealed import Keyring, NotSealed
 from pysync.errors import (
     NotFound,
@@ -212,6 +212,8 @@ async def test_an_edit_wins_over_a_removal_and_over_a_deletion(phone: Phone) -> 
         replica.delete("notes/edited")
         await replica.synced()
         assert (replica.get("notes/removed"), replica.get("notes/edited")) == ({"n": 3}, {"n": 2})
+        lost = [(key, each.path, each.value) for key, each in replica.dropped if each.local]
+        assert ("notes/edited", (), MISSING) in lost
     assert (await phone.direct.pull("notes/removed")).data == {"n": 3}
     assert (await phone.direct.pull("notes/edited")).data == {"n": 2}
 

@@ -107,6 +107,27 @@ async def test_folder_put_back_from_an_older_copy_is_noticed(site: Site) -> None
         assert held(phone) == {"a": {"n": 1}, "new": {"n": 8}, "mine": {"n": 3}} == await stored(site)
 
 
+async def test_elements_that_a_log_lost_leave_the_tail(site: Site) -> None:
+    async with site.client() as other:
+        await other.append(LOG, {"n": 1})
+        await site.service.stop()
+        shutil.copytree(site.service.folder, site.folder / "copy")
+        await site.service.start()
+        async with site.device() as phone:
+            await other.append(LOG, {"n": 2})
+            await phone.synced()
+            assert tail_of(phone) == [{"n": 1}, {"n": 2}]
+        await site.service.stop()
+        shutil.rmtree(site.service.folder)
+        shutil.move(site.folder / "copy", site.service.folder)
+        await site.service.start()
+        for n in (12, 13):
+            await other.append(LOG, {"n": n})
+        async with site.device() as phone:
+            await phone.synced()
+            assert tail_of(phone) == [{"n": 1}, {"n": 12}, {"n": 13}]
+
+
 async def back_up(site: Site, shell: Shell) -> None:
     arguments = ("backup", "--store", f"file:{site.service.folder}", "--to", f"file:{site.folder}/backup")
     assert (await shell.run_async(*arguments))[0] == 0
@@ -232,6 +253,22 @@ async def test_replica_begins_anew_when_rights_have_grown(site: Site) -> None:
             access = await owner.push(f"{SPACE}/_access", {"owner": ME, "members": [MEMBER]}, access.hash)
             await phone.synced()
             assert phone.get(PLAN) == {"n": 1}
+
+
+async def test_member_who_comes_back_receives_what_was_missed(site: Site) -> None:
+    async with site.client() as owner:
+        members = {"owner": ME, "members": [MEMBER]}
+        access = await owner.push(f"{SPACE}/_access", members)
+        plan = await owner.push(PLAN, {"n": 1})
+        async with site.device(keys=SUBJECT, collections=PLANS) as phone:
+            await phone.synced()
+            access = await owner.push(f"{SPACE}/_access", {"owner": ME, "members": []}, access.hash)
+            await phone.synced()
+            await owner.push(PLAN, {"n": 2}, plan.hash)
+            await phone.synced()
+            await owner.push(f"{SPACE}/_access", members, access.hash)
+            await phone.synced()
+            assert phone.get(PLAN) == {"n": 2}
 
 
 async def test_edit_without_the_right_to_it_waits_until_there_is_one(site: Site) -> None:

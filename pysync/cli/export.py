@@ -31,6 +31,7 @@ from pysync.errors import (
     RateLimited,
     Unauthorized,
     Unavailable,
+    UriTooLong,
 )
 from pysync.protocol import MAX_BATCH_ENTRIES
 
@@ -164,7 +165,9 @@ async def export(options: argparse.Namespace) -> int:
             for at in range(0, len(sets), MAX_BATCH_ENTRIES):
                 page = sets[at : at + MAX_BATCH_ENTRIES]
                 entries: Sequence[BatchEntry | None] = [None] * len(page)
-                with suppress(BadRequest):  # more than one request may have, or what no batch may have
+                with suppress(
+                    BadRequest, UriTooLong
+                ):  # more than one request may have, or what no batch may have
                     entries = await client.batch_pull_many(name, page)
                 for params, entry in zip(page, entries, strict=True):
                     if isinstance(entry, NotFound | PullBoundRequired):

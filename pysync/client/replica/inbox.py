@@ -29,6 +29,7 @@ from pysync.errors import (
     NotFound,
     PullBoundRequired,
     PysyncError,
+    UriTooLong,
 )
 from pysync.protocol import HASH_DIGITS, MAX_BATCH_ENTRIES
 
@@ -204,7 +205,7 @@ class ReceivingCopy(SendingCopy):
         batches = [wanted[at : at + MAX_BATCH_ENTRIES] for at in range(0, len(wanted), MAX_BATCH_ENTRIES)]
 
         async def fetch(batch: Sequence[Announced]) -> list[Received]:
-            return await self._fetch(feed.collection, batch)
+            return await self._fetch(feed.collection, batch, compares=cursor is None)
 
         fetched = [each for found in await gather_bounded(CONCURRENT, batches, fetch) for each in found]
         fetched += [Received(RemoteVersion(each.key, "", None, each.written_ms)) for each in removed]
@@ -217,9 +218,12 @@ class ReceivingCopy(SendingCopy):
                 if is_gap:
                     self._file.forget_elements(version.key)
                 self._file.add_elements(version.key, elements)
-                self._begin_space(before, version)
+                if cursor is None:
+                    self._begin_space(version.key, before)
             if cursor is not None:
                 self._file.move(feed, cursor)
+                for entry in entries:
+                    self._begin_space(entry.key)
         for each in fetched:
             self._notify(each.version.key)
 
@@ -229,7 +233,9 @@ class ReceivingCopy(SendingCopy):
             return entry.hash != ""
         return version.hash[:HASH_DIGITS] != entry.hash[:HASH_DIGITS]
 
-    async def _fetch(self, collection: str, entries: Sequence[Announced]) -> list[Received]:
+    async def _fetch(
+        self, collection: str, entries: Sequence[Announced], *, compares: bool
+    ) -> list[Received]:
         """Return what is stored of the entries, without what the caller may not read and what it has."""
         found: Sequence[BatchEntry | None]
         try:
@@ -237,17 +243,20 @@ class ReceivingCopy(SendingCopy):
             found = await self._client.batch_pull_many(
                 collection, [entry.params for entry in entries], [each and each.hash for each in versions]
             )
-        except BadRequest:  # too many, or one that no batch may have
+        except (BadRequest, UriTooLong):  # too many, or one that no batch may have
             if len(entries) > 1:
                 middle = len(entries) // 2
                 first, second = entries[:middle], entries[middle:]
-                return [*await self._fetch(collection, first), *await self._fetch(collection, second)]
+                found_by_halves = [
+                    await self._fetch(collection, half, compares=compares) for half in (first, second)
+                ]
+                return [received for half in found_by_halves for received in half]
             found = [await self._pull(entries[0])]
         received = []
         for entry, each in zip(entries, found, strict=True):
             if isinstance(each, PullBoundRequired):
                 with suppress(*UNREADABLE):
-                    received.append(await self._fetch_log(entry))
+                    received.append(await self._fetch_log(entry, compares=compares))
             elif isinstance(each, NotFound):  # files are not in batches
                 if entry.hash is not None:
                     received.append(Received(RemoteVersion(entry.key, entry.hash, None, entry.written_ms)))
@@ -274,15 +283,16 @@ class ReceivingCopy(SendingCopy):
         except PysyncError as error:
             return error
 
-    async def _fetch_log(self, entry: Announced) -> Received:
-        """Return the elements after the checkpoint, or the newest of a log that is new here."""
+    async def _fetch_log(self, entry: Announced, *, compares: bool) -> Received:
+        """Return the elements after the checkpoint; the newest of a log that is new here, or is compared: it
+        may have lost elements, and got others in their place."""
         key, hash_ = entry.key, entry.hash
         version = self._file.version(key) or RemoteVersion(key, "")
         if hash_ is None and not (hash_ := (await self._client.pull(key, last=0)).hash):
             return Received(RemoteVersion(key, "", None, self._now_ms()))
         elements: list[LogElement] = []
         cursor = LogCursor(self._client, key, field=None, since=version.checkpoint_ms)
-        if is_gap := version.checkpoint_ms is None:
+        if is_gap := compares or version.checkpoint_ms is None:
             cursor = LogCursor(self._client, key, field=None, first=TAIL_ELEMENTS)
         try:
             while not elements or cursor.has_more:
@@ -303,7 +313,7 @@ class ReceivingCopy(SendingCopy):
         theirs = received.version
         waiting = self._file.edit(theirs.key)
         is_unclear = theirs.hash != "" and not received.is_dated
-        is_earlier = not theirs.hash or theirs.written_ms <= restored_ms or (is_unclear and not waiting)
+        is_earlier = not theirs.hash or theirs.written_ms <= restored_ms or is_unclear
         if mine is None or mine.written_ms <= restored_ms or not is_earlier or (mine.hash and not mine.data):
             return False
         try:
@@ -318,13 +328,19 @@ class ReceivingCopy(SendingCopy):
             self._file.save(replace(edit, error=error))
         return True
 
-    def _begin_space(self, before: RemoteVersion | None, version: RemoteVersion) -> None:
-        """If an access document gives the caller another role, begin the collections of that space anew: what
-        is there already was not announced. In a transaction."""
+    def _begin_space(self, key: str, before: RemoteVersion | None = None) -> None:
+        """If there is an access document at `key` that gives the caller a role which `before` did not, begin
+        the collections of that space anew: what is there already was not announced. The copy is not what
+        counts after a change, because versions without a role of the caller are not seen. In a transaction.
+        """
+        version = self._file.version(key)
+        collection = self._collection_of(key) or ""
+        path = KeyTemplate.of(self._paths.get(collection, ""))
+        if version is None or path.ends_in_param:
+            return
         if self._roles(version.data) <= self._roles(before and before.data):
             return
-        collection = self._collection_of(version.key) or ""
-        space = KeyTemplate.of(self._paths[collection]).params_of(version.key)
+        space = path.params_of(key)
         for feed in self._file.feeds():
             names = KeyTemplate.of(self._paths.get(feed.collection, "")).params
             is_of_space = feed.collection != collection and space.keys() <= set(names)

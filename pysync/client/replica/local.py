@@ -129,8 +129,9 @@ class LocalCopy:
         come last, without an author, and with the time of their `append`. Sealed data that cannot be opened
         is left as it is."""
         key = document_key(key)
-        found = []
-        for element in self._file.elements(key, n):
+        edit, found = self._file.edit(key), list[LogElement]()
+        is_deleted = edit is not None and edit.data is None
+        for element in () if is_deleted else self._file.elements(key, n):
             try:
                 found.append(replace(element, data=self._rules_of(key).open(element.data)))
             except Exception:  # of any cipher

@@ -10,7 +10,7 @@ import orjson
 from pysync._core import decode_push
 from pysync.client.client import Client
 from pysync.client.log_cursor import LogCursor
-from pysync.client.merge import same
+from pysync.client.merge import MISSING, Dropped, same
 from pysync.client.models import LogElement, encode
 from pysync.client.replica.file import Edit, RemoteVersion, encode_error
 from pysync.client.replica.local import CollectionRules, LocalCopy
@@ -156,7 +156,7 @@ class SendingCopy(LocalCopy):
         # Others go on with a log or a file, or a server that was restored has got something newer.
         if (is_deletion and edit.base is None) or edit.written_ms is not None:
             with self._file.transaction():
-                self._file.drop(edit)
+                self._drop_deletion(edit) if edit.written_ms is None else self._file.drop(edit)
             return
         pulled = await self._client.pull(edit.key)
         if pulled.hash == edit.base_hash:
@@ -240,7 +240,7 @@ class SendingCopy(LocalCopy):
         if edit.data is None and not edit.base_hash and edit.sent is None:  # a deletion of what was not known
             return self._file.save(edit.unsent(base=version.data, base_hash=version.hash))
         if edit.data is None:  # an edit wins over a deletion
-            return self._file.drop(edit)
+            return self._drop_deletion(edit)
         try:
             base, theirs = self._open(edit.key, edit.base), self._open(edit.key, version.data)
             merged, dropped = self._rules_of(edit.key).merge(base, orjson.loads(edit.data), theirs)
@@ -251,6 +251,11 @@ class SendingCopy(LocalCopy):
         if version.hash and text == sorted_json(theirs):
             return self._file.drop(edit)
         return self._file.save(edit.unsent(data=text, base=version.data, base_hash=version.hash))
+
+    def _drop_deletion(self, edit: Edit) -> None:
+        """Drop a deletion over which the edit of somebody else wins. In a transaction."""
+        self._file.drop(edit)
+        self.dropped.append((edit.key, Dropped((), MISSING, local=True)))
 
     def _settle(self, key: str, version: RemoteVersion) -> None:
         """The server has what was on its way: what was edited since is an edit of that. In a transaction."""

@@ -336,7 +336,7 @@ class ReceivingCopy(SendingCopy):
         version = self._file.version(key)
         collection = self._collection_of(key) or ""
         path = KeyTemplate.of(self._paths.get(collection, ""))
-        if version is None or path.ends_in_param:
+        if version is None or path.ends_in_param or not path.params:
             return
         if self._roles(version.data) <= self._roles(before and before.data):
             return

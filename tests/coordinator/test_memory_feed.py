@@ -55,6 +55,18 @@ async def test_removal_is_kept_for_its_time_and_then_forgotten(
     assert await keys_of(feed, first.cursor) == ["notes/c"], "a run that began later has no use for it"
 
 
+async def test_a_coordinator_without_a_feed_keeps_what_its_log_keeps(
+    coordinator: MemoryCoordinator, outbox: Outbox
+) -> None:
+    """The store of such a service is a bucket, whose documents may be many."""
+    for name in "abcd":
+        await write(outbox, f"notes/{name}", b"1")
+    late = MemoryFeed(coordinator, lambda ref: ref.key)
+    assert await keys_of(late) == []
+    await write(outbox, "notes/e", b"1")
+    assert await keys_of(late) == ["notes/e"]
+
+
 async def test_erased_names_leave_the_feed(feed: Feed, outbox: Outbox) -> None:
     for name in "ab":
         await write(outbox, f"notes/{name}", b"1")

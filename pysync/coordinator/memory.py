@@ -66,6 +66,8 @@ class MemoryCoordinator:
         self._retention = retention
         self._changes: dict[int, tuple[int, Change]] = {}
         self._by_origin: dict[str, deque[int]] = {}
+        self.has_feed = False
+        """True if the latest change of each document is kept, from now on, for `latest`."""
         self._latest: dict[_Name, tuple[int, int, Change]] = {}
         self._removed: dict[_Name, tuple[int, int, Change]] = {}
         self._forgotten = 0
@@ -144,15 +146,19 @@ class MemoryCoordinator:
             self._last_number += 1
             self._changes[self._last_number] = now_ms, change
             self._by_origin.setdefault(change.origin, deque()).append(self._last_number)
-            name = change.origin, change.text.rpartition(b',"hash":')[0]
-            for latest in (self._latest, self._removed):
-                latest.pop(name, None)
-            latest = self._removed if change.removed else self._latest
-            latest[name] = self._last_number, now_ms, change._replace(identity="")
+            if self.has_feed:
+                self._keep_latest(now_ms, change)
         self._prepared.pop(prepared, None)
         self._trim(now_ms)
         self._appended.set()
         return self._id(self._last_number)
+
+    def _keep_latest(self, now_ms: int, change: Change) -> None:
+        name = change.origin, change.text.rpartition(b',"hash":')[0]
+        for latest in (self._latest, self._removed):
+            latest.pop(name, None)
+        latest = self._removed if change.removed else self._latest
+        latest[name] = self._last_number, now_ms, change._replace(identity="")
 
     async def read(self, after: str, limit: int) -> list[tuple[str, Change]] | None:
         """See `ChangeLog.read`."""

@@ -58,6 +58,7 @@ class MemoryFeed(LogFeed):
 
     def __init__(self, coordinator: MemoryCoordinator, key_of: KeyOf) -> None:
         super().__init__(coordinator, key_of)
+        coordinator.has_feed = True
         self._coordinator = coordinator
 
     async def latest(self, folders: Collection[str], since: str, limit: int) -> FeedPage | ResetReason:

@@ -218,6 +218,23 @@ async def test_names_that_make_a_batch_too_long_are_received(phone: Phone) -> No
         assert replica.keys() == [f"notes/{name}" for name in names]
 
 
+@pytest.mark.parametrize("mount", ["", "/v1"])
+async def test_a_namespace_below_a_mount_path_is_kept_in_sync(
+    start: Start, tmp_path: Path, mount: str
+) -> None:
+    members = {"namespaces": {"acme": {"collections": [collection("notes", deletable=True, listable=True)]}}}
+    url = await start({"collections": [], **members, "server": {"mountPath": mount}})
+    async with Client(url, namespace="acme") as client:
+        await client.push("notes/a", {"n": 1})
+        for n in (1, 2):
+            async with Replica(tmp_path / "app.db", client, {"notes": {}}) as replica:
+                await replica.synced()
+                assert replica.get("notes/a") == {"n": n}
+                replica.put("notes/a", {"n": n + 1})
+                await replica.synced()
+        assert (await client.pull("notes/a")).data == {"n": 3}
+
+
 async def test_param_sets_narrow_a_collection(phone: Phone) -> None:
     for sheet in "abc":
         await phone.direct.push(f"sheets/{sheet}/x", {"n": 1})

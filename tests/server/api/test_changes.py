@@ -418,3 +418,11 @@ async def test_templates_of_the_collections_that_the_caller_may_read_are_there_o
     found = (await page(browser, "now", collections="notes", storagePaths="true")).json
     assert found.keys() == {"cursor", "storagePaths"}
     assert found["storagePaths"] == {"notes": "notes/{id}"}
+
+
+@pytest.mark.parametrize("text", ["yes", "1", "True", ""])
+async def test_templates_are_requested_with_true_or_false(serve_at: Serve, text: str) -> None:
+    browser = await serve_at(NOTES)
+    assert "storagePaths" not in (await page(browser, storagePaths="false")).json
+    reply = await page(browser, storagePaths=text)
+    assert (reply.status, reply.json["code"]) == (400, "bad_request")

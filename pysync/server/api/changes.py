@@ -20,7 +20,7 @@ from pysync.errors import InvalidSince, RolesUnavailable
 from pysync.feed import LatestChange, ResetReason
 from pysync.model import Caller
 from pysync.server.api import Service
-from pysync.server.api.listing import MAX_SCANNED, parse_limit
+from pysync.server.api.listing import MAX_SCANNED, parse_flag, parse_limit
 from pysync.server.api.topics import TopicRequests
 from pysync.server.http.responses import NO_STORE, Response, json_response
 from pysync.server.http.router import Match
@@ -58,9 +58,11 @@ class ChangesHandler:
 
     async def page(self, request: web.BaseRequest, match: Match) -> Response:
         """Serve `{"changes", "cursor", "hasMore"?}`, or `{"reset", "cursor"}`, and the `storagePaths` of the
-        collections if they are requested. Raises as `TopicRequests.admit`; InvalidLimit and InvalidSince;
-        RolesUnavailable if the rights to a document of the page cannot be determined."""
+        collections if they are requested. Raises as `TopicRequests.admit`; BadRequest,
+        InvalidLimit and InvalidSince; RolesUnavailable if the rights to a document of the page cannot be
+        determined."""
         limit = parse_limit(request.query.get("limit"), DEFAULT_LIMIT)
+        with_paths = parse_flag(request, "storagePaths")
         since, cursor = request.query.get("since"), None
         if since is not None and since != "now":
             try:
@@ -72,7 +74,7 @@ class ChangesHandler:
             found: dict[str, Any] = {"cursor": await self._log.last_id()}
         else:
             found = await self._read(_Reader(verified.caller, grant), cursor, limit)
-        if request.query.get("storagePaths") == "true":
+        if with_paths:
             found["storagePaths"] = {topic[1]: self._paths[topic] for topic in grant.filter}
         return json_response(found, NO_STORE)
 

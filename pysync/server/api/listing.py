@@ -96,7 +96,7 @@ class ListHandler:
         scope = scope if scope is not None and scope.has_denies else None
         limit, after, with_hashes = DEFAULT_LIMIT, None, False
         if "?" in request.raw_path:
-            with_hashes = _flag(request.query.get("hashes", "false"))
+            with_hashes = parse_flag(request, "hashes")
             most = MAX_HASHED_PAGE_SIZE if with_hashes else MAX_PAGE_SIZE
             limit = parse_limit(request.query.get("limit"), DEFAULT_LIMIT, most)
             after = _after(request.query.get("after"))
@@ -184,9 +184,11 @@ class PluginFileListHandler(ListHandler):
         return f"{self._folder.fill(match.params)}/{name}{self._suffix}"
 
 
-def _flag(text: str) -> bool:
+def parse_flag(request: web.BaseRequest, name: str) -> bool:
+    """Return the `true` or `false` of a query; False without one. Raises BadRequest."""
+    text = request.query.get(name, "false")
     if text not in ("true", "false"):
-        raise BadRequest("Invalid hashes parameter")
+        raise BadRequest(f"Invalid {name} parameter")
     return text == "true"
 
 

@@ -298,6 +298,15 @@ async def test_limits_of_batches_do_not_limit_an_export(shell: Shell, start: Sta
     assert content("rings/a/_keyring") == {"n": 1}
 
 
+async def test_names_that_make_a_batch_too_long_are_exported(shell: Shell, start: Start) -> None:
+    sync = await sync_with(shell, start)
+    names = [f"{n:03d}".ljust(200, "x") for n in range(100)]
+    async with sync.client as client:
+        for name in names:
+            await client.push(f"notes/{name}", {"n": 1})
+    assert (await sync.export())[:2] == (0, {"exported": 100})
+
+
 async def test_hidden_members_are_not_exported_and_stay(shell: Shell, start: Start) -> None:
     hiding = collection(
         "cards", listable=True, fieldPermissions={"pin": {"readRoles": ["admin"], "writeRoles": ["admin"]}}

@@ -165,9 +165,8 @@ async def export(options: argparse.Namespace) -> int:
             for at in range(0, len(sets), MAX_BATCH_ENTRIES):
                 page = sets[at : at + MAX_BATCH_ENTRIES]
                 entries: Sequence[BatchEntry | None] = [None] * len(page)
-                with suppress(
-                    BadRequest, UriTooLong
-                ):  # more than one request may have, or what no batch may have
+                # More than one request may have, or what no batch may have: each is pulled by itself then.
+                with suppress(BadRequest, UriTooLong):
                     entries = await client.batch_pull_many(name, page)
                 for params, entry in zip(page, entries, strict=True):
                     if isinstance(entry, NotFound | PullBoundRequired):

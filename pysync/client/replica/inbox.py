@@ -246,11 +246,10 @@ class ReceivingCopy(SendingCopy):
         except (BadRequest, UriTooLong):  # too many, or one that no batch may have
             if len(entries) > 1:
                 middle = len(entries) // 2
-                first, second = entries[:middle], entries[middle:]
-                found_by_halves = [
-                    await self._fetch(collection, half, compares=compares) for half in (first, second)
+                halves = entries[:middle], entries[middle:]
+                return [
+                    each for half in halves for each in await self._fetch(collection, half, compares=compares)
                 ]
-                return [received for half in found_by_halves for received in half]
             found = [await self._pull(entries[0])]
         received = []
         for entry, each in zip(entries, found, strict=True):
@@ -329,10 +328,9 @@ class ReceivingCopy(SendingCopy):
         return True
 
     def _begin_space(self, key: str, before: RemoteVersion | None = None) -> None:
-        """If there is an access document at `key` that gives the caller a role which `before` did not, begin
-        the collections of that space anew: what is there already was not announced. The copy is not what
-        counts after a change, because versions without a role of the caller are not seen. In a transaction.
-        """
+        """Begin the collections of a space anew if the access document at `key` gives the caller a role that
+        `before` did not: what was there already was not announced. Without `before` any role counts, because
+        the caller does not see the versions in which it had none. In a transaction."""
         version = self._file.version(key)
         collection = self._collection_of(key) or ""
         path = KeyTemplate.of(self._paths.get(collection, ""))

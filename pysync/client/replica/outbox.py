@@ -156,7 +156,10 @@ class SendingCopy(LocalCopy):
         # Others go on with a log or a file, or a server that was restored has got something newer.
         if (is_deletion and edit.base is None) or edit.written_ms is not None:
             with self._file.transaction():
-                self._drop_deletion(edit) if edit.written_ms is None else self._file.drop(edit)
+                if edit.written_ms is None:
+                    self._drop_deletion(edit)
+                else:
+                    self._file.drop(edit)
             return
         pulled = await self._client.pull(edit.key)
         if pulled.hash == edit.base_hash:

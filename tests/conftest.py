@@ -43,7 +43,13 @@ from pysync.store.local.store import LocalStore
 from pysync.store.memory import MemoryStore
 from pysync.testing import FakeClock
 
-pytest_plugins = ["components.fixtures", "support.erasure", "support.places", "support.sse_client"]
+pytest_plugins = [
+    "components.fixtures",
+    "support.browser",
+    "support.erasure",
+    "support.places",
+    "support.sse_client",
+]
 
 # On a cold or busy machine examples are slow to make; each test has a time limit of its own.
 settings.register_profile(

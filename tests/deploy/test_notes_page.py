@@ -4,18 +4,16 @@ import asyncio
 import json
 import random
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from components import free_port
 from components.fixtures import StartNginx
-from support.browser import Chromium, Window, driven
+from support.browser import Chromium, Window
 from support.clients import Browser, Start
 from support.configurations import ROOT
 from support.nginx_fixture import front
@@ -29,14 +27,6 @@ CONNECTION = "document.getElementById('connection').textContent"
 STATE = "document.getElementById('state').textContent"
 AWAY = f"{CONNECTION} === 'Offline'"
 TEXT = "document.getElementById('text').value"
-
-
-@pytest_asyncio.fixture
-async def screen(chromium: str) -> AsyncIterator[Chromium]:
-    """A browser, in whose windows no page complained while the test ran."""
-    async with driven(chromium) as screen:
-        yield screen
-        assert screen.complaints == []
 
 
 async def service(start: Start, **server: Any) -> str:

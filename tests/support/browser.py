@@ -5,12 +5,33 @@ import base64
 import itertools
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import aiohttp
+import pytest_asyncio
 
 WAIT_S: Final = 30.0
+
+
+@pytest_asyncio.fixture
+async def screen(chromium: str) -> AsyncIterator["Chromium"]:
+    """A browser, in whose windows no page complained while the test ran."""
+    async with driven(chromium) as screen:
+        yield screen
+        assert screen.complaints == []
+
+
+@pytest_asyncio.fixture
+async def other_screen(chromium: str) -> AsyncIterator["Chromium"]:
+    """The same for somebody else, in whose browser nothing is stored that `screen` has."""
+    async with driven(chromium) as screen:
+        yield screen
+        assert screen.complaints == []
+
+
+class Killed(Exception):
+    """The window was killed before it replied."""
 
 
 class Chromium:
@@ -19,28 +40,34 @@ class Chromium:
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
-        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._replies: dict[int, tuple[str, asyncio.Future[Any]]] = {}
         self._windows: dict[str, Window] = {}
         self.context = ""
 
     async def call(self, method: str, session: str = "", **params: Any) -> Any:
-        """The result of a method of the protocol. Raises RuntimeError where the browser refuses it."""
+        """The result of a method of the protocol. Raises RuntimeError where the browser refuses it,
+        and Killed where the window of the session is killed meanwhile."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params}
         if session:
             message["sessionId"] = session
-        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        reply = asyncio.get_running_loop().create_future()
+        self._replies[number] = session, reply
         await self._socket.send_json(message)
         return await reply
 
-    async def open(self, url: str) -> "Window":
-        """A new window with the page at `url`, when it has loaded."""
+    async def open(self, url: str, before: str = "") -> "Window":
+        """A new window with the page at `url`, when it has loaded. The script `before` runs in each page of
+        the window before the page's own."""
         target = await self.call(
             "Target.createTarget", url="about:blank", newWindow=True, browserContextId=self.context
         )
         attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
-        window = Window(self, attached["sessionId"])
+        window = Window(self, target["targetId"], attached["sessionId"])
         self._windows[attached["sessionId"]] = window
+        if before:
+            await self.call("Page.enable", attached["sessionId"])
+            await self.call("Page.addScriptToEvaluateOnNewDocument", attached["sessionId"], source=before)
         await window.load(url)
         return window
 
@@ -54,21 +81,34 @@ class Chromium:
         async for said in self._socket:
             message = json.loads(said.data)
             if "id" in message:
-                reply = self._replies.pop(message["id"])
+                _, reply = self._replies.pop(message["id"], ("", None))
+                if reply is None or reply.done():
+                    continue
                 if "error" in message:
                     reply.set_exception(RuntimeError(message["error"]["message"]))
-                elif not reply.done():
+                else:
                     reply.set_result(message["result"])
             elif message.get("sessionId") in self._windows:
+                if message["method"] == "Inspector.targetCrashed":
+                    self._on_kill(message["sessionId"])
                 self._windows[message["sessionId"]].on_event(message["method"], message["params"])
+
+    def _on_kill(self, killed: str) -> None:
+        """End the calls that the killed window will not reply to."""
+        for number, (session, reply) in list(self._replies.items()):
+            if session == killed:
+                del self._replies[number]
+                if not reply.done():
+                    reply.set_exception(Killed())
 
 
 class Window:
     """One window. `complaints` are uncaught exceptions and whatever else its page has on its console as an
     error; that a request failed, or was refused, is not among them: every browser says so itself."""
 
-    def __init__(self, chromium: Chromium, session: str) -> None:
+    def __init__(self, chromium: Chromium, target: str, session: str) -> None:
         self._chromium = chromium
+        self._target = target
         self._session = session
         self._loaded = asyncio.Event()
         self.complaints: list[str] = []
@@ -83,8 +123,21 @@ class Window:
         await self._call("Page.navigate", url=url)
         await self._loaded.wait()
 
-    async def run(self, script: str) -> Any:
-        """The value of an expression in the page, or what its promise comes to."""
+    async def close(self) -> None:
+        """Close the window, as its user would."""
+        await self._chromium.call("Target.closeTarget", targetId=self._target)
+
+    async def kill(self) -> None:
+        """End the process that runs the page, wherever it is, and the window. No handler of the page runs."""
+        with suppress(Killed):
+            await self._call("Page.crash")
+        await self.close()
+
+    async def run(self, script: str, *values: Any) -> Any:
+        """The value of an expression in the page, or what its promise comes to. With `values`, which JSON can
+        hold, the expression is a function that is called with them."""
+        if values:
+            script = f"({script})({', '.join(json.dumps(value) for value in values)})"
         done = await self._call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True, userGesture=True
         )
@@ -104,6 +157,26 @@ class Window:
                 "document.querySelectorAll('input, textarea'), (box) => box.value)].join('\\n')"
             )
             raise AssertionError(f"still not {condition} in:\n{shown}") from None
+
+    async def go_offline(self, is_offline: bool = True) -> None:
+        """Have requests of the page fail as without a network, or no longer; those of a service worker do
+        not."""
+        await self._call("Network.enable")
+        await self._call(
+            "Network.emulateNetworkConditions",
+            offline=is_offline, latency=0, downloadThroughput=-1, uploadThroughput=-1,
+        )  # fmt: skip
+
+    async def limit_storage(self, size: int | None) -> None:
+        """Let the origin of the page store so many bytes, or as many as usual."""
+        origin = await self.run("location.origin")
+        limit = {} if size is None else {"quotaSize": size}
+        await self._call("Storage.overrideQuotaForOrigin", origin=origin, **limit)
+
+    async def evict_storage(self, kinds: str = "indexeddb") -> None:
+        """Delete what the origin of the page has stored, as a browser does that needs the space."""
+        origin = await self.run("location.origin")
+        await self._call("Storage.clearDataForOrigin", origin=origin, storageTypes=kinds)
 
     async def show_as(self, width: int, height: int, scheme: str = "light") -> None:
         """Give the window a size, in pixels, and the colours that its user prefers: `light` or `dark`."""

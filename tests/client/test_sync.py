@@ -75,27 +75,6 @@ class Desk:
         return SyncDocument(self._client, "doc", sleep=wait, jitter=lambda: 0.5, **options)
 
 
-@pytest.mark.parametrize(
-    ("local", "remote", "merged"),
-    [
-        ({}, {}, {}),
-        ({"a": 1}, {}, {"a": 1}),
-        ({"a": 1}, {"a": 2}, {"a": 2}),
-        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
-        ({"a": {"x": 1, "y": 1}}, {"a": {"y": 2, "z": 2}}, {"a": {"x": 1, "y": 2, "z": 2}}),
-        ({"a": {"x": 1}}, {"a": None}, {"a": None}),
-        ({"a": 1}, {"a": {"x": 1}}, {"a": {"x": 1}}),
-        ({"__proto__": 1, "a": {"constructor": 1, "b": 1}}, {"prototype": 1}, {"a": {"b": 1}}),
-        ({"a": {}}, {"a": {"__class__": 1, "c": {"__dict__": 2}}}, {"a": {"c": {}}}),
-        ({}, {"a": [{"__proto__": 1}]}, {"a": [{"__proto__": 1}]}),
-    ],
-)
-def test_the_merge_of_the_protocol_is_deep_and_remote_wins(
-    local: dict[str, Any], remote: dict[str, Any], merged: dict[str, Any]
-) -> None:
-    assert merge_remote_wins(local, remote) == merged
-
-
 async def test_a_pull_takes_what_is_there_and_keeps_what_was_edited_here() -> None:
     async with Desk() as desk:
         document = desk.document()

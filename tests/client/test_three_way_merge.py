@@ -1,17 +1,36 @@
 """Merging three ways: nothing that one side changed is lost, and what is dropped is told."""
 
+import json
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path as FilePath
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pysync.client import MISSING, Dropped, MergeConflict, ThreeWayMerge, local_wins
+from pysync.client import (
+    MISSING,
+    Dropped,
+    MergeConflict,
+    ThreeWayMerge,
+    local_wins,
+    merge_remote_wins,
+)
 from pysync.client.merge import Path, same
 
 Data = dict[str, Any]
 MERGE = ThreeWayMerge()
+VECTORS: Data = json.loads((FilePath(__file__).parents[1] / "vectors/merge.json").read_text())
+RULES: dict[str, Callable[[MergeConflict], Any]] = {
+    "local": local_wins,
+    "remote": lambda conflict: conflict.remote,
+    "remove": lambda _: MISSING,
+    "list": lambda conflict: [
+        value for value in (conflict.base, conflict.local, conflict.remote) if value is not MISSING
+    ],
+}
 
 scalars = st.sampled_from([None, True, 0, 1, 1.5, "", "a", "b"])
 
@@ -183,79 +202,37 @@ def test_the_versions_that_are_merged_are_not_changed(sides: tuple[Data, Data, D
     assert repr(sides) == before
 
 
-@pytest.mark.parametrize(
-    ("base", "local", "remote", "merged"),
-    [
-        ({"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 2}),
-        ({"a": 1, "b": 1}, {"b": 1}, {"a": 1, "b": 2}, {"b": 2}),
-        ({"a": {"x": 1}}, {"a": {"x": 2}}, {"a": {"x": 1, "z": 1}}, {"a": {"x": 2, "z": 1}}),
-        ({}, {"a": {"x": 1}}, {"a": {"y": 1}}, {"a": {"x": 1, "y": 1}}),
-        ({"a": None}, {"a": {"x": 1}}, {"a": {"y": 1}}, {"a": {"x": 1, "y": 1}}),
-        ({"a": 1}, {"a": True}, {"a": 1}, {"a": True}),
-        ({"a": 1}, {"a": 1.0}, {"a": 2}, {"a": 2}),
-    ],
-)  # fmt: skip
-def test_objects_are_merged_member_by_member(base: Data, local: Data, remote: Data, merged: Data) -> None:
-    result = MERGE.merge(base, local, remote)
-    assert same(result, merged)
-    assert MERGE.dropped(base, local, remote, result) == []
+def removal_marked(drop: Dropped) -> Data:
+    """A dropped edit as the vectors have it."""
+    value = {"removed": True} if drop.value is MISSING else {"value": drop.value}
+    return {"path": [*drop.path], **value, "local": drop.local}
 
 
-def titled(*ids: str, **titles: str) -> Data:
-    return {"items": [{"id": id_, "title": titles.get(id_, "")} for id_ in ids]}
+def same_in_any_order(one: list[Any], other: list[Any]) -> bool:
+    """True if both hold the same JSON values."""
+    texts = (sorted(json.dumps(value, sort_keys=True) for value in values) for values in (one, other))
+    return next(texts) == next(texts)
 
 
-@pytest.mark.parametrize(
-    ("base", "local", "remote", "merged"),
-    [
-        (titled("a"), titled("a", "m"), titled("a", "r"), titled("a", "r", "m")),
-        (titled("a"), titled("m", "a"), titled("r", "a"), titled("r", "m", "a")),
-        (titled(), titled("m"), titled("r"), titled("r", "m")),
-        (titled("a", "b", "c"), titled("a", "m", "b", "c"), titled("a", "b", "r"),
-         titled("a", "m", "b", "r")),
-        (titled("a", "b"), titled("a", "b", a="mine"), titled("a", "b", b="theirs"),
-         titled("a", "b", a="mine", b="theirs")),
-        (titled("a", "b", "c"), titled("c", "a", "b"), titled("a", "b", "c", "r"),
-         titled("c", "r", "a", "b")),
-        (titled("a", "b", "c"), titled("a", "c", "m"), titled("c", "b", "a"), titled("c", "m", "a")),
-        (titled("a", "b"), titled("b"), titled("a", "b", "r"), titled("b", "r")),
-        ({}, titled("a", "m"), titled("a", "r"), titled("a", "r", "m")),
-    ],
-)  # fmt: skip
-def test_lists_of_objects_with_ids_are_merged_entry_by_entry(
-    base: Data, local: Data, remote: Data, merged: Data
-) -> None:
-    result = MERGE.merge(base, local, remote)
-    assert result == merged
-    assert MERGE.dropped(base, local, remote, result) == []
+@pytest.mark.parametrize("vector", [pytest.param(case, id=case["id"]) for case in VECTORS["threeWay"]])
+def test_a_merge_is_that_of_the_vectors(vector: Data) -> None:
+    def rule(conflict: MergeConflict) -> Any:
+        met.append([*conflict.path])
+        return RULES[vector.get("rule", "local")](conflict)
+
+    met: list[Any] = []
+    merge = ThreeWayMerge(rule, vector.get("idMember", "id"))
+    versions = (vector["base"], vector["local"], vector["remote"])
+    merged = merge.merge(*versions)
+    dropped = [*map(removal_marked, merge.dropped(*versions, merged))]
+    assert same(merged, vector["merged"])
+    assert same_in_any_order(met, vector["conflicts"])
+    assert same_in_any_order(dropped, vector["dropped"])
 
 
-@pytest.mark.parametrize(
-    ("base", "local", "remote", "merged", "dropped"),
-    [
-        ({"a": 1}, {"a": 2}, {"a": 3}, {"a": 2}, Dropped(("a",), 3, local=False)),
-        ({}, {"a": 2}, {"a": 3}, {"a": 2}, Dropped(("a",), 3, local=False)),
-        ({"a": [1]}, {"a": [1, 2]}, {"a": [1, 3]}, {"a": [1, 2]}, Dropped(("a",), [1, 3], local=False)),
-        ({"a": 1}, {}, {"a": 3}, {"a": 3}, Dropped(("a",), MISSING, local=True)),
-        ({"a": 1}, {"a": 2}, {}, {"a": 2}, Dropped(("a",), MISSING, local=False)),
-        ({"a": {"x": 1}}, {"a": 2}, {"a": {"x": 3}}, {"a": 2}, Dropped(("a",), {"x": 3}, local=False)),
-        ({"a": 1}, {"a": True}, {"a": 0}, {"a": True}, Dropped(("a",), 0, local=False)),
-        (titled("a"), titled("a", a="mine"), titled("a", a="theirs"), titled("a", a="mine"),
-         Dropped(("items", "a", "title"), "theirs", local=False)),
-        (titled("a"), titled(), titled("a", a="theirs"), titled("a", a="theirs"),
-         Dropped(("items", "a"), MISSING, local=True)),
-        (titled("a", "b", "c"), titled("c", "b", "a"), titled("b", "a", "c"), titled("c", "b", "a"),
-         Dropped(("items",), titled("b", "a", "c")["items"], local=False)),
-        (titled("a"), titled("a", "a"), titled("a", "b"), titled("a", "a"),
-         Dropped(("items",), titled("a", "b")["items"], local=False)),
-    ],
-)  # fmt: skip
-def test_of_real_conflicts_the_local_side_wins_and_an_edit_wins_over_a_removal(
-    base: Data, local: Data, remote: Data, merged: Data, dropped: Dropped
-) -> None:
-    result = MERGE.merge(base, local, remote)
-    assert same(result, merged)
-    assert MERGE.dropped(base, local, remote, result) == [dropped]
+@pytest.mark.parametrize("vector", VECTORS["remoteWins"])
+def test_a_merge_without_a_base_is_that_of_the_vectors(vector: Data) -> None:
+    assert same(merge_remote_wins(vector["local"], vector["remote"]), vector["merged"])
 
 
 @pytest.mark.parametrize(

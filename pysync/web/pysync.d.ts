@@ -1,13 +1,152 @@
 /** Browser client of pysync: one ES module without dependencies (docs/reference/browser-client.md). */
 
+export type Json = null | boolean | number | string | Json[] | JsonObject;
+export type JsonObject = { [name: string]: any };
+/** Values of path parameters. */
+export type ParamSet = { [name: string]: string | number };
+
+/** The version of pysync that this module belongs to. */
+export const VERSION: string;
+
 // --- Errors ---------------------------------------------------------------------------------------------------------
 
+/** An error that the server answered with. `name` is its class in `pysync.errors`, such as `Conflict`; `code` and
+ * `status` are those of docs/reference/errors.md. `extras` are further members of the answer. */
+export class PysyncError extends Error {
+  static readonly status: number;
+  static readonly code: string;
+  readonly status: number;
+  readonly code: string;
+  readonly extras: JsonObject;
+  /** Seconds to wait that the server asks for; 0 if it does not say. */
+  readonly retryAfterS: number;
+}
+/** The classes of `pysync.errors` by their names: `error instanceof errors.Conflict`. Each code of the server has one.
+ * `errors.Conflict` has `currentHash`. */
+export const errors: { readonly [name: string]: typeof PysyncError } & { readonly Conflict: typeof Conflict };
+declare class Conflict extends PysyncError { readonly currentHash: string; }
+/** There was no answer, or none of this protocol. A push that ends so may have been applied. */
+export class Unreachable extends Error {}
+/** This browser lacks something that the module needs (Ed25519 in WebCrypto, IndexedDB, a secure context). */
+export class UnsupportedBrowser extends Error {}
+/** The storage of this browser is full, or it has deleted what was stored: `code` is `full`, `evicted` or `failed`. */
+export class StorageError extends Error { readonly code: "full" | "evicted" | "failed"; }
+/** A replica that belongs to another caller or server, or has a format of another version. */
+export class ReplicaError extends Error {}
+/** The document changed on the server, and the version from which the local edit began is unknown. */
+export class UnknownBase extends Error { readonly currentHash: string; }
+/** Something sealed cannot be opened, or not be sealed. `name` is the class of `pysync.client.sealed`: `NotSealed`,
+ * `DecryptionFailed`, `Truncated`, `UnknownEpoch`, `AadRequired`, `UntrustedAdder`, `ForgedEntry`, `KeyringMissing`,
+ * `MalformedKeyring`, `KeyringRolledBack`, `NotARecipient`, `AmbiguousEntry`, `AlreadyPresent`, `LastRecipient`. */
+export class SealedError extends Error {}
 
 // --- Keys and certificates ------------------------------------------------------------------------------------------
 
+/** A source of signatures. */
+export interface Signer {
+  /** Ed25519 public key, 64 hex digits. */
+  readonly edPub: string;
+  /** X25519 public key, 64 hex digits. */
+  readonly kemPub: string;
+  readonly userId: string;
+  /** Returns the Ed25519 signature over the bytes, in base64. */
+  sign(message: Uint8Array): Promise<string>;
+}
+/** An Ed25519 pair, which signs, and an X25519 pair, to which others seal. The private keys cannot be extracted. */
+export class IdentityKeys implements Signer {
+  private constructor();
+  /** The keys that this browser keeps under a name in IndexedDB; made when they are first asked for. */
+  static open(name?: string): Promise<IdentityKeys>;
+  /** New keys, which nobody keeps. */
+  static generate(): Promise<IdentityKeys>;
+  /** Keys from private halves, each 64 hex digits. */
+  static fromPrivate(edPriv: string, kemPriv: string): Promise<IdentityKeys>;
+  readonly edPub: string;
+  readonly kemPub: string;
+  readonly userId: string;
+  sign(message: Uint8Array): Promise<string>;
+}
+/** The user id of a public key. */
+export function userId(edPub: string): Promise<string>;
+
+/** A certificate as the protocol has it. */
+export interface Certificate {
+  readonly kind: "device" | "member" | "audience";
+  readonly iss: string; readonly issUserId: string;
+  readonly sub?: string; readonly subKem?: string; readonly subUserId?: string; readonly aud?: string[];
+  readonly scope: { ops: string[]; collections: string[]; paths?: string[] };
+  readonly nbf: number; readonly exp: number; readonly nonce: string; readonly sig: string;
+}
+export interface Grant { ops: ("read" | "list" | "write")[]; paths: string[]; }
+export interface IssueOptions {
+  /** Default: read and list the collection (member and audience), or everything (device). */
+  grant?: Grant;
+  /** Seconds since 1970; default: in 30 days. */
+  expiresAtS?: number;
+  /** Seconds since 1970; default: the clock of this machine. Pass `client.nowMs() / 1000` where that may be wrong. */
+  nowS?: number;
+}
+/** Lets another key act as the issuer: a further device of the same person. */
+export function issueDeviceCertificate(issuer: Signer, to: { edPub: string; kemPub: string },
+  options?: IssueOptions & { collections?: string[] }): Promise<Certificate>;
+/** Lets another person into a collection. */
+export function issueMemberCertificate(issuer: Signer, to: { edPub: string; kemPub: string }, collection: string,
+  options?: IssueOptions): Promise<Certificate>;
+/** Lets the keys of `aud`, or anybody who has the certificate, into a collection. */
+export function issueAudienceCertificate(issuer: Signer, collection: string,
+  options?: IssueOptions & { aud?: string[] }): Promise<Certificate>;
+/** The certificate in a text that somebody issued. Throws TypeError for anything else. The server checks the rest. */
+export function parseCertificate(text: string): Certificate;
+/** The URL fragment that shares an audience certificate; and what `parsePublicLink` makes of it again. */
+export function publicLink(certificate: Certificate): string;
+export function parsePublicLink(fragment: string): Certificate;
+/** A list that revokes certificates and whole keys (`subjects`) of the issuer; `client.revoke` publishes it. */
+export function issueRevocationList(issuer: Signer, generation: number, revoked: {
+  certificates?: Certificate[]; subjects?: { sub: string; exp: number }[]; earlier?: JsonObject }): Promise<JsonObject>;
 
 // --- Values ---------------------------------------------------------------------------------------------------------
 
+/** JSON with sorted members and no white space, over which hashes and signatures are made. */
+export function canonicalJson(value: Json): string;
+/** The hash that the server gives a document. */
+export function documentHash(data: JsonObject): Promise<string>;
+
+export interface LogElement {
+  /** Time in ms; greater than those of all elements before it. */
+  tsMs: number;
+  data: JsonObject;
+  authorPubkey?: string;
+  authorSignature?: string;
+}
+/** A document as the server stores it: `hash` is `""` and `data` empty if nothing is stored. */
+export interface PullResult {
+  data: JsonObject; hash: string; timestampMs: number;
+  authorPubkey?: string; authorSignature?: string;
+  keyring?: PullResult;
+  /** True if the server left out elements of a log. */
+  hasMore: boolean;
+  /** True for an entry of a batch that is still the `known` version, and has no data. */
+  unchanged: boolean;
+}
+export interface PushResult { hash: string; timestampMs: number; }
+export interface DocumentVersion {
+  hash: string; timestampMs: number; size: number; replacedMs?: number; identity?: string; authorPubkey?: string;
+}
+/** The elements of a pulled log. `field` is the name of the array that holds them; default: the only one. */
+export function elements(pulled: PullResult, field?: string): LogElement[];
+export interface ChangeEvent {
+  collection: string; params: ParamSet; hash: string; timestampMs: number; namespace?: string; removed: boolean;
+  /** Its position in the stream; `""` in a page of changes. */
+  id: string;
+}
+/** Changes are left out: compare everything with the server. */
+export interface Reset { reset: true; id: string; }
+export interface ChangesPage {
+  changes: ChangeEvent[]; cursor: string; hasMore: boolean; isReset: boolean;
+  /** The time of the backup, if the server was restored from one with `--accept-newer`. */
+  restoredMs?: number;
+}
+export interface FileContent { blob: Blob; contentType: string; hash: string; }
 
 // --- Client ---------------------------------------------------------------------------------------------------------
 

@@ -4,15 +4,491 @@
 
 // --- Errors ----------------------------------------------------------------------------------------------------------
 
+/** An error that the server answered with. */
+export class PysyncError extends Error {
+  static status = 500;
+  static code = "internal_error";
+
+  constructor(message, { status, code, extras = {}, retryAfterS = 0 } = {}) {
+    super(message ?? new.target.code);
+    Object.assign(this, { status: status ?? new.target.status, code: code ?? new.target.code, extras, retryAfterS });
+  }
+}
+
+// For each status the class of answers without a known code (- for none), its subclasses after >, and others. The
+// code is the name in lower case, unless it follows a colon.
+const ERROR_TABLE = `
+400 BadRequest > InvalidPathParameter InvalidJson BodyTooDeep BodyNotObject InvalidData InvalidBaseHash
+ AuthorProofMissing SchemaViolation InvalidWritten InvalidLimit InvalidAfter InvalidSince HashesNotAvailable
+ InvalidRevocation MissingCollections UnknownCollection InvalidParams InvalidAppendParams InvalidKnown
+ TooManyCollections BatchAppendBudgetExceeded BatchTooLarge BatchKeyDenied DataNotSealed:not_sealed AppendProofMissing
+ InvalidTs TsTooFarAhead InvalidCheckpoint InvalidLast CheckpointTooOld PullBoundRequired FullWithBounds FullNotAllowed
+ InvalidEvents AppendParamsNotSupported
+401 Unauthorized
+403 Forbidden > ForeignOrigin BadSignature TooManyIssuers
+404 NotFound VersionNotFound
+405 MethodNotAllowed
+408 RequestTimeout
+409 - Conflict:hash_mismatch NonMonotonicTimestamp AppendLimitExceeded KeyConflict StaleGeneration ReloadRefused
+ OutcomeUnknown
+410 - Erased
+413 PayloadTooLarge
+414 UriTooLong
+415 UnsupportedMediaType
+416 RangeNotSatisfiable
+421 MisdirectedRequest
+422 - IdempotencyKeyReused
+429 RateLimited
+500 InternalError AuthorizationError DocumentCorrupt
+503 Unavailable > Overloaded StoreUnavailable CoordinatorUnavailable RolesUnavailable
+507 QuotaExceeded`;
+
+/** The classes of `pysync.errors` by their names. */
+export const errors = { PysyncError };
+const errorsByCode = {}, errorsByStatus = {};
+for (const row of ERROR_TABLE.slice(1).split(/\n(?! )/)) {
+  const [status, first, ...rest] = row.split(/\s+/);
+  const isBase = rest[0] === ">";
+  for (const entry of [first, ...rest.slice(isBase ? 1 : 0)].filter((each) => each !== "-")) {
+    const [name, code = name.replace(/(?!^)[A-Z]/g, "_$&").toLowerCase()] = entry.split(":");
+    const parent = isBase && entry !== first ? errors[first] : PysyncError;
+    const kind = { [name]: class extends parent {} }[name];
+    errors[name] = errorsByCode[code] = Object.assign(kind, { status: Number(status), code });
+  }
+  errorsByStatus[status] = errors[first];
+}
+Object.defineProperty(errors.Conflict.prototype, "currentHash", {
+  get() { return String(this.extras.currentHash ?? ""); },
+});
+
+/** There was no answer, or none of this protocol. A push that ends so may have been applied. */
+export class Unreachable extends Error {}
+/** This browser lacks something that the module needs. */
+export class UnsupportedBrowser extends Error {}
+/** The storage of this browser is full, or it has deleted what was stored. */
+export class StorageError extends Error {
+  constructor(message, code = "failed", options) {
+    super(message, options);
+    this.code = code;
+  }
+}
+/** A replica that belongs to another caller or server, or has a format of another version. */
+export class ReplicaError extends Error {}
+/** The document changed on the server, and the version from which the local edit began is unknown. */
+export class UnknownBase extends Error {
+  constructor(currentHash) {
+    super("the document has changed, and the version that was edited is unknown: pull first");
+    this.currentHash = currentHash;
+  }
+}
+/** Something sealed cannot be opened, or not be sealed; `name` says why. */
+export class SealedError extends Error {
+  constructor(name, message) {
+    super(message);
+    this.name = name;
+  }
+}
+const ownErrors = [Unreachable, UnsupportedBrowser, StorageError, ReplicaError, UnknownBase];
+for (const kind of [...ownErrors, ...Object.values(errors)]) kind.prototype.name = kind.name;
+
+function responseError(status, body, retryAfter) {
+  const { error, code, ...extras } = body;
+  const kind = errorsByCode[code] ?? errorsByCode[error] ?? errorsByStatus[status] ?? PysyncError;
+  const retryAfterS = /^\d+$/.test(retryAfter ?? "") ? Number(retryAfter) : 0;
+  return new kind(error || `HTTP ${status}`, { status, extras, retryAfterS });
+}
+
+function batchError(text) {
+  const others = { "Collection not found": errors.NotFound, "Missing required path parameter": errors.BadRequest };
+  return new (others[text] ?? errorsByCode[text.toLowerCase().replaceAll(" ", "_")] ?? PysyncError)(text);
+}
+
+/** True if the request may succeed later: the server is unreachable, busy or unwell. */
+function isRetryable(error) {
+  return error instanceof Unreachable
+    || (error instanceof PysyncError && (error.status >= 500 || [408, 429].includes(error.status)));
+}
 
 // --- Values ----------------------------------------------------------------------------------------------------------
 
+/** The version of pysync that this module belongs to. */
+export const VERSION = "0.3.0.dev0";
+
+const encoder = new TextEncoder();
+const hex = (bytes) => Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+function unhex(text) {
+  if (!/^([0-9a-f]{2})*$/.test(text)) throw new TypeError("expected hex digits in lower case");
+  return Uint8Array.from(text.match(/../g) ?? [], (pair) => parseInt(pair, 16));
+}
+function base64(bytes) {
+  let text = "";
+  for (let at = 0; at < bytes.length; at += 8192) text += String.fromCharCode(...bytes.subarray(at, at + 8192));
+  return btoa(text);
+}
+const unbase64 = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
+const base64url = (bytes) => base64(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+const unbase64url = (text) => unbase64(text.replaceAll("-", "+").replaceAll("_", "/"));
+function concat(...arrays) {
+  const all = new Uint8Array(arrays.reduce((size, array) => size + array.length, 0));
+  arrays.reduce((at, array) => (all.set(array, at), at + array.length), 0);
+  return all;
+}
+const randomBytes = (size) => crypto.getRandomValues(new Uint8Array(size));
+
+function subtle() {
+  if (globalThis.crypto?.subtle) return crypto.subtle;
+  throw new UnsupportedBrowser("pages have cryptography over https and on localhost only");
+}
+const sha256 = async (bytes) => new Uint8Array(await subtle().digest("SHA-256", bytes));
+
+/** Resolves after `ms`; rejects at once when the signal is aborted. */
+function sleep(ms, signal) {
+  return new Promise((resolve, reject) => {
+    signal?.throwIfAborted();
+    const abort = () => (clearTimeout(timer), reject(signal.reason));
+    const timer = setTimeout(() => (signal?.removeEventListener("abort", abort), resolve()), ms);
+    signal?.addEventListener("abort", abort, { once: true });
+  });
+}
+
+// UTF-16 has the surrogates, which stand for the last code points, before the last units.
+const rank = (unit) => (unit < 0xd800 ? unit : unit < 0xe000 ? unit + 0x2000 : unit - 0x800);
+function byCodePoint(one, other) {
+  let at = 0;
+  while (at < one.length && one[at] === other[at]) at++;
+  if (at === one.length || at === other.length) return one.length - other.length;
+  return rank(one.charCodeAt(at)) - rank(other.charCodeAt(at));
+}
+
+/** JSON with sorted members and no white space, over which hashes and signatures are made. */
+export function canonicalJson(value) {
+  if (Array.isArray(value)) return `[${value.map((each) => canonicalJson(each ?? null)).join()}]`;
+  if (value === null || typeof value !== "object") return JSON.stringify(value);
+  const names = Object.keys(value).filter((name) => value[name] !== undefined).sort(byCodePoint);
+  return `{${names.map((name) => `${JSON.stringify(name)}:${canonicalJson(value[name])}`).join()}}`;
+}
+const canonicalBytes = (value, tag = "") => encoder.encode(tag + canonicalJson(value));
+
+const DROPPED_NAMES = ["__proto__", "constructor", "prototype", "__class__", "__dict__"];
+/** Returns the data as the server would return it. Throws TypeError for values that JSON cannot hold, and RangeError
+ * for NaN and infinite numbers. */
+function copy(value, isInArray = false) {
+  if (value === null || typeof value === "boolean") return value;
+  if (typeof value === "string" && value.isWellFormed()) return value;
+  if (typeof value === "number") {
+    if (!Number.isFinite(value)) throw new RangeError("JSON has no NaN and no infinite numbers");
+    return value + 0;
+  }
+  if (Array.isArray(value)) return Array.from(value, (each) => copy(each, true));
+  if (Object.prototype.toString.call(value) !== "[object Object]") {
+    throw new TypeError(`JSON cannot hold ${typeof value === "string" ? "half a character" : String(value)}`);
+  }
+  const members = Object.entries(value).filter(
+    ([name, member]) => member !== undefined && (isInArray || !DROPPED_NAMES.includes(name)));
+  return Object.fromEntries(members.map(([name, member]) => [copy(name), copy(member, isInArray)]));
+}
+
+/** The hash that the server gives a document. */
+export const documentHash = async (data) => hex(await sha256(canonicalBytes(copy(data))));
+
+/** The key of a document, also from the paths that other clients of the protocol accept. */
+const documentKey = (key) => key.replace(/^\/pull\//, "").replace(/^\/push\//, "");
+
+/** A parsed key template such as `notes/{identity}/{id}`. */
+class KeyTemplate {
+  constructor(text) {
+    this.text = text;
+    this.segments = text.split("/");
+    this.names = this.segments.map((segment) => segment.match(/^\{(\w+)\}$/)?.[1]);
+    this.params = this.names.filter(Boolean);
+    this.endsInParam = this.names.at(-1) !== undefined;
+  }
+  fill(values) {
+    return this.segments.map((segment, at) => {
+      const name = this.names[at];
+      if (name && values[name] === undefined) throw new TypeError(`the parameter {${name}} has no value`);
+      return name ? String(values[name]) : segment;
+    }).join("/");
+  }
+  matches(key) {
+    const parts = key.split("/");
+    return parts.length === this.segments.length
+      && parts.every((part, at) => this.names[at] || part === this.segments[at]);
+  }
+  paramsOf(key) {
+    const parts = key.split("/");
+    return Object.fromEntries(this.names.flatMap((name, at) => (name ? [[name, parts[at]]] : [])));
+  }
+}
+
+// The answers of the server. A TypeError says that an answer is none of the protocol.
+function typed(value, type) {
+  if (typeof value === type && value !== null && !Array.isArray(value)) return value;
+  throw new TypeError(`expected a value of type ${type}`);
+}
+const object = (value) => typed(value, "object");
+const text = (value) => typed(value, "string");
+const whole = (value) => typed(value, "number");
+
+const pullResult = (body) => ({
+  data: object(body.data), hash: text(body.hash), timestampMs: whole(body.timestamp),
+  authorPubkey: body.authorPubkey, authorSignature: body.authorSignature,
+  keyring: body.keyring ? pullResult(body.keyring) : undefined,
+  hasMore: body.hasMore === true, unchanged: false,
+});
+const pushResult = (body) => ({ hash: text(body.hash), timestampMs: whole(body.timestamp ?? 0) });
+
+function batchEntry(entry) {
+  if (entry.unchanged !== true) return "error" in object(entry) ? batchError(text(entry.error)) : pullResult(entry);
+  return { data: {}, hash: text(entry.hash), timestampMs: whole(entry.timestamp), hasMore: false, unchanged: true };
+}
+
+/** The elements of a pulled log. `field` is the name of the array that holds them; default: the only one. */
+export function elements(pulled, field = Object.keys(pulled.data)[0] ?? "") {
+  const found = pulled.data[field] ?? (pulled.hash ? undefined : []);
+  if (!Array.isArray(found)) throw new TypeError(`what is stored is no log with its elements in "${field}"`);
+  return found.map(({ ts, data, authorPubkey, authorSignature }) => (
+    { tsMs: whole(ts), data: object(data), authorPubkey, authorSignature }));
+}
+
+const changeEvent = (change, id) => ({
+  collection: text(change.collection), params: object(change.params ?? {}), hash: text(change.hash),
+  timestampMs: whole(change.timestamp), namespace: change.namespace, removed: change.removed === true, id,
+});
+const changesPage = (body) => ({
+  changes: Array.from(body.changes ?? [], (change) => changeEvent(change, "")), cursor: text(body.cursor),
+  hasMore: body.hasMore === true, isReset: body.reset === true, restoredMs: body.restored,
+});
 
 // --- Keys ------------------------------------------------------------------------------------------------------------
 
+/** Returns the result of a request to IndexedDB. */
+function requested(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+function storageError(error) {
+  const isFull = error?.name === "QuotaExceededError";
+  const message = `the storage of this browser ${isFull ? "is full" : `failed: ${error?.message}`}`;
+  return new StorageError(message, isFull ? "full" : "failed", { cause: error });
+}
+
+/** Opens a database of IndexedDB. `upgrade` creates the stores of a new one. Throws StorageError. */
+async function openDatabase(name, upgrade) {
+  if (!globalThis.indexedDB) throw new UnsupportedBrowser("this browser has no IndexedDB");
+  try {
+    const opening = indexedDB.open(name, 1);
+    opening.onupgradeneeded = () => upgrade(opening.result);
+    return await requested(opening);
+  } catch (error) {
+    throw storageError(error);
+  }
+}
+
+const PKCS8 = { Ed25519: "302e020100300506032b657004220420", X25519: "302e020100300506032b656e04220420" };
+
+/** Calls WebCrypto. Throws UnsupportedBrowser if it has no Ed25519 or X25519. */
+async function withCurves(call) {
+  try {
+    return await call(subtle());
+  } catch (error) {
+    if (!["NotSupportedError", "SyntaxError"].includes(error?.name)) throw error;
+    throw new UnsupportedBrowser("this browser has no Ed25519 and X25519 in WebCrypto; "
+      + "Chrome 137, Firefox 130, Safari 17.4 and newer have", { cause: error });
+  }
+}
+const publicKey = (key) => subtle().importKey("raw", unhex(key), "Ed25519", true, ["verify"]);
+
+/** An Ed25519 pair, which signs, and an X25519 pair, to which others seal. */
+export class IdentityKeys {
+  #edKey;
+  #kemKey;
+
+  /** @private Use `open`, `generate` or `fromPrivate`. */
+  constructor({ edPub, kemPub, userId, edKey, kemKey }) {
+    Object.assign(this, { edPub, kemPub, userId });
+    [this.#edKey, this.#kemKey] = [edKey, kemKey];
+  }
+
+  /** The keys that this browser keeps under a name in IndexedDB; made when they are first asked for. */
+  static async open(name = "default") {
+    const database = await openDatabase("pysync-keys", (created) => created.createObjectStore("keys"));
+    const store = (mode) => database.transaction("keys", mode).objectStore("keys");
+    try {
+      const known = await requested(store("readonly").get(name));
+      if (known) return new IdentityKeys(known);
+      const made = await IdentityKeys.generate();
+      const kept = store("readwrite");
+      const other = await requested(kept.get(name)); // of another tab
+      if (other) return new IdentityKeys(other);
+      const { edPub, kemPub, userId } = made;
+      kept.put({ edPub, kemPub, userId, edKey: made.#edKey, kemKey: made.#kemKey }, name);
+      await committed(kept.transaction);
+      return made;
+    } catch (error) {
+      throw error instanceof UnsupportedBrowser ? error : storageError(error);
+    } finally {
+      database.close();
+    }
+  }
+
+  /** New keys, which nobody keeps. */
+  static async generate() {
+    const made = async (name, usages) => {
+      const pair = await withCurves((crypto) => crypto.generateKey(name, false, usages));
+      return [pair.privateKey, hex(new Uint8Array(await subtle().exportKey("raw", pair.publicKey)))];
+    };
+    const [edKey, edPub] = await made("Ed25519", ["sign", "verify"]);
+    const [kemKey, kemPub] = await made("X25519", ["deriveBits"]);
+    return new IdentityKeys({ edPub, kemPub, userId: await userId(edPub), edKey, kemKey });
+  }
+
+  /** Keys from private halves, each 64 hex digits. */
+  static async fromPrivate(edPriv, kemPriv) {
+    const imported = async (name, secret, usages) => {
+      const bytes = unhex(PKCS8[name] + secret);
+      // WebCrypto shows the public half of a key that may be exported.
+      const shown = await withCurves((crypto) => crypto.importKey("pkcs8", bytes, name, true, usages));
+      const { x } = await subtle().exportKey("jwk", shown);
+      return [await subtle().importKey("pkcs8", bytes, name, false, usages), hex(unbase64url(x))];
+    };
+    const [edKey, edPub] = await imported("Ed25519", edPriv, ["sign"]);
+    const [kemKey, kemPub] = await imported("X25519", kemPriv, ["deriveBits"]);
+    return new IdentityKeys({ edPub, kemPub, userId: await userId(edPub), edKey, kemKey });
+  }
+
+  async sign(message) {
+    return base64(new Uint8Array(await subtle().sign("Ed25519", this.#edKey, message)));
+  }
+
+  /** The secret that these keys share with the X25519 key of another: 32 bytes. */
+  async deriveShared(kemPub) {
+    const other = await subtle().importKey("raw", unhex(kemPub), "X25519", false, []);
+    return new Uint8Array(await subtle().deriveBits({ name: "X25519", public: other }, this.#kemKey, 256));
+  }
+}
+
+/** Resolves when a transaction of IndexedDB is on the disk. */
+function committed(transaction) {
+  return new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve();
+    transaction.onabort = () => reject(transaction.error);
+  });
+}
+
+/** The user id of a public key. */
+export const userId = async (edPub) => hex(await sha256(unhex(edPub))).slice(0, 32);
 
 // --- Certificates ----------------------------------------------------------------------------------------------------
 
+const LIFETIME_S = 30 * 24 * 3600;
+const isKey = (value) => typeof value === "string" && /^[0-9a-f]{64}$/.test(value);
+const isTexts = (value) => Array.isArray(value) && value.every((each) => typeof each === "string");
+
+function checkedCertificate(members) {
+  const { kind, iss, issUserId, sub, subKem, aud, scope, nbf, exp, nonce, sig } = object(members);
+  const isForAll = kind === "audience";
+  const isWellFormed = ["device", "member", "audience"].includes(kind)
+    && isKey(iss) && [issUserId, nonce, sig].every((each) => typeof each === "string")
+    && (isForAll ? sub === undefined && (aud === undefined || (isTexts(aud) && aud.length && aud.every(isKey)))
+      : isKey(sub) && typeof subKem === "string" && aud === undefined)
+    && isTexts(scope?.ops) && isTexts(scope.collections) && isTexts(scope.paths ?? [])
+    && Number.isInteger(nbf) && Number.isInteger(exp) && exp > nbf;
+  if (!isWellFormed) throw new TypeError("this is no certificate");
+  return Object.freeze(members);
+}
+
+async function signedMembers(issuer, tag, members) {
+  return { ...members, sig: await issuer.sign(canonicalBytes(members, `${tag}\n`)) };
+}
+
+async function issue(issuer, kind, subject, grant, collections, { nowS, expiresAtS } = {}) {
+  const nbf = Math.floor(nowS ?? Date.now() / 1000);
+  return checkedCertificate(await signedMembers(issuer, "starfish-capcert-v1", {
+    v: 1, kind, iss: issuer.edPub, issUserId: await userId(issuer.edPub), ...subject,
+    scope: { ops: grant.ops, paths: grant.paths, collections },
+    nbf, exp: Math.floor(expiresAtS ?? nbf + LIFETIME_S), nonce: base64(randomBytes(16)),
+  }));
+}
+const readerGrant = (collection) => ({ ops: ["read", "list"], paths: [`${collection}/**`, `!${collection}/_members`] });
+
+/** Lets another key act as the issuer: a further device of the same person. */
+export function issueDeviceCertificate(issuer, { edPub, kemPub }, options = {}) {
+  const { grant = { ops: ["read", "list", "write"], paths: ["**"] }, collections = ["*"] } = options;
+  return issue(issuer, "device", { sub: edPub, subKem: kemPub }, grant, collections, options);
+}
+
+/** Lets another person into a collection. */
+export async function issueMemberCertificate(issuer, { edPub, kemPub }, collection, options = {}) {
+  const subject = { sub: edPub, subKem: kemPub, subUserId: await userId(edPub) };
+  return issue(issuer, "member", subject, options.grant ?? readerGrant(collection), [collection], options);
+}
+
+/** Lets the keys of `aud`, or anybody who has the certificate, into a collection. */
+export function issueAudienceCertificate(issuer, collection, options = {}) {
+  const subject = options.aud ? { aud: options.aud } : {};
+  return issue(issuer, "audience", subject, options.grant ?? readerGrant(collection), [collection], options);
+}
+
+function parsedJson(source, what) {
+  try {
+    return object(JSON.parse(source));
+  } catch {
+    throw new TypeError(`this is no ${what}`);
+  }
+}
+
+/** The certificate in a text that somebody issued. Throws TypeError for anything else. */
+export const parseCertificate = (source) => checkedCertificate(parsedJson(source, "certificate"));
+
+/** The URL fragment that shares an audience certificate. */
+export function publicLink(certificate) {
+  if (certificate.kind !== "audience") throw new TypeError("a link can only share an audience certificate");
+  return base64url(canonicalBytes({ cap: certificate, v: 1 }));
+}
+
+/** The certificate in the fragment of a public link. Throws TypeError for anything else. */
+export function parsePublicLink(fragment) {
+  const encoded = fragment.trim().replace(/^#/, "");
+  if (!/^[\w-]+$/.test(encoded)) throw new TypeError("this is no public link");
+  const { v, cap } = parsedJson(new TextDecoder().decode(unbase64url(encoded)), "public link");
+  if (v !== 1 || cap?.kind !== "audience") throw new TypeError("this is no public link");
+  return checkedCertificate(cap);
+}
+
+/** A list that revokes certificates and whole keys of the issuer; `client.revoke` publishes it. */
+export async function issueRevocationList(issuer, generation, { certificates = [], subjects = [], earlier = {} }) {
+  const { sig, ...known } = earlier;
+  const revoked = certificates.map(({ sub = "", nonce, exp }) => ({ sub, nonce, exp }));
+  const revokedSubjects = mergedEntries(known.revokedSubjects, subjects.map(({ sub, exp }) => ({ sub, exp })));
+  return signedMembers(issuer, "starfish-revlist-v1", {
+    ...known, v: 1, iss: issuer.edPub, issUserId: await userId(issuer.edPub), generation,
+    revoked: mergedEntries(known.revoked, revoked), ...(revokedSubjects.length && { revokedSubjects }),
+  });
+}
+
+/** The entries of both lists, each subject and nonce once, with its later expiry; 0 or less never expires. */
+function mergedEntries(earlier = [], own) {
+  const entries = new Map(earlier.map((entry) => [`${entry.sub} ${entry.nonce}`, entry]));
+  for (const entry of own) {
+    const name = `${entry.sub} ${entry.nonce}`, known = entries.get(name);
+    if (!known || (known.exp > 0 && known.exp < entry.exp)) entries.set(name, entry);
+  }
+  return [...entries.values()];
+}
+
+/** Throws BadSignature for a revocation list that its issuer has not signed. */
+async function verifyRevocationList(list, issuer) {
+  const { sig, ...members } = list;
+  const message = canonicalBytes(members, "starfish-revlist-v1\n");
+  const isSigned = isKey(list.iss) && await userId(list.iss) === issuer && typeof sig === "string"
+    && await subtle().verify("Ed25519", await publicKey(list.iss), unbase64(sig), message);
+  if (!isSigned) throw new errors.BadSignature("the revocation list is not signed by its issuer");
+  return list;
+}
 
 // --- Client ----------------------------------------------------------------------------------------------------------
 

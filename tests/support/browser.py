@@ -4,7 +4,7 @@ import asyncio
 import base64
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -111,6 +111,7 @@ class Window:
         self._target = target
         self._session = session
         self._loaded = asyncio.Event()
+        self._on_report: Callable[[Any], None] = lambda value: None
         self.complaints: list[str] = []
 
     async def load(self, url: str) -> None:
@@ -122,6 +123,13 @@ class Window:
         self._loaded.clear()
         await self._call("Page.navigate", url=url)
         await self._loaded.wait()
+
+    async def report_to(self, on_report: Callable[[Any], None]) -> None:
+        """Call `on_report` with each value that the page gives to its function `report`, also if the page is
+        killed right afterwards."""
+        self._on_report = on_report
+        await self._call("Runtime.addBinding", name="reportText")
+        await self.run("window.report = (value) => reportText(JSON.stringify(value))")
 
     async def close(self) -> None:
         """Close the window, as its user would."""
@@ -146,11 +154,14 @@ class Window:
         return done["result"].get("value")
 
     async def until(self, condition: str) -> None:
-        """Return when an expression is true in the page. Raises AssertionError where that takes too long."""
-        poll = f"const look = () => {{ if ({condition}) resolve(); else setTimeout(look, 10); }}; look();"
+        """Return when an expression, or what its promise comes to, is true in the page. Raises AssertionError
+        where that takes too long."""
         try:
             async with asyncio.timeout(WAIT_S):
-                await self.run(f"new Promise((resolve) => {{ {poll} }})")
+                await self.run(
+                    f"(async () => {{ while (!await ({condition}))"
+                    " await new Promise((resolve) => setTimeout(resolve, 10)) })()"
+                )
         except TimeoutError:
             shown = await self.run(
                 "[document.body.innerText, ...Array.from("
@@ -168,7 +179,8 @@ class Window:
         )  # fmt: skip
 
     async def limit_storage(self, size: int | None) -> None:
-        """Let the origin of the page store so many bytes, or as many as usual."""
+        """Let the origin of the page store so many bytes, or as many as usual. A limit counts if it is set
+        before the page stores anything: the browser remembers for long how much room it has found."""
         origin = await self.run("location.origin")
         limit = {} if size is None else {"quotaSize": size}
         await self._call("Storage.overrideQuotaForOrigin", origin=origin, **limit)
@@ -218,6 +230,8 @@ class Window:
         """Take an event of the browser's."""
         if event == "Page.loadEventFired":
             self._loaded.set()
+        elif event == "Runtime.bindingCalled":
+            self._on_report(json.loads(params["payload"]))
         elif event == "Runtime.exceptionThrown":
             self.complaints.append(str(params["exceptionDetails"]))
         elif event == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):

@@ -32,7 +32,7 @@ _ANY_ISSUER = (
 
 
 _OF_COLLECTION = ("pull", "push", "append", "delete", "history", "list")
-_UNLISTED = ("index", "health", "ready", "metrics", "version")
+_UNLISTED = ("index", "client", "health", "ready", "metrics", "version")
 _SERVICE_ROLES = {
     "batch": "as pulls of what is named",
     "events": "as pulls of what is named",

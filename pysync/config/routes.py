@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from pysync import __version__
 from pysync.config.collection import Collection, collection_for_key
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.schema import Config
@@ -40,6 +41,8 @@ def routes_of(config: Config) -> Iterator[RouteSpec]:
         yield RouteSpec("GET", "config", f"{mount}/sync/config")
     for name, _, collections in config.each_namespace():
         yield from _namespace_routes(config, name or None, collections)
+    for name in ("pysync.js", f"{__version__}/pysync.js", "pysync.d.ts"):
+        yield RouteSpec("GET", "client", f"{mount}/client/{name}")
     yield RouteSpec("POST", "revoke", f"{mount}/revocations")
     issuer = KeyTemplate("{issuer}")
     yield RouteSpec("GET", "revocations", f"{mount}/revocations/{issuer.text}", key=issuer)

@@ -26,6 +26,7 @@ from pysync.config import Collection, Config
 from pysync.engine.files import FileSettings
 from pysync.errors import errors_by_code
 from pysync.protocol import JSON_TYPE
+from pysync.server.api.browser_client import TYPES
 from pysync.server.api.examples import media_type
 from pysync.server.api.manifest import CallerResolver, is_visible
 from pysync.server.http.responses import Response
@@ -113,6 +114,7 @@ class _Description:
             "config": self._manifest,
             "usage": lambda route: _Facts(security=_part("signed")),
             "example": lambda route: _Facts({"type": media_type(route.template[-1])}),
+            "client": lambda route: _Facts({"type": TYPES[route.template[-1]]}),
         }
 
     def describe(self) -> Json:

@@ -17,6 +17,7 @@ from pysync.quotas.accounts import Accounts, qualified_name
 from pysync.server.api import Service, owners_of
 from pysync.server.api.append_log import LogHandlers
 from pysync.server.api.batch import BatchHandler, make_plans
+from pysync.server.api.browser_client import serve_client
 from pysync.server.api.bundle import BundleHandler
 from pysync.server.api.changes import ChangesHandler
 from pysync.server.api.delete import DeleteHandler
@@ -59,6 +60,7 @@ class RouteBuilder:
         index = Index(None if admin else f"{mount}/openapi.json", examples, is_version_public=admin is None)
         whole_service: dict[str, Handler] = {
             "index": index.serve,
+            "client": serve_client,
             "revoke": documents.revoke,
             "revocations": documents.revocations,
             "health": self.ops.health,

@@ -43,11 +43,16 @@ class Examples:
         link."""
         name = match.route.template[-1] or INDEX
         content = await asyncio.to_thread(_read, self._folder / name)
-        version = hashlib.sha256(content).hexdigest()
-        headers = f'{_HEADERS}ETag: "{version}"\r\n'
-        if etag_matches(request, version):
-            return Response(304, b"", headers)
-        return Response(200, content, headers, content_type=media_type(name))
+        return file_response(request, content, _HEADERS, media_type(name))
+
+
+def file_response(request: web.BaseRequest, content: bytes, headers: str, content_type: str) -> Response:
+    """Return the content of a file, or 304 if the client has it already."""
+    version = hashlib.sha256(content).hexdigest()
+    headers = f'{headers}ETag: "{version}"\r\n'
+    if etag_matches(request, version):
+        return Response(304, b"", headers)
+    return Response(200, content, headers, content_type=content_type)
 
 
 def file_names(folder: str) -> list[str]:

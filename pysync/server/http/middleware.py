@@ -63,7 +63,7 @@ SIMPLE_TYPES = frozenset({"", "text/plain", "multipart/form-data", "application/
 """Content types that browsers send for a page without a preflight request (Fetch). `""` stands for no content
 type."""
 HEALTH_PATHS = frozenset({"/health", "/health/ready"})
-CORS_EXPOSED = "ETag, Content-Range, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id"
+CORS_EXPOSED = "ETag, Content-Range, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id, Date"
 CORS_MAX_AGE_S = 600
 
 NO_THREAD = "can't start new thread"
@@ -172,7 +172,7 @@ class Middleware:
         response.header_text += f"{protocol.HEADER_REQUEST_ID}: {request_id}\r\n"
         if self._load.draining:
             response.close = True
-        if self._origins:
+        if self._origins and hdrs.ACCESS_CONTROL_ALLOW_ORIGIN not in response.header_text:
             response.header_text += self._cors_lines(request)
         if match is None:
             count_response(self._counters, response.status, seconds)

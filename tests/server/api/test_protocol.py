@@ -951,3 +951,10 @@ async def test_operators_can_query(anyone: Browser) -> None:
     assert (await anyone.request("GET", "/version")).json["name"] == "pysync"
     metrics = await anyone.request("GET", "/metrics")
     assert b"pysync_requests_total" in metrics.body
+
+
+async def test_browser_client_is_served(anyone: Browser) -> None:
+    version = (await anyone.request("GET", "/version")).json["version"]
+    for path in ("pysync.js", f"{version}/pysync.js", "pysync.d.ts"):
+        module = await anyone.request("GET", f"/client/{path}")
+        assert (module.status, b"Replica" in module.body) == (200, True)

@@ -1,23 +1,12 @@
 """Blank pages with the browser client, which the server of the test serves."""
 
-import os
-import shutil
 from typing import Any, Final
 
 from support.browser import Chromium, Window
 from support.clients import Start
 from support.configurations import ROOT
 
-# A copy of the module, until the server serves it.
-PAGES: Final = ROOT / "target/web-pages"
-PAGE: Final = """<!doctype html>
-<meta charset="utf-8">
-<title>Blank</title>
-<script type="module">
-  import * as pysync from "./pysync.js"
-  window.pysync = pysync
-</script>
-"""
+PAGES: Final = ROOT / "tests/web/pages"
 
 WITHOUT_LOCKS: Final = "Object.defineProperty(Navigator.prototype, 'locks', {value: undefined})"
 """Runs before the page: a browser without Web Locks."""
@@ -34,14 +23,6 @@ def shifted_clock(ms: int) -> str:
 
 async def web_service(start: Start, *collections: dict[str, Any], **members: Any) -> str:
     """The base URL of a service with these collections, which serves the pages of `module`."""
-    PAGES.mkdir(parents=True, exist_ok=True)
-    for name in ("blank.html", "pysync.js"):
-        made = PAGES / f"{name}.{os.getpid()}"
-        if name == "blank.html":
-            made.write_text(PAGE)
-        else:
-            shutil.copy(ROOT / "pysync/web/pysync.js", made)
-        made.replace(PAGES / name)
     server = {"examples": str(PAGES), **members.pop("server", {})}
     members = {"server": server, "collections": list(collections), **members}
     return f"{await start(members)}{server.get('mountPath', '')}"
@@ -49,5 +30,6 @@ async def web_service(start: Start, *collections: dict[str, Any], **members: Any
 
 async def module(screen: Chromium, base: str, before: str = "") -> Window:
     """A window with a blank page of the service at `base`, in which `pysync` is the module; it is there again
-    when the page is loaded again. The script `before` runs before the page."""
+    when the page is loaded again. The page has a strict Content-Security-Policy. The script `before` runs
+    before the page."""
     return await screen.open(f"{base}/examples/blank.html", before)

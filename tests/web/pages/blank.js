@@ -1,0 +1,3 @@
+import * as pysync from "../client/pysync.js"
+
+window.pysync = pysync

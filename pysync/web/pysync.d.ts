@@ -150,6 +150,93 @@ export interface FileContent { blob: Blob; contentType: string; hash: string; }
 
 // --- Client ---------------------------------------------------------------------------------------------------------
 
+export interface RetryPolicy {
+  /** Number of attempts, and the waits between them in seconds, doubling up to `maxS`. */
+  attempts: number; initialS: number; maxS: number;
+}
+export interface ClientOptions {
+  /** Keys that sign every request; without them the client is anonymous. */
+  keys?: Signer;
+  /** A certificate that somebody issued; default: the keys issue one for themselves, and renew it. */
+  certificate?: Certificate;
+  namespace?: string;
+  /** Limit of one attempt; for files and streams the limit between two chunks. Default 30. */
+  timeoutS?: number;
+  backoff?: Partial<RetryPolicy>;
+  /** Default: `globalThis.fetch`. */
+  fetch?: typeof fetch;
+}
+export interface PullOptions {
+  withKeyring?: boolean; version?: string;
+  /** Bounds of a log: elements after this time, the newest of them, all of them. */
+  since?: number; last?: number; full?: boolean;
+}
+export interface WriteOptions { idempotencyKey?: string; signAuthor?: boolean; }
+export interface WatchOptions {
+  /** The id after which to resume. */
+  after?: string;
+  /** Seconds of silence after which the connection is made anew. Default 15. */
+  idleS?: number;
+  signal?: AbortSignal;
+  onConnect?: () => void;
+  onDisconnect?: (error: Error) => void;
+}
+/** The calls of the protocol, for one caller of one server. Each attempt is signed afresh; reads, pushes and appends are
+ * repeated when the connection fails and after 429 and 503. */
+export class Client {
+  /** `baseUrl` is the URL at which `/pull` and `/push` begin, also relative to the page. */
+  constructor(baseUrl: string | URL, options?: ClientOptions);
+  /** The URL with the namespace. */
+  readonly address: string;
+  /** The user id as which the server knows the caller; `""` for an anonymous one. */
+  readonly identity: string;
+  /** The public key that signs; null without keys. */
+  readonly author: string | null;
+  readonly backoff: RetryPolicy;
+  /** The certificate of the next request. Set another one when it has expired. Null until a client makes its own. */
+  certificate: Certificate | null;
+  /** The time of the server in ms, as far as its answers have told. */
+  nowMs(): number;
+
+  pull(key: string, options?: PullOptions): Promise<PullResult>;
+  /** Replaces the document if its hash is still `baseHash`; creates it for null. Throws `Conflict`. `writtenMs` is the
+   * time at which this version was first written: throws `Erased` if it was erased later. */
+  push(key: string, data: JsonObject, baseHash?: string | null,
+    options?: WriteOptions & { writtenMs?: number }): Promise<PushResult>;
+  delete(key: string, baseHash: string, options?: { idempotencyKey?: string }): Promise<PushResult>;
+  /** Appends to a log. `signAuthor` defaults to true with keys. */
+  append(key: string, data: JsonObject, options?: WriteOptions & { tsMs?: number }): Promise<PushResult>;
+  history(key: string): Promise<DocumentVersion[]>;
+  pullBundle(key: string): Promise<{ [name: string]: PullResult }>;
+  /** Documents of one collection with one request: for each of `params` the document, or the error that a pull would
+   * throw. Those whose hash is the one in `known` are `unchanged`. */
+  batchPull(collection: string, params: ParamSet[], options?: {
+    known?: (string | null | undefined)[]; append?: ({ since?: number; last?: number } | null)[];
+  }): Promise<(PullResult | PysyncError)[]>;
+  /** The values of the last path parameter below `prefix`, page by page. */
+  list(prefix?: string, options?: { after?: string; pageSize?: number }): AsyncGenerator<string>;
+  /** The same with the first 16 digits of the hash of each; null where the server does not know it. */
+  listHashes(prefix?: string, options?: { after?: string; pageSize?: number }): AsyncGenerator<[string, string | null]>;
+  pushBlob(key: string, source: Blob | BufferSource, contentType: string,
+    options?: { idempotencyKey?: string }): Promise<PushResult>;
+  /** The file; null if nothing is stored. Its bytes are compared with its hash. */
+  pullBlob(key: string): Promise<FileContent | null>;
+  /** What changed after a cursor, each document with its latest change. `"now"` returns the newest cursor alone. */
+  changes(since?: string | null, collections?: string[] | null, params?: { [collection: string]: ParamSet },
+    limit?: number): Promise<ChangesPage>;
+  /** All pages of `changes`, up to the last, which may be a reset. */
+  changePages(since?: string | null, collections?: string[] | null, params?: { [collection: string]: ParamSet },
+    limit?: number): AsyncGenerator<ChangesPage>;
+  /** Writes as they happen, without an end or a gap, over connections that are made anew when they fail. Ends when the
+   * `signal` is aborted or the iteration is left. Throws what the server rejects the stream with. */
+  watch(collections?: string[] | null, params?: { [collection: string]: ParamSet },
+    options?: WatchOptions): AsyncGenerator<ChangeEvent | Reset>;
+  keyTemplates(collections: string[]): Promise<{ [collection: string]: string }>;
+  serverConfig(): Promise<JsonObject>;
+  usage(spaces?: string[]): Promise<JsonObject>;
+  revoke(list: JsonObject): Promise<number>;
+  revocations(issuer: string): Promise<JsonObject | null>;
+}
 
 // --- Merge, SyncDocument --------------------------------------------------------------------------------------------
 

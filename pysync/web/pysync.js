@@ -492,9 +492,474 @@ async function verifyRevocationList(list, issuer) {
 
 // --- Client ----------------------------------------------------------------------------------------------------------
 
+const JSON_TYPE = "application/json";
+const isJsonType = (type) => (type ?? "").split(";")[0].trim().toLowerCase() === JSON_TYPE;
+const RENEW_BEFORE_S = 24 * 3600; // clocks differ
+const CLOCK_ERROR_MS = 5_000; // up to which the clock of this machine is taken for right
+const CLOCK_SKEW_MS = 300_000; // that servers allow
+const HASH_DIGITS = 16;
+
+/** The path with a query of the members that are neither null nor undefined. */
+function withQuery(path, members) {
+  const given = Object.entries(members).filter(([, value]) => value !== undefined && value !== null);
+  const query = new URLSearchParams(given).toString().replaceAll("%2C", ",").replaceAll("%3A", ":");
+  return query ? `${path}?${query}` : path;
+}
+
+/** The seconds to wait after so many failures; null to give up. */
+function waitS({ attempts, initialS, maxS }, failures, retryAfterS = 0, mayGiveUp = true) {
+  if (mayGiveUp && (failures >= attempts || retryAfterS > maxS)) return null;
+  return Math.max(Math.min(initialS * 2 ** (failures - 1), maxS) * (1 - Math.random() / 2), retryAfterS);
+}
+
+/** One request and its response. It is aborted after `limitS` without a `restart`, and by the signal. */
+class Exchange {
+  #control = new AbortController();
+  #timer;
+
+  constructor(address, limitS, signal) {
+    this.address = address;
+    this.signal = signal ? AbortSignal.any([this.#control.signal, signal]) : this.#control.signal;
+    this.restart = () => {
+      clearTimeout(this.#timer);
+      const expire = () => this.#control.abort(new Unreachable(`${address}: no answer in time`));
+      this.#timer = setTimeout(expire, limitS * 1000);
+    };
+    this.restart();
+  }
+
+  /** What comes over the network. Throws Unreachable if it does not come. */
+  async received(promise) {
+    try {
+      return await promise;
+    } catch (error) {
+      if (this.signal.aborted) throw this.signal.reason;
+      throw new Unreachable(`${this.address}: no answer (${error.message})`, { cause: error });
+    }
+  }
+
+  async *chunks(response) {
+    const reader = response.body.getReader();
+    for (let read; !(read = await this.received(reader.read())).done;) {
+      this.restart();
+      yield read.value;
+    }
+  }
+
+  async error(response) {
+    const body = await this.received(response.text());
+    let members = {};
+    try {
+      members = object(JSON.parse(body));
+    } catch { /* of a proxy, in another format */ }
+    return responseError(response.status, members, response.headers.get("Retry-After"));
+  }
+
+  close() {
+    clearTimeout(this.#timer);
+    this.#control.abort();
+  }
+}
+
+/** The calls of the protocol, for one caller of one server. */
+export class Client {
+  #base;
+  #host;
+  #prefix;
+  #keys;
+  #certificate;
+  #isOwn; // a certificate that the keys have issued for themselves
+  #timeoutS;
+  #fetch;
+  #aheadMs = 0; // of the clock of this machine
+
+  constructor(baseUrl, { keys, certificate, namespace, timeoutS = 30, backoff, fetch } = {}) {
+    const url = new URL(baseUrl, globalThis.location?.href);
+    if (!/^https?:$/.test(url.protocol) || url.username || url.search || url.hash) {
+      throw new TypeError(`not the http or https address of a server: ${baseUrl}`);
+    }
+    this.#base = url.origin + url.pathname.replace(/\/+$/, "");
+    this.#host = url.host;
+    this.#prefix = namespace ? `/v1/${namespace}` : "";
+    this.#keys = keys;
+    this.#timeoutS = timeoutS;
+    this.#fetch = fetch ?? ((...args) => globalThis.fetch(...args));
+    this.backoff = { attempts: 4, initialS: 0.25, maxS: 10, ...backoff };
+    this.#isOwn = !certificate;
+    if (certificate) this.certificate = certificate;
+  }
+
+  get address() { return this.#base + this.#prefix; }
+  get identity() {
+    const { kind, issUserId } = this.#certificate ?? {};
+    return kind === "device" ? issUserId : this.#keys?.userId ?? "";
+  }
+  get author() { return this.#keys?.edPub ?? null; }
+  get certificate() { return this.#certificate ?? null; }
+  set certificate(certificate) {
+    if (!this.#keys || (certificate.sub ?? this.#keys.edPub) !== this.#keys.edPub) {
+      throw new TypeError("the certificate is for another key");
+    }
+    [this.#certificate, this.#isOwn] = [certificate, false];
+  }
+  nowMs() { return Date.now() + this.#aheadMs; }
+
+  async pull(key, { withKeyring, version, since, last, full } = {}) {
+    for (const [name, value] of Object.entries({ since, last })) {
+      if (value === undefined) continue;
+      if (!Number.isSafeInteger(value) || value < 0) throw new TypeError(`${name} must be a whole number, 0 or more`);
+      if (full || withKeyring) throw new TypeError(`${full ? "full" : "withKeyring"} and ${name} exclude each other`);
+    }
+    const query = { checkpoint: since, last, full: full || null, withKeyring: withKeyring ? 1 : null, version };
+    const pulled = await this.#request("GET", withQuery(this.#target("pull", key), query), pullResult);
+    // A server without history ignores the version.
+    if (version !== undefined && pulled.hash !== version) throw new errors.VersionNotFound();
+    return pulled;
+  }
+
+  async push(key, data, baseHash = null, { idempotencyKey, signAuthor = false, writtenMs } = {}) {
+    const members = { data: copy(data), baseHash };
+    if (signAuthor) Object.assign(members, await this.#authorProof("starfish-doc-author-v1", key, members.data));
+    return this.#write(withQuery(this.#target("push", key), { written: writtenMs }), members, idempotencyKey);
+  }
+
+  async append(key, data, { idempotencyKey, signAuthor = Boolean(this.#keys), tsMs } = {}) {
+    const members = { data: copy(data), ts: tsMs };
+    if (signAuthor) Object.assign(members, await this.#authorProof("starfish-append-author-v1", key, members.data));
+    return this.#write(this.#target("push", key), members, idempotencyKey);
+  }
+
+  delete(key, baseHash, { idempotencyKey = hex(randomBytes(16)) } = {}) {
+    const headers = { "Idempotency-Key": idempotencyKey };
+    return this.#request("DELETE", withQuery(this.#target("push", key), { baseHash }), pushResult, { headers });
+  }
+
+  history(key) {
+    return this.#request("GET", this.#target("history", key), ({ versions }) => versions.map((each) => ({
+      hash: text(each.hash), timestampMs: whole(each.timestamp), size: each.size, replacedMs: each.replaced,
+      identity: each.identity, authorPubkey: each.authorPubkey,
+    })));
+  }
+
+  pullBundle(key) {
+    return this.#request("GET", this.#target("pull", key), ({ collections, timestamp }) => Object.fromEntries(
+      Object.entries(collections).map(([name, member]) => [name, pullResult({ ...member, timestamp })])));
+  }
+
+  async batchPull(collection, params, { known, append } = {}) {
+    if (!params.length) return [];
+    const of = (list) => list && JSON.stringify({ [collection]: list });
+    const digits = known?.map((hash) => hash?.slice(0, HASH_DIGITS) || null);
+    const query = { collections: collection, params: of(params), appendParams: of(append), known: of(digits) };
+    return this.#request("GET", withQuery(`${this.#prefix}/batch/pull`, query), ({ collections }) => {
+      const entries = collections[collection].map(batchEntry);
+      if (entries.length !== params.length) throw new TypeError("an entry for each of the params was asked for");
+      return entries;
+    });
+  }
+
+  async *list(prefix = "", { after, pageSize = 1000 } = {}) {
+    for await (const [name] of this.#listed(prefix, after, { limit: pageSize })) yield name;
+  }
+
+  listHashes(prefix = "", { after, pageSize = 5000 } = {}) {
+    return this.#listed(prefix, after, { limit: pageSize, hashes: true });
+  }
+
+  async *#listed(prefix, after, query) {
+    const target = prefix ? this.#target("list", prefix) : `${this.#prefix}/list`;
+    for (let hasMore = true; hasMore;) {
+      const page = await this.#request("GET", withQuery(target, { ...query, after }), object);
+      for (const [at, name] of page.items.entries()) yield [name, page.hashes?.[at] ?? null];
+      after = page.items.at(-1) ?? after;
+      ({ hasMore } = page);
+    }
+  }
+
+  async pushBlob(key, source, contentType, { idempotencyKey = hex(randomBytes(16)) } = {}) {
+    const body = source instanceof Blob ? source : new Blob([source]);
+    // The signature does not cover the bytes of a file, unless they are JSON.
+    const signed = isJsonType(contentType) ? new Uint8Array(await body.arrayBuffer()) : new Uint8Array();
+    const headers = { "Content-Type": contentType, "Idempotency-Key": idempotencyKey };
+    const limitS = this.#timeoutS + body.size / 1024; // servers want 1 KB a second
+    return this.#request("POST", this.#target("push", key), pushResult, { body, signed, headers, limitS });
+  }
+
+  pullBlob(key) {
+    return this.#repeated(() => this.#exchange("GET", this.#target("pull", key), {}, async (response, exchange) => {
+      if (response.status !== 200) throw await exchange.error(response);
+      const chunks = [];
+      for await (const chunk of exchange.chunks(response)) chunks.push(chunk);
+      const contentType = response.headers.get("Content-Type") ?? "application/octet-stream";
+      const blob = new Blob(chunks, { type: contentType });
+      const hash = (response.headers.get("ETag") ?? "").replace(/^W\//, "").replaceAll('"', "");
+      if (!hash && isJsonType(contentType) && JSON.parse(await blob.text()).hash === "") return null;
+      if (/^[0-9a-f]{64}$/.test(hash) && hex(await sha256(await blob.arrayBuffer())) !== hash) {
+        if (isJsonType(contentType)) throw new TypeError("what is stored is a document, not a file");
+        throw new Unreachable("the file was damaged on its way: its hash is another");
+      }
+      return { blob, contentType, hash };
+    }));
+  }
+
+  changes(since = null, collections = null, params = {}, limit = undefined) {
+    return this.#request("GET", this.#selection("changes", collections, params, { since, limit }), changesPage);
+  }
+
+  async *changePages(since = null, collections = null, params = {}, limit = undefined) {
+    for (let hasMore = true; hasMore;) {
+      const page = await this.changes(since, collections, params, limit);
+      yield page;
+      ({ cursor: since, hasMore } = page);
+    }
+  }
+
+  keyTemplates(collections) {
+    const target = this.#selection("changes", collections, {}, { since: "now", storagePaths: true });
+    return this.#request("GET", target, ({ storagePaths }) => object(storagePaths));
+  }
+
+  serverConfig() {
+    return this.#request("GET", `${this.#prefix}/config`, object);
+  }
+
+  usage(spaces = []) {
+    return this.#request("GET", withQuery(`${this.#prefix}/usage`, { spaces: spaces.join() || null }), object);
+  }
+
+  async revoke(list) {
+    const body = canonicalBytes(list), headers = { "Content-Type": JSON_TYPE };
+    // Not repeated: the same generation again would be an error.
+    return this.#exchange("POST", "/revocations", { body, headers }, (response, exchange) => (
+      this.#decoded(response, exchange, ({ generation }) => whole(generation))));
+  }
+
+  async revocations(issuer) {
+    const target = `/revocations/${encodeURIComponent(issuer)}`;
+    try {
+      const list = await this.#request("GET", target, object, { isSigned: false });
+      return await verifyRevocationList(list, issuer);
+    } catch (error) {
+      if (error instanceof errors.NotFound) return null;
+      throw error;
+    }
+  }
+
+  #write(target, members, idempotencyKey = hex(randomBytes(16))) {
+    const headers = { "Content-Type": JSON_TYPE, "Idempotency-Key": idempotencyKey };
+    return this.#request("POST", target, pushResult, { body: encoder.encode(JSON.stringify(members)), headers });
+  }
+
+  async #authorProof(tag, key, data) {
+    if (!this.#keys) throw new TypeError("an author proof needs keys");
+    const message = canonicalBytes({ d: data, k: documentKey(key) }, `${tag}\n`);
+    return { authorPubkey: this.#keys.edPub, authorSignature: await this.#keys.sign(message) };
+  }
+
+  #target(action, key) {
+    const segments = documentKey(key).split("/");
+    // A URL would lose these segments, and name another document.
+    if (segments.some((each) => each === "." || each === "..")) throw new errors.InvalidPathParameter();
+    const encoded = segments.map((each) => encodeURIComponent(each).replaceAll("%3A", ":").replaceAll("%40", "@"));
+    return `${this.#prefix}/${action}/${encoded.join("/")}`;
+  }
+
+  #selection(route, collections, params, query = {}) {
+    const narrowed = Object.keys(params ?? {}).length ? JSON.stringify(params) : null;
+    return withQuery(`${this.#prefix}/${route}`, { ...query, collections: collections?.join(), params: narrowed });
+  }
+
+  #request(method, target, decode, options = {}) {
+    return this.#repeated(() => this.#exchange(method, target, options, (response, exchange) => (
+      this.#decoded(response, exchange, decode))));
+  }
+
+  async #repeated(attempt) {
+    for (let failures = 1; ; failures++) {
+      try {
+        return await attempt();
+      } catch (error) {
+        const mayRepeat = [Unreachable, errors.RateLimited, errors.Unavailable].some((kind) => error instanceof kind);
+        const pauseS = mayRepeat ? waitS(this.backoff, failures, error.retryAfterS) : null;
+        if (pauseS === null) throw error;
+        await sleep(pauseS * 1000);
+      }
+    }
+  }
+
+  /** Returns what `use` makes of the response to one request, which is closed then. */
+  async #exchange(method, target, options, use) {
+    const exchange = new Exchange(this.address, options.limitS ?? this.#timeoutS);
+    try {
+      return await use(await this.#send(exchange, method, target, options), exchange);
+    } finally {
+      exchange.close();
+    }
+  }
+
+  async #decoded(response, exchange, decode) {
+    if (response.status !== 200) throw await exchange.error(response);
+    if (!isJsonType(response.headers.get("Content-Type")) && response.headers.has("ETag")) {
+      throw new TypeError("a file is there: pullBlob gets it");
+    }
+    const body = await exchange.received(response.text());
+    try {
+      return decode(object(JSON.parse(body)));
+    } catch (error) {
+      throw new Unreachable(`${this.address}: the answer is not understood`, { cause: error });
+    }
+  }
+
+  /** Sends a request, and once more if the clock with which it was signed was wrong. */
+  async #send(exchange, method, target, { body, signed = body, headers = {}, isSigned = Boolean(this.#keys) }) {
+    for (let isFirst = true; ; isFirst = false) {
+      const tsMs = this.nowMs();
+      const credentials = isSigned ? await this.#credentials(method, target, signed, tsMs) : {};
+      const response = await exchange.received(this.#fetch(this.#base + target, {
+        method, body, headers: { ...headers, ...credentials }, signal: exchange.signal,
+        cache: "no-store", credentials: "omit", redirect: "error",
+      }));
+      const serverMs = Date.parse(response.headers.get("Date") ?? "");
+      if (serverMs < tsMs - CLOCK_ERROR_MS || serverMs > this.nowMs() + CLOCK_ERROR_MS) {
+        this.#aheadMs = serverMs - Date.now();
+      }
+      // A batch with invalid credentials is that of an anonymous caller, so that reads are always repeated.
+      const isStale = isSigned && Math.abs(serverMs - tsMs) > CLOCK_SKEW_MS;
+      if (!isFirst || !isStale || (response.status !== 401 && method !== "GET")) return response;
+      await response.body?.cancel();
+    }
+  }
+
+  async #credentials(method, target, body = new Uint8Array(), tsMs) {
+    const certificate = await this.#currentCertificate(tsMs / 1000);
+    const nonce = base64(randomBytes(16));
+    const members = { m: method, p: target, b: hex(await sha256(body)), h: this.#host, ts: tsMs, nonce };
+    return {
+      Authorization: `Cap ${base64(canonicalBytes(certificate))}`,
+      "X-Starfish-Sig": await this.#keys.sign(canonicalBytes(members, "starfish-req-v1\n")),
+      "X-Starfish-Ts": String(tsMs),
+      "X-Starfish-Nonce": nonce,
+      ...(certificate.kind === "audience" && { "X-Starfish-Pub": this.#keys.edPub }),
+    };
+  }
+
+  async #currentCertificate(nowS) {
+    const known = this.#certificate;
+    if (known && (!this.#isOwn || (known.nbf <= nowS && nowS < known.exp - RENEW_BEFORE_S))) return known;
+    const issued = await issueDeviceCertificate(this.#keys, this.#keys, { nowS });
+    if (this.#isOwn) this.#certificate = issued; // nobody has set another one meanwhile
+    return this.#certificate;
+  }
+
+  watch(collections = null, params = {}, { idleS = IDLE_S, signal, ...options } = {}) {
+    const control = new AbortController();
+    const ends = signal ? AbortSignal.any([signal, control.signal]) : control.signal;
+    const target = this.#selection("events", collections, params);
+    const connect = (headers) => this.#stream(target, headers, idleS, ends);
+    const events = followed(connect, { ...options, signal: ends, backoff: this.backoff });
+    const leave = events.return.bind(events);
+    events.return = (value) => (control.abort(), leave(value)); // also one that waits for the next event
+    return events;
+  }
+
+  async *#stream(target, headers, idleS, signal) {
+    const exchange = new Exchange(this.address, idleS, signal);
+    try {
+      const response = await this.#send(exchange, "GET", target, { headers });
+      if (response.status !== 200) throw await exchange.error(response);
+      if (!response.headers.get("Content-Type")?.startsWith("text/event-stream")) {
+        throw new Unreachable(`${this.address}: the answer is not understood`);
+      }
+      yield* exchange.chunks(response);
+    } finally {
+      exchange.close();
+    }
+  }
+}
 
 // --- Change stream ---------------------------------------------------------------------------------------------------
 
+const IDLE_S = 15; // servers send a heartbeat every 4 s
+const MAX_EVENT_CHARS = 1 << 20;
+
+/** Parses the events of one connection: data, type and id of each, undefined where it has none. */
+class EventParser {
+  retryS = 0;
+  #decoder = new TextDecoder();
+  #rest = "";
+  #isAfterCr = false;
+  #block = {};
+
+  *feed(bytes) {
+    let chunk = this.#decoder.decode(bytes, { stream: true });
+    if (!chunk) return;
+    if (this.#isAfterCr && chunk.startsWith("\n")) chunk = chunk.slice(1); // the line has ended before
+    this.#isAfterCr = chunk.endsWith("\r");
+    const lines = (this.#rest + chunk).split(/\r\n?|\n/);
+    this.#rest = lines.pop();
+    for (const line of lines) {
+      if (line) {
+        this.#field(...line.match(/^([^:]*)(?:: ?)?(.*)$/s).slice(1));
+      } else {
+        const block = this.#block;
+        this.#block = {};
+        if (block.data !== undefined || block.id !== undefined) yield block;
+      }
+    }
+    if (this.#rest.length + (this.#block.data?.length ?? 0) > MAX_EVENT_CHARS) throw new TypeError("too long an event");
+  }
+
+  #field(name, value) {
+    const block = this.#block;
+    if (name === "data") block.data = block.data === undefined ? value : `${block.data}\n${value}`;
+    else if (name === "event") block.type = value;
+    else if (name === "id" && !value.includes("\0")) block.id = value;
+    else if (name === "retry" && /^\d{1,8}$/.test(value)) this.retryS = Number(value) / 1000;
+  }
+}
+
+/** The events of a watch, over connections that are made anew. */
+async function* followed(connect, { after = "", signal, backoff, onConnect, onDisconnect }) {
+  let position = after, failures = 0, isLive = false, wasLive = false, parser;
+  function* parsed(chunk) {
+    try {
+      for (const { data, type = "message", id = position } of parser.feed(chunk)) {
+        let event = type === "reset" ? { reset: true, id } : null;
+        if (data !== undefined && type === "message") event = changeEvent(JSON.parse(data), id);
+        position = id; // only now: an event that cannot be parsed is not skipped
+        yield event;
+      }
+    } catch (error) {
+      throw new Unreachable("the stream of changes is not understood", { cause: error });
+    }
+    if (position) yield null;
+  }
+  while (!signal.aborted) {
+    let error = new Unreachable("the stream of changes ended");
+    parser = new EventParser();
+    try {
+      const headers = { Accept: "text/event-stream", ...(position && { "Last-Event-ID": position }) };
+      for await (const chunk of connect(headers)) {
+        if (isLive) failures = 0; // it lasts: not one that is cut as soon as it is opened
+        for (const event of parsed(chunk)) {
+          if (!isLive) onConnect?.();
+          isLive = wasLive = true;
+          if (event) yield event;
+          if (signal.aborted) return;
+        }
+      }
+    } catch (caught) {
+      if (signal.aborted) return;
+      if (!isRetryable(caught)) throw caught;
+      error = caught;
+    }
+    const pauseS = waitS(backoff, ++failures, Math.max(error.retryAfterS ?? 0, parser.retryS), !wasLive);
+    if (pauseS === null) throw error;
+    if (isLive) onDisconnect?.(error);
+    isLive = false;
+    await sleep(pauseS * 1000, signal).catch(() => {}); // aborted
+  }
+}
 
 // --- Merge -----------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """Replicas whose processes are killed again and again lose no edit, double none, and equal the server."""
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 import pytest
 from support.clients import ISSUER
 from support.depth import depth
+from support.edit_ledger import Ledger, entries_of
 from support.http_relay import RequestHead
-from support.replica_process import HOME, LOGS, DeviceProcess, Life, device_process, entries_of, shared_key
+from support.replica_process import HOME, LOGS, DeviceProcess, Life, device_process, shared_key
 from support.replicas import Service
 from support.s3_fault_proxy import FaultProxy
 
@@ -25,47 +25,6 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 KILLS = depth(100, 1000)
 PATIENT = RetryPolicy(attempts=20, initial_s=0.01)
 DEVICES = ("phone", "laptop", "tablet")
-
-
-class Ledger:
-    """The edits that devices have made, and the check that none is lost."""
-
-    def __init__(self) -> None:
-        self.added: dict[str, set[str]] = defaultdict(set)
-        """The entries that were added to each shared document."""
-        self.seen: dict[str, set[str]] = defaultdict(set)
-        """The entries that a device saw in a shared document which it then deleted."""
-        self.appended: dict[str, list[str]] = defaultdict(list)
-        self.owned: dict[str, set[str | None]] = {}
-        """What each document of one device may be: what was accepted last, or what was begun since."""
-
-    def note(self, members: dict[str, Any]) -> None:
-        """Note a report of a device."""
-        match members:
-            case {"done": "add", "key": key, "entry": entry}:
-                self.added[key].add(entry)
-            case {"done": "append", "key": key, "entry": entry}:
-                self.appended[key].append(entry)
-            case {"begun": "drop", "key": key, "seen": seen}:
-                self.seen[key].update(seen)
-            case {"begun": "own", "key": key, "entry": entry}:
-                self.owned.setdefault(key, {None}).add(entry)
-            case {"done": "own", "key": key, "entry": entry}:
-                self.owned[key] = {entry}
-
-    def check_documents(self, stored: dict[str, dict[str, Any]]) -> None:
-        for key, added in self.added.items():
-            lost = added - set(entries_of(stored.get(key, {}))) - self.seen[key]
-            assert not lost, f"{key} lacks {sorted(lost)}"
-        for key, allowed in self.owned.items():
-            assert stored.get(key, {}).get("id") in allowed, key
-
-    def check_log(self, key: str, stored: list[str]) -> None:
-        assert len(stored) == len(set(stored)), "no append is doubled"
-        assert set(self.appended[key]) <= set(stored), "no append is lost"
-        for device in DEVICES:
-            own = [entry for entry in stored if entry.startswith(device)]
-            assert own == sorted(own), "the appends of a device keep their order"
 
 
 class Device:
@@ -163,7 +122,7 @@ class OtherClient:
 
 @pytest.mark.timeout(depth(120, 1800))
 async def test_no_edit_is_lost_or_doubled_over_100_kills(tmp_path: Path) -> None:
-    service, ledger = Service(tmp_path / "data"), Ledger()
+    service, ledger = Service(tmp_path / "data"), Ledger(DEVICES)
     await service.start()
     async with AsyncExitStack() as stack:
         devices = []

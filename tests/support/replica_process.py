@@ -19,6 +19,7 @@ from typing import Any
 from pysync.client import Client, Replica, RetryPolicy, Unreachable
 from pysync.errors import Unavailable
 from support.clients import ISSUER
+from support.edit_ledger import entries_of
 from support.python_process import WITH_HELPERS
 from support.replicas import ME, MINE, nap
 
@@ -121,11 +122,6 @@ class Editor:
 
 def shared_key(life: int, random: Random) -> str:
     return f"{HOME}/docs/shared-{life // ROTATED_LIVES}-{random.randrange(SHARED_COUNT)}"
-
-
-def entries_of(data: dict[str, Any]) -> list[str]:
-    """Return the entries of a shared document, those of its members first."""
-    return [*(name for name in data if name != "items"), *(item["id"] for item in data.get("items", []))]
 
 
 async def synced(replica: Replica) -> None:

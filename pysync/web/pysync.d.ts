@@ -262,3 +262,61 @@ export class ThreeWayMerge {
 
 // --- Replica --------------------------------------------------------------------------------------------------------
 
+export interface RejectedEdit {
+  id: number; key: string; kind: "put" | "delete" | "append"; error: Error; data: JsonObject | null;
+}
+export interface Status {
+  /** The server has answered the last request. */
+  online: boolean;
+  /** True until everything is received that the server is known to have. */
+  behind: boolean;
+  /** Number of edits that wait. */
+  unsent: number;
+  /** Edits that the server rejects for good: `retry` or `discard` them. */
+  rejected: RejectedEdit[];
+  /** What keeps the replica, or one of its collections, from being in sync; null if nothing does. */
+  error: Error | null;
+  /** True in the tab that syncs. Without Web Locks every tab does. */
+  leader: boolean;
+}
+type PerCollection<T> = T | { [collection: string]: T };
+export interface ReplicaOptions {
+  onConflict?: PerCollection<OnConflict>; idMember?: PerCollection<string>;
+  resolve?: PerCollection<(local: JsonObject, remote: JsonObject) => JsonObject>;
+  sealing?: PerCollection<Cipher>;
+}
+/** A local copy of collections in IndexedDB, in sync with the server whenever that can be reached, in any number of
+ * tabs. The rules are those of `pysync.client.Replica` (docs/reference/client.md#replica). */
+export class Replica {
+  /** Opens the replica with this name, or creates it, also with the server away. Throws ReplicaError if it belongs to
+   * another caller or server, and StorageError. `collections` have values of path parameters that narrow each of them. */
+  static open(name: string, client: Client, collections: { [collection: string]: ParamSet | ParamSet[] },
+    options?: ReplicaOptions): Promise<Replica>;
+  /** Deletes the replica with this name, with all edits that wait. */
+  static destroy(name: string): Promise<void>;
+  /** The newest 1000 edits of which a merge in this tab kept nothing. */
+  readonly dropped: { key: string; dropped: Dropped }[];
+  get(key: string): Promise<JsonObject | null>;
+  /** All documents whose keys begin with `prefix`, in the order of their keys. */
+  entries(prefix?: string): Promise<[string, JsonObject][]>;
+  keys(prefix?: string): Promise<string[]>;
+  tail(key: string, n: number): Promise<LogElement[]>;
+  /** The edit is on the disk when the promise is fulfilled. Throws StorageError; then nothing has changed. */
+  put(key: string, data: JsonObject): Promise<void>;
+  /** Puts what `change` makes of the document, so that no edit of another tab and nothing received comes between. It is
+   * called with a copy, null if there is none, and again if something came between. */
+  update(key: string, change: (data: JsonObject | null) => JsonObject | Promise<JsonObject>): Promise<void>;
+  delete(key: string): Promise<void>;
+  append(key: string, data: JsonObject): Promise<void>;
+  /** The keys of what changes from now on, in this tab, in others, or on the server, until the replica closes. */
+  changes(): AsyncIterableIterator<string>;
+  retry(key: string): Promise<void>;
+  discard(key: string): Promise<void>;
+  /** A copy of the file, which is fetched when it is asked for and kept until it has changed; null if there is none. */
+  file(key: string): Promise<Blob | null>;
+  status(): Promise<Status>;
+  /** Fulfilled when all edits that were made before are sent or rejected, and all that the server had is received.
+   * Throws what stops that; the replica goes on trying. */
+  synced(): Promise<void>;
+  close(): Promise<void>;
+}

@@ -1114,12 +1114,1387 @@ function isReorderingDropped(...lists) {
 
 // --- Replica: storage ------------------------------------------------------------------------------------------------
 
+const TAIL_ELEMENTS = 1000; // so many of the newest elements of each log are kept
+const REMOVALS_MS = 90 * 24 * 3600 * 1000; // a server that is restored may need removals that are not older
+const REPLICA_STORES = ["setting", "feed", "document", "element", "edit", "file"];
+const replicaName = (name) => `pysync-replica:${name}`;
+const keysBelow = (prefix) => IDBKeyRange.bound(prefix, `${prefix}\x7f`, false, true); // keys are ASCII
+const elementsOf = (key) => IDBKeyRange.bound([key], [key, []]);
+const feedOf = (collection, params) => ({ id: canonicalJson([collection, params]), collection, params, cursor: "" });
+
+/** The newest version of the server that was received. `hash` is "" if it was removed; `data` is JSON as the server has
+ * it, perhaps sealed, and null for logs and files. `writtenMs` is the server's time of the write, `checkpointMs` that of
+ * the newest element that was read. */
+const remoteVersion = (key, hash, { data = null, writtenMs = 0, checkpointMs = null } = {}) => (
+  { key, hash, data, writtenMs, checkpointMs, ...(!hash && { removedMs: writtenMs }) });
+
+/** An edit that the server does not have yet, or has rejected with `error`. `data` is plain JSON, null for a deletion. It
+ * began from `base`, as the server has it, with `baseHash`. With an `idempotencyKey`, `sent` is on its way since
+ * `sentMs`, and the answer has not come; an append found the log at `checkpointMs`. `writtenMs` is the time of an append,
+ * or of a version that a restored server had before. */
+const newEdit = (key, kind, members) => ({
+  key, kind, data: null, base: null, baseHash: "", sent: null, sentHash: null, idempotencyKey: "", sentMs: 0,
+  checkpointMs: 0, writtenMs: null, error: null, ...members,
+});
+const unsent = (edit, changes) => ({ ...edit, sent: null, sentHash: null, idempotencyKey: "", ...changes });
+
+function encodeError(error) {
+  const { name, message, status, code, extras } = error;
+  return { kind: error.constructor.name, name, message, status, code, extras };
+}
+function decodeError({ kind, name, message, status, code, extras }) {
+  if (status) return responseError(status, { ...extras, error: message, code });
+  if (kind === "SealedError") return new SealedError(name, message);
+  const known = { Unreachable, UnsupportedBrowser, StorageError, ReplicaError }[kind] ?? Error;
+  return Object.assign(new known(message, code), { name });
+}
+
+/** What is stored of some keys, and what will be written. */
+class Draft {
+  writes = [];
+  /** Called when it is written. */
+  afterwards = [];
+  #edits;
+
+  constructor(versions, edits) {
+    this.versions = versions;
+    this.#edits = edits;
+  }
+  version(key) {
+    return this.versions.get(key);
+  }
+  /** The edits of a key that wait, or were rejected, the oldest first. */
+  edits(key, isRejected = false) {
+    return this.#edits.filter((edit) => edit.key === key && (edit.error !== null) === isRejected);
+  }
+  /** The put or delete of a key that waits. */
+  edit(key) {
+    return this.edits(key).find((edit) => edit.kind !== "append");
+  }
+  /** Adds an edit, or replaces the one with its id. The stamp tells other tabs that it is not the same any more. */
+  save(edit) {
+    const saved = { ...edit, stamp: hex(randomBytes(8)) };
+    this.#edits = this.#edits.map((each) => (each.id === edit.id ? saved : each));
+    this.#put("edit", saved);
+  }
+  drop(edit) {
+    this.#edits = this.#edits.filter((each) => each.id !== edit.id);
+    if (edit.id !== undefined) this.#delete("edit", edit.id);
+  }
+  store(version) {
+    this.versions.set(version.key, version);
+    this.#put("document", version);
+    if (version.data === null) this.forgetFile(version);
+    if (!version.hash) this.forgetElements(version.key);
+  }
+  forget(key) {
+    this.versions.delete(key);
+    this.#delete("document", key);
+    this.#delete("file", key);
+    this.forgetElements(key);
+  }
+  forgetElements(key) {
+    this.#delete("element", elementsOf(key));
+  }
+  forgetFile({ key, hash }) {
+    this.writes.push(async (transaction) => {
+      const files = transaction.objectStore("file"), kept = await requested(files.get(key));
+      if (kept && kept.hash !== hash) files.delete(key);
+    });
+  }
+  addElements(key, elements) {
+    for (const element of elements) this.#put("element", { key, ...element });
+    if (elements.length) this.writes.push((transaction) => trimElements(transaction.objectStore("element"), key));
+  }
+  set(name, value) {
+    this.#put("setting", { name, value });
+  }
+  move(feed, cursor) {
+    this.#put("feed", { ...feed, cursor });
+  }
+  unfollow(feed) {
+    this.#delete("feed", feed.id);
+  }
+  keepFile(key, hash, blob) {
+    this.#put("file", { key, hash, blob });
+  }
+  #put(store, record) {
+    this.writes.push((transaction) => transaction.objectStore(store).put(record));
+  }
+  #delete(store, key) {
+    this.writes.push((transaction) => transaction.objectStore(store).delete(key));
+  }
+}
+
+async function trimElements(store, key) {
+  const known = await requested(store.getAllKeys(elementsOf(key)));
+  if (known.length > TAIL_ELEMENTS) store.delete(IDBKeyRange.bound([key], known.at(-TAIL_ELEMENTS - 1)));
+}
+
+/** The database of a replica, which all tabs have open. Throws StorageError. */
+class ReplicaDatabase {
+  /** The error after which nothing can be read any more; null while there is none. */
+  lost = null;
+  #database;
+
+  /** Opens the database. `onLost` is called when the browser, or another tab, has deleted it. */
+  static async open(name, owner, onLost) {
+    const opened = new ReplicaDatabase();
+    try {
+      opened.#database = await openDatabase(replicaName(name), createReplicaStores);
+    } catch (error) {
+      if (error.cause?.name !== "VersionError") throw error;
+      throw new ReplicaError(`the replica ${name} is one of a newer version of this module`);
+    }
+    opened.#database.onclose = opened.#database.onversionchange = () => {
+      opened.close(new StorageError(`the browser has deleted what the replica ${name} stored`, "evicted"));
+      onLost();
+    };
+    const found = await opened.setting("owner");
+    if (found === undefined) await opened.update([], (draft) => draft.set("owner", owner));
+    else if (found !== owner) {
+      opened.close();
+      throw new ReplicaError(`the replica ${name} is one of ${found}, not of ${owner}`);
+    }
+    return opened;
+  }
+
+  close(reason = new ReplicaError("the replica is closed")) {
+    this.lost ??= reason;
+    this.#database.close();
+  }
+
+  setting(name) {
+    return this.#read(async (stores) => (await requested(stores("setting").get(name)))?.value);
+  }
+  feeds() {
+    return this.#read((stores) => requested(stores("feed").getAll()));
+  }
+  feed(id) {
+    return this.#read((stores) => requested(stores("feed").get(id)));
+  }
+  /** The server's versions of keys, by key. */
+  versions(keys) {
+    return this.#read((stores) => versionsOf(stores, keys));
+  }
+  /** What is stored of keys. */
+  read(keys) {
+    return this.#read(async (stores) => new Draft(await versionsOf(stores, keys), await editsOf(stores, keys)));
+  }
+  /** All versions below a prefix of keys, and all edits, also those that were rejected. */
+  all(prefix) {
+    return this.#read((stores) => Promise.all([
+      requested(stores("document").getAll(keysBelow(prefix))),
+      requested(stores("edit").index("key").getAll(keysBelow(prefix))),
+    ]));
+  }
+  /** All edits, the oldest first. */
+  edits() {
+    return this.#read((stores) => requested(stores("edit").getAll()));
+  }
+  /** The keys below a prefix at which the server has something, in order. */
+  storedKeys(prefix) {
+    return this.#read(async (stores) => {
+      const removed = new Set(await requested(stores("document").index("removed").getAllKeys()));
+      return (await requested(stores("document").getAllKeys(keysBelow(prefix)))).filter((key) => !removed.has(key));
+    });
+  }
+  removedBefore(ms) {
+    return this.#read((stores) => requested(stores("document").index("removed").getAllKeys(IDBKeyRange.upperBound(ms))));
+  }
+  /** The newest elements of a log, in its order. */
+  async elements(key, count) {
+    const found = await this.#read((stores) => requested(stores("element").getAll(elementsOf(key))));
+    return found.slice(Math.max(found.length - count, 0)).map(({ key: _, ...element }) => element);
+  }
+  file(key) {
+    return this.#read((stores) => requested(stores("file").get(key)));
+  }
+
+  /** Lets `change` compute from what is stored of some keys, and writes what it has put into its draft, in one
+   * transaction. If another tab has changed edits of these keys meanwhile, `change` is called again. Returns what it
+   * returned; null, and nothing is written, if the `feed` has been moved. `versions` are those of the keys, if known. */
+  async update(keys, change, { durability = "relaxed", feed, versions } = {}) {
+    for (;;) {
+      const [draft, read] = await this.#read(async (stores) => {
+        const edits = await editsOf(stores, keys);
+        return [new Draft(new Map(versions ?? await versionsOf(stores, keys)), edits), stampsOf(edits)];
+      });
+      const result = await change(draft);
+      if (!draft.writes.length) return result;
+      const outcome = await this.#transact("readwrite", durability, async (stores, transaction) => {
+        if (feed && (await requested(stores("feed").get(feed.id)))?.cursor !== feed.cursor) return "moved";
+        if (stampsOf(await editsOf(stores, keys)) !== read) return "edited";
+        await Promise.all(draft.writes.map((write) => write(transaction)));
+        return "written";
+      });
+      if (outcome === "moved") return null;
+      if (outcome === "edited") continue;
+      for (const call of draft.afterwards) call();
+      return result;
+    }
+  }
+
+  #read(work) {
+    return this.#transact("readonly", "default", work);
+  }
+
+  /** Returns what `work` returns, when the transaction is over. It ends when `work` awaits anything but its requests. */
+  async #transact(mode, durability, work) {
+    if (this.lost) throw this.lost;
+    let transaction;
+    try {
+      transaction = this.#database.transaction(REPLICA_STORES, mode, { durability });
+      const [result] = await Promise.all([
+        work((name) => transaction.objectStore(name), transaction), committed(transaction)]);
+      return result;
+    } catch (error) {
+      const cause = transaction?.error ?? error; // that of a request only says that the transaction was aborted
+      if (["InvalidStateError", "NotFoundError"].includes(cause.name)) this.#database.onclose();
+      throw this.lost ?? storageError(cause);
+    }
+  }
+}
+
+function createReplicaStores(database) {
+  database.createObjectStore("setting", { keyPath: "name" });
+  database.createObjectStore("feed", { keyPath: "id" });
+  database.createObjectStore("document", { keyPath: "key" }).createIndex("removed", "removedMs");
+  database.createObjectStore("element", { keyPath: ["key", "tsMs"] });
+  database.createObjectStore("edit", { keyPath: "id", autoIncrement: true }).createIndex("key", "key");
+  database.createObjectStore("file", { keyPath: "key" });
+}
+
+async function versionsOf(stores, keys) {
+  const found = await Promise.all(keys.map((key) => requested(stores("document").get(key))));
+  return new Map(found.filter(Boolean).map((version) => [version.key, version]));
+}
+
+/** The edits of some keys, the oldest first. */
+async function editsOf(stores, keys) {
+  if (!keys.length) return [];
+  const wanted = new Set(keys), sorted = [...wanted].sort();
+  const found = await requested(stores("edit").index("key").getAll(IDBKeyRange.bound(sorted[0], sorted.at(-1))));
+  return found.filter((edit) => wanted.has(edit.key)).sort((one, other) => one.id - other.id);
+}
+const stampsOf = (edits) => edits.map(({ id, stamp }) => `${id} ${stamp}`).join();
 
 // --- Replica: local copy and outbox ----------------------------------------------------------------------------------
 
+const CONCURRENT = 6; // requests at once: as many as a browser makes to one server over HTTP/1.1
+const MAX_DROPPED_EDITS = 1000;
+const KEYS_TRUSTED_MS = 5 * 60_000; // the server knows an idempotency key for 10 min, and clocks differ by up to 5
+const QUIET_FETCH_COUNT = 100; // newest elements of a log that has been quiet for too long to say what is new
+const UNKNOWN_HASH = "-"; // of a log that was appended to and not read
+const isAny = (error, ...kinds) => kinds.some((kind) => error instanceof kind);
+const isOwnFailure = (error) => isAny(error, StorageError, ReplicaError);
+const isByCollection = (option) => typeof option === "object" && option !== null && typeof option.seal !== "function";
+
+/** Calls `work` with each item, a few at a time, and returns the results in the order of the items. Throws the first
+ * error, when all that was begun is over. */
+async function inParallel(items, work) {
+  const results = [], rest = items.entries(), failures = [];
+  await Promise.all(Array.from({ length: CONCURRENT }, async () => {
+    try {
+      for (const [at, item] of rest) {
+        if (failures.length) return;
+        results[at] = await work(item);
+      }
+    } catch (error) {
+      failures.push(error);
+    }
+  }));
+  if (failures.length) throw failures[0];
+  return results;
+}
+
+/** Yields the elements of a log, its newest `first`, or all after `since` (docs/reference/protocol.md#read-a-log). */
+async function* logPages(client, key, { first, since: afterMs = -1 }) {
+  let hasMore = false;
+  const request = async (bounds) => {
+    const pulled = await client.pull(key, bounds);
+    hasMore = pulled.hasMore;
+    return elements(pulled);
+  };
+  const next = async () => {
+    try {
+      const found = await request({ since: Math.max(afterMs, 0) });
+      const isIgnored = hasMore && !found.some((each) => each.tsMs > afterMs); // by a log with forceFullFetch
+      return isIgnored ? await request({ full: true }) : found;
+    } catch (error) {
+      if (!isAny(error, errors.CheckpointTooOld) || error.extras.earliest !== undefined) throw error;
+      const newest = await request({ last: QUIET_FETCH_COUNT });
+      return !newest.length || newest[0].tsMs <= afterMs ? newest : request({ full: true });
+    }
+  };
+  let found = first ? await request({ last: first }) : await next();
+  while ((found = found.filter((each) => each.tsMs > afterMs)).length) {
+    afterMs = found.at(-1).tsMs;
+    yield found;
+    if (!hasMore) return;
+    found = await next();
+  }
+}
+
+/** Something that is awaited: it is set until it is cleared. */
+class Signal {
+  isSet = false;
+  #wakers = new Set();
+
+  set() {
+    this.isSet = true;
+    for (const wake of this.#wakers) wake();
+  }
+  clear() {
+    this.isSet = false;
+  }
+  /** Resolves once it is set, or after `ms`. */
+  async wait(ms = Infinity) {
+    if (this.isSet) return;
+    await new Promise((resolve) => {
+      const timer = ms < Infinity ? setTimeout(() => wake(), ms) : undefined;
+      const wake = () => {
+        clearTimeout(timer);
+        this.#wakers.delete(wake);
+        resolve();
+      };
+      this.#wakers.add(wake);
+    });
+  }
+}
+
+/** Documents and logs as they look from here: the server's versions with the edits that wait. */
+class LocalCopy {
+  dropped = [];
+  _paths = {};
+  _isClosed = false;
+  #options;
+  #listeners = new Set();
+
+  constructor(client, database, options) {
+    this._client = client;
+    this._database = database;
+    this.#options = options;
+  }
+
+  async get(key) {
+    return this.#look(await this._database.read([documentKey(key)]), documentKey(key));
+  }
+
+  async entries(prefix = "") {
+    const [versions, edits] = await this._database.all(documentKey(prefix));
+    const found = new Map();
+    for (const { key, data } of versions) if (data !== null) found.set(key, () => this._open(key, data));
+    for (const { key, kind, data, error } of edits) {
+      if (kind === "append" || error !== null) continue;
+      if (data === null) found.delete(key);
+      else found.set(key, () => JSON.parse(data));
+    }
+    const unreadable = (error) => { if (isOwnFailure(error)) throw error; };
+    const opened = await Promise.all([...found.keys()].sort().map(async (key) => (
+      [key, await Promise.resolve().then(found.get(key)).catch(unreadable)])));
+    return opened.filter(([, data]) => data !== undefined);
+  }
+
+  async keys(prefix = "") {
+    const found = new Set(await this._database.storedKeys(documentKey(prefix)));
+    for (const { key, kind, error } of await this._database.edits()) {
+      if (error !== null || !key.startsWith(documentKey(prefix))) continue;
+      if (kind === "delete") found.delete(key);
+      else found.add(key);
+    }
+    return [...found].sort();
+  }
+
+  async tail(key, n) {
+    key = documentKey(key);
+    const draft = await this._database.read([key]), { sealing } = this._rulesOf(key);
+    const found = draft.edit(key)?.data === null ? [] : await this._database.elements(key, n);
+    for (const element of sealing ? found : []) {
+      element.data = await Promise.resolve(element.data).then((data) => sealing.open(data)).catch(() => element.data);
+    }
+    for (const { kind, data, writtenMs } of draft.edits(key)) {
+      if (kind === "append") found.push({ tsMs: writtenMs, data: JSON.parse(data) });
+    }
+    return found.slice(Math.max(found.length - n, 0));
+  }
+
+  async put(key, data) {
+    await this.#edit(documentKey(key), "put", JSON.stringify(object(copy(data))));
+  }
+  async delete(key) {
+    await this.#edit(documentKey(key), "delete", null);
+  }
+  async append(key, data) {
+    key = documentKey(key);
+    const edit = newEdit(key, "append", { data: JSON.stringify(object(copy(data))), writtenMs: this._client.nowMs() });
+    await this._database.update([], (draft) => draft.save(edit), { durability: "strict" });
+    this._edited(key);
+  }
+
+  changes() {
+    const listener = { keys: new Set(), signal: new Signal() };
+    this.#listeners.add(listener);
+    return this.#changesOf(listener);
+  }
+
+  async retry(key) {
+    key = documentKey(key);
+    await this._database.update([key], async (draft) => {
+      for (const edit of draft.edits(key, true)) {
+        const waiting = edit.kind === "append" ? undefined : draft.edit(key);
+        if (waiting === undefined) {
+          draft.save({ ...edit, error: null });
+          continue;
+        }
+        if (edit.data !== null && waiting.data !== null) {
+          const sides = [await this._open(key, edit.base), JSON.parse(waiting.data), JSON.parse(edit.data)];
+          draft.save({ ...waiting, data: JSON.stringify(this._merge(key, ...sides).merged) });
+        }
+        draft.drop(edit);
+      }
+    }, { durability: "strict" });
+    this._edited(key);
+  }
+
+  async discard(key) {
+    key = documentKey(key);
+    await this._database.update([key], (draft) => draft.edits(key, true).forEach((edit) => draft.drop(edit)));
+    this._notify([key]);
+  }
+
+  async #edit(key, kind, data) {
+    await this._database.update([key], (draft) => {
+      const found = draft.edit(key), known = draft.version(key);
+      const edit = found ?? newEdit(key, kind, { base: known?.data ?? null, baseHash: known?.hash ?? "" });
+      const isElsewhere = edit.baseHash || edit.idempotencyKey || !(found ?? known);
+      if (data === null && !isElsewhere) draft.drop(edit); // the server has never had it, or not any more
+      else draft.save({ ...edit, kind, data, writtenMs: null });
+    }, { durability: "strict" });
+    this._edited(key);
+  }
+
+  #look(draft, key) {
+    const edit = draft.edit(key), data = draft.version(key)?.data ?? null;
+    if (edit) return edit.data === null ? null : JSON.parse(edit.data);
+    return data === null ? null : this._open(key, data);
+  }
+
+  async *#changesOf(listener) {
+    try {
+      while (!this._isClosed) {
+        listener.signal.clear();
+        for (const key of listener.keys) {
+          listener.keys.delete(key);
+          yield key;
+        }
+        await listener.signal.wait();
+      }
+    } finally {
+      this.#listeners.delete(listener);
+    }
+  }
+
+  /** Called after each edit from here. */
+  _edited(key) {
+    this._notify([key]);
+  }
+
+  /** Tells who listens that what is at these keys has changed. */
+  _notify(keys) {
+    for (const { keys: changed, signal } of this.#listeners) {
+      for (const key of keys) changed.add(key);
+      signal.set();
+    }
+  }
+
+  /** The collection of a key; undefined if the server has named none. As on the server, literal segments win. */
+  _collectionOf(key) {
+    const openness = ({ names }) => names.map((name) => (name ? "1" : "0")).join("");
+    const found = Object.entries(this._paths).filter(([, path]) => path.matches(key));
+    found.sort(([, one], [, other]) => (openness(one) < openness(other) ? -1 : 1));
+    return found[0]?.[0];
+  }
+
+  _rulesOf(key) {
+    const { onConflict, idMember, resolve, sealing } = this.#options;
+    const chosen = (option) => (isByCollection(option) ? option[this._collectionOf(key)] : option);
+    return {
+      onConflict: chosen(onConflict), idMember: chosen(idMember), resolve: chosen(resolve), sealing: chosen(sealing),
+    };
+  }
+
+  /** Merges an edit into the server's version; returns the result and what the merge dropped. */
+  _merge(key, base, edited, theirs) {
+    const { onConflict, idMember, resolve } = this._rulesOf(key), rule = new ThreeWayMerge(onConflict, idMember);
+    const isTrivial = !resolve || same(base, theirs) || same(base, edited);
+    const merged = copy(isTrivial ? rule.merge(base, edited, theirs)
+      : resolve(structuredClone(edited), structuredClone(theirs)));
+    return { merged, dropped: rule.dropped(base, edited, theirs, merged) };
+  }
+
+  /** What the server has as plain data, `{}` for nothing. Throws as the cipher. */
+  async _open(key, stored) {
+    if (stored === null) return {};
+    const { sealing } = this._rulesOf(key), data = JSON.parse(stored);
+    return sealing ? sealing.open(data) : data;
+  }
+
+  /** Returns the data to store, as the server would return them. Throws as the cipher. */
+  async _seal(key, data) {
+    const { sealing } = this._rulesOf(key);
+    if (isByCollection(this.#options.sealing) && this._collectionOf(key) === undefined) {
+      throw new errors.UnknownCollection(`no collection of the replica is known to have the key ${key}`);
+    }
+    return sealing ? copy(await sealing.seal(data)) : data;
+  }
+
+  _addDropped(draft, key, dropped) {
+    draft.afterwards.push(() => {
+      this.dropped.push(...dropped.map((each) => ({ key, dropped: each })));
+      this.dropped.splice(0, Math.max(this.dropped.length - MAX_DROPPED_EDITS, 0));
+    });
+  }
+}
+
+/** The edits that wait, and their way to the server.
+ *
+ * A push has its idempotency key, its base and its bytes on the disk before the first attempt, and is sent as it was
+ * after a crash. The next edit of the document waits until its outcome is known: the answer, or a version of the server
+ * that is the one that was sent, or one that excludes it. Two tabs that send the same edit get the same answer. */
+class SendingCopy extends LocalCopy {
+  /** Sends all edits that wait, those of different keys concurrently. A key that meets an error which may go away does not
+   * stop the others, unless the server has no time or rejects all; throws the first such error. */
+  async _send() {
+    const met = [], waiting = (await this._database.edits()).filter((edit) => edit.error === null);
+    await inParallel([...new Set(waiting.map((edit) => edit.key))], async (key) => {
+      try {
+        for (let edit; (edit = (await this._database.read([key])).edits(key)[0]);) await this.#sendOne(edit);
+      } catch (error) {
+        const stopsAll = isAny(error, errors.Unauthorized, errors.Unavailable, errors.RateLimited);
+        if (stopsAll || !(error instanceof PysyncError)) throw error;
+        met.push(error);
+      }
+    });
+    if (met.length) throw met[0];
+  }
+
+  /** Brings the edit one step further: it is prepared, sent, merged with another version, or rejected. */
+  async #sendOne(edit) {
+    try {
+      if (!edit.idempotencyKey) await this.#prepare(edit);
+      else if (edit.kind === "append") await this.#append(edit);
+      else await this.#push(edit);
+    } catch (error) {
+      if (isOwnFailure(error)) throw error;
+      const isPassing = isRetryable(error) && !isAny(error, errors.QuotaExceeded);
+      const isOfServer = isPassing || isAny(error, errors.Unauthorized, errors.Conflict);
+      if (edit.idempotencyKey && (isOfServer || !isAny(error, PysyncError, TypeError))) throw error;
+      await this.#reject(edit, error); // by the server, or by a cipher
+    }
+  }
+
+  /** Writes down what will be sent, unless the server has it. */
+  async #prepare(edit) {
+    const { key } = edit, idempotencyKey = hex(randomBytes(16));
+    await this.#conclude(edit, async (draft) => {
+      let sent = null, sentHash = "";
+      if (edit.data !== null) {
+        const data = JSON.parse(edit.data);
+        if (edit.base !== null && same(await this._open(key, edit.base), data)) return draft.drop(edit);
+        const sealed = await this._seal(key, data);
+        [sent, sentHash] = [JSON.stringify(sealed), await documentHash(sealed)];
+      }
+      const [newest] = await this._database.elements(key, 1);
+      const checkpointMs = Math.max(draft.version(key)?.checkpointMs ?? 0, newest?.tsMs ?? 0);
+      return draft.save({ ...edit, sent, sentHash, idempotencyKey, sentMs: this._client.nowMs(), checkpointMs });
+    }, "strict");
+  }
+
+  /** Changes what is stored at the key of an edit, unless the edit is not the same any more: another tab has prepared it,
+   * or knows its outcome, or the feed has told it. An edit that is on its way may have been edited. */
+  #conclude(edit, change, durability) {
+    return this._database.update([edit.key], (draft) => {
+      const current = draft.edits(edit.key).find((each) => each.id === edit.id);
+      const [mine, stored] = [edit, current].map((each) => each?.idempotencyKey || each?.stamp);
+      return mine === stored ? change(draft, current) : undefined;
+    }, { durability });
+  }
+
+  async #push(edit) {
+    const { key, sent, baseHash, idempotencyKey, writtenMs } = edit;
+    let version;
+    try {
+      const stored = sent === null ? await this._client.delete(key, baseHash, { idempotencyKey })
+        : await this._client.push(key, JSON.parse(sent), baseHash || null,
+          { idempotencyKey, writtenMs: writtenMs ?? undefined });
+      version = remoteVersion(key, stored.hash, { data: sent, writtenMs: stored.timestampMs });
+    } catch (error) {
+      if (!isAny(error, errors.Conflict)) throw error;
+      if (error.currentHash !== edit.sentHash) return this.#resolve(edit, error);
+      version = remoteVersion(key, error.currentHash, { data: sent, writtenMs: this._client.nowMs() });
+    }
+    return this.#conclude(edit, async (draft, current) => {
+      draft.store(version);
+      await this.#settle(draft, current, version);
+    });
+  }
+
+  /** Merges the edit with the version that the server has in place of its base. */
+  async #resolve(edit, conflict) {
+    const { key } = edit, { currentHash } = conflict, isKnown = !["", UNKNOWN_HASH].includes(edit.baseHash);
+    const mustMerge = await this.#conclude(edit, (draft, current) => {
+      const isDeletion = current.data === null && current.sent === null;
+      if (isDeletion && (!isKnown || currentHash.startsWith(current.baseHash))) {
+        return draft.save(unsent(current, { baseHash: currentHash })); // of what was never read, so nothing is to be merged
+      }
+      // A server that was restored has got something newer, or others go on with a log or a file.
+      if (current.writtenMs !== null) return draft.drop(current);
+      if (isDeletion && current.base === null) return this.#dropDeletion(draft, current);
+      return true;
+    });
+    if (!mustMerge) return;
+    const pulled = await this._client.pull(key);
+    if (pulled.hash === edit.baseHash) throw conflict;
+    const data = pulled.hash ? JSON.stringify(pulled.data) : null;
+    const version = remoteVersion(key, pulled.hash, { data, writtenMs: pulled.timestampMs });
+    await this.#conclude(edit, (draft) => this._applyRemote(draft, version));
+    this._notify([key]);
+  }
+
+  async #append(edit) {
+    const age = this._client.nowMs() - edit.sentMs;
+    if (age < 0 || age >= KEYS_TRUSTED_MS) {
+      const found = await this.#find(edit);
+      if (found) return this.#accept(edit, found);
+      // An attempt that has not arrived by now never does: this one counts as the first.
+      const sentMs = this._client.nowMs();
+      await this.#conclude(edit, (draft, current) => draft.save({ ...current, sentMs }), "strict");
+    }
+    const data = JSON.parse(edit.sent);
+    const appended = await this._client.append(edit.key, data, { idempotencyKey: edit.idempotencyKey });
+    return this.#accept(edit, { tsMs: appended.timestampMs, data, authorPubkey: this._client.author ?? undefined });
+  }
+
+  /** The element of the log that this append has made, if there is one. Only the first append of a log is ever on its
+   * way, and those that the log accepted before it are not after its checkpoint, so none is matched twice. */
+  async #find(edit) {
+    const data = JSON.parse(edit.sent);
+    try {
+      for await (const found of logPages(this._client, edit.key, { since: edit.checkpointMs })) {
+        const mine = found.find((each) => (
+          (each.authorPubkey ?? null) === this._client.author && same(each.data, data)));
+        if (mine) return mine;
+      }
+      return null;
+    } catch (error) {
+      const isUnreadable = isAny(error, errors.BadRequest, errors.Forbidden, errors.NotFound)
+        || (isAny(error, errors.Unauthorized) && !this._client.identity);
+      throw isUnreadable ? new errors.OutcomeUnknown("it is not known whether an earlier attempt was applied") : error;
+    }
+  }
+
+  /** The element is in the log. Its checkpoint stays, since others may have appended before it. */
+  async #accept(edit, element) {
+    const { key } = edit;
+    await this.#conclude(edit, (draft, current) => {
+      draft.drop(current);
+      if (!draft.version(key)) draft.store(remoteVersion(key, UNKNOWN_HASH, { writtenMs: element.tsMs }));
+      draft.addElements(key, [element]);
+    });
+    this._notify([key]);
+  }
+
+  /** Moves the edit to those that were rejected. If it has been replaced while it was on its way, the newer one is sent
+   * instead. What is seen is the version of the server again. */
+  async #reject(edit, error) {
+    await this.#conclude(edit, async (draft, current) => {
+      const isMine = current.kind === "append" || current.writtenMs === null;
+      const isForOthers = isAny(error, errors.Erased, errors.Forbidden, errors.NotFound, errors.MethodNotAllowed);
+      if (!isMine && isForOthers) return draft.drop(current); // somebody else's, who may send it back
+      const isNewer = current.kind !== "append" && await this.#isNewer(current);
+      return draft.save(unsent(current, { error: isNewer ? null : encodeError(error) }));
+    });
+    this._notify([edit.key]);
+  }
+
+  /** True if something is on its way, and the edit is not that any more. */
+  async #isNewer({ key, idempotencyKey, sent, data }) {
+    if (!idempotencyKey) return false;
+    if (sent === null || data === null) return sent !== data;
+    return !same(await this._open(key, sent).catch(() => null), JSON.parse(data)); // null if no cipher opens it
+  }
+
+  /** Stores a version of the server, and brings the edit that waits onto it. */
+  async _applyRemote(draft, version) {
+    const { key, hash, data } = version, edit = draft.edit(key);
+    draft.store(version);
+    if (!edit || edit.baseHash === hash) return undefined;
+    if (edit.idempotencyKey && edit.sentHash === hash) return this.#settle(draft, edit, version);
+    if (edit.data === null && !edit.baseHash && edit.sent === null) { // a deletion of what was not known
+      return draft.save(unsent(edit, { base: data, baseHash: hash }));
+    }
+    if (edit.data === null) return this.#dropDeletion(draft, edit); // an edit wins over a deletion
+    try {
+      const theirs = await this._open(key, data);
+      const { merged, dropped } = this._merge(key, await this._open(key, edit.base), JSON.parse(edit.data), theirs);
+      this._addDropped(draft, key, dropped);
+      if (hash && same(merged, theirs)) return draft.drop(edit);
+      return draft.save(unsent(edit, { data: JSON.stringify(merged), base: data, baseHash: hash }));
+    } catch (error) { // of a cipher, or of a rule of the application
+      return draft.save(unsent(edit, { error: encodeError(error) }));
+    }
+  }
+
+  /** Drops a deletion over which the edit of somebody else wins. */
+  #dropDeletion(draft, edit) {
+    draft.drop(edit);
+    this._addDropped(draft, edit.key, [{ path: [], value: MISSING, local: true }]);
+  }
+
+  /** The server has what was on its way: what was edited since is an edit of that. */
+  async #settle(draft, edit, version) {
+    if (await this.#isNewer(edit)) draft.save(unsent(edit, { base: edit.sent, baseHash: version.hash }));
+    else draft.drop(edit);
+  }
+}
 
 // --- Replica: inbox --------------------------------------------------------------------------------------------------
 
+const MAX_COMPARED = 500; // documents that are compared and stored together
+const MAX_BATCH_ENTRIES = 100;
+/** Thrown when another tab has moved the feed, so that what was received of it is old. */
+const FEED_MOVED = new Error("another tab has moved the feed");
+/** True for an error of what the caller may not read, or what is not there. It concerns one collection or key. */
+const isUnreadable = (error) => isAny(error, errors.Forbidden, errors.BadRequest, errors.NotFound,
+  errors.MethodNotAllowed);
+
+function inChunks(items, size) {
+  const chunks = [];
+  for (let at = 0; at < items.length; at += size) chunks.push(items.slice(at, at + size));
+  return chunks;
+}
+
+/** The entries of a page of a collection: keys with the hash that the server has, "" for a removal and null if it is not
+ * known, as while a document is damaged. */
+const entriesOf = (page, path) => page.changes.map(({ params, hash, removed, timestampMs }) => (
+  { key: path.fill(params), params, hash: hash || removed ? hash : null, writtenMs: timestampMs }));
+
+/** The versions of the server, and their way here.
+ *
+ * A param-set has its own cursor, which is stored in the transaction that has the effect of the page, if the feed is
+ * still where the page began. A page says what changed, and batches fetch what is not known yet. After a reset
+ * everything is compared: with a list, else with the feed from its beginning. A document that they do not name is
+ * pulled as well, because the caller may just not see it any more: such a copy stays. */
+class ReceivingCopy extends SendingCopy {
+  #feeds = [];
+  #left = [];
+
+  /** Follows these param-sets. Copies that belong to others are forgotten, but not edits that wait. */
+  async _followOnly(collections) {
+    const paths = await this._database.setting("paths") ?? {};
+    this.#setPaths(paths);
+    const wanted = Object.entries(collections).flatMap(([name, sets]) => [sets].flat().map((params) => (
+      feedOf(name, Object.fromEntries(Object.entries(params).map(([param, value]) => [param, String(value)]))))));
+    const known = new Map((await this._database.feeds()).map((feed) => [feed.id, feed]));
+    const isWanted = (feed) => wanted.some((each) => each.id === feed.id);
+    const dropped = [...known.values()].filter((feed) => !isWanted(feed));
+    const keys = dropped.length ? await this._database.storedKeys("") : [];
+    const removed = await this._database.removedBefore(this._client.nowMs() - REMOVALS_MS);
+    await this._database.update([], (draft) => {
+      for (const feed of dropped) draft.unfollow(feed);
+      for (const feed of wanted) if (!known.has(feed.id)) draft.move(feed, "");
+      for (const key of keys) if (!wanted.some((feed) => this.#covers(feed, key))) draft.forget(key);
+      for (const key of removed) draft.forget(key);
+    });
+  }
+
+  /** Receives all changes. Returns the error of a collection that the caller may not read; its copies stay. When it may
+   * be read again it begins anew, because its changes were not received meanwhile. */
+  async _receive() {
+    let denied = null;
+    await this.#noteScope();
+    this.#feeds = await this._database.feeds();
+    this.#left = [...this.#feeds];
+    for (let feed; (feed = this.#left.shift());) {
+      try {
+        const current = await this._database.feed(feed.id);
+        if (current) await this.#follow(current);
+      } catch (error) {
+        if (error === FEED_MOVED) this.#left.push(feed);
+        else if (!isUnreadable(error)) throw error;
+        else {
+          denied = error;
+          await this._database.update([], (draft) => draft.move(feed, ""));
+        }
+      }
+    }
+    return denied;
+  }
+
+  /** Begins everything anew if the certificate allows something else than the last one. */
+  async #noteScope() {
+    const { ops, collections, paths = [] } = this._client.certificate?.scope ?? {};
+    if (!ops) return;
+    const scope = canonicalJson([[...ops].sort(), collections, paths]), known = await this._database.setting("scope");
+    if (scope === known) return;
+    const feeds = known === undefined ? [] : await this._database.feeds();
+    await this._database.update([], (draft) => {
+      draft.set("scope", scope);
+      for (const feed of feeds) draft.move(feed, "");
+    });
+  }
+
+  #setPaths(paths) {
+    this._paths = Object.fromEntries(Object.entries(paths).map(([name, path]) => [name, new KeyTemplate(path)]));
+  }
+
+  async #follow(feed) {
+    const { collection } = feed;
+    if (!this._paths[collection]) {
+      const known = await this._database.setting("paths") ?? {};
+      const paths = { ...known, ...await this._client.keyTemplates([collection]) };
+      await this._database.update([], (draft) => draft.set("paths", paths));
+      this.#setPaths(paths);
+    }
+    const beginsAnew = !feed.cursor && (await this.#storedKeys(feed)).length > 0;
+    for await (const page of this.#pages(feed, feed.cursor)) {
+      if (page.isReset || beginsAnew) return this.#compare(feed, page);
+      await this.#applyEntries(feed, entriesOf(page, this._paths[collection]), { cursor: page.cursor });
+      feed = { ...feed, cursor: page.cursor };
+    }
+    return undefined;
+  }
+
+  #pages({ collection, params }, cursor = "") {
+    return this._client.changePages(cursor || null, [collection], { [collection]: params });
+  }
+
+  /** Compares everything with the server. `page` is the reset, or else the first page of a feed that begins anew. What
+   * changes meanwhile comes with the next page. */
+  async #compare(feed, { isReset, cursor, restoredMs }) {
+    if (!isReset) ({ cursor } = await this._client.changes("now", [feed.collection]));
+    const seen = new Set();
+    for await (const entries of this.#survey(feed, isReset && restoredMs === undefined)) {
+      for (const { key } of entries) seen.add(key);
+      await this.#applyEntries(feed, entries, { restoredMs });
+    }
+    const path = this._paths[feed.collection];
+    const rest = (await this.#storedKeys(feed)).filter((key) => !seen.has(key));
+    for (const keys of inChunks(rest, MAX_COMPARED)) {
+      const entries = keys.map((key) => ({ key, params: path.paramsOf(key), hash: null, writtenMs: 0 }));
+      await this.#applyEntries(feed, entries, { restoredMs });
+    }
+    if (await this._database.update([], (draft) => draft.move(feed, cursor), { feed }) === null) throw FEED_MOVED;
+  }
+
+  /** Yields what the server has, from a list or from the feed, of which only the feed has times. In a bucket whose
+   * collection is not listable neither is possible, and nothing comes. */
+  async *#survey(feed, prefersList) {
+    const ways = [() => this.#fromList(feed), () => this.#fromFeed(feed)];
+    for (const way of prefersList ? ways : ways.reverse()) {
+      try {
+        return yield* way();
+      } catch (error) {
+        if (!isUnreadable(error)) throw error;
+      }
+    }
+    return undefined;
+  }
+
+  async *#fromList({ collection, params }) {
+    const path = this._paths[collection], last = path.params.at(-1);
+    const open = path.params.filter((name) => !(name in params));
+    if (!path.endsInParam || open.length !== 1 || open[0] !== last) throw new errors.NotFound();
+    const prefix = new KeyTemplate(path.segments.slice(0, -1).join("/")).fill(params);
+    let entries = [];
+    for await (const [name, hash] of this.#names(prefix)) {
+      const all = { ...params, [last]: name };
+      entries.push({ key: path.fill(all), params: all, hash, writtenMs: 0 });
+      if (entries.length < MAX_COMPARED) continue;
+      yield entries;
+      entries = [];
+    }
+    yield entries;
+  }
+
+  async *#fromFeed(feed) {
+    for await (const page of this.#pages(feed)) {
+      if (page.isReset) throw new errors.NotFound();
+      yield entriesOf(page, this._paths[feed.collection]);
+    }
+  }
+
+  /** Yields the names of a list, with the digits of their hashes where the server has them. */
+  async *#names(prefix) {
+    try {
+      yield* this._client.listHashes(prefix);
+    } catch (error) {
+      if (!isAny(error, errors.HashesNotAvailable)) throw error;
+      for await (const name of this._client.list(prefix)) yield [name, null];
+    }
+  }
+
+  /** Fetches what is new of the entries, and stores it together with the cursor. After a restore, what is known here of
+   * later times is sent back. */
+  async #applyEntries(feed, entries, { cursor, restoredMs }) {
+    const versions = await this._database.versions(entries.map(({ key }) => key));
+    const isNew = ({ key, hash }) => {
+      const known = versions.get(key);
+      return !known || hash === null ? hash !== "" : known.hash.slice(0, HASH_DIGITS) !== hash.slice(0, HASH_DIGITS);
+    };
+    const compares = cursor === undefined, news = entries.filter(isNew);
+    const wanted = inChunks(news.filter(({ hash }) => hash !== ""), MAX_BATCH_ENTRIES);
+    const fetched = (await inParallel(wanted, (batch) => this.#fetch(feed, batch, versions, compares))).flat();
+    for (const { key, hash, writtenMs } of news) {
+      if (hash === "") fetched.push({ version: remoteVersion(key, "", { writtenMs }) });
+    }
+    const keys = fetched.map(({ version }) => version.key);
+    const isStored = await this._database.update(keys, async (draft) => {
+      for (const { version, elements: found = [], isGap = false, isDated = true } of fetched) {
+        const { key } = version, before = versions.get(key);
+        const isSentBack = restoredMs !== undefined
+          && await this.#sendBack(draft, before, version, restoredMs, isDated);
+        if (!isSentBack) await this._applyRemote(draft, version);
+        if (isGap) draft.forgetElements(key);
+        draft.addElements(key, found);
+        if (compares) this.#beginSpace(draft, key, before);
+      }
+      if (compares) return true;
+      draft.move(feed, cursor);
+      for (const { key } of entries) this.#beginSpace(draft, key);
+      return true;
+    }, { feed, versions });
+    if (!isStored) throw FEED_MOVED;
+    this._notify(keys);
+  }
+
+  /** What is stored of the entries, without what the caller may not read and what it has: versions, with the new elements
+   * of a log, or all that there are if there `isGap`. If one is not `isDated`, its time is that of the pull. */
+  async #fetch(feed, entries, versions, compares) {
+    let found;
+    try {
+      const known = entries.map(({ key }) => versions.get(key)?.hash);
+      found = await this._client.batchPull(feed.collection, entries.map(({ params }) => params), { known });
+    } catch (error) {
+      if (!isAny(error, errors.BadRequest, errors.UriTooLong)) throw error;
+      if (entries.length > 1) { // too many, or one that no batch may have
+        const halves = inChunks(entries, Math.ceil(entries.length / 2));
+        return (await Promise.all(halves.map((half) => this.#fetch(feed, half, versions, compares)))).flat();
+      }
+      found = [await this.#pull(entries[0])];
+    }
+    const received = [];
+    for (const [at, entry] of entries.entries()) {
+      const { key, hash } = entry, each = found[at];
+      if (isAny(each, errors.PullBoundRequired)) {
+        received.push(...await this.#fetchLog(entry, versions.get(key), compares));
+      } else if (isAny(each, errors.NotFound)) { // files are not in batches
+        const pulled = hash === null ? await this.#pull(entry) : { hash, timestampMs: entry.writtenMs };
+        if (pulled && !isAny(pulled, PysyncError)) {
+          received.push({ version: remoteVersion(key, pulled.hash, { writtenMs: pulled.timestampMs }) });
+        }
+      } else if (isAny(each, PysyncError)) {
+        if (isRetryable(each) && !isAny(each, errors.DocumentCorrupt)) throw each;
+      } else if (each && !each.unchanged) {
+        const writtenMs = entry.writtenMs || each.timestampMs, data = each.hash ? JSON.stringify(each.data) : null;
+        received.push({ version: remoteVersion(key, each.hash, { data, writtenMs }), isDated: entry.writtenMs > 0 });
+      }
+    }
+    return received;
+  }
+
+  /** What a batch would have; null for a file. */
+  async #pull({ key }) {
+    try {
+      return await this._client.pull(key);
+    } catch (error) {
+      if (error instanceof TypeError) return null;
+      if (error instanceof PysyncError) return error;
+      throw error;
+    }
+  }
+
+  /** The elements after the checkpoint; the newest of a log that is new here, or is compared: it may have lost elements,
+   * and got others in their place. Nothing of one that may not be read. */
+  async #fetchLog({ key, hash, writtenMs }, version, compares) {
+    const since = version?.checkpointMs ?? null;
+    let isGap = compares || since === null, found;
+    const read = async () => {
+      found = [];
+      for await (const page of logPages(this._client, key, isGap ? { first: TAIL_ELEMENTS } : { since })) {
+        found = [...found, ...page].slice(-TAIL_ELEMENTS);
+      }
+    };
+    try {
+      hash ??= (await this._client.pull(key, { last: 0 })).hash;
+      if (!hash) return [{ version: remoteVersion(key, "", { writtenMs: this._client.nowMs() }) }];
+      try {
+        await read();
+      } catch (error) {
+        if (!isAny(error, errors.CheckpointTooOld, errors.FullNotAllowed)) throw error;
+        isGap = true;
+        await read();
+      }
+    } catch (error) {
+      if (isUnreadable(error)) return [];
+      throw error;
+    }
+    const checkpointMs = found.at(-1)?.tsMs ?? (isGap ? null : since);
+    return [{ version: remoteVersion(key, hash, { writtenMs, checkpointMs }), elements: found, isGap }];
+  }
+
+  /** Has a restored server get what was received after that moment, if it has an earlier version. If nobody knows the
+   * time of its version, the application decides. */
+  async #sendBack(draft, mine, theirs, restoredMs, isDated) {
+    const isUnclear = theirs.hash !== "" && !isDated;
+    const isEarlier = !theirs.hash || theirs.writtenMs <= restoredMs || isUnclear;
+    if (!mine || mine.writtenMs <= restoredMs || !isEarlier || (mine.hash && mine.data === null)) return false;
+    let data = null;
+    try {
+      if (mine.data !== null) data = JSON.stringify(await this._open(mine.key, mine.data));
+    } catch { // of a cipher: what cannot be opened cannot be sealed again
+      return false;
+    }
+    const kind = data === null ? "delete" : "put", { writtenMs } = mine;
+    const edit = draft.edit(mine.key) ?? newEdit(mine.key, kind, { data, writtenMs });
+    draft.store(theirs);
+    if (edit.data === null && !theirs.hash) return true;
+    const conflict = new errors.Conflict("hash_mismatch", { extras: { currentHash: theirs.hash } });
+    const error = isUnclear ? encodeError(conflict) : null;
+    draft.save(unsent(edit, { base: theirs.data, baseHash: theirs.hash, error }));
+    return true;
+  }
+
+  /** Begins the collections of a space anew if the access document at `key` gives the caller a role that `before` did
+   * not: what was there already was not announced. Without `before` any role counts, because the caller does not see the
+   * versions in which it had none. */
+  #beginSpace(draft, key, before) {
+    const collection = this._collectionOf(key), path = this._paths[collection];
+    if (!path || path.endsInParam || !path.params.length) return;
+    const had = this.#roles(before?.data ?? null);
+    if (this.#roles(draft.version(key)?.data ?? null).every((role) => had.includes(role))) return;
+    const space = Object.entries(path.paramsOf(key));
+    for (const feed of this.#feeds) {
+      const names = this._paths[feed.collection]?.params ?? [];
+      const isOfSpace = feed.collection !== collection
+        && space.every(([name, value]) => names.includes(name) && (feed.params[name] ?? value) === value);
+      if (!isOfSpace) continue;
+      draft.move(feed, "");
+      if (!this.#left.some((each) => each.id === feed.id)) this.#left.push(feed);
+    }
+  }
+
+  /** What an access document makes of the caller; nothing for another document. */
+  #roles(text) {
+    const { identity } = this._client, { owner, members } = text?.includes('"owner"') ? JSON.parse(text) : {};
+    const isOwner = Boolean(identity) && owner === identity;
+    const isMember = isOwner || (Array.isArray(members) && members.includes(identity));
+    return [...(isOwner ? ["owner"] : []), ...(isMember ? ["member"] : [])];
+  }
+
+  /** True if the document at `key` belongs to the feed. */
+  #covers({ collection, params }, key) {
+    if (this._collectionOf(key) !== collection) return false;
+    const values = this._paths[collection].paramsOf(key);
+    return Object.entries(params).every(([name, value]) => values[name] === value);
+  }
+
+  /** The keys of a feed at which the server has something. */
+  async #storedKeys(feed) {
+    const path = this._paths[feed.collection], open = Object.fromEntries(path.params.map((name) => [name, "\0"]));
+    const [prefix] = path.fill({ ...open, ...feed.params }).split("\0");
+    return (await this._database.storedKeys(prefix)).filter((key) => this.#covers(feed, key));
+  }
+}
 
 // --- Replica: synchronisation, tabs ----------------------------------------------------------------------------------
 
+const RESUBSCRIBE_MS = 30_000; // between requests for changes without a stream
+
+/** A local copy of collections in IndexedDB, in sync with the server whenever that can be reached, in any number of tabs.
+ *
+ * Every tab reads and edits the database. The leader, which has the Web Lock, syncs; without Web Locks every tab does.
+ * On a BroadcastChannel tabs tell each other what they have changed, and the leader its status. */
+export class Replica extends ReceivingCopy {
+  #name;
+  #collections;
+  #channel;
+  #closing = new AbortController();
+  #leads = false;
+  #isOnline = false;
+  #isLive = false;
+  #isBehind = true;
+  #hasNews = true;
+  #error = null;
+  #changed = new Signal();
+  #asked = new Signal();
+  /** The calls of `synced` in this tab that wait, by their ids; and the ids that the next round answers. */
+  #waiting = new Map();
+  #asks = new Set();
+  #wake = () => {
+    this.#changed.set();
+    this.#asked.set();
+  };
+
+  /** @private Use `open`. */
+  constructor(name, client, collections, database, options) {
+    super(client, database, options);
+    this.#name = name;
+    this.#collections = collections;
+  }
+
+  static async open(name, client, collections, options = {}) {
+    if (!globalThis.BroadcastChannel) throw new UnsupportedBrowser("this browser has no BroadcastChannel");
+    let replica;
+    const owner = `${client.address} ${client.identity}`.trimEnd();
+    const database = await ReplicaDatabase.open(name, owner, () => replica?.#end());
+    replica = new Replica(name, client, collections, database, options);
+    try {
+      await replica._followOnly(collections);
+      await replica.#persist();
+    } catch (error) {
+      database.close();
+      throw error;
+    }
+    replica.#begin();
+    return replica;
+  }
+
+  static async destroy(name) {
+    try {
+      await requested(indexedDB.deleteDatabase(replicaName(name)));
+    } catch (error) {
+      throw storageError(error);
+    }
+  }
+
+  async file(key) {
+    key = documentKey(key);
+    const version = (await this._database.versions([key])).get(key), kept = await this._database.file(key);
+    if (kept && kept.hash === version?.hash) return kept.blob;
+    const found = await this._client.pullBlob(key);
+    if (found === null) return null;
+    await this._database.update([key], (draft) => {
+      const current = draft.version(key);
+      if (current?.hash !== version?.hash) return;
+      draft.store(remoteVersion(key, found.hash, { writtenMs: current?.writtenMs ?? 0 }));
+      draft.keepFile(key, found.hash, found.blob);
+    });
+    return found.blob;
+  }
+
+  async status() {
+    let edits = [];
+    try {
+      edits = await this._database.edits();
+    } catch (error) {
+      if (!isOwnFailure(error)) throw error;
+      this.#error ??= error;
+    }
+    const rejected = edits.filter(({ error }) => error !== null).map(({ id, key, kind, error, data }) => (
+      { id, key, kind, error: decodeError(error), data: data === null ? null : JSON.parse(data) }));
+    return {
+      online: this.#isOnline, behind: this.#isBehind, unsent: edits.length - rejected.length, rejected,
+      error: this._database.lost ?? this.#error, leader: this.#leads,
+    };
+  }
+
+  synced() {
+    if (this._database.lost) return Promise.reject(this._database.lost);
+    const id = hex(randomBytes(8));
+    return new Promise((resolve, reject) => {
+      this.#waiting.set(id, (error) => (error === null ? resolve() : reject(error)));
+      this.#ask();
+    });
+  }
+
+  async close() {
+    this._database.close();
+    this.#end();
+  }
+
+  _notify(keys) {
+    super._notify(keys);
+    if (keys.length) this.#post({ changed: keys });
+  }
+
+  _edited(key) {
+    super._edited(key);
+    this.#changed.set();
+    this.#post({ edited: true });
+  }
+
+  /** Asks the browser once to keep what is stored when the disk is full. */
+  async #persist() {
+    if (await this._database.setting("persist")) return;
+    await this._database.update([], (draft) => draft.set("persist", "asked"));
+    globalThis.navigator?.storage?.persist?.().catch(() => {});
+  }
+
+  #begin() {
+    this.#channel = new BroadcastChannel(replicaName(this.#name));
+    this.#channel.onmessage = ({ data }) => this.#hear(data);
+    globalThis.addEventListener?.("online", this.#wake);
+    this.#post({ hello: true });
+    this.#lead();
+  }
+
+  /** Ends what runs here: the replica is closed, or the browser has deleted it. */
+  #end() {
+    if (this._isClosed) return;
+    this._isClosed = true;
+    this.#closing.abort();
+    globalThis.removeEventListener?.("online", this.#wake);
+    this.#channel?.close();
+    this.#channel = null;
+    this.#wake();
+    super._notify([]); // ends the iterators
+    this.#answer([...this.#waiting.keys()], this._database.lost);
+  }
+
+  #post(message) {
+    this.#channel?.postMessage(message);
+  }
+
+  #hear({ changed, edited, ask, asked, error, leader, hello, status }) {
+    if (changed) super._notify(changed);
+    if (edited) this.#changed.set();
+    if (ask) {
+      for (const id of ask) this.#asks.add(id);
+      if (this.#leads) this.#wake();
+    }
+    if (asked) this.#answer(asked, error && decodeError(error));
+    if (leader) this.#ask();
+    if (hello && this.#leads) this.#tell();
+    if (status && !this.#leads) {
+      [this.#isOnline, this.#isBehind] = [status.online, status.behind];
+      this.#error = status.error && decodeError(status.error);
+    }
+  }
+
+  /** Has the leader answer the calls of `synced` that wait in this tab. */
+  #ask() {
+    const ids = [...this.#waiting.keys()];
+    if (!ids.length) return;
+    for (const id of ids) this.#asks.add(id);
+    this.#wake();
+    this.#post({ ask: ids });
+  }
+
+  #answer(ids, error) {
+    for (const id of ids) {
+      this.#waiting.get(id)?.(error);
+      this.#waiting.delete(id);
+      this.#asks.delete(id);
+    }
+  }
+
+  /** Tells the other tabs the status. */
+  #tell() {
+    const error = this.#error && encodeError(this.#error);
+    this.#post({ status: { online: this.#isOnline, behind: this.#isBehind, error } });
+  }
+
+  /** Syncs whenever this tab is the leader, until the replica is closed. After 401 another tab may lead, which may have
+   * another certificate; this one does again when its client has another one, or when `synced` is called. */
+  async #lead() {
+    const { signal } = this.#closing, closed = new Promise((resolve) => signal.addEventListener("abort", resolve));
+    const sync = () => Promise.race([this.#sync(), closed]);
+    while (!this._isClosed) {
+      try {
+        if (globalThis.navigator?.locks) await navigator.locks.request(replicaName(this.#name), { signal }, sync);
+        else await sync();
+      } catch (error) {
+        if (!this._isClosed) throw error;
+      }
+      const { certificate } = this._client;
+      while (!this._isClosed && certificate === this._client.certificate && !this.#asked.isSet) {
+        await this.#asked.wait(this._client.backoff.maxS * 1000);
+      }
+    }
+  }
+
+  /** Receives and sends until the server answers 401, or the replica is closed. While the server is away it is tried
+   * again after the waits of the client; `synced` tries at once. */
+  async #sync() {
+    const leaving = new AbortController();
+    let failures = 0, listening = null;
+    [this.#leads, this.#hasNews] = [true, true];
+    this.#post({ leader: true });
+    this.#ask();
+    try {
+      while (!this._isClosed) {
+        const asks = [...this.#asks];
+        this.#changed.clear();
+        this.#asked.clear();
+        const error = await this.#round(asks.length > 0);
+        if (this._isClosed) return;
+        this.#tell();
+        this.#answer(asks, error);
+        this.#post({ asked: asks, error: error && encodeError(error) });
+        if (error === null) {
+          failures = 0;
+          listening ??= this.#listen(leaving.signal).finally(() => { listening = null; });
+          await this.#changed.wait(this.#isLive ? Infinity : RESUBSCRIBE_MS);
+          this.#hasNews ||= !this.#isLive;
+        } else if (isAny(error, errors.Unauthorized)) {
+          return;
+        } else {
+          failures += 1;
+          await this.#asked.wait(waitS(this._client.backoff, failures, error.retryAfterS, false) * 1000);
+        }
+      }
+    } finally {
+      this.#leads = false;
+      leaving.abort();
+    }
+  }
+
+  /** Receives what others have written, if there may be something, and sends everything. Returns the error that stops
+   * it, or null. */
+  async #round(mustReceive) {
+    try {
+      if (this.#hasNews || mustReceive) {
+        [this.#hasNews, this.#isBehind] = [false, true];
+        this.#error = await this._receive();
+      }
+      await this._send();
+      [this.#isOnline, this.#isBehind] = [true, this.#hasNews];
+      return null;
+    } catch (error) { // also of a full disk: later there may be room
+      [this.#hasNews, this.#isBehind, this.#error] = [true, true, error];
+      if (isAny(error, Unreachable, PysyncError)) this.#isOnline = error instanceof PysyncError;
+      return error;
+    }
+  }
+
+  /** Listens to the change stream, which only says when to ask for changes, until the server ends it for good. */
+  async #listen(signal) {
+    const single = Object.entries(this.#collections).map(([name, sets]) => [name, [sets].flat()])
+      .filter(([, sets]) => sets.length === 1).map(([name, [params]]) => [name, params]);
+    const onConnect = () => this.#fallBehind(true), onDisconnect = () => this.#fallBehind(false);
+    try {
+      const names = Object.keys(this.#collections), options = { signal, onConnect, onDisconnect };
+      for await (const event of this._client.watch(names, Object.fromEntries(single), options)) {
+        if (event.reset || await this.#isUnseen(event)) this.#fallBehind(true);
+      }
+    } catch (error) {
+      if (!isAny(error, PysyncError, Unreachable) && !isOwnFailure(error)) throw error;
+    } finally {
+      this.#isLive = false;
+    }
+  }
+
+  /** The server has something new, or the stream that would say so has ended. */
+  #fallBehind(isLive) {
+    [this.#hasNews, this.#isBehind, this.#isLive] = [true, true, isLive];
+    this.#changed.set();
+  }
+
+  /** True if the change is not one that was made here. */
+  async #isUnseen({ collection, params, hash }) {
+    const key = this._paths[collection]?.fill(params), version = (await this._database.versions([key ?? ""])).get(key);
+    return version?.hash !== hash;
+  }
+}

@@ -1,0 +1,88 @@
+"""A replica in a browser: a local copy that works offline, and that one of its tabs keeps in sync."""
+
+from typing import Any
+
+from support.browser import Chromium, Window
+from support.clients import Start
+from support.collections import UNSIGNED, collection
+from support.web_pages import module, web_service
+
+from pysync.client import Client
+
+COLLECTIONS = [
+    collection("notes", deletable=True, listable=True),
+    collection("log", appendOnly=UNSIGNED, deletable=True),
+    collection("files", allowedMimeTypes=["image/png"], deletable=True, listable=True),
+]
+
+
+async def opened(window: Window, collections: object = None) -> Any:
+    """Have the page open a replica, and return its status when it is in sync."""
+    return await window.run(
+        """async (collections) => {
+          window.replica = await pysync.Replica.open("app", new pysync.Client("/"), collections)
+          await replica.synced()
+          return replica.status()
+        }""",
+        collections or {"notes": {}, "log": {}, "files": {}},
+    )
+
+
+async def test_replica_receives_documents_logs_and_files(start: Start, screen: Chromium) -> None:
+    base = await web_service(start, *COLLECTIONS)
+    async with Client(base) as direct:
+        for n in range(130):
+            await direct.push(f"notes/n{n:03}", {"n": n})
+        await direct.append("log/a", {"n": 1})
+        await direct.push_blob("files/a", b"picture", "image/png")
+    window = await module(screen, base)
+    status = await opened(window)
+    assert (status["online"], status["unsent"], status["error"], status["leader"]) == (True, 0, None, True)
+    assert await window.run("replica.keys()") == ["files/a", "log/a", *(f"notes/n{n:03}" for n in range(130))]
+    assert await window.run("replica.get('notes/n129')") == {"n": 129}
+    assert (await window.run("replica.entries('notes/')"))[7] == ["notes/n007", {"n": 7}]
+    assert [each["data"] for each in await window.run("replica.tail('log/a', 9)")] == [{"n": 1}]
+    assert await window.run("replica.file('files/a').then((file) => file.text())") == "picture"
+
+
+async def test_edits_are_sent(start: Start, screen: Chromium) -> None:
+    base = await web_service(start, *COLLECTIONS)
+    async with Client(base) as direct:
+        await direct.push("notes/a", {"n": 1})
+        await direct.push("notes/b", {"n": 1})
+        window = await module(screen, base)
+        await opened(window)
+        await window.run(
+            """Promise.all([replica.put("notes/a", {n: 2}), replica.put("notes/c", {n: 3}),
+                replica.delete("notes/b"), replica.append("log/a", {n: 4})])"""
+        )
+        assert await window.run("replica.entries()") == [["notes/a", {"n": 2}], ["notes/c", {"n": 3}]]
+        await window.run("replica.synced()")
+        assert (await window.run("replica.status()"))["unsent"] == 0
+        pulled = [(await direct.pull(f"notes/{name}")).data for name in "abc"]
+        assert pulled == [{"n": 2}, {}, {"n": 3}]
+        elements = (await direct.pull("log/a", full=True)).elements()
+        assert [element.data for element in elements] == [{"n": 4}]
+        assert [each["data"] for each in await window.run("replica.tail('log/a', 9)")] == [{"n": 4}]
+
+
+async def test_changes_reach_all_tabs_and_another_leads_when_the_leader_closes(
+    start: Start, screen: Chromium
+) -> None:
+    base = await web_service(start, *COLLECTIONS)
+    first, second = await module(screen, base), await module(screen, base)
+    assert (await opened(first))["leader"] is True
+    assert (await opened(second))["leader"] is False
+    for window in (first, second):
+        await window.run("{ window.next = replica.changes().next(); null }")
+    async with Client(base) as direct:
+        await direct.push("notes/a", {"n": 1})
+        for window in (first, second):
+            assert (await window.run("next"))["value"] == "notes/a"
+            assert await window.run("replica.get('notes/a')") == {"n": 1}
+        await second.run("replica.put('notes/b', {n: 2}).then(() => replica.synced())")
+        assert (await direct.pull("notes/b")).data == {"n": 2}
+        await first.close()
+        await second.run("replica.put('notes/c', {n: 3}).then(() => replica.synced())")
+        assert (await direct.pull("notes/c")).data == {"n": 3}
+        assert (await second.run("replica.status()"))["leader"] is True

@@ -9,105 +9,75 @@ export class PysyncError extends Error {
   static status = 500;
   static code = "internal_error";
 
-  constructor(message, { status, code, extras = {}, retryAfterS = 0 } = {}) {
-    super(message ?? new.target.code);
-    Object.assign(this, { status: status ?? new.target.status, code: code ?? new.target.code, extras, retryAfterS });
+  constructor(message, { status, extras = {}, retryAfterS = 0 } = {}) {
+    super(message || new.target.code);
+    Object.assign(this, { status: status ?? new.target.status, code: new.target.code, extras, retryAfterS });
   }
 }
-
-// For each status the class of answers without a known code (- for none), its subclasses after >, and others. The
-// code is the name in lower case, unless it follows a colon.
-const ERROR_TABLE = `
-400 BadRequest > InvalidPathParameter InvalidJson BodyTooDeep BodyNotObject InvalidData InvalidBaseHash
- AuthorProofMissing SchemaViolation InvalidWritten InvalidLimit InvalidAfter InvalidSince HashesNotAvailable
- InvalidRevocation MissingCollections UnknownCollection InvalidParams InvalidAppendParams InvalidKnown
- TooManyCollections BatchAppendBudgetExceeded BatchTooLarge BatchKeyDenied DataNotSealed:not_sealed AppendProofMissing
- InvalidTs TsTooFarAhead InvalidCheckpoint InvalidLast CheckpointTooOld PullBoundRequired FullWithBounds FullNotAllowed
- InvalidEvents AppendParamsNotSupported
-401 Unauthorized
-403 Forbidden > ForeignOrigin BadSignature TooManyIssuers
-404 NotFound VersionNotFound
-405 MethodNotAllowed
-408 RequestTimeout
-409 - Conflict:hash_mismatch NonMonotonicTimestamp AppendLimitExceeded KeyConflict StaleGeneration ReloadRefused
- OutcomeUnknown
-410 - Erased
-413 PayloadTooLarge
-414 UriTooLong
-415 UnsupportedMediaType
-416 RangeNotSatisfiable
-421 MisdirectedRequest
-422 - IdempotencyKeyReused
-429 RateLimited
-500 InternalError AuthorizationError DocumentCorrupt
-503 Unavailable > Overloaded StoreUnavailable CoordinatorUnavailable RolesUnavailable
-507 QuotaExceeded`;
-
-/** The classes of `pysync.errors` by their names. */
-export const errors = { PysyncError };
-const errorsByCode = {}, errorsByStatus = {};
-for (const row of ERROR_TABLE.slice(1).split(/\n(?! )/)) {
-  const [status, first, ...rest] = row.split(/\s+/);
-  const isBase = rest[0] === ">";
-  for (const entry of [first, ...rest.slice(isBase ? 1 : 0)].filter((each) => each !== "-")) {
-    const [name, code = name.replace(/(?!^)[A-Z]/g, "_$&").toLowerCase()] = entry.split(":");
-    const parent = isBase && entry !== first ? errors[first] : PysyncError;
-    const kind = { [name]: class extends parent {} }[name];
-    errors[name] = errorsByCode[code] = Object.assign(kind, { status: Number(status), code });
-  }
-  errorsByStatus[status] = errors[first];
-}
-Object.defineProperty(errors.Conflict.prototype, "currentHash", {
-  get() { return String(this.extras.currentHash ?? ""); },
-});
-
 /** There was no answer, or none of this protocol. A push that ends so may have been applied. */
 export class Unreachable extends Error {}
 /** This browser lacks something that the module needs. */
 export class UnsupportedBrowser extends Error {}
 /** The storage of this browser is full, or it has deleted what was stored. */
 export class StorageError extends Error {
-  constructor(message, code = "failed", options) {
-    super(message, options);
-    this.code = code;
-  }
+  constructor(message, code = "failed", options) { Object.assign(super(message, options), { code }); }
 }
 /** A replica that belongs to another caller or server, or has a format of another version. */
 export class ReplicaError extends Error {}
 /** The document changed on the server, and the version from which the local edit began is unknown. */
 export class UnknownBase extends Error {
-  constructor(currentHash) {
-    super("the document has changed, and the version that was edited is unknown: pull first");
-    this.currentHash = currentHash;
-  }
+  constructor(currentHash) { Object.assign(super("the document has changed: pull first"), { currentHash }); }
 }
 /** Something sealed cannot be opened, or not be sealed; `name` says why. */
 export class SealedError extends Error {
-  constructor(name, message) {
-    super(message);
-    this.name = name;
+  constructor(name, message) { Object.assign(super(message), { name }); }
+}
+
+// For each status the class of answers whose code is unknown (- for none), after > its subclasses, and others. The code
+// is the name in lower case, unless it follows a colon.
+const ERROR_TABLE = `400 BadRequest > InvalidPathParameter InvalidJson BodyTooDeep BodyNotObject InvalidData
+  InvalidBaseHash AuthorProofMissing SchemaViolation InvalidWritten InvalidLimit InvalidAfter InvalidSince
+  HashesNotAvailable InvalidRevocation MissingCollections UnknownCollection InvalidParams InvalidAppendParams
+  InvalidKnown TooManyCollections BatchAppendBudgetExceeded BatchTooLarge BatchKeyDenied DataNotSealed:not_sealed
+  AppendProofMissing InvalidTs TsTooFarAhead InvalidCheckpoint InvalidLast CheckpointTooOld PullBoundRequired
+  FullWithBounds FullNotAllowed InvalidEvents AppendParamsNotSupported, 401 Unauthorized,
+  403 Forbidden > ForeignOrigin BadSignature TooManyIssuers, 404 NotFound VersionNotFound, 405 MethodNotAllowed,
+  408 RequestTimeout, 409 - Conflict:hash_mismatch NonMonotonicTimestamp AppendLimitExceeded KeyConflict
+  StaleGeneration ReloadRefused OutcomeUnknown, 410 - Erased, 413 PayloadTooLarge, 414 UriTooLong,
+  415 UnsupportedMediaType, 416 RangeNotSatisfiable, 421 MisdirectedRequest, 422 - IdempotencyKeyReused,
+  429 RateLimited, 500 InternalError AuthorizationError DocumentCorrupt,
+  503 Unavailable > Overloaded StoreUnavailable CoordinatorUnavailable RolesUnavailable, 507 QuotaExceeded`;
+/** The classes of `pysync.errors` by their names. */
+export const errors = {};
+const errorsByCode = {}, errorsByStatus = {};
+for (const row of ERROR_TABLE.split(",")) {
+  const [status, first, ...rest] = row.trim().split(/\s+/);
+  for (const entry of [first, ...rest].filter((each) => /\w/.test(each))) {
+    const [name, code = name.replace(/\B[A-Z]/g, "_$&").toLowerCase()] = entry.split(":");
+    const Parent = rest[0] === ">" && entry !== first ? errors[first] : PysyncError;
+    errors[name] = errorsByCode[code] = { [name]: class extends Parent {} }[name];
+    Object.assign(errors[name], { status: Number(status), code });
   }
+  errorsByStatus[status] = errors[first];
 }
-const ownErrors = [Unreachable, UnsupportedBrowser, StorageError, ReplicaError, UnknownBase];
-for (const kind of [...ownErrors, ...Object.values(errors)]) kind.prototype.name = kind.name;
+Object.defineProperty(errors.Conflict.prototype, "currentHash", { get() { return this.extras.currentHash ?? ""; } });
+for (const kind of [PysyncError, Unreachable, UnsupportedBrowser, StorageError, ReplicaError, UnknownBase,
+  ...Object.values(errors)]) kind.prototype.name = kind.name;
 
-function responseError(status, body, retryAfter) {
-  const { error, code, ...extras } = body;
-  const kind = errorsByCode[code] ?? errorsByCode[error] ?? errorsByStatus[status] ?? PysyncError;
-  const retryAfterS = /^\d+$/.test(retryAfter ?? "") ? Number(retryAfter) : 0;
-  return new kind(error || `HTTP ${status}`, { status, extras, retryAfterS });
+function responseError({ status, headers }, body) {
+  const { error, code, ...extras } = parsed(body) ?? {};
+  const Kind = errorsByCode[code] ?? errorsByCode[error] ?? errorsByStatus[status] ?? PysyncError;
+  const retryAfterS = Number(headers.get("Retry-After")?.match(/^\d+$/)?.[0] ?? 0);
+  return new Kind(error || `HTTP ${status}`, { status, extras, retryAfterS });
 }
 
-function batchError(text) {
+function batchError(message) {
   const others = { "Collection not found": errors.NotFound, "Missing required path parameter": errors.BadRequest };
-  return new (others[text] ?? errorsByCode[text.toLowerCase().replaceAll(" ", "_")] ?? PysyncError)(text);
+  return new (others[message] ?? errorsByCode[message.toLowerCase().replaceAll(" ", "_")] ?? PysyncError)(message);
 }
 
 /** True if the request may succeed later: the server is unreachable, busy or unwell. */
-function isRetryable(error) {
-  return error instanceof Unreachable
-    || (error instanceof PysyncError && (error.status >= 500 || [408, 429].includes(error.status)));
-}
+const isRetryable = (error) => error instanceof Unreachable || error.status >= 500 || [408, 429].includes(error.status);
 
 // --- Values ----------------------------------------------------------------------------------------------------------
 
@@ -125,16 +95,16 @@ function base64(bytes) {
   for (let at = 0; at < bytes.length; at += 8192) text += String.fromCharCode(...bytes.subarray(at, at + 8192));
   return btoa(text);
 }
-const unbase64 = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
 const base64url = (bytes) => base64(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
-const unbase64url = (text) => unbase64(text.replaceAll("-", "+").replaceAll("_", "/"));
+/** The bytes of base64 in either alphabet. */
+const unbase64 = (text) => Uint8Array.from(
+  atob(text.replaceAll("-", "+").replaceAll("_", "/")), (char) => char.charCodeAt(0));
 function concat(...arrays) {
   const all = new Uint8Array(arrays.reduce((size, array) => size + array.length, 0));
   arrays.reduce((at, array) => (all.set(array, at), at + array.length), 0);
   return all;
 }
 const randomBytes = (size) => crypto.getRandomValues(new Uint8Array(size));
-
 function subtle() {
   if (globalThis.crypto?.subtle) return crypto.subtle;
   throw new UnsupportedBrowser("pages have cryptography over https and on localhost only");
@@ -142,16 +112,14 @@ function subtle() {
 const sha256 = async (bytes) => new Uint8Array(await subtle().digest("SHA-256", bytes));
 
 /** Resolves after `ms`; rejects at once when the signal is aborted. */
-function sleep(ms, signal) {
-  return new Promise((resolve, reject) => {
-    signal?.throwIfAborted();
-    const abort = () => (clearTimeout(timer), reject(signal.reason));
-    const timer = setTimeout(() => (signal?.removeEventListener("abort", abort), resolve()), ms);
-    signal?.addEventListener("abort", abort, { once: true });
-  });
-}
+const sleep = (ms, signal) => new Promise((resolve, reject) => {
+  signal?.throwIfAborted();
+  const abort = () => (clearTimeout(timer), reject(signal.reason));
+  const timer = setTimeout(() => (signal?.removeEventListener("abort", abort), resolve()), ms);
+  signal?.addEventListener("abort", abort, { once: true });
+});
 
-// UTF-16 has the surrogates, which stand for the last code points, before the last units.
+// In UTF-16 the surrogates, which stand for the last code points, are not the last units.
 const rank = (unit) => (unit < 0xd800 ? unit : unit < 0xe000 ? unit + 0x2000 : unit - 0x800);
 function byCodePoint(one, other) {
   let at = 0;
@@ -162,7 +130,7 @@ function byCodePoint(one, other) {
 
 /** JSON with sorted members and no white space, over which hashes and signatures are made. */
 export function canonicalJson(value) {
-  if (Array.isArray(value)) return `[${value.map((each) => canonicalJson(each ?? null)).join()}]`;
+  if (Array.isArray(value)) return `[${value.map(canonicalJson).join()}]`;
   if (value === null || typeof value !== "object") return JSON.stringify(value);
   const names = Object.keys(value).filter((name) => value[name] !== undefined).sort(byCodePoint);
   return `{${names.map((name) => `${JSON.stringify(name)}:${canonicalJson(value[name])}`).join()}}`;
@@ -170,50 +138,40 @@ export function canonicalJson(value) {
 const canonicalBytes = (value, tag = "") => encoder.encode(tag + canonicalJson(value));
 
 const DROPPED_NAMES = ["__proto__", "constructor", "prototype", "__class__", "__dict__"];
-/** Returns the data as the server would return it. Throws TypeError for values that JSON cannot hold, and RangeError
- * for NaN and infinite numbers. */
+/** Returns the data as the server would return it. Throws TypeError for what JSON cannot hold, and RangeError for NaN
+ * and infinite numbers. */
 function copy(value, isInArray = false) {
-  if (value === null || typeof value === "boolean") return value;
-  if (typeof value === "string" && value.isWellFormed()) return value;
-  if (typeof value === "number") {
-    if (!Number.isFinite(value)) throw new RangeError("JSON has no NaN and no infinite numbers");
-    return value + 0;
-  }
+  if (value === null || typeof value === "boolean" || (typeof value === "string" && value.isWellFormed())) return value;
+  if (typeof value === "number" && Number.isFinite(value)) return value + 0;
+  if (typeof value === "number") throw new RangeError("JSON has no NaN and no infinite numbers");
   if (Array.isArray(value)) return Array.from(value, (each) => copy(each, true));
   if (Object.prototype.toString.call(value) !== "[object Object]") {
     throw new TypeError(`JSON cannot hold ${typeof value === "string" ? "half a character" : String(value)}`);
   }
-  const members = Object.entries(value).filter(
-    ([name, member]) => member !== undefined && (isInArray || !DROPPED_NAMES.includes(name)));
+  const isKept = ([name, member]) => member !== undefined && (isInArray || !DROPPED_NAMES.includes(name));
+  const members = Object.entries(value).filter(isKept);
   return Object.fromEntries(members.map(([name, member]) => [copy(name), copy(member, isInArray)]));
 }
 
 /** The hash that the server gives a document. */
 export const documentHash = async (data) => hex(await sha256(canonicalBytes(copy(data))));
-
 /** The key of a document, also from the paths that other clients of the protocol accept. */
 const documentKey = (key) => key.replace(/^\/pull\//, "").replace(/^\/push\//, "");
 
 /** A parsed key template such as `notes/{identity}/{id}`. */
 class KeyTemplate {
   constructor(text) {
-    this.text = text;
-    this.segments = text.split("/");
-    this.names = this.segments.map((segment) => segment.match(/^\{(\w+)\}$/)?.[1]);
-    this.params = this.names.filter(Boolean);
-    this.endsInParam = this.names.at(-1) !== undefined;
+    const segments = text.split("/"), names = segments.map((segment) => segment.match(/^\{(\w+)\}$/)?.[1]);
+    Object.assign(this, { text, segments, names, params: names.filter(Boolean), endsInParam: Boolean(names.at(-1)) });
   }
   fill(values) {
-    return this.segments.map((segment, at) => {
-      const name = this.names[at];
-      if (name && values[name] === undefined) throw new TypeError(`the parameter {${name}} has no value`);
-      return name ? String(values[name]) : segment;
-    }).join("/");
+    const missing = this.params.find((name) => values[name] === undefined);
+    if (missing) throw new TypeError(`the parameter {${missing}} has no value`);
+    return this.segments.map((segment, at) => (this.names[at] ? values[this.names[at]] : segment)).join("/");
   }
   matches(key) {
-    const parts = key.split("/");
-    return parts.length === this.segments.length
-      && parts.every((part, at) => this.names[at] || part === this.segments[at]);
+    const parts = key.split("/"), { names, segments } = this;
+    return parts.length === segments.length && parts.every((part, at) => names[at] || part === segments[at]);
   }
   paramsOf(key) {
     const parts = key.split("/");
@@ -221,59 +179,63 @@ class KeyTemplate {
   }
 }
 
-// The answers of the server. A TypeError says that an answer is none of the protocol.
-function typed(value, type) {
+// Parts of answers. A TypeError says that an answer is none of the protocol.
+const typed = (type) => (value) => {
   if (typeof value === type && value !== null && !Array.isArray(value)) return value;
   throw new TypeError(`expected a value of type ${type}`);
+};
+const object = typed("object"), text = typed("string"), whole = typed("number");
+/** The object that a text is in JSON; null for any other text. */
+function parsed(source) {
+  try {
+    return object(JSON.parse(source));
+  } catch {
+    return null;
+  }
 }
-const object = (value) => typed(value, "object");
-const text = (value) => typed(value, "string");
-const whole = (value) => typed(value, "number");
 
-const pullResult = (body) => ({
-  data: object(body.data), hash: text(body.hash), timestampMs: whole(body.timestamp),
-  authorPubkey: body.authorPubkey, authorSignature: body.authorSignature,
-  keyring: body.keyring ? pullResult(body.keyring) : undefined,
-  hasMore: body.hasMore === true, unchanged: false,
+const pullResult = ({ data, hash, timestamp, authorPubkey, authorSignature, keyring, hasMore }) => ({
+  data: object(data), hash: text(hash), timestampMs: whole(timestamp), authorPubkey, authorSignature,
+  keyring: keyring ? pullResult(keyring) : undefined, hasMore: hasMore === true, unchanged: false,
 });
-const pushResult = (body) => ({ hash: text(body.hash), timestampMs: whole(body.timestamp ?? 0) });
-
+const pushResult = ({ hash, timestamp = 0 }) => ({ hash: text(hash), timestampMs: whole(timestamp) });
 function batchEntry(entry) {
-  if (entry.unchanged !== true) return "error" in object(entry) ? batchError(text(entry.error)) : pullResult(entry);
-  return { data: {}, hash: text(entry.hash), timestampMs: whole(entry.timestamp), hasMore: false, unchanged: true };
+  if (entry.unchanged === true) return { ...pullResult({ ...entry, data: {} }), unchanged: true };
+  return entry.error === undefined ? pullResult(entry) : batchError(text(entry.error));
 }
 
 /** The elements of a pulled log. `field` is the name of the array that holds them; default: the only one. */
 export function elements(pulled, field = Object.keys(pulled.data)[0] ?? "") {
   const found = pulled.data[field] ?? (pulled.hash ? undefined : []);
   if (!Array.isArray(found)) throw new TypeError(`what is stored is no log with its elements in "${field}"`);
-  return found.map(({ ts, data, authorPubkey, authorSignature }) => (
-    { tsMs: whole(ts), data: object(data), authorPubkey, authorSignature }));
+  return found.map(({ ts, data, ...author }) => ({ tsMs: whole(ts), data: object(data), ...author }));
 }
 
-const changeEvent = (change, id) => ({
-  collection: text(change.collection), params: object(change.params ?? {}), hash: text(change.hash),
-  timestampMs: whole(change.timestamp), namespace: change.namespace, removed: change.removed === true, id,
+const changeEvent = ({ collection, params = {}, hash, timestamp, namespace, removed }, id = "") => ({
+  collection: text(collection), params: object(params), hash: text(hash), timestampMs: whole(timestamp), namespace,
+  removed: removed === true, id,
 });
-const changesPage = (body) => ({
-  changes: Array.from(body.changes ?? [], (change) => changeEvent(change, "")), cursor: text(body.cursor),
-  hasMore: body.hasMore === true, isReset: body.reset === true, restoredMs: body.restored,
+const changesPage = ({ changes = [], cursor, hasMore, reset, restored }) => ({
+  changes: changes.map((change) => changeEvent(change)), cursor: text(cursor), hasMore: hasMore === true,
+  isReset: reset === true, restoredMs: restored,
 });
 
 // --- Keys ------------------------------------------------------------------------------------------------------------
 
-/** Returns the result of a request to IndexedDB. */
-function requested(request) {
-  return new Promise((resolve, reject) => {
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
-}
-
-function storageError(error) {
-  const isFull = error?.name === "QuotaExceededError";
-  const message = `the storage of this browser ${isFull ? "is full" : `failed: ${error?.message}`}`;
-  return new StorageError(message, isFull ? "full" : "failed", { cause: error });
+/** The result of a request to IndexedDB. */
+const requested = (request) => new Promise((resolve, reject) => {
+  request.onsuccess = () => resolve(request.result);
+  request.onerror = () => reject(request.error);
+});
+/** Resolves when a transaction of IndexedDB is on the disk. */
+const committed = (transaction) => new Promise((resolve, reject) => {
+  transaction.oncomplete = () => resolve();
+  transaction.onabort = () => reject(transaction.error);
+});
+function storageError(cause) {
+  const isFull = cause?.name === "QuotaExceededError";
+  const message = `the storage of this browser ${isFull ? "is full" : `failed: ${cause?.message}`}`;
+  return new StorageError(message, isFull ? "full" : "failed", { cause });
 }
 
 /** Opens a database of IndexedDB. `upgrade` creates the stores of a new one. Throws StorageError. */
@@ -290,93 +252,67 @@ async function openDatabase(name, upgrade) {
 
 const PKCS8 = { Ed25519: "302e020100300506032b657004220420", X25519: "302e020100300506032b656e04220420" };
 
-/** Calls WebCrypto. Throws UnsupportedBrowser if it has no Ed25519 or X25519. */
-async function withCurves(call) {
+/** The keys of two pairs: for each curve `make` returns the private key and the public one as hex. */
+async function keysOf(make) {
   try {
-    return await call(subtle());
-  } catch (error) {
-    if (!["NotSupportedError", "SyntaxError"].includes(error?.name)) throw error;
-    throw new UnsupportedBrowser("this browser has no Ed25519 and X25519 in WebCrypto; "
-      + "Chrome 137, Firefox 130, Safari 17.4 and newer have", { cause: error });
+    const [edKey, edPub] = await make("Ed25519", ["sign"]), [kemKey, kemPub] = await make("X25519", ["deriveBits"]);
+    return new IdentityKeys({ edPub, kemPub, userId: await userId(edPub) }, edKey, kemKey);
+  } catch (cause) {
+    if (!["NotSupportedError", "SyntaxError"].includes(cause?.name)) throw cause;
+    const message = "this browser has no Ed25519 or X25519; Chrome 137, Firefox 130, Safari 17.4 and newer have";
+    throw new UnsupportedBrowser(message, { cause });
   }
 }
-const publicKey = (key) => subtle().importKey("raw", unhex(key), "Ed25519", true, ["verify"]);
 
 /** An Ed25519 pair, which signs, and an X25519 pair, to which others seal. */
 export class IdentityKeys {
-  #edKey;
-  #kemKey;
+  #edKey; #kemKey;
 
-  /** @private Use `open`, `generate` or `fromPrivate`. */
-  constructor({ edPub, kemPub, userId, edKey, kemKey }) {
-    Object.assign(this, { edPub, kemPub, userId });
+  /** @private */
+  constructor(members, edKey, kemKey) {
+    Object.assign(this, members);
     [this.#edKey, this.#kemKey] = [edKey, kemKey];
   }
 
   /** The keys that this browser keeps under a name in IndexedDB; made when they are first asked for. */
   static async open(name = "default") {
+    const made = await IdentityKeys.generate(); // a transaction would not wait for it
     const database = await openDatabase("pysync-keys", (created) => created.createObjectStore("keys"));
-    const store = (mode) => database.transaction("keys", mode).objectStore("keys");
     try {
-      const known = await requested(store("readonly").get(name));
-      if (known) return new IdentityKeys(known);
-      const made = await IdentityKeys.generate();
-      const kept = store("readwrite");
-      const other = await requested(kept.get(name)); // of another tab
-      if (other) return new IdentityKeys(other);
-      const { edPub, kemPub, userId } = made;
-      kept.put({ edPub, kemPub, userId, edKey: made.#edKey, kemKey: made.#kemKey }, name);
-      await committed(kept.transaction);
+      const keys = database.transaction("keys", "readwrite").objectStore("keys");
+      const known = await requested(keys.get(name));
+      if (known) return new IdentityKeys(...known);
+      keys.put([{ ...made }, made.#edKey, made.#kemKey], name);
+      await committed(keys.transaction);
       return made;
     } catch (error) {
-      throw error instanceof UnsupportedBrowser ? error : storageError(error);
+      throw storageError(error);
     } finally {
       database.close();
     }
   }
-
   /** New keys, which nobody keeps. */
-  static async generate() {
-    const made = async (name, usages) => {
-      const pair = await withCurves((crypto) => crypto.generateKey(name, false, usages));
+  static generate() {
+    return keysOf(async (curve, usages) => {
+      const pair = await subtle().generateKey(curve, false, curve === "Ed25519" ? ["sign", "verify"] : usages);
       return [pair.privateKey, hex(new Uint8Array(await subtle().exportKey("raw", pair.publicKey)))];
-    };
-    const [edKey, edPub] = await made("Ed25519", ["sign", "verify"]);
-    const [kemKey, kemPub] = await made("X25519", ["deriveBits"]);
-    return new IdentityKeys({ edPub, kemPub, userId: await userId(edPub), edKey, kemKey });
+    });
   }
-
   /** Keys from private halves, each 64 hex digits. */
-  static async fromPrivate(edPriv, kemPriv) {
-    const imported = async (name, secret, usages) => {
-      const bytes = unhex(PKCS8[name] + secret);
-      // WebCrypto shows the public half of a key that may be exported.
-      const shown = await withCurves((crypto) => crypto.importKey("pkcs8", bytes, name, true, usages));
-      const { x } = await subtle().exportKey("jwk", shown);
-      return [await subtle().importKey("pkcs8", bytes, name, false, usages), hex(unbase64url(x))];
-    };
-    const [edKey, edPub] = await imported("Ed25519", edPriv, ["sign"]);
-    const [kemKey, kemPub] = await imported("X25519", kemPriv, ["deriveBits"]);
-    return new IdentityKeys({ edPub, kemPub, userId: await userId(edPub), edKey, kemKey });
+  static fromPrivate(edPriv, kemPriv) {
+    return keysOf(async (curve, usages) => {
+      const secret = unhex(PKCS8[curve] + (curve === "Ed25519" ? edPriv : kemPriv));
+      const imported = (isExtractable) => subtle().importKey("pkcs8", secret, curve, isExtractable, usages);
+      const { x } = await subtle().exportKey("jwk", await imported(true)); // has the public half
+      return [await imported(false), hex(unbase64(x))];
+    });
   }
-
-  async sign(message) {
-    return base64(new Uint8Array(await subtle().sign("Ed25519", this.#edKey, message)));
-  }
-
+  async sign(message) { return base64(new Uint8Array(await subtle().sign("Ed25519", this.#edKey, message))); }
   /** The secret that these keys share with the X25519 key of another: 32 bytes. */
   async deriveShared(kemPub) {
-    const other = await subtle().importKey("raw", unhex(kemPub), "X25519", false, []);
-    return new Uint8Array(await subtle().deriveBits({ name: "X25519", public: other }, this.#kemKey, 256));
+    const others = await subtle().importKey("raw", unhex(kemPub), "X25519", false, []);
+    return new Uint8Array(await subtle().deriveBits({ name: "X25519", public: others }, this.#kemKey, 256));
   }
-}
-
-/** Resolves when a transaction of IndexedDB is on the disk. */
-function committed(transaction) {
-  return new Promise((resolve, reject) => {
-    transaction.oncomplete = () => resolve();
-    transaction.onabort = () => reject(transaction.error);
-  });
 }
 
 /** The user id of a public key. */
@@ -389,60 +325,49 @@ const isKey = (value) => typeof value === "string" && /^[0-9a-f]{64}$/.test(valu
 const isTexts = (value) => Array.isArray(value) && value.every((each) => typeof each === "string");
 
 function checkedCertificate(members) {
-  const { kind, iss, issUserId, sub, subKem, aud, scope, nbf, exp, nonce, sig } = object(members);
-  const isForAll = kind === "audience";
-  const isWellFormed = ["device", "member", "audience"].includes(kind)
-    && isKey(iss) && [issUserId, nonce, sig].every((each) => typeof each === "string")
-    && (isForAll ? sub === undefined && (aud === undefined || (isTexts(aud) && aud.length && aud.every(isKey)))
-      : isKey(sub) && typeof subKem === "string" && aud === undefined)
-    && isTexts(scope?.ops) && isTexts(scope.collections) && isTexts(scope.paths ?? [])
+  const { kind, iss, issUserId, sub, subKem, aud, scope, nbf, exp, nonce, sig } = members ?? {};
+  const isForAudience = sub === undefined && (aud === undefined || (isTexts(aud) && aud.length && aud.every(isKey)));
+  const isForKey = ["device", "member"].includes(kind) && isKey(sub) && isTexts([subKem]) && aud === undefined;
+  const isWellFormed = (kind === "audience" ? isForAudience : isForKey) && isKey(iss)
+    && isTexts([issUserId, nonce, sig]) && [scope?.ops, scope?.collections, scope?.paths ?? []].every(isTexts)
     && Number.isInteger(nbf) && Number.isInteger(exp) && exp > nbf;
   if (!isWellFormed) throw new TypeError("this is no certificate");
   return Object.freeze(members);
 }
 
+const CERTIFICATE_TAG = "starfish-capcert-v1\n", REVOCATION_TAG = "starfish-revlist-v1\n";
 async function signedMembers(issuer, tag, members) {
-  return { ...members, sig: await issuer.sign(canonicalBytes(members, `${tag}\n`)) };
+  const signed = { v: 1, iss: issuer.edPub, issUserId: await userId(issuer.edPub), ...members };
+  return { ...signed, sig: await issuer.sign(canonicalBytes(signed, tag)) };
 }
 
-async function issue(issuer, kind, subject, grant, collections, { nowS, expiresAtS } = {}) {
-  const nbf = Math.floor(nowS ?? Date.now() / 1000);
-  return checkedCertificate(await signedMembers(issuer, "starfish-capcert-v1", {
-    v: 1, kind, iss: issuer.edPub, issUserId: await userId(issuer.edPub), ...subject,
-    scope: { ops: grant.ops, paths: grant.paths, collections },
-    nbf, exp: Math.floor(expiresAtS ?? nbf + LIFETIME_S), nonce: base64(randomBytes(16)),
-  }));
+async function issue(issuer, kind, subject, collections, { grant, nowS, expiresAtS }) {
+  const nbf = Math.floor(nowS ?? Date.now() / 1000), exp = Math.floor(expiresAtS ?? nbf + LIFETIME_S);
+  const { ops, paths } = grant
+    ?? { ops: ["read", "list"], paths: [`${collections[0]}/**`, `!${collections[0]}/_members`] };
+  const members = { kind, ...subject, scope: { ops, paths, collections }, nbf, exp, nonce: base64(randomBytes(16)) };
+  return checkedCertificate(await signedMembers(issuer, CERTIFICATE_TAG, members));
 }
-const readerGrant = (collection) => ({ ops: ["read", "list"], paths: [`${collection}/**`, `!${collection}/_members`] });
 
 /** Lets another key act as the issuer: a further device of the same person. */
-export function issueDeviceCertificate(issuer, { edPub, kemPub }, options = {}) {
-  const { grant = { ops: ["read", "list", "write"], paths: ["**"] }, collections = ["*"] } = options;
-  return issue(issuer, "device", { sub: edPub, subKem: kemPub }, grant, collections, options);
+export function issueDeviceCertificate(issuer, { edPub, kemPub }, { collections = ["*"], ...options } = {}) {
+  options.grant ??= { ops: ["read", "list", "write"], paths: ["**"] };
+  return issue(issuer, "device", { sub: edPub, subKem: kemPub }, collections, options);
 }
 
 /** Lets another person into a collection. */
 export async function issueMemberCertificate(issuer, { edPub, kemPub }, collection, options = {}) {
   const subject = { sub: edPub, subKem: kemPub, subUserId: await userId(edPub) };
-  return issue(issuer, "member", subject, options.grant ?? readerGrant(collection), [collection], options);
+  return issue(issuer, "member", subject, [collection], options);
 }
 
 /** Lets the keys of `aud`, or anybody who has the certificate, into a collection. */
-export function issueAudienceCertificate(issuer, collection, options = {}) {
-  const subject = options.aud ? { aud: options.aud } : {};
-  return issue(issuer, "audience", subject, options.grant ?? readerGrant(collection), [collection], options);
-}
-
-function parsedJson(source, what) {
-  try {
-    return object(JSON.parse(source));
-  } catch {
-    throw new TypeError(`this is no ${what}`);
-  }
+export function issueAudienceCertificate(issuer, collection, { aud, ...options } = {}) {
+  return issue(issuer, "audience", aud ? { aud } : {}, [collection], options);
 }
 
 /** The certificate in a text that somebody issued. Throws TypeError for anything else. */
-export const parseCertificate = (source) => checkedCertificate(parsedJson(source, "certificate"));
+export const parseCertificate = (source) => checkedCertificate(parsed(source));
 
 /** The URL fragment that shares an audience certificate. */
 export function publicLink(certificate) {
@@ -452,9 +377,9 @@ export function publicLink(certificate) {
 
 /** The certificate in the fragment of a public link. Throws TypeError for anything else. */
 export function parsePublicLink(fragment) {
-  const encoded = fragment.trim().replace(/^#/, "");
-  if (!/^[\w-]+$/.test(encoded)) throw new TypeError("this is no public link");
-  const { v, cap } = parsedJson(new TextDecoder().decode(unbase64url(encoded)), "public link");
+  const [, encoded = ""] = fragment.trim().match(/^#?([\w-]+)$/) ?? [];
+  const isWhole = encoded.length % 4 !== 1;
+  const { v, cap } = (isWhole && parsed(new TextDecoder().decode(unbase64(encoded)))) || {};
   if (v !== 1 || cap?.kind !== "audience") throw new TypeError("this is no public link");
   return checkedCertificate(cap);
 }
@@ -462,18 +387,16 @@ export function parsePublicLink(fragment) {
 /** A list that revokes certificates and whole keys of the issuer; `client.revoke` publishes it. */
 export async function issueRevocationList(issuer, generation, { certificates = [], subjects = [], earlier = {} }) {
   const { sig, ...known } = earlier;
-  const revoked = certificates.map(({ sub = "", nonce, exp }) => ({ sub, nonce, exp }));
-  const revokedSubjects = mergedEntries(known.revokedSubjects, subjects.map(({ sub, exp }) => ({ sub, exp })));
-  return signedMembers(issuer, "starfish-revlist-v1", {
-    ...known, v: 1, iss: issuer.edPub, issUserId: await userId(issuer.edPub), generation,
-    revoked: mergedEntries(known.revoked, revoked), ...(revokedSubjects.length && { revokedSubjects }),
-  });
+  const revoked = merged(known.revoked, certificates.map(({ sub = "", nonce, exp }) => ({ sub, nonce, exp })));
+  const revokedSubjects = merged(known.revokedSubjects, subjects.map(({ sub, exp }) => ({ sub, exp })));
+  const members = { ...known, generation, revoked, ...(revokedSubjects.length && { revokedSubjects }) };
+  return signedMembers(issuer, REVOCATION_TAG, members);
 }
 
-/** The entries of both lists, each subject and nonce once, with its later expiry; 0 or less never expires. */
-function mergedEntries(earlier = [], own) {
-  const entries = new Map(earlier.map((entry) => [`${entry.sub} ${entry.nonce}`, entry]));
-  for (const entry of own) {
+/** The entries of both lists, each subject and nonce once with its later expiry; 0 or less never expires. */
+function merged(earlier = [], own) {
+  const entries = new Map();
+  for (const entry of [...earlier, ...own]) {
     const name = `${entry.sub} ${entry.nonce}`, known = entries.get(name);
     if (!known || (known.exp > 0 && known.exp < entry.exp)) entries.set(name, entry);
   }
@@ -481,13 +404,13 @@ function mergedEntries(earlier = [], own) {
 }
 
 /** Throws BadSignature for a revocation list that its issuer has not signed. */
-async function verifyRevocationList(list, issuer) {
+async function verifiedRevocations(list, issuer) {
   const { sig, ...members } = list;
-  const message = canonicalBytes(members, "starfish-revlist-v1\n");
-  const isSigned = isKey(list.iss) && await userId(list.iss) === issuer && typeof sig === "string"
-    && await subtle().verify("Ed25519", await publicKey(list.iss), unbase64(sig), message);
-  if (!isSigned) throw new errors.BadSignature("the revocation list is not signed by its issuer");
-  return list;
+  const isByIssuer = isTexts([sig]) && isKey(list.iss) && await userId(list.iss) === issuer;
+  const key = isByIssuer && await subtle().importKey("raw", unhex(list.iss), "Ed25519", false, ["verify"]);
+  const message = canonicalBytes(members, REVOCATION_TAG);
+  if (key && await subtle().verify("Ed25519", key, unbase64(sig), message)) return list;
+  throw new errors.BadSignature("the revocation list is not signed by its issuer");
 }
 
 // --- Client ----------------------------------------------------------------------------------------------------------
@@ -518,60 +441,65 @@ class Exchange {
   #timer;
 
   constructor(address, limitS, signal) {
-    this.address = address;
+    Object.assign(this, { address, limitS });
     this.signal = signal ? AbortSignal.any([this.#control.signal, signal]) : this.#control.signal;
-    this.restart = () => {
-      clearTimeout(this.#timer);
-      const expire = () => this.#control.abort(new Unreachable(`${address}: no answer in time`));
-      this.#timer = setTimeout(expire, limitS * 1000);
-    };
     this.restart();
   }
-
-  /** What comes over the network. Throws Unreachable if it does not come. */
-  async received(promise) {
-    try {
-      return await promise;
-    } catch (error) {
-      if (this.signal.aborted) throw this.signal.reason;
-      throw new Unreachable(`${this.address}: no answer (${error.message})`, { cause: error });
-    }
+  restart() {
+    clearTimeout(this.#timer);
+    const expire = () => this.#control.abort(new Unreachable(`${this.address}: no answer in time`));
+    this.#timer = setTimeout(expire, this.limitS * 1000);
   }
-
+  /** What comes over the network. Throws Unreachable if it does not come. */
+  received(promise) {
+    return promise.catch((cause) => {
+      if (this.signal.aborted) throw this.signal.reason;
+      throw new Unreachable(`${this.address}: no answer (${cause.message})`, { cause });
+    });
+  }
   async *chunks(response) {
     const reader = response.body.getReader();
-    for (let read; !(read = await this.received(reader.read())).done;) {
-      this.restart();
-      yield read.value;
-    }
+    for (let read; !(read = await this.received(reader.read())).done; this.restart()) yield read.value;
   }
-
-  async error(response) {
-    const body = await this.received(response.text());
-    let members = {};
-    try {
-      members = object(JSON.parse(body));
-    } catch { /* of a proxy, in another format */ }
-    return responseError(response.status, members, response.headers.get("Retry-After"));
-  }
-
   close() {
     clearTimeout(this.#timer);
     this.#control.abort();
   }
 }
 
+/** Returns a reader of answers in JSON. */
+const json = (decode) => async (response, exchange) => {
+  if (!isJsonType(response.headers.get("Content-Type")) && response.headers.has("ETag")) {
+    throw new TypeError("a file is there: pullBlob gets it");
+  }
+  const body = await exchange.received(response.text());
+  try {
+    return decode(object(JSON.parse(body)));
+  } catch (cause) {
+    throw new Unreachable(`${exchange.address}: the answer is not understood`, { cause });
+  }
+};
+
+async function readFile(response, exchange) {
+  const chunks = [];
+  for await (const chunk of exchange.chunks(response)) chunks.push(chunk);
+  const contentType = response.headers.get("Content-Type") ?? "application/octet-stream";
+  const blob = new Blob(chunks, { type: contentType }), isJson = isJsonType(contentType);
+  const hash = (response.headers.get("ETag") ?? "").replace(/^W\//, "").replaceAll('"', "");
+  if (!hash && isJson && JSON.parse(await blob.text()).hash === "") return null;
+  if (/^[0-9a-f]{64}$/.test(hash) && hex(await sha256(await blob.arrayBuffer())) !== hash) {
+    if (isJson) throw new TypeError("what is stored is a document, not a file");
+    throw new Unreachable("the file was damaged on its way: its hash is another");
+  }
+  return { blob, contentType, hash };
+}
+
 /** The calls of the protocol, for one caller of one server. */
 export class Client {
-  #base;
-  #host;
-  #prefix;
-  #keys;
-  #certificate;
-  #isOwn; // a certificate that the keys have issued for themselves
-  #timeoutS;
-  #fetch;
-  #aheadMs = 0; // of the clock of this machine
+  #base; #host; #prefix; #keys; #timeoutS; #fetch;
+  #certificate = null;
+  #isOwn = true; // the certificate, which the keys have issued for themselves
+  #behindMs = 0; // the clock of this machine, behind that of the server
 
   constructor(baseUrl, { keys, certificate, namespace, timeoutS = 30, backoff, fetch } = {}) {
     const url = new URL(baseUrl, globalThis.location?.href);
@@ -579,70 +507,60 @@ export class Client {
       throw new TypeError(`not the http or https address of a server: ${baseUrl}`);
     }
     this.#base = url.origin + url.pathname.replace(/\/+$/, "");
-    this.#host = url.host;
-    this.#prefix = namespace ? `/v1/${namespace}` : "";
-    this.#keys = keys;
-    this.#timeoutS = timeoutS;
-    this.#fetch = fetch ?? ((...args) => globalThis.fetch(...args));
+    [this.#host, this.#prefix] = [url.host, namespace ? `/v1/${namespace}` : ""];
+    [this.#keys, this.#timeoutS, this.#fetch] = [keys, timeoutS, fetch ?? globalThis.fetch.bind(globalThis)];
     this.backoff = { attempts: 4, initialS: 0.25, maxS: 10, ...backoff };
-    this.#isOwn = !certificate;
     if (certificate) this.certificate = certificate;
   }
 
   get address() { return this.#base + this.#prefix; }
-  get identity() {
-    const { kind, issUserId } = this.#certificate ?? {};
-    return kind === "device" ? issUserId : this.#keys?.userId ?? "";
-  }
   get author() { return this.#keys?.edPub ?? null; }
-  get certificate() { return this.#certificate ?? null; }
+  get identity() {
+    return this.#certificate?.kind === "device" ? this.#certificate.issUserId : this.#keys?.userId ?? "";
+  }
+  get certificate() { return this.#certificate; }
   set certificate(certificate) {
-    if (!this.#keys || (certificate.sub ?? this.#keys.edPub) !== this.#keys.edPub) {
-      throw new TypeError("the certificate is for another key");
-    }
+    const isForOther = (certificate.sub ?? this.author) !== this.author;
+    if (!this.#keys || isForOther) throw new TypeError("the certificate is for another key");
     [this.#certificate, this.#isOwn] = [certificate, false];
   }
-  nowMs() { return Date.now() + this.#aheadMs; }
-
+  nowMs() { return Date.now() + this.#behindMs; }
   async pull(key, { withKeyring, version, since, last, full } = {}) {
-    for (const [name, value] of Object.entries({ since, last })) {
-      if (value === undefined) continue;
-      if (!Number.isSafeInteger(value) || value < 0) throw new TypeError(`${name} must be a whole number, 0 or more`);
-      if (full || withKeyring) throw new TypeError(`${full ? "full" : "withKeyring"} and ${name} exclude each other`);
-    }
     const query = { checkpoint: since, last, full: full || null, withKeyring: withKeyring ? 1 : null, version };
-    const pulled = await this.#request("GET", withQuery(this.#target("pull", key), query), pullResult);
-    // A server without history ignores the version.
-    if (version !== undefined && pulled.hash !== version) throw new errors.VersionNotFound();
+    const pulled = await this.#get(withQuery(this.#target("pull", key), query), pullResult);
+    if (version !== undefined && pulled.hash !== version) throw new errors.VersionNotFound(); // no history there
     return pulled;
   }
-
   async push(key, data, baseHash = null, { idempotencyKey, signAuthor = false, writtenMs } = {}) {
-    const members = { data: copy(data), baseHash };
-    if (signAuthor) Object.assign(members, await this.#authorProof("starfish-doc-author-v1", key, members.data));
+    const members = await this.#authored(signAuthor && "starfish-doc-author-v1\n", key, { data: copy(data), baseHash });
     return this.#write(withQuery(this.#target("push", key), { written: writtenMs }), members, idempotencyKey);
   }
-
   async append(key, data, { idempotencyKey, signAuthor = Boolean(this.#keys), tsMs } = {}) {
-    const members = { data: copy(data), ts: tsMs };
-    if (signAuthor) Object.assign(members, await this.#authorProof("starfish-append-author-v1", key, members.data));
+    const tag = signAuthor && "starfish-append-author-v1\n";
+    const members = await this.#authored(tag, key, { data: copy(data), ts: tsMs });
     return this.#write(this.#target("push", key), members, idempotencyKey);
   }
-
-  delete(key, baseHash, { idempotencyKey = hex(randomBytes(16)) } = {}) {
-    const headers = { "Idempotency-Key": idempotencyKey };
-    return this.#request("DELETE", withQuery(this.#target("push", key), { baseHash }), pushResult, { headers });
+  async delete(key, baseHash, { idempotencyKey = hex(randomBytes(16)) } = {}) {
+    const target = withQuery(this.#target("push", key), { baseHash });
+    return this.#request("DELETE", target, json(pushResult), { headers: { "Idempotency-Key": idempotencyKey } });
   }
-
-  history(key) {
-    return this.#request("GET", this.#target("history", key), ({ versions }) => versions.map((each) => ({
-      hash: text(each.hash), timestampMs: whole(each.timestamp), size: each.size, replacedMs: each.replaced,
-      identity: each.identity, authorPubkey: each.authorPubkey,
-    })));
+  async #authored(tag, key, members) {
+    if (!tag) return members;
+    if (!this.#keys) throw new TypeError("an author proof needs keys");
+    const message = canonicalBytes({ d: members.data, k: documentKey(key) }, tag);
+    return { ...members, authorPubkey: this.author, authorSignature: await this.#keys.sign(message) };
   }
-
-  pullBundle(key) {
-    return this.#request("GET", this.#target("pull", key), ({ collections, timestamp }) => Object.fromEntries(
+  #write(target, members, idempotencyKey = hex(randomBytes(16))) {
+    const headers = { "Content-Type": JSON_TYPE, "Idempotency-Key": idempotencyKey };
+    return this.#request("POST", target, json(pushResult), { body: encoder.encode(JSON.stringify(members)), headers });
+  }
+  async history(key) {
+    return this.#get(this.#target("history", key), ({ versions }) => versions.map(
+      ({ hash, timestamp, size, replaced, identity, authorPubkey }) => (
+        { hash: text(hash), timestampMs: whole(timestamp), size, replacedMs: replaced, identity, authorPubkey })));
+  }
+  async pullBundle(key) {
+    return this.#get(this.#target("pull", key), ({ collections, timestamp }) => Object.fromEntries(
       Object.entries(collections).map(([name, member]) => [name, pullResult({ ...member, timestamp })])));
   }
 
@@ -651,111 +569,80 @@ export class Client {
     const of = (list) => list && JSON.stringify({ [collection]: list });
     const digits = known?.map((hash) => hash?.slice(0, HASH_DIGITS) || null);
     const query = { collections: collection, params: of(params), appendParams: of(append), known: of(digits) };
-    return this.#request("GET", withQuery(`${this.#prefix}/batch/pull`, query), ({ collections }) => {
+    return this.#get(withQuery(`${this.#prefix}/batch/pull`, query), ({ collections }) => {
       const entries = collections[collection].map(batchEntry);
       if (entries.length !== params.length) throw new TypeError("an entry for each of the params was asked for");
       return entries;
     });
   }
-
-  async *list(prefix = "", { after, pageSize = 1000 } = {}) {
-    for await (const [name] of this.#listed(prefix, after, { limit: pageSize })) yield name;
+  async *list(prefix = "", options = {}) {
+    for await (const [name] of this.#listed(prefix, { pageSize: 1000, ...options })) yield name;
   }
-
-  listHashes(prefix = "", { after, pageSize = 5000 } = {}) {
-    return this.#listed(prefix, after, { limit: pageSize, hashes: true });
-  }
-
-  async *#listed(prefix, after, query) {
+  listHashes(prefix = "", options = {}) { return this.#listed(prefix, { pageSize: 5000, ...options, hashes: true }); }
+  async *#listed(prefix, { after, pageSize, hashes }) {
     const target = prefix ? this.#target("list", prefix) : `${this.#prefix}/list`;
-    for (let hasMore = true; hasMore;) {
-      const page = await this.#request("GET", withQuery(target, { ...query, after }), object);
-      for (const [at, name] of page.items.entries()) yield [name, page.hashes?.[at] ?? null];
-      after = page.items.at(-1) ?? after;
-      ({ hasMore } = page);
+    for (let page = { hasMore: true }; page.hasMore; after = page.items.at(-1) ?? after) {
+      page = await this.#get(withQuery(target, { limit: pageSize, hashes, after }), object);
+      yield* page.items.map((name, at) => [name, page.hashes?.[at] ?? null]);
     }
   }
-
   async pushBlob(key, source, contentType, { idempotencyKey = hex(randomBytes(16)) } = {}) {
     const body = source instanceof Blob ? source : new Blob([source]);
     // The signature does not cover the bytes of a file, unless they are JSON.
-    const signed = isJsonType(contentType) ? new Uint8Array(await body.arrayBuffer()) : new Uint8Array();
+    const signed = isJsonType(contentType) ? await body.arrayBuffer() : new Uint8Array();
     const headers = { "Content-Type": contentType, "Idempotency-Key": idempotencyKey };
     const limitS = this.#timeoutS + body.size / 1024; // servers want 1 KB a second
-    return this.#request("POST", this.#target("push", key), pushResult, { body, signed, headers, limitS });
+    return this.#request("POST", this.#target("push", key), json(pushResult), { body, signed, headers, limitS });
   }
-
-  pullBlob(key) {
-    return this.#repeated(() => this.#exchange("GET", this.#target("pull", key), {}, async (response, exchange) => {
-      if (response.status !== 200) throw await exchange.error(response);
-      const chunks = [];
-      for await (const chunk of exchange.chunks(response)) chunks.push(chunk);
-      const contentType = response.headers.get("Content-Type") ?? "application/octet-stream";
-      const blob = new Blob(chunks, { type: contentType });
-      const hash = (response.headers.get("ETag") ?? "").replace(/^W\//, "").replaceAll('"', "");
-      if (!hash && isJsonType(contentType) && JSON.parse(await blob.text()).hash === "") return null;
-      if (/^[0-9a-f]{64}$/.test(hash) && hex(await sha256(await blob.arrayBuffer())) !== hash) {
-        if (isJsonType(contentType)) throw new TypeError("what is stored is a document, not a file");
-        throw new Unreachable("the file was damaged on its way: its hash is another");
-      }
-      return { blob, contentType, hash };
-    }));
+  async pullBlob(key) { return this.#request("GET", this.#target("pull", key), readFile); }
+  async changes(since, collections, params, limit) {
+    return this.#get(this.#selection("changes", collections, params, { since, limit }), changesPage);
   }
-
-  changes(since = null, collections = null, params = {}, limit = undefined) {
-    return this.#request("GET", this.#selection("changes", collections, params, { since, limit }), changesPage);
-  }
-
-  async *changePages(since = null, collections = null, params = {}, limit = undefined) {
-    for (let hasMore = true; hasMore;) {
-      const page = await this.changes(since, collections, params, limit);
+  async *changePages(since, collections, params, limit) {
+    for (let page = { cursor: since, hasMore: true }; page.hasMore;) {
+      page = await this.changes(page.cursor, collections, params, limit);
       yield page;
-      ({ cursor: since, hasMore } = page);
     }
   }
-
-  keyTemplates(collections) {
-    const target = this.#selection("changes", collections, {}, { since: "now", storagePaths: true });
-    return this.#request("GET", target, ({ storagePaths }) => object(storagePaths));
+  async keyTemplates(collections) {
+    const target = this.#selection("changes", collections, null, { since: "now", storagePaths: true });
+    return this.#get(target, ({ storagePaths }) => object(storagePaths));
   }
-
-  serverConfig() {
-    return this.#request("GET", `${this.#prefix}/config`, object);
+  async serverConfig() { return this.#get(`${this.#prefix}/config`, object); }
+  async usage(spaces = []) {
+    return this.#get(withQuery(`${this.#prefix}/usage`, { spaces: spaces.join() || null }), object);
   }
-
-  usage(spaces = []) {
-    return this.#request("GET", withQuery(`${this.#prefix}/usage`, { spaces: spaces.join() || null }), object);
-  }
-
   async revoke(list) {
-    const body = canonicalBytes(list), headers = { "Content-Type": JSON_TYPE };
-    // Not repeated: the same generation again would be an error.
-    return this.#exchange("POST", "/revocations", { body, headers }, (response, exchange) => (
-      this.#decoded(response, exchange, ({ generation }) => whole(generation))));
+    // The same generation again would be an error.
+    const sent = { body: canonicalBytes(list), headers: { "Content-Type": JSON_TYPE }, mayRepeat: false };
+    return this.#request("POST", "/revocations", json(({ generation }) => whole(generation)), sent);
   }
-
   async revocations(issuer) {
-    const target = `/revocations/${encodeURIComponent(issuer)}`;
+    const got = this.#get(`/revocations/${encodeURIComponent(issuer)}`, object, { isSigned: false });
+    const list = await got.catch((error) => {
+      if (!(error instanceof errors.NotFound)) throw error;
+    });
+    return list ? verifiedRevocations(list, issuer) : null;
+  }
+  watch(collections, params, { idleS = IDLE_S, signal, ...options } = {}) {
+    const control = new AbortController(), target = this.#selection("events", collections, params);
+    const ends = signal ? AbortSignal.any([signal, control.signal]) : control.signal;
+    const connect = (headers) => this.#stream(target, headers, idleS, ends);
+    const events = followed(connect, { ...options, signal: ends, backoff: this.backoff });
+    const leave = events.return.bind(events);
+    events.return = (value) => (control.abort(), leave(value)); // also one that waits for the next event
+    return events;
+  }
+  async *#stream(target, headers, idleS, signal) {
+    const exchange = new Exchange(this.address, idleS, signal);
     try {
-      const list = await this.#request("GET", target, object, { isSigned: false });
-      return await verifyRevocationList(list, issuer);
-    } catch (error) {
-      if (error instanceof errors.NotFound) return null;
-      throw error;
+      const response = await this.#send(exchange, "GET", target, { headers });
+      if (response.headers.get("Content-Type")?.startsWith("text/event-stream")) yield* exchange.chunks(response);
+      else throw new Unreachable(`${this.address}: the answer is not understood`);
+    } finally {
+      exchange.close();
     }
   }
-
-  #write(target, members, idempotencyKey = hex(randomBytes(16))) {
-    const headers = { "Content-Type": JSON_TYPE, "Idempotency-Key": idempotencyKey };
-    return this.#request("POST", target, pushResult, { body: encoder.encode(JSON.stringify(members)), headers });
-  }
-
-  async #authorProof(tag, key, data) {
-    if (!this.#keys) throw new TypeError("an author proof needs keys");
-    const message = canonicalBytes({ d: data, k: documentKey(key) }, `${tag}\n`);
-    return { authorPubkey: this.#keys.edPub, authorSignature: await this.#keys.sign(message) };
-  }
-
   #target(action, key) {
     const segments = documentKey(key).split("/");
     // A URL would lose these segments, and name another document.
@@ -763,55 +650,29 @@ export class Client {
     const encoded = segments.map((each) => encodeURIComponent(each).replaceAll("%3A", ":").replaceAll("%40", "@"));
     return `${this.#prefix}/${action}/${encoded.join("/")}`;
   }
-
   #selection(route, collections, params, query = {}) {
-    const narrowed = Object.keys(params ?? {}).length ? JSON.stringify(params) : null;
-    return withQuery(`${this.#prefix}/${route}`, { ...query, collections: collections?.join(), params: narrowed });
+    const values = Object.keys(params ?? {}).length ? JSON.stringify(params) : null;
+    return withQuery(`${this.#prefix}/${route}`, { ...query, collections: collections?.join(), params: values });
   }
-
-  #request(method, target, decode, options = {}) {
-    return this.#repeated(() => this.#exchange(method, target, options, (response, exchange) => (
-      this.#decoded(response, exchange, decode))));
-  }
-
-  async #repeated(attempt) {
+  #get(target, decode, options) { return this.#request("GET", target, json(decode), options); }
+  /** Returns what `read` makes of the answer to a request, which is repeated while that may help. */
+  async #request(method, target, read, { limitS = this.#timeoutS, mayRepeat = true, ...sent } = {}) {
     for (let failures = 1; ; failures++) {
+      const exchange = new Exchange(this.address, limitS);
       try {
-        return await attempt();
+        return await read(await this.#send(exchange, method, target, sent), exchange);
       } catch (error) {
-        const mayRepeat = [Unreachable, errors.RateLimited, errors.Unavailable].some((kind) => error instanceof kind);
-        const pauseS = mayRepeat ? waitS(this.backoff, failures, error.retryAfterS) : null;
+        const isTransient = [Unreachable, errors.RateLimited, errors.Unavailable].some((kind) => error instanceof kind);
+        const pauseS = isTransient && mayRepeat ? waitS(this.backoff, failures, error.retryAfterS) : null;
         if (pauseS === null) throw error;
         await sleep(pauseS * 1000);
+      } finally {
+        exchange.close();
       }
     }
   }
-
-  /** Returns what `use` makes of the response to one request, which is closed then. */
-  async #exchange(method, target, options, use) {
-    const exchange = new Exchange(this.address, options.limitS ?? this.#timeoutS);
-    try {
-      return await use(await this.#send(exchange, method, target, options), exchange);
-    } finally {
-      exchange.close();
-    }
-  }
-
-  async #decoded(response, exchange, decode) {
-    if (response.status !== 200) throw await exchange.error(response);
-    if (!isJsonType(response.headers.get("Content-Type")) && response.headers.has("ETag")) {
-      throw new TypeError("a file is there: pullBlob gets it");
-    }
-    const body = await exchange.received(response.text());
-    try {
-      return decode(object(JSON.parse(body)));
-    } catch (error) {
-      throw new Unreachable(`${this.address}: the answer is not understood`, { cause: error });
-    }
-  }
-
-  /** Sends a request, and once more if the clock with which it was signed was wrong. */
-  async #send(exchange, method, target, { body, signed = body, headers = {}, isSigned = Boolean(this.#keys) }) {
+  /** Sends a request, and once more if the clock with which it was signed was wrong. Throws the error of an answer. */
+  async #send(exchange, method, target, { body, signed = body, headers, isSigned = Boolean(this.#keys) }) {
     for (let isFirst = true; ; isFirst = false) {
       const tsMs = this.nowMs();
       const credentials = isSigned ? await this.#credentials(method, target, signed, tsMs) : {};
@@ -820,60 +681,31 @@ export class Client {
         cache: "no-store", credentials: "omit", redirect: "error",
       }));
       const serverMs = Date.parse(response.headers.get("Date") ?? "");
-      if (serverMs < tsMs - CLOCK_ERROR_MS || serverMs > this.nowMs() + CLOCK_ERROR_MS) {
-        this.#aheadMs = serverMs - Date.now();
-      }
-      // A batch with invalid credentials is that of an anonymous caller, so that reads are always repeated.
-      const isStale = isSigned && Math.abs(serverMs - tsMs) > CLOCK_SKEW_MS;
-      if (!isFirst || !isStale || (response.status !== 401 && method !== "GET")) return response;
-      await response.body?.cancel();
+      const isWrong = serverMs < tsMs - CLOCK_ERROR_MS || serverMs > this.nowMs() + CLOCK_ERROR_MS;
+      if (isWrong) this.#behindMs = serverMs - Date.now();
+      // A batch with invalid credentials is that of an anonymous caller: reads are repeated whatever the answer.
+      const isStale = isFirst && isSigned && Math.abs(serverMs - tsMs) > CLOCK_SKEW_MS;
+      if (isStale && (response.status === 401 || method === "GET")) await response.body?.cancel();
+      else if (response.status === 200) return response;
+      else throw responseError(response, await exchange.received(response.text()));
     }
   }
-
   async #credentials(method, target, body = new Uint8Array(), tsMs) {
-    const certificate = await this.#currentCertificate(tsMs / 1000);
-    const nonce = base64(randomBytes(16));
+    const certificate = await this.#currentCertificate(tsMs / 1000), nonce = base64(randomBytes(16));
     const members = { m: method, p: target, b: hex(await sha256(body)), h: this.#host, ts: tsMs, nonce };
     return {
       Authorization: `Cap ${base64(canonicalBytes(certificate))}`,
       "X-Starfish-Sig": await this.#keys.sign(canonicalBytes(members, "starfish-req-v1\n")),
-      "X-Starfish-Ts": String(tsMs),
-      "X-Starfish-Nonce": nonce,
-      ...(certificate.kind === "audience" && { "X-Starfish-Pub": this.#keys.edPub }),
+      "X-Starfish-Ts": String(tsMs), "X-Starfish-Nonce": nonce,
+      ...(certificate.kind === "audience" && { "X-Starfish-Pub": this.author }),
     };
   }
-
   async #currentCertificate(nowS) {
     const known = this.#certificate;
     if (known && (!this.#isOwn || (known.nbf <= nowS && nowS < known.exp - RENEW_BEFORE_S))) return known;
     const issued = await issueDeviceCertificate(this.#keys, this.#keys, { nowS });
     if (this.#isOwn) this.#certificate = issued; // nobody has set another one meanwhile
     return this.#certificate;
-  }
-
-  watch(collections = null, params = {}, { idleS = IDLE_S, signal, ...options } = {}) {
-    const control = new AbortController();
-    const ends = signal ? AbortSignal.any([signal, control.signal]) : control.signal;
-    const target = this.#selection("events", collections, params);
-    const connect = (headers) => this.#stream(target, headers, idleS, ends);
-    const events = followed(connect, { ...options, signal: ends, backoff: this.backoff });
-    const leave = events.return.bind(events);
-    events.return = (value) => (control.abort(), leave(value)); // also one that waits for the next event
-    return events;
-  }
-
-  async *#stream(target, headers, idleS, signal) {
-    const exchange = new Exchange(this.address, idleS, signal);
-    try {
-      const response = await this.#send(exchange, "GET", target, { headers });
-      if (response.status !== 200) throw await exchange.error(response);
-      if (!response.headers.get("Content-Type")?.startsWith("text/event-stream")) {
-        throw new Unreachable(`${this.address}: the answer is not understood`);
-      }
-      yield* exchange.chunks(response);
-    } finally {
-      exchange.close();
-    }
   }
 }
 
@@ -882,81 +714,64 @@ export class Client {
 const IDLE_S = 15; // servers send a heartbeat every 4 s
 const MAX_EVENT_CHARS = 1 << 20;
 
-/** Parses the events of one connection: data, type and id of each, undefined where it has none. */
-class EventParser {
-  retryS = 0;
-  #decoder = new TextDecoder();
-  #rest = "";
-  #isAfterCr = false;
-  #block = {};
-
-  *feed(bytes) {
-    let chunk = this.#decoder.decode(bytes, { stream: true });
-    if (!chunk) return;
-    if (this.#isAfterCr && chunk.startsWith("\n")) chunk = chunk.slice(1); // the line has ended before
-    this.#isAfterCr = chunk.endsWith("\r");
-    const lines = (this.#rest + chunk).split(/\r\n?|\n/);
-    this.#rest = lines.pop();
-    for (const line of lines) {
-      if (line) {
-        this.#field(...line.match(/^([^:]*)(?:: ?)?(.*)$/s).slice(1));
-      } else {
-        const block = this.#block;
-        this.#block = {};
-        if (block.data !== undefined || block.id !== undefined) yield block;
+/** The fields of each block in a stream of events, wherever its chunks are cut. */
+async function* blocksOf(chunks) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for await (const chunk of chunks) {
+    const received = (rest + decoder.decode(chunk, { stream: true })).replace(/\r\n|\r(?!$)/g, "\n");
+    const blocks = received.split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const fields = {};
+      for (const line of block.split("\n")) {
+        const [, name, value] = line.match(/^([^:]*):? ?(.*)$/s);
+        if (name === "data" && "data" in fields) fields.data += `\n${value}`;
+        else if (name !== "id" || !value.includes("\0")) fields[name] = value;
       }
+      yield fields;
     }
-    if (this.#rest.length + (this.#block.data?.length ?? 0) > MAX_EVENT_CHARS) throw new TypeError("too long an event");
-  }
-
-  #field(name, value) {
-    const block = this.#block;
-    if (name === "data") block.data = block.data === undefined ? value : `${block.data}\n${value}`;
-    else if (name === "event") block.type = value;
-    else if (name === "id" && !value.includes("\0")) block.id = value;
-    else if (name === "retry" && /^\d{1,8}$/.test(value)) this.retryS = Number(value) / 1000;
+    if (rest.length > MAX_EVENT_CHARS) throw new Unreachable("an event in the stream of changes is too long");
   }
 }
 
-/** The events of a watch, over connections that are made anew. */
-async function* followed(connect, { after = "", signal, backoff, onConnect, onDisconnect }) {
-  let position = after, failures = 0, isLive = false, wasLive = false, parser;
-  function* parsed(chunk) {
-    try {
-      for (const { data, type = "message", id = position } of parser.feed(chunk)) {
-        let event = type === "reset" ? { reset: true, id } : null;
-        if (data !== undefined && type === "message") event = changeEvent(JSON.parse(data), id);
-        position = id; // only now: an event that cannot be parsed is not skipped
-        yield event;
-      }
-    } catch (error) {
-      throw new Unreachable("the stream of changes is not understood", { cause: error });
-    }
-    if (position) yield null;
+function changeOf({ event = "", data }, id) {
+  if (event === "reset") return { reset: true, id };
+  if (data === undefined || !["", "message"].includes(event)) return null;
+  try {
+    return changeEvent(JSON.parse(data), id);
+  } catch (cause) {
+    throw new Unreachable("the stream of changes is not understood", { cause });
   }
+}
+
+/** The changes of a watch, over connections that are made anew. */
+async function* followed(connect, { after = "", signal, backoff, onConnect, onDisconnect }) {
+  let position = after, failures = 0, wasLive = false;
   while (!signal.aborted) {
-    let error = new Unreachable("the stream of changes ended");
-    parser = new EventParser();
+    let isLive = false, retryS = 0, error = new Unreachable("the stream of changes ended");
     try {
-      const headers = { Accept: "text/event-stream", ...(position && { "Last-Event-ID": position }) };
-      for await (const chunk of connect(headers)) {
+      const resumed = position && { "Last-Event-ID": position };
+      for await (const block of blocksOf(connect({ Accept: "text/event-stream", ...resumed }))) {
         if (isLive) failures = 0; // it lasts: not one that is cut as soon as it is opened
-        for (const event of parsed(chunk)) {
-          if (!isLive) onConnect?.();
+        if (/^\d{1,8}$/.test(block.retry)) retryS = Number(block.retry) / 1000;
+        const change = changeOf(block, block.id ?? position);
+        position = block.id ?? position; // only now: a change that cannot be parsed is not skipped
+        if (!isLive && (change || position)) {
           isLive = wasLive = true;
-          if (event) yield event;
-          if (signal.aborted) return;
+          onConnect?.();
         }
+        if (change) yield change;
+        if (signal.aborted) return;
       }
     } catch (caught) {
       if (signal.aborted) return;
       if (!isRetryable(caught)) throw caught;
       error = caught;
     }
-    const pauseS = waitS(backoff, ++failures, Math.max(error.retryAfterS ?? 0, parser.retryS), !wasLive);
+    const pauseS = waitS(backoff, ++failures, Math.max(error.retryAfterS ?? 0, retryS), !wasLive);
     if (pauseS === null) throw error;
     if (isLive) onDisconnect?.(error);
-    isLive = false;
     await sleep(pauseS * 1000, signal).catch(() => {}); // aborted
   }
 }

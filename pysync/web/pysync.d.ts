@@ -256,6 +256,33 @@ export class ThreeWayMerge {
   merge(base: JsonObject, local: JsonObject, remote: JsonObject): JsonObject;
   dropped(base: JsonObject, local: JsonObject, remote: JsonObject, merged: JsonObject): Dropped[];
 }
+/** Seals data before it is stored, and opens it: an `UnlockedKeyring`. */
+export interface Cipher {
+  seal(data: JsonObject): JsonObject | Promise<JsonObject>;
+  open(sealed: JsonObject): JsonObject | Promise<JsonObject>;
+}
+export interface DocumentRules {
+  onConflict?: OnConflict; idMember?: string;
+  resolve?: (local: JsonObject, remote: JsonObject) => JsonObject;
+  sealing?: Cipher;
+}
+/** A local copy of one document, which you may edit; docs/reference/client.md#syncdocument has the rules. */
+export class SyncDocument {
+  constructor(client: Client, key: string, options?: DocumentRules & { retries?: number; signAuthor?: boolean });
+  readonly key: string;
+  data: JsonObject;
+  hash: string;
+  dropped: Dropped[];
+  readonly isEdited: boolean;
+  pull(): Promise<JsonObject>;
+  push(data?: JsonObject): Promise<PushResult>;
+  update(change: (data: JsonObject) => JsonObject | Promise<JsonObject>): Promise<PushResult>;
+  /** `data` now and whenever it has changed, without an end. */
+  follow(options?: { collection?: string; params?: ParamSet; signal?: AbortSignal;
+    onDisconnect?: (error: Error) => void }): AsyncGenerator<JsonObject>;
+  dump(): JsonObject;
+  restore(state: JsonObject): void;
+}
 
 // --- Sealed data ----------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,11 @@ function batchError(message) {
 /** True if the request may succeed later: the server is unreachable, busy or unwell. */
 const isRetryable = (error) => error instanceof Unreachable || error.status >= 500 || [408, 429].includes(error.status);
 
+/** True if the same request may succeed soon: a client repeats it. */
+function isTransient(error) {
+  return [Unreachable, errors.RateLimited, errors.Unavailable].some((kind) => error instanceof kind);
+}
+
 // --- Values ----------------------------------------------------------------------------------------------------------
 
 /** The version of pysync that this module belongs to. */
@@ -662,8 +667,7 @@ export class Client {
       try {
         return await read(await this.#send(exchange, method, target, sent), exchange);
       } catch (error) {
-        const isTransient = [Unreachable, errors.RateLimited, errors.Unavailable].some((kind) => error instanceof kind);
-        const pauseS = isTransient && mayRepeat ? waitS(this.backoff, failures, error.retryAfterS) : null;
+        const pauseS = isTransient(error) && mayRepeat ? waitS(this.backoff, failures, error.retryAfterS) : null;
         if (pauseS === null) throw error;
         await sleep(pauseS * 1000);
       } finally {
@@ -781,7 +785,6 @@ async function* followed(connect, { after = "", signal, backoff, onConnect, onDi
 /** Stands for a member or entry that does not exist. */
 export const MISSING = Symbol("MISSING");
 
-const UNSAFE_KEYS = new Set(["__proto__", "constructor", "prototype", "__class__", "__dict__"]);
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const membersOf = (value) => new Map(isObject(value) ? Object.entries(value) : []);
 const valueAt = (members, name) => (members.has(name) ? members.get(name) : MISSING);
@@ -798,25 +801,19 @@ function same(one, other) {
 }
 
 /** The default rule for conflicts: an edit wins over a removal, else the local side wins. */
-export function localWins({ local, remote }) {
-  return local === MISSING ? remote : local;
-}
+export const localWins = ({ local, remote }) => (local === MISSING ? remote : local);
 
 /** The members of both, objects member by member, everything else as `remote` has it. It needs no base. */
 export function mergeRemoteWins(local, remote) {
-  const names = Object.entries({ ...local, ...remote }).filter(([name]) => !UNSAFE_KEYS.has(name));
-  return Object.fromEntries(names.map(([name, value]) => [name, !isObject(value) ? value
+  const members = Object.entries({ ...local, ...remote }).filter(([name]) => !DROPPED_NAMES.includes(name));
+  return Object.fromEntries(members.map(([name, value]) => [name, !isObject(value) ? value
     : mergeRemoteWins(isObject(local[name]) ? local[name] : {}, value)]));
 }
 
 /** Merges the changes of two sides to a common base: objects by their members, lists of objects with ids by these. */
 export class ThreeWayMerge {
-  #onConflict;
-  #idMember;
-
   constructor(onConflict = localWins, idMember = "id") {
-    this.#onConflict = onConflict;
-    this.#idMember = idMember;
+    Object.assign(this, { onConflict, idMember });
   }
 
   merge(base, local, remote) {
@@ -835,18 +832,18 @@ export class ThreeWayMerge {
     if (same(local, base)) return remote;
     if (isObject(local) && isObject(remote)) {
       const sides = [base, local, remote].map(membersOf);
-      return Object.fromEntries(this.#members(path, ...sides, [...sides[2].keys(), ...sides[1].keys()]));
+      return Object.fromEntries(this.#members(path, sides, [...sides[2].keys(), ...sides[1].keys()]));
     }
     const [before, mine, theirs] = [base, local, remote].map((side) => this.#entries(side));
-    if (!mine || !theirs) return this.#onConflict({ path, base, local, remote });
+    if (!mine || !theirs) return this.onConflict({ path, base, local, remote });
     const sides = [before ?? new Map(), mine, theirs];
-    return [...this.#members(path, ...sides, mergedOrder(...sides.map((side) => [...side.keys()]))).values()];
+    return [...this.#members(path, sides, mergedOrder(...sides.map((side) => [...side.keys()]))).values()];
   }
 
-  #members(path, base, local, remote, names) {
+  #members(path, sides, names) {
     const merged = new Map();
     for (const name of new Set(names)) {
-      const value = this.#value([...path, name], ...[base, local, remote].map((side) => valueAt(side, name)));
+      const value = this.#value([...path, name], ...sides.map((side) => valueAt(side, name)));
       if (value !== MISSING) merged.set(name, value);
     }
     return merged;
@@ -855,32 +852,28 @@ export class ThreeWayMerge {
   /** The entries of a list by their ids; null for anything else. */
   #entries(list) {
     if (!Array.isArray(list)) return null;
-    const entries = new Map();
-    for (const entry of list) {
-      const id = isObject(entry) ? entry[this.#idMember] : null;
-      if ((typeof id !== "string" && !Number.isInteger(id)) || entries.has(id)) return null;
-      entries.set(id, entry);
-    }
-    return entries;
+    const entries = new Map(list.map((entry) => [isObject(entry) ? entry[this.idMember] : null, entry]));
+    const areIds = [...entries.keys()].every((id) => typeof id === "string" || Number.isInteger(id));
+    return areIds && entries.size === list.length ? entries : null;
   }
 
   *#dropped(path, base, edited, other, merged, local) {
     if (same(edited, base) || same(edited, merged)) return;
-    const sides = [base, edited, other, merged];
-    let inner = sides.map(membersOf);
-    if (!isObject(edited) || !isObject(merged)) {
-      inner = sides.map((side) => this.#entries(side));
-      if (!inner[1] || !inner[3]) {
-        if (same(merged, other) || same(merged, base)) yield { path, value: edited, local };
+    const drop = { path, value: edited, local };
+    let sides = [base, edited, other, merged];
+    if (isObject(edited) && isObject(merged)) {
+      sides = sides.map(membersOf);
+    } else {
+      const entries = sides.map((side) => this.#entries(side));
+      if (!entries[1] || !entries[3]) {
+        if (same(merged, other) || same(merged, base)) yield drop;
         return;
       }
-      inner = inner.map((side) => side ?? new Map());
-      if (isReorderingDropped(...[inner[0], inner[1], inner[3]].map((side) => [...side.keys()]))) {
-        yield { path, value: edited, local };
-      }
+      sides = entries.map((side) => side ?? new Map());
+      if (isReorderingDropped(...[0, 1, 3].map((at) => [...sides[at].keys()]))) yield drop;
     }
-    for (const name of new Set([...inner[0].keys(), ...inner[1].keys()])) {
-      yield* this.#dropped([...path, name], ...inner.map((side) => valueAt(side, name)), local);
+    for (const name of new Set([...sides[0].keys(), ...sides[1].keys()])) {
+      yield* this.#dropped([...path, name], ...sides.map((side) => valueAt(side, name)), local);
     }
   }
 }
@@ -893,36 +886,241 @@ function only(kept, ids) {
 
 /** The ids of both sides in the order of the merged list. */
 function mergedOrder(base, local, remote) {
-  const [first, second] = same(only(local, base), only(base, local)) ? [remote, local] : [local, remote];
-  const [inFirst, inSecond] = [new Set(first), new Set(second)];
-  const following = new Map([[MISSING, []]]);
+  const isReordered = !same(only(local, base), only(base, local));
+  const [first, second] = isReordered ? [local, remote] : [remote, local];
+  const following = new Map([MISSING, ...first].map((id) => [id, []]));
   let anchor = MISSING;
   for (const id of second) {
-    if (inFirst.has(id)) following.set((anchor = id), []);
+    if (following.has(id)) anchor = id;
     else following.get(anchor).push(id);
   }
-  const order = [];
+  const [order, shared] = [[], new Set(second)];
   let waiting = following.get(MISSING);
   for (const id of first) {
-    if (inSecond.has(id)) {
+    if (shared.has(id)) {
       order.push(...waiting);
       waiting = following.get(id);
     }
     order.push(id);
   }
-  return [...order, ...waiting];
+  return order.concat(waiting);
 }
 
 /** Whether `edited` reorders entries of the base, and `merged` does not follow that order. */
-function isReorderingDropped(...lists) {
-  const kept = lists.reduce(only);
-  const [base, edited, merged] = lists.map((ids) => only(kept, ids));
-  return !same(base, edited) && !same(edited, merged);
+function isReorderingDropped(base, edited, merged) {
+  const kept = only(only(base, edited), merged);
+  const [before, mine, result] = [base, edited, merged].map((ids) => only(kept, ids));
+  return !same(before, mine) && !same(mine, result);
 }
-
 
 // --- SyncDocument ----------------------------------------------------------------------------------------------------
 
+const MAX_DROPPED = 1000;
+const POLL_MS = 2000; // without a change stream
+const RESUBSCRIBE_MS = 30_000; // between requests for changes without a stream
+
+/** How documents are merged, and sealed. */
+class DocumentRules {
+  constructor({ onConflict, idMember, resolve, sealing } = {}) {
+    Object.assign(this, { threeWay: new ThreeWayMerge(onConflict, idMember), resolve, sealing });
+  }
+
+  /** Returns `edited`, which began from `base`, merged into the server's version, and the edits that are dropped. */
+  merge(base, edited, theirs) {
+    const isResolved = this.resolve && !same(base, theirs) && !same(base, edited);
+    const merged = isResolved ? this.resolve(structuredClone(edited), structuredClone(theirs))
+      : this.threeWay.merge(base, edited, theirs);
+    return [merged, this.threeWay.dropped(base, edited, theirs, merged)];
+  }
+
+  async seal(data) { return this.sealing ? this.sealing.seal(data) : data; }
+  async open(stored) { return this.sealing ? this.sealing.open(stored) : stored; }
+}
+
+/** A local copy of one document, which you may edit. Calls of several callers wait for each other. */
+export class SyncDocument {
+  #client;
+  #rules;
+  #options;
+  #hasRemote = false; // the server's version is known
+  #base = "{}"; // the data of a version as canonical JSON, and its hash
+  #baseHash = "";
+  #last = Promise.resolve();
+
+  constructor(client, key, { retries = 3, signAuthor = false, ...rules } = {}) {
+    Object.assign(this, { key, data: {}, hash: "", dropped: [] });
+    [this.#client, this.#rules, this.#options] = [client, new DocumentRules(rules), { retries, signAuthor }];
+  }
+
+  /** Returns the data of the server, merged with edits that are not pushed yet. */
+  pull() {
+    return this.#inTurn(async () => {
+      this.#apply(...await this.#fetch());
+      return this.data;
+    });
+  }
+
+  /** Stores `data`, or the edited `this.data`; after a conflict, merged with the server's version. */
+  push(data) {
+    return this.#inTurn(() => {
+      if (data && copy(data)) this.data = data;
+      return this.#store((edited) => edited);
+    });
+  }
+
+  /** Stores `change(data)`, and calls it again with newer data after a conflict. */
+  update(change) {
+    return this.#inTurn(async () => {
+      if (!this.#hasRemote) this.#apply(...await this.#fetch());
+      return this.#store(change);
+    });
+  }
+
+  get isEdited() {
+    const isBaseKnown = this.hash === this.#baseHash;
+    return isBaseKnown ? canonicalJson(copy(this.data)) !== this.#base : Object.keys(this.data).length > 0;
+  }
+
+  /** The state that `restore` continues from, here or in Python. It is plain, also with a `sealing`. */
+  dump() {
+    const { key, hash, data } = this;
+    return { version: 1, key: documentKey(key), hash, base: this.#baseData(), data: copy(data) };
+  }
+
+  restore({ version, key, hash, base = null, data }) {
+    if (version !== 1 || typeof hash !== "string" || !isObject(data) || !(base === null || isObject(base))) {
+      throw new TypeError("this is not what dump() of a SyncDocument returned");
+    }
+    if (key !== documentKey(this.key)) throw new TypeError(`this state is of ${key}, not of ${documentKey(this.key)}`);
+    if (base) this.#setBase(base, hash);
+    Object.assign(this, { data: copy(data), hash });
+  }
+
+  /** `data` now and whenever it has changed, without an end: after changes of the stream, or now and then without. */
+  async *follow({ collection, params, signal, onDisconnect } = {}) {
+    const left = new AbortController(), ended = AbortSignal.any([left.signal, ...(signal ? [signal] : [])]);
+    let isLive = false, isNew = false, isWaiting = false, rejection = null, wake = () => {};
+    const notify = (live = isLive) => {
+      [isLive, isNew] = [live, true];
+      wake();
+    };
+    const end = new Promise((resolve) => ended.addEventListener("abort", resolve)).then(() => notify());
+    // A change that comes while it pulls may be newer than the answer.
+    const isUnseen = ({ hash }) => !isWaiting || hash !== this.hash;
+    this.#listen(collection, params, ended, isUnseen, notify).catch((error) => {
+      rejection = error;
+      notify(false);
+    });
+    try {
+      let given, hasStarted = this.#hasRemote, isAway = false;
+      while (!ended.aborted) {
+        isNew = false;
+        const failure = await Promise.race([this.pull().then(() => null, (error) => error), end]);
+        if (rejection || (failure && !(hasStarted && isTransient(failure)))) throw rejection ?? failure;
+        if (failure && !isAway) onDisconnect?.(failure);
+        [hasStarted, isAway] = [true, Boolean(failure)];
+        if (!isAway && !ended.aborted && given !== this.hash) {
+          given = this.hash;
+          yield this.data;
+        }
+        if ((isNew && !isAway) || ended.aborted) continue;
+        const pauseMs = Math.max(POLL_MS, 1000 * (failure?.retryAfterS ?? 0));
+        const timer = isLive && !isAway ? undefined : setTimeout(notify, pauseMs);
+        isWaiting = true;
+        await new Promise((resolve) => { wake = resolve; });
+        isWaiting = false;
+        clearTimeout(timer);
+      }
+    } finally {
+      left.abort();
+    }
+  }
+
+  /** Notifies of what may be news, and whether the stream is live. Throws what rejects the collection. */
+  async #listen(collection, params, signal, isUnseen, notify) {
+    const segments = documentKey(this.key).split("/");
+    const mayMatch = (event) => Object.values(event.params).every((value) => segments.includes(String(value)));
+    const filter = collection ? [[collection], params && { [collection]: params }] : [null, undefined];
+    const options = { signal, onConnect: () => notify(true), onDisconnect: () => notify(false) };
+    while (!signal.aborted) {
+      try {
+        for await (const event of this.#client.watch(...filter, options)) {
+          if (event.reset || (mayMatch(event) && isUnseen(event))) notify();
+        }
+      } catch (error) {
+        if (collection && error instanceof errors.BadRequest) throw error;
+        notify(false);
+        await sleep(RESUBSCRIBE_MS, signal).catch(() => {});
+      }
+    }
+  }
+
+  #inTurn(work) {
+    const done = this.#last.then(work);
+    this.#last = done.catch(() => {});
+    return done;
+  }
+
+  #baseData() {
+    return this.hash === this.#baseHash ? JSON.parse(this.#base) : null;
+  }
+
+  #setBase(data, hash) {
+    [this.hash, this.#base, this.#baseHash, this.#hasRemote] = [hash, canonicalJson(data), hash, true];
+  }
+
+  async #fetch() {
+    const { data, hash } = await this.#client.pull(this.key);
+    // A server that says that nothing is stored must not get data in that was not sealed.
+    return [hash || Object.keys(data).length ? await this.#rules.open(data) : {}, hash];
+  }
+
+  #apply(theirs, hash) {
+    if (this.isEdited) {
+      const [merged, dropped] = this.#merge(this.#baseData(), copy(this.data), theirs, hash);
+      if (!same(merged, this.data)) this.data = merged;
+      this.#drop(dropped);
+    } else if (hash !== this.hash || !this.#hasRemote) {
+      this.data = theirs;
+    }
+    this.#setBase(theirs, hash);
+  }
+
+  #merge(base, edited, theirs, hash) {
+    if (!base && hash !== this.hash && !this.#rules.resolve && !same(edited, theirs)) throw new UnknownBase(hash);
+    return this.#rules.merge(base ?? (hash === this.hash ? theirs : {}), edited, theirs);
+  }
+
+  #drop(dropped) {
+    this.dropped = [...this.dropped, ...dropped].slice(-MAX_DROPPED);
+  }
+
+  async #store(change) {
+    let edited = copy(this.data), base = this.#baseData(), hash = this.hash;
+    const began = canonicalJson(edited), lost = [], { retries, signAuthor } = this.#options;
+    for (let attempt = 0; ; attempt++) {
+      const data = copy(await change(structuredClone(edited)));
+      const sealed = await this.#rules.seal(data);
+      const pushed = await this.#client.push(this.key, sealed, hash || null, { signAuthor }).catch((error) => {
+        if (!(error instanceof errors.Conflict) || attempt === retries) throw error;
+      });
+      if (pushed) {
+        // Only now: a copy that named a newer base without holding its data would overwrite it later.
+        const now = copy(this.data); // perhaps edited while it was on its way
+        if (canonicalJson(now) !== began) this.data = this.#rules.threeWay.merge(JSON.parse(began), now, data);
+        else if (canonicalJson(data) !== began) this.data = data;
+        this.#drop(lost);
+        this.#setBase(data, pushed.hash);
+        return pushed;
+      }
+      const [theirs, current] = await this.#fetch();
+      const [merged, dropped] = this.#merge(base, edited, theirs, current);
+      [edited, base, hash] = [merged, theirs, current];
+      lost.push(...dropped);
+      await sleep(Math.min(100 * 2 ** attempt, 2000) + 100 * Math.random());
+    }
+  }
+}
 
 // --- Sealed data -----------------------------------------------------------------------------------------------------
 
@@ -2025,7 +2223,6 @@ class ReceivingCopy extends SendingCopy {
 
 // --- Replica: synchronisation, tabs ----------------------------------------------------------------------------------
 
-const RESUBSCRIBE_MS = 30_000; // between requests for changes without a stream
 
 /** A local copy of collections in IndexedDB, in sync with the server whenever that can be reached, in any number of tabs.
  *

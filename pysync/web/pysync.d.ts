@@ -330,9 +330,9 @@ export class Replica {
   tail(key: string, n: number): Promise<LogElement[]>;
   /** The edit is on the disk when the promise is fulfilled. Throws StorageError; then nothing has changed. */
   put(key: string, data: JsonObject): Promise<void>;
-  /** Puts what `change` makes of the document, so that no edit of another tab and nothing received comes between. It is
-   * called with a copy, null if there is none, and again if something came between. */
-  update(key: string, change: (data: JsonObject | null) => JsonObject | Promise<JsonObject>): Promise<void>;
+  /** Puts what `change` makes of the document, so that no edit of another tab and nothing received comes between; null
+   * deletes it. `change` is called with a copy, null if there is none, and again if something came between. */
+  update(key: string, change: (data: JsonObject | null) => JsonObject | null | Promise<JsonObject | null>): Promise<void>;
   delete(key: string): Promise<void>;
   append(key: string, data: JsonObject): Promise<void>;
   /** The keys of what changes from now on, in this tab, in others, or on the server, until the replica closes. */

@@ -1533,10 +1533,18 @@ class LocalCopy {
   }
 
   async put(key, data) {
-    await this.#edit(documentKey(key), "put", JSON.stringify(object(copy(data))));
+    const text = JSON.stringify(object(copy(data)));
+    await this.#edit(documentKey(key), () => text);
+  }
+  async update(key, change) {
+    key = documentKey(key);
+    await this.#edit(key, async (draft) => {
+      const data = await change(await this.#look(draft, key));
+      return data === null ? null : JSON.stringify(object(copy(data)));
+    });
   }
   async delete(key) {
-    await this.#edit(documentKey(key), "delete", null);
+    await this.#edit(documentKey(key), () => null);
   }
   async append(key, data) {
     key = documentKey(key);
@@ -1576,8 +1584,10 @@ class LocalCopy {
     this._notify([key]);
   }
 
-  async #edit(key, kind, data) {
-    await this._database.update([key], (draft) => {
+  /** Replaces the document with the text that `make` returns; null deletes it. */
+  async #edit(key, make) {
+    await this._database.update([key], async (draft) => {
+      const data = await make(draft), kind = data === null ? "delete" : "put";
       const found = draft.edit(key), known = draft.version(key);
       const edit = found ?? newEdit(key, kind, { base: known?.data ?? null, baseHash: known?.hash ?? "" });
       const isElsewhere = edit.baseHash || edit.idempotencyKey || !(found ?? known);

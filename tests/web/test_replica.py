@@ -1,5 +1,6 @@
 """A replica in a browser: a local copy that works offline, and that one of its tabs keeps in sync."""
 
+import asyncio
 from typing import Any
 
 from support.browser import Chromium, Window
@@ -64,6 +65,24 @@ async def test_edits_are_sent(start: Start, screen: Chromium) -> None:
         elements = (await direct.pull("log/a", full=True)).elements()
         assert [element.data for element in elements] == [{"n": 4}]
         assert [each["data"] for each in await window.run("replica.tail('log/a', 9)")] == [{"n": 4}]
+
+
+async def test_updates_of_one_document_in_two_tabs_are_all_made(start: Start, screen: Chromium) -> None:
+    base = await web_service(start, *COLLECTIONS)
+    tabs = [await module(screen, base), await module(screen, base)]
+    count = """async (many) => {
+      const more = (data) => ({n: (data?.n ?? 0) + 1})
+      for (let made = 0; made < many; made++) await replica.update("notes/a", more)
+    }"""
+    for tab in tabs:
+        await opened(tab)
+    await asyncio.gather(*(tab.run(count, 20) for tab in tabs))
+    assert await tabs[0].run("replica.get('notes/a')") == {"n": 40}
+    await tabs[0].run("replica.synced()")
+    async with Client(base) as direct:
+        assert (await direct.pull("notes/a")).data == {"n": 40}
+    await tabs[1].run("replica.update('notes/a', () => null)")
+    assert await tabs[0].run("replica.get('notes/a')") is None
 
 
 async def test_changes_reach_all_tabs_and_another_leads_when_the_leader_closes(

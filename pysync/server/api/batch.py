@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import orjson
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from pysync import _core
 from pysync.auth import field_permissions
@@ -24,7 +24,7 @@ from pysync.cache import BoundedCache
 from pysync.concurrency import CORE_IN_THREAD_ABOVE, run_heavy
 from pysync.engine.append_log import LogRange, LogSettings
 from pysync.errors import AuthorizationError, DocumentCorrupt, Forbidden, PysyncError, RolesUnavailable
-from pysync.model import Caller
+from pysync.model import ANONYMOUS, Caller
 from pysync.server.api import Service
 from pysync.server.api.batch_reads import (
     Budget,
@@ -157,6 +157,8 @@ class BatchHandler:
         )
         answer = await reads.full()
         headers = _headers(named, caller, answer)
+        if caller == ANONYMOUS and hdrs.AUTHORIZATION in request.headers:
+            headers += "WWW-Authenticate: Cap\r\n"
         if etag_matches(request, answer.etag):
             return Response(304, b"", headers)
         if request.method == "HEAD":

@@ -63,7 +63,9 @@ SIMPLE_TYPES = frozenset({"", "text/plain", "multipart/form-data", "application/
 """Content types that browsers send for a page without a preflight request (Fetch). `""` stands for no content
 type."""
 HEALTH_PATHS = frozenset({"/health", "/health/ready"})
-CORS_EXPOSED = "ETag, Content-Range, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id, Date"
+CORS_EXPOSED = (
+    "ETag, Content-Range, Retry-After, RateLimit, RateLimit-Policy, X-Request-Id, Date, WWW-Authenticate"
+)
 CORS_MAX_AGE_S = 600
 
 NO_THREAD = "can't start new thread"

@@ -331,7 +331,8 @@ async def test_credentials_that_do_not_hold_make_a_batch_anonymous(anyone: Brows
     assert isinstance(browser, Signed)
     if spoil == "replay":
         browser.nonce = b"\x07" * 16
-        await batch(browser, "notes", params={"notes": [{"id": "a"}]})
+        accepted = await batch(browser, "notes", params={"notes": [{"id": "a"}]})
+        assert "WWW-Authenticate" not in accepted.headers
     spoilt = {"signature": "X-Starfish-Sig", "certificate": "Authorization", "replay": "X-Unknown"}[spoil]
     browser.tamper = lambda headers: headers.update({spoilt: "Cap e30="})
     params = {"notes": [{"id": "a"}], "mine": [{"identity": ME, "id": "a"}, {"id": "a"}]}
@@ -340,6 +341,7 @@ async def test_credentials_that_do_not_hold_make_a_batch_anonymous(anyone: Brows
     forbidden, missing = entries(answer, "mine")
     assert forbidden == {"error": "Forbidden"}
     assert missing == {"error": "Missing required path parameter"}
+    assert answer.headers["WWW-Authenticate"] == "Cap", "a caller learns that it counts as anonymous"
 
 
 async def test_namespaces_keep_to_themselves(anyone: Browser) -> None:

@@ -424,7 +424,6 @@ const JSON_TYPE = "application/json";
 const isJsonType = (type) => (type ?? "").split(";")[0].trim().toLowerCase() === JSON_TYPE;
 const RENEW_BEFORE_S = 24 * 3600; // clocks differ
 const CLOCK_ERROR_MS = 5_000; // up to which the clock of this machine is taken for right
-const CLOCK_SKEW_MS = 300_000; // that servers allow
 const HASH_DIGITS = 16;
 
 /** The path with a query of the members that are neither null nor undefined. */
@@ -675,7 +674,8 @@ export class Client {
       }
     }
   }
-  /** Sends a request, and once more if the clock with which it was signed was wrong. Throws the error of an answer. */
+  /** Sends a request, and once more if its credentials were invalid: the clock was wrong, or the browser has repeated the
+   * request when a kept connection broke, which is a replay. Throws the error of an answer. */
   async #send(exchange, method, target, { body, signed = body, headers, isSigned = Boolean(this.#keys) }) {
     for (let isFirst = true; ; isFirst = false) {
       const tsMs = this.nowMs();
@@ -687,10 +687,10 @@ export class Client {
       const serverMs = Date.parse(response.headers.get("Date") ?? "");
       const isWrong = serverMs < tsMs - CLOCK_ERROR_MS || serverMs > this.nowMs() + CLOCK_ERROR_MS;
       if (isWrong) this.#behindMs = serverMs - Date.now();
-      // A batch with invalid credentials is that of an anonymous caller: reads are repeated whatever the answer.
-      const isStale = isFirst && isSigned && Math.abs(serverMs - tsMs) > CLOCK_SKEW_MS;
-      if (isStale && (response.status === 401 || method === "GET")) await response.body?.cancel();
-      else if (response.status === 200) return response;
+      const isRejected = isSigned && response.headers.has("WWW-Authenticate"); // also a batch, which is then answered
+      if (isFirst && isRejected) await response.body?.cancel();
+      else if (response.status === 200 && !isRejected) return response;
+      else if (response.status === 200) throw new errors.Unauthorized();
       else throw responseError(response, await exchange.received(response.text()));
     }
   }

@@ -59,9 +59,8 @@ class Chromium:
     async def open(self, url: str, before: str = "") -> "Window":
         """A new window with the page at `url`, when it has loaded. The script `before` runs in each page of
         the window before the page's own."""
-        target = await self.call(
-            "Target.createTarget", url="about:blank", newWindow=True, browserContextId=self.context
-        )
+        context = {"browserContextId": self.context} if self.context else {}
+        target = await self.call("Target.createTarget", url="about:blank", newWindow=True, **context)
         attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         window = Window(self, target["targetId"], attached["sessionId"])
         self._windows[attached["sessionId"]] = window
@@ -246,12 +245,16 @@ class Window:
 
 
 @asynccontextmanager
-async def driven(url: str) -> AsyncIterator[Chromium]:
-    """The browser whose WebSocket is at `url`; its windows are closed at the end."""
+async def driven(url: str, *, is_private: bool = True) -> AsyncIterator[Chromium]:
+    """The browser whose WebSocket is at `url`; its windows are closed at the end. Unless it `is_private`, its
+    windows store what they have to on the disk, in the profile of the browser."""
     async with aiohttp.ClientSession() as session, session.ws_connect(url, max_msg_size=0) as socket:
         chromium = Chromium(socket)
         listening = asyncio.create_task(chromium.listen())
         try:
+            if not is_private:
+                yield chromium
+                return
             made = await chromium.call("Target.createBrowserContext", disposeOnDetach=True)
             chromium.context = made["browserContextId"]
             yield chromium

@@ -1,7 +1,9 @@
 """Blank pages with the browser client, which the server of the test serves."""
 
+from collections.abc import Callable
 from typing import Any, Final
 
+from pysync.clock import wall_clock_ms
 from support.browser import Chromium, Window
 from support.clients import Start
 from support.configurations import ROOT
@@ -21,11 +23,16 @@ def shifted_clock(ms: int) -> str:
     )
 
 
-async def web_service(start: Start, *collections: dict[str, Any], **members: Any) -> str:
+async def web_service(
+    start: Start,
+    *collections: dict[str, Any],
+    now_ms: Callable[[], int] = wall_clock_ms,
+    **members: Any,
+) -> str:
     """The base URL of a service with these collections, which serves the pages of `module`."""
     server = {"examples": str(PAGES), **members.pop("server", {})}
     members = {"server": server, "collections": list(collections), **members}
-    return f"{await start(members)}{server.get('mountPath', '')}"
+    return f"{await start(members, now_ms=now_ms)}{server.get('mountPath', '')}"
 
 
 async def module(screen: Chromium, base: str, before: str = "") -> Window:

@@ -286,6 +286,47 @@ export class SyncDocument {
 
 // --- Sealed data ----------------------------------------------------------------------------------------------------
 
+/** A keyring document, without a server. */
+export class Keyring {
+  constructor(data: JsonObject);
+  static create(adder: IdentityKeys, recipients?: string[], nowS?: number): Promise<Keyring>;
+  readonly data: JsonObject;
+  readonly epoch: number;
+  readonly recipients: string[];
+  open(keys: IdentityKeys, trusted: string[], minEpoch?: number): Promise<UnlockedKeyring>;
+  add(keys: IdentityKeys, recipient: string, trusted: string[],
+    options?: { minEpoch?: number; nowS?: number }): Promise<Keyring>;
+  remove(keys: IdentityKeys, recipient: string, trusted: string[],
+    options?: { minEpoch?: number; nowS?: number }): Promise<Keyring>;
+}
+/** The content keys of a keyring. */
+export class UnlockedKeyring implements Cipher {
+  private constructor();
+  readonly epoch: number;
+  seal(data: JsonObject): Promise<JsonObject>;
+  open(sealed: JsonObject): Promise<JsonObject>;
+  sealBytes(plaintext: BufferSource, aad?: string): Promise<Uint8Array>;
+  openBytes(sealed: BufferSource, aad?: string): Promise<Uint8Array>;
+}
+/** The keyring `<name>/_keyring` of a server. `trusted` are the Ed25519 keys that may add recipients. */
+export class RemoteKeyring {
+  constructor(client: Client, name: string, keys: IdentityKeys, trusted: string[], minEpoch?: number);
+  minEpoch: number;
+  create(recipients?: string[]): Promise<UnlockedKeyring>;
+  open(): Promise<UnlockedKeyring>;
+  read(): Promise<Keyring>;
+  add(recipient: string): Promise<UnlockedKeyring>;
+  remove(recipient: string): Promise<UnlockedKeyring>;
+}
+export function sealAndPushBlob(client: Client, keyring: UnlockedKeyring, key: string, plaintext: BufferSource,
+  aad?: string): Promise<PushResult>;
+export function pullAndOpenBlob(client: Client, keyring: UnlockedKeyring, key: string,
+  aad?: string): Promise<Uint8Array | null>;
+/** One recipient, no keyring. */
+export function sealEnvelope(plaintext: BufferSource, recipientKem: string, sealer: IdentityKeys,
+  aad?: string): Promise<JsonObject>;
+export function openEnvelope(envelope: JsonObject, keys: IdentityKeys, options?: { aad?: string; sealer?: string }):
+  Promise<{ plaintext: Uint8Array; sealedBy: string }>;
 
 // --- Replica --------------------------------------------------------------------------------------------------------
 

@@ -408,13 +408,20 @@ function merged(earlier = [], own) {
   return [...entries.values()];
 }
 
+/** True if `signature` is the base64 of the signature with `edPub` over the message. */
+async function isSigned(message, signature, edPub) {
+  try {
+    const key = await subtle().importKey("raw", unhex(edPub), "Ed25519", false, ["verify"]);
+    return await subtle().verify("Ed25519", key, unbase64(signature), message);
+  } catch {
+    return false;
+  }
+}
+
 /** Throws BadSignature for a revocation list that its issuer has not signed. */
 async function verifiedRevocations(list, issuer) {
-  const { sig, ...members } = list;
-  const isByIssuer = isTexts([sig]) && isKey(list.iss) && await userId(list.iss) === issuer;
-  const key = isByIssuer && await subtle().importKey("raw", unhex(list.iss), "Ed25519", false, ["verify"]);
-  const message = canonicalBytes(members, REVOCATION_TAG);
-  if (key && await subtle().verify("Ed25519", key, unbase64(sig), message)) return list;
+  const { sig, ...members } = list, message = canonicalBytes(members, REVOCATION_TAG);
+  if (isKey(list.iss) && await userId(list.iss) === issuer && await isSigned(message, sig, list.iss)) return list;
   throw new errors.BadSignature("the revocation list is not signed by its issuer");
 }
 
@@ -1124,6 +1131,285 @@ export class SyncDocument {
 
 // --- Sealed data -----------------------------------------------------------------------------------------------------
 
+// An entry of a keyring is a content key, wrapped for `subKem` and signed by `addedBy`. What is encrypted is an iv and
+// AES-256-GCM with its tag.
+const IV_BYTES = 12, TAG_BYTES = 16, KEY_BYTES = 32, EPOCH_BYTES = 4, ENVELOPE_EPOCH = 0;
+const inSeconds = (ms) => Math.floor(ms / 1000);
+function fail(name, message) {
+  throw new SealedError(name, message);
+}
+
+/** The bytes of a base64 text; null for anything else. */
+function decoded(source) {
+  try {
+    return unbase64(text(source));
+  } catch {
+    return null;
+  }
+}
+
+async function aesGcm(usage, rawKey, iv, bytes, aad) {
+  const key = await subtle().importKey("raw", rawKey, "AES-GCM", false, [usage]);
+  const options = { name: "AES-GCM", iv, additionalData: encoder.encode(aad) };
+  return new Uint8Array(await subtle()[usage](options, key, bytes));
+}
+
+async function encrypt(key, plaintext, aad) {
+  const iv = randomBytes(IV_BYTES);
+  return concat(iv, await aesGcm("encrypt", key, iv, plaintext, aad));
+}
+
+async function decrypt(key, sealed, aad) {
+  if (sealed.length < IV_BYTES + TAG_BYTES) fail("Truncated", "Encrypted payload is too short");
+  const parts = [sealed.subarray(0, IV_BYTES), sealed.subarray(IV_BYTES)];
+  return aesGcm("decrypt", key, ...parts, aad).catch(() => (
+    fail("DecryptionFailed", "Decryption failed: the bytes, the context or the epoch are others")));
+}
+
+async function wrappingKey(keys, kemPub) {
+  const secret = await subtle().importKey("raw", await keys.deriveShared(kemPub), "HKDF", false, ["deriveBits"]);
+  const salt = encoder.encode("starfish-wrap");
+  const options = { name: "HKDF", hash: "SHA-256", salt, info: salt };
+  return new Uint8Array(await subtle().deriveBits(options, secret, 8 * KEY_BYTES));
+}
+
+async function wrapKey(contentKey, subKem, epoch, adder, addedAt) {
+  const ephemeral = await IdentityKeys.generate();
+  const key = await wrappingKey(ephemeral, subKem).catch(() => null);
+  if (!key) throw new TypeError("a recipient is an X25519 public key, 64 hex digits in lower case");
+  const ct = base64(await encrypt(key, contentKey, ""));
+  const entry = { subKem, ephKem: ephemeral.kemPub, ct, addedBy: adder.edPub, addedAt };
+  return { ...entry, addedSig: await adder.sign(canonicalBytes({ ...entry, epoch })) };
+}
+
+/** Throws unless one of `trusted` (null: anybody) added the entry and signed it for this epoch. */
+async function verifyEntry({ subKem, ephKem, ct, addedBy, addedAt, addedSig }, epoch, trusted) {
+  const adder = isKey(addedBy) ? addedBy : "nobody";
+  if (trusted && !trusted.includes(adder)) fail("UntrustedAdder", `${adder} added a key, and is not trusted`);
+  const isWhole = [subKem, ephKem, addedBy].every(isKey) && Number.isSafeInteger(addedAt) && decoded(ct);
+  const message = canonicalBytes({ subKem, ephKem, ct, addedBy, addedAt, epoch });
+  if (!isWhole || !await isSigned(message, addedSig, addedBy)) {
+    fail("ForgedEntry", `the key of epoch ${epoch} is not signed by ${adder}`);
+  }
+}
+
+async function unwrapKey(entry, keys) {
+  const key = await wrappingKey(keys, entry.ephKem).catch(() => fail("DecryptionFailed", "the wrapped key is weak"));
+  const contentKey = await decrypt(key, decoded(entry.ct), "");
+  return contentKey.length === KEY_BYTES ? contentKey : fail("DecryptionFailed", "the wrapped key has not 32 bytes");
+}
+
+/** The members of an epoch with a new content key, wrapped for each of `kems`. */
+async function newEpoch(epoch, kems, adder, nowS) {
+  const contentKey = randomBytes(KEY_BYTES);
+  const wrappedKeys = await Promise.all([...new Set(kems)].map((kem) => wrapKey(contentKey, kem, epoch, adder, nowS)));
+  return { createdAt: nowS, wrappedKeys };
+}
+
+/** A keyring document. It is immutable: `add` and `remove` return another one. */
+export class Keyring {
+  #entries = new Map();
+
+  constructor(data) {
+    for (const [name, members] of membersOf(data.epochs)) {
+      const isEpoch = /^[1-9][0-9]{0,9}$/.test(name) && Number(name) < 2 ** 32;
+      if (isEpoch && Array.isArray(members?.wrappedKeys)) {
+        this.#entries.set(Number(name), members.wrappedKeys.filter(isObject));
+      }
+    }
+    Object.assign(this, { data: { ...data }, epoch: data.currentEpoch });
+    if (data.v !== 1 || !this.#entries.has(this.epoch)) fail("MalformedKeyring", "this is no keyring");
+  }
+
+  /** A keyring at epoch 1 for the adder and `recipients` (X25519 public keys). */
+  static async create(adder, recipients = [], nowS = inSeconds(Date.now())) {
+    const epochs = { 1: await newEpoch(1, [adder.kemPub, ...recipients], adder, nowS) };
+    return new Keyring({ v: 1, currentEpoch: 1, epochs });
+  }
+
+  get recipients() {
+    return this.#entries.get(this.epoch).map(({ subKem }) => subKem).filter((kem) => typeof kem === "string");
+  }
+
+  /** The content keys for `keys` that somebody `trusted` added. */
+  async open(keys, trusted, minEpoch = 1) {
+    const contentKeys = new Map([[this.epoch, await this.#contentKey(this.epoch, keys, trusted, minEpoch)]]);
+    for (const epoch of this.#entries.keys()) {
+      const key = contentKeys.get(epoch) ?? await this.#contentKey(epoch, keys, trusted).catch(() => null);
+      if (key) contentKeys.set(epoch, key);
+    }
+    return new UnlockedKeyring(this.epoch, contentKeys);
+  }
+
+  /** The keyring with `recipient` in the current epoch, added by `keys`. */
+  async add(keys, recipient, trusted, { minEpoch = 1, nowS = inSeconds(Date.now()) } = {}) {
+    if (this.recipients.includes(recipient)) fail("AlreadyPresent", `recipient ${recipient} is already present`);
+    const contentKey = await this.#contentKey(this.epoch, keys, trusted, minEpoch);
+    const entry = await wrapKey(contentKey, recipient, this.epoch, keys, nowS);
+    const members = this.data.epochs[this.epoch];
+    return this.#with(this.epoch, { ...members, wrappedKeys: [...members.wrappedKeys, entry] });
+  }
+
+  /** The keyring at a new epoch, whose key all others receive whom somebody `trusted` has added. */
+  async remove(keys, recipient, trusted, { minEpoch = 1, nowS = inSeconds(Date.now()) } = {}) {
+    this.#check(minEpoch);
+    if (!this.recipients.includes(recipient)) fail("NotARecipient", `${recipient} is not in epoch ${this.epoch}`);
+    const kems = await Promise.all(this.#entries.get(this.epoch).map((entry) => (
+      verifyEntry(entry, this.epoch, trusted).then(() => entry.subKem, () => recipient))));
+    const others = kems.filter((kem) => kem !== recipient);
+    if (!others.length) fail("LastRecipient", `without ${recipient} nobody trusted is left in epoch ${this.epoch}`);
+    return this.#with(this.epoch + 1, await newEpoch(this.epoch + 1, others, keys, nowS));
+  }
+
+  #check(minEpoch) {
+    if (this.epoch < minEpoch) fail("KeyringRolledBack", `at epoch ${this.epoch}, and was at ${minEpoch} before`);
+  }
+
+  async #contentKey(epoch, keys, trusted, minEpoch = 1) {
+    this.#check(minEpoch);
+    const [mine, ...more] = this.#entries.get(epoch).filter(({ subKem }) => subKem === keys.kemPub);
+    if (!mine) fail("NotARecipient", `${keys.kemPub} is not in epoch ${epoch}`);
+    if (more.length) fail("AmbiguousEntry", `${keys.kemPub} is in epoch ${epoch} more than once`);
+    await verifyEntry(mine, epoch, trusted);
+    return unwrapKey(mine, keys);
+  }
+
+  #with(epoch, members) {
+    return new Keyring({ ...this.data, currentEpoch: epoch, epochs: { ...this.data.epochs, [epoch]: members } });
+  }
+}
+
+/** The content keys of a keyring. It seals under the current one, and opens what is sealed under any. */
+export class UnlockedKeyring {
+  #keys;
+
+  /** @private Open a keyring. */
+  constructor(epoch, contentKeys) {
+    [this.epoch, this.#keys] = [epoch, contentKeys];
+  }
+
+  /** A document or log element, sealed. */
+  async seal(data) {
+    const sealed = await encrypt(this.#key(this.epoch), encoder.encode(JSON.stringify(copy(data))), `${this.epoch}`);
+    return { _encrypted: base64(sealed), _epoch: this.epoch };
+  }
+
+  async open(sealed) {
+    const payload = decoded(sealed._encrypted) ?? fail("NotSealed", "the document is not sealed");
+    const epoch = Number.isInteger(sealed._epoch) ? sealed._epoch : this.epoch;
+    const plaintext = await decrypt(this.#key(epoch), payload, `${epoch}`);
+    return parsed(new TextDecoder().decode(plaintext)) ?? fail("NotSealed", "what is sealed is no JSON object");
+  }
+
+  /** Bytes that only recipients can read, and only with the same `aad`: 32 more than the plaintext. */
+  async sealBytes(plaintext, aad = "") {
+    const header = new DataView(new ArrayBuffer(EPOCH_BYTES));
+    header.setUint32(0, this.epoch);
+    const sealed = await encrypt(this.#key(this.epoch), plaintext, `starfish-blob:${this.epoch}:${aad}`);
+    return concat(new Uint8Array(header.buffer), sealed);
+  }
+
+  async openBytes(sealed, aad = "") {
+    const view = ArrayBuffer.isView(sealed) ? sealed : new Uint8Array(sealed);
+    const bytes = new Uint8Array(view.buffer, view.byteOffset, view.byteLength);
+    if (bytes.length < EPOCH_BYTES + IV_BYTES + TAG_BYTES) {
+      fail("Truncated", "sealed blob shorter than its epoch+iv header and its tag");
+    }
+    const epoch = new DataView(bytes.buffer, bytes.byteOffset).getUint32(0);
+    return decrypt(this.#key(epoch), bytes.subarray(EPOCH_BYTES), `starfish-blob:${epoch}:${aad}`);
+  }
+
+  #key(epoch) {
+    return this.#keys.get(epoch) ?? fail("UnknownEpoch", `No key available for epoch ${epoch}: open the keyring again`);
+  }
+}
+
+/** The keyring `<name>/_keyring` of a server, as the holder of `keys` uses it. */
+export class RemoteKeyring {
+  #of;
+
+  constructor(client, name, keys, trusted, minEpoch = 1) {
+    this.#of = { client, key: `${documentKey(name)}/_keyring`, keys, trusted: [...trusted] };
+    this.minEpoch = minEpoch;
+  }
+
+  /** Creates it for these keys and `recipients`. Throws Conflict if there is one. */
+  async create(recipients = []) {
+    const { client, key, keys, trusted } = this.#of;
+    const keyring = await Keyring.create(keys, recipients, inSeconds(client.nowMs()));
+    const opened = await keyring.open(keys, trusted, this.minEpoch);
+    await client.push(key, keyring.data);
+    return this.#seen(opened);
+  }
+
+  /** The content keys. They do not follow changes: after `UnknownEpoch` open it again. */
+  async open() {
+    const keyring = await this.read();
+    return this.#seen(await keyring.open(this.#of.keys, this.#of.trusted, this.minEpoch));
+  }
+
+  async read() {
+    return this.#keyring((await this.#of.client.pull(this.#of.key)).data);
+  }
+
+  /** Lets `recipient` open all that is sealed in the current epoch. */
+  add(recipient) {
+    return this.#change("add", recipient);
+  }
+
+  /** Has later data sealed under a new key, which `recipient` does not have. */
+  remove(recipient) {
+    return this.#change("remove", recipient);
+  }
+
+  async #change(method, recipient) {
+    const { client, key, keys, trusted } = this.#of;
+    let opened;
+    await new SyncDocument(client, key).update(async (data) => {
+      const options = { minEpoch: this.minEpoch, nowS: inSeconds(client.nowMs()) };
+      const keyring = await this.#keyring(data)[method](keys, recipient, trusted, options);
+      opened = await keyring.open(keys, trusted, this.minEpoch); // or nobody else gets to see it
+      return keyring.data;
+    });
+    return this.#seen(opened);
+  }
+
+  #seen(opened) {
+    this.minEpoch = Math.max(this.minEpoch, opened.epoch);
+    return opened;
+  }
+
+  #keyring(data) {
+    return Object.keys(data).length ? new Keyring(data) : fail("KeyringMissing", `no keyring at ${this.#of.key}`);
+  }
+}
+
+/** Seals a file and stores it. It opens only with the same `aad`, by default its key. */
+export async function sealAndPushBlob(client, keyring, key, plaintext, aad = documentKey(key)) {
+  return client.pushBlob(key, await keyring.sealBytes(plaintext, aad), "application/octet-stream");
+}
+
+/** The plaintext of a file that was stored by `sealAndPushBlob`; null if nothing is stored. */
+export async function pullAndOpenBlob(client, keyring, key, aad = documentKey(key)) {
+  const file = await client.pullBlob(key);
+  return file && keyring.openBytes(await file.blob.arrayBuffer(), aad);
+}
+
+/** Seals for the holder of `recipientKem`, without a keyring. */
+export async function sealEnvelope(plaintext, recipientKem, sealer, aad = "") {
+  const contentKey = randomBytes(KEY_BYTES);
+  const entry = await wrapKey(contentKey, recipientKem, ENVELOPE_EPOCH, sealer, inSeconds(Date.now()));
+  return { entry, ct: base64(await encrypt(contentKey, plaintext, aad)), ...(aad && { v: 1 }) };
+}
+
+/** Opens an envelope. `sealer` is the Ed25519 key that must have sealed it; default: anybody. */
+export async function openEnvelope({ v, entry, ct }, keys, { aad = "", sealer } = {}) {
+  if (v === 1 && !aad) fail("AadRequired", "aad required: this envelope (v:1) was sealed with a context");
+  const sealed = decoded(ct);
+  if (!isObject(entry) || !sealed) fail("NotSealed", "not an envelope: entry must be an object, and ct base64");
+  await verifyEntry(entry, ENVELOPE_EPOCH, sealer ? [sealer] : null);
+  return { plaintext: await decrypt(await unwrapKey(entry, keys), sealed, aad), sealedBy: entry.addedBy };
+}
 
 // --- Replica: storage ------------------------------------------------------------------------------------------------
 

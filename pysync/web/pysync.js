@@ -1413,351 +1413,216 @@ export async function openEnvelope({ v, entry, ct }, keys, { aad = "", sealer } 
 
 // --- Replica: storage ------------------------------------------------------------------------------------------------
 
-const TAIL_ELEMENTS = 1000; // so many of the newest elements of each log are kept
-const REMOVALS_MS = 90 * 24 * 3600 * 1000; // a server that is restored may need removals that are not older
-const REPLICA_STORES = ["setting", "feed", "document", "element", "edit", "file"];
+const TAIL_ELEMENTS = 1000; // of each log
+const REMOVALS_MS = 90 * 24 * 3_600_000; // for which a server that is restored may need them
 const replicaName = (name) => `pysync-replica:${name}`;
-const keysBelow = (prefix) => IDBKeyRange.bound(prefix, `${prefix}\x7f`, false, true); // keys are ASCII
+const below = (prefix) => IDBKeyRange.bound(prefix, `${prefix}\x7f`); // keys are ASCII
 const elementsOf = (key) => IDBKeyRange.bound([key], [key, []]);
-const feedOf = (collection, params) => ({ id: canonicalJson([collection, params]), collection, params, cursor: "" });
+const isAny = (error, ...kinds) => kinds.some((kind) => error instanceof kind);
 
-/** The newest version of the server that was received. `hash` is "" if it was removed; `data` is JSON as the server has
- * it, perhaps sealed, and null for logs and files. `writtenMs` is the server's time of the write, `checkpointMs` that of
- * the newest element that was read. */
+/** The newest version of the server: `hash` is "" if it was removed; `data` is JSON, null for logs and files. */
 const remoteVersion = (key, hash, { data = null, writtenMs = 0, checkpointMs = null } = {}) => (
   { key, hash, data, writtenMs, checkpointMs, ...(!hash && { removedMs: writtenMs }) });
+const pulledVersion = (key, { hash, data, timestampMs }, writtenMs = timestampMs) => (
+  remoteVersion(key, hash, { data: hash ? JSON.stringify(data) : null, writtenMs }));
 
-/** An edit that the server does not have yet, or has rejected with `error`. `data` is plain JSON, null for a deletion. It
- * began from `base`, as the server has it, with `baseHash`. With an `idempotencyKey`, `sent` is on its way since
- * `sentMs`, and the answer has not come; an append found the log at `checkpointMs`. `writtenMs` is the time of an append,
- * or of a version that a restored server had before. */
-const newEdit = (key, kind, members) => ({
-  key, kind, data: null, base: null, baseHash: "", sent: null, sentHash: null, idempotencyKey: "", sentMs: 0,
-  checkpointMs: 0, writtenMs: null, error: null, ...members,
-});
-const unsent = (edit, changes) => ({ ...edit, sent: null, sentHash: null, idempotencyKey: "", ...changes });
+/** An edit that waits, or was rejected with `error`: its `data` is plain JSON, null for a deletion, and began from `base`,
+ * as the server has it. With an `idempotencyKey`, `sent` may be on its way. */
+const newEdit = (key, kind, members) => (
+  { key, kind, data: null, base: null, baseHash: "", writtenMs: null, error: null, ...UNSENT, ...members });
+const UNSENT = { sent: null, sentHash: null, idempotencyKey: "" };
 
-function encodeError(error) {
-  const { name, message, status, code, extras } = error;
-  return { kind: error.constructor.name, name, message, status, code, extras };
-}
+const encodeError = (error) => error && (({ constructor, name, message, status, code, extras }) => (
+  { kind: constructor.name, name, message, status, code, extras }))(error);
 function decodeError({ kind, name, message, status, code, extras }) {
   if (status) return responseError(status, { ...extras, error: message, code });
   if (kind === "SealedError") return new SealedError(name, message);
-  const known = { Unreachable, UnsupportedBrowser, StorageError, ReplicaError }[kind] ?? Error;
-  return Object.assign(new known(message, code), { name });
+  return Object.assign(new ({ Unreachable, StorageError, ReplicaError }[kind] ?? Error)(message, code), { name });
 }
 
 /** What is stored of some keys, and what will be written. */
 class Draft {
   writes = [];
-  /** Called when it is written. */
-  afterwards = [];
-  #edits;
+  afterwards = []; // calls, once it is written
 
   constructor(versions, edits) {
-    this.versions = versions;
-    this.#edits = edits;
+    Object.assign(this, { versions: new Map(versions.map((each) => [each.key, each])), all: edits });
   }
-  version(key) {
-    return this.versions.get(key);
-  }
-  /** The edits of a key that wait, or were rejected, the oldest first. */
   edits(key, isRejected = false) {
-    return this.#edits.filter((edit) => edit.key === key && (edit.error !== null) === isRejected);
+    return this.all.filter((edit) => edit.key === key && (edit.error !== null) === isRejected);
   }
   /** The put or delete of a key that waits. */
-  edit(key) {
-    return this.edits(key).find((edit) => edit.kind !== "append");
-  }
-  /** Adds an edit, or replaces the one with its id. The stamp tells other tabs that it is not the same any more. */
+  edit(key) { return this.edits(key).find(({ kind }) => kind !== "append"); }
+  put(store, record) { this.writes.push((stores) => stores(store).put(record)); }
+  remove(store, key) { this.writes.push((stores) => stores(store).delete(key)); }
+  set(name, value) { this.put("setting", { name, value }); }
+  /** Adds an edit, or replaces it. By the stamp others see that it is not the same any more. */
   save(edit) {
     const saved = { ...edit, stamp: hex(randomBytes(8)) };
-    this.#edits = this.#edits.map((each) => (each.id === edit.id ? saved : each));
-    this.#put("edit", saved);
+    this.all = this.all.map((each) => (each.id === edit.id ? saved : each));
+    this.put("edit", saved);
   }
   drop(edit) {
-    this.#edits = this.#edits.filter((each) => each.id !== edit.id);
-    if (edit.id !== undefined) this.#delete("edit", edit.id);
+    this.all = this.all.filter(({ id }) => id !== edit.id);
+    if (edit.id) this.remove("edit", edit.id);
   }
   store(version) {
     this.versions.set(version.key, version);
-    this.#put("document", version);
-    if (version.data === null) this.forgetFile(version);
-    if (!version.hash) this.forgetElements(version.key);
+    this.put("document", version);
+    if (!version.hash) this.empty(version.key);
   }
-  forget(key) {
-    this.versions.delete(key);
-    this.#delete("document", key);
-    this.#delete("file", key);
-    this.forgetElements(key);
+  empty(key) {
+    this.remove("element", elementsOf(key));
+    this.remove("file", key);
   }
-  forgetElements(key) {
-    this.#delete("element", elementsOf(key));
-  }
-  forgetFile({ key, hash }) {
-    this.writes.push(async (transaction) => {
-      const files = transaction.objectStore("file"), kept = await requested(files.get(key));
-      if (kept && kept.hash !== hash) files.delete(key);
+  addElements(key, added) {
+    for (const element of added) this.put("element", { key, ...element });
+    this.writes.push(async (stores) => {
+      const last = (await requested(stores("element").getAllKeys(elementsOf(key)))).at(-TAIL_ELEMENTS - 1);
+      if (last) stores("element").delete(IDBKeyRange.bound([key], last));
     });
   }
-  addElements(key, elements) {
-    for (const element of elements) this.#put("element", { key, ...element });
-    if (elements.length) this.writes.push((transaction) => trimElements(transaction.objectStore("element"), key));
-  }
-  set(name, value) {
-    this.#put("setting", { name, value });
-  }
-  move(feed, cursor) {
-    this.#put("feed", { ...feed, cursor });
-  }
-  unfollow(feed) {
-    this.#delete("feed", feed.id);
-  }
-  keepFile(key, hash, blob) {
-    this.#put("file", { key, hash, blob });
-  }
-  #put(store, record) {
-    this.writes.push((transaction) => transaction.objectStore(store).put(record));
-  }
-  #delete(store, key) {
-    this.writes.push((transaction) => transaction.objectStore(store).delete(key));
-  }
 }
 
-async function trimElements(store, key) {
-  const known = await requested(store.getAllKeys(elementsOf(key)));
-  if (known.length > TAIL_ELEMENTS) store.delete(IDBKeyRange.bound([key], known.at(-TAIL_ELEMENTS - 1)));
-}
-
-/** The database of a replica, which all tabs have open. Throws StorageError. */
+/** The database of a replica, which all its tabs have open. Throws StorageError. */
 class ReplicaDatabase {
-  /** The error after which nothing can be read any more; null while there is none. */
-  lost = null;
+  lost = null; // why there is nothing to read any more
   #database;
 
-  /** Opens the database. `onLost` is called when the browser, or another tab, has deleted it. */
+  /** `onLost` is called when the browser, or another tab, has deleted it. */
   static async open(name, owner, onLost) {
     const opened = new ReplicaDatabase();
-    try {
-      opened.#database = await openDatabase(replicaName(name), createReplicaStores);
-    } catch (error) {
-      if (error.cause?.name !== "VersionError") throw error;
-      throw new ReplicaError(`the replica ${name} is one of a newer version of this module`);
-    }
-    opened.#database.onclose = opened.#database.onversionchange = () => {
+    const database = opened.#database = await openDatabase(replicaName(name), (created) => {
+      for (const [store, keyPath] of Object.entries({ setting: "name", feed: "id", file: "key", element: ["key", "tsMs"] })) {
+        created.createObjectStore(store, { keyPath });
+      }
+      created.createObjectStore("document", { keyPath: "key" }).createIndex("removed", "removedMs");
+      created.createObjectStore("edit", { keyPath: "id", autoIncrement: true }).createIndex("key", "key");
+    });
+    database.onclose = database.onversionchange = () => {
       opened.close(new StorageError(`the browser has deleted what the replica ${name} stored`, "evicted"));
       onLost();
     };
-    const found = await opened.setting("owner");
-    if (found === undefined) await opened.update([], (draft) => draft.set("owner", owner));
-    else if (found !== owner) {
-      opened.close();
-      throw new ReplicaError(`the replica ${name} is one of ${found}, not of ${owner}`);
-    }
+    const found = await opened.setting("owner") ?? owner;
+    if (found === owner) await opened.update([], (draft) => draft.set("owner", owner));
+    else opened.close(new ReplicaError(`the replica ${name} is one of ${found}, not of ${owner}`));
+    if (opened.lost) throw opened.lost;
     return opened;
   }
 
-  close(reason = new ReplicaError("the replica is closed")) {
+  close(reason) {
     this.lost ??= reason;
     this.#database.close();
   }
 
-  setting(name) {
-    return this.#read(async (stores) => (await requested(stores("setting").get(name)))?.value);
-  }
-  feeds() {
-    return this.#read((stores) => requested(stores("feed").getAll()));
-  }
-  feed(id) {
-    return this.#read((stores) => requested(stores("feed").get(id)));
-  }
-  /** The server's versions of keys, by key. */
-  versions(keys) {
-    return this.#read((stores) => versionsOf(stores, keys));
-  }
-  /** What is stored of keys. */
-  read(keys) {
-    return this.#read(async (stores) => new Draft(await versionsOf(stores, keys), await editsOf(stores, keys)));
-  }
-  /** All versions below a prefix of keys, and all edits, also those that were rejected. */
-  all(prefix) {
-    return this.#read((stores) => Promise.all([
-      requested(stores("document").getAll(keysBelow(prefix))),
-      requested(stores("edit").index("key").getAll(keysBelow(prefix))),
-    ]));
-  }
-  /** All edits, the oldest first. */
-  edits() {
-    return this.#read((stores) => requested(stores("edit").getAll()));
-  }
-  /** The keys below a prefix at which the server has something, in order. */
-  storedKeys(prefix) {
-    return this.#read(async (stores) => {
-      const removed = new Set(await requested(stores("document").index("removed").getAllKeys()));
-      return (await requested(stores("document").getAllKeys(keysBelow(prefix)))).filter((key) => !removed.has(key));
+  /** The results of some requests, all of one moment. */
+  read(requests) { return this.#transact("readonly", {}, (stores) => Promise.all(requests(stores).map(requested))); }
+  async setting(name) { return (await this.read((stores) => [stores("setting").get(name)]))[0]?.value; }
+  async all(store) { return (await this.read((stores) => [stores(store).getAll()]))[0]; }
+  /** What is stored of keys; `versions` are those of the server, if they are known. */
+  draft(keys, versions) {
+    return this.#transact("readonly", {}, async (stores) => {
+      const found = versions ?? await Promise.all(keys.map((key) => requested(stores("document").get(key))));
+      return new Draft(found.filter(Boolean), await editsOf(stores, keys));
     });
   }
-  removedBefore(ms) {
-    return this.#read((stores) => requested(stores("document").index("removed").getAllKeys(IDBKeyRange.upperBound(ms))));
+  /** The keys below a prefix at which the server has something, in order. */
+  async storedKeys(prefix) {
+    const [keys, removed] = await this.read((stores) => [
+      stores("document").getAllKeys(below(prefix)), stores("document").index("removed").getAllKeys()]);
+    const gone = new Set(removed);
+    return keys.filter((key) => !gone.has(key));
   }
   /** The newest elements of a log, in its order. */
   async elements(key, count) {
-    const found = await this.#read((stores) => requested(stores("element").getAll(elementsOf(key))));
+    const [found] = await this.read((stores) => [stores("element").getAll(elementsOf(key))]);
     return found.slice(Math.max(found.length - count, 0)).map(({ key: _, ...element }) => element);
   }
-  file(key) {
-    return this.#read((stores) => requested(stores("file").get(key)));
-  }
 
-  /** Lets `change` compute from what is stored of some keys, and writes what it has put into its draft, in one
-   * transaction. If another tab has changed edits of these keys meanwhile, `change` is called again. Returns what it
-   * returned; null, and nothing is written, if the `feed` has been moved. `versions` are those of the keys, if known. */
+  /** Has `change` compute a draft of some keys, and writes it in one transaction; again, if their edits are others by then.
+   * Returns what `change` has returned; null, and writes nothing, if the cursor of the `feed` is another by then. */
   async update(keys, change, { durability = "relaxed", feed, versions } = {}) {
-    for (;;) {
-      const [draft, read] = await this.#read(async (stores) => {
-        const edits = await editsOf(stores, keys);
-        return [new Draft(new Map(versions ?? await versionsOf(stores, keys)), edits), stampsOf(edits)];
-      });
-      const result = await change(draft);
+    for (let outcome = "begun"; outcome !== "moved";) {
+      const draft = await this.draft(keys, versions), read = stampsOf(draft.all), result = await change(draft);
       if (!draft.writes.length) return result;
-      const outcome = await this.#transact("readwrite", durability, async (stores, transaction) => {
+      outcome = await this.#transact("readwrite", { durability }, async (stores) => {
         if (feed && (await requested(stores("feed").get(feed.id)))?.cursor !== feed.cursor) return "moved";
         if (stampsOf(await editsOf(stores, keys)) !== read) return "edited";
-        await Promise.all(draft.writes.map((write) => write(transaction)));
+        await Promise.all(draft.writes.map((write) => write(stores)));
         return "written";
       });
-      if (outcome === "moved") return null;
-      if (outcome === "edited") continue;
+      if (outcome !== "written") continue;
       for (const call of draft.afterwards) call();
       return result;
     }
+    return null;
   }
 
-  #read(work) {
-    return this.#transact("readonly", "default", work);
-  }
-
-  /** Returns what `work` returns, when the transaction is over. It ends when `work` awaits anything but its requests. */
-  async #transact(mode, durability, work) {
+  /** Returns what `work` returns, when it is written. A transaction ends when anything but its requests is awaited. */
+  async #transact(mode, options, work) {
     if (this.lost) throw this.lost;
     let transaction;
     try {
-      transaction = this.#database.transaction(REPLICA_STORES, mode, { durability });
-      const [result] = await Promise.all([
-        work((name) => transaction.objectStore(name), transaction), committed(transaction)]);
-      return result;
+      transaction = this.#database.transaction(this.#database.objectStoreNames, mode, options);
+      return (await Promise.all([work((name) => transaction.objectStore(name)), committed(transaction)]))[0];
     } catch (error) {
-      const cause = transaction?.error ?? error; // that of a request only says that the transaction was aborted
-      if (["InvalidStateError", "NotFoundError"].includes(cause.name)) this.#database.onclose();
+      const cause = transaction?.error ?? error; // a request only says that the transaction was aborted
+      if (cause.name === "InvalidStateError") this.#database.onclose();
       throw this.lost ?? storageError(cause);
     }
   }
 }
 
-function createReplicaStores(database) {
-  database.createObjectStore("setting", { keyPath: "name" });
-  database.createObjectStore("feed", { keyPath: "id" });
-  database.createObjectStore("document", { keyPath: "key" }).createIndex("removed", "removedMs");
-  database.createObjectStore("element", { keyPath: ["key", "tsMs"] });
-  database.createObjectStore("edit", { keyPath: "id", autoIncrement: true }).createIndex("key", "key");
-  database.createObjectStore("file", { keyPath: "key" });
-}
-
-async function versionsOf(stores, keys) {
-  const found = await Promise.all(keys.map((key) => requested(stores("document").get(key))));
-  return new Map(found.filter(Boolean).map((version) => [version.key, version]));
-}
-
-/** The edits of some keys, the oldest first. */
 async function editsOf(stores, keys) {
   if (!keys.length) return [];
-  const wanted = new Set(keys), sorted = [...wanted].sort();
-  const found = await requested(stores("edit").index("key").getAll(IDBKeyRange.bound(sorted[0], sorted.at(-1))));
-  return found.filter((edit) => wanted.has(edit.key)).sort((one, other) => one.id - other.id);
+  const wanted = new Set(keys), sorted = [...wanted].sort(), range = IDBKeyRange.bound(sorted[0], sorted.at(-1));
+  return (await requested(stores("edit").index("key").getAll(range))).filter(({ key }) => wanted.has(key));
 }
 const stampsOf = (edits) => edits.map(({ id, stamp }) => `${id} ${stamp}`).join();
 
 // --- Replica: local copy and outbox ----------------------------------------------------------------------------------
 
-const CONCURRENT = 6; // requests at once: as many as a browser makes to one server over HTTP/1.1
-const MAX_DROPPED_EDITS = 1000;
+const CONCURRENT = 6; // requests: a browser makes no more to one server over HTTP/1.1
 const KEYS_TRUSTED_MS = 5 * 60_000; // the server knows an idempotency key for 10 min, and clocks differ by up to 5
-const QUIET_FETCH_COUNT = 100; // newest elements of a log that has been quiet for too long to say what is new
 const UNKNOWN_HASH = "-"; // of a log that was appended to and not read
-const isAny = (error, ...kinds) => kinds.some((kind) => error instanceof kind);
-const isOwnFailure = (error) => isAny(error, StorageError, ReplicaError);
-const isByCollection = (option) => typeof option === "object" && option !== null && typeof option.seal !== "function";
+const DURABLE = { durability: "strict" };
+const isByCollection = (option) => isObject(option) && typeof option.seal !== "function";
 
-/** Calls `work` with each item, a few at a time, and returns the results in the order of the items. Throws the first
- * error, when all that was begun is over. */
+/** Calls `work` with each item, some at a time; returns the results. Throws the first error, when all have ended. */
 async function inParallel(items, work) {
   const results = [], rest = items.entries(), failures = [];
-  await Promise.all(Array.from({ length: CONCURRENT }, async () => {
-    try {
-      for (const [at, item] of rest) {
-        if (failures.length) return;
-        results[at] = await work(item);
-      }
-    } catch (error) {
-      failures.push(error);
-    }
-  }));
+  const next = async () => {
+    for (const [at, item] of rest) if (!failures.length) results[at] = await work(item);
+  };
+  await Promise.all(Array.from({ length: CONCURRENT }, () => next().catch((error) => failures.push(error))));
   if (failures.length) throw failures[0];
   return results;
 }
 
-/** Yields the elements of a log, its newest `first`, or all after `since` (docs/reference/protocol.md#read-a-log). */
-async function* logPages(client, key, { first, since: afterMs = -1 }) {
-  let hasMore = false;
-  const request = async (bounds) => {
-    const pulled = await client.pull(key, bounds);
-    hasMore = pulled.hasMore;
-    return elements(pulled);
-  };
-  const next = async () => {
-    try {
-      const found = await request({ since: Math.max(afterMs, 0) });
-      const isIgnored = hasMore && !found.some((each) => each.tsMs > afterMs); // by a log with forceFullFetch
-      return isIgnored ? await request({ full: true }) : found;
-    } catch (error) {
-      if (!isAny(error, errors.CheckpointTooOld) || error.extras.earliest !== undefined) throw error;
-      const newest = await request({ last: QUIET_FETCH_COUNT });
-      return !newest.length || newest[0].tsMs <= afterMs ? newest : request({ full: true });
-    }
-  };
-  let found = first ? await request({ last: first }) : await next();
-  while ((found = found.filter((each) => each.tsMs > afterMs)).length) {
-    afterMs = found.at(-1).tsMs;
-    yield found;
-    if (!hasMore) return;
-    found = await next();
+/** Yields the elements of a log after a time, page by page. Throws FullNotAllowed if only all of them can be read. */
+async function* elementsAfter(client, key, afterMs) {
+  for (let hasMore = true; hasMore;) {
+    const pulled = await client.pull(key, { since: afterMs });
+    const added = elements(pulled).filter((each) => each.tsMs > afterMs);
+    ({ hasMore } = pulled);
+    if (hasMore && !added.length) throw new errors.FullNotAllowed();
+    if (added.length) yield added;
+    afterMs = added.at(-1)?.tsMs;
   }
 }
 
-/** Something that is awaited: it is set until it is cleared. */
+/** Stays set until `isSet` is made false. One caller waits for it. */
 class Signal {
   isSet = false;
-  #wakers = new Set();
 
   set() {
     this.isSet = true;
-    for (const wake of this.#wakers) wake();
+    this.wake?.();
   }
-  clear() {
-    this.isSet = false;
-  }
-  /** Resolves once it is set, or after `ms`. */
-  async wait(ms = Infinity) {
-    if (this.isSet) return;
-    await new Promise((resolve) => {
-      const timer = ms < Infinity ? setTimeout(() => wake(), ms) : undefined;
-      const wake = () => {
-        clearTimeout(timer);
-        this.#wakers.delete(wake);
-        resolve();
-      };
-      this.#wakers.add(wake);
+  wait(ms) {
+    return this.isSet ? undefined : new Promise((resolve) => {
+      this.wake = resolve;
+      if (ms) setTimeout(resolve, ms);
     });
   }
 }
@@ -1765,223 +1630,177 @@ class Signal {
 /** Documents and logs as they look from here: the server's versions with the edits that wait. */
 class LocalCopy {
   dropped = [];
-  _paths = {};
   _isClosed = false;
+  _paths = {}; // templates of keys, by collection
   #options;
+  #rules = new Map();
   #listeners = new Set();
 
   constructor(client, database, options) {
-    this._client = client;
-    this._database = database;
-    this.#options = options;
+    [this._client, this._database, this.#options] = [client, database, options];
   }
 
   async get(key) {
-    return this.#look(await this._database.read([documentKey(key)]), documentKey(key));
+    key = documentKey(key);
+    return this.#look(await this._database.draft([key]), key);
   }
 
   async entries(prefix = "") {
-    const [versions, edits] = await this._database.all(documentKey(prefix));
-    const found = new Map();
-    for (const { key, data } of versions) if (data !== null) found.set(key, () => this._open(key, data));
-    for (const { key, kind, data, error } of edits) {
-      if (kind === "append" || error !== null) continue;
-      if (data === null) found.delete(key);
-      else found.set(key, () => JSON.parse(data));
-    }
-    const unreadable = (error) => { if (isOwnFailure(error)) throw error; };
-    const opened = await Promise.all([...found.keys()].sort().map(async (key) => (
-      [key, await Promise.resolve().then(found.get(key)).catch(unreadable)])));
-    return opened.filter(([, data]) => data !== undefined);
+    const range = below(documentKey(prefix)), [versions, edits] = await this._database.read((stores) => [
+      stores("document").getAll(range), stores("edit").index("key").getAll(range)]);
+    const found = new Map(versions.map((each) => [each.key, each]));
+    for (const edit of edits) if (edit.kind !== "append" && edit.error === null) found.set(edit.key, edit);
+    const opened = await Promise.all([...found.keys()].sort().map(async (key) => {
+      const { data, kind } = found.get(key);
+      return [key, kind || data === null ? JSON.parse(data) : await this._open(key, data).catch(() => null)];
+    }));
+    return opened.filter(([, data]) => data !== null);
   }
 
   async keys(prefix = "") {
-    const found = new Set(await this._database.storedKeys(documentKey(prefix)));
-    for (const { key, kind, error } of await this._database.edits()) {
-      if (error !== null || !key.startsWith(documentKey(prefix))) continue;
-      if (kind === "delete") found.delete(key);
-      else found.add(key);
-    }
+    const range = below(documentKey(prefix)), found = new Set(await this._database.storedKeys(documentKey(prefix)));
+    const [edits] = await this._database.read((stores) => [stores("edit").index("key").getAll(range)]);
+    for (const { key, kind, error } of edits) if (error === null) found[kind === "delete" ? "delete" : "add"](key);
     return [...found].sort();
   }
 
   async tail(key, n) {
     key = documentKey(key);
-    const draft = await this._database.read([key]), { sealing } = this._rulesOf(key);
+    const draft = await this._database.draft([key], []), rules = this._rulesOf(key);
     const found = draft.edit(key)?.data === null ? [] : await this._database.elements(key, n);
-    for (const element of sealing ? found : []) {
-      element.data = await Promise.resolve(element.data).then((data) => sealing.open(data)).catch(() => element.data);
-    }
-    for (const { kind, data, writtenMs } of draft.edits(key)) {
-      if (kind === "append") found.push({ tsMs: writtenMs, data: JSON.parse(data) });
-    }
+    for (const each of found) each.data = await rules.open(each.data).catch(() => each.data);
+    const appends = draft.edits(key).filter(({ kind }) => kind === "append");
+    found.push(...appends.map(({ writtenMs, data }) => ({ tsMs: writtenMs, data: JSON.parse(data) })));
     return found.slice(Math.max(found.length - n, 0));
   }
 
   async put(key, data) {
-    const text = JSON.stringify(object(copy(data)));
-    await this.#edit(documentKey(key), () => text);
+    const kept = object(copy(data));
+    await this.#edit(key, () => kept);
   }
-  async update(key, change) {
-    key = documentKey(key);
-    await this.#edit(key, async (draft) => {
-      const data = await change(await this.#look(draft, key));
-      return data === null ? null : JSON.stringify(object(copy(data)));
+  update(key, change) {
+    return this.#edit(key, async (draft, at) => {
+      const data = await change(await this.#look(draft, at));
+      return data === null ? null : object(copy(data));
     });
   }
-  async delete(key) {
-    await this.#edit(documentKey(key), () => null);
-  }
+  delete(key) { return this.#edit(key, () => null); }
   async append(key, data) {
-    key = documentKey(key);
-    const edit = newEdit(key, "append", { data: JSON.stringify(object(copy(data))), writtenMs: this._client.nowMs() });
-    await this._database.update([], (draft) => draft.save(edit), { durability: "strict" });
-    this._edited(key);
+    const members = { data: JSON.stringify(object(copy(data))), writtenMs: this._client.nowMs() };
+    await this.#change(key, (draft, at) => draft.save(newEdit(at, "append", members)), []);
   }
+  retry(key) {
+    return this.#change(key, async (draft, at) => {
+      for (const edit of draft.edits(at, true)) {
+        const waiting = edit.kind === "append" ? undefined : draft.edit(at);
+        if (waiting) draft.drop(edit);
+        else draft.save({ ...edit, error: null });
+        if (!waiting?.data || !edit.data) continue;
+        const sides = [await this._open(at, edit.base), JSON.parse(waiting.data), JSON.parse(edit.data)];
+        draft.save({ ...waiting, data: JSON.stringify(this._merge(draft, at, ...sides)) });
+      }
+    });
+  }
+  discard(key) { return this.#change(key, (draft, at) => draft.edits(at, true).forEach((edit) => draft.drop(edit))); }
 
   changes() {
-    const listener = { keys: new Set(), signal: new Signal() };
+    const listener = Object.assign(new Signal(), { keys: new Set() });
     this.#listeners.add(listener);
     return this.#changesOf(listener);
   }
-
-  async retry(key) {
-    key = documentKey(key);
-    await this._database.update([key], async (draft) => {
-      for (const edit of draft.edits(key, true)) {
-        const waiting = edit.kind === "append" ? undefined : draft.edit(key);
-        if (waiting === undefined) {
-          draft.save({ ...edit, error: null });
-          continue;
-        }
-        if (edit.data !== null && waiting.data !== null) {
-          const sides = [await this._open(key, edit.base), JSON.parse(waiting.data), JSON.parse(edit.data)];
-          draft.save({ ...waiting, data: JSON.stringify(this._merge(key, ...sides).merged) });
-        }
-        draft.drop(edit);
-      }
-    }, { durability: "strict" });
-    this._edited(key);
-  }
-
-  async discard(key) {
-    key = documentKey(key);
-    await this._database.update([key], (draft) => draft.edits(key, true).forEach((edit) => draft.drop(edit)));
-    this._notify([key]);
-  }
-
-  /** Replaces the document with the text that `make` returns; null deletes it. */
-  async #edit(key, make) {
-    await this._database.update([key], async (draft) => {
-      const data = await make(draft), kind = data === null ? "delete" : "put";
-      const found = draft.edit(key), known = draft.version(key);
-      const edit = found ?? newEdit(key, kind, { base: known?.data ?? null, baseHash: known?.hash ?? "" });
-      const isElsewhere = edit.baseHash || edit.idempotencyKey || !(found ?? known);
-      if (data === null && !isElsewhere) draft.drop(edit); // the server has never had it, or not any more
-      else draft.save({ ...edit, kind, data, writtenMs: null });
-    }, { durability: "strict" });
-    this._edited(key);
-  }
-
-  #look(draft, key) {
-    const edit = draft.edit(key), data = draft.version(key)?.data ?? null;
-    if (edit) return edit.data === null ? null : JSON.parse(edit.data);
-    return data === null ? null : this._open(key, data);
-  }
-
   async *#changesOf(listener) {
-    try {
-      while (!this._isClosed) {
-        listener.signal.clear();
-        for (const key of listener.keys) {
-          listener.keys.delete(key);
-          yield key;
-        }
-        await listener.signal.wait();
+    while (!this._isClosed) {
+      listener.isSet = false;
+      for (const key of listener.keys) {
+        listener.keys.delete(key);
+        yield key;
       }
-    } finally {
-      this.#listeners.delete(listener);
+      await listener.wait();
     }
   }
 
-  /** Called after each edit from here. */
-  _edited(key) {
-    this._notify([key]);
+  #edit(key, make) {
+    return this.#change(key, async (draft, at) => {
+      const data = await make(draft, at), found = draft.edit(at), known = draft.versions.get(at);
+      const edit = found ?? newEdit(at, "put", { base: known?.data ?? null, baseHash: known?.hash ?? "" });
+      const isOnlyHere = (found || known) && !edit.baseHash && !edit.idempotencyKey;
+      if (data === null && isOnlyHere) return draft.drop(edit);
+      const [kind, text] = data === null ? ["delete", null] : ["put", JSON.stringify(data)];
+      return draft.save({ ...edit, kind, data: text, writtenMs: null });
+    });
   }
 
-  /** Tells who listens that what is at these keys has changed. */
+  /** Changes the edits of a key, and returns when that is on the disk. */
+  async #change(key, change, keys = [documentKey(key)]) {
+    key = documentKey(key);
+    await this._database.update(keys, (draft) => change(draft, key), { durability: "strict" });
+    this._edited(key);
+  }
+
+  async #look(draft, key) {
+    const edit = draft.edit(key), data = draft.versions.get(key)?.data ?? null;
+    return edit || data === null ? JSON.parse(edit?.data ?? null) : this._open(key, data);
+  }
+
+  _edited(key) { this._notify([key]); }
   _notify(keys) {
-    for (const { keys: changed, signal } of this.#listeners) {
-      for (const key of keys) changed.add(key);
-      signal.set();
+    for (const listener of this.#listeners) {
+      for (const key of keys) listener.keys.add(key);
+      listener.set();
     }
   }
 
-  /** The collection of a key; undefined if the server has named none. As on the server, literal segments win. */
-  _collectionOf(key) {
-    const openness = ({ names }) => names.map((name) => (name ? "1" : "0")).join("");
-    const found = Object.entries(this._paths).filter(([, path]) => path.matches(key));
-    found.sort(([, one], [, other]) => (openness(one) < openness(other) ? -1 : 1));
-    return found[0]?.[0];
+  /** Takes the templates of keys that the server has named. As on the server, literal segments win. */
+  _setPaths(paths) {
+    const openness = ([, { names }]) => names.map((name) => (name ? 1 : 0)).join("");
+    const templates = Object.entries(paths).map(([name, path]) => [name, new KeyTemplate(path)]);
+    this._paths = Object.fromEntries(templates.sort((one, other) => (openness(one) < openness(other) ? -1 : 1)));
   }
-
+  _collectionOf(key) { return Object.keys(this._paths).find((name) => this._paths[name].matches(key)); }
   _rulesOf(key) {
-    const { onConflict, idMember, resolve, sealing } = this.#options;
-    const chosen = (option) => (isByCollection(option) ? option[this._collectionOf(key)] : option);
-    return {
-      onConflict: chosen(onConflict), idMember: chosen(idMember), resolve: chosen(resolve), sealing: chosen(sealing),
-    };
-  }
-
-  /** Merges an edit into the server's version; returns the result and what the merge dropped. */
-  _merge(key, base, edited, theirs) {
-    const { onConflict, idMember, resolve } = this._rulesOf(key), rule = new ThreeWayMerge(onConflict, idMember);
-    const isTrivial = !resolve || same(base, theirs) || same(base, edited);
-    const merged = copy(isTrivial ? rule.merge(base, edited, theirs)
-      : resolve(structuredClone(edited), structuredClone(theirs)));
-    return { merged, dropped: rule.dropped(base, edited, theirs, merged) };
-  }
-
-  /** What the server has as plain data, `{}` for nothing. Throws as the cipher. */
-  async _open(key, stored) {
-    if (stored === null) return {};
-    const { sealing } = this._rulesOf(key), data = JSON.parse(stored);
-    return sealing ? sealing.open(data) : data;
-  }
-
-  /** Returns the data to store, as the server would return them. Throws as the cipher. */
-  async _seal(key, data) {
-    const { sealing } = this._rulesOf(key);
-    if (isByCollection(this.#options.sealing) && this._collectionOf(key) === undefined) {
-      throw new errors.UnknownCollection(`no collection of the replica is known to have the key ${key}`);
+    const name = this._collectionOf(key);
+    if (!this.#rules.has(name)) {
+      const chosen = Object.entries(this.#options).map(([option, value]) => (
+        [option, isByCollection(value) ? value[name] : value]));
+      this.#rules.set(name, new DocumentRules(Object.fromEntries(chosen)));
     }
-    return sealing ? copy(await sealing.seal(data)) : data;
+    return this.#rules.get(name);
   }
 
-  _addDropped(draft, key, dropped) {
+  _merge(draft, key, base, edited, theirs) {
+    const [merged, dropped] = this._rulesOf(key).merge(base, edited, theirs);
+    this._drop(draft, key, dropped);
+    return copy(merged);
+  }
+  _drop(draft, key, dropped) {
     draft.afterwards.push(() => {
       this.dropped.push(...dropped.map((each) => ({ key, dropped: each })));
-      this.dropped.splice(0, Math.max(this.dropped.length - MAX_DROPPED_EDITS, 0));
+      this.dropped.splice(0, Math.max(this.dropped.length - MAX_DROPPED, 0));
     });
+  }
+
+  /** What the server has as plain data, `{}` for nothing; and the data to store. Both throw as the cipher. */
+  async _open(key, stored) { return stored === null ? {} : this._rulesOf(key).open(JSON.parse(stored)); }
+  async _seal(key, data) {
+    if (!isByCollection(this.#options.sealing) || this._collectionOf(key)) return copy(await this._rulesOf(key).seal(data));
+    throw new errors.UnknownCollection(`no collection of the replica is known to have the key ${key}`);
   }
 }
 
-/** The edits that wait, and their way to the server.
- *
- * A push has its idempotency key, its base and its bytes on the disk before the first attempt, and is sent as it was
- * after a crash. The next edit of the document waits until its outcome is known: the answer, or a version of the server
- * that is the one that was sent, or one that excludes it. Two tabs that send the same edit get the same answer. */
+/** The edits that wait, and their way to the server. An edit has its idempotency key and its bytes on the disk before the
+ * first attempt, and is sent as it was after a crash; two tabs that send it get the same answer. The next edit of the
+ * document waits until the outcome is known: the answer, or a version of the server that is, or excludes, what was sent. */
 class SendingCopy extends LocalCopy {
-  /** Sends all edits that wait, those of different keys concurrently. A key that meets an error which may go away does not
-   * stop the others, unless the server has no time or rejects all; throws the first such error. */
+  /** Sends all edits. A key that meets an error which may go away does not stop the others, unless the server has no time
+   * or rejects all; throws the first such error. */
   async _send() {
-    const met = [], waiting = (await this._database.edits()).filter((edit) => edit.error === null);
-    await inParallel([...new Set(waiting.map((edit) => edit.key))], async (key) => {
+    const met = [], waiting = (await this._database.all("edit")).filter(({ error }) => error === null);
+    await inParallel([...new Set(waiting.map(({ key }) => key))], async (key) => {
       try {
-        for (let edit; (edit = (await this._database.read([key])).edits(key)[0]);) await this.#sendOne(edit);
+        for (let edit; ([edit] = (await this._database.draft([key], [])).edits(key)) && edit;) await this.#step(edit);
       } catch (error) {
         const stopsAll = isAny(error, errors.Unauthorized, errors.Unavailable, errors.RateLimited);
-        if (stopsAll || !(error instanceof PysyncError)) throw error;
+        if (stopsAll || !isAny(error, PysyncError)) throw error;
         met.push(error);
       }
     });
@@ -1989,111 +1808,103 @@ class SendingCopy extends LocalCopy {
   }
 
   /** Brings the edit one step further: it is prepared, sent, merged with another version, or rejected. */
-  async #sendOne(edit) {
+  async #step(edit) {
+    const isPrepared = edit.idempotencyKey !== "";
     try {
-      if (!edit.idempotencyKey) await this.#prepare(edit);
-      else if (edit.kind === "append") await this.#append(edit);
-      else await this.#push(edit);
-    } catch (error) {
-      if (isOwnFailure(error)) throw error;
-      const isPassing = isRetryable(error) && !isAny(error, errors.QuotaExceeded);
-      const isOfServer = isPassing || isAny(error, errors.Unauthorized, errors.Conflict);
-      if (edit.idempotencyKey && (isOfServer || !isAny(error, PysyncError, TypeError))) throw error;
-      await this.#reject(edit, error); // by the server, or by a cipher
+      if (!isPrepared) await this.#prepare(edit);
+      else await (edit.kind === "append" ? this.#append(edit) : this.#push(edit));
+    } catch (error) { // a TypeError of a key where a file is, or any error of a cipher
+      const isPassing = (isRetryable(error) && !isAny(error, errors.QuotaExceeded))
+        || isAny(error, errors.Unauthorized, errors.Conflict) || !isAny(error, PysyncError, TypeError);
+      if (isAny(error, StorageError, ReplicaError) || (isPrepared && isPassing)) throw error;
+      await this.#reject(edit, error);
     }
   }
 
   /** Writes down what will be sent, unless the server has it. */
-  async #prepare(edit) {
-    const { key } = edit, idempotencyKey = hex(randomBytes(16));
-    await this.#conclude(edit, async (draft) => {
-      let sent = null, sentHash = "";
-      if (edit.data !== null) {
-        const data = JSON.parse(edit.data);
-        if (edit.base !== null && same(await this._open(key, edit.base), data)) return draft.drop(edit);
-        const sealed = await this._seal(key, data);
-        [sent, sentHash] = [JSON.stringify(sealed), await documentHash(sealed)];
-      }
-      const [newest] = await this._database.elements(key, 1);
-      const checkpointMs = Math.max(draft.version(key)?.checkpointMs ?? 0, newest?.tsMs ?? 0);
-      return draft.save({ ...edit, sent, sentHash, idempotencyKey, sentMs: this._client.nowMs(), checkpointMs });
-    }, "strict");
+  #prepare(edit) {
+    const { key } = edit, plain = JSON.parse(edit.data), idempotencyKey = hex(randomBytes(16));
+    return this.#conclude(edit, async (draft) => {
+      if (plain && edit.base !== null && same(await this._open(key, edit.base), plain)) return draft.drop(edit);
+      const sealed = plain && await this._seal(key, plain), [newest] = await this._database.elements(key, 1);
+      return draft.save({
+        ...edit, idempotencyKey, sentMs: this._client.nowMs(),
+        sent: plain && JSON.stringify(sealed), sentHash: plain ? await documentHash(sealed) : "",
+        checkpointMs: Math.max(draft.versions.get(key)?.checkpointMs ?? 0, newest?.tsMs ?? 0),
+      });
+    }, DURABLE);
   }
 
-  /** Changes what is stored at the key of an edit, unless the edit is not the same any more: another tab has prepared it,
-   * or knows its outcome, or the feed has told it. An edit that is on its way may have been edited. */
-  #conclude(edit, change, durability) {
+  /** Has `change` decide about an edit as it is now, unless another tab, or the feed, has: then it is not the same. */
+  #conclude(edit, change, options) {
+    const mark = ({ idempotencyKey, stamp }) => idempotencyKey || stamp;
     return this._database.update([edit.key], (draft) => {
-      const current = draft.edits(edit.key).find((each) => each.id === edit.id);
-      const [mine, stored] = [edit, current].map((each) => each?.idempotencyKey || each?.stamp);
-      return mine === stored ? change(draft, current) : undefined;
-    }, { durability });
+      const now = draft.edits(edit.key).find(({ id }) => id === edit.id);
+      return now && mark(now) === mark(edit) && change(draft, now);
+    }, options);
   }
 
   async #push(edit) {
-    const { key, sent, baseHash, idempotencyKey, writtenMs } = edit;
-    let version;
+    const { key, sent, sentHash, baseHash, idempotencyKey, writtenMs } = edit;
+    let hash = sentHash, timestampMs = this._client.nowMs();
     try {
-      const stored = sent === null ? await this._client.delete(key, baseHash, { idempotencyKey })
-        : await this._client.push(key, JSON.parse(sent), baseHash || null,
-          { idempotencyKey, writtenMs: writtenMs ?? undefined });
-      version = remoteVersion(key, stored.hash, { data: sent, writtenMs: stored.timestampMs });
+      ({ hash, timestampMs } = sent === null ? await this._client.delete(key, baseHash, { idempotencyKey })
+        : await this._client.push(key, JSON.parse(sent), baseHash || null, { idempotencyKey, writtenMs }));
     } catch (error) {
       if (!isAny(error, errors.Conflict)) throw error;
-      if (error.currentHash !== edit.sentHash) return this.#resolve(edit, error);
-      version = remoteVersion(key, error.currentHash, { data: sent, writtenMs: this._client.nowMs() });
+      if (error.currentHash !== sentHash) return this.#resolve(edit, error);
     }
-    return this.#conclude(edit, async (draft, current) => {
+    const version = remoteVersion(key, hash, { data: sent, writtenMs: timestampMs });
+    return this.#conclude(edit, (draft, now) => {
       draft.store(version);
-      await this.#settle(draft, current, version);
+      return this.#settle(draft, now, version);
     });
   }
 
   /** Merges the edit with the version that the server has in place of its base. */
   async #resolve(edit, conflict) {
-    const { key } = edit, { currentHash } = conflict, isKnown = !["", UNKNOWN_HASH].includes(edit.baseHash);
-    const mustMerge = await this.#conclude(edit, (draft, current) => {
-      const isDeletion = current.data === null && current.sent === null;
-      if (isDeletion && (!isKnown || currentHash.startsWith(current.baseHash))) {
-        return draft.save(unsent(current, { baseHash: currentHash })); // of what was never read, so nothing is to be merged
+    const { key, baseHash } = edit, { currentHash } = conflict, isKnown = !["", UNKNOWN_HASH].includes(baseHash);
+    const mustMerge = await this.#conclude(edit, (draft, now) => {
+      const isDeletion = now.data === null && now.sent === null;
+      if (isDeletion && (!isKnown || currentHash.startsWith(baseHash))) { // it was never read: there is nothing to merge
+        return draft.save({ ...now, ...UNSENT, baseHash: currentHash });
       }
-      // A server that was restored has got something newer, or others go on with a log or a file.
-      if (current.writtenMs !== null) return draft.drop(current);
-      if (isDeletion && current.base === null) return this.#dropDeletion(draft, current);
+      if (now.writtenMs !== null) return draft.drop(now); // a server that was restored has got something newer
+      if (isDeletion && now.base === null) return this.#dropDeletion(draft, now); // others go on with a log or a file
       return true;
     });
     if (!mustMerge) return;
     const pulled = await this._client.pull(key);
-    if (pulled.hash === edit.baseHash) throw conflict;
-    const data = pulled.hash ? JSON.stringify(pulled.data) : null;
-    const version = remoteVersion(key, pulled.hash, { data, writtenMs: pulled.timestampMs });
-    await this.#conclude(edit, (draft) => this._applyRemote(draft, version));
+    if (pulled.hash === baseHash) throw conflict;
+    await this.#conclude(edit, (draft) => this._applyRemote(draft, pulledVersion(key, pulled)));
     this._notify([key]);
   }
 
   async #append(edit) {
-    const age = this._client.nowMs() - edit.sentMs;
-    if (age < 0 || age >= KEYS_TRUSTED_MS) {
-      const found = await this.#find(edit);
-      if (found) return this.#accept(edit, found);
+    const { key, idempotencyKey } = edit, data = JSON.parse(edit.sent), { author } = this._client;
+    const sentMs = this._client.nowMs(), ageMs = sentMs - edit.sentMs;
+    let element = ageMs >= 0 && ageMs < KEYS_TRUSTED_MS ? null : await this.#find(edit, data);
+    if (!element) {
       // An attempt that has not arrived by now never does: this one counts as the first.
-      const sentMs = this._client.nowMs();
-      await this.#conclude(edit, (draft, current) => draft.save({ ...current, sentMs }), "strict");
+      await this.#conclude(edit, (draft, now) => draft.save({ ...now, sentMs }), DURABLE);
+      const { timestampMs } = await this._client.append(key, data, { idempotencyKey });
+      element = { tsMs: timestampMs, data, authorPubkey: author ?? undefined };
     }
-    const data = JSON.parse(edit.sent);
-    const appended = await this._client.append(edit.key, data, { idempotencyKey: edit.idempotencyKey });
-    return this.#accept(edit, { tsMs: appended.timestampMs, data, authorPubkey: this._client.author ?? undefined });
+    await this.#conclude(edit, (draft, now) => {
+      draft.drop(now);
+      if (!draft.versions.has(key)) draft.store(remoteVersion(key, UNKNOWN_HASH, { writtenMs: element.tsMs }));
+      draft.addElements(key, [element]); // the checkpoint stays, since others may have appended before it
+    });
+    this._notify([key]);
   }
 
-  /** The element of the log that this append has made, if there is one. Only the first append of a log is ever on its
-   * way, and those that the log accepted before it are not after its checkpoint, so none is matched twice. */
-  async #find(edit) {
-    const data = JSON.parse(edit.sent);
+  /** The element that this append has made, if there is one. Only the first append of a log is ever on its way, and those
+   * that the log accepted before it are not after its checkpoint, so none is matched twice. */
+  async #find({ key, checkpointMs }, data) {
+    const isMine = (each) => (each.authorPubkey ?? null) === this._client.author && same(each.data, data);
     try {
-      for await (const found of logPages(this._client, edit.key, { since: edit.checkpointMs })) {
-        const mine = found.find((each) => (
-          (each.authorPubkey ?? null) === this._client.author && same(each.data, data)));
-        if (mine) return mine;
+      for await (const found of elementsAfter(this._client, key, checkpointMs)) {
+        if (found.some(isMine)) return found.find(isMine);
       }
       return null;
     } catch (error) {
@@ -2103,67 +1914,50 @@ class SendingCopy extends LocalCopy {
     }
   }
 
-  /** The element is in the log. Its checkpoint stays, since others may have appended before it. */
-  async #accept(edit, element) {
-    const { key } = edit;
-    await this.#conclude(edit, (draft, current) => {
-      draft.drop(current);
-      if (!draft.version(key)) draft.store(remoteVersion(key, UNKNOWN_HASH, { writtenMs: element.tsMs }));
-      draft.addElements(key, [element]);
-    });
-    this._notify([key]);
-  }
-
-  /** Moves the edit to those that were rejected. If it has been replaced while it was on its way, the newer one is sent
-   * instead. What is seen is the version of the server again. */
+  /** Moves the edit to those that were rejected; or has it sent again, if it was edited while it was on its way. */
   async #reject(edit, error) {
-    await this.#conclude(edit, async (draft, current) => {
-      const isMine = current.kind === "append" || current.writtenMs === null;
+    await this.#conclude(edit, async (draft, now) => {
+      const isMine = now.kind === "append" || now.writtenMs === null; // else of somebody who may send it back
       const isForOthers = isAny(error, errors.Erased, errors.Forbidden, errors.NotFound, errors.MethodNotAllowed);
-      if (!isMine && isForOthers) return draft.drop(current); // somebody else's, who may send it back
-      const isNewer = current.kind !== "append" && await this.#isNewer(current);
-      return draft.save(unsent(current, { error: isNewer ? null : encodeError(error) }));
+      if (!isMine && isForOthers) return draft.drop(now);
+      const isNewer = now.kind !== "append" && await this.#isNewer(now);
+      return draft.save({ ...now, ...UNSENT, error: isNewer ? null : encodeError(error) });
     });
     this._notify([edit.key]);
   }
 
   /** True if something is on its way, and the edit is not that any more. */
   async #isNewer({ key, idempotencyKey, sent, data }) {
-    if (!idempotencyKey) return false;
-    if (sent === null || data === null) return sent !== data;
+    if (!idempotencyKey || sent === null || data === null) return idempotencyKey !== "" && sent !== data;
     return !same(await this._open(key, sent).catch(() => null), JSON.parse(data)); // null if no cipher opens it
   }
 
   /** Stores a version of the server, and brings the edit that waits onto it. */
   async _applyRemote(draft, version) {
-    const { key, hash, data } = version, edit = draft.edit(key);
+    const { key, hash, data } = version, edit = draft.edit(key), rebased = { ...edit, ...UNSENT, base: data, baseHash: hash };
     draft.store(version);
     if (!edit || edit.baseHash === hash) return undefined;
     if (edit.idempotencyKey && edit.sentHash === hash) return this.#settle(draft, edit, version);
-    if (edit.data === null && !edit.baseHash && edit.sent === null) { // a deletion of what was not known
-      return draft.save(unsent(edit, { base: data, baseHash: hash }));
-    }
+    if (edit.data === null && !edit.baseHash && edit.sent === null) return draft.save(rebased); // of what was not known
     if (edit.data === null) return this.#dropDeletion(draft, edit); // an edit wins over a deletion
     try {
-      const theirs = await this._open(key, data);
-      const { merged, dropped } = this._merge(key, await this._open(key, edit.base), JSON.parse(edit.data), theirs);
-      this._addDropped(draft, key, dropped);
-      if (hash && same(merged, theirs)) return draft.drop(edit);
-      return draft.save(unsent(edit, { data: JSON.stringify(merged), base: data, baseHash: hash }));
+      const base = await this._open(key, edit.base), theirs = await this._open(key, data);
+      const merged = this._merge(draft, key, base, JSON.parse(edit.data), theirs);
+      return hash && same(merged, theirs) ? draft.drop(edit) : draft.save({ ...rebased, data: JSON.stringify(merged) });
     } catch (error) { // of a cipher, or of a rule of the application
-      return draft.save(unsent(edit, { error: encodeError(error) }));
+      return draft.save({ ...edit, ...UNSENT, error: encodeError(error) });
     }
   }
 
   /** Drops a deletion over which the edit of somebody else wins. */
   #dropDeletion(draft, edit) {
     draft.drop(edit);
-    this._addDropped(draft, edit.key, [{ path: [], value: MISSING, local: true }]);
+    this._drop(draft, edit.key, [{ path: [], value: MISSING, local: true }]);
   }
 
   /** The server has what was on its way: what was edited since is an edit of that. */
-  async #settle(draft, edit, version) {
-    if (await this.#isNewer(edit)) draft.save(unsent(edit, { base: edit.sent, baseHash: version.hash }));
+  async #settle(draft, edit, { hash }) {
+    if (await this.#isNewer(edit)) draft.save({ ...edit, ...UNSENT, base: edit.sent, baseHash: hash });
     else draft.drop(edit);
   }
 }
@@ -2172,49 +1966,45 @@ class SendingCopy extends LocalCopy {
 
 const MAX_COMPARED = 500; // documents that are compared and stored together
 const MAX_BATCH_ENTRIES = 100;
-/** Thrown when another tab has moved the feed, so that what was received of it is old. */
-const FEED_MOVED = new Error("another tab has moved the feed");
-/** True for an error of what the caller may not read, or what is not there. It concerns one collection or key. */
-const isUnreadable = (error) => isAny(error, errors.Forbidden, errors.BadRequest, errors.NotFound,
-  errors.MethodNotAllowed);
+const FEED_MOVED = new Error("another tab has moved the feed, so what was received is old");
+const isUnreadable = (error) => ( // by the caller, or it is not there: that concerns one collection or key
+  isAny(error, errors.Forbidden, errors.BadRequest, errors.NotFound, errors.MethodNotAllowed));
+const inChunks = (items, size) => Array.from(
+  { length: Math.ceil(items.length / size) }, (_, at) => items.slice(at * size, (at + 1) * size));
 
-function inChunks(items, size) {
-  const chunks = [];
-  for (let at = 0; at < items.length; at += size) chunks.push(items.slice(at, at + size));
-  return chunks;
-}
-
-/** The entries of a page of a collection: keys with the hash that the server has, "" for a removal and null if it is not
- * known, as while a document is damaged. */
+/** The entries of a page: keys with the hash that the server has, "" for a removal, null if it is not known. */
 const entriesOf = (page, path) => page.changes.map(({ params, hash, removed, timestampMs }) => (
   { key: path.fill(params), params, hash: hash || removed ? hash : null, writtenMs: timestampMs }));
 
-/** The versions of the server, and their way here.
- *
- * A param-set has its own cursor, which is stored in the transaction that has the effect of the page, if the feed is
- * still where the page began. A page says what changed, and batches fetch what is not known yet. After a reset
- * everything is compared: with a list, else with the feed from its beginning. A document that they do not name is
- * pulled as well, because the caller may just not see it any more: such a copy stays. */
+/** The versions of the server, and their way here. Each param-set has a cursor, which is stored with the effect of its page.
+ * A page says what changed, and batches fetch what is not known yet. After a reset everything is compared: with a list,
+ * else with the feed from its beginning. A document that they do not name is pulled as well, because the caller may just
+ * not see it any more: such a copy stays. */
 class ReceivingCopy extends SendingCopy {
   #feeds = [];
-  #left = [];
+  #left = []; // those that a call of `_receive` has not followed yet
 
   /** Follows these param-sets. Copies that belong to others are forgotten, but not edits that wait. */
   async _followOnly(collections) {
-    const paths = await this._database.setting("paths") ?? {};
-    this.#setPaths(paths);
-    const wanted = Object.entries(collections).flatMap(([name, sets]) => [sets].flat().map((params) => (
-      feedOf(name, Object.fromEntries(Object.entries(params).map(([param, value]) => [param, String(value)]))))));
-    const known = new Map((await this._database.feeds()).map((feed) => [feed.id, feed]));
-    const isWanted = (feed) => wanted.some((each) => each.id === feed.id);
-    const dropped = [...known.values()].filter((feed) => !isWanted(feed));
-    const keys = dropped.length ? await this._database.storedKeys("") : [];
-    const removed = await this._database.removedBefore(this._client.nowMs() - REMOVALS_MS);
+    this._setPaths(await this._database.setting("paths") ?? {});
+    const wanted = new Map(Object.entries(collections).flatMap(([collection, sets]) => [sets].flat().map((set) => {
+      const params = Object.fromEntries(Object.entries(set).map(([name, value]) => [name, String(value)]));
+      const id = canonicalJson([collection, params]);
+      return [id, { id, collection, params, cursor: "" }];
+    })));
+    const known = new Map((await this._database.all("feed")).map((feed) => [feed.id, feed]));
+    const dropped = [...known.keys()].filter((id) => !wanted.has(id));
+    const isWanted = (key) => [...wanted.values()].some((feed) => this.#covers(feed, key));
+    const before = IDBKeyRange.upperBound(this._client.nowMs() - REMOVALS_MS);
+    const [removed] = await this._database.read((stores) => [stores("document").index("removed").getAllKeys(before)]);
+    const unwanted = dropped.length ? (await this._database.storedKeys("")).filter((key) => !isWanted(key)) : [];
     await this._database.update([], (draft) => {
-      for (const feed of dropped) draft.unfollow(feed);
-      for (const feed of wanted) if (!known.has(feed.id)) draft.move(feed, "");
-      for (const key of keys) if (!wanted.some((feed) => this.#covers(feed, key))) draft.forget(key);
-      for (const key of removed) draft.forget(key);
+      for (const id of dropped) draft.remove("feed", id);
+      for (const [id, feed] of wanted) if (!known.has(id)) draft.put("feed", feed);
+      for (const key of [...unwanted, ...removed]) {
+        draft.remove("document", key);
+        draft.empty(key);
+      }
     });
   }
 
@@ -2222,79 +2012,77 @@ class ReceivingCopy extends SendingCopy {
    * be read again it begins anew, because its changes were not received meanwhile. */
   async _receive() {
     let denied = null;
-    await this.#noteScope();
-    this.#feeds = await this._database.feeds();
-    this.#left = [...this.#feeds];
-    for (let feed; (feed = this.#left.shift());) {
+    await this.#noteScope(this._client.certificate?.scope);
+    this.#feeds = await this._database.all("feed");
+    this.#left = this.#feeds.map(({ id }) => id);
+    for (let id; (id = this.#left.shift());) {
+      const [feed] = await this._database.read((stores) => [stores("feed").get(id)]);
       try {
-        const current = await this._database.feed(feed.id);
-        if (current) await this.#follow(current);
+        if (feed) await this.#follow(feed);
       } catch (error) {
-        if (error === FEED_MOVED) this.#left.push(feed);
-        else if (!isUnreadable(error)) throw error;
-        else {
+        if (error === FEED_MOVED) {
+          this.#left.push(id);
+        } else if (isUnreadable(error)) {
           denied = error;
-          await this._database.update([], (draft) => draft.move(feed, ""));
+          await this.#beginAnew([feed]);
+        } else {
+          throw error;
         }
       }
     }
     return denied;
   }
 
-  /** Begins everything anew if the certificate allows something else than the last one. */
-  async #noteScope() {
-    const { ops, collections, paths = [] } = this._client.certificate?.scope ?? {};
-    if (!ops) return;
-    const scope = canonicalJson([[...ops].sort(), collections, paths]), known = await this._database.setting("scope");
-    if (scope === known) return;
-    const feeds = known === undefined ? [] : await this._database.feeds();
-    await this._database.update([], (draft) => {
-      draft.set("scope", scope);
-      for (const feed of feeds) draft.move(feed, "");
-    });
+  #beginAnew(feeds) {
+    return this._database.update([], (draft) => feeds.forEach((feed) => draft.put("feed", { ...feed, cursor: "" })));
   }
 
-  #setPaths(paths) {
-    this._paths = Object.fromEntries(Object.entries(paths).map(([name, path]) => [name, new KeyTemplate(path)]));
+  /** Begins everything anew if the certificate allows something else than the last one. */
+  async #noteScope(scope) {
+    const value = scope && canonicalJson([[...scope.ops].sort(), scope.collections, scope.paths ?? []]);
+    const known = await this._database.setting("scope");
+    if (!scope || value === known) return;
+    if (known) await this.#beginAnew(await this._database.all("feed"));
+    await this._database.update([], (draft) => draft.set("scope", value));
   }
 
   async #follow(feed) {
     const { collection } = feed;
     if (!this._paths[collection]) {
-      const known = await this._database.setting("paths") ?? {};
-      const paths = { ...known, ...await this._client.keyTemplates([collection]) };
+      const found = await this._client.keyTemplates([collection]);
+      const paths = { ...await this._database.setting("paths"), ...found };
       await this._database.update([], (draft) => draft.set("paths", paths));
-      this.#setPaths(paths);
+      this._setPaths(paths);
     }
     const beginsAnew = !feed.cursor && (await this.#storedKeys(feed)).length > 0;
     for await (const page of this.#pages(feed, feed.cursor)) {
       if (page.isReset || beginsAnew) return this.#compare(feed, page);
-      await this.#applyEntries(feed, entriesOf(page, this._paths[collection]), { cursor: page.cursor });
+      await this.#apply(feed, entriesOf(page, this._paths[collection]), { cursor: page.cursor });
       feed = { ...feed, cursor: page.cursor };
     }
     return undefined;
   }
 
-  #pages({ collection, params }, cursor = "") {
+  #pages({ collection, params }, cursor) {
     return this._client.changePages(cursor || null, [collection], { [collection]: params });
   }
 
-  /** Compares everything with the server. `page` is the reset, or else the first page of a feed that begins anew. What
-   * changes meanwhile comes with the next page. */
+  /** Compares everything with the server, after a reset or the first page of a feed that begins anew. What changes
+   * meanwhile comes with the next page. */
   async #compare(feed, { isReset, cursor, restoredMs }) {
     if (!isReset) ({ cursor } = await this._client.changes("now", [feed.collection]));
     const seen = new Set();
     for await (const entries of this.#survey(feed, isReset && restoredMs === undefined)) {
       for (const { key } of entries) seen.add(key);
-      await this.#applyEntries(feed, entries, { restoredMs });
+      await this.#apply(feed, entries, { restoredMs });
     }
-    const path = this._paths[feed.collection];
     const rest = (await this.#storedKeys(feed)).filter((key) => !seen.has(key));
     for (const keys of inChunks(rest, MAX_COMPARED)) {
+      const path = this._paths[feed.collection];
       const entries = keys.map((key) => ({ key, params: path.paramsOf(key), hash: null, writtenMs: 0 }));
-      await this.#applyEntries(feed, entries, { restoredMs });
+      await this.#apply(feed, entries, { restoredMs });
     }
-    if (await this._database.update([], (draft) => draft.move(feed, cursor), { feed }) === null) throw FEED_MOVED;
+    await this.#apply(feed, [], { cursor });
   }
 
   /** Yields what the server has, from a list or from the feed, of which only the feed has times. In a bucket whose
@@ -2310,14 +2098,18 @@ class ReceivingCopy extends SendingCopy {
     }
     return undefined;
   }
-
+  async *#fromFeed(feed) {
+    for await (const page of this.#pages(feed)) {
+      if (page.isReset) throw new errors.NotFound();
+      yield entriesOf(page, this._paths[feed.collection]);
+    }
+  }
   async *#fromList({ collection, params }) {
     const path = this._paths[collection], last = path.params.at(-1);
     const open = path.params.filter((name) => !(name in params));
-    if (!path.endsInParam || open.length !== 1 || open[0] !== last) throw new errors.NotFound();
-    const prefix = new KeyTemplate(path.segments.slice(0, -1).join("/")).fill(params);
+    if (!path.endsInParam || open.join() !== last) throw new errors.NotFound();
     let entries = [];
-    for await (const [name, hash] of this.#names(prefix)) {
+    for await (const [name, hash] of this.#names(new KeyTemplate(path.segments.slice(0, -1).join("/")).fill(params))) {
       const all = { ...params, [last]: name };
       entries.push({ key: path.fill(all), params: all, hash, writtenMs: 0 });
       if (entries.length < MAX_COMPARED) continue;
@@ -2326,14 +2118,6 @@ class ReceivingCopy extends SendingCopy {
     }
     yield entries;
   }
-
-  async *#fromFeed(feed) {
-    for await (const page of this.#pages(feed)) {
-      if (page.isReset) throw new errors.NotFound();
-      yield entriesOf(page, this._paths[feed.collection]);
-    }
-  }
-
   /** Yields the names of a list, with the digits of their hashes where the server has them. */
   async *#names(prefix) {
     try {
@@ -2344,107 +2128,96 @@ class ReceivingCopy extends SendingCopy {
     }
   }
 
-  /** Fetches what is new of the entries, and stores it together with the cursor. After a restore, what is known here of
-   * later times is sent back. */
-  async #applyEntries(feed, entries, { cursor, restoredMs }) {
-    const versions = await this._database.versions(entries.map(({ key }) => key));
-    const isNew = ({ key, hash }) => {
-      const known = versions.get(key);
-      return !known || hash === null ? hash !== "" : known.hash.slice(0, HASH_DIGITS) !== hash.slice(0, HASH_DIGITS);
-    };
-    const compares = cursor === undefined, news = entries.filter(isNew);
-    const wanted = inChunks(news.filter(({ hash }) => hash !== ""), MAX_BATCH_ENTRIES);
-    const fetched = (await inParallel(wanted, (batch) => this.#fetch(feed, batch, versions, compares))).flat();
-    for (const { key, hash, writtenMs } of news) {
-      if (hash === "") fetched.push({ version: remoteVersion(key, "", { writtenMs }) });
+  /** Fetches what is new of the entries, and stores it: with the cursor of their page, or compared. After a restore, what
+   * is known here of later times is sent back. */
+  async #apply(feed, entries, { cursor, restoredMs }) {
+    const { versions } = await this._database.draft(entries.map(({ key }) => key)), compares = cursor === undefined;
+    const news = entries.filter(({ key, hash }) => {
+      const known = versions.get(key)?.hash;
+      if (known === undefined || hash === null) return hash !== "";
+      return known.slice(0, HASH_DIGITS) !== hash.slice(0, HASH_DIGITS);
+    });
+    const batches = inChunks(news.filter(({ hash }) => hash !== ""), MAX_BATCH_ENTRIES);
+    const fetched = (await inParallel(batches, (batch) => this.#fetch(feed, batch, versions, compares))).flat();
+    for (const { key, writtenMs } of news.filter(({ hash }) => hash === "")) {
+      fetched.push({ version: remoteVersion(key, "", { writtenMs }) });
     }
     const keys = fetched.map(({ version }) => version.key);
     const isStored = await this._database.update(keys, async (draft) => {
-      for (const { version, elements: found = [], isGap = false, isDated = true } of fetched) {
-        const { key } = version, before = versions.get(key);
-        const isSentBack = restoredMs !== undefined
-          && await this.#sendBack(draft, before, version, restoredMs, isDated);
-        if (!isSentBack) await this._applyRemote(draft, version);
-        if (isGap) draft.forgetElements(key);
-        draft.addElements(key, found);
-        if (compares) this.#beginSpace(draft, key, before);
+      for (const { version, elements: added = [], isGap = false, isDated = true } of fetched) {
+        const { key } = version, mine = versions.get(key);
+        const isEarlier = restoredMs !== undefined && mine?.writtenMs > restoredMs
+          && (!version.hash || !isDated || version.writtenMs <= restoredMs);
+        if (!isEarlier || !await this.#sendBack(draft, mine, version, isDated)) await this._applyRemote(draft, version);
+        if (isGap) draft.empty(key);
+        if (added.length) draft.addElements(key, added);
       }
-      if (compares) return true;
-      draft.move(feed, cursor);
-      for (const { key } of entries) this.#beginSpace(draft, key);
+      if (!compares) draft.put("feed", { ...feed, cursor });
+      for (const key of compares ? keys : entries.map((entry) => entry.key)) {
+        this.#beginSpace(draft, key, compares ? versions.get(key)?.data : null);
+      }
       return true;
-    }, { feed, versions });
+    }, { feed, versions: [...versions.values()] });
     if (!isStored) throw FEED_MOVED;
     this._notify(keys);
   }
 
   /** What is stored of the entries, without what the caller may not read and what it has: versions, with the new elements
-   * of a log, or all that there are if there `isGap`. If one is not `isDated`, its time is that of the pull. */
+   * of a log, all that there are if there `isGap`. The time of one that is not `isDated` is that of the pull. */
   async #fetch(feed, entries, versions, compares) {
-    let found;
-    try {
-      const known = entries.map(({ key }) => versions.get(key)?.hash);
-      found = await this._client.batchPull(feed.collection, entries.map(({ params }) => params), { known });
-    } catch (error) {
+    const known = entries.map(({ key }) => versions.get(key)?.hash), params = entries.map((entry) => entry.params);
+    const found = await this._client.batchPull(feed.collection, params, { known }).catch(async (error) => {
       if (!isAny(error, errors.BadRequest, errors.UriTooLong)) throw error;
-      if (entries.length > 1) { // too many, or one that no batch may have
-        const halves = inChunks(entries, Math.ceil(entries.length / 2));
-        return (await Promise.all(halves.map((half) => this.#fetch(feed, half, versions, compares)))).flat();
-      }
-      found = [await this.#pull(entries[0])];
+      return entries.length > 1 ? null : [await this.#pull(entries[0])];
+    });
+    if (!found) { // too many, or one that no batch may have
+      const halves = inChunks(entries, Math.ceil(entries.length / 2));
+      return (await inParallel(halves, (half) => this.#fetch(feed, half, versions, compares))).flat();
     }
     const received = [];
     for (const [at, entry] of entries.entries()) {
-      const { key, hash } = entry, each = found[at];
-      if (isAny(each, errors.PullBoundRequired)) {
-        received.push(...await this.#fetchLog(entry, versions.get(key), compares));
-      } else if (isAny(each, errors.NotFound)) { // files are not in batches
-        const pulled = hash === null ? await this.#pull(entry) : { hash, timestampMs: entry.writtenMs };
-        if (pulled && !isAny(pulled, PysyncError)) {
-          received.push({ version: remoteVersion(key, pulled.hash, { writtenMs: pulled.timestampMs }) });
-        }
-      } else if (isAny(each, PysyncError)) {
-        if (isRetryable(each) && !isAny(each, errors.DocumentCorrupt)) throw each;
-      } else if (each && !each.unchanged) {
-        const writtenMs = entry.writtenMs || each.timestampMs, data = each.hash ? JSON.stringify(each.data) : null;
-        received.push({ version: remoteVersion(key, each.hash, { data, writtenMs }), isDated: entry.writtenMs > 0 });
-      }
+      received.push(...await this.#received(entry, found[at], versions.get(entry.key), compares));
     }
     return received;
   }
 
+  async #received(entry, found, known, compares) {
+    const { key, hash, writtenMs } = entry;
+    if (isAny(found, errors.PullBoundRequired)) return this.#fetchLog(entry, known, compares);
+    if (isAny(found, errors.NotFound)) { // files are not in batches
+      const pulled = hash === null ? await this.#pull(entry) : { hash, timestampMs: writtenMs };
+      if (!pulled || isAny(pulled, PysyncError)) return [];
+      return [{ version: remoteVersion(key, pulled.hash, { writtenMs: pulled.timestampMs }) }];
+    }
+    if (isRetryable(found) && !isAny(found, errors.DocumentCorrupt)) throw found;
+    if (!found || found.unchanged || isAny(found, PysyncError)) return [];
+    return [{ version: pulledVersion(key, found, writtenMs || undefined), isDated: writtenMs > 0 }];
+  }
+
   /** What a batch would have; null for a file. */
-  async #pull({ key }) {
-    try {
-      return await this._client.pull(key);
-    } catch (error) {
+  #pull({ key }) {
+    return this._client.pull(key).catch((error) => {
       if (error instanceof TypeError) return null;
       if (error instanceof PysyncError) return error;
       throw error;
-    }
+    });
   }
 
   /** The elements after the checkpoint; the newest of a log that is new here, or is compared: it may have lost elements,
-   * and got others in their place. Nothing of one that may not be read. */
-  async #fetchLog({ key, hash, writtenMs }, version, compares) {
-    const since = version?.checkpointMs ?? null;
-    let isGap = compares || since === null, found;
-    const read = async () => {
-      found = [];
-      for await (const page of logPages(this._client, key, isGap ? { first: TAIL_ELEMENTS } : { since })) {
-        found = [...found, ...page].slice(-TAIL_ELEMENTS);
-      }
-    };
+   * and got others in their place. */
+  async #fetchLog({ key, hash, writtenMs }, known, compares) {
+    const since = known?.checkpointMs ?? null, newest = { last: TAIL_ELEMENTS };
+    let isGap = compares || since === null, found = [];
     try {
       hash ??= (await this._client.pull(key, { last: 0 })).hash;
       if (!hash) return [{ version: remoteVersion(key, "", { writtenMs: this._client.nowMs() }) }];
       try {
-        await read();
+        if (!isGap) for await (const page of elementsAfter(this._client, key, since)) found.push(...page);
       } catch (error) {
         if (!isAny(error, errors.CheckpointTooOld, errors.FullNotAllowed)) throw error;
         isGap = true;
-        await read();
       }
+      if (isGap) found = elements(await this._client.pull(key, newest));
     } catch (error) {
       if (isUnreadable(error)) return [];
       throw error;
@@ -2453,53 +2226,45 @@ class ReceivingCopy extends SendingCopy {
     return [{ version: remoteVersion(key, hash, { writtenMs, checkpointMs }), elements: found, isGap }];
   }
 
-  /** Has a restored server get what was received after that moment, if it has an earlier version. If nobody knows the
-   * time of its version, the application decides. */
-  async #sendBack(draft, mine, theirs, restoredMs, isDated) {
-    const isUnclear = theirs.hash !== "" && !isDated;
-    const isEarlier = !theirs.hash || theirs.writtenMs <= restoredMs || isUnclear;
-    if (!mine || mine.writtenMs <= restoredMs || !isEarlier || (mine.hash && mine.data === null)) return false;
-    let data = null;
-    try {
-      if (mine.data !== null) data = JSON.stringify(await this._open(mine.key, mine.data));
-    } catch { // of a cipher: what cannot be opened cannot be sealed again
-      return false;
-    }
-    const kind = data === null ? "delete" : "put", { writtenMs } = mine;
-    const edit = draft.edit(mine.key) ?? newEdit(mine.key, kind, { data, writtenMs });
+  /** Has a restored server get what was received after that moment. If nobody knows the time of its version, the
+   * application decides. */
+  async #sendBack(draft, mine, theirs, isDated) {
+    const { key, writtenMs } = mine, { hash } = theirs;
+    const plain = mine.data === null ? null : await this._open(key, mine.data).catch(() => undefined);
+    // Neither logs and files, nor what no cipher opens, so that it cannot be sealed again.
+    if (plain === undefined || (mine.hash && !plain)) return false;
+    const members = { data: plain && JSON.stringify(plain), writtenMs };
+    const edit = draft.edit(key) ?? newEdit(key, plain ? "put" : "delete", members);
     draft.store(theirs);
-    if (edit.data === null && !theirs.hash) return true;
-    const conflict = new errors.Conflict("hash_mismatch", { extras: { currentHash: theirs.hash } });
-    const error = isUnclear ? encodeError(conflict) : null;
-    draft.save(unsent(edit, { base: theirs.data, baseHash: theirs.hash, error }));
+    if (edit.data === null && !hash) return true;
+    const conflict = responseError(409, { code: "hash_mismatch", error: "hash_mismatch", currentHash: hash });
+    const error = hash && !isDated ? encodeError(conflict) : null;
+    draft.save({ ...edit, ...UNSENT, base: theirs.data, baseHash: hash, error });
     return true;
   }
 
-  /** Begins the collections of a space anew if the access document at `key` gives the caller a role that `before` did
-   * not: what was there already was not announced. Without `before` any role counts, because the caller does not see the
-   * versions in which it had none. */
-  #beginSpace(draft, key, before) {
+  /** Begins the collections of a space anew if the access document at `key` gives the caller a role that its `earlier`
+   * data did not: what was there already was not announced. In pages earlier data count as none, because the caller does
+   * not see the versions in which it had no role. */
+  #beginSpace(draft, key, earlier = null) {
     const collection = this._collectionOf(key), path = this._paths[collection];
     if (!path || path.endsInParam || !path.params.length) return;
-    const had = this.#roles(before?.data ?? null);
-    if (this.#roles(draft.version(key)?.data ?? null).every((role) => had.includes(role))) return;
+    const had = this.#roles(earlier), has = this.#roles(draft.versions.get(key)?.data ?? null);
+    if (has.every((role) => had.includes(role))) return;
     const space = Object.entries(path.paramsOf(key));
-    for (const feed of this.#feeds) {
-      const names = this._paths[feed.collection]?.params ?? [];
-      const isOfSpace = feed.collection !== collection
-        && space.every(([name, value]) => names.includes(name) && (feed.params[name] ?? value) === value);
-      if (!isOfSpace) continue;
-      draft.move(feed, "");
-      if (!this.#left.some((each) => each.id === feed.id)) this.#left.push(feed);
+    const isOfSpace = (feed) => feed.collection !== collection && space.every(([name, value]) => (
+      this._paths[feed.collection]?.params.includes(name) && (feed.params[name] ?? value) === value));
+    for (const feed of this.#feeds.filter(isOfSpace)) {
+      draft.put("feed", { ...feed, cursor: "" });
+      this.#left = [...this.#left.filter((id) => id !== feed.id), feed.id];
     }
   }
 
   /** What an access document makes of the caller; nothing for another document. */
   #roles(text) {
-    const { identity } = this._client, { owner, members } = text?.includes('"owner"') ? JSON.parse(text) : {};
-    const isOwner = Boolean(identity) && owner === identity;
-    const isMember = isOwner || (Array.isArray(members) && members.includes(identity));
-    return [...(isOwner ? ["owner"] : []), ...(isMember ? ["member"] : [])];
+    const { owner, members } = text?.includes('"owner"') ? JSON.parse(text) : {}, { identity } = this._client;
+    if (identity && owner === identity) return ["owner", "member"];
+    return Array.isArray(members) && members.includes(identity) ? ["member"] : [];
   }
 
   /** True if the document at `key` belongs to the feed. */
@@ -2519,37 +2284,31 @@ class ReceivingCopy extends SendingCopy {
 
 // --- Replica: synchronisation, tabs ----------------------------------------------------------------------------------
 
-
-/** A local copy of collections in IndexedDB, in sync with the server whenever that can be reached, in any number of tabs.
- *
- * Every tab reads and edits the database. The leader, which has the Web Lock, syncs; without Web Locks every tab does.
- * On a BroadcastChannel tabs tell each other what they have changed, and the leader its status. */
+/** A local copy of collections in IndexedDB, in sync with the server whenever that can be reached, in any number of
+ * tabs. Every tab reads and edits the database. The leader, which has the Web Lock, syncs; without Web Locks every tab
+ * does. On a BroadcastChannel tabs tell each other what they have changed, and the leader tells its status. */
 export class Replica extends ReceivingCopy {
   #name;
   #collections;
+  #options; // that all tabs must have
   #channel;
   #closing = new AbortController();
   #leads = false;
-  #isOnline = false;
   #isLive = false;
-  #isBehind = true;
   #hasNews = true;
-  #error = null;
+  #status = { online: false, behind: true, error: null };
   #changed = new Signal();
   #asked = new Signal();
-  /** The calls of `synced` in this tab that wait, by their ids; and the ids that the next round answers. */
-  #waiting = new Map();
-  #asks = new Set();
-  #wake = () => {
-    this.#changed.set();
-    this.#asked.set();
-  };
+  #calls = new Map(); // of `synced` in this tab, by their ids
+  #asks = new Set(); // ids of calls of all tabs that the next round answers
 
   /** @private Use `open`. */
-  constructor(name, client, collections, database, options) {
+  constructor(name, client, collections, options, database) {
     super(client, database, options);
-    this.#name = name;
-    this.#collections = collections;
+    const { sealing = null } = options, sealed = isByCollection(sealing) ? Object.keys(sealing) : sealing !== null;
+    [this.#name, this.#collections, this.#options] = [name, collections, canonicalJson([collections, sealed])];
+    this.#channel = new BroadcastChannel(replicaName(name));
+    this.#channel.onmessage = ({ data }) => this.#hear(data);
   }
 
   static async open(name, client, collections, options = {}) {
@@ -2557,68 +2316,56 @@ export class Replica extends ReceivingCopy {
     let replica;
     const owner = `${client.address} ${client.identity}`.trimEnd();
     const database = await ReplicaDatabase.open(name, owner, () => replica?.#end());
-    replica = new Replica(name, client, collections, database, options);
-    try {
-      await replica._followOnly(collections);
-      await replica.#persist();
-    } catch (error) {
-      database.close();
+    replica = new Replica(name, client, collections, options, database);
+    await replica.#begin().catch((error) => {
+      replica.close();
       throw error;
-    }
-    replica.#begin();
+    });
     return replica;
   }
 
   static async destroy(name) {
-    try {
-      await requested(indexedDB.deleteDatabase(replicaName(name)));
-    } catch (error) {
-      throw storageError(error);
-    }
+    await requested(indexedDB.deleteDatabase(replicaName(name))).catch((error) => { throw storageError(error); });
   }
 
   async file(key) {
     key = documentKey(key);
-    const version = (await this._database.versions([key])).get(key), kept = await this._database.file(key);
+    const [version, kept] = await this._database.read((stores) => (
+      [stores("document").get(key), stores("file").get(key)]));
     if (kept && kept.hash === version?.hash) return kept.blob;
     const found = await this._client.pullBlob(key);
-    if (found === null) return null;
-    await this._database.update([key], (draft) => {
-      const current = draft.version(key);
-      if (current?.hash !== version?.hash) return;
-      draft.store(remoteVersion(key, found.hash, { writtenMs: current?.writtenMs ?? 0 }));
-      draft.keepFile(key, found.hash, found.blob);
-    });
-    return found.blob;
+    if (found) {
+      const { hash, blob } = found;
+      await this._database.update([key], (draft) => {
+        const now = draft.versions.get(key);
+        if (now?.hash !== version?.hash) return;
+        draft.store(remoteVersion(key, hash, { writtenMs: now?.writtenMs ?? 0 }));
+        draft.put("file", { key, hash, blob });
+      });
+    }
+    return found && found.blob;
   }
 
   async status() {
-    let edits = [];
-    try {
-      edits = await this._database.edits();
-    } catch (error) {
-      if (!isOwnFailure(error)) throw error;
-      this.#error ??= error;
-    }
+    const edits = await this._database.all("edit").catch((error) => {
+      this.#status.error = error;
+      return [];
+    });
     const rejected = edits.filter(({ error }) => error !== null).map(({ id, key, kind, error, data }) => (
-      { id, key, kind, error: decodeError(error), data: data === null ? null : JSON.parse(data) }));
-    return {
-      online: this.#isOnline, behind: this.#isBehind, unsent: edits.length - rejected.length, rejected,
-      error: this._database.lost ?? this.#error, leader: this.#leads,
-    };
+      { id, key, kind, error: decodeError(error), data: JSON.parse(data) }));
+    return { ...this.#status, unsent: edits.length - rejected.length, rejected, leader: this.#leads };
   }
 
   synced() {
-    if (this._database.lost) return Promise.reject(this._database.lost);
-    const id = hex(randomBytes(8));
     return new Promise((resolve, reject) => {
-      this.#waiting.set(id, (error) => (error === null ? resolve() : reject(error)));
+      if (this._isClosed) reject(this._database.lost);
+      this.#calls.set(hex(randomBytes(8)), (error) => (error ? reject(error) : resolve()));
       this.#ask();
     });
   }
 
   async close() {
-    this._database.close();
+    this._database.close(new ReplicaError("the replica is closed"));
     this.#end();
   }
 
@@ -2633,16 +2380,11 @@ export class Replica extends ReceivingCopy {
     this.#post({ edited: true });
   }
 
-  /** Asks the browser once to keep what is stored when the disk is full. */
-  async #persist() {
-    if (await this._database.setting("persist")) return;
-    await this._database.update([], (draft) => draft.set("persist", "asked"));
-    globalThis.navigator?.storage?.persist?.().catch(() => {});
-  }
-
-  #begin() {
-    this.#channel = new BroadcastChannel(replicaName(this.#name));
-    this.#channel.onmessage = ({ data }) => this.#hear(data);
+  async #begin() {
+    await this._followOnly(this.#collections);
+    const isNew = !await this._database.setting("options");
+    await this._database.update([], (draft) => draft.set("options", this.#options));
+    if (isNew) globalThis.navigator?.storage?.persist?.().catch(() => {}); // so that a full disk does not delete it
     globalThis.addEventListener?.("online", this.#wake);
     this.#post({ hello: true });
     this.#lead();
@@ -2652,105 +2394,97 @@ export class Replica extends ReceivingCopy {
   #end() {
     if (this._isClosed) return;
     this._isClosed = true;
+    this.#status = { ...this.#status, online: false, error: this._database.lost };
     this.#closing.abort();
     globalThis.removeEventListener?.("online", this.#wake);
-    this.#channel?.close();
-    this.#channel = null;
+    this.#channel.close();
     this.#wake();
     super._notify([]); // ends the iterators
-    this.#answer([...this.#waiting.keys()], this._database.lost);
+    this.#answer([...this.#calls.keys()], this._database.lost);
   }
+
+  #wake = () => {
+    this.#changed.set();
+    this.#asked.set();
+  };
 
   #post(message) {
-    this.#channel?.postMessage(message);
+    if (!this._isClosed) this.#channel.postMessage(message);
   }
 
-  #hear({ changed, edited, ask, asked, error, leader, hello, status }) {
+  #hear({ changed, edited, ask, asked, error, hello, leads, status }) {
     if (changed) super._notify(changed);
     if (edited) this.#changed.set();
-    if (ask) {
-      for (const id of ask) this.#asks.add(id);
-      if (this.#leads) this.#wake();
-    }
+    for (const id of ask ?? []) this.#asks.add(id);
+    if (ask && this.#leads) this.#wake();
     if (asked) this.#answer(asked, error && decodeError(error));
-    if (leader) this.#ask();
+    if (leads) this.#ask();
     if (hello && this.#leads) this.#tell();
-    if (status && !this.#leads) {
-      [this.#isOnline, this.#isBehind] = [status.online, status.behind];
-      this.#error = status.error && decodeError(status.error);
-    }
+    if (status && !this.#leads) this.#status = { ...status, error: status.error && decodeError(status.error) };
   }
 
-  /** Has the leader answer the calls of `synced` that wait in this tab. */
+  /** Has the next round, here or in the tab that leads, answer the calls of `synced` in this tab. */
   #ask() {
-    const ids = [...this.#waiting.keys()];
-    if (!ids.length) return;
+    const ids = [...this.#calls.keys()];
     for (const id of ids) this.#asks.add(id);
+    if (!ids.length) return;
     this.#wake();
     this.#post({ ask: ids });
   }
 
   #answer(ids, error) {
     for (const id of ids) {
-      this.#waiting.get(id)?.(error);
-      this.#waiting.delete(id);
+      this.#calls.get(id)?.(error);
+      this.#calls.delete(id);
       this.#asks.delete(id);
     }
   }
 
-  /** Tells the other tabs the status. */
-  #tell() {
-    const error = this.#error && encodeError(this.#error);
-    this.#post({ status: { online: this.#isOnline, behind: this.#isBehind, error } });
+  #tell(members = {}) {
+    Object.assign(this.#status, members);
+    const { error } = this.#status;
+    this.#post({ status: { ...this.#status, error: encodeError(error) } });
   }
 
-  /** Syncs whenever this tab is the leader, until the replica is closed. After 401 another tab may lead, which may have
-   * another certificate; this one does again when its client has another one, or when `synced` is called. */
+  /** Syncs whenever this tab is the leader, until the replica is closed. After an error with which this tab cannot go on
+   * another tab may lead; this one does again when its client has another certificate, or after `synced`. */
   async #lead() {
-    const { signal } = this.#closing, closed = new Promise((resolve) => signal.addEventListener("abort", resolve));
-    const sync = () => Promise.race([this.#sync(), closed]);
+    const { signal } = this.#closing, closed = new Promise((resolve) => { signal.onabort = resolve; });
+    const sync = () => Promise.race([this.#sync(), closed]), locks = globalThis.navigator?.locks;
     while (!this._isClosed) {
-      try {
-        if (globalThis.navigator?.locks) await navigator.locks.request(replicaName(this.#name), { signal }, sync);
-        else await sync();
-      } catch (error) {
+      await (locks ? locks.request(replicaName(this.#name), { signal }, sync) : sync()).catch((error) => {
         if (!this._isClosed) throw error;
-      }
+      });
       const { certificate } = this._client;
-      while (!this._isClosed && certificate === this._client.certificate && !this.#asked.isSet) {
+      while (!this._isClosed && !this.#asked.isSet && certificate === this._client.certificate) {
         await this.#asked.wait(this._client.backoff.maxS * 1000);
       }
     }
   }
 
-  /** Receives and sends until the server answers 401, or the replica is closed. While the server is away it is tried
-   * again after the waits of the client; `synced` tries at once. */
+  /** Receives and sends until the server answers 401. While the server is away it is tried again after the waits of the
+   * client; `synced` tries at once. */
   async #sync() {
     const leaving = new AbortController();
     let failures = 0, listening = null;
     [this.#leads, this.#hasNews] = [true, true];
-    this.#post({ leader: true });
+    this.#post({ leads: true });
     this.#ask();
     try {
       while (!this._isClosed) {
         const asks = [...this.#asks];
-        this.#changed.clear();
-        this.#asked.clear();
+        this.#changed.isSet = this.#asked.isSet = false;
         const error = await this.#round(asks.length > 0);
-        if (this._isClosed) return;
-        this.#tell();
         this.#answer(asks, error);
-        this.#post({ asked: asks, error: error && encodeError(error) });
-        if (error === null) {
-          failures = 0;
-          listening ??= this.#listen(leaving.signal).finally(() => { listening = null; });
-          await this.#changed.wait(this.#isLive ? Infinity : RESUBSCRIBE_MS);
-          this.#hasNews ||= !this.#isLive;
-        } else if (isAny(error, errors.Unauthorized)) {
-          return;
+        this.#post({ asked: asks, error: encodeError(error) });
+        if (isAny(error, errors.Unauthorized, ReplicaError)) return;
+        failures = error ? failures + 1 : 0;
+        if (error) {
+          await this.#asked.wait(1000 * waitS(this._client.backoff, failures, error.retryAfterS, false));
         } else {
-          failures += 1;
-          await this.#asked.wait(waitS(this._client.backoff, failures, error.retryAfterS, false) * 1000);
+          listening ??= this.#listen(leaving.signal).finally(() => { listening = null; });
+          await this.#changed.wait(this.#isLive ? 0 : RESUBSCRIBE_MS);
+          this.#hasNews ||= !this.#isLive;
         }
       }
     } finally {
@@ -2760,35 +2494,40 @@ export class Replica extends ReceivingCopy {
   }
 
   /** Receives what others have written, if there may be something, and sends everything. Returns the error that stops
-   * it, or null. */
+   * it; null if nothing does. */
   async #round(mustReceive) {
     try {
+      if (await this._database.setting("options") !== this.#options) {
+        throw new ReplicaError("another tab follows other collections, or seals others: load this page again");
+      }
       if (this.#hasNews || mustReceive) {
-        [this.#hasNews, this.#isBehind] = [false, true];
-        this.#error = await this._receive();
+        this.#hasNews = false;
+        this.#tell({ behind: true });
+        this.#status.error = await this._receive();
       }
       await this._send();
-      [this.#isOnline, this.#isBehind] = [true, this.#hasNews];
+      this.#tell({ online: true, behind: this.#hasNews });
       return null;
     } catch (error) { // also of a full disk: later there may be room
-      [this.#hasNews, this.#isBehind, this.#error] = [true, true, error];
-      if (isAny(error, Unreachable, PysyncError)) this.#isOnline = error instanceof PysyncError;
+      this.#hasNews = true;
+      if (isAny(error, PysyncError, Unreachable)) this.#status.online = isAny(error, PysyncError);
+      this.#tell({ behind: true, error });
       return error;
     }
   }
 
   /** Listens to the change stream, which only says when to ask for changes, until the server ends it for good. */
   async #listen(signal) {
-    const single = Object.entries(this.#collections).map(([name, sets]) => [name, [sets].flat()])
-      .filter(([, sets]) => sets.length === 1).map(([name, [params]]) => [name, params]);
+    const sets = Object.entries(this.#collections).map(([name, params]) => [name, [params].flat()]);
+    const narrow = Object.fromEntries(sets.filter(([, { length }]) => length === 1).map(([name, [params]]) => [name, params]));
     const onConnect = () => this.#fallBehind(true), onDisconnect = () => this.#fallBehind(false);
     try {
-      const names = Object.keys(this.#collections), options = { signal, onConnect, onDisconnect };
-      for await (const event of this._client.watch(names, Object.fromEntries(single), options)) {
+      const options = { signal, onConnect, onDisconnect };
+      for await (const event of this._client.watch(Object.keys(this.#collections), narrow, options)) {
         if (event.reset || await this.#isUnseen(event)) this.#fallBehind(true);
       }
     } catch (error) {
-      if (!isAny(error, PysyncError, Unreachable) && !isOwnFailure(error)) throw error;
+      if (!isAny(error, PysyncError, Unreachable, StorageError, ReplicaError)) throw error;
     } finally {
       this.#isLive = false;
     }
@@ -2796,13 +2535,14 @@ export class Replica extends ReceivingCopy {
 
   /** The server has something new, or the stream that would say so has ended. */
   #fallBehind(isLive) {
-    [this.#hasNews, this.#isBehind, this.#isLive] = [true, true, isLive];
+    [this.#hasNews, this.#isLive] = [true, isLive];
+    this.#status.behind = true;
     this.#changed.set();
   }
 
   /** True if the change is not one that was made here. */
   async #isUnseen({ collection, params, hash }) {
-    const key = this._paths[collection]?.fill(params), version = (await this._database.versions([key ?? ""])).get(key);
-    return version?.hash !== hash;
+    const key = this._paths[collection]?.fill(params) ?? "";
+    return (await this._database.draft([key])).versions.get(key)?.hash !== hash;
   }
 }

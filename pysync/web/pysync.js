@@ -65,9 +65,12 @@ for (const kind of [PysyncError, Unreachable, UnsupportedBrowser, StorageError, 
   ...Object.values(errors)]) kind.prototype.name = kind.name;
 
 function responseError({ status, headers }, body) {
-  const { error, code, ...extras } = parsed(body) ?? {};
+  return serverError(status, parsed(body), Number(headers.get("Retry-After")?.match(/^\d+$/)?.[0] ?? 0));
+}
+
+function serverError(status, members, retryAfterS = 0) {
+  const { error, code, ...extras } = members ?? {};
   const Kind = errorsByCode[code] ?? errorsByCode[error] ?? errorsByStatus[status] ?? PysyncError;
-  const retryAfterS = Number(headers.get("Retry-After")?.match(/^\d+$/)?.[0] ?? 0);
   return new Kind(error || `HTTP ${status}`, { status, extras, retryAfterS });
 }
 
@@ -1435,7 +1438,7 @@ const UNSENT = { sent: null, sentHash: null, idempotencyKey: "" };
 const encodeError = (error) => error && (({ constructor, name, message, status, code, extras }) => (
   { kind: constructor.name, name, message, status, code, extras }))(error);
 function decodeError({ kind, name, message, status, code, extras }) {
-  if (status) return responseError(status, { ...extras, error: message, code });
+  if (status) return serverError(status, { ...extras, error: message, code });
   if (kind === "SealedError") return new SealedError(name, message);
   return Object.assign(new ({ Unreachable, StorageError, ReplicaError }[kind] ?? Error)(message, code), { name });
 }
@@ -2237,7 +2240,7 @@ class ReceivingCopy extends SendingCopy {
     const edit = draft.edit(key) ?? newEdit(key, plain ? "put" : "delete", members);
     draft.store(theirs);
     if (edit.data === null && !hash) return true;
-    const conflict = responseError(409, { code: "hash_mismatch", error: "hash_mismatch", currentHash: hash });
+    const conflict = serverError(409, { code: "hash_mismatch", error: "hash_mismatch", currentHash: hash });
     const error = hash && !isDated ? encodeError(conflict) : null;
     draft.save({ ...edit, ...UNSENT, base: theirs.data, baseHash: hash, error });
     return true;

@@ -85,6 +85,19 @@ async def test_updates_of_one_document_in_two_tabs_are_all_made(start: Start, sc
     assert await tabs[0].run("replica.get('notes/a')") is None
 
 
+async def test_rejected_edit_has_the_error_of_the_server(start: Start, screen: Chromium) -> None:
+    base = await web_service(start, collection("notes", maxBodyBytes=1000))
+    window = await module(screen, base)
+    await opened(window, {"notes": {}})
+    await window.run("(text) => replica.put('notes/a', {text})", "x" * 2000)
+    await window.run("replica.synced()")
+    rejected = await window.run(
+        """replica.status().then(({rejected}) => rejected.map(({key, kind, error}) => [
+          key, kind, error.name, error.status, error.code, error instanceof pysync.errors.PayloadTooLarge]))"""
+    )
+    assert rejected == [["notes/a", "put", "PayloadTooLarge", 413, "payload_too_large", True]]
+
+
 async def test_changes_reach_all_tabs_and_another_leads_when_the_leader_closes(
     start: Start, screen: Chromium
 ) -> None:

@@ -92,8 +92,8 @@ async def test_rejected_edit_has_the_error_of_the_server(start: Start, screen: C
     await window.run("(text) => replica.put('notes/a', {text})", "x" * 2000)
     await window.run("replica.synced()")
     rejected = await window.run(
-        """replica.status().then(({rejected}) => rejected.map(({key, kind, error}) => [
-          key, kind, error.name, error.status, error.code, error instanceof pysync.errors.PayloadTooLarge]))"""
+        """replica.status().then(({rejected}) => rejected.map(({key, kind, error}) => [key, kind, error.name,
+          error.status, error.code, error instanceof pysync.errors.PayloadTooLarge]))"""
     )
     assert rejected == [["notes/a", "put", "PayloadTooLarge", 413, "payload_too_large", True]]
 

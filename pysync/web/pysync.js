@@ -1416,8 +1416,12 @@ export async function openEnvelope({ v, entry, ct }, keys, { aad = "", sealer } 
 
 // --- Replica: storage ------------------------------------------------------------------------------------------------
 
+const { BadRequest, CheckpointTooOld, Conflict, DocumentCorrupt, Erased, Forbidden, FullNotAllowed, HashesNotAvailable,
+  MethodNotAllowed, NotFound, OutcomeUnknown, PullBoundRequired, QuotaExceeded, RateLimited, Unauthorized, Unavailable,
+  UnknownCollection, UriTooLong } = errors;
 const TAIL_ELEMENTS = 1000; // of each log
 const REMOVALS_MS = 90 * 24 * 3_600_000; // for which a server that is restored may need them
+const DURABLE = { durability: "strict" };
 const replicaName = (name) => `pysync-replica:${name}`;
 const below = (prefix) => IDBKeyRange.bound(prefix, `${prefix}\x7f`); // keys are ASCII
 const elementsOf = (key) => IDBKeyRange.bound([key], [key, []]);
@@ -1429,24 +1433,26 @@ const remoteVersion = (key, hash, { data = null, writtenMs = 0, checkpointMs = n
 const pulledVersion = (key, { hash, data, timestampMs }, writtenMs = timestampMs) => (
   remoteVersion(key, hash, { data: hash ? JSON.stringify(data) : null, writtenMs }));
 
-/** An edit that waits, or was rejected with `error`: its `data` is plain JSON, null for a deletion, and began from `base`,
- * as the server has it. With an `idempotencyKey`, `sent` may be on its way. */
+const UNSENT = { sent: null, sentHash: null, idempotencyKey: "" };
+/** An edit that waits, or was rejected with `error`: `data` is plain JSON, null for a deletion, and began from `base`,
+ * which is as the server has it. With an `idempotencyKey`, `sent` may be on its way. */
 const newEdit = (key, kind, members) => (
   { key, kind, data: null, base: null, baseHash: "", writtenMs: null, error: null, ...UNSENT, ...members });
-const UNSENT = { sent: null, sentHash: null, idempotencyKey: "" };
 
-const encodeError = (error) => error && (({ constructor, name, message, status, code, extras }) => (
-  { kind: constructor.name, name, message, status, code, extras }))(error);
+function encodeError(error) {
+  const { constructor, name, message, status, code, extras } = error ?? {};
+  return error && { kind: constructor.name, name, message, status, code, extras };
+}
 function decodeError({ kind, name, message, status, code, extras }) {
   if (status) return serverError(status, { ...extras, error: message, code });
   if (kind === "SealedError") return new SealedError(name, message);
   return Object.assign(new ({ Unreachable, StorageError, ReplicaError }[kind] ?? Error)(message, code), { name });
 }
 
-/** What is stored of some keys, and what will be written. */
+/** What is stored of some keys, and what will be written; `afterwards` has calls for when it is. */
 class Draft {
   writes = [];
-  afterwards = []; // calls, once it is written
+  afterwards = [];
 
   constructor(versions, edits) {
     Object.assign(this, { versions: new Map(versions.map((each) => [each.key, each])), all: edits });
@@ -1454,14 +1460,12 @@ class Draft {
   edits(key, isRejected = false) {
     return this.all.filter((edit) => edit.key === key && (edit.error !== null) === isRejected);
   }
-  /** The put or delete of a key that waits. */
   edit(key) { return this.edits(key).find(({ kind }) => kind !== "append"); }
   put(store, record) { this.writes.push((stores) => stores(store).put(record)); }
   remove(store, key) { this.writes.push((stores) => stores(store).delete(key)); }
   set(name, value) { this.put("setting", { name, value }); }
-  /** Adds an edit, or replaces it. By the stamp others see that it is not the same any more. */
   save(edit) {
-    const saved = { ...edit, stamp: hex(randomBytes(8)) };
+    const saved = { ...edit, stamp: hex(randomBytes(8)) }; // others see that it is not the same any more
     this.all = this.all.map((each) => (each.id === edit.id ? saved : each));
     this.put("edit", saved);
   }
@@ -1490,32 +1494,29 @@ class Draft {
 /** The database of a replica, which all its tabs have open. Throws StorageError. */
 class ReplicaDatabase {
   lost = null; // why there is nothing to read any more
-  #database;
+  #db;
 
-  /** `onLost` is called when the browser, or another tab, has deleted it. */
   static async open(name, owner, onLost) {
     const opened = new ReplicaDatabase();
-    const database = opened.#database = await openDatabase(replicaName(name), (created) => {
-      for (const [store, keyPath] of Object.entries({ setting: "name", feed: "id", file: "key", element: ["key", "tsMs"] })) {
-        created.createObjectStore(store, { keyPath });
-      }
+    const db = opened.#db = await openDatabase(replicaName(name), (created) => {
+      const keyPaths = { setting: "name", feed: "id", file: "key", element: ["key", "tsMs"] };
+      for (const [store, keyPath] of Object.entries(keyPaths)) created.createObjectStore(store, { keyPath });
       created.createObjectStore("document", { keyPath: "key" }).createIndex("removed", "removedMs");
       created.createObjectStore("edit", { keyPath: "id", autoIncrement: true }).createIndex("key", "key");
     });
-    database.onclose = database.onversionchange = () => {
+    db.onclose = db.onversionchange = () => {
       opened.close(new StorageError(`the browser has deleted what the replica ${name} stored`, "evicted"));
       onLost();
     };
     const found = await opened.setting("owner") ?? owner;
-    if (found === owner) await opened.update([], (draft) => draft.set("owner", owner));
-    else opened.close(new ReplicaError(`the replica ${name} is one of ${found}, not of ${owner}`));
-    if (opened.lost) throw opened.lost;
+    if (found !== owner) opened.close(new ReplicaError(`the replica ${name} is one of ${found}, not of ${owner}`));
+    await opened.update([], (draft) => draft.set("owner", owner));
     return opened;
   }
 
   close(reason) {
     this.lost ??= reason;
-    this.#database.close();
+    this.#db.close();
   }
 
   /** The results of some requests, all of one moment. */
@@ -1542,35 +1543,35 @@ class ReplicaDatabase {
     return found.slice(Math.max(found.length - count, 0)).map(({ key: _, ...element }) => element);
   }
 
-  /** Has `change` compute a draft of some keys, and writes it in one transaction; again, if their edits are others by then.
-   * Returns what `change` has returned; null, and writes nothing, if the cursor of the `feed` is another by then. */
+  /** Has `change` compute a draft of keys, and writes it in one transaction; again, if their edits are others by then.
+   * Returns what `change` returned; null, and writes nothing, if the cursor of the `feed` is another by then. */
   async update(keys, change, { durability = "relaxed", feed, versions } = {}) {
-    for (let outcome = "begun"; outcome !== "moved";) {
+    for (;;) {
       const draft = await this.draft(keys, versions), read = stampsOf(draft.all), result = await change(draft);
       if (!draft.writes.length) return result;
-      outcome = await this.#transact("readwrite", { durability }, async (stores) => {
+      const outcome = await this.#transact("readwrite", { durability }, async (stores) => {
         if (feed && (await requested(stores("feed").get(feed.id)))?.cursor !== feed.cursor) return "moved";
         if (stampsOf(await editsOf(stores, keys)) !== read) return "edited";
         await Promise.all(draft.writes.map((write) => write(stores)));
         return "written";
       });
-      if (outcome !== "written") continue;
+      if (outcome === "moved") return null;
+      if (outcome === "edited") continue;
       for (const call of draft.afterwards) call();
       return result;
     }
-    return null;
   }
 
-  /** Returns what `work` returns, when it is written. A transaction ends when anything but its requests is awaited. */
+  /** Returns what `work` returns, once it is written. A transaction ends when anything but its requests is awaited. */
   async #transact(mode, options, work) {
     if (this.lost) throw this.lost;
     let transaction;
     try {
-      transaction = this.#database.transaction(this.#database.objectStoreNames, mode, options);
+      transaction = this.#db.transaction(this.#db.objectStoreNames, mode, options);
       return (await Promise.all([work((name) => transaction.objectStore(name)), committed(transaction)]))[0];
     } catch (error) {
       const cause = transaction?.error ?? error; // a request only says that the transaction was aborted
-      if (cause.name === "InvalidStateError") this.#database.onclose();
+      if (cause.name === "InvalidStateError") this.#db.onclose();
       throw this.lost ?? storageError(cause);
     }
   }
@@ -1588,10 +1589,9 @@ const stampsOf = (edits) => edits.map(({ id, stamp }) => `${id} ${stamp}`).join(
 const CONCURRENT = 6; // requests: a browser makes no more to one server over HTTP/1.1
 const KEYS_TRUSTED_MS = 5 * 60_000; // the server knows an idempotency key for 10 min, and clocks differ by up to 5
 const UNKNOWN_HASH = "-"; // of a log that was appended to and not read
-const DURABLE = { durability: "strict" };
 const isByCollection = (option) => isObject(option) && typeof option.seal !== "function";
 
-/** Calls `work` with each item, some at a time; returns the results. Throws the first error, when all have ended. */
+/** The results of `work` with each item. Throws the first error, when all that was begun has ended. */
 async function inParallel(items, work) {
   const results = [], rest = items.entries(), failures = [];
   const next = async () => {
@@ -1602,15 +1602,13 @@ async function inParallel(items, work) {
   return results;
 }
 
-/** Yields the elements of a log after a time, page by page. Throws FullNotAllowed if only all of them can be read. */
-async function* elementsAfter(client, key, afterMs) {
+async function* elementsAfter(client, key, since) {
   for (let hasMore = true; hasMore;) {
-    const pulled = await client.pull(key, { since: afterMs });
-    const added = elements(pulled).filter((each) => each.tsMs > afterMs);
+    const pulled = await client.pull(key, { since }), added = elements(pulled).filter(({ tsMs }) => tsMs > since);
     ({ hasMore } = pulled);
-    if (hasMore && !added.length) throw new errors.FullNotAllowed();
-    if (added.length) yield added;
-    afterMs = added.at(-1)?.tsMs;
+    if (hasMore && !added.length) throw new FullNotAllowed(); // one with forceFullFetch, which ignores the time
+    yield* added;
+    since = added.at(-1)?.tsMs;
   }
 }
 
@@ -1632,24 +1630,22 @@ class Signal {
 
 /** Documents and logs as they look from here: the server's versions with the edits that wait. */
 class LocalCopy {
-  dropped = [];
-  _isClosed = false;
-  _paths = {}; // templates of keys, by collection
   #options;
   #rules = new Map();
   #listeners = new Set();
 
-  constructor(client, database, options) {
-    [this._client, this._database, this.#options] = [client, database, options];
+  constructor(client, db, options) {
+    Object.assign(this, { dropped: [], _client: client, _db: db, _isClosed: false, _paths: {} });
+    this.#options = options;
   }
 
   async get(key) {
     key = documentKey(key);
-    return this.#look(await this._database.draft([key]), key);
+    return this.#look(await this._db.draft([key]), key);
   }
 
   async entries(prefix = "") {
-    const range = below(documentKey(prefix)), [versions, edits] = await this._database.read((stores) => [
+    const range = below(documentKey(prefix)), [versions, edits] = await this._db.read((stores) => [
       stores("document").getAll(range), stores("edit").index("key").getAll(range)]);
     const found = new Map(versions.map((each) => [each.key, each]));
     for (const edit of edits) if (edit.kind !== "append" && edit.error === null) found.set(edit.key, edit);
@@ -1661,16 +1657,16 @@ class LocalCopy {
   }
 
   async keys(prefix = "") {
-    const range = below(documentKey(prefix)), found = new Set(await this._database.storedKeys(documentKey(prefix)));
-    const [edits] = await this._database.read((stores) => [stores("edit").index("key").getAll(range)]);
+    const range = below(documentKey(prefix)), found = new Set(await this._db.storedKeys(documentKey(prefix)));
+    const [edits] = await this._db.read((stores) => [stores("edit").index("key").getAll(range)]);
     for (const { key, kind, error } of edits) if (error === null) found[kind === "delete" ? "delete" : "add"](key);
     return [...found].sort();
   }
 
   async tail(key, n) {
     key = documentKey(key);
-    const draft = await this._database.draft([key], []), rules = this._rulesOf(key);
-    const found = draft.edit(key)?.data === null ? [] : await this._database.elements(key, n);
+    const draft = await this._db.draft([key], []), rules = this._rulesOf(key);
+    const found = draft.edit(key)?.data === null ? [] : await this._db.elements(key, n);
     for (const each of found) each.data = await rules.open(each.data).catch(() => each.data);
     const appends = draft.edits(key).filter(({ kind }) => kind === "append");
     found.push(...appends.map(({ writtenMs, data }) => ({ tsMs: writtenMs, data: JSON.parse(data) })));
@@ -1736,7 +1732,7 @@ class LocalCopy {
   /** Changes the edits of a key, and returns when that is on the disk. */
   async #change(key, change, keys = [documentKey(key)]) {
     key = documentKey(key);
-    await this._database.update(keys, (draft) => change(draft, key), { durability: "strict" });
+    await this._db.update(keys, (draft) => change(draft, key), { durability: "strict" });
     this._edited(key);
   }
 
@@ -1753,9 +1749,8 @@ class LocalCopy {
     }
   }
 
-  /** Takes the templates of keys that the server has named. As on the server, literal segments win. */
   _setPaths(paths) {
-    const openness = ([, { names }]) => names.map((name) => (name ? 1 : 0)).join("");
+    const openness = ([, { names }]) => names.map((name) => (name ? 1 : 0)).join(""); // as on the server, literals win
     const templates = Object.entries(paths).map(([name, path]) => [name, new KeyTemplate(path)]);
     this._paths = Object.fromEntries(templates.sort((one, other) => (openness(one) < openness(other) ? -1 : 1)));
   }
@@ -1782,27 +1777,26 @@ class LocalCopy {
     });
   }
 
-  /** What the server has as plain data, `{}` for nothing; and the data to store. Both throw as the cipher. */
   async _open(key, stored) { return stored === null ? {} : this._rulesOf(key).open(JSON.parse(stored)); }
   async _seal(key, data) {
-    if (!isByCollection(this.#options.sealing) || this._collectionOf(key)) return copy(await this._rulesOf(key).seal(data));
-    throw new errors.UnknownCollection(`no collection of the replica is known to have the key ${key}`);
+    const isKnown = !isByCollection(this.#options.sealing) || this._collectionOf(key);
+    if (!isKnown) throw new UnknownCollection(`no collection of the replica is known to have the key ${key}`);
+    return copy(await this._rulesOf(key).seal(data));
   }
 }
 
-/** The edits that wait, and their way to the server. An edit has its idempotency key and its bytes on the disk before the
- * first attempt, and is sent as it was after a crash; two tabs that send it get the same answer. The next edit of the
- * document waits until the outcome is known: the answer, or a version of the server that is, or excludes, what was sent. */
+/** The edits that wait, and their way to the server. An edit has its idempotency key and bytes on the disk before the
+ * first attempt, and is sent as it was after a crash; two tabs that send it get the same answer. The next edit waits
+ * until the outcome is known: the answer, or a version of the server that is, or excludes, what was sent. */
 class SendingCopy extends LocalCopy {
-  /** Sends all edits. A key that meets an error which may go away does not stop the others, unless the server has no time
-   * or rejects all; throws the first such error. */
+  /** Sends all edits. An error that may go away stops those of its key, or all if the server rejects all. */
   async _send() {
-    const met = [], waiting = (await this._database.all("edit")).filter(({ error }) => error === null);
+    const met = [], waiting = (await this._db.all("edit")).filter(({ error }) => error === null);
     await inParallel([...new Set(waiting.map(({ key }) => key))], async (key) => {
       try {
-        for (let edit; ([edit] = (await this._database.draft([key], [])).edits(key)) && edit;) await this.#step(edit);
+        for (let edit; ([edit] = (await this._db.draft([key], [])).edits(key)) && edit;) await this.#step(edit);
       } catch (error) {
-        const stopsAll = isAny(error, errors.Unauthorized, errors.Unavailable, errors.RateLimited);
+        const stopsAll = isAny(error, Unauthorized, Unavailable, RateLimited);
         if (stopsAll || !isAny(error, PysyncError)) throw error;
         met.push(error);
       }
@@ -1810,15 +1804,14 @@ class SendingCopy extends LocalCopy {
     if (met.length) throw met[0];
   }
 
-  /** Brings the edit one step further: it is prepared, sent, merged with another version, or rejected. */
   async #step(edit) {
     const isPrepared = edit.idempotencyKey !== "";
     try {
       if (!isPrepared) await this.#prepare(edit);
       else await (edit.kind === "append" ? this.#append(edit) : this.#push(edit));
     } catch (error) { // a TypeError of a key where a file is, or any error of a cipher
-      const isPassing = (isRetryable(error) && !isAny(error, errors.QuotaExceeded))
-        || isAny(error, errors.Unauthorized, errors.Conflict) || !isAny(error, PysyncError, TypeError);
+      const isPassing = (isRetryable(error) && !isAny(error, QuotaExceeded))
+        || isAny(error, Unauthorized, Conflict) || !isAny(error, PysyncError, TypeError);
       if (isAny(error, StorageError, ReplicaError) || (isPrepared && isPassing)) throw error;
       await this.#reject(edit, error);
     }
@@ -1829,7 +1822,7 @@ class SendingCopy extends LocalCopy {
     const { key } = edit, plain = JSON.parse(edit.data), idempotencyKey = hex(randomBytes(16));
     return this.#conclude(edit, async (draft) => {
       if (plain && edit.base !== null && same(await this._open(key, edit.base), plain)) return draft.drop(edit);
-      const sealed = plain && await this._seal(key, plain), [newest] = await this._database.elements(key, 1);
+      const sealed = plain && await this._seal(key, plain), [newest] = await this._db.elements(key, 1);
       return draft.save({
         ...edit, idempotencyKey, sentMs: this._client.nowMs(),
         sent: plain && JSON.stringify(sealed), sentHash: plain ? await documentHash(sealed) : "",
@@ -1841,7 +1834,7 @@ class SendingCopy extends LocalCopy {
   /** Has `change` decide about an edit as it is now, unless another tab, or the feed, has: then it is not the same. */
   #conclude(edit, change, options) {
     const mark = ({ idempotencyKey, stamp }) => idempotencyKey || stamp;
-    return this._database.update([edit.key], (draft) => {
+    return this._db.update([edit.key], (draft) => {
       const now = draft.edits(edit.key).find(({ id }) => id === edit.id);
       return now && mark(now) === mark(edit) && change(draft, now);
     }, options);
@@ -1854,7 +1847,7 @@ class SendingCopy extends LocalCopy {
       ({ hash, timestampMs } = sent === null ? await this._client.delete(key, baseHash, { idempotencyKey })
         : await this._client.push(key, JSON.parse(sent), baseHash || null, { idempotencyKey, writtenMs }));
     } catch (error) {
-      if (!isAny(error, errors.Conflict)) throw error;
+      if (!isAny(error, Conflict)) throw error;
       if (error.currentHash !== sentHash) return this.#resolve(edit, error);
     }
     const version = remoteVersion(key, hash, { data: sent, writtenMs: timestampMs });
@@ -1864,12 +1857,11 @@ class SendingCopy extends LocalCopy {
     });
   }
 
-  /** Merges the edit with the version that the server has in place of its base. */
   async #resolve(edit, conflict) {
     const { key, baseHash } = edit, { currentHash } = conflict, isKnown = !["", UNKNOWN_HASH].includes(baseHash);
     const mustMerge = await this.#conclude(edit, (draft, now) => {
       const isDeletion = now.data === null && now.sent === null;
-      if (isDeletion && (!isKnown || currentHash.startsWith(baseHash))) { // it was never read: there is nothing to merge
+      if (isDeletion && (!isKnown || currentHash.startsWith(baseHash))) { // never read, so there is nothing to merge
         return draft.save({ ...now, ...UNSENT, baseHash: currentHash });
       }
       if (now.writtenMs !== null) return draft.drop(now); // a server that was restored has got something newer
@@ -1901,27 +1893,24 @@ class SendingCopy extends LocalCopy {
     this._notify([key]);
   }
 
-  /** The element that this append has made, if there is one. Only the first append of a log is ever on its way, and those
-   * that the log accepted before it are not after its checkpoint, so none is matched twice. */
+  /** The element that this append has made. Only the first append of a log is ever on its way, and those that the log
+   * accepted before are not after its checkpoint, so none is matched twice. */
   async #find({ key, checkpointMs }, data) {
     const isMine = (each) => (each.authorPubkey ?? null) === this._client.author && same(each.data, data);
     try {
-      for await (const found of elementsAfter(this._client, key, checkpointMs)) {
-        if (found.some(isMine)) return found.find(isMine);
-      }
+      for await (const each of elementsAfter(this._client, key, checkpointMs)) if (isMine(each)) return each;
       return null;
     } catch (error) {
-      const isUnreadable = isAny(error, errors.BadRequest, errors.Forbidden, errors.NotFound)
-        || (isAny(error, errors.Unauthorized) && !this._client.identity);
-      throw isUnreadable ? new errors.OutcomeUnknown("it is not known whether an earlier attempt was applied") : error;
+      const isUnreadable = isAny(error, BadRequest, Forbidden, NotFound)
+        || (isAny(error, Unauthorized) && !this._client.identity);
+      throw isUnreadable ? new OutcomeUnknown("it is not known whether an earlier attempt was applied") : error;
     }
   }
 
-  /** Moves the edit to those that were rejected; or has it sent again, if it was edited while it was on its way. */
   async #reject(edit, error) {
     await this.#conclude(edit, async (draft, now) => {
       const isMine = now.kind === "append" || now.writtenMs === null; // else of somebody who may send it back
-      const isForOthers = isAny(error, errors.Erased, errors.Forbidden, errors.NotFound, errors.MethodNotAllowed);
+      const isForOthers = isAny(error, Erased, Forbidden, NotFound, MethodNotAllowed);
       if (!isMine && isForOthers) return draft.drop(now);
       const isNewer = now.kind !== "append" && await this.#isNewer(now);
       return draft.save({ ...now, ...UNSENT, error: isNewer ? null : encodeError(error) });
@@ -1929,7 +1918,6 @@ class SendingCopy extends LocalCopy {
     this._notify([edit.key]);
   }
 
-  /** True if something is on its way, and the edit is not that any more. */
   async #isNewer({ key, idempotencyKey, sent, data }) {
     if (!idempotencyKey || sent === null || data === null) return idempotencyKey !== "" && sent !== data;
     return !same(await this._open(key, sent).catch(() => null), JSON.parse(data)); // null if no cipher opens it
@@ -1937,7 +1925,8 @@ class SendingCopy extends LocalCopy {
 
   /** Stores a version of the server, and brings the edit that waits onto it. */
   async _applyRemote(draft, version) {
-    const { key, hash, data } = version, edit = draft.edit(key), rebased = { ...edit, ...UNSENT, base: data, baseHash: hash };
+    const { key, hash, data } = version, edit = draft.edit(key);
+    const rebased = { ...edit, ...UNSENT, base: data, baseHash: hash };
     draft.store(version);
     if (!edit || edit.baseHash === hash) return undefined;
     if (edit.idempotencyKey && edit.sentHash === hash) return this.#settle(draft, edit, version);
@@ -1952,7 +1941,6 @@ class SendingCopy extends LocalCopy {
     }
   }
 
-  /** Drops a deletion over which the edit of somebody else wins. */
   #dropDeletion(draft, edit) {
     draft.drop(edit);
     this._drop(draft, edit.key, [{ path: [], value: MISSING, local: true }]);
@@ -1971,37 +1959,35 @@ const MAX_COMPARED = 500; // documents that are compared and stored together
 const MAX_BATCH_ENTRIES = 100;
 const FEED_MOVED = new Error("another tab has moved the feed, so what was received is old");
 const isUnreadable = (error) => ( // by the caller, or it is not there: that concerns one collection or key
-  isAny(error, errors.Forbidden, errors.BadRequest, errors.NotFound, errors.MethodNotAllowed));
+  isAny(error, Forbidden, BadRequest, NotFound, MethodNotAllowed));
 const inChunks = (items, size) => Array.from(
   { length: Math.ceil(items.length / size) }, (_, at) => items.slice(at * size, (at + 1) * size));
 
-/** The entries of a page: keys with the hash that the server has, "" for a removal, null if it is not known. */
+/** The hash of an entry is "" for a removal, null if it is not known. */
 const entriesOf = (page, path) => page.changes.map(({ params, hash, removed, timestampMs }) => (
   { key: path.fill(params), params, hash: hash || removed ? hash : null, writtenMs: timestampMs }));
 
-/** The versions of the server, and their way here. Each param-set has a cursor, which is stored with the effect of its page.
- * A page says what changed, and batches fetch what is not known yet. After a reset everything is compared: with a list,
- * else with the feed from its beginning. A document that they do not name is pulled as well, because the caller may just
- * not see it any more: such a copy stays. */
+/** The versions of the server, and their way here. Each param-set has a cursor, stored with the effect of its page.
+ * After a reset everything is compared: with a list, else with the feed from its beginning. A document that they do not
+ * name is pulled as well, because the caller may just not see it any more: such a copy stays. */
 class ReceivingCopy extends SendingCopy {
   #feeds = [];
   #left = []; // those that a call of `_receive` has not followed yet
 
-  /** Follows these param-sets. Copies that belong to others are forgotten, but not edits that wait. */
   async _followOnly(collections) {
-    this._setPaths(await this._database.setting("paths") ?? {});
+    this._setPaths(await this._db.setting("paths") ?? {});
     const wanted = new Map(Object.entries(collections).flatMap(([collection, sets]) => [sets].flat().map((set) => {
       const params = Object.fromEntries(Object.entries(set).map(([name, value]) => [name, String(value)]));
       const id = canonicalJson([collection, params]);
       return [id, { id, collection, params, cursor: "" }];
     })));
-    const known = new Map((await this._database.all("feed")).map((feed) => [feed.id, feed]));
+    const known = new Map((await this._db.all("feed")).map((feed) => [feed.id, feed]));
     const dropped = [...known.keys()].filter((id) => !wanted.has(id));
     const isWanted = (key) => [...wanted.values()].some((feed) => this.#covers(feed, key));
     const before = IDBKeyRange.upperBound(this._client.nowMs() - REMOVALS_MS);
-    const [removed] = await this._database.read((stores) => [stores("document").index("removed").getAllKeys(before)]);
-    const unwanted = dropped.length ? (await this._database.storedKeys("")).filter((key) => !isWanted(key)) : [];
-    await this._database.update([], (draft) => {
+    const [removed] = await this._db.read((stores) => [stores("document").index("removed").getAllKeys(before)]);
+    const unwanted = dropped.length ? (await this._db.storedKeys("")).filter((key) => !isWanted(key)) : [];
+    await this._db.update([], (draft) => {
       for (const id of dropped) draft.remove("feed", id);
       for (const [id, feed] of wanted) if (!known.has(id)) draft.put("feed", feed);
       for (const key of [...unwanted, ...removed]) {
@@ -2011,15 +1997,14 @@ class ReceivingCopy extends SendingCopy {
     });
   }
 
-  /** Receives all changes. Returns the error of a collection that the caller may not read; its copies stay. When it may
-   * be read again it begins anew, because its changes were not received meanwhile. */
+  /** Returns the error of a collection that the caller may not read. It begins anew when it may be read again. */
   async _receive() {
     let denied = null;
     await this.#noteScope(this._client.certificate?.scope);
-    this.#feeds = await this._database.all("feed");
+    this.#feeds = await this._db.all("feed");
     this.#left = this.#feeds.map(({ id }) => id);
     for (let id; (id = this.#left.shift());) {
-      const [feed] = await this._database.read((stores) => [stores("feed").get(id)]);
+      const [feed] = await this._db.read((stores) => [stores("feed").get(id)]);
       try {
         if (feed) await this.#follow(feed);
       } catch (error) {
@@ -2037,24 +2022,23 @@ class ReceivingCopy extends SendingCopy {
   }
 
   #beginAnew(feeds) {
-    return this._database.update([], (draft) => feeds.forEach((feed) => draft.put("feed", { ...feed, cursor: "" })));
+    return this._db.update([], (draft) => feeds.forEach((feed) => draft.put("feed", { ...feed, cursor: "" })));
   }
 
-  /** Begins everything anew if the certificate allows something else than the last one. */
   async #noteScope(scope) {
     const value = scope && canonicalJson([[...scope.ops].sort(), scope.collections, scope.paths ?? []]);
-    const known = await this._database.setting("scope");
+    const known = await this._db.setting("scope");
     if (!scope || value === known) return;
-    if (known) await this.#beginAnew(await this._database.all("feed"));
-    await this._database.update([], (draft) => draft.set("scope", value));
+    if (known) await this.#beginAnew(await this._db.all("feed"));
+    await this._db.update([], (draft) => draft.set("scope", value));
   }
 
   async #follow(feed) {
     const { collection } = feed;
     if (!this._paths[collection]) {
       const found = await this._client.keyTemplates([collection]);
-      const paths = { ...await this._database.setting("paths"), ...found };
-      await this._database.update([], (draft) => draft.set("paths", paths));
+      const paths = { ...await this._db.setting("paths"), ...found };
+      await this._db.update([], (draft) => draft.set("paths", paths));
       this._setPaths(paths);
     }
     const beginsAnew = !feed.cursor && (await this.#storedKeys(feed)).length > 0;
@@ -2070,8 +2054,6 @@ class ReceivingCopy extends SendingCopy {
     return this._client.changePages(cursor || null, [collection], { [collection]: params });
   }
 
-  /** Compares everything with the server, after a reset or the first page of a feed that begins anew. What changes
-   * meanwhile comes with the next page. */
   async #compare(feed, { isReset, cursor, restoredMs }) {
     if (!isReset) ({ cursor } = await this._client.changes("now", [feed.collection]));
     const seen = new Set();
@@ -2088,8 +2070,7 @@ class ReceivingCopy extends SendingCopy {
     await this.#apply(feed, [], { cursor });
   }
 
-  /** Yields what the server has, from a list or from the feed, of which only the feed has times. In a bucket whose
-   * collection is not listable neither is possible, and nothing comes. */
+  /** Yields what the server has, as far as it says so. Only the feed has times. */
   async *#survey(feed, prefersList) {
     const ways = [() => this.#fromList(feed), () => this.#fromFeed(feed)];
     for (const way of prefersList ? ways : ways.reverse()) {
@@ -2103,14 +2084,14 @@ class ReceivingCopy extends SendingCopy {
   }
   async *#fromFeed(feed) {
     for await (const page of this.#pages(feed)) {
-      if (page.isReset) throw new errors.NotFound();
+      if (page.isReset) throw new NotFound();
       yield entriesOf(page, this._paths[feed.collection]);
     }
   }
   async *#fromList({ collection, params }) {
     const path = this._paths[collection], last = path.params.at(-1);
     const open = path.params.filter((name) => !(name in params));
-    if (!path.endsInParam || open.join() !== last) throw new errors.NotFound();
+    if (!path.endsInParam || open.join() !== last) throw new NotFound();
     let entries = [];
     for await (const [name, hash] of this.#names(new KeyTemplate(path.segments.slice(0, -1).join("/")).fill(params))) {
       const all = { ...params, [last]: name };
@@ -2121,20 +2102,18 @@ class ReceivingCopy extends SendingCopy {
     }
     yield entries;
   }
-  /** Yields the names of a list, with the digits of their hashes where the server has them. */
   async *#names(prefix) {
     try {
       yield* this._client.listHashes(prefix);
     } catch (error) {
-      if (!isAny(error, errors.HashesNotAvailable)) throw error;
+      if (!isAny(error, HashesNotAvailable)) throw error;
       for await (const name of this._client.list(prefix)) yield [name, null];
     }
   }
 
-  /** Fetches what is new of the entries, and stores it: with the cursor of their page, or compared. After a restore, what
-   * is known here of later times is sent back. */
+  /** Fetches what is new of entries, and stores it with the cursor of their page. Without one they are compared. */
   async #apply(feed, entries, { cursor, restoredMs }) {
-    const { versions } = await this._database.draft(entries.map(({ key }) => key)), compares = cursor === undefined;
+    const { versions } = await this._db.draft(entries.map(({ key }) => key)), compares = cursor === undefined;
     const news = entries.filter(({ key, hash }) => {
       const known = versions.get(key)?.hash;
       if (known === undefined || hash === null) return hash !== "";
@@ -2146,7 +2125,7 @@ class ReceivingCopy extends SendingCopy {
       fetched.push({ version: remoteVersion(key, "", { writtenMs }) });
     }
     const keys = fetched.map(({ version }) => version.key);
-    const isStored = await this._database.update(keys, async (draft) => {
+    const isStored = await this._db.update(keys, async (draft) => {
       for (const { version, elements: added = [], isGap = false, isDated = true } of fetched) {
         const { key } = version, mine = versions.get(key);
         const isEarlier = restoredMs !== undefined && mine?.writtenMs > restoredMs
@@ -2165,12 +2144,11 @@ class ReceivingCopy extends SendingCopy {
     this._notify(keys);
   }
 
-  /** What is stored of the entries, without what the caller may not read and what it has: versions, with the new elements
-   * of a log, all that there are if there `isGap`. The time of one that is not `isDated` is that of the pull. */
+  /** Returns versions, with the new elements of logs: all, if there `isGap`. The time of a pull is not `isDated`. */
   async #fetch(feed, entries, versions, compares) {
     const known = entries.map(({ key }) => versions.get(key)?.hash), params = entries.map((entry) => entry.params);
     const found = await this._client.batchPull(feed.collection, params, { known }).catch(async (error) => {
-      if (!isAny(error, errors.BadRequest, errors.UriTooLong)) throw error;
+      if (!isAny(error, BadRequest, UriTooLong)) throw error;
       return entries.length > 1 ? null : [await this.#pull(entries[0])];
     });
     if (!found) { // too many, or one that no batch may have
@@ -2186,18 +2164,17 @@ class ReceivingCopy extends SendingCopy {
 
   async #received(entry, found, known, compares) {
     const { key, hash, writtenMs } = entry;
-    if (isAny(found, errors.PullBoundRequired)) return this.#fetchLog(entry, known, compares);
-    if (isAny(found, errors.NotFound)) { // files are not in batches
+    if (isAny(found, PullBoundRequired)) return this.#fetchLog(entry, known, compares);
+    if (isAny(found, NotFound)) { // files are not in batches
       const pulled = hash === null ? await this.#pull(entry) : { hash, timestampMs: writtenMs };
       if (!pulled || isAny(pulled, PysyncError)) return [];
       return [{ version: remoteVersion(key, pulled.hash, { writtenMs: pulled.timestampMs }) }];
     }
-    if (isRetryable(found) && !isAny(found, errors.DocumentCorrupt)) throw found;
+    if (isRetryable(found) && !isAny(found, DocumentCorrupt)) throw found;
     if (!found || found.unchanged || isAny(found, PysyncError)) return [];
     return [{ version: pulledVersion(key, found, writtenMs || undefined), isDated: writtenMs > 0 }];
   }
 
-  /** What a batch would have; null for a file. */
   #pull({ key }) {
     return this._client.pull(key).catch((error) => {
       if (error instanceof TypeError) return null;
@@ -2206,8 +2183,7 @@ class ReceivingCopy extends SendingCopy {
     });
   }
 
-  /** The elements after the checkpoint; the newest of a log that is new here, or is compared: it may have lost elements,
-   * and got others in their place. */
+  /** One that is compared may have lost elements, and got others in their place. */
   async #fetchLog({ key, hash, writtenMs }, known, compares) {
     const since = known?.checkpointMs ?? null, newest = { last: TAIL_ELEMENTS };
     let isGap = compares || since === null, found = [];
@@ -2215,9 +2191,9 @@ class ReceivingCopy extends SendingCopy {
       hash ??= (await this._client.pull(key, { last: 0 })).hash;
       if (!hash) return [{ version: remoteVersion(key, "", { writtenMs: this._client.nowMs() }) }];
       try {
-        if (!isGap) for await (const page of elementsAfter(this._client, key, since)) found.push(...page);
+        if (!isGap) for await (const each of elementsAfter(this._client, key, since)) found.push(each);
       } catch (error) {
-        if (!isAny(error, errors.CheckpointTooOld, errors.FullNotAllowed)) throw error;
+        if (!isAny(error, CheckpointTooOld, FullNotAllowed)) throw error;
         isGap = true;
       }
       if (isGap) found = elements(await this._client.pull(key, newest));
@@ -2229,8 +2205,7 @@ class ReceivingCopy extends SendingCopy {
     return [{ version: remoteVersion(key, hash, { writtenMs, checkpointMs }), elements: found, isGap }];
   }
 
-  /** Has a restored server get what was received after that moment. If nobody knows the time of its version, the
-   * application decides. */
+  /** Has a restored server get what it had. If nobody knows the time of its version, the application decides. */
   async #sendBack(draft, mine, theirs, isDated) {
     const { key, writtenMs } = mine, { hash } = theirs;
     const plain = mine.data === null ? null : await this._open(key, mine.data).catch(() => undefined);
@@ -2246,9 +2221,8 @@ class ReceivingCopy extends SendingCopy {
     return true;
   }
 
-  /** Begins the collections of a space anew if the access document at `key` gives the caller a role that its `earlier`
-   * data did not: what was there already was not announced. In pages earlier data count as none, because the caller does
-   * not see the versions in which it had no role. */
+  /** Begins a space anew if its access document at `key` gives the caller a role that its `earlier` data did not: what
+   * was there was not announced. In pages nothing counts as earlier, as versions without a role are not seen. */
   #beginSpace(draft, key, earlier = null) {
     const collection = this._collectionOf(key), path = this._paths[collection];
     if (!path || path.endsInParam || !path.params.length) return;
@@ -2263,37 +2237,33 @@ class ReceivingCopy extends SendingCopy {
     }
   }
 
-  /** What an access document makes of the caller; nothing for another document. */
   #roles(text) {
     const { owner, members } = text?.includes('"owner"') ? JSON.parse(text) : {}, { identity } = this._client;
     if (identity && owner === identity) return ["owner", "member"];
     return Array.isArray(members) && members.includes(identity) ? ["member"] : [];
   }
 
-  /** True if the document at `key` belongs to the feed. */
   #covers({ collection, params }, key) {
     if (this._collectionOf(key) !== collection) return false;
     const values = this._paths[collection].paramsOf(key);
     return Object.entries(params).every(([name, value]) => values[name] === value);
   }
 
-  /** The keys of a feed at which the server has something. */
   async #storedKeys(feed) {
     const path = this._paths[feed.collection], open = Object.fromEntries(path.params.map((name) => [name, "\0"]));
     const [prefix] = path.fill({ ...open, ...feed.params }).split("\0");
-    return (await this._database.storedKeys(prefix)).filter((key) => this.#covers(feed, key));
+    return (await this._db.storedKeys(prefix)).filter((key) => this.#covers(feed, key));
   }
 }
 
 // --- Replica: synchronisation, tabs ----------------------------------------------------------------------------------
 
-/** A local copy of collections in IndexedDB, in sync with the server whenever that can be reached, in any number of
- * tabs. Every tab reads and edits the database. The leader, which has the Web Lock, syncs; without Web Locks every tab
- * does. On a BroadcastChannel tabs tell each other what they have changed, and the leader tells its status. */
+/** A local copy of collections, in sync with the server whenever that can be reached. All tabs read and edit the
+ * database. One leads, which has the Web Lock, and syncs; without Web Locks every tab does. */
 export class Replica extends ReceivingCopy {
   #name;
   #collections;
-  #options; // that all tabs must have
+  #options;
   #channel;
   #closing = new AbortController();
   #leads = false;
@@ -2303,54 +2273,75 @@ export class Replica extends ReceivingCopy {
   #changed = new Signal();
   #asked = new Signal();
   #calls = new Map(); // of `synced` in this tab, by their ids
-  #asks = new Set(); // ids of calls of all tabs that the next round answers
+  #asks = new Set(); // ids of such calls of all tabs, which the next round answers
 
   /** @private Use `open`. */
-  constructor(name, client, collections, options, database) {
-    super(client, database, options);
+  constructor(name, client, collections, options, db) {
+    super(client, db, options);
     const { sealing = null } = options, sealed = isByCollection(sealing) ? Object.keys(sealing) : sealing !== null;
-    [this.#name, this.#collections, this.#options] = [name, collections, canonicalJson([collections, sealed])];
-    this.#channel = new BroadcastChannel(replicaName(name));
+    [this.#name, this.#collections] = [replicaName(name), collections];
+    this.#options = canonicalJson([collections, sealed]);
+    this.#channel = new BroadcastChannel(this.#name);
     this.#channel.onmessage = ({ data }) => this.#hear(data);
   }
 
   static async open(name, client, collections, options = {}) {
-    if (!globalThis.BroadcastChannel) throw new UnsupportedBrowser("this browser has no BroadcastChannel");
     let replica;
     const owner = `${client.address} ${client.identity}`.trimEnd();
-    const database = await ReplicaDatabase.open(name, owner, () => replica?.#end());
-    replica = new Replica(name, client, collections, options, database);
+    const db = await ReplicaDatabase.open(name, owner, () => replica?.#end());
+    replica = new Replica(name, client, collections, options, db);
     await replica.#begin().catch((error) => {
       replica.close();
       throw error;
     });
     return replica;
   }
-
   static async destroy(name) {
     await requested(indexedDB.deleteDatabase(replicaName(name))).catch((error) => { throw storageError(error); });
   }
 
+  async #begin() {
+    await this._followOnly(this.#collections);
+    const isNew = !await this._db.setting("options");
+    await this._db.update([], (draft) => draft.set("options", this.#options));
+    if (isNew) globalThis.navigator?.storage?.persist?.().catch(() => {}); // a full disk should not delete it
+    globalThis.addEventListener?.("online", this.#wake);
+    this.#post({ hello: true });
+    this.#lead();
+  }
+  async close() {
+    this._db.close(new ReplicaError("the replica is closed"));
+    this.#end();
+  }
+  #end() {
+    if (this._isClosed) return;
+    this._isClosed = true;
+    Object.assign(this.#status, { online: false, error: this._db.lost });
+    this.#closing.abort();
+    globalThis.removeEventListener?.("online", this.#wake);
+    this.#channel.close();
+    this.#wake();
+    super._notify([]); // ends the iterators
+    this.#answer([...this.#calls.keys()], this._db.lost);
+  }
+
   async file(key) {
     key = documentKey(key);
-    const [version, kept] = await this._database.read((stores) => (
-      [stores("document").get(key), stores("file").get(key)]));
+    const [version, kept] = await this._db.read((stores) => [stores("document").get(key), stores("file").get(key)]);
     if (kept && kept.hash === version?.hash) return kept.blob;
     const found = await this._client.pullBlob(key);
-    if (found) {
-      const { hash, blob } = found;
-      await this._database.update([key], (draft) => {
-        const now = draft.versions.get(key);
-        if (now?.hash !== version?.hash) return;
-        draft.store(remoteVersion(key, hash, { writtenMs: now?.writtenMs ?? 0 }));
-        draft.put("file", { key, hash, blob });
-      });
-    }
-    return found && found.blob;
+    if (!found) return null;
+    const { hash, blob } = found, writtenMs = version?.writtenMs ?? 0;
+    await this._db.update([key], (draft) => {
+      if (draft.versions.get(key)?.hash !== version?.hash) return;
+      draft.store(remoteVersion(key, hash, { writtenMs }));
+      draft.put("file", { key, hash, blob });
+    });
+    return blob;
   }
 
   async status() {
-    const edits = await this._database.all("edit").catch((error) => {
+    const edits = await this._db.all("edit").catch((error) => {
       this.#status.error = error;
       return [];
     });
@@ -2361,80 +2352,17 @@ export class Replica extends ReceivingCopy {
 
   synced() {
     return new Promise((resolve, reject) => {
-      if (this._isClosed) reject(this._database.lost);
+      if (this._isClosed) reject(this._db.lost);
       this.#calls.set(hex(randomBytes(8)), (error) => (error ? reject(error) : resolve()));
       this.#ask();
     });
   }
-
-  async close() {
-    this._database.close(new ReplicaError("the replica is closed"));
-    this.#end();
-  }
-
-  _notify(keys) {
-    super._notify(keys);
-    if (keys.length) this.#post({ changed: keys });
-  }
-
-  _edited(key) {
-    super._edited(key);
-    this.#changed.set();
-    this.#post({ edited: true });
-  }
-
-  async #begin() {
-    await this._followOnly(this.#collections);
-    const isNew = !await this._database.setting("options");
-    await this._database.update([], (draft) => draft.set("options", this.#options));
-    if (isNew) globalThis.navigator?.storage?.persist?.().catch(() => {}); // so that a full disk does not delete it
-    globalThis.addEventListener?.("online", this.#wake);
-    this.#post({ hello: true });
-    this.#lead();
-  }
-
-  /** Ends what runs here: the replica is closed, or the browser has deleted it. */
-  #end() {
-    if (this._isClosed) return;
-    this._isClosed = true;
-    this.#status = { ...this.#status, online: false, error: this._database.lost };
-    this.#closing.abort();
-    globalThis.removeEventListener?.("online", this.#wake);
-    this.#channel.close();
-    this.#wake();
-    super._notify([]); // ends the iterators
-    this.#answer([...this.#calls.keys()], this._database.lost);
-  }
-
-  #wake = () => {
-    this.#changed.set();
-    this.#asked.set();
-  };
-
-  #post(message) {
-    if (!this._isClosed) this.#channel.postMessage(message);
-  }
-
-  #hear({ changed, edited, ask, asked, error, hello, leads, status }) {
-    if (changed) super._notify(changed);
-    if (edited) this.#changed.set();
-    for (const id of ask ?? []) this.#asks.add(id);
-    if (ask && this.#leads) this.#wake();
-    if (asked) this.#answer(asked, error && decodeError(error));
-    if (leads) this.#ask();
-    if (hello && this.#leads) this.#tell();
-    if (status && !this.#leads) this.#status = { ...status, error: status.error && decodeError(status.error) };
-  }
-
   /** Has the next round, here or in the tab that leads, answer the calls of `synced` in this tab. */
   #ask() {
-    const ids = [...this.#calls.keys()];
-    for (const id of ids) this.#asks.add(id);
-    if (!ids.length) return;
-    this.#wake();
-    this.#post({ ask: ids });
+    const ask = [...this.#calls.keys()];
+    for (const id of ask) this.#asks.add(id);
+    if (ask.length) this.#post({ ask }, this.#wake());
   }
-
   #answer(ids, error) {
     for (const id of ids) {
       this.#calls.get(id)?.(error);
@@ -2442,25 +2370,50 @@ export class Replica extends ReceivingCopy {
       this.#asks.delete(id);
     }
   }
+  #wake = () => {
+    this.#changed.set();
+    this.#asked.set();
+  };
 
-  #tell(members = {}) {
+  _notify(keys) {
+    super._notify(keys);
+    if (keys.length) this.#post({ changed: keys });
+  }
+  _edited(key) {
+    super._edited(key);
+    this.#changed.set();
+    this.#post({ edited: true });
+  }
+  #post(message) {
+    if (!this._isClosed) this.#channel.postMessage(message);
+  }
+  #hear({ changed, edited, ask = [], asked, error, hello, leads, status }) {
+    if (changed) super._notify(changed);
+    if (edited) this.#changed.set();
+    for (const id of ask) this.#asks.add(id);
+    if (ask.length && this.#leads) this.#wake();
+    if (asked) this.#answer(asked, error && decodeError(error));
+    if (leads) this.#ask();
+    if (hello && this.#leads) this.#tell();
+    if (status && !this.#leads) this.#status = { ...status, error: status.error && decodeError(status.error) };
+  }
+  #tell(members) {
     Object.assign(this.#status, members);
-    const { error } = this.#status;
-    this.#post({ status: { ...this.#status, error: encodeError(error) } });
+    this.#post({ status: { ...this.#status, error: encodeError(this.#status.error) } });
   }
 
-  /** Syncs whenever this tab is the leader, until the replica is closed. After an error with which this tab cannot go on
-   * another tab may lead; this one does again when its client has another certificate, or after `synced`. */
+  /** Syncs whenever this tab leads. After an error with which it cannot go on another tab may lead; this one does again
+   * when its client has another certificate, or after `synced`. */
   async #lead() {
     const { signal } = this.#closing, closed = new Promise((resolve) => { signal.onabort = resolve; });
     const sync = () => Promise.race([this.#sync(), closed]), locks = globalThis.navigator?.locks;
     while (!this._isClosed) {
-      await (locks ? locks.request(replicaName(this.#name), { signal }, sync) : sync()).catch((error) => {
+      await (locks ? locks.request(this.#name, { signal }, sync) : sync()).catch((error) => {
         if (!this._isClosed) throw error;
       });
       const { certificate } = this._client;
       while (!this._isClosed && !this.#asked.isSet && certificate === this._client.certificate) {
-        await this.#asked.wait(this._client.backoff.maxS * 1000);
+        await this.#asked.wait(1000 * this._client.backoff.maxS);
       }
     }
   }
@@ -2473,34 +2426,30 @@ export class Replica extends ReceivingCopy {
     [this.#leads, this.#hasNews] = [true, true];
     this.#post({ leads: true });
     this.#ask();
-    try {
-      while (!this._isClosed) {
-        const asks = [...this.#asks];
-        this.#changed.isSet = this.#asked.isSet = false;
-        const error = await this.#round(asks.length > 0);
-        this.#answer(asks, error);
-        this.#post({ asked: asks, error: encodeError(error) });
-        if (isAny(error, errors.Unauthorized, ReplicaError)) return;
-        failures = error ? failures + 1 : 0;
-        if (error) {
-          await this.#asked.wait(1000 * waitS(this._client.backoff, failures, error.retryAfterS, false));
-        } else {
-          listening ??= this.#listen(leaving.signal).finally(() => { listening = null; });
-          await this.#changed.wait(this.#isLive ? 0 : RESUBSCRIBE_MS);
-          this.#hasNews ||= !this.#isLive;
-        }
+    while (!this._isClosed) {
+      const asked = [...this.#asks];
+      this.#changed.isSet = this.#asked.isSet = false;
+      const error = await this.#round(asked.length > 0);
+      this.#answer(asked, error);
+      this.#post({ asked, error: encodeError(error) });
+      if (isAny(error, Unauthorized, ReplicaError)) break;
+      failures = error ? failures + 1 : 0;
+      if (error) {
+        await this.#asked.wait(1000 * waitS(this._client.backoff, failures, error.retryAfterS, false));
+      } else {
+        listening ??= this.#listen(leaving.signal).finally(() => { listening = null; });
+        await this.#changed.wait(this.#isLive ? 0 : RESUBSCRIBE_MS);
+        this.#hasNews ||= !this.#isLive;
       }
-    } finally {
-      this.#leads = false;
-      leaving.abort();
     }
+    this.#leads = false;
+    leaving.abort();
   }
 
-  /** Receives what others have written, if there may be something, and sends everything. Returns the error that stops
-   * it; null if nothing does. */
+  /** Receives what others have written, if there may be something, and sends everything. Returns the error, or null. */
   async #round(mustReceive) {
     try {
-      if (await this._database.setting("options") !== this.#options) {
+      if (await this._db.setting("options") !== this.#options) {
         throw new ReplicaError("another tab follows other collections, or seals others: load this page again");
       }
       if (this.#hasNews || mustReceive) {
@@ -2521,31 +2470,22 @@ export class Replica extends ReceivingCopy {
 
   /** Listens to the change stream, which only says when to ask for changes, until the server ends it for good. */
   async #listen(signal) {
-    const sets = Object.entries(this.#collections).map(([name, params]) => [name, [params].flat()]);
-    const narrow = Object.fromEntries(sets.filter(([, { length }]) => length === 1).map(([name, [params]]) => [name, params]));
-    const onConnect = () => this.#fallBehind(true), onDisconnect = () => this.#fallBehind(false);
+    const names = Object.keys(this.#collections), sets = names.map((name) => [name, [this.#collections[name]].flat()]);
+    const narrow = Object.fromEntries(sets.filter(([, all]) => all.length === 1).map(([name, [set]]) => [name, set]));
+    const fallBehind = (isLive) => {
+      [this.#hasNews, this.#isLive, this.#status.behind] = [true, isLive, true];
+      this.#changed.set();
+    };
+    const options = { signal, onConnect: () => fallBehind(true), onDisconnect: () => fallBehind(false) };
     try {
-      const options = { signal, onConnect, onDisconnect };
-      for await (const event of this._client.watch(Object.keys(this.#collections), narrow, options)) {
-        if (event.reset || await this.#isUnseen(event)) this.#fallBehind(true);
+      for await (const { reset, collection, params, hash } of this._client.watch(names, narrow, options)) {
+        const key = this._paths[collection]?.fill(params) ?? "", { versions } = await this._db.draft([key]);
+        if (reset || versions.get(key)?.hash !== hash) fallBehind(true); // else it was made here
       }
     } catch (error) {
       if (!isAny(error, PysyncError, Unreachable, StorageError, ReplicaError)) throw error;
     } finally {
       this.#isLive = false;
     }
-  }
-
-  /** The server has something new, or the stream that would say so has ended. */
-  #fallBehind(isLive) {
-    [this.#hasNews, this.#isLive] = [true, isLive];
-    this.#status.behind = true;
-    this.#changed.set();
-  }
-
-  /** True if the change is not one that was made here. */
-  async #isUnseen({ collection, params, hash }) {
-    const key = this._paths[collection]?.fill(params) ?? "";
-    return (await this._database.draft([key])).versions.get(key)?.hash !== hash;
   }
 }

@@ -33,11 +33,14 @@ class Diagnosis:
 @dataclass(frozen=True, slots=True)
 class Claims:
     """The roles that a certificate gives its presenter, before trust in its issuer is decided. `own` apply
-    regardless of the issuer, `yielded` only if `issuer` is trusted."""
+    regardless of the issuer, `yielded` only if `issuer` is trusted, and `shared` only below the user id of
+    the issuer."""
 
     issuer: str
+    issuer_id: str
     own: frozenset[str]
     yielded: frozenset[str]
+    shared: frozenset[str] = frozenset()
 
     def roles(
         self, identity: str, issuers: frozenset[str] | None, identity_roles: Mapping[str, tuple[str, ...]]

@@ -146,21 +146,22 @@ class AccessPolicy:
             return "scope: the certificate's ops"
         if caller.scope is not None and not caller.scope.allows(document_key):
             return "scope: the certificate's paths"
-        roles = self.trusted_roles(caller)
+        roles = self.effective_roles(caller, identity)
         if self.collection.root_only and "device:root" not in roles:
             return "roles: rootOnly"
         matching = self.roles & roles
-        if identity is None:
+        if identity is None or identity == caller.identity:
             return None if matching else "roles"
-        if identity == caller.identity:
-            return None if "self" in self.roles or matching else "roles"
         if any(role not in _OWN_IDENTITY_ONLY and not role.startswith("cap:") for role in matching):
             return None
         return "roles: the path names another identity"
 
     def effective_roles(self, caller: Caller, identity: str | None) -> frozenset[str]:
-        """Return the caller's roles on a path that names `identity`, with `self` if that is the caller."""
-        roles = self.trusted_roles(caller)
+        """Return the caller's roles on a path that names `identity`: with `self` if that is the caller, and
+        with the roles that a certificate shares if that is its issuer."""
+        roles, claims = self.trusted_roles(caller), caller.claims
+        if claims is not None and claims.shared and identity == claims.issuer_id:
+            roles |= claims.shared
         return roles | {"self"} if identity and identity == caller.identity else roles
 
     def trusted_roles(self, caller: Caller) -> frozenset[str]:

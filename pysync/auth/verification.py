@@ -11,6 +11,7 @@ from pysync.auth import certificates
 from pysync.auth.certificates import Certificate, CertificateError, CertificateSummary
 from pysync.cache import CACHED_BYTES, BoundedCache
 from pysync.config import Config
+from pysync.config.roles import SHARED
 from pysync.errors import Forbidden, Unauthorized
 from pysync.model import Caller, Claims
 
@@ -124,15 +125,15 @@ class CertificateVerifier:
             own.add(f"admin:{issuer}")
         if certificate.is_root_device:
             own.add("device:root")
-        names = frozenset(certificate.collections)
-        named = [
-            (kind, self._configured_roles[kind].keys() & names)
-            for kind in kinds
-            if kind in self._configured_roles
-        ]
-        yielded = frozenset(f"{kind}:{name}" for kind, matching in named for name in matching)
-        claims = Claims(certificate.iss, frozenset(own), yielded)
+        yielded = self._named_roles(kinds, certificate)
+        shared = self._named_roles([] if certificate.kind == "device" else [SHARED], certificate)
+        claims = Claims(certificate.iss, issuer, frozenset(own), yielded, shared)
         return Caller(identity, claims.roles(identity, *self._trust), claims=claims)
+
+    def _named_roles(self, kinds: Iterable[str], certificate: Certificate) -> frozenset[str]:
+        """Return the configured roles of these kinds that name a collection of the certificate."""
+        names, roles = frozenset(certificate.collections), self._configured_roles
+        return frozenset(f"{kind}:{name}" for kind in kinds for name in roles.get(kind, {}).keys() & names)
 
 
 def _roles_by_name(roles: Iterable[str]) -> Mapping[str, Mapping[str, None]]:

@@ -11,11 +11,12 @@ from typing import get_args
 
 from pysync.config import overlaps
 from pysync.config.collection import Action, Collection
-from pysync.config.convert import join, suggest
+from pysync.config.convert import suggest
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.loader import parse, read_file, unread_variables, with_collections
 from pysync.config.plugin_validation import has_unowned_target, overlapping_collections, repeated
 from pysync.config.problem import ConfigError, FieldError, Problem
+from pysync.config.roles import needs_trust, role_lists
 from pysync.config.routes import Method, RouteSpec, history_roles, routes_of
 from pysync.config.schema import LOOPBACK, LOOPBACK_HOSTS, Config, Trust
 
@@ -212,7 +213,7 @@ def _collection(collection: Collection, path: str, known: "_Roles", *, is_trial:
         yield from _open(collection, path)
     if not (collection.roles_for("pull") or collection.roles_for("push")):
         yield Problem(path, "no caller may use it: no route has roles")
-    for member, roles in _role_lists(collection):
+    for member, roles in role_lists(collection):
         for at, role in enumerate(roles):
             for message in known.warnings_for(role):
                 yield Problem(f"{path}.{member}[{at}]", message)
@@ -253,7 +254,7 @@ def _shared_issuers(config: Config) -> Iterator[Problem]:
             namespace is not None and namespace.trusted_issuers is not None
         )
         roles = collection.every_role_for("pull") + collection.every_role_for("push")
-        if not is_own and any(role.startswith(("cap:", "delegated:")) for role in roles):
+        if not is_own and any(map(needs_trust, roles)):
             trusting[name or "the root"] = None
     if len(trusting) > 1:
         message = f"are trusted in {', '.join(trusting)} alike: give each namespace its own trustedIssuers"
@@ -356,18 +357,6 @@ def _files(collection: Collection) -> Iterator[FieldError]:
         yield "fieldPermissions", "are for documents: no media type is application/json, so all are files"
 
 
-def _role_lists(collection: Collection) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield every list of roles, with the name of its member."""
-    yield "readRoles", collection.read_roles
-    yield "writeRoles", collection.write_roles
-    yield "deleteRoles", collection.delete_roles or ()
-    yield "historyRoles", collection.history_roles or ()
-    for name, permission in collection.field_permissions.items():
-        path = join("fieldPermissions", name)
-        yield f"{path}.readRoles", permission.read_roles or ()
-        yield f"{path}.writeRoles", permission.write_roles or ()
-
-
 class _Roles:
     """The roles that callers can have in one collection."""
 
@@ -395,7 +384,7 @@ class _Roles:
             yield "self is never granted: storagePath has no {identity}"
         if role == "device:root":
             yield "device:root grants no protection: anyone can create a key that has this role"
-        if self._issuers is None and role.startswith(("cap:", "delegated:")):
+        if self._issuers is None and needs_trust(role):
             yield _ANY_ISSUER.format(role)
 
     def _missing(self, role: str) -> str | None:
@@ -415,6 +404,6 @@ class _Roles:
             if lacking:
                 reason = f"storagePath lacks {', '.join(lacking)} of auth.spaces.accessPath"
                 return f"{role} is never granted: {reason}"
-        if self._issuers is not None and not self._issuers and role.startswith(("cap:", "delegated:")):
+        if self._issuers is not None and not self._issuers and needs_trust(role):
             return f"no caller can have {role}: trustedIssuers is empty, so no certificate yields it"
         return None

@@ -9,6 +9,7 @@ from pysync.config.collection import Collection, Restriction
 from pysync.config.key_templates import KeyTemplate
 from pysync.config.plugin_validation import owners_of, projection_name, sources_of
 from pysync.config.problem import Problem
+from pysync.config.roles import SHARED, needs_trust
 from pysync.config.schema import Config, ProjectionConfig
 
 _OWN_PATH_ONLY: Final = ("self", "device:root", "cap:")
@@ -102,11 +103,12 @@ class _Site(NamedTuple):
                 on = self.collection.require_auth is True
             elif role.startswith("space:"):
                 on = space
-            elif role.startswith(("cap:", "delegated:")):
+            elif needs_trust(role):
                 on = trust.issuers
             elif role not in ("self", "admin", "device:root"):
                 on = frozenset(user for user, roles in trust.identity_roles.items() if role in roles)
-            whose = position_of.get("{identity}") if role.startswith(_OWN_PATH_ONLY) else None
+            is_of_path = role.startswith((*_OWN_PATH_ONLY, SHARED))
+            whose = position_of.get("{identity}") if is_of_path else None
             return _Holders(role, on, whose)
 
         if roles is None or action not in self.collection.actions:

@@ -21,6 +21,7 @@ from pysync.config.plugin_validation import (
     repeated,
 )
 from pysync.config.problem import FieldError, Problem
+from pysync.config.roles import SHARED, role_lists
 from pysync.config.schema import Auth, Config, Namespace, Server, is_store_url
 from pysync.config.webhooks import webhook_errors
 
@@ -190,6 +191,10 @@ def _collection(collection: Collection) -> Iterator[FieldError]:
         yield "enforceSealed", "enforceSealed needs encryption: delegated"
     if collection.enforce_sealed and collection.file_types:
         yield "enforceSealed", "enforceSealed is for documents and logs: sealed files look like any others"
+    for member, roles in role_lists(collection):
+        shared = [role for role in roles if role.startswith(f"{SHARED}:")]
+        if shared and "identity" not in collection.path_template.params:
+            yield member, f"{shared[0]} needs {{identity}} in storagePath: it says whose certificates count"
     yield from _append_only(collection)
     yield from _listable(collection)
     yield from _keyring(collection)

@@ -7,6 +7,7 @@ from pysync import _core
 from pysync.cache import BoundedCache
 from pysync.config import Collection, Config
 from pysync.config.key_templates import RESERVED, KeyTemplate, TemplateIndex
+from pysync.config.roles import SHARED
 from pysync.engine import history
 from pysync.engine.append_log.head import LogSettings
 from pysync.errors import DocumentCorrupt
@@ -20,9 +21,10 @@ _BY_KEY: Final = Charge()
 ChargeOfCaller = Callable[[Sequence[str], Caller], Charge]
 """Returns what a document counts as that a caller writes to a route, by the values of its parameters."""
 
-_OWN_ROLES: Final = frozenset({"self", "admin"})
-_SPACE_ROLES: Final = frozenset({"space", "admin"})
-"""The roles, up to a colon, with which nobody but an identity itself, or members of a space, write."""
+_OWN_ROLES: Final = "self:", "admin:", f"{SHARED}:"
+_SPACE_ROLES: Final = "space:", "admin:"
+"""The beginnings of roles with a colon, with which nobody but an identity and those that it lets in, or the
+members of a space, write."""
 _MEMBERS: Final = frozenset({"space:owner", "space:member"})
 
 
@@ -47,8 +49,8 @@ class _Owned(NamedTuple):
         return Account(self.namespace, self.name, identity, space)
 
 
-def _are_all(roles: Sequence[str], kinds: frozenset[str]) -> bool:
-    return bool(roles) and all(role.partition(":")[0] in kinds for role in roles)
+def _are_all(roles: Sequence[str], kinds: tuple[str, ...]) -> bool:
+    return bool(roles) and all(f"{role}:".startswith(kinds) for role in roles)
 
 
 class _OwnedKey(NamedTuple):
@@ -99,15 +101,21 @@ class Accounts:
         is_log = collection.append_only is not None
         params = template.params
         space_at = params.index(self._space_param) if self._space_param in params else None
+        owner_at = params.index("identity") if "identity" in params else None
+        writers = frozenset(collection.write_roles)
 
         def charge(values: Sequence[str], caller: Caller) -> Charge:
-            issuer = None if caller.claims is None else caller.claims.issuer
+            claims, identity = caller.claims, caller.identity or None
+            issuer = None if claims is None else claims.issuer
+            owner = None if owner_at is None else values[owner_at]
+            if claims is not None and claims.issuer_id == owner and writers & claims.shared:
+                identity = owner  # who has let the caller in
             if is_log:
                 account = owned.account(dict(zip(params, values, strict=True)))
                 return Charge(account._replace(issuer=issuer))
             is_member = space_at is not None and not _MEMBERS.isdisjoint(caller.roles)
             space = values[space_at] if is_member and space_at is not None else None
-            return Charge(Account(prefix, name, caller.identity or None, space, issuer))
+            return Charge(Account(prefix, name, identity, space, issuer))
 
         return charge
 

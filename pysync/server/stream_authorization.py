@@ -314,6 +314,9 @@ def _static_grant(
         return values, True
     if policy.uses_space_roles and own and may_read(policy, add_roles(caller, _ANY_SPACE), identity):
         return values, True
+    issuer = own if caller.claims is None else caller.claims.issuer_id
+    if identity == _ANY_IDENTITY and issuer != own and may_read(policy, caller, issuer):
+        return values, True  # those of the issuer, and perhaps the caller's own
     if own and identity == _ANY_IDENTITY and may_read(policy, caller, own):
         return {**values, "identity": own}, is_restricted
     return None

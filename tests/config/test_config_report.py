@@ -88,6 +88,16 @@ def test_the_linter_warns_of_roles_that_anybody_can_sign_for() -> None:
     assert warnings(open_to_all, auth=TRUSTED) == []
 
 
+def test_the_linter_is_content_with_what_owners_share_by_certificates() -> None:
+    roles = ["self", "delegated:{identity}:notes"]
+    shared = collection(storagePath="notes/{identity}/{id}", readRoles=roles, writeRoles=roles)
+    assert warnings(shared) == warnings({**shared, "trustedIssuers": []}) == []
+    spaces = {name: {"collections": [shared]} for name in ("acme", "beta")}
+    assert not [
+        path for path, _ in warnings(namespaces=spaces, auth=TRUSTED) if path == "auth.trustedIssuers"
+    ]
+
+
 def test_the_linter_knows_the_trust_of_namespaces_and_collections() -> None:
     notes = collection(readRoles=["cap:read:notes"])
     trusting = {**notes, "trustedIssuers": ["ab" * 32]}

@@ -38,6 +38,7 @@ ADMIN_TOKEN = (
     "must be 16 or more characters of printable ASCII, without spaces (PYSYNC_ADMIN_TOKEN sets it too)"
 )
 NOTHING_STORED = "cannot be used with persist=false: nothing is stored"
+SHARED = "delegated:{identity}:notes"
 
 
 @pytest.mark.parametrize(
@@ -219,6 +220,24 @@ def test_a_bundle_and_its_members_own_their_keys(other: dict[str, Any]) -> None:
             {"appendOnly": {"persist": False}, "deletable": True},
             "deletable",
             "deletable cannot be used with appendOnly+persist=false: nothing is stored",
+        ),
+        *(
+            (
+                {member: ["self", SHARED], **others},
+                member,
+                f"{SHARED} needs {{identity}} in storagePath: it says whose certificates count",
+            )
+            for member, others in (
+                ("readRoles", {}),
+                ("writeRoles", {}),
+                ("deleteRoles", {"deletable": True}),
+                ("historyRoles", {"history": {}}),
+            )
+        ),
+        (
+            {"fieldPermissions": {"a": {"readRoles": [SHARED]}}},
+            "fieldPermissions.a.readRoles",
+            f"{SHARED} needs {{identity}} in storagePath: it says whose certificates count",
         ),
         (
             {"rootOnly": True, "readRoles": ["public"]},

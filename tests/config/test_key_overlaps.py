@@ -335,3 +335,27 @@ def test_strict_makes_warnings_a_failure(shell: Shell, tmp_path: Path) -> None:
 def test_the_shipped_configurations_take_nothing_over() -> None:
     load(ROOT / "deploy/example.json", {})
     load(ROOT / "tests/protocol.json", {})
+
+
+# Certificates of owners
+
+SHARED = ["self", "delegated:{identity}:vault"]
+"""The owner of a path, and those whom it lets in."""
+
+
+def test_guests_of_owners_are_further_writers_of_keyrings() -> None:
+    sealed = {**VAULT, "writeRoles": SHARED}
+    assert parse(config(sealed, RING)).collections
+    ((path, message),) = faults(config(sealed, RING, **elsewhere({**RING, "writeRoles": SHARED})))
+    assert path == "namespaces.app.collections[0].storagePath"
+    assert "self, delegated:{identity}:vault could replace what rings keeps for self" in message
+
+
+def test_guests_of_owners_are_the_same_under_any_trust_and_at_one_position_alone() -> None:
+    roles = {"readRoles": SHARED, "writeRoles": SHARED}
+    here = collection("vault", "vault/{identity}/{id}", **roles)
+    assert warnings(config(here, **elsewhere(here, trustedIssuers=["cd" * 32]))) == []
+    turned = {**here, "storagePath": "vault/{id}/{identity}"}
+    ((path, message),) = warnings(config(here, **elsewhere(turned)))
+    assert path == "namespaces.app.collections[0].storagePath"
+    assert "shares keys with vault" in message

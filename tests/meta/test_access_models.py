@@ -11,6 +11,7 @@ import pytest
 from support.cli_runner import Shell
 from support.clients import ISSUER, STRANGER, SUBJECT, Browser, Signed, Start, root_device
 
+from pysync.auth import certificates
 from pysync.auth.identity_keys import IdentityKeys
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +61,39 @@ async def test_an_owner_only_collection_is_reached_by_its_owner(
     assert (await owner.pull(key)).json["data"] == {"n": 1}
     assert (await anyone.pull(key)).status == 401
     assert [(await stranger.pull(key)).status, (await stranger.push(key, {})).status] == [403, 403]
+
+
+async def test_owner_lets_in_those_to_whom_it_gives_certificates(
+    start: Start,
+    session: aiohttp.ClientSession,
+    shell: Shell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    anyone, owner, friend, stranger = await people(start, session, configured("Share by certificates"))
+    monkeypatch.setenv("PYSYNC_URL", anyone.base)
+    monkeypatch.setenv("ME", ISSUER.user_id)
+    for name, keys in (("me", ISSUER), ("bob", SUBJECT)):
+        keys.save(tmp_path / f"{name}.json")
+        (tmp_path / f"{name}.pub").write_text(shell.run("keys", "show", f"{name}.json")[1])
+    text = section("Share by certificates").replace("$ME", ISSUER.user_id)
+    lines = re.findall(r"^(?:echo '(.*?)' \| )?pysync ((?!serve).*)", text, re.M)
+    assert len(lines) == 3
+    for stdin, line in lines:
+        status, shown, errors = await shell.run_async(*shlex.split(line), stdin=stdin)
+        assert (status, errors) == (0, "")
+    assert json.loads(shown) == {"title": "Holiday"}
+    holiday, other = (f"notebooks/{ISSUER.user_id}/{name}" for name in ("holiday", "other"))
+    for rejected in (
+        await friend.pull(holiday),
+        await stranger.pull(holiday),
+        await stranger.push(other, {}),
+    ):
+        assert rejected.status == 403
+    assert (await owner.push(other, {})).status == 200
+    certificate = certificates.parse((tmp_path / "bob.cap").read_bytes())
+    guest = Signed(anyone.base, session, SUBJECT, certificate)
+    assert [(await guest.pull(other)).status, (await guest.push(holiday, {})).status] == [403, 403]
 
 
 @pytest.mark.parametrize("shipped", [False, True])

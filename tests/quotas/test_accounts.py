@@ -11,7 +11,7 @@ from pysync.model import Caller, Claims
 from pysync.quotas.accounts import Accounts
 from pysync.store import Account
 
-WRITER = Caller("anna", claims=Claims("issuer", frozenset(), frozenset()))
+WRITER = Caller("anna", claims=Claims("issuer", "anna", frozenset(), frozenset()))
 
 
 def parse(collections: list[dict[str, Any]], **namespaces: list[dict[str, Any]]) -> config.Config:
@@ -39,6 +39,8 @@ def notes(template: str, roles: list[str]) -> dict[str, Any]:
         (["space:member", "space:owner", "admin"], None, "s"),
         (["self", "space:member"], None, None),
         (["self", "cap:write:notes"], None, None),
+        (["self", "delegated:{identity}:notes"], "anna", None),
+        (["self", "delegated:anna:notes"], None, None),
         (["selfless"], None, None),
         (["public"], None, None),
         ([], None, None),

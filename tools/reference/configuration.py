@@ -37,7 +37,8 @@ leaving a member out.
   collection's, the server's for the action, the server's.
 - [Roles](protocol.md#roles): `public` (everyone), `self` (the caller is `{identity}`), `cap:read:NAME`,
   `cap:write:NAME`, `cap:list:NAME` (a certificate for collection NAME), `delegated:ISSUER:NAME`,
-  `device:root`, `admin:USER`, `admin` (the admin token), `space:owner`, `space:member`, and those of
+  `delegated:{identity}:NAME` (a certificate for NAME that the user `{identity}` has issued), `device:root`,
+  `admin:USER`, `admin` (the admin token), `space:owner`, `space:member`, and those of
   `identityRoles` and plugins.
 
 ## JSON Schema

@@ -109,7 +109,8 @@ def _json_list(collections: Iterable[_Entry], caller: Caller | None) -> bytes:
 def is_visible(policy: AccessPolicy, caller: Caller) -> bool:
     """Return True if the manifest shows a collection to `caller`, who may read or write it."""
     found = policy.collection
-    return not policy.trusted_roles(caller).isdisjoint(found.read_roles + found.write_roles)
+    issuer = None if caller.claims is None else caller.claims.issuer_id
+    return not policy.effective_roles(caller, issuer).isdisjoint(found.read_roles + found.write_roles)
 
 
 def _entries(config: Config, namespace: str | None) -> list[_Entry]:

@@ -18,6 +18,7 @@ from support.sse_client import EventStream, listen
 from pysync import config
 from pysync.auth import issuing
 from pysync.auth.issuing import Grant
+from pysync.config.roles import SHARED
 from pysync.server.app import create_app
 from pysync.server.process.serve import serve_on
 
@@ -67,7 +68,7 @@ def collection(name: str) -> st.SearchStrategy[dict[str, Any]]:
     role = st.sampled_from(
         [
             "public", "self", "admin", f"admin:{USERS[1]}", "extra", "device:root", "space:member",
-            "space:owner", f"cap:read:{name}", f"delegated:{USERS[0]}:{name}",
+            "space:owner", f"cap:read:{name}", f"delegated:{USERS[0]}:{name}", f"{SHARED}:{name}",
         ]
     )  # fmt: skip
     restriction = st.fixed_dictionaries(
@@ -98,6 +99,8 @@ def collection(name: str) -> st.SearchStrategy[dict[str, Any]]:
 
 def _admissible(members: dict[str, Any]) -> dict[str, Any]:
     """Without what a configuration refuses side by side."""
+    if "{identity}" not in members["storagePath"]:
+        members["readRoles"] = [role for role in members["readRoles"] if not role.startswith(SHARED)]
     for first, second in (("appendOnly", "bundle"), ("appendOnly", "fieldPermissions")):
         if first in members:
             members.pop(second, None)

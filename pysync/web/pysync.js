@@ -697,7 +697,8 @@ export class Client {
       const serverMs = Date.parse(response.headers.get("Date") ?? "");
       const isWrong = serverMs < tsMs - CLOCK_ERROR_MS || serverMs > this.nowMs() + CLOCK_ERROR_MS;
       if (isWrong) this.#behindMs = serverMs - Date.now();
-      const isRejected = isSigned && response.headers.has("WWW-Authenticate"); // also a batch, which is then answered
+      // A batch is answered with 200 and this header: its sender counts as anonymous.
+      const isRejected = isSigned && (response.status === 401 || response.headers.has("WWW-Authenticate"));
       if (isFirst && isRejected) await response.body?.cancel();
       else if (response.status === 200 && !isRejected) return response;
       else if (response.status === 200) throw new errors.Unauthorized();

@@ -79,13 +79,12 @@ function batchError(message) {
   return new (others[message] ?? errorsByCode[message.toLowerCase().replaceAll(" ", "_")] ?? PysyncError)(message);
 }
 
+const isAny = (error, ...kinds) => kinds.some((kind) => error instanceof kind);
 /** True if the request may succeed later: the server is unreachable, busy or unwell. */
 const isRetryable = (error) => error instanceof Unreachable || error.status >= 500 || [408, 429].includes(error.status);
 
 /** True if the same request may succeed soon: a client repeats it. */
-function isTransient(error) {
-  return [Unreachable, errors.RateLimited, errors.Unavailable].some((kind) => error instanceof kind);
-}
+const isTransient = (error) => isAny(error, Unreachable, errors.RateLimited, errors.Unavailable);
 
 // --- Values ----------------------------------------------------------------------------------------------------------
 
@@ -118,6 +117,22 @@ function subtle() {
   throw new UnsupportedBrowser("pages have cryptography over https and on localhost only");
 }
 const sha256 = async (bytes) => new Uint8Array(await subtle().digest("SHA-256", bytes));
+
+/** Stays set until `isSet` is made false. One caller waits for it. */
+class Signal {
+  isSet = false;
+
+  set() {
+    this.isSet = true;
+    this.wake?.();
+  }
+  wait(ms) {
+    return this.isSet ? undefined : new Promise((resolve) => {
+      this.wake = resolve;
+      if (ms) setTimeout(resolve, ms);
+    });
+  }
+}
 
 /** Resolves after `ms`; rejects at once when the signal is aborted. */
 const sleep = (ms, signal) => new Promise((resolve, reject) => {
@@ -793,14 +808,14 @@ async function* followed(connect, { after = "", signal, backoff, onConnect, onDi
 
 // --- Merge -----------------------------------------------------------------------------------------------------------
 
-/** Stands for a member or entry that does not exist. */
+/** A member or entry that does not exist. */
 export const MISSING = Symbol("MISSING");
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const membersOf = (value) => new Map(isObject(value) ? Object.entries(value) : []);
-const valueAt = (members, name) => (members.has(name) ? members.get(name) : MISSING);
+const allAt = (sides, name) => sides.map((side) => (side.has(name) ? side.get(name) : MISSING));
 
-/** Whether two values are the same JSON, in whatever order their members are. */
+/** True for the same JSON, in whatever order its members are. */
 function same(one, other) {
   if (Array.isArray(one) && Array.isArray(other)) {
     return one.length === other.length && one.every((value, at) => same(value, other[at]));
@@ -811,55 +826,45 @@ function same(one, other) {
     && names.every((name) => Object.hasOwn(other, name) && same(one[name], other[name]));
 }
 
-/** The default rule for conflicts: an edit wins over a removal, else the local side wins. */
+/** The default for conflicts: an edit wins over a removal, else the local side wins. */
 export const localWins = ({ local, remote }) => (local === MISSING ? remote : local);
 
-/** The members of both, objects member by member, everything else as `remote` has it. It needs no base. */
+/** The members of both, and everything else as `remote` has it. */
 export function mergeRemoteWins(local, remote) {
   const members = Object.entries({ ...local, ...remote }).filter(([name]) => !DROPPED_NAMES.includes(name));
   return Object.fromEntries(members.map(([name, value]) => [name, !isObject(value) ? value
     : mergeRemoteWins(isObject(local[name]) ? local[name] : {}, value)]));
 }
 
-/** Merges the changes of two sides to a common base: objects by their members, lists of objects with ids by these. */
+/** Merges two sides over a common base: objects by members, lists by the ids of their entries. */
 export class ThreeWayMerge {
-  constructor(onConflict = localWins, idMember = "id") {
-    Object.assign(this, { onConflict, idMember });
-  }
+  constructor(onConflict = localWins, idMember = "id") { Object.assign(this, { onConflict, idMember }); }
 
   merge(base, local, remote) {
-    const merged = this.#value([], base, local, remote);
+    const merged = this.#value([], [base, local, remote]);
     return isObject(merged) ? merged : {};
   }
-
-  /** The edits that left no trace in `merged`, however that was made. */
   dropped(base, local, remote, merged) {
-    return [...this.#dropped([], base, local, remote, merged, true),
-      ...this.#dropped([], base, remote, local, merged, false)];
+    return [...this.#dropped([], [base, local, remote, merged], true),
+      ...this.#dropped([], [base, remote, local, merged], false)];
   }
 
-  #value(path, base, local, remote) {
+  #value(path, sides) {
+    const [base, local, remote] = sides;
     if (same(local, remote) || same(remote, base)) return local;
     if (same(local, base)) return remote;
     if (isObject(local) && isObject(remote)) {
-      const sides = [base, local, remote].map(membersOf);
-      return Object.fromEntries(this.#members(path, sides, [...sides[2].keys(), ...sides[1].keys()]));
+      return Object.fromEntries(this.#merged(path, sides.map(membersOf), Object.keys({ ...remote, ...local })));
     }
-    const [before, mine, theirs] = [base, local, remote].map((side) => this.#entries(side));
-    if (!mine || !theirs) return this.onConflict({ path, base, local, remote });
-    const sides = [before ?? new Map(), mine, theirs];
-    return [...this.#members(path, sides, mergedOrder(...sides.map((side) => [...side.keys()]))).values()];
+    const lists = sides.map((side) => this.#entries(side));
+    if (!lists[1] || !lists[2]) return this.onConflict({ path, base, local, remote });
+    lists[0] ??= new Map();
+    return this.#merged(path, lists, mergedOrder(...lists)).map(([, entry]) => entry);
   }
-
-  #members(path, sides, names) {
-    const merged = new Map();
-    for (const name of new Set(names)) {
-      const value = this.#value([...path, name], ...sides.map((side) => valueAt(side, name)));
-      if (value !== MISSING) merged.set(name, value);
-    }
-    return merged;
+  #merged(path, sides, names) {
+    const values = names.map((name) => [name, this.#value([...path, name], allAt(sides, name))]);
+    return values.filter(([, value]) => value !== MISSING);
   }
-
   /** The entries of a list by their ids; null for anything else. */
   #entries(list) {
     if (!Array.isArray(list)) return null;
@@ -868,60 +873,50 @@ export class ThreeWayMerge {
     return areIds && entries.size === list.length ? entries : null;
   }
 
-  *#dropped(path, base, edited, other, merged, local) {
-    if (same(edited, base) || same(edited, merged)) return;
-    const drop = { path, value: edited, local };
-    let sides = [base, edited, other, merged];
-    if (isObject(edited) && isObject(merged)) {
-      sides = sides.map(membersOf);
-    } else {
-      const entries = sides.map((side) => this.#entries(side));
-      if (!entries[1] || !entries[3]) {
-        if (same(merged, other) || same(merged, base)) yield drop;
-        return;
-      }
-      sides = entries.map((side) => side ?? new Map());
-      if (isReorderingDropped(...[0, 1, 3].map((at) => [...sides[at].keys()]))) yield drop;
+  *#dropped(path, sides, local) {
+    const [base, value, other, merged] = sides;
+    if (same(value, base) || same(value, merged)) return;
+    let inner = sides.map(membersOf);
+    if (!isObject(value) || !isObject(merged)) {
+      const lists = sides.map((side) => this.#entries(side)), areLists = lists[1] && lists[3];
+      inner = lists.map((entries) => (areLists && entries) || new Map());
+      const isGone = areLists ? isReorderingDropped(inner) : same(merged, other) || same(merged, base);
+      if (isGone) yield { path, value, local };
     }
-    for (const name of new Set([...sides[0].keys(), ...sides[1].keys()])) {
-      yield* this.#dropped([...path, name], ...sides.map((side) => valueAt(side, name)), local);
+    for (const name of new Set([...inner[0].keys(), ...inner[1].keys()])) {
+      yield* this.#dropped([...path, name], allAt(inner, name), local);
     }
   }
 }
 
-/** Those of `ids` that are in `kept`. */
-function only(kept, ids) {
-  const wanted = new Set(kept);
-  return ids.filter((id) => wanted.has(id));
-}
+/** The ids of the entries that all others have, too. */
+const shared = (entries, ...others) => [...entries.keys()].filter((id) => others.every((other) => other.has(id)));
 
-/** The ids of both sides in the order of the merged list. */
+/** The ids of the merged list. */
 function mergedOrder(base, local, remote) {
-  const isReordered = !same(only(local, base), only(base, local));
+  const isReordered = !same(shared(local, base), shared(base, local));
   const [first, second] = isReordered ? [local, remote] : [remote, local];
-  const following = new Map([MISSING, ...first].map((id) => [id, []]));
-  let anchor = MISSING;
-  for (const id of second) {
-    if (following.has(id)) anchor = id;
-    else following.get(anchor).push(id);
+  let group = []; // ids of the second list alone, by the id that they follow
+  const groups = new Map([[MISSING, group]]), order = [];
+  for (const id of second.keys()) {
+    if (first.has(id)) groups.set(id, group = []);
+    else group.push(id);
   }
-  const [order, shared] = [[], new Set(second)];
-  let waiting = following.get(MISSING);
-  for (const id of first) {
-    if (shared.has(id)) {
-      order.push(...waiting);
-      waiting = following.get(id);
+  group = groups.get(MISSING);
+  for (const id of first.keys()) {
+    if (second.has(id)) {
+      order.push(group);
+      group = groups.get(id);
     }
     order.push(id);
   }
-  return order.concat(waiting);
+  return [...order, group].flat();
 }
 
-/** Whether `edited` reorders entries of the base, and `merged` does not follow that order. */
-function isReorderingDropped(base, edited, merged) {
-  const kept = only(only(base, edited), merged);
-  const [before, mine, result] = [base, edited, merged].map((ids) => only(kept, ids));
-  return !same(before, mine) && !same(mine, result);
+/** True if the edited list reorders the base, and the merged one does not follow. */
+function isReorderingDropped([base, edited, , merged]) {
+  const order = shared(edited, base, merged);
+  return !same(shared(base, edited, merged), order) && !same(order, shared(merged, base, edited));
 }
 
 // --- SyncDocument ----------------------------------------------------------------------------------------------------
@@ -932,29 +927,26 @@ const RESUBSCRIBE_MS = 30_000; // between requests for changes without a stream
 
 /** How documents are merged, and sealed. */
 class DocumentRules {
-  constructor({ onConflict, idMember, resolve, sealing } = {}) {
+  constructor({ onConflict, idMember, resolve, sealing }) {
     Object.assign(this, { threeWay: new ThreeWayMerge(onConflict, idMember), resolve, sealing });
   }
-
-  /** Returns `edited`, which began from `base`, merged into the server's version, and the edits that are dropped. */
+  /** Returns the merged data, and the edits that are dropped. */
   merge(base, edited, theirs) {
     const isResolved = this.resolve && !same(base, theirs) && !same(base, edited);
-    const merged = isResolved ? this.resolve(structuredClone(edited), structuredClone(theirs))
-      : this.threeWay.merge(base, edited, theirs);
+    const merged = isResolved ? this.resolve(copy(edited), copy(theirs)) : this.threeWay.merge(base, edited, theirs);
     return [merged, this.threeWay.dropped(base, edited, theirs, merged)];
   }
-
   async seal(data) { return this.sealing ? this.sealing.seal(data) : data; }
   async open(stored) { return this.sealing ? this.sealing.open(stored) : stored; }
 }
 
-/** A local copy of one document, which you may edit. Calls of several callers wait for each other. */
+/** A local copy of one document, which you may edit. */
 export class SyncDocument {
   #client;
   #rules;
   #options;
   #hasRemote = false; // the server's version is known
-  #base = "{}"; // the data of a version as canonical JSON, and its hash
+  #base = "{}"; // as canonical JSON
   #baseHash = "";
   #last = Promise.resolve();
 
@@ -963,57 +955,47 @@ export class SyncDocument {
     [this.#client, this.#rules, this.#options] = [client, new DocumentRules(rules), { retries, signAuthor }];
   }
 
-  /** Returns the data of the server, merged with edits that are not pushed yet. */
   pull() {
     return this.#inTurn(async () => {
       this.#apply(...await this.#fetch());
       return this.data;
     });
   }
-
-  /** Stores `data`, or the edited `this.data`; after a conflict, merged with the server's version. */
   push(data) {
     return this.#inTurn(() => {
       if (data && copy(data)) this.data = data;
       return this.#store((edited) => edited);
     });
   }
-
-  /** Stores `change(data)`, and calls it again with newer data after a conflict. */
   update(change) {
     return this.#inTurn(async () => {
       if (!this.#hasRemote) this.#apply(...await this.#fetch());
       return this.#store(change);
     });
   }
-
   get isEdited() {
     const isBaseKnown = this.hash === this.#baseHash;
     return isBaseKnown ? canonicalJson(copy(this.data)) !== this.#base : Object.keys(this.data).length > 0;
   }
-
-  /** The state that `restore` continues from, here or in Python. It is plain, also with a `sealing`. */
   dump() {
     const { key, hash, data } = this;
     return { version: 1, key: documentKey(key), hash, base: this.#baseData(), data: copy(data) };
   }
-
   restore({ version, key, hash, base = null, data }) {
     if (version !== 1 || typeof hash !== "string" || !isObject(data) || !(base === null || isObject(base))) {
       throw new TypeError("this is not what dump() of a SyncDocument returned");
     }
-    if (key !== documentKey(this.key)) throw new TypeError(`this state is of ${key}, not of ${documentKey(this.key)}`);
+    if (key !== documentKey(this.key)) throw new TypeError(`this state is of ${key}, not of ${this.key}`);
     if (base) this.#setBase(base, hash);
     Object.assign(this, { data: copy(data), hash });
   }
 
-  /** `data` now and whenever it has changed, without an end: after changes of the stream, or now and then without. */
   async *follow({ collection, params, signal, onDisconnect } = {}) {
     const left = new AbortController(), ended = AbortSignal.any([left.signal, ...(signal ? [signal] : [])]);
-    let isLive = false, isNew = false, isWaiting = false, rejection = null, wake = () => {};
-    const notify = (live = isLive) => {
-      [isLive, isNew] = [live, true];
-      wake();
+    let isLive = false, isWaiting = false, isAway = false, rejection, given;
+    const news = new Signal(), notify = (live = isLive) => {
+      isLive = live;
+      news.set();
     };
     const end = new Promise((resolve) => ended.addEventListener("abort", resolve)).then(() => notify());
     // A change that comes while it pulls may be newer than the answer.
@@ -1023,31 +1005,26 @@ export class SyncDocument {
       notify(false);
     });
     try {
-      let given, hasStarted = this.#hasRemote, isAway = false;
-      while (!ended.aborted) {
-        isNew = false;
+      for (let hasStarted = this.#hasRemote; !ended.aborted; hasStarted = true) {
+        news.isSet = false;
         const failure = await Promise.race([this.pull().then(() => null, (error) => error), end]);
         if (rejection || (failure && !(hasStarted && isTransient(failure)))) throw rejection ?? failure;
         if (failure && !isAway) onDisconnect?.(failure);
-        [hasStarted, isAway] = [true, Boolean(failure)];
+        isAway = Boolean(failure);
         if (!isAway && !ended.aborted && given !== this.hash) {
           given = this.hash;
           yield this.data;
         }
-        if ((isNew && !isAway) || ended.aborted) continue;
-        const pauseMs = Math.max(POLL_MS, 1000 * (failure?.retryAfterS ?? 0));
-        const timer = isLive && !isAway ? undefined : setTimeout(notify, pauseMs);
         isWaiting = true;
-        await new Promise((resolve) => { wake = resolve; });
+        await news.wait(isLive && !isAway ? 0 : Math.max(POLL_MS, 1000 * (failure?.retryAfterS ?? 0)));
         isWaiting = false;
-        clearTimeout(timer);
       }
     } finally {
       left.abort();
     }
   }
 
-  /** Notifies of what may be news, and whether the stream is live. Throws what rejects the collection. */
+  /** Notifies of news, and whether the stream is live. Throws what rejects the collection. */
   async #listen(collection, params, signal, isUnseen, notify) {
     const segments = documentKey(this.key).split("/");
     const mayMatch = (event) => Object.values(event.params).every((value) => segments.includes(String(value)));
@@ -1071,21 +1048,15 @@ export class SyncDocument {
     this.#last = done.catch(() => {});
     return done;
   }
-
-  #baseData() {
-    return this.hash === this.#baseHash ? JSON.parse(this.#base) : null;
-  }
-
+  #baseData() { return this.hash === this.#baseHash ? JSON.parse(this.#base) : null; }
   #setBase(data, hash) {
     [this.hash, this.#base, this.#baseHash, this.#hasRemote] = [hash, canonicalJson(data), hash, true];
   }
-
   async #fetch() {
     const { data, hash } = await this.#client.pull(this.key);
     // A server that says that nothing is stored must not get data in that was not sealed.
     return [hash || Object.keys(data).length ? await this.#rules.open(data) : {}, hash];
   }
-
   #apply(theirs, hash) {
     if (this.isEdited) {
       const [merged, dropped] = this.#merge(this.#baseData(), copy(this.data), theirs, hash);
@@ -1096,22 +1067,17 @@ export class SyncDocument {
     }
     this.#setBase(theirs, hash);
   }
-
   #merge(base, edited, theirs, hash) {
     if (!base && hash !== this.hash && !this.#rules.resolve && !same(edited, theirs)) throw new UnknownBase(hash);
     return this.#rules.merge(base ?? (hash === this.hash ? theirs : {}), edited, theirs);
   }
-
-  #drop(dropped) {
-    this.dropped = [...this.dropped, ...dropped].slice(-MAX_DROPPED);
-  }
+  #drop(dropped) { this.dropped = [...this.dropped, ...dropped].slice(-MAX_DROPPED); }
 
   async #store(change) {
     let edited = copy(this.data), base = this.#baseData(), hash = this.hash;
     const began = canonicalJson(edited), lost = [], { retries, signAuthor } = this.#options;
     for (let attempt = 0; ; attempt++) {
-      const data = copy(await change(structuredClone(edited)));
-      const sealed = await this.#rules.seal(data);
+      const data = copy(await change(copy(edited))), sealed = await this.#rules.seal(data);
       const pushed = await this.#client.push(this.key, sealed, hash || null, { signAuthor }).catch((error) => {
         if (!(error instanceof errors.Conflict) || attempt === retries) throw error;
       });
@@ -1124,8 +1090,7 @@ export class SyncDocument {
         this.#setBase(data, pushed.hash);
         return pushed;
       }
-      const [theirs, current] = await this.#fetch();
-      const [merged, dropped] = this.#merge(base, edited, theirs, current);
+      const [theirs, current] = await this.#fetch(), [merged, dropped] = this.#merge(base, edited, theirs, current);
       [edited, base, hash] = [merged, theirs, current];
       lost.push(...dropped);
       await sleep(Math.min(100 * 2 ** attempt, 2000) + 100 * Math.random());
@@ -1135,10 +1100,10 @@ export class SyncDocument {
 
 // --- Sealed data -----------------------------------------------------------------------------------------------------
 
-// An entry of a keyring is a content key, wrapped for `subKem` and signed by `addedBy`. What is encrypted is an iv and
-// AES-256-GCM with its tag.
+// An entry of a keyring is a content key, wrapped for `subKem` and signed by `addedBy`.
 const IV_BYTES = 12, TAG_BYTES = 16, KEY_BYTES = 32, EPOCH_BYTES = 4, ENVELOPE_EPOCH = 0;
 const inSeconds = (ms) => Math.floor(ms / 1000);
+const blobContext = (epoch, aad) => `starfish-blob:${epoch}:${aad}`;
 function fail(name, message) {
   throw new SealedError(name, message);
 }
@@ -1157,178 +1122,143 @@ async function aesGcm(usage, rawKey, iv, bytes, aad) {
   const options = { name: "AES-GCM", iv, additionalData: encoder.encode(aad) };
   return new Uint8Array(await subtle()[usage](options, key, bytes));
 }
-
 async function encrypt(key, plaintext, aad) {
   const iv = randomBytes(IV_BYTES);
   return concat(iv, await aesGcm("encrypt", key, iv, plaintext, aad));
 }
-
 async function decrypt(key, sealed, aad) {
   if (sealed.length < IV_BYTES + TAG_BYTES) fail("Truncated", "Encrypted payload is too short");
-  const parts = [sealed.subarray(0, IV_BYTES), sealed.subarray(IV_BYTES)];
-  return aesGcm("decrypt", key, ...parts, aad).catch(() => (
-    fail("DecryptionFailed", "Decryption failed: the bytes, the context or the epoch are others")));
+  return aesGcm("decrypt", key, sealed.subarray(0, IV_BYTES), sealed.subarray(IV_BYTES), aad).catch(() => (
+    fail("DecryptionFailed", "Decryption failed: other bytes, context or epoch")));
 }
 
 async function wrappingKey(keys, kemPub) {
   const secret = await subtle().importKey("raw", await keys.deriveShared(kemPub), "HKDF", false, ["deriveBits"]);
-  const salt = encoder.encode("starfish-wrap");
-  const options = { name: "HKDF", hash: "SHA-256", salt, info: salt };
+  const salt = encoder.encode("starfish-wrap"), options = { name: "HKDF", hash: "SHA-256", salt, info: salt };
   return new Uint8Array(await subtle().deriveBits(options, secret, 8 * KEY_BYTES));
 }
-
 async function wrapKey(contentKey, subKem, epoch, adder, addedAt) {
-  const ephemeral = await IdentityKeys.generate();
-  const key = await wrappingKey(ephemeral, subKem).catch(() => null);
+  const ephemeral = await IdentityKeys.generate(), key = await wrappingKey(ephemeral, subKem).catch(() => null);
   if (!key) throw new TypeError("a recipient is an X25519 public key, 64 hex digits in lower case");
   const ct = base64(await encrypt(key, contentKey, ""));
   const entry = { subKem, ephKem: ephemeral.kemPub, ct, addedBy: adder.edPub, addedAt };
   return { ...entry, addedSig: await adder.sign(canonicalBytes({ ...entry, epoch })) };
 }
+async function unwrapKey(entry, keys) {
+  const key = await wrappingKey(keys, entry.ephKem).catch(() => fail("DecryptionFailed", "a weak key"));
+  const contentKey = await decrypt(key, decoded(entry.ct), "");
+  return contentKey.length === KEY_BYTES ? contentKey : fail("DecryptionFailed", "a key without 32 bytes");
+}
 
 /** Throws unless one of `trusted` (null: anybody) added the entry and signed it for this epoch. */
 async function verifyEntry({ subKem, ephKem, ct, addedBy, addedAt, addedSig }, epoch, trusted) {
-  const adder = isKey(addedBy) ? addedBy : "nobody";
-  if (trusted && !trusted.includes(adder)) fail("UntrustedAdder", `${adder} added a key, and is not trusted`);
+  if (trusted && !(isKey(addedBy) && trusted.includes(addedBy))) fail("UntrustedAdder", `${addedBy} is not trusted`);
   const isWhole = [subKem, ephKem, addedBy].every(isKey) && Number.isSafeInteger(addedAt) && decoded(ct);
   const message = canonicalBytes({ subKem, ephKem, ct, addedBy, addedAt, epoch });
-  if (!isWhole || !await isSigned(message, addedSig, addedBy)) {
-    fail("ForgedEntry", `the key of epoch ${epoch} is not signed by ${adder}`);
-  }
+  if (!isWhole || !await isSigned(message, addedSig, addedBy)) fail("ForgedEntry", `epoch ${epoch} has a forged key`);
 }
 
-async function unwrapKey(entry, keys) {
-  const key = await wrappingKey(keys, entry.ephKem).catch(() => fail("DecryptionFailed", "the wrapped key is weak"));
-  const contentKey = await decrypt(key, decoded(entry.ct), "");
-  return contentKey.length === KEY_BYTES ? contentKey : fail("DecryptionFailed", "the wrapped key has not 32 bytes");
-}
-
-/** The members of an epoch with a new content key, wrapped for each of `kems`. */
+/** An epoch with a new content key. */
 async function newEpoch(epoch, kems, adder, nowS) {
-  const contentKey = randomBytes(KEY_BYTES);
-  const wrappedKeys = await Promise.all([...new Set(kems)].map((kem) => wrapKey(contentKey, kem, epoch, adder, nowS)));
-  return { createdAt: nowS, wrappedKeys };
+  const contentKey = randomBytes(KEY_BYTES), recipients = [...new Set(kems)];
+  const wrapped = recipients.map((kem) => wrapKey(contentKey, kem, epoch, adder, nowS));
+  return { createdAt: nowS, wrappedKeys: await Promise.all(wrapped) };
 }
 
-/** A keyring document. It is immutable: `add` and `remove` return another one. */
+/** A keyring document, which is immutable. */
 export class Keyring {
-  #entries = new Map();
+  #entries = new Map(); // by epoch
 
   constructor(data) {
     for (const [name, members] of membersOf(data.epochs)) {
-      const isEpoch = /^[1-9][0-9]{0,9}$/.test(name) && Number(name) < 2 ** 32;
-      if (isEpoch && Array.isArray(members?.wrappedKeys)) {
-        this.#entries.set(Number(name), members.wrappedKeys.filter(isObject));
-      }
+      const isEpoch = /^[1-9]\d{0,9}$/.test(name) && Number(name) < 2 ** 32 && Array.isArray(members?.wrappedKeys);
+      if (isEpoch) this.#entries.set(Number(name), members.wrappedKeys.filter(isObject));
     }
     Object.assign(this, { data: { ...data }, epoch: data.currentEpoch });
     if (data.v !== 1 || !this.#entries.has(this.epoch)) fail("MalformedKeyring", "this is no keyring");
   }
-
-  /** A keyring at epoch 1 for the adder and `recipients` (X25519 public keys). */
   static async create(adder, recipients = [], nowS = inSeconds(Date.now())) {
     const epochs = { 1: await newEpoch(1, [adder.kemPub, ...recipients], adder, nowS) };
     return new Keyring({ v: 1, currentEpoch: 1, epochs });
   }
+  get recipients() { return this.#entries.get(this.epoch).map(({ subKem }) => subKem).filter((kem) => isTexts([kem])); }
 
-  get recipients() {
-    return this.#entries.get(this.epoch).map(({ subKem }) => subKem).filter((kem) => typeof kem === "string");
-  }
-
-  /** The content keys for `keys` that somebody `trusted` added. */
   async open(keys, trusted, minEpoch = 1) {
-    const contentKeys = new Map([[this.epoch, await this.#contentKey(this.epoch, keys, trusted, minEpoch)]]);
+    const contentKeys = new Map([[this.epoch, await this.#contentKey(keys, trusted, minEpoch)]]);
     for (const epoch of this.#entries.keys()) {
-      const key = contentKeys.get(epoch) ?? await this.#contentKey(epoch, keys, trusted).catch(() => null);
+      const key = contentKeys.get(epoch) ?? await this.#contentKey(keys, trusted, 1, epoch).catch(() => null);
       if (key) contentKeys.set(epoch, key);
     }
     return new UnlockedKeyring(this.epoch, contentKeys);
   }
-
-  /** The keyring with `recipient` in the current epoch, added by `keys`. */
   async add(keys, recipient, trusted, { minEpoch = 1, nowS = inSeconds(Date.now()) } = {}) {
-    if (this.recipients.includes(recipient)) fail("AlreadyPresent", `recipient ${recipient} is already present`);
-    const contentKey = await this.#contentKey(this.epoch, keys, trusted, minEpoch);
+    if (this.recipients.includes(recipient)) fail("AlreadyPresent", `${recipient} is already present`);
+    const contentKey = await this.#contentKey(keys, trusted, minEpoch), members = this.data.epochs[this.epoch];
     const entry = await wrapKey(contentKey, recipient, this.epoch, keys, nowS);
-    const members = this.data.epochs[this.epoch];
     return this.#with(this.epoch, { ...members, wrappedKeys: [...members.wrappedKeys, entry] });
   }
-
-  /** The keyring at a new epoch, whose key all others receive whom somebody `trusted` has added. */
   async remove(keys, recipient, trusted, { minEpoch = 1, nowS = inSeconds(Date.now()) } = {}) {
     this.#check(minEpoch);
     if (!this.recipients.includes(recipient)) fail("NotARecipient", `${recipient} is not in epoch ${this.epoch}`);
     const kems = await Promise.all(this.#entries.get(this.epoch).map((entry) => (
       verifyEntry(entry, this.epoch, trusted).then(() => entry.subKem, () => recipient))));
     const others = kems.filter((kem) => kem !== recipient);
-    if (!others.length) fail("LastRecipient", `without ${recipient} nobody trusted is left in epoch ${this.epoch}`);
+    if (!others.length) fail("LastRecipient", `without ${recipient} nobody trusted is left`);
     return this.#with(this.epoch + 1, await newEpoch(this.epoch + 1, others, keys, nowS));
   }
 
   #check(minEpoch) {
-    if (this.epoch < minEpoch) fail("KeyringRolledBack", `at epoch ${this.epoch}, and was at ${minEpoch} before`);
+    if (this.epoch < minEpoch) fail("KeyringRolledBack", `it was at epoch ${minEpoch} before`);
   }
-
-  async #contentKey(epoch, keys, trusted, minEpoch = 1) {
+  async #contentKey(keys, trusted, minEpoch, epoch = this.epoch) {
     this.#check(minEpoch);
     const [mine, ...more] = this.#entries.get(epoch).filter(({ subKem }) => subKem === keys.kemPub);
     if (!mine) fail("NotARecipient", `${keys.kemPub} is not in epoch ${epoch}`);
-    if (more.length) fail("AmbiguousEntry", `${keys.kemPub} is in epoch ${epoch} more than once`);
+    if (more.length) fail("AmbiguousEntry", `${keys.kemPub} is in epoch ${epoch} twice`);
     await verifyEntry(mine, epoch, trusted);
     return unwrapKey(mine, keys);
   }
-
   #with(epoch, members) {
     return new Keyring({ ...this.data, currentEpoch: epoch, epochs: { ...this.data.epochs, [epoch]: members } });
   }
 }
 
-/** The content keys of a keyring. It seals under the current one, and opens what is sealed under any. */
+/** The content keys of a keyring. */
 export class UnlockedKeyring {
   #keys;
 
-  /** @private Open a keyring. */
-  constructor(epoch, contentKeys) {
-    [this.epoch, this.#keys] = [epoch, contentKeys];
-  }
+  constructor(epoch, contentKeys) { [this.epoch, this.#keys] = [epoch, contentKeys]; }
 
-  /** A document or log element, sealed. */
   async seal(data) {
     const sealed = await encrypt(this.#key(this.epoch), encoder.encode(JSON.stringify(copy(data))), `${this.epoch}`);
     return { _encrypted: base64(sealed), _epoch: this.epoch };
   }
-
-  async open(sealed) {
-    const payload = decoded(sealed._encrypted) ?? fail("NotSealed", "the document is not sealed");
-    const epoch = Number.isInteger(sealed._epoch) ? sealed._epoch : this.epoch;
-    const plaintext = await decrypt(this.#key(epoch), payload, `${epoch}`);
-    return parsed(new TextDecoder().decode(plaintext)) ?? fail("NotSealed", "what is sealed is no JSON object");
+  async open({ _encrypted, _epoch }) {
+    const payload = decoded(_encrypted) ?? fail("NotSealed", "the document is not sealed");
+    const epoch = Number.isInteger(_epoch) ? _epoch : this.epoch;
+    const plaintext = new TextDecoder().decode(await decrypt(this.#key(epoch), payload, `${epoch}`));
+    return parsed(plaintext) ?? fail("NotSealed", "it is no JSON object");
   }
-
-  /** Bytes that only recipients can read, and only with the same `aad`: 32 more than the plaintext. */
   async sealBytes(plaintext, aad = "") {
     const header = new DataView(new ArrayBuffer(EPOCH_BYTES));
     header.setUint32(0, this.epoch);
-    const sealed = await encrypt(this.#key(this.epoch), plaintext, `starfish-blob:${this.epoch}:${aad}`);
+    const sealed = await encrypt(this.#key(this.epoch), plaintext, blobContext(this.epoch, aad));
     return concat(new Uint8Array(header.buffer), sealed);
   }
-
   async openBytes(sealed, aad = "") {
-    const view = ArrayBuffer.isView(sealed) ? sealed : new Uint8Array(sealed);
-    const bytes = new Uint8Array(view.buffer, view.byteOffset, view.byteLength);
+    const bytes = new Uint8Array(sealed.buffer ?? sealed, sealed.byteOffset, sealed.byteLength);
     if (bytes.length < EPOCH_BYTES + IV_BYTES + TAG_BYTES) {
-      fail("Truncated", "sealed blob shorter than its epoch+iv header and its tag");
+      fail("Truncated", "sealed blob shorter than its epoch+iv header");
     }
     const epoch = new DataView(bytes.buffer, bytes.byteOffset).getUint32(0);
-    return decrypt(this.#key(epoch), bytes.subarray(EPOCH_BYTES), `starfish-blob:${epoch}:${aad}`);
+    return decrypt(this.#key(epoch), bytes.subarray(EPOCH_BYTES), blobContext(epoch, aad));
   }
-
   #key(epoch) {
-    return this.#keys.get(epoch) ?? fail("UnknownEpoch", `No key available for epoch ${epoch}: open the keyring again`);
+    return this.#keys.get(epoch) ?? fail("UnknownEpoch", `No key available for epoch ${epoch}`);
   }
 }
 
-/** The keyring `<name>/_keyring` of a server, as the holder of `keys` uses it. */
+/** A keyring of a server. */
 export class RemoteKeyring {
   #of;
 
@@ -1336,35 +1266,17 @@ export class RemoteKeyring {
     this.#of = { client, key: `${documentKey(name)}/_keyring`, keys, trusted: [...trusted] };
     this.minEpoch = minEpoch;
   }
-
-  /** Creates it for these keys and `recipients`. Throws Conflict if there is one. */
   async create(recipients = []) {
-    const { client, key, keys, trusted } = this.#of;
+    const { client, key, keys } = this.#of;
     const keyring = await Keyring.create(keys, recipients, inSeconds(client.nowMs()));
-    const opened = await keyring.open(keys, trusted, this.minEpoch);
+    const opened = await this.#open(keyring);
     await client.push(key, keyring.data);
     return this.#seen(opened);
   }
-
-  /** The content keys. They do not follow changes: after `UnknownEpoch` open it again. */
-  async open() {
-    const keyring = await this.read();
-    return this.#seen(await keyring.open(this.#of.keys, this.#of.trusted, this.minEpoch));
-  }
-
-  async read() {
-    return this.#keyring((await this.#of.client.pull(this.#of.key)).data);
-  }
-
-  /** Lets `recipient` open all that is sealed in the current epoch. */
-  add(recipient) {
-    return this.#change("add", recipient);
-  }
-
-  /** Has later data sealed under a new key, which `recipient` does not have. */
-  remove(recipient) {
-    return this.#change("remove", recipient);
-  }
+  async open() { return this.#seen(await this.#open(await this.read())); }
+  async read() { return this.#keyring((await this.#of.client.pull(this.#of.key)).data); }
+  add(recipient) { return this.#change("add", recipient); }
+  remove(recipient) { return this.#change("remove", recipient); }
 
   async #change(method, recipient) {
     const { client, key, keys, trusted } = this.#of;
@@ -1372,28 +1284,26 @@ export class RemoteKeyring {
     await new SyncDocument(client, key).update(async (data) => {
       const options = { minEpoch: this.minEpoch, nowS: inSeconds(client.nowMs()) };
       const keyring = await this.#keyring(data)[method](keys, recipient, trusted, options);
-      opened = await keyring.open(keys, trusted, this.minEpoch); // or nobody else gets to see it
+      opened = await this.#open(keyring); // or nobody else gets to see it
       return keyring.data;
     });
     return this.#seen(opened);
   }
-
+  #open(keyring) { return keyring.open(this.#of.keys, this.#of.trusted, this.minEpoch); }
   #seen(opened) {
     this.minEpoch = Math.max(this.minEpoch, opened.epoch);
     return opened;
   }
-
   #keyring(data) {
     return Object.keys(data).length ? new Keyring(data) : fail("KeyringMissing", `no keyring at ${this.#of.key}`);
   }
 }
 
-/** Seals a file and stores it. It opens only with the same `aad`, by default its key. */
+/** Seals a file and stores it. */
 export async function sealAndPushBlob(client, keyring, key, plaintext, aad = documentKey(key)) {
   return client.pushBlob(key, await keyring.sealBytes(plaintext, aad), "application/octet-stream");
 }
-
-/** The plaintext of a file that was stored by `sealAndPushBlob`; null if nothing is stored. */
+/** The plaintext of such a file; null if nothing is stored. */
 export async function pullAndOpenBlob(client, keyring, key, aad = documentKey(key)) {
   const file = await client.pullBlob(key);
   return file && keyring.openBytes(await file.blob.arrayBuffer(), aad);
@@ -1405,12 +1315,11 @@ export async function sealEnvelope(plaintext, recipientKem, sealer, aad = "") {
   const entry = await wrapKey(contentKey, recipientKem, ENVELOPE_EPOCH, sealer, inSeconds(Date.now()));
   return { entry, ct: base64(await encrypt(contentKey, plaintext, aad)), ...(aad && { v: 1 }) };
 }
-
-/** Opens an envelope. `sealer` is the Ed25519 key that must have sealed it; default: anybody. */
+/** Opens an envelope, of anybody if no `sealer` is given. */
 export async function openEnvelope({ v, entry, ct }, keys, { aad = "", sealer } = {}) {
-  if (v === 1 && !aad) fail("AadRequired", "aad required: this envelope (v:1) was sealed with a context");
+  if (v === 1 && !aad) fail("AadRequired", "aad required");
   const sealed = decoded(ct);
-  if (!isObject(entry) || !sealed) fail("NotSealed", "not an envelope: entry must be an object, and ct base64");
+  if (!isObject(entry) || !sealed) fail("NotSealed", "this is no envelope");
   await verifyEntry(entry, ENVELOPE_EPOCH, sealer ? [sealer] : null);
   return { plaintext: await decrypt(await unwrapKey(entry, keys), sealed, aad), sealedBy: entry.addedBy };
 }
@@ -1426,7 +1335,6 @@ const DURABLE = { durability: "strict" };
 const replicaName = (name) => `pysync-replica:${name}`;
 const below = (prefix) => IDBKeyRange.bound(prefix, `${prefix}\x7f`); // keys are ASCII
 const elementsOf = (key) => IDBKeyRange.bound([key], [key, []]);
-const isAny = (error, ...kinds) => kinds.some((kind) => error instanceof kind);
 
 /** The newest version of the server: `hash` is "" if it was removed; `data` is JSON, null for logs and files. */
 const remoteVersion = (key, hash, { data = null, writtenMs = 0, checkpointMs = null } = {}) => (
@@ -1610,22 +1518,6 @@ async function* elementsAfter(client, key, since) {
     if (hasMore && !added.length) throw new FullNotAllowed(); // one with forceFullFetch, which ignores the time
     yield* added;
     since = added.at(-1)?.tsMs;
-  }
-}
-
-/** Stays set until `isSet` is made false. One caller waits for it. */
-class Signal {
-  isSet = false;
-
-  set() {
-    this.isSet = true;
-    this.wake?.();
-  }
-  wait(ms) {
-    return this.isSet ? undefined : new Promise((resolve) => {
-      this.wake = resolve;
-      if (ms) setTimeout(resolve, ms);
-    });
   }
 }
 

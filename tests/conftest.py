@@ -68,6 +68,8 @@ COMPONENTS = {
     "chromium",
     "systemd_analyze",
     "promtool",
+    "starfish_clients",
+    "typescript",
 }
 
 

@@ -15,7 +15,7 @@ from components.ceph import radosgw
 from components.chromium import chromium
 from components.moto import moto
 from components.nginx import Nginx, nginx
-from components.processes import Missing, free_port, program
+from components.processes import Missing, free_port, in_target, program
 from components.redis import RedisServer, redis_server
 from components.s3 import S3Server
 
@@ -28,6 +28,7 @@ __all__ = [
     "caddy",
     "chromium",
     "free_port",
+    "in_target",
     "moto",
     "nginx",
     "program",

@@ -5,6 +5,7 @@ A test whose component is not installed is not run, and a section at the end of 
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -103,6 +104,20 @@ def promtool() -> str:
     """The path of promtool, which checks rules of Prometheus."""
     with or_not_run():
         return components.program("promtool")
+
+
+@pytest.fixture(scope="session")
+def starfish_clients() -> Path:
+    """The folder of the published clients: the virtual environment `python/`, and `node_modules/`."""
+    with or_not_run():
+        return components.in_target("starfish-clients")
+
+
+@pytest.fixture(scope="session")
+def typescript() -> Path:
+    """The path of `tsc`, the compiler of TypeScript."""
+    with or_not_run():
+        return components.in_target("typescript") / "node_modules/.bin/tsc"
 
 
 @contextmanager

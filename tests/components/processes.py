@@ -39,6 +39,14 @@ def program(name: str, component: str | None = None) -> str:
     return found
 
 
+def in_target(component: str) -> Path:
+    """The folder of `target/` with a component from PyPI or npm. Raises Missing."""
+    folder = Path(__file__).parents[2] / "target" / component
+    if not any(folder.glob("installed-*")):
+        raise Missing(component)
+    return folder
+
+
 def free_port() -> int:
     """A port of 127.0.0.1 on which nobody listens."""
     while True:

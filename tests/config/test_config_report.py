@@ -389,7 +389,7 @@ def test_the_example_is_accepted_without_warnings_as_long_as_it_is_for_its_machi
     example = load(EXAMPLE, {})
     assert (example.store.url, example.server.port) == ("file:./data", 8080)
     reachable = lint(load(EXAMPLE, {}, {"server.host": "0.0.0.0"}))
-    open_to_all = {"notes", "title", "cards", "journal", "scratch", "files", "reports", "events"}
+    open_to_all = {"notes", "_pairing", "title", "cards", "journal", "scratch", "files", "reports", "events"}
     assert {problem.path.split(".")[0] for problem in reachable} == {"server"} | {
         f"collections[{at}]" for at, kept in enumerate(example.collections) if kept.name in open_to_all
     }

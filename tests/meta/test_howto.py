@@ -11,7 +11,6 @@ from urllib.parse import urljoin
 
 import pytest
 from components import RedisServer, S3Server
-from components.fixtures import NOT_RUN
 from support.browser import Chromium, Window, driven
 from support.page_runner import PageRunner, blocks_of
 
@@ -99,18 +98,17 @@ def test_nodes_share_a_bucket_and_a_redis_as_the_page_says(
         runner.page((DOCS / SEVERAL_MACHINES).read_text())
 
 
-def test_published_clients_of_starfish_work_with_their_data_on_pysync(tmp_path: Path) -> None:
-    installed = ROOT / "target/starfish-clients"
-    if not (installed / "installed").exists():
-        pytest.skip(f"{NOT_RUN}starfish-clients")
+def test_published_clients_of_starfish_work_with_their_data_on_pysync(
+    starfish_clients: Path, tmp_path: Path
+) -> None:
     page = (DOCS / MIGRATION).read_text()
     for command in re.findall(r"^(?:starfish/bin/pip|npm) install (.*)", page, re.M):
         assert command in (ROOT / "tests/components/install").read_text(), (
             "the page names the versions tested"
         )
     with PageRunner(tmp_path / "page") as runner:
-        (runner.folder / "starfish").symlink_to(installed / "python")
-        (runner.folder / "node_modules").symlink_to(installed / "node_modules")
+        (runner.folder / "starfish").symlink_to(starfish_clients / "python")
+        (runner.folder / "node_modules").symlink_to(starfish_clients / "node_modules")
         me = IdentityKeys.from_passphrase("correct horse battery staple").user_id
         old = runner.folder / f"starfish-data/users/{me}/settings"
         old.parent.mkdir(parents=True)

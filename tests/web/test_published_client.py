@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from components.fixtures import NOT_RUN
 from support.browser import Chromium, Window
 from support.clients import Start
 from support.collections import OWN, collection
@@ -18,7 +17,6 @@ from support.web_pages import module, web_service
 
 from pysync.auth.identity_keys import IdentityKeys
 
-CLIENTS = ROOT / "target/starfish-clients"
 PASSPHRASE = "correct horse battery staple"
 # With the merge of docs/how-to/migrate-from-starfish.md. Does what each line says, and answers with the data.
 PROGRAM = """
@@ -63,13 +61,13 @@ class NpmClient:
 
 
 @asynccontextmanager
-async def npm_client(folder: Path, *args: str) -> AsyncIterator[NpmClient]:
+async def npm_client(starfish_clients: Path, folder: Path, *args: str) -> AsyncIterator[NpmClient]:
     page = (ROOT / "docs/how-to/migrate-from-starfish.md").read_text()
     merge = re.search(r'^```js title="merge.mjs"\n(.*?)^```', page, re.M | re.S)
     assert merge is not None
     (folder / "merge.mjs").write_text(merge[1])
     (folder / "client.mjs").write_text(PROGRAM.replace("PASSPHRASE", PASSPHRASE))
-    (folder / "node_modules").symlink_to(CLIENTS / "node_modules")
+    (folder / "node_modules").symlink_to(starfish_clients / "node_modules")
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         "node", "client.mjs", *args, cwd=folder, stdin=pipe, stdout=pipe
@@ -93,16 +91,14 @@ async def own_document(window: Window, keys: IdentityKeys, key: str) -> None:
 @pytest.mark.process
 @pytest.mark.slow
 async def test_page_and_the_npm_client_edit_one_document(
-    start: Start, screen: Chromium, tmp_path: Path
+    start: Start, screen: Chromium, starfish_clients: Path, tmp_path: Path
 ) -> None:
-    if not (CLIENTS / "installed").exists():
-        pytest.skip(f"{NOT_RUN}starfish-clients")
     me = IdentityKeys.from_passphrase(PASSPHRASE)
     key = f"users/{me.user_id}/settings"
     base = await web_service(start, collection("settings", "users/{identity}/settings", **OWN))
     window = await module(screen, base)
     await own_document(window, me, key)
-    async with npm_client(tmp_path, base, key) as npm:
+    async with npm_client(starfish_clients, tmp_path, base, key) as npm:
         assert await npm.push({"title": "x", "items": ["milk"]}) == {"title": "x", "items": ["milk"]}
         assert await window.run("doc.pull()") == {"title": "x", "items": ["milk"]}
 

@@ -1,17 +1,14 @@
 """Every command and snippet of the tutorials and how-to pages works, in the order of the page."""
 
-import asyncio
 import hashlib
 import json
 import re
 import shutil
 import sys
 from pathlib import Path
-from urllib.parse import urljoin
 
 import pytest
 from components import RedisServer, S3Server
-from support.browser import Chromium, Window, driven
 from support.page_runner import PageRunner, blocks_of
 
 from pysync.auth.identity_keys import IdentityKeys
@@ -59,14 +56,8 @@ def test_quotations_have_no_stray_marks() -> None:
         assert not re.search(r"[.,:] > ", page.read_text()), page
 
 
-def test_browser_tutorial_says_that_the_example_page_stores_nothing() -> None:
-    text, page = (DOCS / BROWSER).read_text(), (ROOT / "deploy/examples/notes.html").read_text()
-    assert ("stores nothing in the browser" in text) == (re.search("indexedDB|localStorage", page) is None)
-
-
-def test_pages_on_the_javascript_client_warn_of_its_default_on_conflicts() -> None:
-    for page in (BROWSER, MIGRATION):
-        assert "`onConflict`" in (DOCS / page).read_text(), page
+def test_page_on_the_javascript_client_warns_of_its_default_on_conflicts() -> None:
+    assert "`onConflict`" in (DOCS / MIGRATION).read_text()
 
 
 def test_metrics_of_the_pages_exist() -> None:
@@ -116,47 +107,3 @@ def test_published_clients_of_starfish_work_with_their_data_on_pysync(
         digest = hashlib.sha256(json.dumps(data, separators=(",", ":")).encode()).hexdigest()
         old.write_text(json.dumps({"v": 1, "data": data, "ts": 1_700_000_000_000, "hash": digest}))
         runner.page(page)
-
-
-async def test_browser_tutorial_syncs_windows_and_lets_the_owner_alone_write(
-    chromium: str, tmp_path: Path
-) -> None:
-    with PageRunner(tmp_path / "page") as runner:
-        await asyncio.to_thread(runner.page, (DOCS / BROWSER).read_text())
-        async with driven(chromium) as mine, driven(chromium) as theirs:
-            one, other = await opened(mine, runner, "notes.html"), await opened(theirs, runner, "notes.html")
-            await add(one, "milk")
-            await shows(other, "milk")
-            await add(other, "bread")
-            await shows(one, "milk", "bread")
-
-            board = await opened(mine, runner, "board.html")
-            await add(board, "hello")
-            await shows(board, "hello")
-            address = await board.run("location.href")
-            await board.load("about:blank")
-            again = await opened(mine, runner, address)
-            await add(again, "again")
-            guest = await opened(theirs, runner, address)
-            await shows(guest, "hello", "again")
-            await add(guest, "graffiti")
-            await guest.until("document.getElementById('state').textContent === 'Not saved: Forbidden'")
-            assert (mine.complaints, theirs.complaints) == ([], [])
-
-
-async def opened(browser: Chromium, runner: PageRunner, address: str) -> Window:
-    """A window with a page of the tutorial, connected."""
-    window = await browser.open(urljoin(f"{runner.url}/examples/", address))
-    await window.until("document.getElementById('state').textContent === 'Live'")
-    return window
-
-
-async def add(window: Window, text: str) -> None:
-    await window.run("document.getElementById('text').focus()")
-    await window.type(text)
-    await window.run("document.querySelector('button').click()")
-
-
-async def shows(window: Window, *items: str) -> None:
-    shown = "JSON.stringify([...document.querySelectorAll('li')].map((item) => item.textContent))"
-    await window.until(f"{shown} === {json.dumps(json.dumps(items, separators=(',', ':')))}")

@@ -157,7 +157,7 @@ class PageRunner:
     def block(self, block: Block) -> None:
         """Do what one block shows."""
         if name := block.value("stop"):
-            self._stop(self._find(name))
+            self.stop(name)
         if block.value("not run"):
             check_only(block)
         elif block.language == "text":
@@ -253,7 +253,9 @@ class PageRunner:
         assert found, f"nothing of the page runs {command!r}"
         return found[-1]
 
-    def _stop(self, background: _Background) -> None:
+    def stop(self, command: str) -> None:
+        """Interrupt the latest background command that begins like this, and wait for its end."""
+        background = self._find(command)
         self._background.remove(background)
         self._shell_line(f"kill -INT {background.pid}; wait {background.pid}")
 

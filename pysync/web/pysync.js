@@ -64,26 +64,19 @@ Object.defineProperty(errors.Conflict.prototype, "currentHash", { get() { return
 for (const kind of [PysyncError, Unreachable, UnsupportedBrowser, StorageError, ReplicaError, UnknownBase,
   ...Object.values(errors)]) kind.prototype.name = kind.name;
 
-function responseError({ status, headers }, body) {
-  return serverError(status, parsed(body), Number(headers.get("Retry-After")?.match(/^\d+$/)?.[0] ?? 0));
-}
-
 function serverError(status, members, retryAfterS = 0) {
   const { error, code, ...extras } = members ?? {};
   const Kind = errorsByCode[code] ?? errorsByCode[error] ?? errorsByStatus[status] ?? PysyncError;
   return new Kind(error || `HTTP ${status}`, { status, extras, retryAfterS });
 }
-
 function batchError(message) {
   const others = { "Collection not found": errors.NotFound, "Missing required path parameter": errors.BadRequest };
   return new (others[message] ?? errorsByCode[message.toLowerCase().replaceAll(" ", "_")] ?? PysyncError)(message);
 }
-
 const isAny = (error, ...kinds) => kinds.some((kind) => error instanceof kind);
 /** True if the request may succeed later: the server is unreachable, busy or unwell. */
 const isRetryable = (error) => error instanceof Unreachable || error.status >= 500 || [408, 429].includes(error.status);
-
-/** True if the same request may succeed soon: a client repeats it. */
+/** True if a client repeats the request. */
 const isTransient = (error) => isAny(error, Unreachable, errors.RateLimited, errors.Unavailable);
 
 // --- Values ----------------------------------------------------------------------------------------------------------
@@ -103,15 +96,15 @@ function base64(bytes) {
   return btoa(text);
 }
 const base64url = (bytes) => base64(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
-/** The bytes of base64 in either alphabet. */
-const unbase64 = (text) => Uint8Array.from(
-  atob(text.replaceAll("-", "+").replaceAll("_", "/")), (char) => char.charCodeAt(0));
+const toStandard = (text) => text.replaceAll("-", "+").replaceAll("_", "/");
+const unbase64 = (text) => Uint8Array.from(atob(toStandard(text)), (char) => char.charCodeAt(0));
 function concat(...arrays) {
   const all = new Uint8Array(arrays.reduce((size, array) => size + array.length, 0));
   arrays.reduce((at, array) => (all.set(array, at), at + array.length), 0);
   return all;
 }
 const randomBytes = (size) => crypto.getRandomValues(new Uint8Array(size));
+const randomKey = () => hex(randomBytes(16));
 function subtle() {
   if (globalThis.crypto?.subtle) return crypto.subtle;
   throw new UnsupportedBrowser("pages have cryptography over https and on localhost only");
@@ -198,7 +191,7 @@ class KeyTemplate {
   }
   paramsOf(key) {
     const parts = key.split("/");
-    return Object.fromEntries(this.names.flatMap((name, at) => (name ? [[name, parts[at]]] : [])));
+    return Object.fromEntries(this.params.map((name) => [name, parts[this.names.indexOf(name)]]));
   }
 }
 
@@ -216,7 +209,6 @@ function parsed(source) {
     return null;
   }
 }
-
 const pullResult = ({ data, hash, timestamp, authorPubkey, authorSignature, keyring, hasMore }) => ({
   data: object(data), hash: text(hash), timestampMs: whole(timestamp), authorPubkey, authorSignature,
   keyring: keyring ? pullResult(keyring) : undefined, hasMore: hasMore === true, unchanged: false,
@@ -260,7 +252,6 @@ function storageError(cause) {
   const message = `the storage of this browser ${isFull ? "is full" : `failed: ${cause?.message}`}`;
   return new StorageError(message, isFull ? "full" : "failed", { cause });
 }
-
 /** Opens a database of IndexedDB. `upgrade` creates the stores of a new one. Throws StorageError. */
 async function openDatabase(name, upgrade) {
   if (!globalThis.indexedDB) throw new UnsupportedBrowser("this browser has no IndexedDB");
@@ -274,7 +265,6 @@ async function openDatabase(name, upgrade) {
 }
 
 const PKCS8 = { Ed25519: "302e020100300506032b657004220420", X25519: "302e020100300506032b656e04220420" };
-
 /** The keys of two pairs: for each curve `make` returns the private key and the public one as hex. */
 async function keysOf(make) {
   try {
@@ -282,7 +272,7 @@ async function keysOf(make) {
     return new IdentityKeys({ edPub, kemPub, userId: await userId(edPub) }, edKey, kemKey);
   } catch (cause) {
     if (!["NotSupportedError", "SyntaxError"].includes(cause?.name)) throw cause;
-    const message = "this browser has no Ed25519 or X25519; Chrome 137, Firefox 130, Safari 17.4 and newer have";
+    const message = "this browser has no Ed25519; Chrome 137, Firefox 130, Safari 17.4 and newer have";
     throw new UnsupportedBrowser(message, { cause });
   }
 }
@@ -291,7 +281,6 @@ async function keysOf(make) {
 export class IdentityKeys {
   #edKey; #kemKey;
 
-  /** @private */
   constructor(members, edKey, kemKey) {
     Object.assign(this, members);
     [this.#edKey, this.#kemKey] = [edKey, kemKey];
@@ -363,7 +352,6 @@ async function signedMembers(issuer, tag, members) {
   const signed = { v: 1, iss: issuer.edPub, issUserId: await userId(issuer.edPub), ...members };
   return { ...signed, sig: await issuer.sign(canonicalBytes(signed, tag)) };
 }
-
 async function issue(issuer, kind, subject, collections, { grant, nowS, expiresAtS }) {
   const nbf = Math.floor(nowS ?? Date.now() / 1000), exp = Math.floor(expiresAtS ?? nbf + LIFETIME_S);
   const { ops, paths } = grant
@@ -377,27 +365,22 @@ export function issueDeviceCertificate(issuer, { edPub, kemPub }, { collections 
   options.grant ??= { ops: ["read", "list", "write"], paths: ["**"] };
   return issue(issuer, "device", { sub: edPub, subKem: kemPub }, collections, options);
 }
-
 /** Lets another person into a collection. */
 export async function issueMemberCertificate(issuer, { edPub, kemPub }, collection, options = {}) {
   const subject = { sub: edPub, subKem: kemPub, subUserId: await userId(edPub) };
   return issue(issuer, "member", subject, [collection], options);
 }
-
 /** Lets the keys of `aud`, or anybody who has the certificate, into a collection. */
 export function issueAudienceCertificate(issuer, collection, { aud, ...options } = {}) {
   return issue(issuer, "audience", aud ? { aud } : {}, [collection], options);
 }
-
 /** The certificate in a text that somebody issued. Throws TypeError for anything else. */
 export const parseCertificate = (source) => checkedCertificate(parsed(source));
-
 /** The URL fragment that shares an audience certificate. */
 export function publicLink(certificate) {
   if (certificate.kind !== "audience") throw new TypeError("a link can only share an audience certificate");
   return base64url(canonicalBytes({ cap: certificate, v: 1 }));
 }
-
 /** The certificate in the fragment of a public link. Throws TypeError for anything else. */
 export function parsePublicLink(fragment) {
   const [, encoded = ""] = fragment.trim().match(/^#?([\w-]+)$/) ?? [];
@@ -416,7 +399,7 @@ export async function issueRevocationList(issuer, generation, { certificates = [
   return signedMembers(issuer, REVOCATION_TAG, members);
 }
 
-/** The entries of both lists, each subject and nonce once with its later expiry; 0 or less never expires. */
+/** The entries of both lists, each once with its later expiry; 0 or less never expires. */
 function merged(earlier = [], own) {
   const entries = new Map();
   for (const entry of [...earlier, ...own]) {
@@ -457,7 +440,6 @@ function withQuery(path, members) {
   const query = new URLSearchParams(given).toString().replaceAll("%2C", ",").replaceAll("%3A", ":");
   return query ? `${path}?${query}` : path;
 }
-
 /** The seconds to wait after so many failures; null to give up. */
 function waitS({ attempts, initialS, maxS }, failures, retryAfterS = 0, mayGiveUp = true) {
   if (mayGiveUp && (failures >= attempts || retryAfterS > maxS)) return null;
@@ -470,42 +452,39 @@ class Exchange {
   #timer;
 
   constructor(address, limitS, signal) {
-    Object.assign(this, { address, limitS });
-    this.signal = signal ? AbortSignal.any([this.#control.signal, signal]) : this.#control.signal;
+    Object.assign(this, { address, limitS, signal: AbortSignal.any([this.#control.signal, signal].filter(Boolean)) });
     this.restart();
   }
   restart() {
     clearTimeout(this.#timer);
-    const expire = () => this.#control.abort(new Unreachable(`${this.address}: no answer in time`));
-    this.#timer = setTimeout(expire, this.limitS * 1000);
+    this.#timer = setTimeout(() => this.#control.abort(this.failure("no answer in time")), this.limitS * 1000);
   }
+  close() {
+    clearTimeout(this.#timer);
+    this.#control.abort();
+  }
+  failure(message, cause) { return new Unreachable(`${this.address}: ${message}`, { cause }); }
   /** What comes over the network. Throws Unreachable if it does not come. */
   received(promise) {
     return promise.catch((cause) => {
-      if (this.signal.aborted) throw this.signal.reason;
-      throw new Unreachable(`${this.address}: no answer (${cause.message})`, { cause });
+      throw this.signal.aborted ? this.signal.reason : this.failure(`no answer (${cause.message})`, cause);
     });
   }
   async *chunks(response) {
     const reader = response.body.getReader();
     for (let read; !(read = await this.received(reader.read())).done; this.restart()) yield read.value;
   }
-  close() {
-    clearTimeout(this.#timer);
-    this.#control.abort();
-  }
 }
 
 /** Returns a reader of answers in JSON. */
 const json = (decode) => async (response, exchange) => {
-  if (!isJsonType(response.headers.get("Content-Type")) && response.headers.has("ETag")) {
-    throw new TypeError("a file is there: pullBlob gets it");
-  }
+  const isFile = response.headers.has("ETag") && !isJsonType(response.headers.get("Content-Type"));
+  if (isFile) throw new TypeError("a file is there: pullBlob gets it");
   const body = await exchange.received(response.text());
   try {
     return decode(object(JSON.parse(body)));
   } catch (cause) {
-    throw new Unreachable(`${exchange.address}: the answer is not understood`, { cause });
+    throw exchange.failure("the answer is not understood", cause);
   }
 };
 
@@ -569,7 +548,7 @@ export class Client {
     const members = await this.#authored(tag, key, { data: copy(data), ts: tsMs });
     return this.#write(this.#target("push", key), members, idempotencyKey);
   }
-  async delete(key, baseHash, { idempotencyKey = hex(randomBytes(16)) } = {}) {
+  async delete(key, baseHash, { idempotencyKey = randomKey() } = {}) {
     const target = withQuery(this.#target("push", key), { baseHash });
     return this.#request("DELETE", target, json(pushResult), { headers: { "Idempotency-Key": idempotencyKey } });
   }
@@ -579,7 +558,7 @@ export class Client {
     const message = canonicalBytes({ d: members.data, k: documentKey(key) }, tag);
     return { ...members, authorPubkey: this.author, authorSignature: await this.#keys.sign(message) };
   }
-  #write(target, members, idempotencyKey = hex(randomBytes(16))) {
+  #write(target, members, idempotencyKey = randomKey()) {
     const headers = { "Content-Type": JSON_TYPE, "Idempotency-Key": idempotencyKey };
     return this.#request("POST", target, json(pushResult), { body: encoder.encode(JSON.stringify(members)), headers });
   }
@@ -615,7 +594,7 @@ export class Client {
       yield* page.items.map((name, at) => [name, page.hashes?.[at] ?? null]);
     }
   }
-  async pushBlob(key, source, contentType, { idempotencyKey = hex(randomBytes(16)) } = {}) {
+  async pushBlob(key, source, contentType, { idempotencyKey = randomKey() } = {}) {
     const body = source instanceof Blob ? source : new Blob([source]);
     // The signature does not cover the bytes of a file, unless they are JSON.
     const signed = isJsonType(contentType) ? await body.arrayBuffer() : new Uint8Array();
@@ -648,10 +627,8 @@ export class Client {
   }
   async revocations(issuer) {
     const got = this.#get(`/revocations/${encodeURIComponent(issuer)}`, object, { isSigned: false });
-    const list = await got.catch((error) => {
-      if (!(error instanceof errors.NotFound)) throw error;
-    });
-    return list ? verifiedRevocations(list, issuer) : null;
+    const list = await got.catch((error) => (error instanceof errors.NotFound ? null : Promise.reject(error)));
+    return list && verifiedRevocations(list, issuer);
   }
   watch(collections, params, { idleS = IDLE_S, signal, ...options } = {}) {
     const control = new AbortController(), target = this.#selection("events", collections, params);
@@ -667,7 +644,7 @@ export class Client {
     try {
       const response = await this.#send(exchange, "GET", target, { headers });
       if (response.headers.get("Content-Type")?.startsWith("text/event-stream")) yield* exchange.chunks(response);
-      else throw new Unreachable(`${this.address}: the answer is not understood`);
+      else throw exchange.failure("the answer is not understood");
     } finally {
       exchange.close();
     }
@@ -699,8 +676,8 @@ export class Client {
       }
     }
   }
-  /** Sends a request, and once more if its credentials were invalid: the clock was wrong, or the browser has repeated the
-   * request when a kept connection broke, which is a replay. Throws the error of an answer. */
+  /** Sends a request, and once more if its credentials were invalid: the clock was wrong, or the browser has repeated
+   * it by itself when a kept connection broke, which is a replay. Throws the error of an answer. */
   async #send(exchange, method, target, { body, signed = body, headers, isSigned = Boolean(this.#keys) }) {
     for (let isFirst = true; ; isFirst = false) {
       const tsMs = this.nowMs();
@@ -717,7 +694,8 @@ export class Client {
       if (isFirst && isRejected) await response.body?.cancel();
       else if (response.status === 200 && !isRejected) return response;
       else if (response.status === 200) throw new errors.Unauthorized();
-      else throw responseError(response, await exchange.received(response.text()));
+      else throw serverError(response.status, parsed(await exchange.received(response.text())),
+        Number(response.headers.get("Retry-After")?.match(/^\d+$/) ?? 0));
     }
   }
   async #credentials(method, target, body = new Uint8Array(), tsMs) {

@@ -305,8 +305,8 @@ export class UnlockedKeyring implements Cipher {
   readonly epoch: number;
   seal(data: JsonObject): Promise<JsonObject>;
   open(sealed: JsonObject): Promise<JsonObject>;
-  sealBytes(plaintext: BufferSource, aad?: string): Promise<Uint8Array>;
-  openBytes(sealed: BufferSource, aad?: string): Promise<Uint8Array>;
+  sealBytes(plaintext: BufferSource, aad?: string): Promise<Uint8Array<ArrayBuffer>>;
+  openBytes(sealed: BufferSource, aad?: string): Promise<Uint8Array<ArrayBuffer>>;
 }
 /** The keyring `<name>/_keyring` of a server. `trusted` are the Ed25519 keys that may add recipients. */
 export class RemoteKeyring {
@@ -321,12 +321,12 @@ export class RemoteKeyring {
 export function sealAndPushBlob(client: Client, keyring: UnlockedKeyring, key: string, plaintext: BufferSource,
   aad?: string): Promise<PushResult>;
 export function pullAndOpenBlob(client: Client, keyring: UnlockedKeyring, key: string,
-  aad?: string): Promise<Uint8Array | null>;
+  aad?: string): Promise<Uint8Array<ArrayBuffer> | null>;
 /** One recipient, no keyring. */
 export function sealEnvelope(plaintext: BufferSource, recipientKem: string, sealer: IdentityKeys,
   aad?: string): Promise<JsonObject>;
 export function openEnvelope(envelope: JsonObject, keys: IdentityKeys, options?: { aad?: string; sealer?: string }):
-  Promise<{ plaintext: Uint8Array; sealedBy: string }>;
+  Promise<{ plaintext: Uint8Array<ArrayBuffer>; sealedBy: string }>;
 
 // --- Replica --------------------------------------------------------------------------------------------------------
 
@@ -388,3 +388,5 @@ export class Replica {
   synced(): Promise<void>;
   close(): Promise<void>;
 }
+
+export {}; // and nothing else of the above

@@ -1,0 +1,76 @@
+"""`pysync.d.ts` says what `pysync.js` exports, and programs in TypeScript can use it."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from support.browser import Chromium
+from support.clients import Start
+from support.configurations import ROOT
+from support.web_pages import module, web_service
+
+import pysync
+
+TYPES = (ROOT / "pysync/web/pysync.d.ts").read_text()
+PROGRAM = Path(__file__).with_name("uses_every_export.ts")
+COMPILER_OPTIONS = (
+    "--strict",
+    "--noEmit",
+    "--noUnusedLocals",
+    "--noUncheckedIndexedAccess",
+    "--target", "es2022",
+    "--module", "nodenext",
+    "--lib", "es2022,dom,dom.asynciterable",
+)  # fmt: skip
+
+
+def exported(kinds: str) -> set[str]:
+    """The names that the types export as one of `kinds`, which are joined by `|`."""
+    return set(re.findall(rf"^export (?:{kinds}) (\w+)", TYPES, re.M))
+
+
+def compiled(typescript: Path, program: Path) -> str:
+    """What the compiler says about a program."""
+    command = ["node", str(typescript), *COMPILER_OPTIONS, str(program)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_program_that_uses_every_export_compiles(typescript: Path) -> None:
+    assert compiled(typescript, PROGRAM) == ""
+
+
+def test_program_imports_every_export() -> None:
+    """The compiler rejects an import that is not used."""
+    imported = re.search(r"^import \{(.*?)\} from", PROGRAM.read_text(), re.M | re.S)
+    assert imported is not None
+    names = set(re.findall(r"\w+", imported[1].replace("type ", "")))
+    assert names == exported("class|const|function|interface|type")
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ('new pysync.Client("/", { key: 1 });', "'key' does not exist in type 'ClientOptions'"),
+        ("pysync.Conflict;", "Property 'Conflict' does not exist"),
+        ('pysync.userId("") === "";', "have no overlap"),
+    ],
+)
+def test_wrong_use_does_not_compile(typescript: Path, tmp_path: Path, line: str, error: str) -> None:
+    program = tmp_path / "wrong.ts"
+    program.write_text(f'import * as pysync from "{ROOT}/pysync/web/pysync.js";\n{line}\n')
+    assert error in compiled(typescript, program)
+
+
+async def test_module_exports_what_its_types_declare(start: Start, screen: Chromium) -> None:
+    window = await module(screen, await web_service(start))
+    assert set(await window.run("Object.keys(pysync)")) == exported("class|const|function")
+
+
+async def test_module_has_the_version_of_the_server(start: Start, screen: Chromium) -> None:
+    window = await module(screen, await web_service(start))
+    assert await window.run("pysync.VERSION") == pysync.__version__

@@ -1650,6 +1650,7 @@ class LocalCopy {
 
   async _open(key, stored) { return stored === null ? {} : this._rulesOf(key).open(JSON.parse(stored)); }
   async _seal(key, data) {
+    await this._checkOptions();
     const isKnown = !isByCollection(this.#options.sealing) || this._collectionOf(key);
     if (!isKnown) throw new UnknownCollection(`no collection of the replica is known to have the key ${key}`);
     return copy(await this._rulesOf(key).seal(data));
@@ -1803,6 +1804,7 @@ class SendingCopy extends LocalCopy {
     if (edit.idempotencyKey && edit.sentHash === hash) return this.#settle(draft, edit, version);
     if (edit.data === null && !edit.baseHash && edit.sent === null) return draft.save(rebased); // of what was not known
     if (edit.data === null) return this.#dropDeletion(draft, edit); // an edit wins over a deletion
+    await this._checkOptions();
     try {
       const base = await this._open(key, edit.base), theirs = await this._open(key, data);
       const merged = this._merge(draft, key, base, JSON.parse(edit.data), theirs);
@@ -2302,8 +2304,9 @@ export class Replica extends ReceivingCopy {
       this.#changed.isSet = this.#asked.isSet = false;
       const error = await this.#round(asked.length > 0);
       this.#answer(asked, error);
+      if (isAny(error, ReplicaError)) break; // other tabs ask the next leader
       this.#post({ asked, error: encodeError(error) });
-      if (isAny(error, Unauthorized, ReplicaError)) break;
+      if (isAny(error, Unauthorized)) break;
       failures = error ? failures + 1 : 0;
       if (error) {
         await this.#asked.wait(1000 * waitS(this._client.backoff, failures, error.retryAfterS, false));
@@ -2320,9 +2323,7 @@ export class Replica extends ReceivingCopy {
   /** Receives what others have written, if there may be something, and sends everything. Returns the error, or null. */
   async #round(mustReceive) {
     try {
-      if (await this._db.setting("options") !== this.#options) {
-        throw new ReplicaError("another tab follows other collections, or seals others: load this page again");
-      }
+      await this._checkOptions();
       if (this.#hasNews || mustReceive) {
         this.#hasNews = false;
         this.#tell({ behind: true });
@@ -2337,6 +2338,12 @@ export class Replica extends ReceivingCopy {
       this.#tell({ behind: true, error });
       return error;
     }
+  }
+
+  /** Throws ReplicaError if a newer page has opened the replica: this one may not know what is to be sealed. */
+  async _checkOptions() {
+    if (await this._db.setting("options") === this.#options) return;
+    throw new ReplicaError("another tab follows other collections, or seals others: load this page again");
   }
 
   /** Listens to the change stream, which only says when to ask for changes, until the server ends it for good. */

@@ -118,3 +118,85 @@ async def test_changes_reach_all_tabs_and_another_leads_when_the_leader_closes(
         await second.run("replica.put('notes/c', {n: 3}).then(() => replica.synced())")
         assert (await direct.pull("notes/c")).data == {"n": 3}
         assert (await second.run("replica.status()"))["leader"] is True
+
+
+async def test_changes_yields_each_key_once_until_the_replica_is_closed(
+    start: Start, screen: Chromium
+) -> None:
+    window = await module(screen, await web_service(start, *COLLECTIONS))
+    await opened(window)
+    found = await window.run(
+        """(async () => {
+          await replica.put("notes/before", {})
+          const changes = replica.changes(), found = []
+          for (const key of ["notes/a", "notes/b", "notes/a"]) await replica.put(key, {n: 1})
+          const waiting = (async () => { for await (const key of changes) found.push(key) })()
+          await replica.synced()
+          await replica.close()
+          await waiting
+          return found
+        })()"""
+    )
+    assert found[:2] == ["notes/a", "notes/b"]
+    assert set(found) <= {"notes/a", "notes/b", "notes/before"}
+
+
+async def test_closed_replica_rejects_every_call_and_can_be_opened_again(
+    start: Start, screen: Chromium
+) -> None:
+    window = await module(screen, await web_service(start, *COLLECTIONS))
+    await opened(window)
+    await window.run("replica.put('notes/a', {n: 1}).then(() => replica.close())")
+    for call in ("get('notes/a')", "put('notes/a', {})", "synced()", "keys()"):
+        assert await window.run(f"replica.{call}.catch((error) => error.name)") == "ReplicaError"
+    await opened(window)
+    assert await window.run("replica.get('notes/a')") == {"n": 1}
+
+
+async def test_replica_of_another_caller_server_or_namespace_is_not_opened(
+    start: Start, screen: Chromium
+) -> None:
+    window = await module(screen, await web_service(start, *COLLECTIONS))
+    await opened(window)
+    clients = ("'/', {keys}", "'http://127.0.0.1:9'", "'/', {namespace: 'acme'}")
+    await window.run("pysync.IdentityKeys.generate().then((keys) => { window.keys = keys })")
+    for arguments in clients:
+        opening = f"pysync.Replica.open('app', new pysync.Client({arguments}), {{notes: {{}}}})"
+        assert "is one of" in await window.run(f"{opening}.catch((error) => error.message)")
+    assert (await opened(window))["error"] is None
+
+
+async def test_replica_that_is_destroyed_is_lost_to_every_tab_and_begins_anew(
+    start: Start, screen: Chromium
+) -> None:
+    base = await web_service(start, *COLLECTIONS)
+    first, second = await module(screen, base), await module(screen, base)
+    await opened(first)
+    await first.run("replica.put('notes/a', {n: 1}).then(() => replica.synced())")
+    await second.run("pysync.Replica.destroy('app')")
+    error = "replica.status().then(({error}) => [error.name, error.code])"
+    assert await first.run(error) == ["StorageError", "evicted"]
+    assert await first.run("replica.put('notes/a', {n: 2}).catch((error) => error.code)") == "evicted"
+    assert (await opened(second))["leader"] is True
+    assert await second.run("replica.get('notes/a')") == {"n": 1}
+
+
+async def test_tab_with_other_collections_than_the_newest_does_not_sync(
+    start: Start, screen: Chromium
+) -> None:
+    """It might send in plain what newer pages seal."""
+    base = await web_service(start, *COLLECTIONS)
+    first, second = await module(screen, base), await module(screen, base)
+    assert (await opened(first, {"notes": {}}))["leader"] is True
+    await second.run(
+        """(async () => {
+          const sealing = {seal: (data) => ({sealed: data.n}), open: ({sealed}) => ({n: sealed})}
+          const options = {sealing: {notes: sealing}}
+          window.replica = await pysync.Replica.open("app", new pysync.Client("/"), {notes: {}}, options)
+          await Promise.all([replica.put("notes/a", {n: 1}), replica.synced()])
+        })()"""
+    )
+    leaders = [await each.run("replica.status().then(({leader}) => leader)") for each in (first, second)]
+    assert leaders == [False, True]
+    async with Client(base) as direct:
+        assert (await direct.pull("notes/a")).data == {"sealed": 1}

@@ -22,7 +22,7 @@ COLLECTIONS = [
     collection("log", appendOnly=UNSIGNED, maxBodyBytes=4096),
     collection("letters", readRoles=["self"], appendOnly=UNSIGNED),
 ]
-FOLLOWED = {"notes": {}, "log": {}}
+FOLLOWED: dict[str, Any] = {"notes": {}, "log": {}}
 NOTE, ENTRIES = "notes/a", "log/a"
 LONG = "x" * 5000
 SEALED = """async () => {
@@ -266,7 +266,11 @@ async def ten_minutes_later(site: WebSite, tab: Tab, clock: FakeClock) -> None:
     everything."""
     clock.now_ms += 11 * 60_000
     site.proxy.reset()
-    site.proxy.rewrite(answered=lambda headers: headers.popall("Date", None))  # it tells the real time
+
+    def drop_time(headers: CIMultiDict[str]) -> None:
+        headers.popall("Date", None)
+
+    site.proxy.rewrite(answered=drop_time)
     await tab.window.load(f"{site.proxy.url}/examples/blank.html")
     await tab.window.run(shifted_clock(11 * 60_000))
     await site.open_replica(tab, collections=FOLLOWED)

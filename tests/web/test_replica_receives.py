@@ -297,7 +297,7 @@ async def test_certificate_that_allows_more_begins_everything_anew(
 
 async def test_new_member_of_a_space_receives_what_is_there(site: WebSite, phone: Phone) -> None:
     """Also if the replica is closed before it has asked for it."""
-    params = {"docs": {}, "access": {}}
+    params: dict[str, Any] = {"docs": {}, "access": {}}
     async with Client(site.base, keys=ISSUER) as owner:
         access = await owner.push("s/a/_access", {"owner": ISSUER.user_id})
         await owner.push("s/a/doc", {"n": 1})
@@ -353,7 +353,7 @@ async def test_collections_that_cannot_be_listed_are_compared_with_the_feed(
 
 
 async def test_logs_and_files_are_compared_too(direct: Client, phone: Phone) -> None:
-    collections = {"log": {}, "files": {}}
+    collections: dict[str, Any] = {"log": {}, "files": {}}
     for key in ("same", "changed", "removed"):
         await direct.append(f"log/{key}", {"n": 1})
         await direct.push_blob(f"files/{key}", b"1", "image/png")
@@ -377,6 +377,7 @@ async def test_bucket_is_compared_by_names_and_known_hashes(
     be_bucket(site.proxy)
     await phone.sync()
     assert len(await phone.keys()) == 130
+    await phone.window.run("replica.close()")
     await change_some(direct)
     be_bucket(site.proxy)
     await phone.sync()

@@ -170,6 +170,23 @@ async def test_watch_that_was_live_does_not_give_up(start: Start, screen: Chromi
     assert shown == [["1", "2"], ["the stream of changes ended"]]
 
 
+async def test_waits_grow_and_begin_anew_after_a_stream_that_lasted(start: Start, screen: Chromium) -> None:
+    window = await page(start, screen)
+    shown = await do(
+        window,
+        """const waits = [], {setTimeout: later} = window, lasting = [event("3"), ": still here\\n\\n"]
+        window.setTimeout = (call, ms) => (waits.push(ms), later(call, ms < 1000 ? 0 : ms))
+        Math.random = () => 0
+        const fetch = scripted(streamed([event("1")]), null, null, streamed([event("2")]), streamed(lasting),
+          streamed([event("4")], "silent"))
+        const backoff = {initialS: 0.001, maxS: 0.009}
+        const watch = new Client("http://h", {fetch, backoff}).watch(), ids = await taken(watch, 4)
+        await watch.return()
+        return [ids, waits.filter((ms) => ms < 1000)]""",
+    )
+    assert shown == [["1", "2", "3", "4"], [1, 2, 4, 8, 1]]
+
+
 @pytest.mark.parametrize(("status", "name"), [(401, "Unauthorized"), (403, "Forbidden"), (400, "BadRequest")])
 async def test_rejection_ends_a_watch_at_first_and_later(
     start: Start, screen: Chromium, status: int, name: str

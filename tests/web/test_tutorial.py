@@ -12,7 +12,7 @@ import pytest
 from support.browser import Chromium, Window
 from support.page_runner import PageRunner, blocks_of
 
-pytestmark = [pytest.mark.process, pytest.mark.slow]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
 
 PAGE = Path(__file__).parents[2] / "docs/tutorial/browser.md"
 SERVE = "pysync serve"

@@ -26,6 +26,7 @@ VECTORS: Data = json.loads((FilePath(__file__).parents[1] / "vectors/merge.json"
 RULES: dict[str, Callable[[MergeConflict], Any]] = {
     "local": local_wins,
     "remote": lambda conflict: conflict.remote,
+    "base": lambda conflict: conflict.base,
     "remove": lambda _: MISSING,
     "list": lambda conflict: [
         value for value in (conflict.base, conflict.local, conflict.remote) if value is not MISSING

@@ -12,7 +12,7 @@ MERGED = """
 (text) => {
   const { MISSING, ThreeWayMerge, canonicalJson, localWins, mergeRemoteWins } = pysync
   const rules = {
-    local: localWins, remote: ({ remote }) => remote, remove: () => MISSING,
+    local: localWins, remote: ({ remote }) => remote, base: ({ base }) => base, remove: () => MISSING,
     list: ({ base, local, remote }) => [base, local, remote].filter((value) => value !== MISSING),
   }
   const sorted = (values) => canonicalJson(values.map(canonicalJson).sort())

@@ -970,22 +970,24 @@ export class SyncDocument {
 
   async *follow({ collection, params, signal, onDisconnect } = {}) {
     const left = new AbortController(), ended = AbortSignal.any([left.signal, ...(signal ? [signal] : [])]);
-    let isLive = false, isWaiting = false, isAway = false, rejection, given;
-    const news = new Signal(), notify = (live = isLive) => {
+    const news = new Signal(), end = new Promise((resolve) => ended.addEventListener("abort", resolve));
+    let announced = [], isLive = false, isAway = false, rejection, given; // hashes since the last pull began
+    const notify = (hash, live = isLive) => {
+      announced.push(hash);
       isLive = live;
       news.set();
     };
-    const end = new Promise((resolve) => ended.addEventListener("abort", resolve)).then(() => notify());
-    // A change that comes while it pulls may be newer than the answer.
-    const isUnseen = ({ hash }) => !isWaiting || hash !== this.hash;
-    this.#listen(collection, params, ended, isUnseen, notify).catch((error) => {
+    end.then(() => notify());
+    this.#listen(collection, params, ended, notify).catch((error) => {
       rejection = error;
-      notify(false);
+      notify(null, false);
     });
     try {
       for (let hasStarted = this.#hasRemote; !ended.aborted; hasStarted = true) {
-        news.isSet = false;
-        const failure = await Promise.race([this.pull().then(() => null, (error) => error), end]);
+        const isCurrent = isLive && !isAway && announced.every((hash) => hash === this.hash);
+        [announced, news.isSet] = [[], false];
+        const pull = () => this.pull().then(() => null, (error) => error);
+        const failure = isCurrent ? null : await Promise.race([pull(), end]);
         if (rejection || (failure && !(hasStarted && isTransient(failure)))) throw rejection ?? failure;
         if (failure && !isAway) onDisconnect?.(failure);
         isAway = Boolean(failure);
@@ -993,29 +995,28 @@ export class SyncDocument {
           given = this.hash;
           yield this.data;
         }
-        isWaiting = true;
         await news.wait(isLive && !isAway ? 0 : Math.max(POLL_MS, 1000 * (failure?.retryAfterS ?? 0)));
-        isWaiting = false;
       }
     } finally {
       left.abort();
     }
   }
 
-  /** Notifies of news, and whether the stream is live. Throws what rejects the collection. */
-  async #listen(collection, params, signal, isUnseen, notify) {
+  /** Notifies of what may be another version (null: perhaps), and whether the stream is live. Throws what rejects the
+   * collection. */
+  async #listen(collection, params, signal, notify) {
     const segments = documentKey(this.key).split("/");
     const mayMatch = (event) => Object.values(event.params).every((value) => segments.includes(String(value)));
     const filter = collection ? [[collection], params && { [collection]: params }] : [null, undefined];
-    const options = { signal, onConnect: () => notify(true), onDisconnect: () => notify(false) };
+    const options = { signal, onConnect: () => notify(null, true), onDisconnect: () => notify(null, false) };
     while (!signal.aborted) {
       try {
         for await (const event of this.#client.watch(...filter, options)) {
-          if (event.reset || (mayMatch(event) && isUnseen(event))) notify();
+          if (event.reset || mayMatch(event)) notify(event.hash ?? null);
         }
       } catch (error) {
-        if (collection && error instanceof errors.BadRequest) throw error;
-        notify(false);
+        if (collection && isAny(error, errors.BadRequest)) throw error;
+        notify(null, false);
         await sleep(RESUBSCRIBE_MS, signal).catch(() => {});
       }
     }

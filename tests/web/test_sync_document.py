@@ -69,6 +69,7 @@ async def test_a_pull_merges_what_two_windows_edited(desk: Desk) -> None:
     merged = {"title": "y", "rows": [{"id": 1}, {"id": "1", "done": True}, {"id": 2}]}
     await one.until("!doc.isEdited")
     assert await other.run("doc.pull()") == merged
+    assert await other.run("(async () => { const { data } = doc; return await doc.pull() === data })()")
     await other.run("doc.push()")
     assert await one.run("doc.pull()") == await desk.stored() == merged
     assert not await other.run("doc.isEdited || doc.dropped.length")
@@ -242,6 +243,47 @@ async def test_a_page_follows_what_others_write_and_keeps_its_own_edits(desk: De
     assert await other.run("following") == "ended"
     await other.until(STREAMS_ENDED)
     assert await other.run("told") == []
+
+
+async def test_a_change_that_comes_while_a_page_pulls_is_news_whatever_it_is(desk: Desk) -> None:
+    window = await desk.window()
+    await window.run("doc.push({ n: 0 })")
+    # An answer to a pull is held back; events of the stream are counted.
+    held = """{
+      window.events = window.pulls = 0
+      window.answer = new Promise((resolve) => { window.release = resolve })
+      gate.hook = async (url, options) => {
+        if (url.includes("/events")) {
+          const { body, headers } = await fetch(url, options)
+          const count = new TransformStream({
+            transform(chunk, stream) {
+              events += new TextDecoder().decode(chunk).split("data:").length - 1
+              stream.enqueue(chunk)
+            },
+          })
+          return new Response(body.pipeThrough(count), { headers })
+        }
+        const response = await fetch(url, options)
+        pulls++
+        if (!window.isHeld) return response
+        window.isHeld = false
+        window.isHolding = true
+        await answer
+        return response
+      }
+      undefined
+    }"""
+    await window.run(held)
+    await window.run(FOLLOW)
+    await window.until("pulls === 2 && gate.open === 0")  # at first, and when the stream is there
+    await window.run("{ window.isHeld = true }")
+    first = await desk.client.pull(KEY)
+    second = await desk.client.push(KEY, {"n": 1}, first.hash)
+    await window.until("window.isHolding")
+    await desk.client.push(KEY, {"n": 0}, second.hash)
+    await window.until("events >= 2")
+    await window.run("new Promise((resolve) => setTimeout(resolve)).then(release)")
+    await window.until("seen.at(-1).n === 0 && seen.length === 3")
 
 
 async def test_leaving_the_loop_ends_the_stream(desk: Desk) -> None:

@@ -1322,8 +1322,8 @@ const pulledVersion = (key, { hash, data, timestampMs }, writtenMs = timestampMs
   remoteVersion(key, hash, { data: hash ? JSON.stringify(data) : null, writtenMs }));
 
 const UNSENT = { sent: null, sentHash: null, idempotencyKey: "" };
-/** An edit that waits, or was rejected with `error`: `data` is plain JSON, null for a deletion, and began from `base`,
- * which is as the server has it. With an `idempotencyKey`, `sent` may be on its way. */
+/** An edit that waits, or was rejected with `error`. Its plain `data`, null for a deletion, began from `base`, which is
+ * as the server has it. With an `idempotencyKey`, `sent` may be on its way. */
 const newEdit = (key, kind, members) => (
   { key, kind, data: null, base: null, baseHash: "", writtenMs: null, error: null, ...UNSENT, ...members });
 
@@ -1339,19 +1339,17 @@ function decodeError({ kind, name, message, status, code, extras }) {
 
 /** What is stored of some keys, and what will be written; `afterwards` has calls for when it is. */
 class Draft {
-  writes = [];
-  afterwards = [];
-
   constructor(versions, edits) {
-    Object.assign(this, { versions: new Map(versions.map((each) => [each.key, each])), all: edits });
+    const known = new Map(versions.filter(Boolean).map((each) => [each.key, each]));
+    Object.assign(this, { versions: known, all: edits, writes: [], afterwards: [] });
   }
   edits(key, isRejected = false) {
     return this.all.filter((edit) => edit.key === key && (edit.error !== null) === isRejected);
   }
   edit(key) { return this.edits(key).find(({ kind }) => kind !== "append"); }
   put(store, record) { this.writes.push((stores) => stores(store).put(record)); }
-  remove(store, key) { this.writes.push((stores) => stores(store).delete(key)); }
   set(name, value) { this.put("setting", { name, value }); }
+  remove(store, key) { this.writes.push((stores) => stores(store).delete(key)); }
   save(edit) {
     const saved = { ...edit, stamp: hex(randomBytes(8)) }; // others see that it is not the same any more
     this.all = this.all.map((each) => (each.id === edit.id ? saved : each));
@@ -1379,9 +1377,9 @@ class Draft {
   }
 }
 
-/** The database of a replica, which all its tabs have open. Throws StorageError. */
+/** The database of a replica, which all its tabs have open. Throws StorageError; `lost` says why it is not open. */
 class ReplicaDatabase {
-  lost = null; // why there is nothing to read any more
+  lost = null;
   #db;
 
   static async open(name, owner, onLost) {
@@ -1401,7 +1399,6 @@ class ReplicaDatabase {
     await opened.update([], (draft) => draft.set("owner", owner));
     return opened;
   }
-
   close(reason) {
     this.lost ??= reason;
     this.#db.close();
@@ -1411,12 +1408,10 @@ class ReplicaDatabase {
   read(requests) { return this.#transact("readonly", {}, (stores) => Promise.all(requests(stores).map(requested))); }
   async setting(name) { return (await this.read((stores) => [stores("setting").get(name)]))[0]?.value; }
   async all(store) { return (await this.read((stores) => [stores(store).getAll()]))[0]; }
-  /** What is stored of keys; `versions` are those of the server, if they are known. */
   draft(keys, versions) {
-    return this.#transact("readonly", {}, async (stores) => {
-      const found = versions ?? await Promise.all(keys.map((key) => requested(stores("document").get(key))));
-      return new Draft(found.filter(Boolean), await editsOf(stores, keys));
-    });
+    return this.#transact("readonly", {}, async (stores) => new Draft(
+      versions ?? await Promise.all(keys.map((key) => requested(stores("document").get(key)))),
+      await editsOf(stores, keys)));
   }
   /** The keys below a prefix at which the server has something, in order. */
   async storedKeys(prefix) {
@@ -1425,7 +1420,6 @@ class ReplicaDatabase {
     const gone = new Set(removed);
     return keys.filter((key) => !gone.has(key));
   }
-  /** The newest elements of a log, in its order. */
   async elements(key, count) {
     const [found] = await this.read((stores) => [stores("element").getAll(elementsOf(key))]);
     return found.slice(Math.max(found.length - count, 0)).map(({ key: _, ...element }) => element);
@@ -1443,10 +1437,9 @@ class ReplicaDatabase {
         await Promise.all(draft.writes.map((write) => write(stores)));
         return "written";
       });
-      if (outcome === "moved") return null;
       if (outcome === "edited") continue;
-      for (const call of draft.afterwards) call();
-      return result;
+      if (outcome === "written") for (const call of draft.afterwards) call();
+      return outcome === "written" ? result : null;
     }
   }
 
@@ -1483,7 +1476,7 @@ const isByCollection = (option) => isObject(option) && typeof option.seal !== "f
 async function inParallel(items, work) {
   const results = [], rest = items.entries(), failures = [];
   const next = async () => {
-    for (const [at, item] of rest) if (!failures.length) results[at] = await work(item);
+    for (const [at, item] of rest) if (!failures.length) results[at] = await work(item, at);
   };
   await Promise.all(Array.from({ length: CONCURRENT }, () => next().catch((error) => failures.push(error))));
   if (failures.length) throw failures[0];
@@ -1502,9 +1495,7 @@ async function* elementsAfter(client, key, since) {
 
 /** Documents and logs as they look from here: the server's versions with the edits that wait. */
 class LocalCopy {
-  #options;
-  #rules = new Map();
-  #listeners = new Set();
+  #options; #rules = new Map(); #listeners = new Set();
 
   constructor(client, db, options) {
     Object.assign(this, { dropped: [], _client: client, _db: db, _isClosed: false, _paths: {} });
@@ -1512,15 +1503,14 @@ class LocalCopy {
   }
 
   async get(key) {
-    key = documentKey(key);
-    return this.#look(await this._db.draft([key]), key);
+    const at = documentKey(key);
+    return this.#look(await this._db.draft([at]), at);
   }
-
   async entries(prefix = "") {
     const range = below(documentKey(prefix)), [versions, edits] = await this._db.read((stores) => [
       stores("document").getAll(range), stores("edit").index("key").getAll(range)]);
-    const found = new Map(versions.map((each) => [each.key, each]));
-    for (const edit of edits) if (edit.kind !== "append" && edit.error === null) found.set(edit.key, edit);
+    const waiting = edits.filter(({ kind, error }) => kind !== "append" && error === null);
+    const found = new Map([...versions, ...waiting].map((each) => [each.key, each]));
     const opened = await Promise.all([...found.keys()].sort().map(async (key) => {
       const { data, kind } = found.get(key);
       return [key, kind || data === null ? JSON.parse(data) : await this._open(key, data).catch(() => null)];
@@ -1529,18 +1519,17 @@ class LocalCopy {
   }
 
   async keys(prefix = "") {
-    const range = below(documentKey(prefix)), found = new Set(await this._db.storedKeys(documentKey(prefix)));
+    const range = below(documentKey(prefix)), found = new Set(await this._db.storedKeys(range.lower));
     const [edits] = await this._db.read((stores) => [stores("edit").index("key").getAll(range)]);
     for (const { key, kind, error } of edits) if (error === null) found[kind === "delete" ? "delete" : "add"](key);
     return [...found].sort();
   }
 
   async tail(key, n) {
-    key = documentKey(key);
-    const draft = await this._db.draft([key], []), rules = this._rulesOf(key);
-    const found = draft.edit(key)?.data === null ? [] : await this._db.elements(key, n);
+    const at = documentKey(key), draft = await this._db.draft([at], []), rules = this._rulesOf(at);
+    const found = draft.edit(at)?.data === null ? [] : await this._db.elements(at, n);
     for (const each of found) each.data = await rules.open(each.data).catch(() => each.data);
-    const appends = draft.edits(key).filter(({ kind }) => kind === "append");
+    const appends = draft.edits(at).filter(({ kind }) => kind === "append");
     found.push(...appends.map(({ writtenMs, data }) => ({ tsMs: writtenMs, data: JSON.parse(data) })));
     return found.slice(Math.max(found.length - n, 0));
   }
@@ -1549,13 +1538,13 @@ class LocalCopy {
     const kept = object(copy(data));
     await this.#edit(key, () => kept);
   }
+  delete(key) { return this.#edit(key, () => null); }
   update(key, change) {
     return this.#edit(key, async (draft, at) => {
       const data = await change(await this.#look(draft, at));
       return data === null ? null : object(copy(data));
     });
   }
-  delete(key) { return this.#edit(key, () => null); }
   async append(key, data) {
     const members = { data: JSON.stringify(object(copy(data))), writtenMs: this._client.nowMs() };
     await this.#change(key, (draft, at) => draft.save(newEdit(at, "append", members)), []);
@@ -1574,22 +1563,6 @@ class LocalCopy {
   }
   discard(key) { return this.#change(key, (draft, at) => draft.edits(at, true).forEach((edit) => draft.drop(edit))); }
 
-  changes() {
-    const listener = Object.assign(new Signal(), { keys: new Set() });
-    this.#listeners.add(listener);
-    return this.#changesOf(listener);
-  }
-  async *#changesOf(listener) {
-    while (!this._isClosed) {
-      listener.isSet = false;
-      for (const key of listener.keys) {
-        listener.keys.delete(key);
-        yield key;
-      }
-      await listener.wait();
-    }
-  }
-
   #edit(key, make) {
     return this.#change(key, async (draft, at) => {
       const data = await make(draft, at), found = draft.edit(at), known = draft.versions.get(at);
@@ -1600,19 +1573,29 @@ class LocalCopy {
       return draft.save({ ...edit, kind, data: text, writtenMs: null });
     });
   }
-
-  /** Changes the edits of a key, and returns when that is on the disk. */
-  async #change(key, change, keys = [documentKey(key)]) {
-    key = documentKey(key);
-    await this._db.update(keys, (draft) => change(draft, key), { durability: "strict" });
-    this._edited(key);
+  async #change(key, change, keys = [documentKey(key)], at = documentKey(key)) {
+    await this._db.update(keys, (draft) => change(draft, at), DURABLE);
+    this._edited(at);
   }
-
   async #look(draft, key) {
     const edit = draft.edit(key), data = draft.versions.get(key)?.data ?? null;
     return edit || data === null ? JSON.parse(edit?.data ?? null) : this._open(key, data);
   }
 
+  changes() {
+    const listener = Object.assign(new Signal(), { keys: new Set() });
+    this.#listeners.add(listener);
+    return this.#changesOf(listener);
+  }
+  async *#changesOf(listener) {
+    for (; !this._isClosed; await listener.wait()) {
+      listener.isSet = false;
+      for (const key of listener.keys) {
+        listener.keys.delete(key);
+        yield key;
+      }
+    }
+  }
   _edited(key) { this._notify([key]); }
   _notify(keys) {
     for (const listener of this.#listeners) {
@@ -1627,8 +1610,7 @@ class LocalCopy {
     this._paths = Object.fromEntries(templates.sort((one, other) => (openness(one) < openness(other) ? -1 : 1)));
   }
   _collectionOf(key) { return Object.keys(this._paths).find((name) => this._paths[name].matches(key)); }
-  _rulesOf(key) {
-    const name = this._collectionOf(key);
+  _rulesOf(key, name = this._collectionOf(key)) {
     if (!this.#rules.has(name)) {
       const chosen = Object.entries(this.#options).map(([option, value]) => (
         [option, isByCollection(value) ? value[name] : value]));
@@ -1643,12 +1625,9 @@ class LocalCopy {
     return copy(merged);
   }
   _drop(draft, key, dropped) {
-    draft.afterwards.push(() => {
-      this.dropped.push(...dropped.map((each) => ({ key, dropped: each })));
-      this.dropped.splice(0, Math.max(this.dropped.length - MAX_DROPPED, 0));
-    });
+    const all = dropped.map((each) => ({ key, dropped: each }));
+    draft.afterwards.push(() => { this.dropped = [...this.dropped, ...all].slice(-MAX_DROPPED); });
   }
-
   async _open(key, stored) { return stored === null ? {} : this._rulesOf(key).open(JSON.parse(stored)); }
   async _seal(key, data) {
     await this._checkOptions();
@@ -1669,8 +1648,7 @@ class SendingCopy extends LocalCopy {
       try {
         for (let edit; ([edit] = (await this._db.draft([key], [])).edits(key)) && edit;) await this.#step(edit);
       } catch (error) {
-        const stopsAll = isAny(error, Unauthorized, Unavailable, RateLimited);
-        if (stopsAll || !isAny(error, PysyncError)) throw error;
+        if (isAny(error, Unauthorized, Unavailable, RateLimited) || !isAny(error, PysyncError)) throw error;
         met.push(error);
       }
     });
@@ -1690,17 +1668,14 @@ class SendingCopy extends LocalCopy {
     }
   }
 
-  /** Writes down what will be sent, unless the server has it. */
   #prepare(edit) {
-    const { key } = edit, plain = JSON.parse(edit.data), idempotencyKey = hex(randomBytes(16));
+    const { key, base } = edit, plain = JSON.parse(edit.data), idempotencyKey = hex(randomBytes(16));
     return this.#conclude(edit, async (draft) => {
-      if (plain && edit.base !== null && same(await this._open(key, edit.base), plain)) return draft.drop(edit);
+      if (plain && base !== null && same(await this._open(key, base), plain)) return draft.drop(edit); // nothing new
       const sealed = plain && await this._seal(key, plain), [newest] = await this._db.elements(key, 1);
-      return draft.save({
-        ...edit, idempotencyKey, sentMs: this._client.nowMs(),
-        sent: plain && JSON.stringify(sealed), sentHash: plain ? await documentHash(sealed) : "",
-        checkpointMs: Math.max(draft.versions.get(key)?.checkpointMs ?? 0, newest?.tsMs ?? 0),
-      });
+      const [sent, sentHash] = plain ? [JSON.stringify(sealed), await documentHash(sealed)] : [null, ""];
+      const checkpointMs = Math.max(draft.versions.get(key)?.checkpointMs ?? 0, newest?.tsMs ?? 0);
+      return draft.save({ ...edit, idempotencyKey, sentMs: this._client.nowMs(), sent, sentHash, checkpointMs });
     }, DURABLE);
   }
 
@@ -1724,10 +1699,7 @@ class SendingCopy extends LocalCopy {
       if (error.currentHash !== sentHash) return this.#resolve(edit, error);
     }
     const version = remoteVersion(key, hash, { data: sent, writtenMs: timestampMs });
-    return this.#conclude(edit, (draft, now) => {
-      draft.store(version);
-      return this.#settle(draft, now, version);
-    });
+    return this.#conclude(edit, (draft, now) => (draft.store(version), this.#settle(draft, now, version)));
   }
 
   async #resolve(edit, conflict) {
@@ -1749,14 +1721,16 @@ class SendingCopy extends LocalCopy {
   }
 
   async #append(edit) {
-    const { key, idempotencyKey } = edit, data = JSON.parse(edit.sent), { author } = this._client;
-    const sentMs = this._client.nowMs(), ageMs = sentMs - edit.sentMs;
-    let element = ageMs >= 0 && ageMs < KEYS_TRUSTED_MS ? null : await this.#find(edit, data);
+    const { key, idempotencyKey } = edit, data = JSON.parse(edit.sent), sentMs = this._client.nowMs();
+    let element = null;
+    if (sentMs < edit.sentMs || sentMs - edit.sentMs >= KEYS_TRUSTED_MS) {
+      element = await this.#find(edit, data);
+      // An attempt that has not arrived by now never does: the next one counts as the first.
+      if (!element) await this.#conclude(edit, (draft, now) => draft.save({ ...now, sentMs }), DURABLE);
+    }
     if (!element) {
-      // An attempt that has not arrived by now never does: this one counts as the first.
-      await this.#conclude(edit, (draft, now) => draft.save({ ...now, sentMs }), DURABLE);
       const { timestampMs } = await this._client.append(key, data, { idempotencyKey });
-      element = { tsMs: timestampMs, data, authorPubkey: author ?? undefined };
+      element = { tsMs: timestampMs, data, authorPubkey: this._client.author ?? undefined };
     }
     await this.#conclude(edit, (draft, now) => {
       draft.drop(now);
@@ -1769,22 +1743,22 @@ class SendingCopy extends LocalCopy {
   /** The element that this append has made. Only the first append of a log is ever on its way, and those that the log
    * accepted before are not after its checkpoint, so none is matched twice. */
   async #find({ key, checkpointMs }, data) {
-    const isMine = (each) => (each.authorPubkey ?? null) === this._client.author && same(each.data, data);
+    const { author, identity } = this._client;
     try {
-      for await (const each of elementsAfter(this._client, key, checkpointMs)) if (isMine(each)) return each;
+      for await (const each of elementsAfter(this._client, key, checkpointMs)) {
+        if ((each.authorPubkey ?? null) === author && same(each.data, data)) return each;
+      }
       return null;
     } catch (error) {
-      const isUnreadable = isAny(error, BadRequest, Forbidden, NotFound)
-        || (isAny(error, Unauthorized) && !this._client.identity);
-      throw isUnreadable ? new OutcomeUnknown("it is not known whether an earlier attempt was applied") : error;
+      if (!isAny(error, BadRequest, Forbidden, NotFound) && (identity || !isAny(error, Unauthorized))) throw error;
+      throw new OutcomeUnknown("it is not known whether an earlier attempt was applied");
     }
   }
 
   async #reject(edit, error) {
     await this.#conclude(edit, async (draft, now) => {
       const isMine = now.kind === "append" || now.writtenMs === null; // else of somebody who may send it back
-      const isForOthers = isAny(error, Erased, Forbidden, NotFound, MethodNotAllowed);
-      if (!isMine && isForOthers) return draft.drop(now);
+      if (!isMine && isAny(error, Erased, Forbidden, NotFound, MethodNotAllowed)) return draft.drop(now);
       const isNewer = now.kind !== "append" && await this.#isNewer(now);
       return draft.save({ ...now, ...UNSENT, error: isNewer ? null : encodeError(error) });
     });
@@ -1845,8 +1819,7 @@ const entriesOf = (page, path) => page.changes.map(({ params, hash, removed, tim
  * After a reset everything is compared: with a list, else with the feed from its beginning. A document that they do not
  * name is pulled as well, because the caller may just not see it any more: such a copy stays. */
 class ReceivingCopy extends SendingCopy {
-  #feeds = [];
-  #left = []; // those that a call of `_receive` has not followed yet
+  #feeds = []; #left = []; // all, and the ids of those that are not followed yet
 
   async _followOnly(collections) {
     this._setPaths(await this._db.setting("paths") ?? {});
@@ -1855,15 +1828,14 @@ class ReceivingCopy extends SendingCopy {
       const id = canonicalJson([collection, params]);
       return [id, { id, collection, params, cursor: "" }];
     })));
-    const known = new Map((await this._db.all("feed")).map((feed) => [feed.id, feed]));
-    const dropped = [...known.keys()].filter((id) => !wanted.has(id));
-    const isWanted = (key) => [...wanted.values()].some((feed) => this.#covers(feed, key));
     const before = IDBKeyRange.upperBound(this._client.nowMs() - REMOVALS_MS);
-    const [removed] = await this._db.read((stores) => [stores("document").index("removed").getAllKeys(before)]);
-    const unwanted = dropped.length ? (await this._db.storedKeys("")).filter((key) => !isWanted(key)) : [];
+    const [known, removed] = await this._db.read((stores) => [
+      stores("feed").getAllKeys(), stores("document").index("removed").getAllKeys(before)]);
+    const dropped = known.filter((id) => !wanted.has(id)), keys = dropped.length ? await this._db.storedKeys("") : [];
+    const unwanted = keys.filter((key) => ![...wanted.values()].some((feed) => this.#covers(feed, key)));
     await this._db.update([], (draft) => {
       for (const id of dropped) draft.remove("feed", id);
-      for (const [id, feed] of wanted) if (!known.has(id)) draft.put("feed", feed);
+      for (const [id, feed] of wanted) if (!known.includes(id)) draft.put("feed", feed);
       for (const key of [...unwanted, ...removed]) {
         draft.remove("document", key);
         draft.empty(key);
@@ -1882,14 +1854,9 @@ class ReceivingCopy extends SendingCopy {
       try {
         if (feed) await this.#follow(feed);
       } catch (error) {
-        if (error === FEED_MOVED) {
-          this.#left.push(id);
-        } else if (isUnreadable(error)) {
-          denied = error;
-          await this.#beginAnew([feed]);
-        } else {
-          throw error;
-        }
+        if (error !== FEED_MOVED && !isUnreadable(error)) throw error;
+        if (error === FEED_MOVED) this.#left.push(id);
+        else await this.#beginAnew([feed], denied = error);
       }
     }
     return denied;
@@ -1916,16 +1883,16 @@ class ReceivingCopy extends SendingCopy {
       this._setPaths(paths);
     }
     const beginsAnew = !feed.cursor && (await this.#storedKeys(feed)).length > 0;
-    for await (const page of this.#pages(feed, feed.cursor)) {
-      if (page.isReset || beginsAnew) return this.#compare(feed, page);
-      await this.#apply(feed, entriesOf(page, this._paths[collection]), { cursor: page.cursor });
-      feed = { ...feed, cursor: page.cursor };
+    for await (const page of this.#pages(feed, feed.cursor || null)) {
+      const { cursor, isReset } = page;
+      if (isReset || beginsAnew) return this.#compare(feed, page);
+      await this.#apply(feed, entriesOf(page, this._paths[collection]), { cursor });
+      feed = { ...feed, cursor };
     }
     return undefined;
   }
-
-  #pages({ collection, params }, cursor) {
-    return this._client.changePages(cursor || null, [collection], { [collection]: params });
+  #pages({ collection, params }, since) {
+    return this._client.changePages(since, [collection], { [collection]: params });
   }
 
   async #compare(feed, { isReset, cursor, restoredMs }) {
@@ -1937,9 +1904,8 @@ class ReceivingCopy extends SendingCopy {
     }
     const rest = (await this.#storedKeys(feed)).filter((key) => !seen.has(key));
     for (const keys of inChunks(rest, MAX_COMPARED)) {
-      const path = this._paths[feed.collection];
-      const entries = keys.map((key) => ({ key, params: path.paramsOf(key), hash: null, writtenMs: 0 }));
-      await this.#apply(feed, entries, { restoredMs });
+      const path = this._paths[feed.collection], entry = { hash: null, writtenMs: 0 };
+      await this.#apply(feed, keys.map((key) => ({ key, params: path.paramsOf(key), ...entry })), { restoredMs });
     }
     await this.#apply(feed, [], { cursor });
   }
@@ -1969,8 +1935,7 @@ class ReceivingCopy extends SendingCopy {
     let entries = [];
     for await (const [name, hash] of this.#names(new KeyTemplate(path.segments.slice(0, -1).join("/")).fill(params))) {
       const all = { ...params, [last]: name };
-      entries.push({ key: path.fill(all), params: all, hash, writtenMs: 0 });
-      if (entries.length < MAX_COMPARED) continue;
+      if (entries.push({ key: path.fill(all), params: all, hash, writtenMs: 0 }) < MAX_COMPARED) continue;
       yield entries;
       entries = [];
     }
@@ -1995,9 +1960,8 @@ class ReceivingCopy extends SendingCopy {
     });
     const batches = inChunks(news.filter(({ hash }) => hash !== ""), MAX_BATCH_ENTRIES);
     const fetched = (await inParallel(batches, (batch) => this.#fetch(feed, batch, versions, compares))).flat();
-    for (const { key, writtenMs } of news.filter(({ hash }) => hash === "")) {
-      fetched.push({ version: remoteVersion(key, "", { writtenMs }) });
-    }
+    const removals = news.filter(({ hash }) => hash === "");
+    fetched.push(...removals.map(({ key, ...entry }) => ({ version: remoteVersion(key, "", entry) })));
     const keys = fetched.map(({ version }) => version.key);
     const isStored = await this._db.update(keys, async (draft) => {
       for (const { version, elements: added = [], isGap = false, isDated = true } of fetched) {
@@ -2009,9 +1973,8 @@ class ReceivingCopy extends SendingCopy {
         if (added.length) draft.addElements(key, added);
       }
       if (!compares) draft.put("feed", { ...feed, cursor });
-      for (const key of compares ? keys : entries.map((entry) => entry.key)) {
-        this.#beginSpace(draft, key, compares ? versions.get(key)?.data : null);
-      }
+      if (compares) for (const key of keys) this.#beginSpace(draft, key, versions.get(key)?.data);
+      else for (const { key } of entries) this.#beginSpace(draft, key);
       return true;
     }, { feed, versions: [...versions.values()] });
     if (!isStored) throw FEED_MOVED;
@@ -2029,16 +1992,17 @@ class ReceivingCopy extends SendingCopy {
       const halves = inChunks(entries, Math.ceil(entries.length / 2));
       return (await inParallel(halves, (half) => this.#fetch(feed, half, versions, compares))).flat();
     }
-    const received = [];
-    for (const [at, entry] of entries.entries()) {
-      received.push(...await this.#received(entry, found[at], versions.get(entry.key), compares));
-    }
-    return received;
+    return (await inParallel(found, (each, at) => (
+      this.#received(entries[at], each, versions.get(entries[at].key), compares)))).flat();
   }
-
   async #received(entry, found, known, compares) {
     const { key, hash, writtenMs } = entry;
-    if (isAny(found, PullBoundRequired)) return this.#fetchLog(entry, known, compares);
+    if (isAny(found, PullBoundRequired)) {
+      return this.#fetchLog(entry, known, compares).catch((error) => {
+        if (isUnreadable(error)) return [];
+        throw error;
+      });
+    }
     if (isAny(found, NotFound)) { // files are not in batches
       const pulled = hash === null ? await this.#pull(entry) : { hash, timestampMs: writtenMs };
       if (!pulled || isAny(pulled, PysyncError)) return [];
@@ -2049,32 +2013,26 @@ class ReceivingCopy extends SendingCopy {
     return [{ version: pulledVersion(key, found, writtenMs || undefined), isDated: writtenMs > 0 }];
   }
 
-  #pull({ key }) {
+  #pull({ key }) { // a TypeError says that a file is there
     return this._client.pull(key).catch((error) => {
-      if (error instanceof TypeError) return null;
-      if (error instanceof PysyncError) return error;
+      if (isAny(error, TypeError, PysyncError)) return isAny(error, TypeError) ? null : error;
       throw error;
     });
   }
 
   /** One that is compared may have lost elements, and got others in their place. */
   async #fetchLog({ key, hash, writtenMs }, known, compares) {
-    const since = known?.checkpointMs ?? null, newest = { last: TAIL_ELEMENTS };
-    let isGap = compares || since === null, found = [];
+    const since = known?.checkpointMs ?? null, found = [];
+    let isGap = compares || since === null;
+    hash ??= (await this._client.pull(key, { last: 0 })).hash;
+    if (!hash) return [{ version: remoteVersion(key, "", { writtenMs: this._client.nowMs() }) }];
     try {
-      hash ??= (await this._client.pull(key, { last: 0 })).hash;
-      if (!hash) return [{ version: remoteVersion(key, "", { writtenMs: this._client.nowMs() }) }];
-      try {
-        if (!isGap) for await (const each of elementsAfter(this._client, key, since)) found.push(each);
-      } catch (error) {
-        if (!isAny(error, CheckpointTooOld, FullNotAllowed)) throw error;
-        isGap = true;
-      }
-      if (isGap) found = elements(await this._client.pull(key, newest));
+      if (!isGap) for await (const each of elementsAfter(this._client, key, since)) found.push(each);
     } catch (error) {
-      if (isUnreadable(error)) return [];
-      throw error;
+      if (!isAny(error, CheckpointTooOld, FullNotAllowed)) throw error;
+      isGap = true;
     }
+    if (isGap) found.splice(0, found.length, ...elements(await this._client.pull(key, { last: TAIL_ELEMENTS })));
     const checkpointMs = found.at(-1)?.tsMs ?? (isGap ? null : since);
     return [{ version: remoteVersion(key, hash, { writtenMs, checkpointMs }), elements: found, isGap }];
   }
@@ -2087,11 +2045,10 @@ class ReceivingCopy extends SendingCopy {
     if (plain === undefined || (mine.hash && !plain)) return false;
     const members = { data: plain && JSON.stringify(plain), writtenMs };
     const edit = draft.edit(key) ?? newEdit(key, plain ? "put" : "delete", members);
+    const conflict = encodeError(serverError(409, { error: "hash_mismatch", currentHash: hash }));
+    const error = hash && !isDated ? conflict : null;
     draft.store(theirs);
-    if (edit.data === null && !hash) return true;
-    const conflict = serverError(409, { code: "hash_mismatch", error: "hash_mismatch", currentHash: hash });
-    const error = hash && !isDated ? encodeError(conflict) : null;
-    draft.save({ ...edit, ...UNSENT, base: theirs.data, baseHash: hash, error });
+    if (edit.data !== null || hash) draft.save({ ...edit, ...UNSENT, base: theirs.data, baseHash: hash, error });
     return true;
   }
 
@@ -2135,17 +2092,11 @@ class ReceivingCopy extends SendingCopy {
 /** A local copy of collections, in sync with the server whenever that can be reached. All tabs read and edit the
  * database. One leads, which has the Web Lock, and syncs; without Web Locks every tab does. */
 export class Replica extends ReceivingCopy {
-  #name;
-  #collections;
-  #options;
-  #channel;
+  #name; #collections; #options; #channel;
   #closing = new AbortController();
-  #leads = false;
-  #isLive = false;
-  #hasNews = true;
+  #leads = false; #isLive = false; #hasNews = true;
   #status = { online: false, behind: true, error: null };
-  #changed = new Signal();
-  #asked = new Signal();
+  #changed = new Signal(); #asked = new Signal();
   #calls = new Map(); // of `synced` in this tab, by their ids
   #asks = new Set(); // ids of such calls of all tabs, which the next round answers
 
@@ -2164,14 +2115,15 @@ export class Replica extends ReceivingCopy {
     const owner = `${client.address} ${client.identity}`.trimEnd();
     const db = await ReplicaDatabase.open(name, owner, () => replica?.#end());
     replica = new Replica(name, client, collections, options, db);
-    await replica.#begin().catch((error) => {
-      replica.close();
-      throw error;
-    });
+    await replica.#begin().catch((error) => { throw (replica.close(), error); });
     return replica;
   }
   static async destroy(name) {
     await requested(indexedDB.deleteDatabase(replicaName(name))).catch((error) => { throw storageError(error); });
+  }
+  async close() {
+    this._db.close(new ReplicaError("the replica is closed"));
+    this.#end();
   }
 
   async #begin() {
@@ -2182,10 +2134,6 @@ export class Replica extends ReceivingCopy {
     globalThis.addEventListener?.("online", this.#wake);
     this.#post({ hello: true });
     this.#lead();
-  }
-  async close() {
-    this._db.close(new ReplicaError("the replica is closed"));
-    this.#end();
   }
   #end() {
     if (this._isClosed) return;
@@ -2200,25 +2148,22 @@ export class Replica extends ReceivingCopy {
   }
 
   async file(key) {
-    key = documentKey(key);
-    const [version, kept] = await this._db.read((stores) => [stores("document").get(key), stores("file").get(key)]);
+    const at = documentKey(key);
+    const [version, kept] = await this._db.read((stores) => [stores("document").get(at), stores("file").get(at)]);
     if (kept && kept.hash === version?.hash) return kept.blob;
-    const found = await this._client.pullBlob(key);
+    const found = await this._client.pullBlob(at);
     if (!found) return null;
-    const { hash, blob } = found, writtenMs = version?.writtenMs ?? 0;
-    await this._db.update([key], (draft) => {
-      if (draft.versions.get(key)?.hash !== version?.hash) return;
-      draft.store(remoteVersion(key, hash, { writtenMs }));
-      draft.put("file", { key, hash, blob });
+    const { hash, blob } = found, { writtenMs = 0 } = version ?? {};
+    await this._db.update([at], (draft) => {
+      if (draft.versions.get(at)?.hash !== version?.hash) return;
+      draft.store(remoteVersion(at, hash, { writtenMs }));
+      draft.put("file", { key: at, hash, blob });
     });
     return blob;
   }
 
   async status() {
-    const edits = await this._db.all("edit").catch((error) => {
-      this.#status.error = error;
-      return [];
-    });
+    const edits = await this._db.all("edit").catch((error) => (this.#status.error = error, []));
     const rejected = edits.filter(({ error }) => error !== null).map(({ id, key, kind, error, data }) => (
       { id, key, kind, error: decodeError(error), data: JSON.parse(data) }));
     return { ...this.#status, unsent: edits.length - rejected.length, rejected, leader: this.#leads };
@@ -2234,8 +2179,10 @@ export class Replica extends ReceivingCopy {
   /** Has the next round, here or in the tab that leads, answer the calls of `synced` in this tab. */
   #ask() {
     const ask = [...this.#calls.keys()];
-    for (const id of ask) this.#asks.add(id);
-    if (ask.length) this.#post({ ask }, this.#wake());
+    if (!ask.length) return;
+    this.#hear({ ask });
+    this.#post({ ask });
+    this.#wake();
   }
   #answer(ids, error) {
     for (const id of ids) {
@@ -2244,10 +2191,7 @@ export class Replica extends ReceivingCopy {
       this.#asks.delete(id);
     }
   }
-  #wake = () => {
-    this.#changed.set();
-    this.#asked.set();
-  };
+  #wake = () => (this.#changed.set(), this.#asked.set());
 
   _notify(keys) {
     super._notify(keys);
@@ -2261,6 +2205,10 @@ export class Replica extends ReceivingCopy {
   #post(message) {
     if (!this._isClosed) this.#channel.postMessage(message);
   }
+  #tell(members) {
+    Object.assign(this.#status, members);
+    this.#post({ status: { ...this.#status, error: encodeError(this.#status.error) } });
+  }
   #hear({ changed, edited, ask = [], asked, error, hello, leads, status }) {
     if (changed) super._notify(changed);
     if (edited) this.#changed.set();
@@ -2271,10 +2219,6 @@ export class Replica extends ReceivingCopy {
     if (hello && this.#leads) this.#tell();
     if (status && !this.#leads) this.#status = { ...status, error: status.error && decodeError(status.error) };
   }
-  #tell(members) {
-    Object.assign(this.#status, members);
-    this.#post({ status: { ...this.#status, error: encodeError(this.#status.error) } });
-  }
 
   /** Syncs whenever this tab leads. After an error with which it cannot go on another tab may lead; this one does again
    * when its client has another certificate, or after `synced`. */
@@ -2282,26 +2226,24 @@ export class Replica extends ReceivingCopy {
     const { signal } = this.#closing, closed = new Promise((resolve) => { signal.onabort = resolve; });
     const sync = () => Promise.race([this.#sync(), closed]), locks = globalThis.navigator?.locks;
     while (!this._isClosed) {
-      await (locks ? locks.request(this.#name, { signal }, sync) : sync()).catch((error) => {
-        if (!this._isClosed) throw error;
-      });
-      const { certificate } = this._client;
+      const leading = locks ? locks.request(this.#name, { signal }, sync) : sync();
+      const certificate = await leading.catch((error) => { if (!this._isClosed) throw error; });
       while (!this._isClosed && !this.#asked.isSet && certificate === this._client.certificate) {
         await this.#asked.wait(1000 * this._client.backoff.maxS);
       }
     }
   }
 
-  /** Receives and sends until the server answers 401. While the server is away it is tried again after the waits of the
-   * client; `synced` tries at once. */
+  /** Receives and sends until the server rejects the certificate, which it returns. */
   async #sync() {
     const leaving = new AbortController();
-    let failures = 0, listening = null;
+    let failures = 0, listening = null, certificate;
     [this.#leads, this.#hasNews] = [true, true];
     this.#post({ leads: true });
     this.#ask();
     while (!this._isClosed) {
       const asked = [...this.#asks];
+      ({ certificate } = this._client);
       this.#changed.isSet = this.#asked.isSet = false;
       const error = await this.#round(asked.length > 0);
       this.#answer(asked, error);
@@ -2319,6 +2261,7 @@ export class Replica extends ReceivingCopy {
     }
     this.#leads = false;
     leaving.abort();
+    return certificate;
   }
 
   /** Receives what others have written, if there may be something, and sends everything. Returns the error, or null. */

@@ -261,20 +261,42 @@ async def log_of(site: WebSite) -> list[Any]:
         return (await other.pull(ENTRIES, full=True)).elements()
 
 
+async def test_append_that_is_tried_again_and_again_is_looked_for_in_the_log(
+    site: WebSite, tab: Tab, clock: FakeClock
+) -> None:
+    """The server remembers the first attempt for ten minutes, however often it is tried again."""
+    lose_reply(site)
+    await tab.append({"n": 1}, ENTRIES)
+    assert await tab.error_of("replica.synced()") == ["Unreachable", None]
+    for minutes in (4, 8):
+        await come_back(site, tab, clock, minutes)
+        await tab.error_of("replica.synced()")
+    await come_back(site, tab, clock, 12)
+    await tab.synced()
+    assert [each.data for each in await log_of(site)] == [{"n": 1}]
+
+
 async def ten_minutes_later(site: WebSite, tab: Tab, clock: FakeClock) -> None:
     """Load the page again when the server knows no idempotency key any more, and have the replica send
     everything."""
-    clock.now_ms += 11 * 60_000
-    site.proxy.reset()
+    await come_back(site, tab, clock, 11)
+    await tab.synced()
+
+
+async def come_back(site: WebSite, tab: Tab, clock: FakeClock, minutes: int) -> None:
+    """Load the page again so many minutes after the start of the test."""
 
     def drop_time(headers: CIMultiDict[str]) -> None:
-        headers.popall("Date", None)
+        headers.popall("Date", None)  # which is not the time of the clock
 
+    await tab.window.run("replica.close()")
+    clock.now_ms = wall_clock_ms() + minutes * 60_000
+    site.proxy.reset()
     site.proxy.rewrite(answered=drop_time)
+    site.proxy.abort(when=lambda sent: is_write(sent) and minutes < 10, times=None)
     await tab.window.load(f"{site.proxy.url}/examples/blank.html")
-    await tab.window.run(shifted_clock(11 * 60_000))
+    await tab.window.run(shifted_clock(minutes * 60_000))
     await site.open_replica(tab, collections=FOLLOWED)
-    await tab.synced()
 
 
 async def test_sealed_edits_are_sealed_on_their_way_and_repeated_as_they_were(

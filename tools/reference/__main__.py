@@ -9,7 +9,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from tools.reference import command_line, configuration, error_codes, json_schema, performance_chart
+from tools.reference import (
+    browser_client,
+    command_line,
+    configuration,
+    error_codes,
+    json_schema,
+    performance_chart,
+)
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final[Mapping[str, Callable[[], str]]] = {
@@ -17,6 +24,7 @@ PAGES: Final[Mapping[str, Callable[[], str]]] = {
     "docs/reference/command-line.md": command_line.page,
     "docs/reference/exit-codes.md": command_line.exit_codes_page,
     "docs/reference/errors.md": error_codes.page,
+    browser_client.PATH: browser_client.page,
     "pysync/config/pysync.schema.json": json_schema.text,
     "docs/assets/performance.svg": performance_chart.text,
 }

@@ -1,38 +1,109 @@
-"""The notes page of deploy/examples, in two windows of a real browser."""
+"""The notes page of deploy/examples, in windows of a real browser."""
 
 import asyncio
 import json
 import random
+import shutil
 import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
+import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from components import free_port
 from components.fixtures import StartNginx
 from support.browser import Chromium, Window
-from support.clients import Browser, Start
+from support.clients import Start
 from support.configurations import ROOT
 from support.nginx_fixture import front
 from support.s3_fault_proxy import FaultProxy
 from support.server_process import serving
 
+from pysync.auth.certificates import parse
+from pysync.client import Client, IdentityKeys
+
 EXAMPLES = ROOT / "deploy/examples"
 EXAMPLE = json.loads((ROOT / "deploy/example.json").read_text())
 SERVER = {"examples": str(EXAMPLES)}
+MEMBERS = {"server": SERVER, "collections": EXAMPLE["collections"]}
 CONNECTION = "document.getElementById('connection').textContent"
 STATE = "document.getElementById('state').textContent"
-AWAY = f"{CONNECTION} === 'Offline'"
+PROBLEM = "document.getElementById('problem').textContent"
 TEXT = "document.getElementById('text').value"
+KEPT = "Saved in this browser. It is sent when the server is back."
+
+FILL = """(async () => {
+  const opening = indexedDB.open("other things")
+  opening.onupgradeneeded = () => opening.result.createObjectStore("bytes", {autoIncrement: true})
+  await new Promise((resolve) => { opening.onsuccess = resolve })
+  for (let size = 50_000; size >= 1;) {
+    const storing = opening.result.transaction("bytes", "readwrite")
+    storing.objectStore("bytes").add(crypto.getRandomValues(new Uint8Array(size)))
+    const isStored = await new Promise((resolve) => {
+      storing.oncomplete = () => resolve(true)
+      storing.onabort = () => resolve(false)
+    })
+    if (!isStored) size >>= 1
+  }
+})()"""
+"""Takes the room that is left in the storage of the page."""
+
+
+@dataclass
+class Device:
+    """Another device of the person whose notes a window shows."""
+
+    client: Client
+    owner: str
+
+    def key(self, note: str) -> str:
+        return f"notebooks/{self.owner}/{note}"
+
+    async def write(self, note: str, **data: Any) -> None:
+        """Replace a note, or create it."""
+        await self.client.push(self.key(note), data, (await self.client.pull(self.key(note))).hash or None)
+
+    async def delete(self, note: str) -> None:
+        await self.client.delete(self.key(note), (await self.client.pull(self.key(note))).hash)
+
+    async def read(self, note: str) -> dict[str, Any]:
+        """The note as the server has it; `{}` for none."""
+        return (await self.client.pull(self.key(note))).data
+
+
+MakeDevice = Callable[[Window], Awaitable[Device]]
+
+
+@pytest_asyncio.fixture
+async def another_device() -> AsyncIterator[MakeDevice]:
+    """Gives another device a certificate of the keys that a window has."""
+    async with AsyncExitStack() as stack:
+
+        async def make(window: Window) -> Device:
+            keys = IdentityKeys.generate()
+            base, text = await window.run(
+                "async (edPub, kemPub) => {"
+                " const base = new URL('..', location.href).href.replace(/\\/$/, '');"
+                " const { IdentityKeys, issueDeviceCertificate } = await import(`${base}/client/pysync.js`);"
+                " const keys = await IdentityKeys.open();"
+                " return [base, JSON.stringify(await issueDeviceCertificate(keys, { edPub, kemPub }))] }",
+                keys.ed_pub,
+                keys.kem_pub,
+            )
+            client = Client(base, keys=keys, certificate=parse(text.encode()))
+            return Device(await stack.enter_async_context(client), client.identity)
+
+        yield make
 
 
 async def service(start: Start, **server: Any) -> str:
     """The base URL of a service that serves the page and its notes."""
-    members = {"server": {**SERVER, **server}, "collections": EXAMPLE["collections"]}
-    return f"{await start(members)}{server.get('mountPath', '')}"
+    return f"{await start({**MEMBERS, 'server': {**SERVER, **server}})}{server.get('mountPath', '')}"
 
 
 async def page(screen: Chromium, base: str, note: str = "") -> Window:
@@ -57,14 +128,23 @@ async def shows(window: Window, text: str) -> None:
     await window.until(f"{TEXT} === {json.dumps(text)}")
 
 
-async def saved(window: Window) -> None:
-    await window.until(f"{STATE} === 'Saved'")
+async def saved(window: Window, state: str = "Saved") -> None:
+    await window.until(f"{STATE} === {json.dumps(state)}")
 
 
 async def listed(window: Window, *titles: str) -> None:
     """Wait until the list beside the editor has these titles, in this order."""
     shown = "JSON.stringify([...document.querySelectorAll('#list a')].map((link) => link.textContent))"
     await window.until(f"{shown} === {json.dumps(json.dumps(titles, separators=(',', ':')))}")
+
+
+async def press(window: Window, button: str) -> None:
+    """Press a button that is shown."""
+    await window.until(f"document.getElementById('{button}').offsetParent")
+    await window.run(f"document.getElementById('{button}').click()")
+
+
+# --- two windows of one browser --------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -74,7 +154,7 @@ async def test_text_written_in_one_window_shows_in_the_other(
 ) -> None:
     base = await service(start, mountPath=mount)
     one, other = await page(screen, base), await page(screen, base)
-    await one.run("document.getElementById('new').click()")
+    await press(one, "new")
     await one.type("Shopping")
     await write(one, "milk\n")
     await listed(other, "Shopping")
@@ -87,13 +167,14 @@ async def test_text_written_in_one_window_shows_in_the_other(
     await listed(await page(screen, base), "Shopping list")
 
 
+@pytest.mark.slow
 async def test_edits_of_different_lines_at_once_survive_in_both_windows(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
     base = await service(start)
-    browser = Browser(base, session)
-    await browser.push("notes/n", {"title": "n", "text": "first:\nsecond:\nthird:\n"})
     one, other = await page(screen, base, "n"), await page(screen, base, "n")
+    device = await another_device(one)
+    await device.write("n", title="n", text="first:\nsecond:\nthird:\n")
     for window in (one, other):
         await shows(window, "first:\nsecond:\nthird:\n")
     for number in range(10):
@@ -107,15 +188,14 @@ async def test_edits_of_different_lines_at_once_survive_in_both_windows(
     for window in (one, other):
         await shows(window, expected)
         await saved(window)
-    assert (await browser.pull("notes/n")).json["data"]["text"] == expected
+    assert (await device.read("n"))["text"] == expected
 
 
-async def test_words_that_both_write_at_one_position_are_all_kept(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
-) -> None:
+@pytest.mark.slow
+async def test_words_that_both_write_at_one_position_are_all_kept(start: Start, screen: Chromium) -> None:
     base = await service(start)
-    await Browser(base, session).push("notes/n", {"text": "buy milk"})
     one, other = await page(screen, base, "n"), await page(screen, base, "n")
+    await write(one, "buy milk")
     for window in (one, other):
         await shows(window, "buy milk")
     await asyncio.gather(write(one, " bread"), write(other, " eggs"))
@@ -126,88 +206,168 @@ async def test_words_that_both_write_at_one_position_are_all_kept(
 
 
 async def test_the_caret_stays_in_its_position_while_others_write(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
-    base = await service(start)
-    browser = Browser(base, session)
-    first = (await browser.push("notes/n", {"text": "one\ntwo\nthree\n"})).json["hash"]
-    window = await page(screen, base, "n")
+    window = await page(screen, await service(start), "n")
+    device = await another_device(window)
+    await device.write("n", text="one\ntwo\nthree\n")
     await shows(window, "one\ntwo\nthree\n")
     await window.run("document.getElementById('text').focus()")
     await window.run("document.getElementById('text').setSelectionRange(4, 6)")
-    await browser.push("notes/n", {"text": "zero\none\ntwo!\nthree\nfour\n"}, first)
+    await device.write("n", text="zero\none\ntwo!\nthree\nfour\n")
     await shows(window, "zero\none\ntwo!\nthree\nfour\n")
-    selected = (
-        "const box = document.getElementById('text');box.value.slice(box.selectionStart, box.selectionEnd)"
-    )
-    assert await window.run(f"(() => {{ {selected.replace(';box', ';return box')} }})()") == "tw"
+    selected = "const box = document.getElementById('text')"
+    selected += "; return box.value.slice(box.selectionStart, box.selectionEnd)"
+    assert await window.run(f"(() => {{ {selected} }})()") == "tw"
     await window.type("TW")
     await shows(window, "zero\none\nTWo!\nthree\nfour\n")
 
 
 async def test_nothing_changes_below_a_character_that_is_still_composed(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
-    base = await service(start)
-    browser = Browser(base, session)
-    first = (await browser.push("notes/n", {"text": "mine:\n"})).json["hash"]
-    window = await page(screen, base, "n")
+    window = await page(screen, await service(start), "n")
+    device = await another_device(window)
+    await device.write("n", text="mine:\n")
     await shows(window, "mine:\n")
     await write(window, "", after="mine:")
     await window.compose("ni")
-    await browser.push("notes/n", {"text": "theirs\nmine:\n"}, first)
-    await browser.push("notes/z", {"title": "told of later"})
+    await device.write("n", text="theirs\nmine:\n")
+    await device.write("z", title="told of later")
     await window.until("document.querySelector('#list').textContent.includes('told of later')")
     assert await window.run(TEXT) == "mine:ni\n"
     await window.type("日")
     await shows(window, "theirs\nmine:日\n")
     await saved(window)
+    assert (await device.read("n"))["text"] == "theirs\nmine:日\n"
 
 
-async def test_a_push_whose_answer_is_lost_is_made_once(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+# --- without a network -----------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+async def test_the_page_opens_without_a_server_and_sends_later_what_is_written_then(
+    tmp_path: Path, screen: Chromium, another_device: MakeDevice
 ) -> None:
-    base = await service(start)
-    async with FaultProxy(base) as proxy:
-        window = await page(screen, proxy.url, "n")
-        proxy.lose_reply("POST")
-        await write(window, "once")
+    port = free_port()
+    async with serving(tmp_path, port, **MEMBERS) as process:
+        window = await page(screen, process.base, "n")
+        await write(window, "before\n")
         await saved(window)
-        await shows(window, "once")
-        assert proxy.met["lose_reply"] == 1
-    assert (await Browser(base, session).pull("notes/n")).json["data"]["text"] == "once"
+        await window.run("navigator.serviceWorker.ready.then(() => true)")
+    await window.until(f"{CONNECTION} === 'Offline'")
+    await window.load("about:blank")
+    await window.load(f"{process.base}/examples/notes.html?fresh=1#n")
+    await shows(window, "before\n")
+    await write(window, "meanwhile\n")
+    await saved(window, KEPT)
+    await window.load("about:blank")
+    await window.load(f"{process.base}/examples/notes.html#n")
+    await shows(window, "before\nmeanwhile\n")
+    async with serving(tmp_path, port, **MEMBERS):
+        await saved(window)
+        device = await another_device(window)
+        assert (await device.read("n"))["text"] == "before\nmeanwhile\n"
+
+
+async def test_what_two_devices_write_while_one_is_offline_is_merged_word_by_word(
+    start: Start, screen: Chromium, another_device: MakeDevice
+) -> None:
+    window = await page(screen, await service(start), "n")
+    device = await another_device(window)
+    await device.write("n", title="Shopping", text="buy milk today\n")
+    await shows(window, "buy milk today\n")
+    await window.go_offline()
+    await write(window, "oat ", after="buy ")
+    await window.until(f"{CONNECTION} === 'Offline'")
+    await saved(window, KEPT)
+    await device.write("n", title="Shopping list", text="buy milk tomorrow\n")
+    await window.go_offline(False)
+    await shows(window, "buy oat milk tomorrow\n")
+    await saved(window)
+    assert await device.read("n") == {"title": "Shopping list", "text": "buy oat milk tomorrow\n"}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+async def test_windows_say_that_the_server_is_away_and_catch_up_when_it_is_back(
+    tmp_path: Path, screen: Chromium, another_device: MakeDevice, how: signal.Signals
+) -> None:
+    port = free_port()
+    await away_and_back(tmp_path, screen, another_device, f"http://127.0.0.1:{port}", port, how)
+
+
+@pytest.mark.process
+async def test_behind_nginx_they_do_so_too(
+    tmp_path: Path, screen: Chromium, another_device: MakeDevice, start_nginx: StartNginx
+) -> None:
+    """There a request is answered 503 while the server is away."""
+    port = free_port()
+    base = front(start_nginx, f"http://127.0.0.1:{port}")
+    await away_and_back(tmp_path, screen, another_device, base, port, signal.SIGKILL)
+
+
+async def away_and_back(
+    folder: Path, screen: Chromium, another_device: MakeDevice, base: str, port: int, how: signal.Signals
+) -> None:
+    """Have two windows on `base` while the server behind it, on `port`, ends and comes back."""
+    async with serving(folder, port, **MEMBERS) as process:
+        windows = [await page(screen, base, "n"), await page(screen, base, "n")]
+        device = await another_device(windows[0])
+        await device.write("n", text="before\n")
+        for window in windows:
+            await shows(window, "before\n")
+        process.signal(how)
+        await process.ended()
+    for window in windows:
+        await window.until(f"{CONNECTION} === 'Offline'")
+    await write(windows[0], "meanwhile\n")
+    await saved(windows[0], KEPT)
+    await shows(windows[1], "before\nmeanwhile\n")
+    async with serving(folder, port, **MEMBERS):
+        for window in windows:
+            await saved(window)
+            await window.until(f"{CONNECTION} === 'Live'")
+        assert (await device.read("n"))["text"] == "before\nmeanwhile\n"
+        await device.write("other", title="from elsewhere")
+        for window in windows:
+            await listed(window, "from elsewhere", "before")
 
 
 @pytest.mark.slow
-async def test_a_change_costs_a_push_in_one_window_and_a_pull_in_the_other(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+async def test_a_reload_shows_the_page_and_the_module_that_the_server_has_now(
+    start: Start, screen: Chromium, tmp_path: Path
 ) -> None:
-    base = await service(start)
-    async with FaultProxy(base) as proxy:
-        one, other = await page(screen, proxy.url, "n"), await page(screen, proxy.url, "n")
-        await write(one, "first")
-        for window in (one, other):
-            await shows(window, "first")
-            await saved(window)
-        proxy.reset_counts()
-        await write(one, ", second")
-        await shows(other, "first, second")
-        await Browser(base, session).push("notes/z", {"title": "told of after it"})
-        for window in (one, other):
-            await listed(window, "told of after it", "first, second")
-            await saved(window)
-        assert proxy.calls == {"POST": 1, "GET": 3}, "and each has pulled what came after it"
+    folder = tmp_path / "examples"
+    shutil.copytree(EXAMPLES, folder)
+    async with FaultProxy(await service(start, examples=str(folder))) as proxy:
+        window = await page(screen, proxy.url)
+        await window.run("navigator.serviceWorker.ready.then(() => true)")
+        text = (folder / "notes.html").read_text()
+        (folder / "notes.html").write_text(text.replace("<title>Notes<", "<title>Edited<"))
+        module = (ROOT / "pysync/web/pysync.js").read_bytes() + b"\nglobalThis.isNew = true;\n"
+        proxy.respond(
+            "GET", status=200, body=module, headers={"Content-Type": "text/javascript"},
+            when=lambda sent: sent.path == "client/pysync.js", times=None,
+        )  # fmt: skip
+        window = await page(screen, proxy.url)
+        assert await window.run("[document.title, isNew]") == ["Edited", True]
+        proxy.respond("GET", status=503, times=None, when=lambda sent: sent.path.endswith((".html", ".js")))
+        await window.load("about:blank")
+        await window.load(f"{proxy.url}/examples/notes.html")
+        await window.until(f"{CONNECTION} === 'Live'")
+        assert await window.run("[document.title, isNew]") == ["Edited", True]
 
 
 @pytest.mark.slow
 async def test_no_word_is_lost_or_doubled_while_connections_break(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
     base = await service(start)
-    browser = Browser(base, session)
-    await browser.push("notes/n", {"text": "one:\n\ntwo:\n"})
     async with FaultProxy(base) as proxy:
         windows = {"one:": await page(screen, proxy.url, "n"), "two:": await page(screen, proxy.url, "n")}
+        device = await another_device(windows["one:"])
+        await device.write("n", text="one:\n\ntwo:\n")
         for window in windows.values():
             await shows(window, "one:\n\ntwo:\n")
         proxy.chaos(random.Random(11), abort=0.2, lose_reply=0.2)
@@ -217,7 +377,7 @@ async def test_no_word_is_lost_or_doubled_while_connections_break(
             for number in range(12):
                 await write(window, f" {number}", after=so_far)
                 so_far += f" {number}"
-                await window.until(f"!document.querySelector('[aria-current]').matches('.unsaved') || {AWAY}")
+                await window.until(f"{STATE} !== 'Saving…'")
 
         await asyncio.gather(*(write_words(line, window) for line, window in windows.items()))
         assert proxy.met, "some failed"
@@ -226,264 +386,203 @@ async def test_no_word_is_lost_or_doubled_while_connections_break(
         for window in windows.values():
             await shows(window, f"one:{words}\n\ntwo:{words}\n")
             await saved(window)
+        assert (await device.read("n"))["text"] == f"one:{words}\n\ntwo:{words}\n"
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-async def test_windows_say_that_the_server_is_away_and_catch_up_when_it_is_back(
-    tmp_path: Path, screen: Chromium, session: aiohttp.ClientSession, how: signal.Signals
-) -> None:
-    port = free_port()
-    base = f"http://127.0.0.1:{port}"
-    await away_and_back(tmp_path, screen, session, base, port, how)
-
-
-@pytest.mark.process
-async def test_behind_nginx_they_do_so_too(
-    tmp_path: Path, screen: Chromium, session: aiohttp.ClientSession, start_nginx: StartNginx
-) -> None:
-    """There a browser gives up on a stream: while the server is away it is answered 503."""
-    port = free_port()
-    base = front(start_nginx, f"http://127.0.0.1:{port}")
-    await away_and_back(tmp_path, screen, session, base, port, signal.SIGKILL)
-
-
-async def away_and_back(
-    folder: Path,
-    screen: Chromium,
-    session: aiohttp.ClientSession,
-    base: str,
-    port: int,
-    how: signal.Signals,
-) -> None:
-    """Have two windows on `base` while the server behind it, on `port`, ends and comes back."""
-    members = {"server": SERVER, "collections": EXAMPLE["collections"]}
-    browser = Browser(base, session)
-    async with serving(folder, port, **members) as process:
-        await browser.push("notes/n", {"text": "before\n"})
-        windows = [await page(screen, base, "n"), await page(screen, base, "n")]
-        for window in windows:
-            await shows(window, "before\n")
-        process.signal(how)
-        await process.ended()
-    for window in windows:
-        await window.until(f"{CONNECTION} === 'Offline'")
-    await write(windows[0], "meanwhile\n")
-    await windows[0].until(f"{STATE}.startsWith('Not saved yet')")
-    async with serving(folder, port, **members):
-        for window in windows:
-            await shows(window, "before\nmeanwhile\n")
-            await saved(window)
-            await window.until(f"{CONNECTION} === 'Live'")
-        await browser.push("notes/other", {"title": "from elsewhere"})
-        for window in windows:
-            await listed(window, "from elsewhere", "before")
-
-
-@pytest.mark.process
-async def test_a_window_begins_anew_where_the_server_knows_nothing_of_what_it_saw(
-    tmp_path: Path, screen: Chromium, session: aiohttp.ClientSession
-) -> None:
-    port = free_port()
-    members = {"server": SERVER, "collections": EXAMPLE["collections"]}
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-    async with serving(tmp_path / "first", port, **members) as process:
-        await Browser(process.base, session).push("notes/a", {"text": "kept here"})
-        window = await page(screen, process.base, "a")
-        await shows(window, "kept here")
-    async with serving(tmp_path / "second", port, **members) as process:
-        browser = Browser(process.base, session)
-        await browser.push("notes/b", {"title": "only there"})
-        await listed(window, "only there", "kept here")
-        await shows(await page(screen, process.base, "a"), "kept here")
+# --- problems --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 async def test_a_note_that_is_rejected_says_why_and_is_saved_when_it_fits(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
     base = await service(start)
     window = await page(screen, base, "n")
+    device = await another_device(window)
+    await device.write("n", text="fits, ")
+    await shows(window, "fits, ")
     await write(window, "x" * 70_000)
-    await window.until(f"{STATE} === 'Not saved: Payload too large'")
+    await saved(window, "Not saved: Payload too large")
+    await shows(window, "fits, " + "x" * 70_000)
+    elsewhere = await page(screen, base)
+    await elsewhere.until(f"{PROBLEM}.endsWith('”: Not saved: Payload too large')")
     await window.run("document.getElementById('text').select()")
     await window.type("short")
     await saved(window)
-    assert (await Browser(base, session).pull("notes/n")).json["data"] == {"title": "", "text": "short"}
+    assert await device.read("n") == {"title": "", "text": "short"}
+    await elsewhere.until(f"{PROBLEM} === ''")
+
+
+@pytest.mark.slow
+async def test_rejected_text_is_there_after_a_reload(start: Start, screen: Chromium) -> None:
+    base = await service(start)
+    window = await page(screen, base, "n")
+    await write(window, "x" * 70_000)
+    await saved(window, "Not saved: Payload too large")
+    await window.load("about:blank")
+    again = await page(screen, base)
+    await listed(again, "x" * 70_000)
+    await again.run("document.querySelector('#list a').click()")
+    await shows(again, "x" * 70_000)
+    await saved(again, "Not saved: Payload too large")
+
+
+async def test_text_that_finds_no_room_on_the_disk_stays_and_is_saved_when_there_is_room(
+    start: Start, screen: Chromium
+) -> None:
+    base = await service(start)
+    await (await screen.open(f"{base}/examples/index.html")).limit_storage(3_000_000)
+    window = await page(screen, base, "n")
+    await write(window, "kept")
+    await saved(window)
+    await window.run(FILL)
+    await write(window, " here" * 1000)
+    await window.until(f"{STATE}.startsWith('Not saved: ')")
+    await shows(window, "kept" + " here" * 1000)
+    await window.limit_storage(None)
+    await write(window, ", too")
+    await saved(window)
+
+
+async def test_a_browser_without_ed25519_is_told_so(start: Start, screen: Chromium) -> None:
+    without = "crypto.subtle.generateKey = async () => { throw new DOMException('', 'NotSupportedError') }"
+    window = await screen.open(f"{await service(start)}/examples/notes.html", without)
+    await window.until(f"{PROBLEM}.includes('Ed25519')")
 
 
 async def test_notes_are_shown_as_text_and_keep_unknown_members(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
-    base = await service(start)
-    browser = Browser(base, session)
-    await browser.push("notes/c", {"title": "<img src=x onerror=alert(1)>", "text": "", "colour": "red"})
-    await browser.push("notes/b", {"title": 7, "text": ["no text"]})
-    await browser.push("notes/a", {"text": "\r\n one\r\ntwo"})
-    window = await page(screen, base, "c")
+    window = await page(screen, await service(start), "c")
+    device = await another_device(window)
+    await device.write("c", title="<img src=x onerror=alert(1)>", text="", colour="red")
+    await device.write("b", title=7, text=["no text"])
+    await device.write("a", text="\r\n one\r\ntwo")
     await listed(window, "<img src=x onerror=alert(1)>", "Untitled", "one")
     await write(window, "more")
     await saved(window)
-    assert (await browser.pull("notes/c")).json["data"]["colour"] == "red"
-    assert (await browser.pull("notes/b")).json["data"]["title"] == 7, "nobody wrote there"
+    assert (await device.read("c"))["colour"] == "red"
+    assert (await device.read("b"))["title"] == 7, "nobody wrote there"
 
 
 # --- deleting, history, search ---------------------------------------------------------------------------
 
 
-async def press(window: Window, button: str) -> None:
-    """Press a button that is shown."""
-    await window.until(f"document.getElementById('{button}').offsetParent")
-    await window.run(f"document.getElementById('{button}').click()")
-
-
 async def test_a_note_deleted_in_one_window_is_gone_in_both_and_comes_back_by_undo(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
     base = await service(start)
-    browser = Browser(base, session)
-    await browser.push("notes/n", {"title": "Shopping", "text": "milk"})
     one, other = await page(screen, base, "n"), await page(screen, base, "n")
+    device = await another_device(one)
+    await device.write("n", title="Shopping", text="milk", colour="red")
     for window in (one, other):
         await listed(window, "Shopping")
+        await shows(window, "milk")
     await press(one, "delete")
     for window in (one, other):
         await listed(window)
         await window.until("document.getElementById('hint').textContent === '“Shopping” is deleted.'")
-    assert (await browser.pull("notes/n")).json["hash"] == ""
     await press(other, "undo")
     for window in (one, other):
         await listed(window, "Shopping")
     await shows(other, "milk")
-    assert (await browser.pull("notes/n")).json["data"]["text"] == "milk"
+    await saved(other)
+    assert await device.read("n") == {"title": "Shopping", "text": "milk", "colour": "red"}
 
 
-async def test_a_note_that_was_never_saved_is_deleted_without_the_server(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+async def test_a_note_in_which_nothing_is_written_is_not_made(
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
-    base = await service(start)
-    await Browser(base, session).push("notes/z", {"title": "loaded"})
-    async with FaultProxy(base) as proxy:
-        window = await page(screen, proxy.url, "n")
-        await listed(window, "loaded", "Untitled")
-        proxy.reset_counts()
-        await press(window, "delete")
-        await listed(window, "loaded")
-        assert proxy.calls == {}
+    window = await page(screen, await service(start))
+    device = await another_device(window)
+    await press(window, "new")
+    await press(window, "delete")
+    await press(window, "new")
+    await device.write("n", title="the only one")
+    await listed(window, "the only one")
+    assert [each async for each in device.client.list(f"notebooks/{device.owner}")] == ["n"]
 
 
 async def test_a_delete_spares_what_somebody_wrote_meanwhile(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
-    base = await service(start)
-    browser = Browser(base, session)
-    first = (await browser.push("notes/n", {"text": "seen"})).json["hash"]
-    window = await page(screen, base, "n")
+    window = await page(screen, await service(start), "n")
+    device = await another_device(window)
+    await device.write("n", text="seen")
     await shows(window, "seen")
-    await window.run("document.getElementById('text').focus()")
-    await window.compose("x")  # meanwhile the page leaves the note as it is
-    await browser.push("notes/n", {"text": "seen, and more"}, first)
+    await window.go_offline()
     await press(window, "delete")
-    await window.type("x")
-    await window.until(f"{TEXT}.includes(', and more')")
-    await saved(window)
-    assert ", and more" in (await browser.pull("notes/n")).json["data"]["text"]
+    await listed(window)
+    await device.write("n", text="seen, and more")
+    await window.go_offline(False)
+    await listed(window, "seen, and more")
+    assert (await device.read("n"))["text"] == "seen, and more"
 
 
 async def test_a_note_that_another_deletes_stays_with_what_is_written_in_it(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
-    base = await service(start)
-    browser = Browser(base, session)
-    first = (await browser.push("notes/n", {"text": "one"})).json["hash"]
-    window = await page(screen, base, "n")
+    window = await page(screen, await service(start), "n")
+    device = await another_device(window)
+    await device.write("n", text="one")
     await shows(window, "one")
     await write(window, "")
     await window.compose(", two")
-    await browser.request("DELETE", f"/push/notes/n?baseHash={first}")
-    await browser.push("notes/z", {"title": "told of later"})
-    await listed(window, "told of later", "one, two")
+    await device.delete("n")
+    await device.write("z", title="told of later")
+    await listed(window, "told of later")
     await window.type(", two")
+    await listed(window, "told of later", "one, two")
     await saved(window)
-    assert (await browser.pull("notes/n")).json["data"]["text"] == "one, two"
-
-
-async def test_a_delete_whose_answer_is_lost_is_made_once(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
-) -> None:
-    base = await service(start)
-    browser = Browser(base, session)
-    await browser.push("notes/n", {"text": "one"})
-    async with FaultProxy(base) as proxy:
-        window = await page(screen, proxy.url, "n")
-        await shows(window, "one")
-        proxy.lose_reply("DELETE")
-        await press(window, "delete")
-        await listed(window)
-        assert proxy.met["lose_reply"] == 1
-    assert (await browser.pull("notes/n")).json["hash"] == ""
-    versions = (await browser.request("GET", "/history/notes/n")).json["versions"]
-    assert [("replaced" in each) for each in versions] == [True]
-
-
-@pytest.mark.process
-async def test_a_window_that_was_away_does_not_bring_back_what_was_deleted(
-    tmp_path: Path, screen: Chromium, session: aiohttp.ClientSession
-) -> None:
-    """It hears nothing of the delete, because the change log does not reach back that far."""
-    port = free_port()
-    members = {"server": SERVER, "collections": EXAMPLE["collections"], "changes": {"maxCount": 1}}
-    async with serving(tmp_path, port, **members) as process:
-        browser = Browser(process.base, session)
-        first = (await browser.push("notes/n", {"title": "deleted"})).json["hash"]
-        window = await page(screen, process.base, "n")
-        await listed(window, "deleted")
-    async with serving(tmp_path, **members) as elsewhere:
-        browser = Browser(elsewhere.base, session)
-        assert (await browser.request("DELETE", f"/push/notes/n?baseHash={first}")).status == 200
-        for name in "abc":
-            await browser.push(f"notes/{name}", {"title": name})
-    async with serving(tmp_path, port, **members) as process:
-        await listed(window, "c", "b", "a")
-        assert (await Browser(process.base, session).pull("notes/n")).json["hash"] == ""
+    assert (await device.read("n"))["text"] == "one, two"
 
 
 async def test_an_earlier_version_is_shown_and_restored(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
-    base = await service(start)
-    browser = Browser(base, session)
-    first = (await browser.push("notes/n", {"title": "n", "text": "at noon"})).json["hash"]
-    second = (await browser.push("notes/n", {"title": "n", "text": "in the evening"}, first)).json["hash"]
-    window = await page(screen, base, "n")
+    window = await page(screen, await service(start), "n")
+    device = await another_device(window)
+    await device.write("n", title="n", text="at noon")
+    await device.write("n", title="n", text="in the evening")
     await shows(window, "in the evening")
     await press(window, "past")
     version = "document.getElementById('version').textContent"
     await window.until(f"{version} === 'n\\n\\nin the evening'")
-    await browser.push("notes/n", {"title": "n", "text": "at night"}, second)
+    await device.write("n", title="n", text="at night")
     await window.until(f"{version} === 'n\\n\\nat night'")
-    await window.run("document.querySelector('#versions li:last-child button').click()")
+    await window.until("document.getElementById('versions').length === 3")
+    await window.run("document.getElementById('versions').selectedIndex = 2")
+    await window.run("document.getElementById('versions').dispatchEvent(new Event('change'))")
     await window.until(f"{version} === 'n\\n\\nat noon'")
     await press(window, "restore")
     await shows(window, "at noon")
     await saved(window)
-    assert (await browser.pull("notes/n")).json["data"]["text"] == "at noon"
+    assert (await device.read("n"))["text"] == "at noon"
+
+
+async def test_history_without_a_network_says_what_is_missing(start: Start, screen: Chromium) -> None:
+    window = await page(screen, await service(start), "n")
+    await write(window, "one")
+    await saved(window)
+    await window.go_offline()
+    await press(window, "past")
+    await window.until(
+        "document.getElementById('version').textContent === 'The server has the history: try again later.'"
+    )
 
 
 async def test_a_search_leaves_the_notes_with_all_its_words(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
-    base = await service(start)
-    browser = Browser(base, session)
-    await browser.push("notes/a", {"title": "Shopping", "text": "Milk and bread"})
-    await browser.push("notes/b", {"title": "Milk", "text": ""})
-    window = await page(screen, base)
+    window = await page(screen, await service(start))
+    device = await another_device(window)
+    await device.write("a", title="Shopping", text="Milk and bread")
+    await device.write("b", title="Milk", text="")
     await listed(window, "Milk", "Shopping")
     found = "[...document.querySelectorAll('#list a')].filter((link) => link.offsetParent).length"
     await write(window, "BREAD milk", box="search")
     assert await window.run(found) == 1
-    await browser.push("notes/c", {"title": "white bread", "text": "no"})
+    await device.write("c", title="white bread", text="no")
     await listed(window, "white bread", "Milk", "Shopping")
     assert await window.run(found) == 1
     await window.run("document.getElementById('search').select()")
@@ -491,15 +590,147 @@ async def test_a_search_leaves_the_notes_with_all_its_words(
     assert await window.run(found) == 2
 
 
+@pytest.mark.slow
+async def test_more_notes_than_a_page_of_a_list_are_all_there(
+    start: Start, screen: Chromium, another_device: MakeDevice
+) -> None:
+    window = await page(screen, await service(start))
+    device = await another_device(window)
+    names = [f"{number:03}" for number in range(205)]
+    await asyncio.gather(*(device.write(name, title=name) for name in names))
+    await listed(window, *reversed(names))
+
+
+# --- links -----------------------------------------------------------------------------------------------
+
+
+async def link_to(window: Window) -> str:
+    """The link that the window makes of the note that is open in it."""
+    await press(window, "share")
+    await window.until("document.getElementById('given').textContent")
+    link: str = await window.run("document.getElementById('link').value")
+    return link
+
+
+async def expired_link_to(window: Window, note: str) -> str:
+    link: str = await window.run(
+        "async (note) => {"
+        " const { IdentityKeys, issueAudienceCertificate, publicLink } = await import('/client/pysync.js');"
+        " const keys = await IdentityKeys.open(), paths = [`notebooks/${keys.userId}/${note}`];"
+        " const grant = { ops: ['read'], paths }, dates = { nowS: 1_000_000_000, expiresAtS: 1_000_000_600 };"
+        " const expired = await issueAudienceCertificate(keys, 'notebooks', { grant, ...dates });"
+        " return new URL(`#share=${publicLink(expired)}`, location.href).href }",
+        note,
+    )
+    return link
+
+
+@pytest.mark.slow
+async def test_a_link_shows_one_note_in_another_browser_where_it_is_edited_live(
+    start: Start, screen: Chromium, other_screen: Chromium, another_device: MakeDevice
+) -> None:
+    mine = await page(screen, await service(start), "n")
+    device = await another_device(mine)
+    await device.write("n", title="Shopping", text="milk\n")
+    await device.write("z", title="Diary", text="private")
+    await listed(mine, "Diary", "Shopping")
+    link = await link_to(mine)
+    assert "?" not in link
+    assert "this note" in await mine.run("document.getElementById('given').textContent")
+    theirs = await other_screen.open(link)
+    await shows(theirs, "milk\n")
+    await theirs.until(f"{CONNECTION} === 'Live'")
+    await write(theirs, "bread\n")
+    await shows(mine, "milk\nbread\n")
+    await write(mine, "butter\n")
+    await shows(theirs, "milk\nbread\nbutter\n")
+    await saved(theirs)
+    assert "Diary" not in await theirs.run("document.documentElement.outerHTML")
+    assert set(await theirs.controls()) == {
+        *(("button", name) for name in ("History", "Delete")),
+        *(("textbox", name) for name in ("Title", "Text")),
+        ("link", "My own notes"),
+    }
+    await press(theirs, "past")
+    await theirs.until("document.getElementById('versions').length > 1")
+
+
+@pytest.mark.process
+async def test_a_note_of_a_link_is_read_and_edited_without_a_network(
+    tmp_path: Path, screen: Chromium, other_screen: Chromium
+) -> None:
+    port = free_port()
+    async with serving(tmp_path, port, **MEMBERS) as process:
+        mine = await page(screen, process.base, "n")
+        await write(mine, "milk\n")
+        await saved(mine)
+        link = await link_to(mine)
+        theirs = await other_screen.open(link)
+        await shows(theirs, "milk\n")
+        await theirs.run("navigator.serviceWorker.ready.then(() => true)")
+    await theirs.load("about:blank")
+    await theirs.load(link)
+    await shows(theirs, "milk\n")
+    await write(theirs, "bread\n")
+    await saved(theirs, KEPT)
+    async with serving(tmp_path, port, **MEMBERS):
+        await shows(mine, "milk\nbread\n")
+        await saved(theirs)
+
+
+async def test_a_note_of_a_link_that_is_deleted_is_restored_by_either_side(
+    start: Start, screen: Chromium, other_screen: Chromium
+) -> None:
+    mine = await page(screen, await service(start), "n")
+    await write(mine, "milk")
+    await saved(mine)
+    theirs = await other_screen.open(await link_to(mine))
+    await shows(theirs, "milk")
+    await press(theirs, "delete")
+    await listed(mine)
+    await press(theirs, "undo")
+    await listed(mine, "milk")
+    await shows(theirs, "milk")
+
+
+async def test_a_link_that_has_expired_says_so(
+    start: Start, screen: Chromium, other_screen: Chromium
+) -> None:
+    mine = await page(screen, await service(start), "n")
+    await write(mine, "milk")
+    await saved(mine)
+    link = await expired_link_to(mine, "n")
+    theirs = await other_screen.open(link)
+    await theirs.until(f"{PROBLEM}.startsWith('This link has expired')")
+
+
+async def test_a_link_for_another_server_says_so(
+    start: Start, screen: Chromium, other_screen: Chromium
+) -> None:
+    mine = await page(screen, await service(start), "n")
+    await write(mine, "milk")
+    await saved(mine)
+    _, fragment = (await link_to(mine)).split("#")
+    theirs = await other_screen.open(f"{await service(start)}/examples/notes.html#{fragment}")
+    await theirs.until(f"{PROBLEM} === 'This note is deleted, or the link is for another server.'")
+
+
+async def test_a_link_that_is_cut_says_so(start: Start, screen: Chromium) -> None:
+    window = await page(screen, await service(start), "n")
+    link = await link_to(window)
+    await window.load("about:blank")
+    await window.load(link[:-40])
+    await window.until(f"{PROBLEM}.startsWith('This link is incomplete')")
+
+
 # --- on a phone ------------------------------------------------------------------------------------------
 
 
 async def test_a_phone_shows_the_list_or_a_note(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
-    base = await service(start)
-    await Browser(base, session).push("notes/n", {"title": "Shopping", "text": "milk"})
-    window = await page(screen, base)
+    window = await page(screen, await service(start))
+    await (await another_device(window)).write("n", title="Shopping", text="milk")
     await window.show_as(360, 640)
     await listed(window, "Shopping")
     listing, writing = (
@@ -517,87 +748,76 @@ async def test_a_phone_shows_the_list_or_a_note(
 
 @pytest.mark.parametrize("width", [360, 1280])
 async def test_controls_are_44_pixels_high_and_fit_the_screen(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession, width: int
+    start: Start, screen: Chromium, another_device: MakeDevice, width: int
 ) -> None:
-    base = await service(start)
-    browser = Browser(base, session)
-    first = (await browser.push("notes/n", {"title": "Shopping", "text": "milk"})).json["hash"]
-    await browser.push("notes/n", {"title": "Shopping" * 20, "text": "milk " * 100}, first)
-    window = await page(screen, base, "n")
+    window = await page(screen, await service(start), "n")
+    device = await another_device(window)
     await window.show_as(width, 640)
+    await device.write("n", title="Shopping", text="milk")
+    await device.write("n", title="Shopping" * 20, text="milk " * 100)
     small = (
-        "[...document.querySelectorAll('a, button, input, textarea')].filter((each) => each.offsetParent"
-        " && each.getBoundingClientRect().height < 44).map((each) => each.id || each.textContent)"
+        "[...document.querySelectorAll('a, button, select, input, textarea')].filter((each) =>"
+        " each.offsetParent && each.getBoundingClientRect().height < 44)"
+        ".map((each) => each.id || each.textContent)"
     )
     spills = "document.documentElement.scrollWidth > innerWidth || document.body.scrollHeight > innerHeight"
     await shows(window, "milk " * 100)
-    for button in ("past", "past", "fold", "delete") if width < 500 else ("past", "delete"):
+    buttons = ("past", "past", "share", "share", *(("fold",) if width < 500 else ()), "delete")
+    for button in buttons:
         assert await window.run(small) == []
         assert not await window.run(spills)
         if button != "delete":
             await press(window, button)
         if button == "past":
-            await window.until("document.querySelectorAll('#versions button').length === 2")
-
-
-# --- what a page of a list holds -------------------------------------------------------------------------
-
-
-async def test_more_notes_than_a_page_of_a_list_are_all_there(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
-) -> None:
-    base = await service(start)
-    browser = Browser(base, session)
-    names = [f"{number:03}" for number in range(205)]
-    await asyncio.gather(*(browser.push(f"notes/{name}", {"title": name}) for name in names))
-    await listed(await page(screen, base), *reversed(names))
+            await window.until("document.getElementById('versions').length === 2")
+        if button == "share":
+            await window.until("document.getElementById('given').textContent")
 
 
 async def test_everything_that_can_be_used_has_a_name(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
+    start: Start, screen: Chromium, another_device: MakeDevice
 ) -> None:
-    base = await service(start)
-    await Browser(base, session).push("notes/n", {"title": "Shopping"})
-    window = await page(screen, base, "n")
+    window = await page(screen, await service(start), "n")
+    await (await another_device(window)).write("n", title="Shopping")
     await listed(window, "Shopping")
+    await link_to(window)
     assert set(await window.controls()) == {
-        *(("button", name) for name in ("New note", "History", "Delete")),
-        *(("textbox", name) for name in ("Title", "Text")),
+        *(("button", name) for name in ("New note", "Share", "History", "Delete")),
+        *(("textbox", name) for name in ("Title", "Text", "Link to this note")),
         ("searchbox", "Search"),
         ("link", "Shopping"),
     }
 
 
-async def test_the_page_works_from_any_web_server(
-    start: Start, screen: Chromium, session: aiohttp.ClientSession
-) -> None:
+async def test_the_page_works_from_any_web_server(start: Start, screen: Chromium) -> None:
     elsewhere = web.Application()
-    elsewhere.router.add_static("/", EXAMPLES)
+    elsewhere.router.add_static("/pages", EXAMPLES)
+    elsewhere.router.add_static("/client", ROOT / "pysync/web")
     async with TestServer(elsewhere) as server:
         origin = str(server.make_url("")).rstrip("/")
         base = await service(start, cors={"origins": [origin]})
-        window = await screen.open(f"{origin}/notes.html?server={base}#n")
+        window = await screen.open(f"{origin}/pages/notes.html?server={base}#n")
         await window.until(f"{CONNECTION} === 'Live'")
         await write(window, "from elsewhere")
         await saved(window)
-    assert (await Browser(base, session).pull("notes/n")).json["data"]["text"] == "from elsewhere"
+        assert f"?server={base}" in await link_to(window)
 
 
 # --- merging ---------------------------------------------------------------------------------------------
 
 
-async def merged(screen: Chromium, cases: list[tuple[str, str, str]]) -> list[str]:
-    """What the page's `merge` makes of each base, mine and theirs."""
-    page = (EXAMPLES / "notes.html").read_text()
-    code = page.split("// --- Merging")[1].split("// --- What is seen")[0].partition("\n")[2]
-    window = await screen.open("about:blank")
+async def merged(screen: Chromium, base: str, cases: list[tuple[str, str, str]]) -> list[str]:
+    """What the page makes of each base, mine and theirs."""
+    window = await screen.open(f"{base}/examples/index.html")
     found: list[str] = await window.run(
-        f"(() => {{ {code}; return {json.dumps(cases)}.map((texts) => merge(...texts)) }})()"
+        "async (cases) => { const { mergeText } = await import('/examples/merge-text.js');"
+        " return cases.map((texts) => mergeText(...texts)) }",
+        cases,
     )
     return found
 
 
-async def test_a_merge_has_what_either_side_changed(screen: Chromium) -> None:
+async def test_a_merge_has_what_either_side_changed(start: Start, screen: Chromium) -> None:
     cases = [
         (("a\nb\nc\n", "A\nb\nc\n", "a\nb\nC\n"), "A\nb\nC\n"),
         (("a\nb\nc\n", "a\nb\nc\nmine\n", "theirs\na\nb\nc\n"), "theirs\na\nb\nc\nmine\n"),
@@ -612,35 +832,38 @@ async def test_a_merge_has_what_either_side_changed(screen: Chromium) -> None:
         (("a", "a and then more", "a and then"), "a and then more"),
         (("ü 🙂\n", "ü 🙂!\n", "über ü 🙂\n"), "über ü 🙂!\n"),
     ]
-    found = await merged(screen, [case for case, _ in cases])
+    found = await merged(screen, await service(start), [case for case, _ in cases])
     assert found == [expected for _, expected in cases]
 
 
-async def test_a_merge_loses_no_line_that_somebody_wrote(screen: Chromium) -> None:
+async def test_a_merge_loses_no_line_that_somebody_wrote(start: Start, screen: Chromium) -> None:
     rng = random.Random(6)
     cases = []
     for _ in range(400):
         base = [f"{rng.choice('abcd')}\n" for _ in range(rng.randrange(12))]
         cases.append((base, edited(base, "mine", rng), edited(base, "theirs", rng)))
-    found = await merged(screen, [("".join(b), "".join(m), "".join(t)) for b, m, t in cases])
+    found = await merged(
+        screen, await service(start), [("".join(b), "".join(m), "".join(t)) for b, m, t in cases]
+    )
     for (base, mine, theirs), text in zip(cases, found, strict=True):
         for line in mine + theirs:
             assert line in base or line.strip() in text, (base, mine, theirs, text)
 
 
-async def test_a_merge_with_a_side_that_changed_nothing_is_the_other(screen: Chromium) -> None:
+async def test_a_merge_with_a_side_that_changed_nothing_is_the_other(start: Start, screen: Chromium) -> None:
     rng = random.Random(7)
     base = [f"{rng.choice('abcd')}\n" for _ in range(200)]
     sides = ["".join(edited(base, "x", rng)) for _ in range(20)]
     whole = "".join(base)
-    assert await merged(screen, [(whole, side, whole) for side in sides]) == sides
-    assert await merged(screen, [(whole, whole, side) for side in sides]) == sides
+    address = await service(start)
+    assert await merged(screen, address, [(whole, side, whole) for side in sides]) == sides
+    assert await merged(screen, address, [(whole, whole, side) for side in sides]) == sides
 
 
-async def test_long_texts_are_merged_in_a_moment(screen: Chromium) -> None:
+async def test_long_texts_are_merged_in_a_moment(start: Start, screen: Chromium) -> None:
     base = "".join(f"{number}\n" for number in range(12_000))
     mine, theirs = base.replace("7", "seven"), base.replace("3", "three")
-    (text,) = await merged(screen, [(base, mine, theirs)])
+    (text,) = await merged(screen, await service(start), [(base, mine, theirs)])
     assert {*mine.split(), *theirs.split()} - {*base.split()} <= {*text.split()}
 
 

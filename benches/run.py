@@ -21,6 +21,7 @@ BENCHES = (
     "benches.events",
     "benches.quotas",
     "benches.returning",
+    "benches.browser",
     "benches.backup",
     "benches.follower",
     "benches.s3",

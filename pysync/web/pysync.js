@@ -1588,8 +1588,9 @@ class LocalCopy {
     return this.#changesOf(listener);
   }
   async *#changesOf(listener) {
-    for (; !this._isClosed; await listener.wait()) {
-      listener.isSet = false;
+    for (let isLast = false; !isLast;) {
+      await listener.wait();
+      [isLast, listener.isSet] = [this._isClosed, false];
       for (const key of listener.keys) {
         listener.keys.delete(key);
         yield key;
@@ -2163,10 +2164,12 @@ export class Replica extends ReceivingCopy {
   }
 
   async status() {
-    const edits = await this._db.all("edit").catch((error) => (this.#status.error = error, []));
+    const edits = await this._db.all("edit").catch(() => []);
+    const failure = await this._checkOptions().catch((error) => error);
     const rejected = edits.filter(({ error }) => error !== null).map(({ id, key, kind, error, data }) => (
       { id, key, kind, error: decodeError(error), data: JSON.parse(data) }));
-    return { ...this.#status, unsent: edits.length - rejected.length, rejected, leader: this.#leads };
+    const unsent = edits.length - rejected.length, error = failure ?? this.#status.error;
+    return { ...this.#status, error, unsent, rejected, leader: this.#leads };
   }
 
   synced() {

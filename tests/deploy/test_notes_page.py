@@ -646,11 +646,14 @@ async def test_a_link_shows_one_note_in_another_browser_where_it_is_edited_live(
     await shows(theirs, "milk\nbread\nbutter\n")
     await saved(theirs)
     assert "Diary" not in await theirs.run("document.documentElement.outerHTML")
-    assert set(await theirs.controls()) == {
-        *(("button", name) for name in ("History", "Delete")),
-        *(("textbox", name) for name in ("Title", "Text")),
-        ("link", "My own notes"),
-    }
+    for width in (1280, 360):
+        await theirs.show_as(width, 640)
+        assert await theirs.run("document.documentElement.scrollWidth <= innerWidth")
+        assert set(await theirs.controls()) == {
+            *(("button", name) for name in ("History", "Delete")),
+            *(("textbox", name) for name in ("Title", "Text")),
+            ("link", "My own notes"),
+        }
     await press(theirs, "past")
     await theirs.until("document.getElementById('versions').length > 1")
 

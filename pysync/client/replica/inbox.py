@@ -29,6 +29,7 @@ from pysync.errors import (
     NotFound,
     PullBoundRequired,
     PysyncError,
+    UnknownCollection,
     UriTooLong,
 )
 from pysync.protocol import HASH_DIGITS, MAX_BATCH_ENTRIES
@@ -120,7 +121,10 @@ class ReceivingCopy(SendingCopy):
 
     async def _follow(self, feed: Followed) -> None:
         if feed.collection not in self._paths:
-            self._paths |= await self._client.key_templates([feed.collection])
+            # Others in the answer could take keys from a collection that is sealed.
+            if (path := (await self._client.key_templates([feed.collection])).get(feed.collection)) is None:
+                raise UnknownCollection
+            self._paths[feed.collection] = path
             with self._file.transaction():
                 self._file.set("paths", encode(self._paths).decode())
         begins_anew = not feed.cursor and any(self._stored_keys(feed))

@@ -15,6 +15,7 @@ from pysync.client.replica.file import Edit, Kind, RemoteVersion, ReplicaFile
 from pysync.client.sync import MAX_DROPPED, Cipher, DocumentRules, Merge, sorted_json
 from pysync.client.transport import document_key
 from pysync.config.key_templates import KeyTemplate
+from pysync.errors import UnknownCollection
 
 T = TypeVar("T")
 OnConflict = Callable[[MergeConflict], Any]
@@ -27,7 +28,7 @@ class CollectionRules:
     on_conflict: OnConflict | Mapping[str, OnConflict] = local_wins
     id_member: str | Mapping[str, str] = "id"
     resolve: Merge | Mapping[str, Merge] | None = None
-    sealing: Cipher | Mapping[str, Cipher] | None = None
+    sealing: Cipher | Mapping[str, Cipher | None] | None = None
 
     def of(self, collection: str) -> DocumentRules:
         """Return the rules of a collection."""
@@ -199,7 +200,14 @@ class LocalCopy:
         return min(found)[1] if found else None
 
     def _rules_of(self, key: str) -> DocumentRules:
-        return self._rules.of(self._collection_of(key) or "")
+        """Return the rules of the collection of `key`. Raises UnknownCollection if `sealing` is by collection
+        and does not name that one: it is the server that says which one it is."""
+        name, sealing = self._collection_of(key) or "", self._rules.sealing
+        if isinstance(sealing, Mapping) and name not in sealing:
+            raise UnknownCollection(
+                f"`sealing` does not say whether {key} is sealed, of the collection {name!r}"
+            )
+        return self._rules.of(name)
 
     def _open(self, key: str, stored: bytes | None) -> JsonObject:
         """Return what the server has as plain data, `{}` for nothing. Raises as the cipher."""

@@ -1,7 +1,7 @@
 """Sending the edits of a replica: in order for each key, and once, whatever ends between two steps."""
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -30,7 +30,6 @@ from pysync.errors import (
     RateLimited,
     Unauthorized,
     Unavailable,
-    UnknownCollection,
 )
 
 KEYS_TRUSTED_MS: Final = 5 * 60_000
@@ -95,8 +94,6 @@ class SendingCopy(LocalCopy):
 
     def _prepare(self, edit: Edit) -> None:
         """Write down what will be sent, unless the server has it."""
-        if self._collection_of(edit.key) is None and isinstance(self._rules.sealing, Mapping):
-            raise UnknownCollection(f"no collection of the replica is known to have the key {edit.key}")
         sent, sent_hash = None, ""
         if edit.data is not None:
             if edit.base is not None and sorted_json(self._open(edit.key, edit.base)) == edit.data:

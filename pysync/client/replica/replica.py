@@ -43,7 +43,8 @@ class Replica(ReceivingCopy):
 
     `collections` are the names of the collections, each with values of path parameters that narrow it, or a
     list of such values: `{"notes": {}, "users": {"identity": me.user_id}}`. `on_conflict`, `id_member`,
-    `resolve` and `sealing` are as for a SyncDocument: one for all, or a mapping by collection.
+    `resolve` and `sealing` are as for a SyncDocument: one for all, or a mapping by collection. For `sealing`
+    it names all collections, with None those that are not sealed. No document of another one is sent.
 
     It is an async context manager, and opens with the server away. One process at a time has the file open.
     Sealed data are sealed in the file, too. Edits that wait are plain: protect the file like the keys.
@@ -58,7 +59,7 @@ class Replica(ReceivingCopy):
         on_conflict: OnConflict | Mapping[str, OnConflict] = local_wins,
         id_member: str | Mapping[str, str] = "id",
         resolve: Merge | Mapping[str, Merge] | None = None,
-        sealing: Cipher | Mapping[str, Cipher] | None = None,
+        sealing: Cipher | Mapping[str, Cipher | None] | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random_module.random,

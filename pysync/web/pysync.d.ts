@@ -351,7 +351,8 @@ type PerCollection<T> = T | { [collection: string]: T };
 export interface ReplicaOptions {
   onConflict?: PerCollection<OnConflict>; idMember?: PerCollection<string>;
   resolve?: PerCollection<(local: JsonObject, remote: JsonObject) => JsonObject>;
-  sealing?: PerCollection<Cipher>;
+  /** By collection, it names all of them, with null for those that are not sealed: no edit of another one is sent. */
+  sealing?: Cipher | { [collection: string]: Cipher | null };
 }
 /** A local copy of collections in IndexedDB, in sync with the server whenever that can be reached, in any number of
  * tabs. The rules are those of `pysync.client.Replica` (docs/reference/client.md#replica). */

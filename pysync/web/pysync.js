@@ -1526,9 +1526,9 @@ class LocalCopy {
   }
 
   async tail(key, n) {
-    const at = documentKey(key), draft = await this._db.draft([at], []), rules = this._rulesOf(at);
+    const at = documentKey(key), draft = await this._db.draft([at], []);
     const found = draft.edit(at)?.data === null ? [] : await this._db.elements(at, n);
-    for (const each of found) each.data = await rules.open(each.data).catch(() => each.data);
+    for (const each of found) each.data = await this._open(at, JSON.stringify(each.data)).catch(() => each.data);
     const appends = draft.edits(at).filter(({ kind }) => kind === "append");
     found.push(...appends.map(({ writtenMs, data }) => ({ tsMs: writtenMs, data: JSON.parse(data) })));
     return found.slice(Math.max(found.length - n, 0));
@@ -1612,6 +1612,10 @@ class LocalCopy {
   }
   _collectionOf(key) { return Object.keys(this._paths).find((name) => this._paths[name].matches(key)); }
   _rulesOf(key, name = this._collectionOf(key)) {
+    const { sealing } = this.#options;
+    if (isByCollection(sealing) && !Object.hasOwn(sealing, name)) { // it is the server that says which one it is
+      throw new UnknownCollection(`sealing does not say whether ${key} is sealed, of the collection ${name}`);
+    }
     if (!this.#rules.has(name)) {
       const chosen = Object.entries(this.#options).map(([option, value]) => (
         [option, isByCollection(value) ? value[name] : value]));
@@ -1632,8 +1636,6 @@ class LocalCopy {
   async _open(key, stored) { return stored === null ? {} : this._rulesOf(key).open(JSON.parse(stored)); }
   async _seal(key, data) {
     await this._checkOptions();
-    const isKnown = !isByCollection(this.#options.sealing) || this._collectionOf(key);
-    if (!isKnown) throw new UnknownCollection(`no collection of the replica is known to have the key ${key}`);
     return copy(await this._rulesOf(key).seal(data));
   }
 }
@@ -1878,8 +1880,10 @@ class ReceivingCopy extends SendingCopy {
   async #follow(feed) {
     const { collection } = feed;
     if (!this._paths[collection]) {
-      const found = await this._client.keyTemplates([collection]);
-      const paths = { ...await this._db.setting("paths"), ...found };
+      const { [collection]: path } = await this._client.keyTemplates([collection]);
+      if (!path) throw new UnknownCollection();
+      // Others in the answer could take keys from a collection that is sealed, and so could a path that changes.
+      const paths = { [collection]: path, ...await this._db.setting("paths") };
       await this._db.update([], (draft) => draft.set("paths", paths));
       this._setPaths(paths);
     }
@@ -2104,7 +2108,8 @@ export class Replica extends ReceivingCopy {
   /** @private Use `open`. */
   constructor(name, client, collections, options, db) {
     super(client, db, options);
-    const { sealing = null } = options, sealed = isByCollection(sealing) ? Object.keys(sealing) : sealing !== null;
+    const { sealing = null } = options, isOf = (collection) => sealing[collection] !== null;
+    const sealed = isByCollection(sealing) ? Object.keys(sealing).filter(isOf) : sealing !== null;
     [this.#name, this.#collections] = [replicaName(name), collections];
     this.#options = canonicalJson([collections, sealed]);
     this.#channel = new BroadcastChannel(this.#name);

@@ -95,11 +95,12 @@ export function issueMemberCertificate(issuer: Signer, to: { edPub: string; kemP
 /** Lets the keys of `aud`, or anybody who has the certificate, into a collection. */
 export function issueAudienceCertificate(issuer: Signer, collection: string,
   options?: IssueOptions & { aud?: string[] }): Promise<Certificate>;
-/** The certificate in a text that somebody issued. Throws TypeError for anything else. The server checks the rest. */
-export function parseCertificate(text: string): Certificate;
+/** The certificate in a text that its issuer has signed. Throws TypeError for anything else. It may have expired, or be
+ * revoked, and anybody can be its issuer: compare `issUserId`. */
+export function parseCertificate(text: string): Promise<Certificate>;
 /** The URL fragment that shares an audience certificate; and what `parsePublicLink` makes of it again. */
 export function publicLink(certificate: Certificate): string;
-export function parsePublicLink(fragment: string): Certificate;
+export function parsePublicLink(fragment: string): Promise<Certificate>;
 /** A list that revokes certificates and whole keys (`subjects`) of the issuer; `client.revoke` publishes it. */
 export function issueRevocationList(issuer: Signer, generation: number, revoked: {
   certificates?: Certificate[]; subjects?: { sub: string; exp: number }[]; earlier?: JsonObject }): Promise<JsonObject>;

@@ -341,7 +341,7 @@ function checkedCertificate(members) {
   const isForAudience = sub === undefined && (aud === undefined || (isTexts(aud) && aud.length && aud.every(isKey)));
   const isForKey = ["device", "member"].includes(kind) && isKey(sub) && isTexts([subKem]) && aud === undefined;
   const isWellFormed = (kind === "audience" ? isForAudience : isForKey) && isKey(iss)
-    && isTexts([issUserId, nonce, sig]) && [scope?.ops, scope?.collections, scope?.paths ?? []].every(isTexts)
+    && /^[0-9a-f]{32}$/.test(issUserId) && isTexts([nonce, sig]) && [scope?.ops, scope?.collections, scope?.paths ?? []].every(isTexts)
     && Number.isInteger(nbf) && Number.isInteger(exp) && exp > nbf;
   if (!isWellFormed) throw new TypeError("this is no certificate");
   return Object.freeze(members);
@@ -375,19 +375,24 @@ export function issueAudienceCertificate(issuer, collection, { aud, ...options }
   return issue(issuer, "audience", aud ? { aud } : {}, [collection], options);
 }
 /** The certificate in a text that somebody issued. Throws TypeError for anything else. */
-export const parseCertificate = (source) => checkedCertificate(parsed(source));
+export const parseCertificate = (source) => verifiedCertificate(parsed(source));
+async function verifiedCertificate(members) {
+  const { issUserId } = checkedCertificate(members);
+  if (await isIssued(members, issUserId, CERTIFICATE_TAG)) return members;
+  throw new TypeError("the certificate is not signed by its issuer");
+}
 /** The URL fragment that shares an audience certificate. */
 export function publicLink(certificate) {
   if (certificate.kind !== "audience") throw new TypeError("a link can only share an audience certificate");
   return base64url(canonicalBytes({ cap: certificate, v: 1 }));
 }
 /** The certificate in the fragment of a public link. Throws TypeError for anything else. */
-export function parsePublicLink(fragment) {
+export async function parsePublicLink(fragment) {
   const [, encoded = ""] = fragment.trim().match(/^#?([\w-]+)$/) ?? [];
   const isWhole = encoded.length % 4 !== 1;
   const { v, cap } = (isWhole && parsed(new TextDecoder().decode(unbase64(encoded)))) || {};
   if (v !== 1 || cap?.kind !== "audience") throw new TypeError("this is no public link");
-  return checkedCertificate(cap);
+  return verifiedCertificate(cap);
 }
 
 /** A list that revokes certificates and whole keys of the issuer; `client.revoke` publishes it. */
@@ -419,11 +424,10 @@ async function isSigned(message, signature, edPub) {
   }
 }
 
-/** Throws BadSignature for a revocation list that its issuer has not signed. */
-async function verifiedRevocations(list, issuer) {
-  const { sig, ...members } = list, message = canonicalBytes(members, REVOCATION_TAG);
-  if (isKey(list.iss) && await userId(list.iss) === issuer && await isSigned(message, sig, list.iss)) return list;
-  throw new errors.BadSignature("the revocation list is not signed by its issuer");
+/** True if this user has signed the members. */
+async function isIssued({ sig, ...members }, issuer, tag) {
+  const { iss } = members;
+  return isKey(iss) && await userId(iss) === issuer && isSigned(canonicalBytes(members, tag), sig, iss);
 }
 
 // --- Client ----------------------------------------------------------------------------------------------------------
@@ -628,7 +632,8 @@ export class Client {
   async revocations(issuer) {
     const got = this.#get(`/revocations/${encodeURIComponent(issuer)}`, object, { isSigned: false });
     const list = await got.catch((error) => (error instanceof errors.NotFound ? null : Promise.reject(error)));
-    return list && verifiedRevocations(list, issuer);
+    if (!list || await isIssued(list, issuer, REVOCATION_TAG)) return list;
+    throw new errors.BadSignature("the revocation list is not signed by its issuer");
   }
   watch(collections, params, { idleS = IDLE_S, signal, ...options } = {}) {
     const control = new AbortController(), target = this.#selection("events", collections, params);

@@ -111,7 +111,7 @@ async def test_edits_wait_for_another_certificate_when_one_ends_offline(
     assert await site.pull() == {"n": 1}
     assert await tab.get() == {"n": 2}
     await tab.window.run(
-        "(text) => { client.certificate = pysync.parseCertificate(text) }",
+        "async (text) => { client.certificate = await pysync.parseCertificate(text) }",
         phone_certificate(later).text.decode(),
     )
     await tab.window.until("(await replica.status()).unsent === 0")

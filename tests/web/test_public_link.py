@@ -36,7 +36,7 @@ async def test_public_link_opens_one_note_in_another_browser(
         await other.window.run(
             """async (base, owner, fragment) => {
               const keys = await pysync.IdentityKeys.open()
-              const certificate = pysync.parsePublicLink(fragment)
+              const certificate = await pysync.parsePublicLink(fragment)
               window.client = new pysync.Client(base, {keys, certificate})
               const collections = {notebooks: {identity: owner, id: "n"}}
               window.replica = await pysync.Replica.open("link", client, collections)

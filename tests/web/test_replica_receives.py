@@ -255,7 +255,8 @@ async def with_certificate(site: WebSite, phone: Phone, *collections: str, **opt
     if not await phone.window.run("Boolean(window.client)"):
         await site.open_replica(phone, ISSUER, certificate, {"rooms": {}, "notes": {}})
     await phone.window.run(
-        "(text) => { client.certificate = pysync.parseCertificate(text) }", certificate.text.decode()
+        "async (text) => { client.certificate = await pysync.parseCertificate(text) }",
+        certificate.text.decode(),
     )
 
 

@@ -18,6 +18,20 @@ PAGE = Path(__file__).parents[2] / "docs/tutorial/browser.md"
 SERVE = "pysync serve"
 
 
+COUNT_VERIFIED = """
+window.verified = 0
+const verify = SubtleCrypto.prototype.verify
+SubtleCrypto.prototype.verify = function (...values) {
+  return verify.apply(this, values).finally(() => { verified += 1 })
+}"""
+OFFER_FORGED = """async (key) => {
+  const pysync = await import("/client/pysync.js"), stranger = await pysync.IdentityKeys.generate()
+  const client = new pysync.Client("/"), {data, hash} = await client.pull(key)
+  const issued = await pysync.issueDeviceCertificate(stranger, data)
+  await client.push(key, {...data, certificate: {...issued, exp: issued.exp + 1}}, hash)
+}"""
+
+
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator["Reader"]:
     with PageRunner(tmp_path / "page") as runner:
@@ -114,6 +128,27 @@ async def test_code_of_other_keys_lets_no_device_in(screen: Chromium, reader: Re
     await write(first, "typed", "000000000000", "admit")
     await first.until("window.said === 'No device shows this code.'")
     assert json.loads(reader.runner.run("pysync pull pairing/000000000000 --data")) == json.loads(offer)
+
+
+async def test_second_device_takes_no_certificate_that_its_issuer_has_not_signed(
+    screen: Chromium, other_screen: Chromium, reader: Reader
+) -> None:
+    await reader.follow("Start a server")
+    await reader.follow("Pair", last=2)
+    first = await screen.open(reader.url)
+    second = await other_screen.open(reader.url, COUNT_VERIFIED)
+    await second.until("document.getElementById('join') !== null")
+    await second.run("document.getElementById('join').click()")
+    await second.until("document.getElementById('code').textContent.length === 12")
+    code = await second.run("document.getElementById('code').textContent")
+    await first.run(f"({OFFER_FORGED})('pairing/{code}')")
+    await second.until("window.verified === 1")
+    await write(first, "typed", code, "admit")
+    shown = "document.getElementById('user')?.textContent"
+    user = await first.run(shown)
+    with suppress(RuntimeError):  # the page loads itself again
+        await second.until(f"{shown} === '{user}'")
+    await second.until(f"{shown} === '{user}'")
 
 
 async def write(window: Window, field: str, text: str, form: str) -> None:

@@ -297,7 +297,8 @@ async def test_certificate_of_another_lets_a_device_in_until_it_is_revoked(
     shown = await do(
         window,
         """const owner = me, device = await IdentityKeys.generate(), key = `u/${owner.userId}/a`
-        const certificate = parseCertificate(JSON.stringify(await issueDeviceCertificate(owner, device)))
+        const issued = await issueDeviceCertificate(owner, device)
+        const certificate = await parseCertificate(JSON.stringify(issued))
         const client = new Client("/", {keys: device, certificate}), mine = new Client("/", {keys: owner})
         await mine.push(key, {n: 1})
         const pulled = await client.pull(key)

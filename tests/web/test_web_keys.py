@@ -132,25 +132,31 @@ async def test_text_that_is_no_certificate_is_rejected(start: Start, screen: Chr
         const device = await issueDeviceCertificate(me, other)
         const audience = await issueAudienceCertificate(me, "notes")
         const spoiled = [{kind: "root"}, {iss: me.edPub.toUpperCase()}, {sub: undefined}, {aud: [me.edPub]},
-          {scope: {}}, {nbf: "0"}, {exp: device.nbf}, {exp: 1.5e9 + 0.5}, {sig: undefined}, {nonce: 7}]
+          {scope: {}}, {nbf: "0"}, {exp: device.nbf}, {exp: 1.5e9 + 0.5}, {sig: undefined}, {nonce: 7},
+          {sig: audience.sig}, {exp: device.exp + 1}, {extra: 1}, {issUserId: other.userId}]
         const texts = spoiled.map((members) => JSON.stringify({...device, ...members}))
         texts.push("", "[]", "null", "{}", JSON.stringify({...audience, sub: me.edPub}),
           JSON.stringify({...audience, aud: []}), JSON.stringify({...audience, aud: ["me"]}))
-        const rejected = (call) => { try { call() } catch ({name}) { return name } }
-        const link = publicLink(audience)
+        const rejected = (call) => call().then(() => null, ({name}) => name)
+        const link = publicLink(audience), {sig, ...signed} = device
+        for (const issUserId of [other.userId, "<img src=x onerror=alert(1)>"]) {
+          const members = {...signed, issUserId}, message = `starfish-capcert-v1\n${canonicalJson(members)}`
+          texts.push(JSON.stringify({...members, sig: await me.sign(new TextEncoder().encode(message))}))
+        }
         const links = ["", "#", "a", "é", "abcde", link.slice(1), link.slice(0, 40), btoa("{}"),
-          btoa(JSON.stringify({v: 2, cap: audience})), btoa(JSON.stringify({v: 1, cap: device}))]
+          btoa(JSON.stringify({v: 2, cap: audience})), btoa(JSON.stringify({v: 1, cap: device})),
+          btoa(JSON.stringify({v: 1, cap: {...audience, sig}}))]
         return [
-          texts.map((text) => rejected(() => parseCertificate(text))),
-          links.map((fragment) => rejected(() => parsePublicLink(fragment))),
-          rejected(() => publicLink(device)),
+          await Promise.all(texts.map((text) => rejected(() => parseCertificate(text)))),
+          await Promise.all(links.map((fragment) => rejected(() => parsePublicLink(fragment)))),
+          await rejected(async () => publicLink(device)),
           await issueAudienceCertificate(me, "a", {aud: []}).catch(({name}) => name),
           await issueDeviceCertificate(me, other, {nowS: 5, expiresAtS: 5}).catch(({name}) => name),
-          parseCertificate(JSON.stringify(device)).sig === device.sig,
-          parsePublicLink(` ${link} `).sig === audience.sig,
+          (await parseCertificate(JSON.stringify(device))).sig === device.sig,
+          (await parsePublicLink(` ${link} `)).sig === audience.sig,
         ]""",
     )
-    assert shown == [["TypeError"] * 17, ["TypeError"] * 10, *["TypeError"] * 3, True, True]
+    assert shown == [["TypeError"] * 23, ["TypeError"] * 11, *["TypeError"] * 3, True, True]
 
 
 async def test_revocation_list_that_its_issuer_has_not_signed_is_rejected(

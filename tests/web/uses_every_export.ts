@@ -74,10 +74,10 @@ export async function people(owner: IdentityKeys, friend: Signer): Promise<strin
   const member: Certificate = await issueMemberCertificate(owner, friend, "notebooks", until);
   const link = await issueAudienceCertificate(owner, "notebooks", { ...until, aud: [friend.edPub] });
   const list: JsonObject = await issueRevocationList(owner, 1, {
-    certificates: [device, parseCertificate(JSON.stringify(member))],
+    certificates: [device, await parseCertificate(JSON.stringify(member))],
     subjects: [{ sub: friend.edPub, exp: 0 }],
   });
-  const opened = parsePublicLink(publicLink(link));
+  const opened = await parsePublicLink(publicLink(link));
   return `${await userId(opened.iss)} ${list["generation"]} ${await friend.sign(new Uint8Array(1))}`;
 }
 

@@ -1892,11 +1892,11 @@ class ReceivingCopy extends SendingCopy {
       await this._db.update([], (draft) => draft.set("paths", paths));
       this._setPaths(paths);
     }
-    const beginsAnew = !feed.cursor && (await this.#storedKeys(feed)).length > 0;
+    const isFirst = !feed.cursor, beginsAnew = isFirst && (await this.#storedKeys(feed)).length > 0;
     for await (const page of this.#pages(feed, feed.cursor || null)) {
       const { cursor, isReset } = page;
       if (isReset || beginsAnew) return this.#compare(feed, page);
-      await this.#apply(feed, entriesOf(page, this._paths[collection]), { cursor });
+      await this.#apply(feed, entriesOf(page, this._paths[collection]), { cursor, isFirst });
       feed = { ...feed, cursor };
     }
     return undefined;
@@ -1961,8 +1961,9 @@ class ReceivingCopy extends SendingCopy {
   }
 
   /** Fetches what is new of entries, and stores it with the cursor of their page. Without one they are compared. */
-  async #apply(feed, entries, { cursor, restoredMs }) {
-    const { versions } = await this._db.draft(entries.map(({ key }) => key)), compares = cursor === undefined;
+  async #apply(feed, entries, { cursor, restoredMs, isFirst = false }) {
+    const entryKeys = isFirst ? [] : entries.map(({ key }) => key); // at first nothing is known, so nothing is looked up
+    const { versions } = await this._db.draft(entryKeys), compares = cursor === undefined;
     const news = entries.filter(({ key, hash }) => {
       const known = versions.get(key)?.hash;
       if (known === undefined || hash === null) return hash !== "";

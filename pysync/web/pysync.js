@@ -1342,7 +1342,7 @@ function decodeError({ kind, name, message, status, code, extras }) {
   return Object.assign(new ({ Unreachable, StorageError, ReplicaError }[kind] ?? Error)(message, code), { name });
 }
 
-/** What is stored of some keys, and what will be written; `afterwards` has calls for when it is. */
+/** What is stored of some keys, and what will be written. */
 class Draft {
   constructor(versions, edits) {
     const known = new Map(versions.filter(Boolean).map((each) => [each.key, each]));
@@ -1382,7 +1382,7 @@ class Draft {
   }
 }
 
-/** The database of a replica, which all its tabs have open. Throws StorageError; `lost` says why it is not open. */
+/** The database of a replica, which all its tabs have open. */
 class ReplicaDatabase {
   lost = null;
   #db;
@@ -1409,7 +1409,6 @@ class ReplicaDatabase {
     this.#db.close();
   }
 
-  /** The results of some requests, all of one moment. */
   read(requests) { return this.#transact("readonly", {}, (stores) => Promise.all(requests(stores).map(requested))); }
   async setting(name) { return (await this.read((stores) => [stores("setting").get(name)]))[0]?.value; }
   async all(store) { return (await this.read((stores) => [stores(store).getAll()]))[0]; }
@@ -1418,7 +1417,6 @@ class ReplicaDatabase {
       versions ?? await Promise.all(keys.map((key) => requested(stores("document").get(key)))),
       await editsOf(stores, keys)));
   }
-  /** The keys below a prefix at which the server has something, in order. */
   async storedKeys(prefix) {
     const [keys, removed] = await this.read((stores) => [
       stores("document").getAllKeys(below(prefix)), stores("document").index("removed").getAllKeys()]);
@@ -1448,7 +1446,7 @@ class ReplicaDatabase {
     }
   }
 
-  /** Returns what `work` returns, once it is written. A transaction ends when anything but its requests is awaited. */
+  /** A transaction ends when `work` awaits anything but its requests. */
   async #transact(mode, options, work) {
     if (this.lost) throw this.lost;
     let transaction;
@@ -1477,7 +1475,6 @@ const KEYS_TRUSTED_MS = 5 * 60_000; // the server knows an idempotency key for 1
 const UNKNOWN_HASH = "-"; // of a log that was appended to and not read
 const isByCollection = (option) => isObject(option) && typeof option.seal !== "function";
 
-/** The results of `work` with each item. Throws the first error, when all that was begun has ended. */
 async function inParallel(items, work) {
   const results = [], rest = items.entries(), failures = [];
   const next = async () => {
@@ -1649,7 +1646,6 @@ class LocalCopy {
  * first attempt, and is sent as it was after a crash; two tabs that send it get the same answer. The next edit waits
  * until the outcome is known: the answer, or a version of the server that is, or excludes, what was sent. */
 class SendingCopy extends LocalCopy {
-  /** Sends all edits. An error that may go away stops those of its key, or all if the server rejects all. */
   async _send() {
     const met = [], waiting = (await this._db.all("edit")).filter(({ error }) => error === null);
     await inParallel([...new Set(waiting.map(({ key }) => key))], async (key) => {
@@ -1778,7 +1774,6 @@ class SendingCopy extends LocalCopy {
     return !same(await this._open(key, sent).catch(() => null), JSON.parse(data)); // null if no cipher opens it
   }
 
-  /** Stores a version of the server, and brings the edit that waits onto it. */
   async _applyRemote(draft, version) {
     const { key, hash, data } = version, edit = draft.edit(key);
     const rebased = { ...edit, ...UNSENT, base: data, baseHash: hash };
@@ -1802,8 +1797,8 @@ class SendingCopy extends LocalCopy {
     this._drop(draft, edit.key, [{ path: [], value: MISSING, local: true }]);
   }
 
-  /** The server has what was on its way: what was edited since is an edit of that. */
   async #settle(draft, edit, { hash }) {
+    // What was edited while it was on its way is an edit of what was sent.
     if (await this.#isNewer(edit)) draft.save({ ...edit, ...UNSENT, base: edit.sent, baseHash: hash });
     else draft.drop(edit);
   }
@@ -1851,7 +1846,6 @@ class ReceivingCopy extends SendingCopy {
     });
   }
 
-  /** Returns the error of a collection that the caller may not read. It begins anew when it may be read again. */
   async _receive() {
     let denied = null;
     await this.#noteScope(this._client.certificate?.scope);
@@ -1920,7 +1914,6 @@ class ReceivingCopy extends SendingCopy {
     await this.#apply(feed, [], { cursor });
   }
 
-  /** Yields what the server has, as far as it says so. Only the feed has times. */
   async *#survey(feed, prefersList) {
     const ways = [() => this.#fromList(feed), () => this.#fromFeed(feed)];
     for (const way of prefersList ? ways : ways.reverse()) {
@@ -1962,7 +1955,7 @@ class ReceivingCopy extends SendingCopy {
 
   /** Fetches what is new of entries, and stores it with the cursor of their page. Without one they are compared. */
   async #apply(feed, entries, { cursor, restoredMs, isFirst = false }) {
-    const entryKeys = isFirst ? [] : entries.map(({ key }) => key); // at first nothing is known, so nothing is looked up
+    const entryKeys = isFirst ? [] : entries.map(({ key }) => key); // at first nothing is known
     const { versions } = await this._db.draft(entryKeys), compares = cursor === undefined;
     const news = entries.filter(({ key, hash }) => {
       const known = versions.get(key)?.hash;
@@ -2048,7 +2041,7 @@ class ReceivingCopy extends SendingCopy {
     return [{ version: remoteVersion(key, hash, { writtenMs, checkpointMs }), elements: found, isGap }];
   }
 
-  /** Has a restored server get what it had. If nobody knows the time of its version, the application decides. */
+  /** Has a restored server get what it had. Where nobody knows the time of its version the application decides. */
   async #sendBack(draft, mine, theirs, isDated) {
     const { key, writtenMs } = mine, { hash } = theirs;
     const plain = mine.data === null ? null : await this._open(key, mine.data).catch(() => undefined);
@@ -2111,7 +2104,6 @@ export class Replica extends ReceivingCopy {
   #calls = new Map(); // of `synced` in this tab, by their ids
   #asks = new Set(); // ids of such calls of all tabs, which the next round answers
 
-  /** @private Use `open`. */
   constructor(name, client, collections, options, db) {
     super(client, db, options);
     const { sealing = null } = options, isOf = (collection) => sealing[collection] !== null;
@@ -2190,7 +2182,6 @@ export class Replica extends ReceivingCopy {
       this.#ask();
     });
   }
-  /** Has the next round, here or in the tab that leads, answer the calls of `synced` in this tab. */
   #ask() {
     const ask = [...this.#calls.keys()];
     if (!ask.length) return;
@@ -2234,8 +2225,7 @@ export class Replica extends ReceivingCopy {
     if (status && !this.#leads) this.#status = { ...status, error: status.error && decodeError(status.error) };
   }
 
-  /** Syncs whenever this tab leads. After an error with which it cannot go on another tab may lead; this one does again
-   * when its client has another certificate, or after `synced`. */
+  /** Syncs whenever this tab leads. After 401 another tab may, and this one when its client has another certificate. */
   async #lead() {
     const { signal } = this.#closing, closed = new Promise((resolve) => { signal.onabort = resolve; });
     const sync = () => Promise.race([this.#sync(), closed]), locks = globalThis.navigator?.locks;
@@ -2248,7 +2238,6 @@ export class Replica extends ReceivingCopy {
     }
   }
 
-  /** Receives and sends until the server rejects the certificate, which it returns. */
   async #sync() {
     const leaving = new AbortController();
     let failures = 0, listening = null, certificate;
@@ -2278,7 +2267,6 @@ export class Replica extends ReceivingCopy {
     return certificate;
   }
 
-  /** Receives what others have written, if there may be something, and sends everything. Returns the error, or null. */
   async #round(mustReceive) {
     try {
       await this._checkOptions();
@@ -2304,7 +2292,7 @@ export class Replica extends ReceivingCopy {
     throw new ReplicaError("another tab follows other collections, or seals others: load this page again");
   }
 
-  /** Listens to the change stream, which only says when to ask for changes, until the server ends it for good. */
+  /** The change stream only says when to ask for changes. */
   async #listen(signal) {
     const names = Object.keys(this.#collections), sets = names.map((name) => [name, [this.#collections[name]].flat()]);
     const narrow = Object.fromEntries(sets.filter(([, all]) => all.length === 1).map(([name, [set]]) => [name, set]));

@@ -57,6 +57,8 @@ export class IdentityKeys implements Signer {
   private constructor();
   /** The keys that this browser keeps under a name in IndexedDB; made when they are first asked for. */
   static open(name?: string): Promise<IdentityKeys>;
+  /** Deletes the keys that this browser keeps under a name. Nothing brings them back. */
+  static forget(name?: string): Promise<void>;
   /** New keys, which nobody keeps. */
   static generate(): Promise<IdentityKeys>;
   /** Keys from private halves, each 64 hex digits. */

@@ -264,6 +264,19 @@ async function openDatabase(name, upgrade) {
   }
 }
 
+/** Returns what `use` returns for the store of keys, when it is on the disk. */
+async function withKeys(use) {
+  const database = await openDatabase("pysync-keys", (created) => created.createObjectStore("keys"));
+  try {
+    const keys = database.transaction("keys", "readwrite", { durability: "strict" }).objectStore("keys");
+    return (await Promise.all([use(keys), committed(keys.transaction)]))[0];
+  } catch (error) {
+    throw storageError(error);
+  } finally {
+    database.close();
+  }
+}
+
 const PKCS8 = { Ed25519: "302e020100300506032b657004220420", X25519: "302e020100300506032b656e04220420" };
 /** The keys of two pairs: for each curve `make` returns the private key and the public one as hex. */
 async function keysOf(make) {
@@ -289,20 +302,14 @@ export class IdentityKeys {
   /** The keys that this browser keeps under a name in IndexedDB; made when they are first asked for. */
   static async open(name = "default") {
     const made = await IdentityKeys.generate(); // a transaction would not wait for it
-    const database = await openDatabase("pysync-keys", (created) => created.createObjectStore("keys"));
-    try {
-      const keys = database.transaction("keys", "readwrite").objectStore("keys");
+    return withKeys(async (keys) => {
       const known = await requested(keys.get(name));
-      if (known) return new IdentityKeys(...known);
-      keys.put([{ ...made }, made.#edKey, made.#kemKey], name);
-      await committed(keys.transaction);
-      return made;
-    } catch (error) {
-      throw storageError(error);
-    } finally {
-      database.close();
-    }
+      if (!known) keys.put([{ ...made }, made.#edKey, made.#kemKey], name);
+      return known ? new IdentityKeys(...known) : made;
+    });
   }
+  /** Deletes the keys that this browser keeps under a name: nothing brings them back. */
+  static forget(name = "default") { return withKeys((keys) => { keys.delete(name); }); }
   /** New keys, which nobody keeps. */
   static generate() {
     return keysOf(async (curve, usages) => {

@@ -25,6 +25,31 @@ async def test_keys_are_those_of_the_browser_under_a_name(
     assert all(keys["userId"] == user_id(keys["edPub"]) for keys in mine)
 
 
+async def test_keys_are_on_the_disk_before_they_are_used(start: Start, screen: Chromium) -> None:
+    before = """window.durabilities = []
+    const begin = IDBDatabase.prototype.transaction
+    IDBDatabase.prototype.transaction = function (...values) {
+      const transaction = begin.apply(this, values)
+      durabilities.push(transaction.durability)
+      return transaction
+    }"""
+    window = await client_page(screen, await web_service(start), before)
+    assert await window.run("durabilities") == ["strict"]
+
+
+async def test_keys_that_are_forgotten_are_not_there_any_more(start: Start, screen: Chromium) -> None:
+    window = await client_page(screen, await web_service(start))
+    shown = await do(
+        window,
+        """const work = await IdentityKeys.open("work")
+        await IdentityKeys.forget()
+        await IdentityKeys.forget("unknown")
+        const other = await IdentityKeys.open(), again = await IdentityKeys.open("work")
+        return [other.userId === me.userId, again.userId === work.userId]""",
+    )
+    assert shown == [False, True]
+
+
 async def test_private_keys_cannot_be_extracted(start: Start, screen: Chromium) -> None:
     window = await client_page(screen, await web_service(start))
     shown = await do(

@@ -222,7 +222,8 @@ export class Client {
   listHashes(prefix?: string, options?: { after?: string; pageSize?: number }): AsyncGenerator<[string, string | null]>;
   pushBlob(key: string, source: Blob | BufferSource, contentType: string,
     options?: { idempotencyKey?: string }): Promise<PushResult>;
-  /** The file; null if nothing is stored. Its bytes are compared with its hash. */
+  /** The file; null if nothing is stored. Its bytes are compared with its hash, if the answer has one. The type of the
+   * Blob is what the uploader says, also `text/html`. */
   pullBlob(key: string): Promise<FileContent | null>;
   /** What changed after a cursor, each document with its latest change. `"now"` returns the newest cursor alone. */
   changes(since?: string | null, collections?: string[] | null, params?: { [collection: string]: ParamSet },

@@ -49,7 +49,7 @@ const ERROR_TABLE = `400 BadRequest > InvalidPathParameter InvalidJson BodyTooDe
   503 Unavailable > Overloaded StoreUnavailable CoordinatorUnavailable RolesUnavailable, 507 QuotaExceeded`;
 /** The classes of `pysync.errors` by their names. */
 export const errors = {};
-const errorsByCode = {}, errorsByStatus = {};
+const errorsByCode = { __proto__: null }, errorsByStatus = {}; // codes come from servers
 for (const row of ERROR_TABLE.split(",")) {
   const [status, first, ...rest] = row.trim().split(/\s+/);
   for (const entry of [first, ...rest].filter((each) => /\w/.test(each))) {
@@ -70,7 +70,7 @@ function serverError(status, members, retryAfterS = 0) {
   return new Kind(error || `HTTP ${status}`, { status, extras, retryAfterS });
 }
 function batchError(message) {
-  const others = { "Collection not found": errors.NotFound, "Missing required path parameter": errors.BadRequest };
+  const others = { __proto__: null, "Collection not found": errors.NotFound, "Missing required path parameter": errors.BadRequest };
   return new (others[message] ?? errorsByCode[message.toLowerCase().replaceAll(" ", "_")] ?? PysyncError)(message);
 }
 const isAny = (error, ...kinds) => kinds.some((kind) => error instanceof kind);
@@ -181,7 +181,7 @@ class KeyTemplate {
     Object.assign(this, { text, segments, names, params: names.filter(Boolean), endsInParam: Boolean(names.at(-1)) });
   }
   fill(values) {
-    const missing = this.params.find((name) => values[name] === undefined);
+    const missing = this.params.find((name) => !Object.hasOwn(values, name));
     if (missing) throw new TypeError(`the parameter {${missing}} has no value`);
     return this.segments.map((segment, at) => (this.names[at] ? values[this.names[at]] : segment)).join("/");
   }
@@ -223,7 +223,8 @@ function batchEntry(entry) {
 export function elements(pulled, field = Object.keys(pulled.data)[0] ?? "") {
   const found = pulled.data[field] ?? (pulled.hash ? undefined : []);
   if (!Array.isArray(found)) throw new TypeError(`what is stored is no log with its elements in "${field}"`);
-  return found.map(({ ts, data, ...author }) => ({ tsMs: whole(ts), data: object(data), ...author }));
+  return found.map(({ ts, data, authorPubkey, authorSignature }) => (
+    { tsMs: whole(ts), data: object(data), authorPubkey, authorSignature }));
 }
 
 const changeEvent = ({ collection, params = {}, hash, timestamp, namespace, removed }, id = "") => ({
@@ -444,6 +445,7 @@ const isJsonType = (type) => (type ?? "").split(";")[0].trim().toLowerCase() ===
 const RENEW_BEFORE_S = 24 * 3600; // clocks differ
 const CLOCK_ERROR_MS = 5_000; // up to which the clock of this machine is taken for right
 const HASH_DIGITS = 16;
+const MAX_TIMER_S = 2 ** 31 / 1000 - 1; // a longer one fires at once
 
 /** The path with a query of the members that are neither null nor undefined. */
 function withQuery(path, members) {
@@ -454,7 +456,8 @@ function withQuery(path, members) {
 /** The seconds to wait after so many failures; null to give up. */
 function waitS({ attempts, initialS, maxS }, failures, retryAfterS = 0, mayGiveUp = true) {
   if (mayGiveUp && (failures >= attempts || retryAfterS > maxS)) return null;
-  return Math.max(Math.min(initialS * 2 ** (failures - 1), maxS) * (1 - Math.random() / 2), retryAfterS);
+  const pauseS = Math.max(Math.min(initialS * 2 ** (failures - 1), maxS) * (1 - Math.random() / 2), retryAfterS);
+  return Math.min(pauseS, MAX_TIMER_S);
 }
 
 /** One request and its response. It is aborted after `limitS` without a `restart`, and by the signal. */
@@ -698,11 +701,12 @@ export class Client {
         method, body, headers: { ...headers, ...credentials }, signal: exchange.signal,
         cache: "no-store", credentials: "omit", redirect: "error",
       }));
-      const serverMs = Date.parse(response.headers.get("Date") ?? "");
-      const isWrong = serverMs < tsMs - CLOCK_ERROR_MS || serverMs > this.nowMs() + CLOCK_ERROR_MS;
-      if (isWrong) this.#behindMs = serverMs - Date.now();
       // A batch is answered with 200 and this header: its sender counts as anonymous.
       const isRejected = isSigned && (response.status === 401 || response.headers.has("WWW-Authenticate"));
+      const serverMs = Date.parse(response.headers.get("Date") ?? "");
+      const isWrong = serverMs < tsMs - CLOCK_ERROR_MS || serverMs > this.nowMs() + CLOCK_ERROR_MS;
+      // Any other answer may have been in a cache for long.
+      if (isWrong && (isRejected || method !== "GET")) this.#behindMs = serverMs - Date.now();
       if (isFirst && isRejected) await response.body?.cancel();
       else if (response.status === 200 && !isRejected) return response;
       else if (response.status === 200) throw new errors.Unauthorized();
@@ -1406,10 +1410,14 @@ class ReplicaDatabase {
       opened.close(new StorageError(`the browser has deleted what the replica ${name} stored`, "evicted"));
       onLost();
     };
-    const found = await opened.setting("owner") ?? owner;
-    if (found !== owner) opened.close(new ReplicaError(`the replica ${name} is one of ${found}, not of ${owner}`));
-    await opened.update([], (draft) => draft.set("owner", owner));
-    return opened;
+    const found = await opened.#transact("readwrite", {}, async (stores) => { // so that of two the first one gets it
+      const known = await requested(stores("setting").get("owner"));
+      if (!known) stores("setting").put({ name: "owner", value: owner });
+      return known?.value ?? owner;
+    });
+    if (found === owner) return opened;
+    opened.close(new ReplicaError(`the replica ${name} is one of ${found}, not of ${owner}`));
+    throw opened.lost;
   }
   close(reason) {
     this.lost ??= reason;
@@ -1617,7 +1625,8 @@ class LocalCopy {
   _setPaths(paths) {
     const openness = ([, { names }]) => names.map((name) => (name ? 1 : 0)).join(""); // as on the server, literals win
     const templates = Object.entries(paths).map(([name, path]) => [name, new KeyTemplate(path)]);
-    this._paths = Object.fromEntries(templates.sort((one, other) => (openness(one) < openness(other) ? -1 : 1)));
+    templates.sort((one, other) => (openness(one) < openness(other) ? -1 : 1));
+    this._paths = { __proto__: null, ...Object.fromEntries(templates) };
   }
   _collectionOf(key) { return Object.keys(this._paths).find((name) => this._paths[name].matches(key)); }
   _rulesOf(key, name = this._collectionOf(key)) {

@@ -97,6 +97,13 @@ async def test_log_is_read_by_its_bounds(start: Start, screen: Chromium) -> None
     }
 
 
+async def test_element_has_the_time_that_its_place_in_the_log_has(start: Start, screen: Chromium) -> None:
+    window = await client_page(screen, await web_service(start))
+    sent = {"ts": 1, "data": {"n": 1}, "authorPubkey": "k", "tsMs": 9, "key": "log/other"}
+    shown = await do(window, "return elements({hash: 'h', data: {items: [$[0]]}})", sent)
+    assert shown == [{"tsMs": 1, "data": {"n": 1}, "authorPubkey": "k"}]
+
+
 async def test_batch_has_an_entry_for_each_of_its_params(start: Start, screen: Chromium) -> None:
     window = await client_page(screen, await web_service(start, LOG, MINE))
     shown = await do(

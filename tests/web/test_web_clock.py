@@ -99,6 +99,25 @@ async def test_answer_without_a_date_changes_nothing(start: Start, screen: Chrom
     assert shown == 1e12
 
 
+async def test_time_is_not_that_of_an_answer_which_a_cache_may_have_kept(
+    start: Start, screen: Chromium
+) -> None:
+    window = await client_page(screen, await web_service(start))
+    shown = await do(
+        window,
+        """Date.now = () => 1e12
+        const old = {Date: new Date(0).toUTCString()}, now = {Date: new Date(2e12).toUTCString()}
+        const answers = [answer(200, PULLED, old), answer(404, {}, old), answer(200, PUSHED, now)]
+        const client = new Client("http://h", {keys: me, fetch: scripted(...answers)}), times = []
+        for (const call of ["pull", "pull", "push"]) {
+          await client[call]("a", {}).catch(() => {})
+          times.push(client.nowMs())
+        }
+        return times""",
+    )
+    assert shown == [1e12, 1e12, 2e12]
+
+
 async def test_own_certificate_is_renewed_a_day_before_it_expires(start: Start, screen: Chromium) -> None:
     window = await client_page(screen, await web_service(start))
     shown = await do(

@@ -9,6 +9,9 @@ from support.web_pages import web_service
 
 from pysync import errors
 
+INHERITED = ["constructor", "__proto__", "toString"]
+"""Names that every object has in JavaScript."""
+
 
 async def test_every_error_has_the_name_code_status_and_base_class_of_python(
     start: Start, screen: Chromium
@@ -33,7 +36,8 @@ def answered() -> list[tuple[int, dict[str, Any]]]:
     unknown: list[tuple[int, dict[str, Any]]] = [
         (status, {"error": "new", "code": "of_a_later_version"}) for status in range(400, 520)
     ]
-    return [*known, *texts, *unknown, (502, {})]
+    inherited = [(400, {"error": "why", "code": code}) for code in INHERITED]
+    return [*known, *texts, *unknown, *inherited, (502, {})]
 
 
 async def test_answers_are_the_errors_that_python_raises(start: Start, screen: Chromium) -> None:
@@ -88,6 +92,7 @@ TEXTS = [
     "Collection not found",
     "Missing required path parameter",
     "something new",
+    *INHERITED,
 ]
 
 

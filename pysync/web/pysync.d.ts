@@ -209,8 +209,8 @@ export class Client {
   delete(key: string, baseHash: string, options?: { idempotencyKey?: string }): Promise<PushResult>;
   /** Appends to a log. `signAuthor` defaults to true with keys. */
   append(key: string, data: JsonObject, options?: WriteOptions & { tsMs?: number }): Promise<PushResult>;
+  /** The versions of a document that the server keeps, the newest first. */
   history(key: string): Promise<DocumentVersion[]>;
-  pullBundle(key: string): Promise<{ [name: string]: PullResult }>;
   /** Documents of one collection with one request: for each of `params` the document, or the error that a pull would
    * throw. Those whose hash is the one in `known` are `unchanged`. */
   batchPull(collection: string, params: ParamSet[], options?: {
@@ -235,11 +235,15 @@ export class Client {
    * `signal` is aborted or the iteration is left. Throws what the server rejects the stream with. */
   watch(collections?: string[] | null, params?: { [collection: string]: ParamSet },
     options?: WatchOptions): AsyncGenerator<ChangeEvent | Reset>;
+  /** The storage path of each collection, such as `notes/{identity}/{id}`. */
   keyTemplates(collections: string[]): Promise<{ [collection: string]: string }>;
-  serverConfig(): Promise<JsonObject>;
-  usage(spaces?: string[]): Promise<JsonObject>;
+  /** Publishes a list of `issueRevocationList` and returns its generation. Throws `StaleGeneration` for an old one. */
   revoke(list: JsonObject): Promise<number>;
+  /** The list that an issuer (user id) has published; null if there is none. Throws `BadSignature` for a false one. */
   revocations(issuer: string): Promise<JsonObject | null>;
+  /** The JSON of any other route, signed and repeated as the calls above: `request("GET", "/config")`. `target` follows
+   * `address`, with its query; `body` is sent as JSON. All but a GET have an Idempotency-Key of their own. */
+  request(method: string, target: string, body?: JsonObject): Promise<JsonObject>;
 }
 
 // --- Merge, SyncDocument --------------------------------------------------------------------------------------------
@@ -255,6 +259,8 @@ export type OnConflict = (conflict: MergeConflict) => any;
 export function localWins(conflict: MergeConflict): any;
 /** The merge of other clients of the protocol, which needs no base. */
 export function mergeRemoteWins(local: JsonObject, remote: JsonObject): JsonObject;
+/** Merges two sides over a common base: objects by members, lists by the ids of their entries. `onConflict` decides what
+ * both sides have changed; default: `localWins`. */
 export class ThreeWayMerge {
   constructor(onConflict?: OnConflict, idMember?: string);
   merge(base: JsonObject, local: JsonObject, remote: JsonObject): JsonObject;
@@ -278,19 +284,24 @@ export class SyncDocument {
   hash: string;
   dropped: Dropped[];
   readonly isEdited: boolean;
+  /** Fetches the newest version and merges edits into it. Throws `UnknownBase`. */
   pull(): Promise<JsonObject>;
+  /** Stores `data`, merged with what others have stored. */
   push(data?: JsonObject): Promise<PushResult>;
+  /** Stores what `change` makes of a copy; called again after a conflict. */
   update(change: (data: JsonObject) => JsonObject | Promise<JsonObject>): Promise<PushResult>;
   /** `data` now and whenever it has changed, without an end. */
   follow(options?: { collection?: string; params?: ParamSet; signal?: AbortSignal;
     onDisconnect?: (error: Error) => void }): AsyncGenerator<JsonObject>;
+  /** The state in JSON, with edits, and how to go on from it. */
   dump(): JsonObject;
   restore(state: JsonObject): void;
 }
 
 // --- Sealed data ----------------------------------------------------------------------------------------------------
 
-/** A keyring document, without a server. */
+/** A keyring document, without a server. It is immutable: `add` and `remove` return another one. `trusted` are the
+ * Ed25519 keys that may add recipients. */
 export class Keyring {
   constructor(data: JsonObject);
   static create(adder: IdentityKeys, recipients?: string[], nowS?: number): Promise<Keyring>;
@@ -322,13 +333,16 @@ export class RemoteKeyring {
   add(recipient: string): Promise<UnlockedKeyring>;
   remove(recipient: string): Promise<UnlockedKeyring>;
 }
+/** Seals a file and stores it. `aad`, by default the key, is the context without which it does not open. */
 export function sealAndPushBlob(client: Client, keyring: UnlockedKeyring, key: string, plaintext: BufferSource,
   aad?: string): Promise<PushResult>;
+/** The plaintext of such a file; null if nothing is stored. */
 export function pullAndOpenBlob(client: Client, keyring: UnlockedKeyring, key: string,
   aad?: string): Promise<Uint8Array<ArrayBuffer> | null>;
-/** One recipient, no keyring. */
+/** Seals for the holder of an X25519 key, without a keyring. */
 export function sealEnvelope(plaintext: BufferSource, recipientKem: string, sealer: IdentityKeys,
   aad?: string): Promise<JsonObject>;
+/** Opens an envelope, of anybody if no `sealer` is given. `sealedBy` is the Ed25519 key that has sealed it. */
 export function openEnvelope(envelope: JsonObject, keys: IdentityKeys, options?: { aad?: string; sealer?: string }):
   Promise<{ plaintext: Uint8Array<ArrayBuffer>; sealedBy: string }>;
 

@@ -1,10 +1,7 @@
-// The browser client of pysync: keys, signed requests, live documents, sealed data, and a replica that works offline
-// and in several tabs. One ES module without dependencies; docs/reference/browser-client.md describes it, and
-// pysync.d.ts beside this file has its types.
+// The browser client of pysync. pysync.d.ts beside this file describes what it exports.
 
-// --- Errors ----------------------------------------------------------------------------------------------------------
+// --- Errors ---
 
-/** An error that the server answered with. */
 export class PysyncError extends Error {
   static status = 500;
   static code = "internal_error";
@@ -13,28 +10,22 @@ export class PysyncError extends Error {
     super(message || new.target.code);
     Object.assign(this, { status: status ?? new.target.status, code: new.target.code, extras, retryAfterS });
   }
+  get currentHash() { return this.extras.currentHash ?? ""; }
 }
-/** There was no answer, or none of this protocol. A push that ends so may have been applied. */
 export class Unreachable extends Error {}
-/** This browser lacks something that the module needs. */
 export class UnsupportedBrowser extends Error {}
-/** The storage of this browser is full, or it has deleted what was stored. */
 export class StorageError extends Error {
   constructor(message, code = "failed", options) { Object.assign(super(message, options), { code }); }
 }
-/** A replica that belongs to another caller or server, or has a format of another version. */
 export class ReplicaError extends Error {}
-/** The document changed on the server, and the version from which the local edit began is unknown. */
 export class UnknownBase extends Error {
   constructor(currentHash) { Object.assign(super("the document has changed: pull first"), { currentHash }); }
 }
-/** Something sealed cannot be opened, or not be sealed; `name` says why. */
 export class SealedError extends Error {
   constructor(name, message) { Object.assign(super(message), { name }); }
 }
 
-// For each status the class of answers whose code is unknown (- for none), after > its subclasses, and others. The code
-// is the name in lower case, unless it follows a colon.
+// By status: the class of unknown codes (- for none), after > its subclasses, and others. Some codes follow a colon.
 const ERROR_TABLE = `400 BadRequest > InvalidPathParameter InvalidJson BodyTooDeep BodyNotObject InvalidData
   InvalidBaseHash AuthorProofMissing SchemaViolation InvalidWritten InvalidLimit InvalidAfter InvalidSince
   HashesNotAvailable InvalidRevocation MissingCollections UnknownCollection InvalidParams InvalidAppendParams
@@ -47,7 +38,6 @@ const ERROR_TABLE = `400 BadRequest > InvalidPathParameter InvalidJson BodyTooDe
   415 UnsupportedMediaType, 416 RangeNotSatisfiable, 421 MisdirectedRequest, 422 - IdempotencyKeyReused,
   429 RateLimited, 500 InternalError AuthorizationError DocumentCorrupt,
   503 Unavailable > Overloaded StoreUnavailable CoordinatorUnavailable RolesUnavailable, 507 QuotaExceeded`;
-/** The classes of `pysync.errors` by their names. */
 export const errors = {};
 const errorsByCode = { __proto__: null }, errorsByStatus = {}; // codes come from servers
 for (const row of ERROR_TABLE.split(",")) {
@@ -60,28 +50,22 @@ for (const row of ERROR_TABLE.split(",")) {
   }
   errorsByStatus[status] = errors[first];
 }
-Object.defineProperty(errors.Conflict.prototype, "currentHash", { get() { return this.extras.currentHash ?? ""; } });
-for (const kind of [PysyncError, Unreachable, UnsupportedBrowser, StorageError, ReplicaError, UnknownBase,
-  ...Object.values(errors)]) kind.prototype.name = kind.name;
+const errorClasses = {
+  ...errors, PysyncError, Unreachable, UnsupportedBrowser, StorageError, ReplicaError, UnknownBase, SealedError,
+};
+for (const [name, kind] of Object.entries(errorClasses)) kind.prototype.name = name;
 
 function serverError(status, members, retryAfterS = 0) {
-  const { error, code, ...extras } = members ?? {};
-  const Kind = errorsByCode[code] ?? errorsByCode[error] ?? errorsByStatus[status] ?? PysyncError;
+  const { error, code, ...extras } = members ?? {}, known = String(error).toLowerCase().replaceAll(" ", "_");
+  const Kind = errorsByCode[code] ?? errorsByCode[known] ?? errorsByStatus[status] ?? PysyncError;
   return new Kind(error || `HTTP ${status}`, { status, extras, retryAfterS });
 }
-function batchError(message) {
-  const others = { __proto__: null, "Collection not found": errors.NotFound, "Missing required path parameter": errors.BadRequest };
-  return new (others[message] ?? errorsByCode[message.toLowerCase().replaceAll(" ", "_")] ?? PysyncError)(message);
-}
 const isAny = (error, ...kinds) => kinds.some((kind) => error instanceof kind);
-/** True if the request may succeed later: the server is unreachable, busy or unwell. */
 const isRetryable = (error) => error instanceof Unreachable || error.status >= 500 || [408, 429].includes(error.status);
-/** True if a client repeats the request. */
 const isTransient = (error) => isAny(error, Unreachable, errors.RateLimited, errors.Unavailable);
 
-// --- Values ----------------------------------------------------------------------------------------------------------
+// --- Values ---
 
-/** The version of pysync that this module belongs to. */
 export const VERSION = "0.3.0.dev0";
 
 const encoder = new TextEncoder();
@@ -90,19 +74,18 @@ function unhex(text) {
   if (!/^([0-9a-f]{2})*$/.test(text)) throw new TypeError("expected hex digits in lower case");
   return Uint8Array.from(text.match(/../g) ?? [], (pair) => parseInt(pair, 16));
 }
-function base64(bytes) {
-  let text = "";
-  for (let at = 0; at < bytes.length; at += 8192) text += String.fromCharCode(...bytes.subarray(at, at + 8192));
-  return btoa(text);
+const base64 = (bytes) => btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
+function unbase64(text) {
+  return Uint8Array.from(atob(text.replaceAll("-", "+").replaceAll("_", "/")), (char) => char.charCodeAt(0));
 }
-const base64url = (bytes) => base64(bytes).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
-const toStandard = (text) => text.replaceAll("-", "+").replaceAll("_", "/");
-const unbase64 = (text) => Uint8Array.from(atob(toStandard(text)), (char) => char.charCodeAt(0));
-function concat(...arrays) {
-  const all = new Uint8Array(arrays.reduce((size, array) => size + array.length, 0));
-  arrays.reduce((at, array) => (all.set(array, at), at + array.length), 0);
-  return all;
+function decoded(source) {
+  try {
+    return unbase64(source);
+  } catch {
+    return undefined;
+  }
 }
+const concat = async (...arrays) => new Uint8Array(await new Blob(arrays).arrayBuffer());
 const randomBytes = (size) => crypto.getRandomValues(new Uint8Array(size));
 const randomKey = () => hex(randomBytes(16));
 function subtle() {
@@ -111,7 +94,6 @@ function subtle() {
 }
 const sha256 = async (bytes) => new Uint8Array(await subtle().digest("SHA-256", bytes));
 
-/** Stays set until `isSet` is made false. One caller waits for it. */
 class Signal {
   isSet = false;
 
@@ -127,24 +109,24 @@ class Signal {
   }
 }
 
-/** Resolves after `ms`; rejects at once when the signal is aborted. */
-const sleep = (ms, signal) => new Promise((resolve, reject) => {
-  signal?.throwIfAborted();
-  const abort = () => (clearTimeout(timer), reject(signal.reason));
-  const timer = setTimeout(() => (signal?.removeEventListener("abort", abort), resolve()), ms);
-  signal?.addEventListener("abort", abort, { once: true });
+const either = (...signals) => AbortSignal.any(signals.filter(Boolean));
+const sleep = (ms, signal) => new Promise((resolve) => {
+  const timer = setTimeout(end, signal?.aborted ? 0 : ms);
+  signal?.addEventListener("abort", end);
+  function end() {
+    clearTimeout(timer);
+    signal?.removeEventListener("abort", end);
+    resolve();
+  }
 });
 
-// In UTF-16 the surrogates, which stand for the last code points, are not the last units.
-const rank = (unit) => (unit < 0xd800 ? unit : unit < 0xe000 ? unit + 0x2000 : unit - 0x800);
+/** Unlike that of UTF-16, this order has the surrogates last. */
 function byCodePoint(one, other) {
   let at = 0;
   while (at < one.length && one[at] === other[at]) at++;
-  if (at === one.length || at === other.length) return one.length - other.length;
-  return rank(one.charCodeAt(at)) - rank(other.charCodeAt(at));
+  return (one.codePointAt(at) ?? -1) - (other.codePointAt(at) ?? -1);
 }
 
-/** JSON with sorted members and no white space, over which hashes and signatures are made. */
 export function canonicalJson(value) {
   if (Array.isArray(value)) return `[${value.map(canonicalJson).join()}]`;
   if (value === null || typeof value !== "object") return JSON.stringify(value);
@@ -154,8 +136,7 @@ export function canonicalJson(value) {
 const canonicalBytes = (value, tag = "") => encoder.encode(tag + canonicalJson(value));
 
 const DROPPED_NAMES = ["__proto__", "constructor", "prototype", "__class__", "__dict__"];
-/** Returns the data as the server would return it. Throws TypeError for what JSON cannot hold, and RangeError for NaN
- * and infinite numbers. */
+/** The data as the server would return it. */
 function copy(value, isInArray = false) {
   if (value === null || typeof value === "boolean" || (typeof value === "string" && value.isWellFormed())) return value;
   if (typeof value === "number" && Number.isFinite(value)) return value + 0;
@@ -169,16 +150,13 @@ function copy(value, isInArray = false) {
   return Object.fromEntries(members.map(([name, member]) => [copy(name), copy(member, isInArray)]));
 }
 
-/** The hash that the server gives a document. */
 export const documentHash = async (data) => hex(await sha256(canonicalBytes(copy(data))));
-/** The key of a document, also from the paths that other clients of the protocol accept. */
-const documentKey = (key) => key.replace(/^\/pull\//, "").replace(/^\/push\//, "");
+const documentKey = (key) => key.replace(/^\/(pull|push)\//, "");
 
-/** A parsed key template such as `notes/{identity}/{id}`. */
 class KeyTemplate {
   constructor(text) {
     const segments = text.split("/"), names = segments.map((segment) => segment.match(/^\{(\w+)\}$/)?.[1]);
-    Object.assign(this, { text, segments, names, params: names.filter(Boolean), endsInParam: Boolean(names.at(-1)) });
+    Object.assign(this, { segments, names, params: names.filter(Boolean), endsInParam: Boolean(names.at(-1)) });
   }
   fill(values) {
     const missing = this.params.find((name) => !Object.hasOwn(values, name));
@@ -195,13 +173,12 @@ class KeyTemplate {
   }
 }
 
-// Parts of answers. A TypeError says that an answer is none of the protocol.
+// A TypeError says that an answer is none of the protocol.
 const typed = (type) => (value) => {
   if (typeof value === type && value !== null && !Array.isArray(value)) return value;
   throw new TypeError(`expected a value of type ${type}`);
 };
 const object = typed("object"), text = typed("string"), whole = typed("number");
-/** The object that a text is in JSON; null for any other text. */
 function parsed(source) {
   try {
     return object(JSON.parse(source));
@@ -211,18 +188,21 @@ function parsed(source) {
 }
 const pullResult = ({ data, hash, timestamp, authorPubkey, authorSignature, keyring, hasMore }) => ({
   data: object(data), hash: text(hash), timestampMs: whole(timestamp), authorPubkey, authorSignature,
-  keyring: keyring ? pullResult(keyring) : undefined, hasMore: hasMore === true, unchanged: false,
+  keyring: keyring && pullResult(keyring), hasMore: hasMore === true, unchanged: false,
 });
 const pushResult = ({ hash, timestamp = 0 }) => ({ hash: text(hash), timestampMs: whole(timestamp) });
+const BATCH_STATUSES = { __proto__: null, "Collection not found": 404, "Missing required path parameter": 400 };
 function batchEntry(entry) {
-  if (entry.unchanged === true) return { ...pullResult({ ...entry, data: {} }), unchanged: true };
-  return entry.error === undefined ? pullResult(entry) : batchError(text(entry.error));
+  const { unchanged, error } = entry;
+  if (unchanged === true) return { ...pullResult({ ...entry, data: {} }), unchanged };
+  return error === undefined ? pullResult(entry) : serverError(BATCH_STATUSES[error], { error });
 }
+const documentVersion = ({ hash, timestamp, replaced, size, identity, authorPubkey }) => (
+  { ...pushResult({ hash, timestamp }), replacedMs: replaced, size, identity, authorPubkey });
 
-/** The elements of a pulled log. `field` is the name of the array that holds them; default: the only one. */
 export function elements(pulled, field = Object.keys(pulled.data)[0] ?? "") {
   const found = pulled.data[field] ?? (pulled.hash ? undefined : []);
-  if (!Array.isArray(found)) throw new TypeError(`what is stored is no log with its elements in "${field}"`);
+  if (!Array.isArray(found)) throw new TypeError(`there is no log in "${field}"`);
   return found.map(({ ts, data, authorPubkey, authorSignature }) => (
     { tsMs: whole(ts), data: object(data), authorPubkey, authorSignature }));
 }
@@ -236,14 +216,12 @@ const changesPage = ({ changes = [], cursor, hasMore, reset, restored }) => ({
   isReset: reset === true, restoredMs: restored,
 });
 
-// --- Keys ------------------------------------------------------------------------------------------------------------
+// --- Keys ---
 
-/** The result of a request to IndexedDB. */
 const requested = (request) => new Promise((resolve, reject) => {
   request.onsuccess = () => resolve(request.result);
   request.onerror = () => reject(request.error);
 });
-/** Resolves when a transaction of IndexedDB is on the disk. */
 const committed = (transaction) => new Promise((resolve, reject) => {
   transaction.oncomplete = () => resolve();
   transaction.onabort = () => reject(transaction.error);
@@ -253,7 +231,7 @@ function storageError(cause) {
   const message = `the storage of this browser ${isFull ? "is full" : `failed: ${cause?.message}`}`;
   return new StorageError(message, isFull ? "full" : "failed", { cause });
 }
-/** Opens a database of IndexedDB. `upgrade` creates the stores of a new one. Throws StorageError. */
+const DURABLE = { durability: "strict" };
 async function openDatabase(name, upgrade) {
   if (!globalThis.indexedDB) throw new UnsupportedBrowser("this browser has no IndexedDB");
   try {
@@ -265,11 +243,10 @@ async function openDatabase(name, upgrade) {
   }
 }
 
-/** Returns what `use` returns for the store of keys, when it is on the disk. */
 async function withKeys(use) {
   const database = await openDatabase("pysync-keys", (created) => created.createObjectStore("keys"));
   try {
-    const keys = database.transaction("keys", "readwrite", { durability: "strict" }).objectStore("keys");
+    const keys = database.transaction("keys", "readwrite", DURABLE).objectStore("keys");
     return (await Promise.all([use(keys), committed(keys.transaction)]))[0];
   } catch (error) {
     throw storageError(error);
@@ -279,7 +256,6 @@ async function withKeys(use) {
 }
 
 const PKCS8 = { Ed25519: "302e020100300506032b657004220420", X25519: "302e020100300506032b656e04220420" };
-/** The keys of two pairs: for each curve `make` returns the private key and the public one as hex. */
 async function keysOf(make) {
   try {
     const [edKey, edPub] = await make("Ed25519", ["sign"]), [kemKey, kemPub] = await make("X25519", ["deriveBits"]);
@@ -291,7 +267,6 @@ async function keysOf(make) {
   }
 }
 
-/** An Ed25519 pair, which signs, and an X25519 pair, to which others seal. */
 export class IdentityKeys {
   #edKey; #kemKey;
 
@@ -300,59 +275,58 @@ export class IdentityKeys {
     [this.#edKey, this.#kemKey] = [edKey, kemKey];
   }
 
-  /** The keys that this browser keeps under a name in IndexedDB; made when they are first asked for. */
   static async open(name = "default") {
-    const made = await IdentityKeys.generate(); // a transaction would not wait for it
+    const made = await IdentityKeys.generate(); // no transaction waits for it
     return withKeys(async (keys) => {
       const known = await requested(keys.get(name));
       if (!known) keys.put([{ ...made }, made.#edKey, made.#kemKey], name);
       return known ? new IdentityKeys(...known) : made;
     });
   }
-  /** Deletes the keys that this browser keeps under a name: nothing brings them back. */
   static forget(name = "default") { return withKeys((keys) => { keys.delete(name); }); }
-  /** New keys, which nobody keeps. */
   static generate() {
     return keysOf(async (curve, usages) => {
-      const pair = await subtle().generateKey(curve, false, curve === "Ed25519" ? ["sign", "verify"] : usages);
-      return [pair.privateKey, hex(new Uint8Array(await subtle().exportKey("raw", pair.publicKey)))];
+      const { privateKey, publicKey } = await subtle().generateKey(curve, false, usages);
+      return [privateKey, hex(new Uint8Array(await subtle().exportKey("raw", publicKey)))];
     });
   }
-  /** Keys from private halves, each 64 hex digits. */
   static fromPrivate(edPriv, kemPriv) {
+    const secrets = { Ed25519: edPriv, X25519: kemPriv };
     return keysOf(async (curve, usages) => {
-      const secret = unhex(PKCS8[curve] + (curve === "Ed25519" ? edPriv : kemPriv));
-      const imported = (isExtractable) => subtle().importKey("pkcs8", secret, curve, isExtractable, usages);
+      const encoded = unhex(PKCS8[curve] + secrets[curve]);
+      const imported = (isExtractable) => subtle().importKey("pkcs8", encoded, curve, isExtractable, usages);
       const { x } = await subtle().exportKey("jwk", await imported(true)); // has the public half
       return [await imported(false), hex(unbase64(x))];
     });
   }
   async sign(message) { return base64(new Uint8Array(await subtle().sign("Ed25519", this.#edKey, message))); }
-  /** The secret that these keys share with the X25519 key of another: 32 bytes. */
   async deriveShared(kemPub) {
     const others = await subtle().importKey("raw", unhex(kemPub), "X25519", false, []);
     return new Uint8Array(await subtle().deriveBits({ name: "X25519", public: others }, this.#kemKey, 256));
   }
 }
 
-/** The user id of a public key. */
 export const userId = async (edPub) => hex(await sha256(unhex(edPub))).slice(0, 32);
 
-// --- Certificates ----------------------------------------------------------------------------------------------------
+// --- Certificates ---
 
 const LIFETIME_S = 30 * 24 * 3600;
 const isKey = (value) => typeof value === "string" && /^[0-9a-f]{64}$/.test(value);
 const isTexts = (value) => Array.isArray(value) && value.every((each) => typeof each === "string");
 
 function checkedCertificate(members) {
-  const { kind, iss, issUserId, sub, subKem, aud, scope, nbf, exp, nonce, sig } = members ?? {};
-  const isForAudience = sub === undefined && (aud === undefined || (isTexts(aud) && aud.length && aud.every(isKey)));
-  const isForKey = ["device", "member"].includes(kind) && isKey(sub) && isTexts([subKem]) && aud === undefined;
-  const isWellFormed = (kind === "audience" ? isForAudience : isForKey) && isKey(iss)
-    && /^[0-9a-f]{32}$/.test(issUserId) && isTexts([nonce, sig]) && [scope?.ops, scope?.collections, scope?.paths ?? []].every(isTexts)
-    && Number.isInteger(nbf) && Number.isInteger(exp) && exp > nbf;
+  const { kind, iss, sub, aud, scope, nbf, exp, nonce, sig } = members ?? {};
+  const subjects = kind === "audience" && sub === undefined ? aud ?? [iss] : [sub];
+  const isWellFormed = ["device", "member", "audience"].includes(kind) && Array.isArray(subjects) && subjects.length > 0
+    && [iss, ...subjects].every(isKey) && isTexts([nonce, sig])
+    && [scope?.ops, scope?.collections, scope?.paths ?? []].every(isTexts) && nbf < exp;
   if (!isWellFormed) throw new TypeError("this is no certificate");
   return Object.freeze(members);
+}
+async function verifiedCertificate(members) {
+  const { issUserId } = checkedCertificate(members);
+  if (await isIssued(members, issUserId, CERTIFICATE_TAG)) return members;
+  throw new TypeError("the certificate is not signed by its issuer");
 }
 
 const CERTIFICATE_TAG = "starfish-capcert-v1\n", REVOCATION_TAG = "starfish-revlist-v1\n";
@@ -368,42 +342,30 @@ async function issue(issuer, kind, subject, collections, { grant, nowS, expiresA
   return checkedCertificate(await signedMembers(issuer, CERTIFICATE_TAG, members));
 }
 
-/** Lets another key act as the issuer: a further device of the same person. */
-export function issueDeviceCertificate(issuer, { edPub, kemPub }, { collections = ["*"], ...options } = {}) {
-  options.grant ??= { ops: ["read", "list", "write"], paths: ["**"] };
-  return issue(issuer, "device", { sub: edPub, subKem: kemPub }, collections, options);
+const EVERYTHING = { ops: ["read", "list", "write"], paths: ["**"] };
+export function issueDeviceCertificate(issuer, { edPub, kemPub }, options = {}) {
+  const { collections = ["*"], grant = EVERYTHING } = options;
+  return issue(issuer, "device", { sub: edPub, subKem: kemPub }, collections, { ...options, grant });
 }
-/** Lets another person into a collection. */
 export async function issueMemberCertificate(issuer, { edPub, kemPub }, collection, options = {}) {
   const subject = { sub: edPub, subKem: kemPub, subUserId: await userId(edPub) };
   return issue(issuer, "member", subject, [collection], options);
 }
-/** Lets the keys of `aud`, or anybody who has the certificate, into a collection. */
 export function issueAudienceCertificate(issuer, collection, { aud, ...options } = {}) {
   return issue(issuer, "audience", aud ? { aud } : {}, [collection], options);
 }
-/** The certificate in a text that somebody issued. Throws TypeError for anything else. */
 export const parseCertificate = (source) => verifiedCertificate(parsed(source));
-async function verifiedCertificate(members) {
-  const { issUserId } = checkedCertificate(members);
-  if (await isIssued(members, issUserId, CERTIFICATE_TAG)) return members;
-  throw new TypeError("the certificate is not signed by its issuer");
-}
-/** The URL fragment that shares an audience certificate. */
 export function publicLink(certificate) {
   if (certificate.kind !== "audience") throw new TypeError("a link can only share an audience certificate");
-  return base64url(canonicalBytes({ cap: certificate, v: 1 }));
+  const encoded = base64(canonicalBytes({ cap: certificate, v: 1 }));
+  return encoded.replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
-/** The certificate in the fragment of a public link. Throws TypeError for anything else. */
 export async function parsePublicLink(fragment) {
-  const [, encoded = ""] = fragment.trim().match(/^#?([\w-]+)$/) ?? [];
-  const isWhole = encoded.length % 4 !== 1;
-  const { v, cap } = (isWhole && parsed(new TextDecoder().decode(unbase64(encoded)))) || {};
+  const { v, cap } = parsed(new TextDecoder().decode(decoded(fragment.trim().replace(/^#/, "")))) ?? {};
   if (v !== 1 || cap?.kind !== "audience") throw new TypeError("this is no public link");
   return verifiedCertificate(cap);
 }
 
-/** A list that revokes certificates and whole keys of the issuer; `client.revoke` publishes it. */
 export async function issueRevocationList(issuer, generation, { certificates = [], subjects = [], earlier = {} }) {
   const { sig, ...known } = earlier;
   const revoked = merged(known.revoked, certificates.map(({ sub = "", nonce, exp }) => ({ sub, nonce, exp })));
@@ -411,8 +373,7 @@ export async function issueRevocationList(issuer, generation, { certificates = [
   const members = { ...known, generation, revoked, ...(revokedSubjects.length && { revokedSubjects }) };
   return signedMembers(issuer, REVOCATION_TAG, members);
 }
-
-/** The entries of both lists, each once with its later expiry; 0 or less never expires. */
+/** 0 or less never expires. */
 function merged(earlier = [], own) {
   const entries = new Map();
   for (const entry of [...earlier, ...own]) {
@@ -422,7 +383,6 @@ function merged(earlier = [], own) {
   return [...entries.values()];
 }
 
-/** True if `signature` is the base64 of the signature with `edPub` over the message. */
 async function isSigned(message, signature, edPub) {
   try {
     const key = await subtle().importKey("raw", unhex(edPub), "Ed25519", false, ["verify"]);
@@ -431,385 +391,19 @@ async function isSigned(message, signature, edPub) {
     return false;
   }
 }
-
-/** True if this user has signed the members. */
 async function isIssued({ sig, ...members }, issuer, tag) {
   const { iss } = members;
   return isKey(iss) && await userId(iss) === issuer && isSigned(canonicalBytes(members, tag), sig, iss);
 }
 
-// --- Client ----------------------------------------------------------------------------------------------------------
+// --- Merge ---
 
-const JSON_TYPE = "application/json";
-const isJsonType = (type) => (type ?? "").split(";")[0].trim().toLowerCase() === JSON_TYPE;
-const RENEW_BEFORE_S = 24 * 3600; // clocks differ
-const CLOCK_ERROR_MS = 5_000; // up to which the clock of this machine is taken for right
-const HASH_DIGITS = 16;
-const MAX_TIMER_S = 2 ** 31 / 1000 - 1; // a longer one fires at once
-
-/** The path with a query of the members that are neither null nor undefined. */
-function withQuery(path, members) {
-  const given = Object.entries(members).filter(([, value]) => value !== undefined && value !== null);
-  const query = new URLSearchParams(given).toString().replaceAll("%2C", ",").replaceAll("%3A", ":");
-  return query ? `${path}?${query}` : path;
-}
-/** The seconds to wait after so many failures; null to give up. */
-function waitS({ attempts, initialS, maxS }, failures, retryAfterS = 0, mayGiveUp = true) {
-  if (mayGiveUp && (failures >= attempts || retryAfterS > maxS)) return null;
-  const pauseS = Math.max(Math.min(initialS * 2 ** (failures - 1), maxS) * (1 - Math.random() / 2), retryAfterS);
-  return Math.min(pauseS, MAX_TIMER_S);
-}
-
-/** One request and its response. It is aborted after `limitS` without a `restart`, and by the signal. */
-class Exchange {
-  #control = new AbortController();
-  #timer;
-
-  constructor(address, limitS, signal) {
-    Object.assign(this, { address, limitS, signal: AbortSignal.any([this.#control.signal, signal].filter(Boolean)) });
-    this.restart();
-  }
-  restart() {
-    clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#control.abort(this.failure("no answer in time")), this.limitS * 1000);
-  }
-  close() {
-    clearTimeout(this.#timer);
-    this.#control.abort();
-  }
-  failure(message, cause) { return new Unreachable(`${this.address}: ${message}`, { cause }); }
-  /** What comes over the network. Throws Unreachable if it does not come. */
-  received(promise) {
-    return promise.catch((cause) => {
-      throw this.signal.aborted ? this.signal.reason : this.failure(`no answer (${cause.message})`, cause);
-    });
-  }
-  async *chunks(response) {
-    const reader = response.body.getReader();
-    for (let read; !(read = await this.received(reader.read())).done; this.restart()) yield read.value;
-  }
-}
-
-/** Returns a reader of answers in JSON. */
-const json = (decode) => async (response, exchange) => {
-  const isFile = response.headers.has("ETag") && !isJsonType(response.headers.get("Content-Type"));
-  if (isFile) throw new TypeError("a file is there: pullBlob gets it");
-  const body = await exchange.received(response.text());
-  try {
-    return decode(object(JSON.parse(body)));
-  } catch (cause) {
-    throw exchange.failure("the answer is not understood", cause);
-  }
-};
-
-async function readFile(response, exchange) {
-  const chunks = [];
-  for await (const chunk of exchange.chunks(response)) chunks.push(chunk);
-  const contentType = response.headers.get("Content-Type") ?? "application/octet-stream";
-  const blob = new Blob(chunks, { type: contentType }), isJson = isJsonType(contentType);
-  const hash = (response.headers.get("ETag") ?? "").replace(/^W\//, "").replaceAll('"', "");
-  if (!hash && isJson && JSON.parse(await blob.text()).hash === "") return null;
-  if (/^[0-9a-f]{64}$/.test(hash) && hex(await sha256(await blob.arrayBuffer())) !== hash) {
-    if (isJson) throw new TypeError("what is stored is a document, not a file");
-    throw new Unreachable("the file was damaged on its way: its hash is another");
-  }
-  return { blob, contentType, hash };
-}
-
-/** The calls of the protocol, for one caller of one server. */
-export class Client {
-  #base; #host; #prefix; #keys; #timeoutS; #fetch;
-  #certificate = null;
-  #isOwn = true; // the certificate, which the keys have issued for themselves
-  #behindMs = 0; // the clock of this machine, behind that of the server
-
-  constructor(baseUrl, { keys, certificate, namespace, timeoutS = 30, backoff, fetch } = {}) {
-    const url = new URL(baseUrl, globalThis.location?.href);
-    if (!/^https?:$/.test(url.protocol) || url.username || url.search || url.hash) {
-      throw new TypeError(`not the http or https address of a server: ${baseUrl}`);
-    }
-    this.#base = url.origin + url.pathname.replace(/\/+$/, "");
-    [this.#host, this.#prefix] = [url.host, namespace ? `/v1/${namespace}` : ""];
-    [this.#keys, this.#timeoutS, this.#fetch] = [keys, timeoutS, fetch ?? globalThis.fetch.bind(globalThis)];
-    this.backoff = { attempts: 4, initialS: 0.25, maxS: 10, ...backoff };
-    if (certificate) this.certificate = certificate;
-  }
-
-  get address() { return this.#base + this.#prefix; }
-  get author() { return this.#keys?.edPub ?? null; }
-  get identity() {
-    return this.#certificate?.kind === "device" ? this.#certificate.issUserId : this.#keys?.userId ?? "";
-  }
-  get certificate() { return this.#certificate; }
-  set certificate(certificate) {
-    const isForOther = (certificate.sub ?? this.author) !== this.author;
-    if (!this.#keys || isForOther) throw new TypeError("the certificate is for another key");
-    [this.#certificate, this.#isOwn] = [certificate, false];
-  }
-  nowMs() { return Date.now() + this.#behindMs; }
-  async pull(key, { withKeyring, version, since, last, full } = {}) {
-    const query = { checkpoint: since, last, full: full || null, withKeyring: withKeyring ? 1 : null, version };
-    const pulled = await this.#get(withQuery(this.#target("pull", key), query), pullResult);
-    if (version !== undefined && pulled.hash !== version) throw new errors.VersionNotFound(); // no history there
-    return pulled;
-  }
-  async push(key, data, baseHash = null, { idempotencyKey, signAuthor = false, writtenMs } = {}) {
-    const members = await this.#authored(signAuthor && "starfish-doc-author-v1\n", key, { data: copy(data), baseHash });
-    return this.#write(withQuery(this.#target("push", key), { written: writtenMs }), members, idempotencyKey);
-  }
-  async append(key, data, { idempotencyKey, signAuthor = Boolean(this.#keys), tsMs } = {}) {
-    const tag = signAuthor && "starfish-append-author-v1\n";
-    const members = await this.#authored(tag, key, { data: copy(data), ts: tsMs });
-    return this.#write(this.#target("push", key), members, idempotencyKey);
-  }
-  async delete(key, baseHash, { idempotencyKey = randomKey() } = {}) {
-    const target = withQuery(this.#target("push", key), { baseHash });
-    return this.#request("DELETE", target, json(pushResult), { headers: { "Idempotency-Key": idempotencyKey } });
-  }
-  async #authored(tag, key, members) {
-    if (!tag) return members;
-    if (!this.#keys) throw new TypeError("an author proof needs keys");
-    const message = canonicalBytes({ d: members.data, k: documentKey(key) }, tag);
-    return { ...members, authorPubkey: this.author, authorSignature: await this.#keys.sign(message) };
-  }
-  #write(target, members, idempotencyKey = randomKey()) {
-    const headers = { "Content-Type": JSON_TYPE, "Idempotency-Key": idempotencyKey };
-    return this.#request("POST", target, json(pushResult), { body: encoder.encode(JSON.stringify(members)), headers });
-  }
-  async history(key) {
-    return this.#get(this.#target("history", key), ({ versions }) => versions.map(
-      ({ hash, timestamp, size, replaced, identity, authorPubkey }) => (
-        { hash: text(hash), timestampMs: whole(timestamp), size, replacedMs: replaced, identity, authorPubkey })));
-  }
-  async pullBundle(key) {
-    return this.#get(this.#target("pull", key), ({ collections, timestamp }) => Object.fromEntries(
-      Object.entries(collections).map(([name, member]) => [name, pullResult({ ...member, timestamp })])));
-  }
-
-  async batchPull(collection, params, { known, append } = {}) {
-    if (!params.length) return [];
-    const of = (list) => list && JSON.stringify({ [collection]: list });
-    const digits = known?.map((hash) => hash?.slice(0, HASH_DIGITS) || null);
-    const query = { collections: collection, params: of(params), appendParams: of(append), known: of(digits) };
-    return this.#get(withQuery(`${this.#prefix}/batch/pull`, query), ({ collections }) => {
-      const entries = collections[collection].map(batchEntry);
-      if (entries.length !== params.length) throw new TypeError("an entry for each of the params was asked for");
-      return entries;
-    });
-  }
-  async *list(prefix = "", options = {}) {
-    for await (const [name] of this.#listed(prefix, { pageSize: 1000, ...options })) yield name;
-  }
-  listHashes(prefix = "", options = {}) { return this.#listed(prefix, { pageSize: 5000, ...options, hashes: true }); }
-  async *#listed(prefix, { after, pageSize, hashes }) {
-    const target = prefix ? this.#target("list", prefix) : `${this.#prefix}/list`;
-    for (let page = { hasMore: true }; page.hasMore; after = page.items.at(-1) ?? after) {
-      page = await this.#get(withQuery(target, { limit: pageSize, hashes, after }), object);
-      yield* page.items.map((name, at) => [name, page.hashes?.[at] ?? null]);
-    }
-  }
-  async pushBlob(key, source, contentType, { idempotencyKey = randomKey() } = {}) {
-    const body = source instanceof Blob ? source : new Blob([source]);
-    // The signature does not cover the bytes of a file, unless they are JSON.
-    const signed = isJsonType(contentType) ? await body.arrayBuffer() : new Uint8Array();
-    const headers = { "Content-Type": contentType, "Idempotency-Key": idempotencyKey };
-    const limitS = this.#timeoutS + body.size / 1024; // servers want 1 KB a second
-    return this.#request("POST", this.#target("push", key), json(pushResult), { body, signed, headers, limitS });
-  }
-  async pullBlob(key) { return this.#request("GET", this.#target("pull", key), readFile); }
-  async changes(since, collections, params, limit) {
-    return this.#get(this.#selection("changes", collections, params, { since, limit }), changesPage);
-  }
-  async *changePages(since, collections, params, limit) {
-    for (let page = { cursor: since, hasMore: true }; page.hasMore;) {
-      page = await this.changes(page.cursor, collections, params, limit);
-      yield page;
-    }
-  }
-  async keyTemplates(collections) {
-    const target = this.#selection("changes", collections, null, { since: "now", storagePaths: true });
-    return this.#get(target, ({ storagePaths }) => object(storagePaths));
-  }
-  async serverConfig() { return this.#get(`${this.#prefix}/config`, object); }
-  async usage(spaces = []) {
-    return this.#get(withQuery(`${this.#prefix}/usage`, { spaces: spaces.join() || null }), object);
-  }
-  async revoke(list) {
-    // The same generation again would be an error.
-    const sent = { body: canonicalBytes(list), headers: { "Content-Type": JSON_TYPE }, mayRepeat: false };
-    return this.#request("POST", "/revocations", json(({ generation }) => whole(generation)), sent);
-  }
-  async revocations(issuer) {
-    const got = this.#get(`/revocations/${encodeURIComponent(issuer)}`, object, { isSigned: false });
-    const list = await got.catch((error) => (error instanceof errors.NotFound ? null : Promise.reject(error)));
-    if (!list || await isIssued(list, issuer, REVOCATION_TAG)) return list;
-    throw new errors.BadSignature("the revocation list is not signed by its issuer");
-  }
-  watch(collections, params, { idleS = IDLE_S, signal, ...options } = {}) {
-    const control = new AbortController(), target = this.#selection("events", collections, params);
-    const ends = signal ? AbortSignal.any([signal, control.signal]) : control.signal;
-    const connect = (headers) => this.#stream(target, headers, idleS, ends);
-    const events = followed(connect, { ...options, signal: ends, backoff: this.backoff });
-    const leave = events.return.bind(events);
-    events.return = (value) => (control.abort(), leave(value)); // also one that waits for the next event
-    return events;
-  }
-  async *#stream(target, headers, idleS, signal) {
-    const exchange = new Exchange(this.address, idleS, signal);
-    try {
-      const response = await this.#send(exchange, "GET", target, { headers });
-      if (response.headers.get("Content-Type")?.startsWith("text/event-stream")) yield* exchange.chunks(response);
-      else throw exchange.failure("the answer is not understood");
-    } finally {
-      exchange.close();
-    }
-  }
-  #target(action, key) {
-    const segments = documentKey(key).split("/");
-    // A URL would lose these segments, and name another document.
-    if (segments.some((each) => each === "." || each === "..")) throw new errors.InvalidPathParameter();
-    const encoded = segments.map((each) => encodeURIComponent(each).replaceAll("%3A", ":").replaceAll("%40", "@"));
-    return `${this.#prefix}/${action}/${encoded.join("/")}`;
-  }
-  #selection(route, collections, params, query = {}) {
-    const values = Object.keys(params ?? {}).length ? JSON.stringify(params) : null;
-    return withQuery(`${this.#prefix}/${route}`, { ...query, collections: collections?.join(), params: values });
-  }
-  #get(target, decode, options) { return this.#request("GET", target, json(decode), options); }
-  /** Returns what `read` makes of the answer to a request, which is repeated while that may help. */
-  async #request(method, target, read, { limitS = this.#timeoutS, mayRepeat = true, ...sent } = {}) {
-    for (let failures = 1; ; failures++) {
-      const exchange = new Exchange(this.address, limitS);
-      try {
-        return await read(await this.#send(exchange, method, target, sent), exchange);
-      } catch (error) {
-        const pauseS = isTransient(error) && mayRepeat ? waitS(this.backoff, failures, error.retryAfterS) : null;
-        if (pauseS === null) throw error;
-        await sleep(pauseS * 1000);
-      } finally {
-        exchange.close();
-      }
-    }
-  }
-  /** Sends a request, and once more if its credentials were invalid: the clock was wrong, or the browser has repeated
-   * it by itself when a kept connection broke, which is a replay. Throws the error of an answer. */
-  async #send(exchange, method, target, { body, signed = body, headers, isSigned = Boolean(this.#keys) }) {
-    for (let isFirst = true; ; isFirst = false) {
-      const tsMs = this.nowMs();
-      const credentials = isSigned ? await this.#credentials(method, target, signed, tsMs) : {};
-      const response = await exchange.received(this.#fetch(this.#base + target, {
-        method, body, headers: { ...headers, ...credentials }, signal: exchange.signal,
-        cache: "no-store", credentials: "omit", redirect: "error",
-      }));
-      // A batch is answered with 200 and this header: its sender counts as anonymous.
-      const isRejected = isSigned && (response.status === 401 || response.headers.has("WWW-Authenticate"));
-      const serverMs = Date.parse(response.headers.get("Date") ?? "");
-      const isWrong = serverMs < tsMs - CLOCK_ERROR_MS || serverMs > this.nowMs() + CLOCK_ERROR_MS;
-      // Any other answer may have been in a cache for long.
-      if (isWrong && (isRejected || method !== "GET")) this.#behindMs = serverMs - Date.now();
-      if (isFirst && isRejected) await response.body?.cancel();
-      else if (response.status === 200 && !isRejected) return response;
-      else if (response.status === 200) throw new errors.Unauthorized();
-      else throw serverError(response.status, parsed(await exchange.received(response.text())),
-        Number(response.headers.get("Retry-After")?.match(/^\d+$/) ?? 0));
-    }
-  }
-  async #credentials(method, target, body = new Uint8Array(), tsMs) {
-    const certificate = await this.#currentCertificate(tsMs / 1000), nonce = base64(randomBytes(16));
-    const members = { m: method, p: target, b: hex(await sha256(body)), h: this.#host, ts: tsMs, nonce };
-    return {
-      Authorization: `Cap ${base64(canonicalBytes(certificate))}`,
-      "X-Starfish-Sig": await this.#keys.sign(canonicalBytes(members, "starfish-req-v1\n")),
-      "X-Starfish-Ts": String(tsMs), "X-Starfish-Nonce": nonce,
-      ...(certificate.kind === "audience" && { "X-Starfish-Pub": this.author }),
-    };
-  }
-  async #currentCertificate(nowS) {
-    const known = this.#certificate;
-    if (known && (!this.#isOwn || (known.nbf <= nowS && nowS < known.exp - RENEW_BEFORE_S))) return known;
-    const issued = await issueDeviceCertificate(this.#keys, this.#keys, { nowS });
-    if (this.#isOwn) this.#certificate = issued; // nobody has set another one meanwhile
-    return this.#certificate;
-  }
-}
-
-// --- Change stream ---------------------------------------------------------------------------------------------------
-
-const IDLE_S = 15; // servers send a heartbeat every 4 s
-const MAX_EVENT_CHARS = 1 << 20;
-
-/** The fields of each block in a stream of events, wherever its chunks are cut. */
-async function* blocksOf(chunks) {
-  const decoder = new TextDecoder();
-  let rest = "";
-  for await (const chunk of chunks) {
-    const received = (rest + decoder.decode(chunk, { stream: true })).replace(/\r\n|\r(?!$)/g, "\n");
-    const blocks = received.split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const fields = {};
-      for (const line of block.split("\n")) {
-        const [, name, value] = line.match(/^([^:]*):? ?(.*)$/s);
-        if (name === "data" && "data" in fields) fields.data += `\n${value}`;
-        else if (name !== "id" || !value.includes("\0")) fields[name] = value;
-      }
-      yield fields;
-    }
-    if (rest.length > MAX_EVENT_CHARS) throw new Unreachable("an event in the stream of changes is too long");
-  }
-}
-
-function changeOf({ event = "", data }, id) {
-  if (event === "reset") return { reset: true, id };
-  if (data === undefined || !["", "message"].includes(event)) return null;
-  try {
-    return changeEvent(JSON.parse(data), id);
-  } catch (cause) {
-    throw new Unreachable("the stream of changes is not understood", { cause });
-  }
-}
-
-/** The changes of a watch, over connections that are made anew. */
-async function* followed(connect, { after = "", signal, backoff, onConnect, onDisconnect }) {
-  let position = after, failures = 0, wasLive = false;
-  while (!signal.aborted) {
-    let isLive = false, retryS = 0, error = new Unreachable("the stream of changes ended");
-    try {
-      const resumed = position && { "Last-Event-ID": position };
-      for await (const block of blocksOf(connect({ Accept: "text/event-stream", ...resumed }))) {
-        if (isLive) failures = 0; // it lasts: not one that is cut as soon as it is opened
-        if (/^\d{1,8}$/.test(block.retry)) retryS = Number(block.retry) / 1000;
-        const change = changeOf(block, block.id ?? position);
-        position = block.id ?? position; // only now: a change that cannot be parsed is not skipped
-        if (!isLive && (change || position)) {
-          isLive = wasLive = true;
-          onConnect?.();
-        }
-        if (change) yield change;
-        if (signal.aborted) return;
-      }
-    } catch (caught) {
-      if (signal.aborted) return;
-      if (!isRetryable(caught)) throw caught;
-      error = caught;
-    }
-    const pauseS = waitS(backoff, ++failures, Math.max(error.retryAfterS ?? 0, retryS), !wasLive);
-    if (pauseS === null) throw error;
-    if (isLive) onDisconnect?.(error);
-    await sleep(pauseS * 1000, signal).catch(() => {}); // aborted
-  }
-}
-
-// --- Merge -----------------------------------------------------------------------------------------------------------
-
-/** A member or entry that does not exist. */
 export const MISSING = Symbol("MISSING");
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const membersOf = (value) => new Map(isObject(value) ? Object.entries(value) : []);
 const allAt = (sides, name) => sides.map((side) => (side.has(name) ? side.get(name) : MISSING));
 
-/** True for the same JSON, in whatever order its members are. */
 function same(one, other) {
   if (Array.isArray(one) && Array.isArray(other)) {
     return one.length === other.length && one.every((value, at) => same(value, other[at]));
@@ -820,17 +414,14 @@ function same(one, other) {
     && names.every((name) => Object.hasOwn(other, name) && same(one[name], other[name]));
 }
 
-/** The default for conflicts: an edit wins over a removal, else the local side wins. */
 export const localWins = ({ local, remote }) => (local === MISSING ? remote : local);
 
-/** The members of both, and everything else as `remote` has it. */
 export function mergeRemoteWins(local, remote) {
   const members = Object.entries({ ...local, ...remote }).filter(([name]) => !DROPPED_NAMES.includes(name));
   return Object.fromEntries(members.map(([name, value]) => [name, !isObject(value) ? value
     : mergeRemoteWins(isObject(local[name]) ? local[name] : {}, value)]));
 }
 
-/** Merges two sides over a common base: objects by members, lists by the ids of their entries. */
 export class ThreeWayMerge {
   constructor(onConflict = localWins, idMember = "id") { Object.assign(this, { onConflict, idMember }); }
 
@@ -859,7 +450,6 @@ export class ThreeWayMerge {
     const values = names.map((name) => [name, this.#value([...path, name], allAt(sides, name))]);
     return values.filter(([, value]) => value !== MISSING);
   }
-  /** The entries of a list by their ids; null for anything else. */
   #entries(list) {
     if (!Array.isArray(list)) return null;
     const entries = new Map(list.map((entry) => [isObject(entry) ? entry[this.idMember] : null, entry]));
@@ -883,14 +473,12 @@ export class ThreeWayMerge {
   }
 }
 
-/** The ids of the entries that all others have, too. */
 const shared = (entries, ...others) => [...entries.keys()].filter((id) => others.every((other) => other.has(id)));
 
-/** The ids of the merged list. */
 function mergedOrder(base, local, remote) {
   const isReordered = !same(shared(local, base), shared(base, local));
   const [first, second] = isReordered ? [local, remote] : [remote, local];
-  let group = []; // ids of the second list alone, by the id that they follow
+  let group = [];
   const groups = new Map([[MISSING, group]]), order = [];
   for (const id of second.keys()) {
     if (first.has(id)) groups.set(id, group = []);
@@ -907,209 +495,18 @@ function mergedOrder(base, local, remote) {
   return [...order, group].flat();
 }
 
-/** True if the edited list reorders the base, and the merged one does not follow. */
 function isReorderingDropped([base, edited, , merged]) {
   const order = shared(edited, base, merged);
   return !same(shared(base, edited, merged), order) && !same(order, shared(merged, base, edited));
 }
 
-// --- SyncDocument ----------------------------------------------------------------------------------------------------
+// --- Sealed data ---
 
-const MAX_DROPPED = 1000;
-const POLL_MS = 2000; // without a change stream
-const RESUBSCRIBE_MS = 30_000; // between requests for changes without a stream
-
-/** How documents are merged, and sealed. */
-class DocumentRules {
-  constructor({ onConflict, idMember, resolve, sealing }) {
-    Object.assign(this, { threeWay: new ThreeWayMerge(onConflict, idMember), resolve, sealing });
-  }
-  /** Returns the merged data, and the edits that are dropped. */
-  merge(base, edited, theirs) {
-    const isResolved = this.resolve && !same(base, theirs) && !same(base, edited);
-    const merged = isResolved ? this.resolve(copy(edited), copy(theirs)) : this.threeWay.merge(base, edited, theirs);
-    return [merged, this.threeWay.dropped(base, edited, theirs, merged)];
-  }
-  async seal(data) { return this.sealing ? this.sealing.seal(data) : data; }
-  async open(stored) { return this.sealing ? this.sealing.open(stored) : stored; }
-}
-
-/** A local copy of one document, which you may edit. */
-export class SyncDocument {
-  #client;
-  #rules;
-  #options;
-  #hasRemote = false; // the server's version is known
-  #base = "{}"; // as canonical JSON
-  #baseHash = "";
-  #last = Promise.resolve();
-
-  constructor(client, key, { retries = 3, signAuthor = false, ...rules } = {}) {
-    Object.assign(this, { key, data: {}, hash: "", dropped: [] });
-    [this.#client, this.#rules, this.#options] = [client, new DocumentRules(rules), { retries, signAuthor }];
-  }
-
-  pull() {
-    return this.#inTurn(async () => {
-      this.#apply(...await this.#fetch());
-      return this.data;
-    });
-  }
-  push(data) {
-    return this.#inTurn(() => {
-      if (data && copy(data)) this.data = data;
-      return this.#store((edited) => edited);
-    });
-  }
-  update(change) {
-    return this.#inTurn(async () => {
-      if (!this.#hasRemote) this.#apply(...await this.#fetch());
-      return this.#store(change);
-    });
-  }
-  get isEdited() {
-    const isBaseKnown = this.hash === this.#baseHash;
-    return isBaseKnown ? canonicalJson(copy(this.data)) !== this.#base : Object.keys(this.data).length > 0;
-  }
-  dump() {
-    const { key, hash, data } = this;
-    return { version: 1, key: documentKey(key), hash, base: this.#baseData(), data: copy(data) };
-  }
-  restore({ version, key, hash, base = null, data }) {
-    if (version !== 1 || typeof hash !== "string" || !isObject(data) || !(base === null || isObject(base))) {
-      throw new TypeError("this is not what dump() of a SyncDocument returned");
-    }
-    if (key !== documentKey(this.key)) throw new TypeError(`this state is of ${key}, not of ${this.key}`);
-    if (base) this.#setBase(base, hash);
-    Object.assign(this, { data: copy(data), hash });
-  }
-
-  async *follow({ collection, params, signal, onDisconnect } = {}) {
-    const left = new AbortController(), ended = AbortSignal.any([left.signal, ...(signal ? [signal] : [])]);
-    const news = new Signal(), end = new Promise((resolve) => ended.addEventListener("abort", resolve));
-    let announced = [], isLive = false, isAway = false, rejection, given; // hashes since the last pull began
-    const notify = (hash, live = isLive) => {
-      announced.push(hash);
-      isLive = live;
-      news.set();
-    };
-    end.then(() => notify());
-    this.#listen(collection, params, ended, notify).catch((error) => {
-      rejection = error;
-      notify(null, false);
-    });
-    try {
-      for (let hasStarted = this.#hasRemote; !ended.aborted; hasStarted = true) {
-        const isCurrent = isLive && !isAway && announced.every((hash) => hash === this.hash);
-        [announced, news.isSet] = [[], false];
-        const pull = () => this.pull().then(() => null, (error) => error);
-        const failure = isCurrent ? null : await Promise.race([pull(), end]);
-        if (rejection || (failure && !(hasStarted && isTransient(failure)))) throw rejection ?? failure;
-        if (failure && !isAway) onDisconnect?.(failure);
-        isAway = Boolean(failure);
-        if (!isAway && !ended.aborted && given !== this.hash) {
-          given = this.hash;
-          yield this.data;
-        }
-        await news.wait(isLive && !isAway ? 0 : Math.max(POLL_MS, 1000 * (failure?.retryAfterS ?? 0)));
-      }
-    } finally {
-      left.abort();
-    }
-  }
-
-  /** Notifies of what may be another version (null: perhaps), and whether the stream is live. Throws what rejects the
-   * collection. */
-  async #listen(collection, params, signal, notify) {
-    const segments = documentKey(this.key).split("/");
-    const mayMatch = (event) => Object.values(event.params).every((value) => segments.includes(String(value)));
-    const filter = collection ? [[collection], params && { [collection]: params }] : [null, undefined];
-    const options = { signal, onConnect: () => notify(null, true), onDisconnect: () => notify(null, false) };
-    while (!signal.aborted) {
-      try {
-        for await (const event of this.#client.watch(...filter, options)) {
-          if (event.reset || mayMatch(event)) notify(event.hash ?? null);
-        }
-      } catch (error) {
-        if (collection && isAny(error, errors.BadRequest)) throw error;
-        notify(null, false);
-        await sleep(RESUBSCRIBE_MS, signal).catch(() => {});
-      }
-    }
-  }
-
-  #inTurn(work) {
-    const done = this.#last.then(work);
-    this.#last = done.catch(() => {});
-    return done;
-  }
-  #baseData() { return this.hash === this.#baseHash ? JSON.parse(this.#base) : null; }
-  #setBase(data, hash) {
-    [this.hash, this.#base, this.#baseHash, this.#hasRemote] = [hash, canonicalJson(data), hash, true];
-  }
-  async #fetch() {
-    const { data, hash } = await this.#client.pull(this.key);
-    // A server that says that nothing is stored must not get data in that was not sealed.
-    return [hash || Object.keys(data).length ? await this.#rules.open(data) : {}, hash];
-  }
-  #apply(theirs, hash) {
-    if (this.isEdited) {
-      const [merged, dropped] = this.#merge(this.#baseData(), copy(this.data), theirs, hash);
-      if (!same(merged, this.data)) this.data = merged;
-      this.#drop(dropped);
-    } else if (hash !== this.hash || !this.#hasRemote) {
-      this.data = theirs;
-    }
-    this.#setBase(theirs, hash);
-  }
-  #merge(base, edited, theirs, hash) {
-    if (!base && hash !== this.hash && !this.#rules.resolve && !same(edited, theirs)) throw new UnknownBase(hash);
-    return this.#rules.merge(base ?? (hash === this.hash ? theirs : {}), edited, theirs);
-  }
-  #drop(dropped) { this.dropped = [...this.dropped, ...dropped].slice(-MAX_DROPPED); }
-
-  async #store(change) {
-    let edited = copy(this.data), base = this.#baseData(), hash = this.hash;
-    const began = canonicalJson(edited), lost = [], { retries, signAuthor } = this.#options;
-    for (let attempt = 0; ; attempt++) {
-      const data = copy(await change(copy(edited))), sealed = await this.#rules.seal(data);
-      const pushed = await this.#client.push(this.key, sealed, hash || null, { signAuthor }).catch((error) => {
-        if (!(error instanceof errors.Conflict) || attempt === retries) throw error;
-      });
-      if (pushed) {
-        // Only now: a copy that named a newer base without holding its data would overwrite it later.
-        const now = copy(this.data); // perhaps edited while it was on its way
-        if (canonicalJson(now) !== began) this.data = this.#rules.threeWay.merge(JSON.parse(began), now, data);
-        else if (canonicalJson(data) !== began) this.data = data;
-        this.#drop(lost);
-        this.#setBase(data, pushed.hash);
-        return pushed;
-      }
-      const [theirs, current] = await this.#fetch(), [merged, dropped] = this.#merge(base, edited, theirs, current);
-      [edited, base, hash] = [merged, theirs, current];
-      lost.push(...dropped);
-      await sleep(Math.min(100 * 2 ** attempt, 2000) + 100 * Math.random());
-    }
-  }
-}
-
-// --- Sealed data -----------------------------------------------------------------------------------------------------
-
-// An entry of a keyring is a content key, wrapped for `subKem` and signed by `addedBy`.
 const IV_BYTES = 12, TAG_BYTES = 16, KEY_BYTES = 32, EPOCH_BYTES = 4, ENVELOPE_EPOCH = 0;
 const inSeconds = (ms) => Math.floor(ms / 1000);
 const blobContext = (epoch, aad) => `starfish-blob:${epoch}:${aad}`;
 function fail(name, message) {
   throw new SealedError(name, message);
-}
-
-/** The bytes of a base64 text; null for anything else. */
-function decoded(source) {
-  try {
-    return unbase64(text(source));
-  } catch {
-    return null;
-  }
 }
 
 async function aesGcm(usage, rawKey, iv, bytes, aad) {
@@ -1134,7 +531,7 @@ async function wrappingKey(keys, kemPub) {
 }
 async function wrapKey(contentKey, subKem, epoch, adder, addedAt) {
   const ephemeral = await IdentityKeys.generate(), key = await wrappingKey(ephemeral, subKem).catch(() => null);
-  if (!key) throw new TypeError("a recipient is an X25519 public key, 64 hex digits in lower case");
+  if (!key) throw new TypeError("the recipient is no X25519 key in hex");
   const ct = base64(await encrypt(key, contentKey, ""));
   const entry = { subKem, ephKem: ephemeral.kemPub, ct, addedBy: adder.edPub, addedAt };
   return { ...entry, addedSig: await adder.sign(canonicalBytes({ ...entry, epoch })) };
@@ -1145,7 +542,6 @@ async function unwrapKey(entry, keys) {
   return contentKey.length === KEY_BYTES ? contentKey : fail("DecryptionFailed", "a key without 32 bytes");
 }
 
-/** Throws unless one of `trusted` (null: anybody) added the entry and signed it for this epoch. */
 async function verifyEntry({ subKem, ephKem, ct, addedBy, addedAt, addedSig }, epoch, trusted) {
   if (trusted && !(isKey(addedBy) && trusted.includes(addedBy))) fail("UntrustedAdder", `${addedBy} is not trusted`);
   const isWhole = [subKem, ephKem, addedBy].every(isKey) && Number.isSafeInteger(addedAt) && decoded(ct);
@@ -1153,14 +549,12 @@ async function verifyEntry({ subKem, ephKem, ct, addedBy, addedAt, addedSig }, e
   if (!isWhole || !await isSigned(message, addedSig, addedBy)) fail("ForgedEntry", `epoch ${epoch} has a forged key`);
 }
 
-/** An epoch with a new content key. */
 async function newEpoch(epoch, kems, adder, nowS) {
   const contentKey = randomBytes(KEY_BYTES), recipients = [...new Set(kems)];
   const wrapped = recipients.map((kem) => wrapKey(contentKey, kem, epoch, adder, nowS));
   return { createdAt: nowS, wrappedKeys: await Promise.all(wrapped) };
 }
 
-/** A keyring document, which is immutable. */
 export class Keyring {
   #entries = new Map(); // by epoch
 
@@ -1218,7 +612,6 @@ export class Keyring {
   }
 }
 
-/** The content keys of a keyring. */
 export class UnlockedKeyring {
   #keys;
 
@@ -1253,7 +646,6 @@ export class UnlockedKeyring {
   }
 }
 
-/** A keyring of a server. */
 export class RemoteKeyring {
   #of;
 
@@ -1279,7 +671,7 @@ export class RemoteKeyring {
     await new SyncDocument(client, key).update(async (data) => {
       const options = { minEpoch: this.minEpoch, nowS: inSeconds(client.nowMs()) };
       const keyring = await this.#keyring(data)[method](keys, recipient, trusted, options);
-      opened = await this.#open(keyring); // or nobody else gets to see it
+      opened = await this.#open(keyring); // or nobody sees it
       return keyring.data;
     });
     return this.#seen(opened);
@@ -1294,23 +686,19 @@ export class RemoteKeyring {
   }
 }
 
-/** Seals a file and stores it. */
 export async function sealAndPushBlob(client, keyring, key, plaintext, aad = documentKey(key)) {
   return client.pushBlob(key, await keyring.sealBytes(plaintext, aad), "application/octet-stream");
 }
-/** The plaintext of such a file; null if nothing is stored. */
 export async function pullAndOpenBlob(client, keyring, key, aad = documentKey(key)) {
   const file = await client.pullBlob(key);
   return file && keyring.openBytes(await file.blob.arrayBuffer(), aad);
 }
 
-/** Seals for the holder of `recipientKem`, without a keyring. */
 export async function sealEnvelope(plaintext, recipientKem, sealer, aad = "") {
   const contentKey = randomBytes(KEY_BYTES);
   const entry = await wrapKey(contentKey, recipientKem, ENVELOPE_EPOCH, sealer, inSeconds(Date.now()));
   return { entry, ct: base64(await encrypt(contentKey, plaintext, aad)), ...(aad && { v: 1 }) };
 }
-/** Opens an envelope, of anybody if no `sealer` is given. */
 export async function openEnvelope({ v, entry, ct }, keys, { aad = "", sealer } = {}) {
   if (v === 1 && !aad) fail("AadRequired", "aad required");
   const sealed = decoded(ct);
@@ -1319,27 +707,539 @@ export async function openEnvelope({ v, entry, ct }, keys, { aad = "", sealer } 
   return { plaintext: await decrypt(await unwrapKey(entry, keys), sealed, aad), sealedBy: entry.addedBy };
 }
 
-// --- Replica: storage ------------------------------------------------------------------------------------------------
+// --- Client ---
 
-const { BadRequest, CheckpointTooOld, Conflict, DocumentCorrupt, Erased, Forbidden, FullNotAllowed, HashesNotAvailable,
-  MethodNotAllowed, NotFound, OutcomeUnknown, PullBoundRequired, QuotaExceeded, RateLimited, Unauthorized, Unavailable,
-  UnknownCollection, UriTooLong } = errors;
+const JSON_TYPE = "application/json";
+const isJsonType = (type) => (type ?? "").split(";")[0].trim().toLowerCase() === JSON_TYPE;
+const RENEW_BEFORE_S = 24 * 3600; // clocks differ
+const CLOCK_ERROR_MS = 5_000;
+const HASH_DIGITS = 16;
+const MAX_TIMER_S = 2 ** 31 / 1000 - 1; // a longer one fires at once
+
+function withQuery(path, members) {
+  const given = Object.entries(members).filter(([, value]) => value !== undefined && value !== null);
+  return given.length ? `${path}?${new URLSearchParams(given)}` : path;
+}
+function waitS({ attempts, initialS, maxS }, failures, retryAfterS = 0, mayGiveUp = true) {
+  if (mayGiveUp && (failures >= attempts || retryAfterS > maxS)) return null;
+  const pauseS = Math.max(Math.min(initialS * 2 ** (failures - 1), maxS) * (1 - Math.random() / 2), retryAfterS);
+  return Math.min(pauseS, MAX_TIMER_S);
+}
+
+/** A request, which is aborted after `limitS` without a `restart`. */
+class Exchange {
+  #control = new AbortController();
+  #timer;
+
+  constructor(address, limitS, signal) {
+    Object.assign(this, { address, limitS, signal: either(this.#control.signal, signal) });
+    this.restart();
+  }
+  restart() {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#control.abort(this.failure("no answer in time")), this.limitS * 1000);
+  }
+  close() {
+    clearTimeout(this.#timer);
+    this.#control.abort();
+  }
+  failure(message, cause) { return new Unreachable(`${this.address}: ${message}`, { cause }); }
+  received(promise) {
+    return promise.catch((cause) => {
+      throw this.signal.aborted ? this.signal.reason : this.failure(`no answer (${cause.message})`, cause);
+    });
+  }
+  async *chunks(response) {
+    const reader = response.body.getReader();
+    for (let read; !(read = await this.received(reader.read())).done; this.restart()) yield read.value;
+  }
+}
+
+const json = (decode) => async (response, exchange) => {
+  const isFile = response.headers.has("ETag") && !isJsonType(response.headers.get("Content-Type"));
+  if (isFile) throw new TypeError("a file is there: pullBlob gets it");
+  const body = await exchange.received(response.text());
+  try {
+    return decode(object(JSON.parse(body)));
+  } catch (cause) {
+    throw exchange.failure("the answer is not understood", cause);
+  }
+};
+
+async function readFile(response, exchange) {
+  const chunks = [];
+  for await (const chunk of exchange.chunks(response)) chunks.push(chunk);
+  const contentType = response.headers.get("Content-Type") ?? "application/octet-stream";
+  const blob = new Blob(chunks, { type: contentType }), isJson = isJsonType(contentType);
+  const hash = response.headers.get("ETag")?.match(/[0-9a-f]{64}/)?.[0] ?? "";
+  if (!hash && isJson && parsed(await blob.text())?.hash === "") return null;
+  if (hash && hex(await sha256(await blob.arrayBuffer())) !== hash) {
+    if (isJson) throw new TypeError("what is stored is a document, not a file");
+    throw new Unreachable("the file was damaged on its way: its hash is another");
+  }
+  return { blob, contentType, hash };
+}
+
+export class Client {
+  #base; #host; #prefix; #keys; #timeoutS; #fetch;
+  #certificate = null; #isOwn = true; #behindMs = 0;
+
+  constructor(baseUrl, { keys, certificate, namespace, timeoutS = 30, backoff, fetch } = {}) {
+    const url = new URL(baseUrl, globalThis.location?.href);
+    if (!/^https?:$/.test(url.protocol) || url.username || url.search || url.hash) {
+      throw new TypeError(`not the http or https address of a server: ${baseUrl}`);
+    }
+    this.#base = url.origin + url.pathname.replace(/\/+$/, "");
+    [this.#host, this.#prefix] = [url.host, namespace ? `/v1/${namespace}` : ""];
+    [this.#keys, this.#timeoutS, this.#fetch] = [keys, timeoutS, fetch ?? globalThis.fetch.bind(globalThis)];
+    this.backoff = { attempts: 4, initialS: 0.25, maxS: 10, ...backoff };
+    if (certificate) this.certificate = certificate;
+  }
+
+  get address() { return this.#base + this.#prefix; }
+  get author() { return this.#keys?.edPub ?? null; }
+  get identity() {
+    return this.#certificate?.kind === "device" ? this.#certificate.issUserId : this.#keys?.userId ?? "";
+  }
+  get certificate() { return this.#certificate; }
+  set certificate(certificate) {
+    const isForOther = (certificate.sub ?? this.author) !== this.author;
+    if (!this.#keys || isForOther) throw new TypeError("the certificate is for another key");
+    [this.#certificate, this.#isOwn] = [certificate, false];
+  }
+  nowMs() { return Date.now() + this.#behindMs; }
+
+  async pull(key, { withKeyring, version, since, last, full } = {}) {
+    const query = { checkpoint: since, last, full: full || null, withKeyring: withKeyring ? 1 : null, version };
+    const pulled = await this.#get(withQuery(this.#target("pull", key), query), pullResult);
+    if (version !== undefined && pulled.hash !== version) throw new errors.VersionNotFound();
+    return pulled;
+  }
+  async push(key, data, baseHash = null, { idempotencyKey, signAuthor = false, writtenMs } = {}) {
+    const members = await this.#authored(signAuthor && "starfish-doc-author-v1\n", key, { data: copy(data), baseHash });
+    const target = withQuery(this.#target("push", key), { written: writtenMs });
+    return this.#request("POST", target, json(pushResult), { data: members, idempotencyKey });
+  }
+  async append(key, data, { idempotencyKey, signAuthor = Boolean(this.#keys), tsMs } = {}) {
+    const tag = signAuthor && "starfish-append-author-v1\n";
+    const members = await this.#authored(tag, key, { data: copy(data), ts: tsMs });
+    return this.#request("POST", this.#target("push", key), json(pushResult), { data: members, idempotencyKey });
+  }
+  async delete(key, baseHash, { idempotencyKey } = {}) {
+    const target = withQuery(this.#target("push", key), { baseHash });
+    return this.#request("DELETE", target, json(pushResult), { idempotencyKey });
+  }
+  async #authored(tag, key, members) {
+    if (!tag) return members;
+    if (!this.#keys) throw new TypeError("an author proof needs keys");
+    const message = canonicalBytes({ d: members.data, k: documentKey(key) }, tag);
+    return { ...members, authorPubkey: this.author, authorSignature: await this.#keys.sign(message) };
+  }
+  async history(key) {
+    return this.#get(this.#target("history", key), ({ versions }) => versions.map(documentVersion));
+  }
+  async batchPull(collection, params, { known, append } = {}) {
+    if (!params.length) return [];
+    const of = (list) => list && JSON.stringify({ [collection]: list });
+    const digits = known?.map((hash) => hash?.slice(0, HASH_DIGITS) || null);
+    const query = { collections: collection, params: of(params), appendParams: of(append), known: of(digits) };
+    return this.#get(withQuery(`${this.#prefix}/batch/pull`, query), ({ collections }) => {
+      const entries = collections[collection].map(batchEntry);
+      if (entries.length !== params.length) throw new TypeError("entries are missing");
+      return entries;
+    });
+  }
+  async *list(prefix = "", options = {}) {
+    for await (const [name] of this.#listed(prefix, { pageSize: 1000, ...options })) yield name;
+  }
+  listHashes(prefix = "", options = {}) { return this.#listed(prefix, { pageSize: 5000, ...options, hashes: true }); }
+  async *#listed(prefix, { after, pageSize, hashes }) {
+    const target = prefix ? this.#target("list", prefix) : `${this.#prefix}/list`;
+    for (let page = { hasMore: true }; page.hasMore; after = page.items.at(-1) ?? after) {
+      page = await this.#get(withQuery(target, { limit: pageSize, hashes, after }), object);
+      yield* page.items.map((name, at) => [name, page.hashes?.[at] ?? null]);
+    }
+  }
+  async pushBlob(key, source, contentType, { idempotencyKey } = {}) {
+    const body = new Blob([source]);
+    // The bytes of a file are not signed, unless they are JSON.
+    const signed = isJsonType(contentType) ? await body.arrayBuffer() : new Uint8Array();
+    const limitS = this.#timeoutS + body.size / 1024; // servers want 1 KB a second
+    const options = { body, signed, contentType, idempotencyKey, limitS };
+    return this.#request("POST", this.#target("push", key), json(pushResult), options);
+  }
+  async pullBlob(key) { return this.#request("GET", this.#target("pull", key), readFile); }
+  async changes(since, collections, params, limit) {
+    return this.#get(this.#selection("changes", collections, params, { since, limit }), changesPage);
+  }
+  async *changePages(since, collections, params, limit) {
+    for (let page = { cursor: since, hasMore: true }; page.hasMore;) {
+      page = await this.changes(page.cursor, collections, params, limit);
+      yield page;
+    }
+  }
+  async keyTemplates(collections) {
+    const target = this.#selection("changes", collections, null, { since: "now", storagePaths: true });
+    return this.#get(target, ({ storagePaths }) => object(storagePaths));
+  }
+  async revoke(list) {
+    const options = { data: list, attempts: 1 }; // the same generation again would be an error
+    return this.#request("POST", "/revocations", json(({ generation }) => whole(generation)), options);
+  }
+  async revocations(issuer) {
+    const got = this.#get(`/revocations/${encodeURIComponent(issuer)}`, object, { isSigned: false });
+    const list = await got.catch((error) => (error instanceof errors.NotFound ? null : Promise.reject(error)));
+    if (!list || await isIssued(list, issuer, REVOCATION_TAG)) return list;
+    throw new errors.BadSignature("the revocation list is not signed by its issuer");
+  }
+  request(method, target, body) { return this.#request(method, this.#prefix + target, json(object), { data: body }); }
+  watch(collections, params, { idleS = IDLE_S, signal, ...options } = {}) {
+    const control = new AbortController(), target = this.#selection("events", collections, params);
+    const ends = either(signal, control.signal);
+    const connect = (headers) => this.#stream(target, headers, idleS, ends);
+    const events = followed(connect, { ...options, signal: ends, backoff: this.backoff });
+    const leave = events.return.bind(events);
+    events.return = (value) => (control.abort(), leave(value)); // even one that waits
+    return events;
+  }
+  async *#stream(target, headers, idleS, signal) {
+    const exchange = new Exchange(this.address, idleS, signal);
+    try {
+      const response = await this.#send(exchange, "GET", target, { headers });
+      if (response.headers.get("Content-Type")?.startsWith("text/event-stream")) yield* exchange.chunks(response);
+      else throw exchange.failure("the answer is not understood");
+    } finally {
+      exchange.close();
+    }
+  }
+
+  #target(action, key) {
+    const segments = documentKey(key).split("/");
+    // A URL would lose these segments, and name another document.
+    if (segments.some((each) => each === "." || each === "..")) throw new errors.InvalidPathParameter();
+    const encoded = segments.map((each) => encodeURIComponent(each).replaceAll("%3A", ":").replaceAll("%40", "@"));
+    return `${this.#prefix}/${action}/${encoded.join("/")}`;
+  }
+  #selection(route, collections, params, query = {}) {
+    const narrowed = params && JSON.stringify(params);
+    return withQuery(`${this.#prefix}/${route}`, { ...query, collections: collections?.join(), params: narrowed });
+  }
+  #get(target, decode, options) { return this.#request("GET", target, json(decode), options); }
+  async #request(method, target, read, options = {}) {
+    const { data, limitS = this.#timeoutS, attempts = this.backoff.attempts, ...sent } = options;
+    const { contentType = JSON_TYPE, idempotencyKey = randomKey() } = options;
+    if (data) sent.body = encoder.encode(JSON.stringify(data));
+    if (method !== "GET") sent.headers = { "Content-Type": contentType, "Idempotency-Key": idempotencyKey };
+    for (let failures = 1; ; failures++) {
+      const exchange = new Exchange(this.address, limitS);
+      try {
+        return await read(await this.#send(exchange, method, target, sent), exchange);
+      } catch (error) {
+        const pauseS = isTransient(error) ? waitS({ ...this.backoff, attempts }, failures, error.retryAfterS) : null;
+        if (pauseS === null) throw error;
+        await sleep(pauseS * 1000);
+      } finally {
+        exchange.close();
+      }
+    }
+  }
+  /** Sends again if credentials were invalid: the clock was wrong, or the browser has repeated the request. */
+  async #send(exchange, method, target, { body, signed = body, headers, isSigned = Boolean(this.#keys) }) {
+    for (let isFirst = true; ; isFirst = false) {
+      const tsMs = this.nowMs();
+      const credentials = isSigned ? await this.#credentials(method, target, signed, tsMs) : {};
+      const response = await exchange.received(this.#fetch(this.#base + target, {
+        method, body, headers: { ...headers, ...credentials }, signal: exchange.signal,
+        cache: "no-store", credentials: "omit", redirect: "error",
+      }));
+      // A batch is answered with 200 and this header.
+      const isRejected = isSigned && (response.status === 401 || response.headers.has("WWW-Authenticate"));
+      const serverMs = Date.parse(response.headers.get("Date") ?? "");
+      const isWrong = serverMs < tsMs - CLOCK_ERROR_MS || serverMs > this.nowMs() + CLOCK_ERROR_MS;
+      // Any other answer may have been in a cache for long.
+      if (isWrong && (isRejected || method !== "GET")) this.#behindMs = serverMs - Date.now();
+      if (isFirst && isRejected) await response.body?.cancel();
+      else if (response.status === 200 && !isRejected) return response;
+      else if (response.status === 200) throw new errors.Unauthorized();
+      else throw serverError(response.status, parsed(await exchange.received(response.text())),
+        Number(response.headers.get("Retry-After")?.match(/^\d+$/) ?? 0));
+    }
+  }
+  async #credentials(method, target, body = new Uint8Array(), tsMs) {
+    const certificate = await this.#currentCertificate(tsMs / 1000), nonce = base64(randomBytes(16));
+    const members = { m: method, p: target, b: hex(await sha256(body)), h: this.#host, ts: tsMs, nonce };
+    return {
+      Authorization: `Cap ${base64(canonicalBytes(certificate))}`,
+      "X-Starfish-Sig": await this.#keys.sign(canonicalBytes(members, "starfish-req-v1\n")),
+      "X-Starfish-Ts": String(tsMs), "X-Starfish-Nonce": nonce,
+      ...(certificate.kind === "audience" && { "X-Starfish-Pub": this.author }),
+    };
+  }
+  async #currentCertificate(nowS) {
+    const known = this.#certificate;
+    if (known && (!this.#isOwn || (known.nbf <= nowS && nowS < known.exp - RENEW_BEFORE_S))) return known;
+    const issued = await issueDeviceCertificate(this.#keys, this.#keys, { nowS });
+    if (this.#isOwn) this.#certificate = issued; // nobody has set another one meanwhile
+    return this.#certificate;
+  }
+}
+
+// --- Change stream ---
+
+const IDLE_S = 15; // servers send a heartbeat every 4 s
+const MAX_EVENT_CHARS = 1 << 20;
+
+async function* blocksOf(chunks) {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for await (const chunk of chunks) {
+    const received = (rest + decoder.decode(chunk, { stream: true })).replace(/\r\n|\r(?!$)/g, "\n");
+    const blocks = received.split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const fields = {};
+      for (const line of block.split("\n")) {
+        const [, name, value] = line.match(/^([^:]*):? ?(.*)$/s);
+        if (name === "data" && "data" in fields) fields.data += `\n${value}`;
+        else if (name !== "id" || !value.includes("\0")) fields[name] = value;
+      }
+      yield fields;
+    }
+    if (rest.length > MAX_EVENT_CHARS) throw new Unreachable("an event in the stream of changes is too long");
+  }
+}
+
+function changeOf({ event = "", data }, id) {
+  if (event === "reset") return { reset: true, id };
+  if (data === undefined || !["", "message"].includes(event)) return null;
+  try {
+    return changeEvent(JSON.parse(data), id);
+  } catch (cause) {
+    throw new Unreachable("the stream of changes is not understood", { cause });
+  }
+}
+
+async function* followed(connect, { after = "", signal, backoff, onConnect, onDisconnect }) {
+  let position = after, failures = 0, wasLive = false;
+  while (!signal.aborted) {
+    let isLive = false, retryS = 0, error = new Unreachable("the stream of changes ended");
+    try {
+      const resumed = position && { "Last-Event-ID": position };
+      for await (const block of blocksOf(connect({ Accept: "text/event-stream", ...resumed }))) {
+        if (isLive) failures = 0; // it lasts
+        if (/^\d{1,8}$/.test(block.retry)) retryS = Number(block.retry) / 1000;
+        const change = changeOf(block, block.id ?? position);
+        position = block.id ?? position; // only now: a change that cannot be parsed is not skipped
+        if (!isLive && (change || position)) {
+          isLive = wasLive = true;
+          onConnect?.();
+        }
+        if (change) yield change;
+        if (signal.aborted) return;
+      }
+    } catch (caught) {
+      if (signal.aborted) return;
+      if (!isRetryable(caught)) throw caught;
+      error = caught;
+    }
+    const pauseS = waitS(backoff, ++failures, Math.max(error.retryAfterS ?? 0, retryS), !wasLive);
+    if (pauseS === null) throw error;
+    if (isLive) onDisconnect?.(error);
+    await sleep(pauseS * 1000, signal);
+  }
+}
+
+// --- SyncDocument ---
+
+const MAX_DROPPED = 1000;
+const POLL_MS = 2000; // without a change stream
+const RESUBSCRIBE_MS = 30_000;
+
+class DocumentRules {
+  constructor({ onConflict, idMember, resolve, sealing }) {
+    Object.assign(this, { threeWay: new ThreeWayMerge(onConflict, idMember), resolve, sealing });
+  }
+  merge(base, edited, theirs) {
+    const isResolved = this.resolve && !same(base, theirs) && !same(base, edited);
+    const merged = isResolved ? this.resolve(copy(edited), copy(theirs)) : this.threeWay.merge(base, edited, theirs);
+    return [merged, this.threeWay.dropped(base, edited, theirs, merged)];
+  }
+  async seal(data) { return this.sealing ? this.sealing.seal(data) : data; }
+  async open(stored) { return this.sealing ? this.sealing.open(stored) : stored; }
+}
+
+export class SyncDocument {
+  #client;
+  #rules;
+  #options;
+  #hasRemote = false;
+  #base = "{}";
+  #baseHash = "";
+  #last = Promise.resolve();
+
+  constructor(client, key, { retries = 3, signAuthor = false, ...rules } = {}) {
+    Object.assign(this, { key, data: {}, hash: "", dropped: [] });
+    [this.#client, this.#rules, this.#options] = [client, new DocumentRules(rules), { retries, signAuthor }];
+  }
+
+  pull() {
+    return this.#inTurn(async () => {
+      this.#apply(...await this.#fetch());
+      return this.data;
+    });
+  }
+  push(data) {
+    return this.#inTurn(() => {
+      if (data && copy(data)) this.data = data;
+      return this.#store((edited) => edited);
+    });
+  }
+  update(change) {
+    return this.#inTurn(async () => {
+      if (!this.#hasRemote) this.#apply(...await this.#fetch());
+      return this.#store(change);
+    });
+  }
+  get isEdited() {
+    const isBaseKnown = this.hash === this.#baseHash;
+    return isBaseKnown ? canonicalJson(copy(this.data)) !== this.#base : Object.keys(this.data).length > 0;
+  }
+  dump() {
+    const { key, hash, data } = this;
+    return { version: 1, key: documentKey(key), hash, base: this.#baseData(), data: copy(data) };
+  }
+  restore({ version, key, hash, base = null, data }) {
+    if (version !== 1 || typeof hash !== "string" || !isObject(data) || !isObject(base ?? {})) {
+      throw new TypeError("this is not what dump() of a SyncDocument returned");
+    }
+    if (key !== documentKey(this.key)) throw new TypeError(`this state is of ${key}, not of ${this.key}`);
+    if (base) this.#setBase(base, hash);
+    Object.assign(this, { data: copy(data), hash });
+  }
+
+  async *follow({ collection, params, signal, onDisconnect } = {}) {
+    const left = new AbortController(), ended = either(left.signal, signal);
+    const news = new Signal(), end = new Promise((resolve) => ended.addEventListener("abort", resolve));
+    let announced = [], isLive = false, isAway = false, rejection, given; // hashes since the last pull
+    const notify = (hash, live = isLive) => {
+      announced.push(hash);
+      isLive = live;
+      news.set();
+    };
+    end.then(() => notify());
+    this.#listen(collection, params, ended, notify).catch((error) => {
+      rejection = error;
+      notify(null, false);
+    });
+    try {
+      for (let hasStarted = this.#hasRemote; !ended.aborted; hasStarted = true) {
+        const isCurrent = isLive && !isAway && announced.every((hash) => hash === this.hash);
+        [announced, news.isSet] = [[], false];
+        const pull = () => this.pull().then(() => null, (error) => error);
+        const failure = isCurrent ? null : await Promise.race([pull(), end]);
+        if (rejection || (failure && !(hasStarted && isTransient(failure)))) throw rejection ?? failure;
+        if (failure && !isAway) onDisconnect?.(failure);
+        isAway = Boolean(failure);
+        if (!isAway && !ended.aborted && given !== this.hash) {
+          given = this.hash;
+          yield this.data;
+        }
+        await news.wait(isLive && !isAway ? 0 : Math.max(POLL_MS, 1000 * (failure?.retryAfterS ?? 0)));
+      }
+    } finally {
+      left.abort();
+    }
+  }
+
+  async #listen(collection, params, signal, notify) {
+    const segments = documentKey(this.key).split("/");
+    const mayMatch = (event) => Object.values(event.params).every((value) => segments.includes(String(value)));
+    const filter = collection ? [[collection], params && { [collection]: params }] : [null, undefined];
+    const options = { signal, onConnect: () => notify(null, true), onDisconnect: () => notify(null, false) };
+    while (!signal.aborted) {
+      try {
+        for await (const event of this.#client.watch(...filter, options)) {
+          if (event.reset || mayMatch(event)) notify(event.hash ?? null);
+        }
+      } catch (error) {
+        if (collection && isAny(error, errors.BadRequest)) throw error;
+        notify(null, false);
+        await sleep(RESUBSCRIBE_MS, signal);
+      }
+    }
+  }
+
+  #inTurn(work) {
+    const done = this.#last.then(work);
+    this.#last = done.catch(() => {});
+    return done;
+  }
+  #baseData() { return this.hash === this.#baseHash ? JSON.parse(this.#base) : null; }
+  #setBase(data, hash) {
+    [this.hash, this.#base, this.#baseHash, this.#hasRemote] = [hash, canonicalJson(data), hash, true];
+  }
+  async #fetch() {
+    const { data, hash } = await this.#client.pull(this.key);
+    // An answer without a hash must not get in data that was not sealed.
+    return [hash || Object.keys(data).length ? await this.#rules.open(data) : {}, hash];
+  }
+  #apply(theirs, hash) {
+    if (this.isEdited) {
+      const [merged, dropped] = this.#merge(this.#baseData(), copy(this.data), theirs, hash);
+      if (!same(merged, this.data)) this.data = merged;
+      this.#drop(dropped);
+    } else if (hash !== this.hash || !this.#hasRemote) {
+      this.data = theirs;
+    }
+    this.#setBase(theirs, hash);
+  }
+  #merge(base, edited, theirs, hash) {
+    if (!base && hash !== this.hash && !this.#rules.resolve && !same(edited, theirs)) throw new UnknownBase(hash);
+    return this.#rules.merge(base ?? (hash === this.hash ? theirs : {}), edited, theirs);
+  }
+  #drop(dropped) { this.dropped = [...this.dropped, ...dropped].slice(-MAX_DROPPED); }
+
+  async #store(change) {
+    let edited = copy(this.data), base = this.#baseData(), hash = this.hash;
+    const began = canonicalJson(edited), lost = [], { retries, signAuthor } = this.#options;
+    for (let attempt = 0; ; attempt++) {
+      const data = copy(await change(copy(edited))), sealed = await this.#rules.seal(data);
+      const pushed = await this.#client.push(this.key, sealed, hash || null, { signAuthor }).catch((error) => {
+        if (!(error instanceof errors.Conflict) || attempt === retries) throw error;
+      });
+      if (pushed) {
+        // Only now: a newer base without its data would be overwritten.
+        const now = copy(this.data); // perhaps edited meanwhile
+        if (canonicalJson(now) !== began) this.data = this.#rules.threeWay.merge(JSON.parse(began), now, data);
+        else if (canonicalJson(data) !== began) this.data = data;
+        this.#drop(lost);
+        this.#setBase(data, pushed.hash);
+        return pushed;
+      }
+      const [theirs, current] = await this.#fetch(), [merged, dropped] = this.#merge(base, edited, theirs, current);
+      [edited, base, hash] = [merged, theirs, current];
+      lost.push(...dropped);
+      await sleep(Math.min(100 * 2 ** attempt, 2000) + 100 * Math.random());
+    }
+  }
+}
+
+// --- Replica: storage ---
+
 const TAIL_ELEMENTS = 1000; // of each log
-const REMOVALS_MS = 90 * 24 * 3_600_000; // for which a server that is restored may need them
-const DURABLE = { durability: "strict" };
+const REMOVALS_MS = 90 * 24 * 3_600_000; // a server that is restored may need them
 const replicaName = (name) => `pysync-replica:${name}`;
 const below = (prefix) => IDBKeyRange.bound(prefix, `${prefix}\x7f`); // keys are ASCII
+const newest = (list, count) => list.slice(Math.max(list.length - count, 0));
 const elementsOf = (key) => IDBKeyRange.bound([key], [key, []]);
 
-/** The newest version of the server: `hash` is "" if it was removed; `data` is JSON, null for logs and files. */
 const remoteVersion = (key, hash, { data = null, writtenMs = 0, checkpointMs = null } = {}) => (
   { key, hash, data, writtenMs, checkpointMs, ...(!hash && { removedMs: writtenMs }) });
 const pulledVersion = (key, { hash, data, timestampMs }, writtenMs = timestampMs) => (
   remoteVersion(key, hash, { data: hash ? JSON.stringify(data) : null, writtenMs }));
 
 const UNSENT = { sent: null, sentHash: null, idempotencyKey: "" };
-/** An edit that waits, or was rejected with `error`. Its plain `data`, null for a deletion, began from `base`, which is
- * as the server has it. With an `idempotencyKey`, `sent` may be on its way. */
+/** With an `idempotencyKey`, `sent` may be on its way. */
 const newEdit = (key, kind, members) => (
   { key, kind, data: null, base: null, baseHash: "", writtenMs: null, error: null, ...UNSENT, ...members });
 
@@ -1347,13 +1247,10 @@ function encodeError(error) {
   const { constructor, name, message, status, code, extras } = error ?? {};
   return error && { kind: constructor.name, name, message, status, code, extras };
 }
-function decodeError({ kind, name, message, status, code, extras }) {
-  if (status) return serverError(status, { ...extras, error: message, code });
-  if (kind === "SealedError") return new SealedError(name, message);
-  return Object.assign(new ({ Unreachable, StorageError, ReplicaError }[kind] ?? Error)(message, code), { name });
+function decodeError({ kind, ...members }) {
+  return Object.assign(new (errorClasses[kind] ?? Error)(members.message), members);
 }
 
-/** What is stored of some keys, and what will be written. */
 class Draft {
   constructor(versions, edits) {
     const known = new Map(versions.filter(Boolean).map((each) => [each.key, each]));
@@ -1367,7 +1264,7 @@ class Draft {
   set(name, value) { this.put("setting", { name, value }); }
   remove(store, key) { this.writes.push((stores) => stores(store).delete(key)); }
   save(edit) {
-    const saved = { ...edit, stamp: hex(randomBytes(8)) }; // others see that it is not the same any more
+    const saved = { ...edit, stamp: randomKey() };
     this.all = this.all.map((each) => (each.id === edit.id ? saved : each));
     this.put("edit", saved);
   }
@@ -1393,9 +1290,8 @@ class Draft {
   }
 }
 
-/** The database of a replica, which all its tabs have open. */
 class ReplicaDatabase {
-  lost = null;
+  lost = null; // why it is not open
   #db;
 
   static async open(name, owner, onLost) {
@@ -1410,7 +1306,7 @@ class ReplicaDatabase {
       opened.close(new StorageError(`the browser has deleted what the replica ${name} stored`, "evicted"));
       onLost();
     };
-    const found = await opened.#transact("readwrite", {}, async (stores) => { // so that of two the first one gets it
+    const found = await opened.#transact("readwrite", {}, async (stores) => { // or two tabs get it
       const known = await requested(stores("setting").get("owner"));
       if (!known) stores("setting").put({ name: "owner", value: owner });
       return known?.value ?? owner;
@@ -1440,11 +1336,10 @@ class ReplicaDatabase {
   }
   async elements(key, count) {
     const [found] = await this.read((stores) => [stores("element").getAll(elementsOf(key))]);
-    return found.slice(Math.max(found.length - count, 0)).map(({ key: _, ...element }) => element);
+    return newest(found, count).map(({ key: _, ...element }) => element);
   }
 
-  /** Has `change` compute a draft of keys, and writes it in one transaction; again, if their edits are others by then.
-   * Returns what `change` returned; null, and writes nothing, if the cursor of the `feed` is another by then. */
+  /** Calls `change` again if the edits are others by then. Returns null if another tab has moved the `feed`. */
   async update(keys, change, { durability = "relaxed", feed, versions } = {}) {
     for (;;) {
       const draft = await this.draft(keys, versions), read = stampsOf(draft.all), result = await change(draft);
@@ -1461,7 +1356,7 @@ class ReplicaDatabase {
     }
   }
 
-  /** A transaction ends when `work` awaits anything but its requests. */
+  /** `work` may await requests alone, or the transaction ends. */
   async #transact(mode, options, work) {
     if (this.lost) throw this.lost;
     let transaction;
@@ -1469,7 +1364,7 @@ class ReplicaDatabase {
       transaction = this.#db.transaction(this.#db.objectStoreNames, mode, options);
       return (await Promise.all([work((name) => transaction.objectStore(name)), committed(transaction)]))[0];
     } catch (error) {
-      const cause = transaction?.error ?? error; // a request only says that the transaction was aborted
+      const cause = transaction?.error ?? error; // a request knows none
       if (cause.name === "InvalidStateError") this.#db.onclose();
       throw this.lost ?? storageError(cause);
     }
@@ -1483,11 +1378,11 @@ async function editsOf(stores, keys) {
 }
 const stampsOf = (edits) => edits.map(({ id, stamp }) => `${id} ${stamp}`).join();
 
-// --- Replica: local copy and outbox ----------------------------------------------------------------------------------
+// --- Replica: local copy and outbox ---
 
-const CONCURRENT = 6; // requests: a browser makes no more to one server over HTTP/1.1
-const KEYS_TRUSTED_MS = 5 * 60_000; // the server knows an idempotency key for 10 min, and clocks differ by up to 5
-const UNKNOWN_HASH = "-"; // of a log that was appended to and not read
+const CONCURRENT = 6; // as browsers allow for one server
+const KEYS_TRUSTED_MS = 5 * 60_000; // servers know an idempotency key for 10 min
+const UNKNOWN_HASH = "-"; // of a log that was not read
 const isByCollection = (option) => isObject(option) && typeof option.seal !== "function";
 
 async function inParallel(items, work) {
@@ -1504,13 +1399,12 @@ async function* elementsAfter(client, key, since) {
   for (let hasMore = true; hasMore;) {
     const pulled = await client.pull(key, { since }), added = elements(pulled).filter(({ tsMs }) => tsMs > since);
     ({ hasMore } = pulled);
-    if (hasMore && !added.length) throw new FullNotAllowed(); // one with forceFullFetch, which ignores the time
+    if (hasMore && !added.length) throw new errors.FullNotAllowed(); // a log with forceFullFetch
     yield* added;
     since = added.at(-1)?.tsMs;
   }
 }
 
-/** Documents and logs as they look from here: the server's versions with the edits that wait. */
 class LocalCopy {
   #options; #rules = new Map(); #listeners = new Set();
 
@@ -1543,12 +1437,12 @@ class LocalCopy {
   }
 
   async tail(key, n) {
-    const at = documentKey(key), draft = await this._db.draft([at], []);
+    const at = documentKey(key), draft = await this._db.draft([at]);
     const found = draft.edit(at)?.data === null ? [] : await this._db.elements(at, n);
     for (const each of found) each.data = await this._open(at, JSON.stringify(each.data)).catch(() => each.data);
     const appends = draft.edits(at).filter(({ kind }) => kind === "append");
     found.push(...appends.map(({ writtenMs, data }) => ({ tsMs: writtenMs, data: JSON.parse(data) })));
-    return found.slice(Math.max(found.length - n, 0));
+    return newest(found, n);
   }
 
   async put(key, data) {
@@ -1623,7 +1517,7 @@ class LocalCopy {
   }
 
   _setPaths(paths) {
-    const openness = ([, { names }]) => names.map((name) => (name ? 1 : 0)).join(""); // as on the server, literals win
+    const openness = ([, { names }]) => names.map(Boolean).join(); // as on the server, literals win
     const templates = Object.entries(paths).map(([name, path]) => [name, new KeyTemplate(path)]);
     templates.sort((one, other) => (openness(one) < openness(other) ? -1 : 1));
     this._paths = { __proto__: null, ...Object.fromEntries(templates) };
@@ -1631,8 +1525,8 @@ class LocalCopy {
   _collectionOf(key) { return Object.keys(this._paths).find((name) => this._paths[name].matches(key)); }
   _rulesOf(key, name = this._collectionOf(key)) {
     const { sealing } = this.#options;
-    if (isByCollection(sealing) && !Object.hasOwn(sealing, name)) { // it is the server that says which one it is
-      throw new UnknownCollection(`sealing does not say whether ${key} is sealed, of the collection ${name}`);
+    if (isByCollection(sealing) && !Object.hasOwn(sealing, name)) { // the server says which one it is
+      throw new errors.UnknownCollection(`sealing does not say whether ${key} is sealed, of the collection ${name}`);
     }
     if (!this.#rules.has(name)) {
       const chosen = Object.entries(this.#options).map(([option, value]) => (
@@ -1658,17 +1552,16 @@ class LocalCopy {
   }
 }
 
-/** The edits that wait, and their way to the server. An edit has its idempotency key and bytes on the disk before the
- * first attempt, and is sent as it was after a crash; two tabs that send it get the same answer. The next edit waits
- * until the outcome is known: the answer, or a version of the server that is, or excludes, what was sent. */
+/** The bytes of an edit are on the disk before they are sent: two tabs, or one after a crash, send the same. */
 class SendingCopy extends LocalCopy {
   async _send() {
     const met = [], waiting = (await this._db.all("edit")).filter(({ error }) => error === null);
     await inParallel([...new Set(waiting.map(({ key }) => key))], async (key) => {
       try {
-        for (let edit; ([edit] = (await this._db.draft([key], [])).edits(key)) && edit;) await this.#step(edit);
+        for (let edit; ([edit] = (await this._db.draft([key])).edits(key)) && edit;) await this.#step(edit);
       } catch (error) {
-        if (isAny(error, Unauthorized, Unavailable, RateLimited) || !isAny(error, PysyncError)) throw error;
+        const stopsAll = isAny(error, errors.Unauthorized, errors.Unavailable, errors.RateLimited);
+        if (stopsAll || !isAny(error, PysyncError)) throw error;
         met.push(error);
       }
     });
@@ -1680,26 +1573,26 @@ class SendingCopy extends LocalCopy {
     try {
       if (!isPrepared) await this.#prepare(edit);
       else await (edit.kind === "append" ? this.#append(edit) : this.#push(edit));
-    } catch (error) { // a TypeError of a key where a file is, or any error of a cipher
-      const isPassing = (isRetryable(error) && !isAny(error, QuotaExceeded))
-        || isAny(error, Unauthorized, Conflict) || !isAny(error, PysyncError, TypeError);
+    } catch (error) { // of a key where a file is, or of a cipher
+      const isPassing = (isRetryable(error) && !isAny(error, errors.QuotaExceeded))
+        || isAny(error, errors.Unauthorized, errors.Conflict) || !isAny(error, PysyncError, TypeError);
       if (isAny(error, StorageError, ReplicaError) || (isPrepared && isPassing)) throw error;
       await this.#reject(edit, error);
     }
   }
 
   #prepare(edit) {
-    const { key, base } = edit, plain = JSON.parse(edit.data), idempotencyKey = hex(randomBytes(16));
+    const { key, base } = edit, plain = JSON.parse(edit.data), idempotencyKey = randomKey();
     return this.#conclude(edit, async (draft) => {
-      if (plain && base !== null && same(await this._open(key, base), plain)) return draft.drop(edit); // nothing new
-      const sealed = plain && await this._seal(key, plain), [newest] = await this._db.elements(key, 1);
+      if (plain && base !== null && same(await this._open(key, base), plain)) return draft.drop(edit);
+      const sealed = plain && await this._seal(key, plain), [last] = await this._db.elements(key, 1);
       const [sent, sentHash] = plain ? [JSON.stringify(sealed), await documentHash(sealed)] : [null, ""];
-      const checkpointMs = Math.max(draft.versions.get(key)?.checkpointMs ?? 0, newest?.tsMs ?? 0);
+      const checkpointMs = Math.max(draft.versions.get(key)?.checkpointMs ?? 0, last?.tsMs ?? 0);
       return draft.save({ ...edit, idempotencyKey, sentMs: this._client.nowMs(), sent, sentHash, checkpointMs });
     }, DURABLE);
   }
 
-  /** Has `change` decide about an edit as it is now, unless another tab, or the feed, has: then it is not the same. */
+  /** Has `change` decide about an edit as it is now, unless another tab or the feed has. */
   #conclude(edit, change, options) {
     const mark = ({ idempotencyKey, stamp }) => idempotencyKey || stamp;
     return this._db.update([edit.key], (draft) => {
@@ -1715,7 +1608,7 @@ class SendingCopy extends LocalCopy {
       ({ hash, timestampMs } = sent === null ? await this._client.delete(key, baseHash, { idempotencyKey })
         : await this._client.push(key, JSON.parse(sent), baseHash || null, { idempotencyKey, writtenMs }));
     } catch (error) {
-      if (!isAny(error, Conflict)) throw error;
+      if (!isAny(error, errors.Conflict)) throw error;
       if (error.currentHash !== sentHash) return this.#resolve(edit, error);
     }
     const version = remoteVersion(key, hash, { data: sent, writtenMs: timestampMs });
@@ -1726,10 +1619,10 @@ class SendingCopy extends LocalCopy {
     const { key, baseHash } = edit, { currentHash } = conflict, isKnown = !["", UNKNOWN_HASH].includes(baseHash);
     const mustMerge = await this.#conclude(edit, (draft, now) => {
       const isDeletion = now.data === null && now.sent === null;
-      if (isDeletion && (!isKnown || currentHash.startsWith(baseHash))) { // never read, so there is nothing to merge
+      if (isDeletion && (!isKnown || currentHash.startsWith(baseHash))) { // never read
         return draft.save({ ...now, ...UNSENT, baseHash: currentHash });
       }
-      if (now.writtenMs !== null) return draft.drop(now); // a server that was restored has got something newer
+      if (now.writtenMs !== null) return draft.drop(now); // a restored server has something newer
       if (isDeletion && now.base === null) return this.#dropDeletion(draft, now); // others go on with a log or a file
       return true;
     });
@@ -1745,7 +1638,7 @@ class SendingCopy extends LocalCopy {
     let element = null;
     if (sentMs < edit.sentMs || sentMs - edit.sentMs >= KEYS_TRUSTED_MS) {
       element = await this.#find(edit, data);
-      // An attempt that has not arrived by now never does: the next one counts as the first.
+      // An attempt that has not arrived by now never does.
       if (!element) await this.#conclude(edit, (draft, now) => draft.save({ ...now, sentMs }), DURABLE);
     }
     if (!element) {
@@ -1755,13 +1648,12 @@ class SendingCopy extends LocalCopy {
     await this.#conclude(edit, (draft, now) => {
       draft.drop(now);
       if (!draft.versions.has(key)) draft.store(remoteVersion(key, UNKNOWN_HASH, { writtenMs: element.tsMs }));
-      draft.addElements(key, [element]); // the checkpoint stays, since others may have appended before it
+      draft.addElements(key, [element]); // others may have appended before it
     });
     this._notify([key]);
   }
 
-  /** The element that this append has made. Only the first append of a log is ever on its way, and those that the log
-   * accepted before are not after its checkpoint, so none is matched twice. */
+  /** Earlier appends are not after the checkpoint, and later ones wait, so no element is found twice. */
   async #find({ key, checkpointMs }, data) {
     const { author, identity } = this._client;
     try {
@@ -1770,15 +1662,17 @@ class SendingCopy extends LocalCopy {
       }
       return null;
     } catch (error) {
-      if (!isAny(error, BadRequest, Forbidden, NotFound) && (identity || !isAny(error, Unauthorized))) throw error;
-      throw new OutcomeUnknown("it is not known whether an earlier attempt was applied");
+      const mayNot = identity ? errors.Forbidden : errors.Unauthorized;
+      if (!isAny(error, errors.BadRequest, errors.Forbidden, errors.NotFound, mayNot)) throw error;
+      throw new errors.OutcomeUnknown("it is not known whether an earlier attempt was applied");
     }
   }
 
   async #reject(edit, error) {
     await this.#conclude(edit, async (draft, now) => {
-      const isMine = now.kind === "append" || now.writtenMs === null; // else of somebody who may send it back
-      if (!isMine && isAny(error, Erased, Forbidden, NotFound, MethodNotAllowed)) return draft.drop(now);
+      const isMine = now.kind === "append" || now.writtenMs === null; // else sent back
+      const isForOthers = isAny(error, errors.Erased, errors.Forbidden, errors.NotFound, errors.MethodNotAllowed);
+      if (!isMine && isForOthers) return draft.drop(now);
       const isNewer = now.kind !== "append" && await this.#isNewer(now);
       return draft.save({ ...now, ...UNSENT, error: isNewer ? null : encodeError(error) });
     });
@@ -1787,7 +1681,7 @@ class SendingCopy extends LocalCopy {
 
   async #isNewer({ key, idempotencyKey, sent, data }) {
     if (!idempotencyKey || sent === null || data === null) return idempotencyKey !== "" && sent !== data;
-    return !same(await this._open(key, sent).catch(() => null), JSON.parse(data)); // null if no cipher opens it
+    return !same(await this._open(key, sent).catch(() => null), JSON.parse(data));
   }
 
   async _applyRemote(draft, version) {
@@ -1796,14 +1690,14 @@ class SendingCopy extends LocalCopy {
     draft.store(version);
     if (!edit || edit.baseHash === hash) return undefined;
     if (edit.idempotencyKey && edit.sentHash === hash) return this.#settle(draft, edit, version);
-    if (edit.data === null && !edit.baseHash && edit.sent === null) return draft.save(rebased); // of what was not known
+    if (edit.data === null && !edit.baseHash && edit.sent === null) return draft.save(rebased);
     if (edit.data === null) return this.#dropDeletion(draft, edit); // an edit wins over a deletion
     await this._checkOptions();
     try {
       const base = await this._open(key, edit.base), theirs = await this._open(key, data);
       const merged = this._merge(draft, key, base, JSON.parse(edit.data), theirs);
       return hash && same(merged, theirs) ? draft.drop(edit) : draft.save({ ...rebased, data: JSON.stringify(merged) });
-    } catch (error) { // of a cipher, or of a rule of the application
+    } catch (error) { // of a cipher or a rule
       return draft.save({ ...edit, ...UNSENT, error: encodeError(error) });
     }
   }
@@ -1814,19 +1708,18 @@ class SendingCopy extends LocalCopy {
   }
 
   async #settle(draft, edit, { hash }) {
-    // What was edited while it was on its way is an edit of what was sent.
     if (await this.#isNewer(edit)) draft.save({ ...edit, ...UNSENT, base: edit.sent, baseHash: hash });
     else draft.drop(edit);
   }
 }
 
-// --- Replica: inbox --------------------------------------------------------------------------------------------------
+// --- Replica: inbox ---
 
-const MAX_COMPARED = 500; // documents that are compared and stored together
+const MAX_COMPARED = 500; // documents
 const MAX_BATCH_ENTRIES = 100;
-const FEED_MOVED = new Error("another tab has moved the feed, so what was received is old");
-const isUnreadable = (error) => ( // by the caller, or it is not there: that concerns one collection or key
-  isAny(error, Forbidden, BadRequest, NotFound, MethodNotAllowed));
+const FEED_MOVED = new Error("another tab has moved the feed");
+const isUnreadable = (error) => (
+  isAny(error, errors.Forbidden, errors.BadRequest, errors.NotFound, errors.MethodNotAllowed));
 const inChunks = (items, size) => Array.from(
   { length: Math.ceil(items.length / size) }, (_, at) => items.slice(at * size, (at + 1) * size));
 
@@ -1834,11 +1727,9 @@ const inChunks = (items, size) => Array.from(
 const entriesOf = (page, path) => page.changes.map(({ params, hash, removed, timestampMs }) => (
   { key: path.fill(params), params, hash: hash || removed ? hash : null, writtenMs: timestampMs }));
 
-/** The versions of the server, and their way here. Each param-set has a cursor, stored with the effect of its page.
- * After a reset everything is compared: with a list, else with the feed from its beginning. A document that they do not
- * name is pulled as well, because the caller may just not see it any more: such a copy stays. */
+/** After a reset all is compared. What the server does not name is pulled: the caller may just not see it any more. */
 class ReceivingCopy extends SendingCopy {
-  #feeds = []; #left = []; // all, and the ids of those that are not followed yet
+  #feeds = []; #left = []; // ids of those not followed yet
 
   async _followOnly(collections) {
     this._setPaths(await this._db.setting("paths") ?? {});
@@ -1896,8 +1787,8 @@ class ReceivingCopy extends SendingCopy {
     const { collection } = feed;
     if (!this._paths[collection]) {
       const { [collection]: path } = await this._client.keyTemplates([collection]);
-      if (!path) throw new UnknownCollection();
-      // Others in the answer could take keys from a collection that is sealed, and so could a path that changes.
+      if (!path) throw new errors.UnknownCollection();
+      // Other paths in the answer, or a changed one, could take keys from a collection that is sealed.
       const paths = { [collection]: path, ...await this._db.setting("paths") };
       await this._db.update([], (draft) => draft.set("paths", paths));
       this._setPaths(paths);
@@ -1930,6 +1821,7 @@ class ReceivingCopy extends SendingCopy {
     await this.#apply(feed, [], { cursor });
   }
 
+  /** Only the feed has times. */
   async *#survey(feed, prefersList) {
     const ways = [() => this.#fromList(feed), () => this.#fromFeed(feed)];
     for (const way of prefersList ? ways : ways.reverse()) {
@@ -1943,14 +1835,14 @@ class ReceivingCopy extends SendingCopy {
   }
   async *#fromFeed(feed) {
     for await (const page of this.#pages(feed)) {
-      if (page.isReset) throw new NotFound();
+      if (page.isReset) throw new errors.NotFound();
       yield entriesOf(page, this._paths[feed.collection]);
     }
   }
   async *#fromList({ collection, params }) {
     const path = this._paths[collection], last = path.params.at(-1);
     const open = path.params.filter((name) => !(name in params));
-    if (!path.endsInParam || open.join() !== last) throw new NotFound();
+    if (!path.endsInParam || open.join() !== last) throw new errors.NotFound();
     let entries = [];
     for await (const [name, hash] of this.#names(new KeyTemplate(path.segments.slice(0, -1).join("/")).fill(params))) {
       const all = { ...params, [last]: name };
@@ -1964,25 +1856,21 @@ class ReceivingCopy extends SendingCopy {
     try {
       yield* this._client.listHashes(prefix);
     } catch (error) {
-      if (!isAny(error, HashesNotAvailable)) throw error;
+      if (!isAny(error, errors.HashesNotAvailable)) throw error;
       for await (const name of this._client.list(prefix)) yield [name, null];
     }
   }
 
-  /** Fetches what is new of entries, and stores it with the cursor of their page. Without one they are compared. */
+  /** Without a cursor the entries are compared. */
   async #apply(feed, entries, { cursor, restoredMs, isFirst = false }) {
-    const entryKeys = isFirst ? [] : entries.map(({ key }) => key); // at first nothing is known
-    const { versions } = await this._db.draft(entryKeys), compares = cursor === undefined;
-    const news = entries.filter(({ key, hash }) => {
-      const known = versions.get(key)?.hash;
-      if (known === undefined || hash === null) return hash !== "";
-      return known.slice(0, HASH_DIGITS) !== hash.slice(0, HASH_DIGITS);
-    });
+    const keys = entries.map(({ key }) => key), compares = cursor === undefined;
+    const { versions } = await this._db.draft(isFirst ? [] : keys);
+    const digits = (hash = "") => hash.slice(0, HASH_DIGITS), knows = (key) => digits(versions.get(key)?.hash);
+    const news = entries.filter(({ key, hash }) => hash === null || digits(hash) !== knows(key));
     const batches = inChunks(news.filter(({ hash }) => hash !== ""), MAX_BATCH_ENTRIES);
     const fetched = (await inParallel(batches, (batch) => this.#fetch(feed, batch, versions, compares))).flat();
     const removals = news.filter(({ hash }) => hash === "");
     fetched.push(...removals.map(({ key, ...entry }) => ({ version: remoteVersion(key, "", entry) })));
-    const keys = fetched.map(({ version }) => version.key);
     const isStored = await this._db.update(keys, async (draft) => {
       for (const { version, elements: added = [], isGap = false, isDated = true } of fetched) {
         const { key } = version, mine = versions.get(key);
@@ -1993,19 +1881,18 @@ class ReceivingCopy extends SendingCopy {
         if (added.length) draft.addElements(key, added);
       }
       if (!compares) draft.put("feed", { ...feed, cursor });
-      if (compares) for (const key of keys) this.#beginSpace(draft, key, versions.get(key)?.data);
-      else for (const { key } of entries) this.#beginSpace(draft, key);
+      for (const key of keys) this.#beginSpace(draft, key, compares ? versions.get(key)?.data : null);
       return true;
     }, { feed, versions: [...versions.values()] });
     if (!isStored) throw FEED_MOVED;
-    this._notify(keys);
+    this._notify(fetched.map(({ version }) => version.key));
   }
 
-  /** Returns versions, with the new elements of logs: all, if there `isGap`. The time of a pull is not `isDated`. */
+  /** With new elements of logs: all, if there `isGap`. The time of a pull is not `isDated`. */
   async #fetch(feed, entries, versions, compares) {
     const known = entries.map(({ key }) => versions.get(key)?.hash), params = entries.map((entry) => entry.params);
     const found = await this._client.batchPull(feed.collection, params, { known }).catch(async (error) => {
-      if (!isAny(error, BadRequest, UriTooLong)) throw error;
+      if (!isAny(error, errors.BadRequest, errors.UriTooLong)) throw error;
       return entries.length > 1 ? null : [await this.#pull(entries[0])];
     });
     if (!found) { // too many, or one that no batch may have
@@ -2017,18 +1904,18 @@ class ReceivingCopy extends SendingCopy {
   }
   async #received(entry, found, known, compares) {
     const { key, hash, writtenMs } = entry;
-    if (isAny(found, PullBoundRequired)) {
+    if (isAny(found, errors.PullBoundRequired)) {
       return this.#fetchLog(entry, known, compares).catch((error) => {
         if (isUnreadable(error)) return [];
         throw error;
       });
     }
-    if (isAny(found, NotFound)) { // files are not in batches
+    if (isAny(found, errors.NotFound)) { // or a file
       const pulled = hash === null ? await this.#pull(entry) : { hash, timestampMs: writtenMs };
       if (!pulled || isAny(pulled, PysyncError)) return [];
       return [{ version: remoteVersion(key, pulled.hash, { writtenMs: pulled.timestampMs }) }];
     }
-    if (isRetryable(found) && !isAny(found, DocumentCorrupt)) throw found;
+    if (isRetryable(found) && !isAny(found, errors.DocumentCorrupt)) throw found;
     if (!found || found.unchanged || isAny(found, PysyncError)) return [];
     return [{ version: pulledVersion(key, found, writtenMs || undefined), isDated: writtenMs > 0 }];
   }
@@ -2040,7 +1927,6 @@ class ReceivingCopy extends SendingCopy {
     });
   }
 
-  /** One that is compared may have lost elements, and got others in their place. */
   async #fetchLog({ key, hash, writtenMs }, known, compares) {
     const since = known?.checkpointMs ?? null, found = [];
     let isGap = compares || since === null;
@@ -2049,7 +1935,7 @@ class ReceivingCopy extends SendingCopy {
     try {
       if (!isGap) for await (const each of elementsAfter(this._client, key, since)) found.push(each);
     } catch (error) {
-      if (!isAny(error, CheckpointTooOld, FullNotAllowed)) throw error;
+      if (!isAny(error, errors.CheckpointTooOld, errors.FullNotAllowed)) throw error;
       isGap = true;
     }
     if (isGap) found.splice(0, found.length, ...elements(await this._client.pull(key, { last: TAIL_ELEMENTS })));
@@ -2057,23 +1943,20 @@ class ReceivingCopy extends SendingCopy {
     return [{ version: remoteVersion(key, hash, { writtenMs, checkpointMs }), elements: found, isGap }];
   }
 
-  /** Has a restored server get what it had. Where nobody knows the time of its version the application decides. */
   async #sendBack(draft, mine, theirs, isDated) {
     const { key, writtenMs } = mine, { hash } = theirs;
     const plain = mine.data === null ? null : await this._open(key, mine.data).catch(() => undefined);
-    // Neither logs and files, nor what no cipher opens, so that it cannot be sealed again.
+    // Logs, files, and what no cipher opens stay here.
     if (plain === undefined || (mine.hash && !plain)) return false;
     const members = { data: plain && JSON.stringify(plain), writtenMs };
     const edit = draft.edit(key) ?? newEdit(key, plain ? "put" : "delete", members);
-    const conflict = encodeError(serverError(409, { error: "hash_mismatch", currentHash: hash }));
-    const error = hash && !isDated ? conflict : null;
+    const conflict = new errors.Conflict("", { extras: { currentHash: hash } });
+    const error = hash && !isDated ? encodeError(conflict) : null;
     draft.store(theirs);
     if (edit.data !== null || hash) draft.save({ ...edit, ...UNSENT, base: theirs.data, baseHash: hash, error });
     return true;
   }
 
-  /** Begins a space anew if its access document at `key` gives the caller a role that its `earlier` data did not: what
-   * was there was not announced. In pages nothing counts as earlier, as versions without a role are not seen. */
   #beginSpace(draft, key, earlier = null) {
     const collection = this._collectionOf(key), path = this._paths[collection];
     if (!path || path.endsInParam || !path.params.length) return;
@@ -2107,18 +1990,16 @@ class ReceivingCopy extends SendingCopy {
   }
 }
 
-// --- Replica: synchronisation, tabs ----------------------------------------------------------------------------------
+// --- Replica: synchronisation, tabs ---
 
-/** A local copy of collections, in sync with the server whenever that can be reached. All tabs read and edit the
- * database. One leads, which has the Web Lock, and syncs; without Web Locks every tab does. */
+/** All tabs edit the database. The one with the Web Lock leads, and syncs; without Web Locks every tab does. */
 export class Replica extends ReceivingCopy {
   #name; #collections; #options; #channel;
   #closing = new AbortController();
   #leads = false; #isLive = false; #hasNews = true;
   #status = { online: false, behind: true, error: null };
   #changed = new Signal(); #asked = new Signal();
-  #calls = new Map(); // of `synced` in this tab, by their ids
-  #asks = new Set(); // ids of such calls of all tabs, which the next round answers
+  #calls = new Map(); #asks = new Set(); // of `synced` here, and in all tabs
 
   constructor(name, client, collections, options, db) {
     super(client, db, options);
@@ -2150,9 +2031,9 @@ export class Replica extends ReceivingCopy {
     await this._followOnly(this.#collections);
     const isNew = !await this._db.setting("options");
     await this._db.update([], (draft) => draft.set("options", this.#options));
-    if (isNew) globalThis.navigator?.storage?.persist?.().catch(() => {}); // a full disk should not delete it
-    globalThis.addEventListener?.("online", this.#wake);
-    this.#post({ hello: true });
+    if (isNew) navigator.storage?.persist?.().catch(() => {});
+    globalThis.addEventListener("online", this.#wake);
+    this.#post({ ask: [] });
     this.#lead();
   }
   #end() {
@@ -2160,7 +2041,7 @@ export class Replica extends ReceivingCopy {
     this._isClosed = true;
     Object.assign(this.#status, { online: false, error: this._db.lost });
     this.#closing.abort();
-    globalThis.removeEventListener?.("online", this.#wake);
+    globalThis.removeEventListener("online", this.#wake);
     this.#channel.close();
     this.#wake();
     super._notify([]); // ends the iterators
@@ -2194,7 +2075,7 @@ export class Replica extends ReceivingCopy {
   synced() {
     return new Promise((resolve, reject) => {
       if (this._isClosed) reject(this._db.lost);
-      this.#calls.set(hex(randomBytes(8)), (error) => (error ? reject(error) : resolve()));
+      this.#calls.set(randomKey(), (error) => (error ? reject(error) : resolve()));
       this.#ask();
     });
   }
@@ -2221,7 +2102,6 @@ export class Replica extends ReceivingCopy {
   _edited(key) {
     super._edited(key);
     this.#changed.set();
-    this.#post({ edited: true });
   }
   #post(message) {
     if (!this._isClosed) this.#channel.postMessage(message);
@@ -2230,21 +2110,22 @@ export class Replica extends ReceivingCopy {
     Object.assign(this.#status, members);
     this.#post({ status: { ...this.#status, error: encodeError(this.#status.error) } });
   }
-  #hear({ changed, edited, ask = [], asked, error, hello, leads, status }) {
-    if (changed) super._notify(changed);
-    if (edited) this.#changed.set();
-    for (const id of ask) this.#asks.add(id);
-    if (ask.length && this.#leads) this.#wake();
-    if (asked) this.#answer(asked, error && decodeError(error));
+  #hear({ changed = [], ask, asked = [], error, leads, status }) {
+    super._notify(changed);
+    if (changed.length) this.#changed.set();
+    for (const id of ask ?? []) this.#asks.add(id);
+    if (ask && this.#leads) {
+      this.#wake();
+      this.#tell();
+    }
+    this.#answer(asked, error && decodeError(error));
     if (leads) this.#ask();
-    if (hello && this.#leads) this.#tell();
     if (status && !this.#leads) this.#status = { ...status, error: status.error && decodeError(status.error) };
   }
 
-  /** Syncs whenever this tab leads. After 401 another tab may, and this one when its client has another certificate. */
   async #lead() {
     const { signal } = this.#closing, closed = new Promise((resolve) => { signal.onabort = resolve; });
-    const sync = () => Promise.race([this.#sync(), closed]), locks = globalThis.navigator?.locks;
+    const sync = () => Promise.race([this.#sync(), closed]), locks = navigator.locks;
     while (!this._isClosed) {
       const leading = locks ? locks.request(this.#name, { signal }, sync) : sync();
       const certificate = await leading.catch((error) => { if (!this._isClosed) throw error; });
@@ -2268,7 +2149,7 @@ export class Replica extends ReceivingCopy {
       this.#answer(asked, error);
       if (isAny(error, ReplicaError)) break; // other tabs ask the next leader
       this.#post({ asked, error: encodeError(error) });
-      if (isAny(error, Unauthorized)) break;
+      if (isAny(error, errors.Unauthorized)) break;
       failures = error ? failures + 1 : 0;
       if (error) {
         await this.#asked.wait(1000 * waitS(this._client.backoff, failures, error.retryAfterS, false));
@@ -2294,7 +2175,7 @@ export class Replica extends ReceivingCopy {
       await this._send();
       this.#tell({ online: true, behind: this.#hasNews });
       return null;
-    } catch (error) { // also of a full disk: later there may be room
+    } catch (error) {
       this.#hasNews = true;
       if (isAny(error, PysyncError, Unreachable)) this.#status.online = isAny(error, PysyncError);
       this.#tell({ behind: true, error });
@@ -2302,16 +2183,18 @@ export class Replica extends ReceivingCopy {
     }
   }
 
-  /** Throws ReplicaError if a newer page has opened the replica: this one may not know what is to be sealed. */
+  /** An older page may not know what is to be sealed. */
   async _checkOptions() {
     if (await this._db.setting("options") === this.#options) return;
     throw new ReplicaError("another tab follows other collections, or seals others: load this page again");
   }
 
-  /** The change stream only says when to ask for changes. */
   async #listen(signal) {
-    const names = Object.keys(this.#collections), sets = names.map((name) => [name, [this.#collections[name]].flat()]);
-    const narrow = Object.fromEntries(sets.filter(([, all]) => all.length === 1).map(([name, [set]]) => [name, set]));
+    const names = Object.keys(this.#collections), narrow = {};
+    for (const name of names) {
+      const [set, ...more] = [this.#collections[name]].flat();
+      if (set && !more.length) narrow[name] = set;
+    }
     const fallBehind = (isLive) => {
       [this.#hasNews, this.#isLive, this.#status.behind] = [true, isLive, true];
       this.#changed.set();

@@ -1,5 +1,6 @@
-"""docs/reference/browser-client.md names all that the browser client exports."""
+"""docs/reference/browser-client.md names all that the browser client exports, and the client stays small."""
 
+import gzip
 import re
 from pathlib import Path
 
@@ -30,3 +31,7 @@ def test_page_names_every_member_of_every_class() -> None:
     for name, body in classes:
         members = set(re.findall(r"^  (?:static |readonly )*(\w+)\??[(:<]", body, re.M)) - {"constructor"}
         assert members <= words_of_code(), name
+
+
+def test_module_has_at_most_30_000_bytes_with_gzip() -> None:
+    assert len(gzip.compress((ROOT / "pysync/web/pysync.js").read_bytes(), 9)) <= 30_000

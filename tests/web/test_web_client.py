@@ -143,7 +143,7 @@ async def test_bundle_is_pulled_with_its_members(start: Start, screen: Chromium)
         window,
         """const client = new Client("/")
         await client.push("boards/b/title", {text: "Spring"})
-        const {title, cards} = await client.pullBundle("boards/b")
+        const {collections: {title, cards}} = await client.request("GET", "/pull/boards/b")
         return [title.data, cards.hash]""",
     )
     assert shown == [{"text": "Spring"}, ""]
@@ -245,10 +245,32 @@ async def test_manifest_and_usage_are_the_answers_of_the_server(start: Start, sc
         window,
         """const client = new Client("/", {keys: me})
         await client.push(`u/${me.userId}/a`, {n: 1})
-        const [{collections}, {used, identity}] = [await client.serverConfig(), await client.usage()]
+        const [{collections}, {used, identity}] = [
+          await client.request("GET", "/config"), await client.request("GET", "/usage")]
         return [collections.map(({name}) => name), used.documents, identity === me.userId]""",
     )
     assert shown == [["mine"], 1, True]
+
+
+async def test_request_to_any_route_is_signed_and_repeated_as_the_others(
+    start: Start, screen: Chromium
+) -> None:
+    window = await client_page(screen, await web_service(start, MINE))
+    shown = await do(
+        window,
+        """const fetch = scripted(null, answer(503, {}), answer(200, {hash: "h"}), answer(200, {n: 1}))
+        const client = new Client("http://h", {keys: me, namespace: "acme", fetch, backoff: QUICK})
+        const got = [
+          await client.request("POST", "/push/a", {data: {n: 1}}), await client.request("GET", "/b?c=1")]
+        const sent = fetch.sent.map(({url, method, body, headers}) => [
+          url, method, body && new TextDecoder().decode(body), headers["Idempotency-Key"] ?? null])
+        return [got, sent, fetch.sent.every(({headers}) => headers.Authorization.startsWith("Cap "))]""",
+    )
+    key = shown[1][0][3]
+    push = ["http://h/v1/acme/push/a", "POST", '{"data":{"n":1}}', key]
+    get = ["http://h/v1/acme/b?c=1", "GET", None, None]
+    assert len(key) == 32
+    assert shown == [[{"hash": "h"}, {"n": 1}], [push, push, push, get], True]
 
 
 async def test_server_may_have_a_mount_path_and_namespaces(start: Start, screen: Chromium) -> None:

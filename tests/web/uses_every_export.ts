@@ -100,6 +100,7 @@ export async function documents(base: URL, keys: IdentityKeys, signal: AbortSign
   await client.pushBlob("photos/a", new Blob(["…"]), "image/png");
   const photo: FileContent | null = await client.pullBlob("photos/a");
   const page: ChangesPage = await client.changes("now");
+  await client.request("POST", "/push/notes/b", { data: await client.request("GET", "/config"), baseHash: null });
   const resumed: WatchOptions = { after: page.cursor, signal };
   for await (const change of client.watch(["notes"], { notes: { id: "a" } }, resumed)) {
     const event: ChangeEvent | Reset = change;

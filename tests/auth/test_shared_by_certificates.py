@@ -259,6 +259,20 @@ async def test_restriction_stops_the_guest_that_it_names(
     assert (await site.anna.pull(own(ANNA))).status == 200
 
 
+@pytest.mark.parametrize("restriction", [{"mode": "deny", "identities": [ANNA.user_id]}, {"mode": "allow"}])
+async def test_owner_who_is_restricted_lets_nobody_in(
+    start: Start, session: aiohttp.ClientSession, restriction: dict[str, Any]
+) -> None:
+    allowed = {"identities": [BEN.user_id, SUBJECT.user_id], **restriction, "actions": ["pull", "list"]}
+    site = Site(await start({"collections": [{**NOTEBOOKS, "restrictions": [allowed]}]}), session)
+    for certificate in (member(), link()):
+        found = await statuses(site.guest(certificate), ANNA)
+        assert [found[name] for name in ("pull", "history", "list", "delete")] == [403, 403, 403, 200]
+    assert (await site.guest(member(BEN)).pull(own(BEN))).status == 200
+    assert (await site.guest(member()).pull(own(SUBJECT))).status == 200
+    assert (await pages(site.guest(member()))).keys == []
+
+
 async def test_role_of_one_issuer_stays_what_it_was(start: Start, session: aiohttp.ClientSession) -> None:
     """`delegated:<user id>:NAME` counts below every user id, and no other certificate does."""
     of_anna = {**NOTEBOOKS, "readRoles": [f"delegated:{ANNA.user_id}:notebooks"]}

@@ -158,9 +158,9 @@ class AccessPolicy:
 
     def effective_roles(self, caller: Caller, identity: str | None) -> frozenset[str]:
         """Return the caller's roles on a path that names `identity`: with `self` if that is the caller, and
-        with the roles that a certificate shares if that is its issuer."""
+        with the roles that a certificate shares if that is its issuer, whom no restriction excludes."""
         roles, claims = self.trusted_roles(caller), caller.claims
-        if claims is not None and claims.shared and identity == claims.issuer_id:
+        if claims is not None and claims.issuer_id == identity and not self._is_restricted(identity):
             roles |= claims.shared
         return roles | {"self"} if identity and identity == caller.identity else roles
 

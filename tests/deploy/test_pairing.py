@@ -6,8 +6,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from support.change_pages import pages
 from support.clients import Browser, Start
 from support.configurations import EXAMPLE
+from support.sse_client import Listen
 
 from pysync.clock import wall_clock_ms
 from pysync.testing import FakeClock
@@ -111,3 +113,20 @@ async def test_device_joins_by_a_code_that_one_request_has_until_it_expires(
     clock.now_ms += 3_600_001
     assert (await browser.pull(slot)).json["hash"] == ""
     assert (await browser.push(slot, {})).status == 200
+
+
+async def test_stranger_is_not_told_the_codes_of_waiting_devices(
+    start: Start, session: aiohttp.ClientSession, subscribe: Listen
+) -> None:
+    browser = Browser(await start({"collections": COLLECTIONS}), session)
+    own = await subscribe(browser, collections="_pairing", params={"_pairing": {"code": "mine"}})
+    for code in ("other", "mine"):
+        assert (await browser.push(f"_pairing/session/{code}", {}, None)).status == 200
+    assert (await own.events(1))[0]["params"] == {"code": "mine"}, "the device names its code"
+    assert (await pages(browser, collections="_pairing", params={"_pairing": {"code": "mine"}})).keys == [
+        "_pairing/mine"
+    ]
+    for path in ("/changes", "/events"):
+        for query in ("", "?collections=_pairing"):
+            assert (await browser.request("GET", f"{path}{query}")).status == 401
+    assert (await browser.request("GET", "/list/_pairing/session")).status == 404

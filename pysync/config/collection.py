@@ -243,12 +243,12 @@ class Collection:
         "nothing expires.",
         None,
     )
-    force_full_fetch: bool = option(
-        "Disables synchronisation by checkpoint: a pull with `checkpoint` alone returns the log from its "
-        "beginning.",
+    force_full_fetch: bool = option("A pull with `checkpoint` alone returns the whole log.", False)
+    listable: bool = option("Serves the list route.", False)
+    secret_names: bool = option(
+        "Tells changes only to those who name every path parameter: names are secrets. Not with `listable`.",
         False,
     )
-    listable: bool = option("Serves the list route.", False)
     bundle: str | None = option("Name of the bundle it belongs to.", None)
     keyring_path: str | None = option("Key template of the keyring; absent: `<storagePath>/_keyring`.", None)
     rate_limit: RateLimit | Literal[False] | None = option(

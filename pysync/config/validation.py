@@ -259,6 +259,8 @@ def _listable(collection: Collection) -> Iterator[FieldError]:
         yield "listable", "listable cannot be used with appendOnly+persist=false"
     if collection.bundle is not None:
         yield "listable", "listable cannot be used with bundle"
+    if collection.secret_names:
+        yield "listable", "listable cannot be used with secretNames: a list tells the names"
 
 
 def _keyring(collection: Collection) -> Iterator[FieldError]:

@@ -300,10 +300,11 @@ def _static_grant(
 ) -> tuple[Mapping[str, str], bool] | None:
     """Return the parameter values of the events that the caller may receive, and True if each event is
     authorised on its own. Return None if it may receive none."""
-    if policy.collection.push_only:
-        return None
     scope, key = caller.scope if policy.needs_credentials else None, policy.collection.key_template
-    if scope is not None and values.keys() >= set(key.params) and not scope.allows(key.fill(values)):
+    names_document = values.keys() >= set(key.params)
+    if policy.collection.push_only or (policy.collection.secret_names and not names_document):
+        return None
+    if scope is not None and names_document and not scope.allows(key.fill(values)):
         return None
     caller, own, identity = replace(caller, scope=None), caller.identity, _identity(policy, values)
     # The hidden members, and with them the version, depend on the event.

@@ -21,6 +21,7 @@ from pysync.config import parse
             "listable cannot be used with appendOnly+persist=false",
         ),
         ({"bundle": "b"}, "listable cannot be used with bundle"),
+        ({"secretNames": True}, "listable cannot be used with secretNames: a list tells the names"),
     ],
 )
 def test_listable_is_rejected_in_the_words_of_the_specification(members: Any, message: str) -> None:

@@ -1,5 +1,6 @@
 """The role `delegated:{identity}:NAME`: people let others into what is theirs, by certificates and links."""
 
+import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -10,6 +11,7 @@ import pytest
 from support.change_pages import pages
 from support.clients import STRANGER, SUBJECT, Signed, Start, minted_at, root_device
 from support.collections import UNSIGNED, collection
+from support.configurations import EXAMPLE
 from support.sse_client import Listen
 
 from pysync.auth import issuing
@@ -279,6 +281,20 @@ async def test_role_of_one_issuer_stays_what_it_was(start: Start, session: aioht
     site = Site(await start({"collections": [of_anna]}), session)
     assert (await site.guest(member(ANNA)).pull(own(BEN))).status == 200
     assert (await site.guest(member(BEN)).pull(own(BEN))).error == FORBIDDEN
+
+
+async def test_link_to_a_notebook_of_the_example_shows_no_earlier_version(
+    start: Start, session: aiohttp.ClientSession
+) -> None:
+    every = json.loads(EXAMPLE.read_text())["collections"]
+    notebooks = [each for each in every if each["name"] == "notebooks"]
+    site = Site(await start({"collections": notebooks}), session)
+    version = (await site.anna.push(own(ANNA), {"n": 1})).json["hash"]
+    await site.anna.push(own(ANNA), {"n": 2}, version)
+    for caller, status in ((site.anna, 200), (site.guest(link()), 403)):
+        assert (await caller.pull(own(ANNA))).json["data"] == {"n": 2}
+        for target in (f"/history/{own(ANNA)}", f"/pull/{own(ANNA)}?version={version}"):
+            assert (await caller.request("GET", target)).status == status
 
 
 # Changes

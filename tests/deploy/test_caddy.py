@@ -95,6 +95,8 @@ async def test_documents_are_compressed_and_known_by_their_etags(me: Signed) -> 
     for reply in (plain, packed):
         known = {"If-None-Match": reply.headers["ETag"], "Accept-Encoding": "gzip"}
         assert (await anybody.pull("long/a", known)).status == 304
+    module = await anybody.request("GET", "/client/pysync.js", headers={"Accept-Encoding": "gzip"})
+    assert module.headers["Content-Encoding"] == "gzip"
 
 
 @pytest.mark.process

@@ -132,6 +132,8 @@ async def test_documents_are_compressed_and_known_by_their_weak_etags(me: Signed
     assert json.loads(gzip.decompress(pulled.body))["data"] == {"text": text}
     for known in (strong, f"W/{strong}", f'"other", W/{strong}'):
         assert (await anybody.pull("notes/a", packed | {"If-None-Match": known})).status == 304
+    module = await anybody.request("GET", "/client/pysync.js", headers=packed)
+    assert module.headers["Content-Encoding"] == "gzip"
 
 
 async def test_stream_is_not_compressed(me: Signed) -> None:

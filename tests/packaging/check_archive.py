@@ -197,12 +197,18 @@ def test_archive_has_the_files_that_its_pages_name_but_those_for_nginx_and_conta
     assert {name for name in here if not (site.program.parent / name).exists()} == set()
 
 
-def test_example_of_the_archive_serves_the_notes_page(site: Site) -> None:
+def test_example_of_the_archive_serves_the_notes_page_and_its_module(site: Site) -> None:
     folder = site.program.parent
     config = str((folder / "example.json").relative_to(site.folder))
     command = site.command("serve", "--config", config, "--store", "memory:", "--port", "0")
-    with serving(command, site.folder) as (_, url), urlopen(f"{url}/examples/notes.html") as page:
-        assert page.read() == (ROOT / "deploy/examples/notes.html").read_bytes()
+    files = (
+        ("examples/notes.html", "deploy/examples/notes.html"),
+        ("client/pysync.js", "pysync/web/pysync.js"),
+    )
+    with serving(command, site.folder) as (_, url):
+        for path, source in files:
+            with urlopen(f"{url}/{path}") as found:
+                assert found.read() == (ROOT / source).read_bytes()
 
 
 def test_first_answer_comes_soon(site: Site) -> None:

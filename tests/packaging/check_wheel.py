@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from support.installed import ROOT, run_protocol_tests, serving
@@ -51,3 +52,5 @@ def test_pipx_installs_a_wheel_that_keeps_the_protocol(python: str, tmp_path: Pa
     serve = [pysync, "serve", "--config", config, "--store", "file:data", "--port", "0"]
     with serving(serve, tmp_path) as (_, url):
         run_protocol_tests(url)
+        with urlopen(f"{url}/client/pysync.js") as module:
+            assert module.read() == (ROOT / "pysync/web/pysync.js").read_bytes()

@@ -49,7 +49,7 @@ coverage: build  ## report the lines of pysync/ and rust/ that the tests run
 check: build  ## run the linters, type checks, stub check and Rust tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/oxlint pysync/web
+	$(BIN)/oxlint pysync/web deploy/examples
 	$(BIN)/mypy
 	$(BIN)/stubtest pysync._core
 	cargo fmt --check

@@ -56,7 +56,7 @@ function* cut(split, ...texts) {
 
 // For each of the parts `a`: which of the parts `b` it is, in a longest common subsequence, or -1.
 function pairs(a, b) {
-  const found = new Array(a.length).fill(-1);
+  const found = Array.from({ length: a.length }, () => -1);
   let start = 0, endA = a.length, endB = b.length;
   while (start < endA && start < endB && a[start] === b[start]) found[start] = start++;
   while (endA > start && endB > start && a[endA - 1] === b[endB - 1]) found[--endA] = --endB;

@@ -4,7 +4,7 @@ const KEPT = ["notes.html", "merge-text.js", "../client/pysync.js"].map((path) =
 const WAIT_MS = 4000;    // for a network that does not answer
 
 addEventListener("install", (event) => {
-  skipWaiting();
+  self.skipWaiting();
   event.waitUntil(caches.open("notes").then((cache) => cache.addAll(KEPT)));
 });
 
@@ -21,7 +21,7 @@ async function load(address) {
     if (!answer.ok) throw new Error(`${address}: ${answer.status}`);
     await cache.put(address, answer.clone());
     return answer;
-  } catch (error) {
+  } catch {
     return await cache.match(address) ?? Response.error();
   }
 }

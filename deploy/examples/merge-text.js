@@ -1,7 +1,7 @@
 // Merging of texts that several people write in: by lines, and where both changed the same lines, by words.
 
 const SPLITS = [(text) => text.split(/(?<=\n)/), (text) => text.split(/(?<=\s)|(?=\s)/)];
-const MOST_COMPARED = 4_000_000;    // pairs of parts; beyond that the middle of a text counts as changed altogether
+const MAX_COMPARED_PAIRS = 4_000_000;    // of parts; beyond that the middle of a text counts as changed altogether
 
 // The text with what I and they have changed since `base`. If both wrote at the same place, both stays, theirs first;
 // and if one deleted what the other changed, the change stays. Nothing that somebody wrote is lost.
@@ -61,7 +61,7 @@ function pairs(a, b) {
   while (start < endA && start < endB && a[start] === b[start]) found[start] = start++;
   while (endA > start && endB > start && a[endA - 1] === b[endB - 1]) found[--endA] = --endB;
   const rows = endA - start, columns = endB - start;
-  if (rows * columns === 0 || rows * columns > MOST_COMPARED) return found;
+  if (rows * columns === 0 || rows * columns > MAX_COMPARED_PAIRS) return found;
   const width = columns + 1, longest = new Uint16Array((rows + 1) * width);
   for (let i = rows - 1; i >= 0; i--) {
     for (let j = columns - 1; j >= 0; j--) {

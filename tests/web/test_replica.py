@@ -98,28 +98,6 @@ async def test_rejected_edit_has_the_error_of_the_server(start: Start, screen: C
     assert rejected == [["notes/a", "put", "PayloadTooLarge", 413, "payload_too_large", True]]
 
 
-async def test_changes_reach_all_tabs_and_another_leads_when_the_leader_closes(
-    start: Start, screen: Chromium
-) -> None:
-    base = await web_service(start, *COLLECTIONS)
-    first, second = await module(screen, base), await module(screen, base)
-    assert (await opened(first))["leader"] is True
-    assert (await opened(second))["leader"] is False
-    for window in (first, second):
-        await window.run("{ window.next = replica.changes().next(); null }")
-    async with Client(base) as direct:
-        await direct.push("notes/a", {"n": 1})
-        for window in (first, second):
-            assert (await window.run("next"))["value"] == "notes/a"
-            assert await window.run("replica.get('notes/a')") == {"n": 1}
-        await second.run("replica.put('notes/b', {n: 2}).then(() => replica.synced())")
-        assert (await direct.pull("notes/b")).data == {"n": 2}
-        await first.close()
-        await second.run("replica.put('notes/c', {n: 3}).then(() => replica.synced())")
-        assert (await direct.pull("notes/c")).data == {"n": 3}
-        assert (await second.run("replica.status()"))["leader"] is True
-
-
 async def test_changes_yields_each_key_once_until_the_replica_is_closed(
     start: Start, screen: Chromium
 ) -> None:

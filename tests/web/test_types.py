@@ -10,8 +10,6 @@ from support.clients import Start
 from support.configurations import ROOT
 from support.web_pages import module, web_service
 
-import pysync
-
 TYPES = (ROOT / "pysync/web/pysync.d.ts").read_text()
 PROGRAM = Path(__file__).with_name("uses_every_export.ts")
 COMPILER_OPTIONS = (
@@ -69,8 +67,3 @@ def test_wrong_use_does_not_compile(typescript: Path, tmp_path: Path, line: str,
 async def test_module_exports_what_its_types_declare(start: Start, screen: Chromium) -> None:
     window = await module(screen, await web_service(start))
     assert set(await window.run("Object.keys(pysync)")) == exported("class|const|function")
-
-
-async def test_module_has_the_version_of_the_server(start: Start, screen: Chromium) -> None:
-    window = await module(screen, await web_service(start))
-    assert await window.run("pysync.VERSION") == pysync.__version__

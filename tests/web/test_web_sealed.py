@@ -138,7 +138,7 @@ async def test_documents_files_and_envelopes_are_those_of_the_vectors(window: Wi
     assert await window.run(script, json.dumps({name: VECTORS[name] for name in SECTIONS})) == []
 
 
-async def test_a_page_and_python_share_what_the_server_cannot_read(window: Window, base: str) -> None:
+async def test_page_and_python_share_what_the_server_cannot_read(window: Window, base: str) -> None:
     created = """async (python) => {
       window.me = await IdentityKeys.generate()
       window.ring = new RemoteKeyring(client, "rooms/a", me, [me.edPub, python.edPub])
@@ -268,7 +268,7 @@ async def test_what_is_not_sealed_or_was_tampered_with_does_not_open(window: Win
     ]
 
 
-async def test_a_list_that_was_sealed_is_no_document(window: Window) -> None:
+async def test_list_that_was_sealed_is_no_document(window: Window) -> None:
     keys = UnlockedKeyring(2, {2: bytes.fromhex(DELEGATED["keyring"]["ceks"]["2"])})
     recipient = DELEGATED["keyring"]["recipient"]["kemPriv"]
     opening = """async (kemPriv, { document, trustedAdders }, sealed) => {
@@ -373,7 +373,7 @@ async def test_rotation_leaves_out_whom_nobody_trusted_added(window: Window) -> 
         {"epochs": {"1": None}},
     ],
 )
-async def test_a_malformed_keyring_is_reported(window: Window, change: dict[str, Any]) -> None:
+async def test_malformed_keyring_is_reported(window: Window, change: dict[str, Any]) -> None:
     data = {**Keyring.new(PYTHON, now_s=NOW_S).data, **change}
     made = "(data) => failure((async () => new Keyring(data))())"
     assert await window.run(made, data) == "MalformedKeyring: this is no keyring"
@@ -410,7 +410,7 @@ async def test_keyrings_of_a_server_are_made_once_and_changed_by_two_windows(
     assert (await window.run("failure(ring.open())")).startswith("KeyringRolledBack")
 
 
-async def test_a_server_gets_nothing_in_unsealed(window: Window, base: str) -> None:
+async def test_server_gets_nothing_in_unsealed(window: Window, base: str) -> None:
     script = """async () => {
       const me = await IdentityKeys.generate()
       window.keys = await (await Keyring.create(me)).open(me, [me.edPub])

@@ -59,7 +59,7 @@ async def desk(start: Start, screen: Chromium) -> Any:
         yield Desk(base, screen, python)
 
 
-async def test_a_pull_merges_what_two_windows_edited(desk: Desk) -> None:
+async def test_pull_merges_what_two_windows_edited(desk: Desk) -> None:
     one, other = await desk.window(), await desk.window()
     await one.run("doc.push({ title: 'x', rows: [{ id: 1 }, { id: '1' }] })")
     assert await other.run("doc.pull()") == {"title": "x", "rows": [{"id": 1}, {"id": "1"}]}
@@ -75,7 +75,7 @@ async def test_a_pull_merges_what_two_windows_edited(desk: Desk) -> None:
     assert not await other.run("doc.isEdited || doc.dropped.length")
 
 
-async def test_a_conflict_is_merged_and_pushed_again_and_tells_what_it_dropped(desk: Desk) -> None:
+async def test_conflict_is_merged_and_pushed_again_and_tells_what_it_dropped(desk: Desk) -> None:
     window = await desk.window()
     await desk.client.push(KEY, {"both": "theirs", "theirs": 1})
     pushed = await window.run("doc.push({ both: 'mine', mine: 1 })")
@@ -110,7 +110,7 @@ async def test_counters_of_two_windows_count_everything(desk: Desk) -> None:
     assert await desk.stored() == {"count": 30}
 
 
-async def test_a_change_that_fails_or_keeps_losing_changes_nothing_here(desk: Desk) -> None:
+async def test_change_that_fails_or_keeps_losing_changes_nothing_here(desk: Desk) -> None:
     window = await desk.window(FAST_TIMERS)
     await window.run("doc.push({ list: [] })")
     failed = """(async () => {
@@ -135,7 +135,7 @@ async def test_a_change_that_fails_or_keeps_losing_changes_nothing_here(desk: De
     assert await desk.stored() == {"list": [1], "n": 4}
 
 
-async def test_an_edit_during_a_push_stays(desk: Desk) -> None:
+async def test_edit_during_a_push_stays(desk: Desk) -> None:
     window = await desk.window()
     await window.run("doc.push({ a: 1, b: 1 })")
     await desk.document.update(lambda data: {**data, "theirs": 1})
@@ -159,7 +159,7 @@ async def test_calls_of_several_callers_wait_for_each_other(desk: Desk) -> None:
     assert await window.run("gate.most") == 1
 
 
-async def test_a_state_is_restored_by_a_page_and_by_python(desk: Desk) -> None:
+async def test_state_is_restored_by_a_page_and_by_python(desk: Desk) -> None:
     window = await desk.window()
     await window.run("doc.push({ title: 'x', rows: [{ id: 1 }] })")
     await window.run("{ doc.data.title = 'offline'; doc.data.rows.push({ id: 2 }) }")
@@ -185,7 +185,7 @@ async def test_a_state_is_restored_by_a_page_and_by_python(desk: Desk) -> None:
     "change",
     [{"version": 2}, {"key": "other"}, {"data": None}, {"data": []}, {"hash": None}, {"base": []}],
 )
-async def test_a_state_that_is_none_of_this_document_is_not_restored(
+async def test_state_that_is_none_of_this_document_is_not_restored(
     desk: Desk, change: dict[str, Any]
 ) -> None:
     window = await desk.window()
@@ -199,7 +199,7 @@ async def test_a_state_that_is_none_of_this_document_is_not_restored(
     assert await window.run(rejected, change) == "TypeError"
 
 
-async def test_an_edit_of_an_unknown_version_is_rejected_rather_than_discarded(desk: Desk) -> None:
+async def test_edit_of_an_unknown_version_is_rejected_rather_than_discarded(desk: Desk) -> None:
     window = await desk.window()
     first = await desk.client.push(KEY, {"items": ["a"], "title": "x"})
     theirs = {"items": ["a", "b"], "title": "x"}
@@ -233,7 +233,7 @@ FOLLOW = """{
 STREAMS_ENDED = "gate.streams.length && gate.streams.every((signal) => signal.aborted)"
 
 
-async def test_a_page_follows_what_others_write_and_keeps_its_own_edits(desk: Desk) -> None:
+async def test_page_follows_what_others_write_and_keeps_its_own_edits(desk: Desk) -> None:
     one, other = await desk.window(), await desk.window()
     await other.run(FOLLOW)
     await other.until("seen.length === 1")
@@ -248,7 +248,7 @@ async def test_a_page_follows_what_others_write_and_keeps_its_own_edits(desk: De
     assert await other.run("told") == []
 
 
-async def test_a_change_that_comes_while_a_page_pulls_is_news_whatever_it_is(desk: Desk) -> None:
+async def test_change_that_comes_while_a_page_pulls_is_news_whatever_it_is(desk: Desk) -> None:
     window = await desk.window()
     await window.run("doc.push({ n: 0 })")
     # An answer to a pull is held back; events of the stream are counted.
@@ -295,7 +295,7 @@ async def test_leaving_the_loop_ends_the_stream(desk: Desk) -> None:
     await window.until(STREAMS_ENDED)
 
 
-async def test_a_stream_that_the_server_rejects_is_an_error_if_its_collection_is_none(desk: Desk) -> None:
+async def test_stream_that_the_server_rejects_is_an_error_if_its_collection_is_none(desk: Desk) -> None:
     window = await desk.window()
     wrong = "{ collection: 'none' }"
     follow = f"(async () => {{ for await (const data of doc.follow({wrong})); }})()"
@@ -306,7 +306,7 @@ async def test_a_stream_that_the_server_rejects_is_an_error_if_its_collection_is
     await window.until("seen.at(-1)?.n === 1")
 
 
-async def test_a_page_without_a_stream_asks_from_time_to_time(desk: Desk) -> None:
+async def test_page_without_a_stream_asks_from_time_to_time(desk: Desk) -> None:
     window = await desk.window(FAST_TIMERS)
     await window.run(
         "{ gate.hook = (url) => (url.includes('/events') ? new Response('{}', { status: 404 }) : null) }"
@@ -317,7 +317,7 @@ async def test_a_page_without_a_stream_asks_from_time_to_time(desk: Desk) -> Non
         await window.until(f"seen.at(-1)?.n === {n}")
 
 
-async def test_a_page_that_follows_outlasts_a_server_that_is_away(desk: Desk) -> None:
+async def test_page_that_follows_outlasts_a_server_that_is_away(desk: Desk) -> None:
     window = await desk.window(FAST_TIMERS)
     away = "(async () => { for await (const data of doc.follow()); })().catch((error) => error.name)"
     await window.run("{ gate.isAway = true }")

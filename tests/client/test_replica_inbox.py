@@ -1,7 +1,6 @@
 """The inbox of a replica: what others write arrives, whatever was missed, and what was removed goes."""
 
 import hashlib
-import json
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.bucket_feed import be_bucket
 from support.clients import ISSUER, SUBJECT, Start, root_device
 from support.collections import OWN, UNSIGNED, collection
 from support.http_relay import RequestHead
@@ -33,7 +33,6 @@ SERVICE: dict[str, Any] = {
         collection("files", allowedMimeTypes=["image/png"], deletable=True, listable=True),
     ],
 }
-JSON = {"Content-Type": "application/json"}
 ONCE = RetryPolicy(attempts=1, initial_s=0.01, max_s=0.01)
 Collections = dict[str, ParamSet | list[ParamSet]]
 
@@ -507,31 +506,6 @@ async def test_an_edit_that_waits_hides_nothing_of_what_a_restored_bucket_has_lo
         await replica.synced()
         (rejected,) = replica.status.rejected
         assert rejected.data == {"n": 1, "k": 1, "m": 2}
-
-
-def be_bucket(network: FaultProxy, **members: int) -> None:
-    """Answer as over a bucket: with a reset, which has these members, once and for each beginning, else with
-    no change; and without hashes in lists."""
-    page = {"cursor": "00000000000000001-00000000"}
-    reset = json.dumps({"reset": True, **page, **members}).encode()
-    resets = 1
-
-    def is_page(sent: RequestHead) -> bool:
-        return sent.path == "changes" and sent.query.get("since") != "now"
-
-    def is_reset(sent: RequestHead) -> bool:
-        nonlocal resets
-        resets -= is_page(sent) and "since" in sent.query
-        return is_page(sent) and ("since" not in sent.query or resets >= 0)
-
-    network.reset()
-    network.respond(status=200, headers=JSON, body=reset, when=is_reset, times=None)
-    empty = json.dumps({"changes": [], **page}).encode()
-    network.respond(status=200, headers=JSON, body=empty, when=is_page, times=None)
-    refusal = b'{"error":"hashes_not_available","code":"hashes_not_available"}'
-    network.respond(
-        status=400, headers=JSON, body=refusal, when=lambda sent: "hashes" in sent.query, times=None
-    )
 
 
 async def fill(phone: Phone) -> None:

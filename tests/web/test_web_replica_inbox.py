@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.browser import Chromium
+from support.bucket_feed import be_bucket
 from support.cli_runner import Shell
 from support.clients import ISSUER, SUBJECT, Start, root_device
 from support.collections import UNSIGNED, collection
@@ -40,7 +40,6 @@ AUTH = {
     "spaces": {"accessPath": "s/{space}/_access", "param": "space"},
 }
 NOTES: dict[str, Any] = {"notes": {}}
-JSON = {"Content-Type": "application/json"}
 OPEN = """async (base, collections) => {
   await window.replica?.close()
   window.client ??= new pysync.Client(base, {backoff: {attempts: 1, initialS: 0.01, maxS: 0.05}})
@@ -406,30 +405,6 @@ async def test_application_decides_what_a_restored_bucket_gets_back(
     await phone.synced()
     assert (await phone.status())["rejected"] == []
     assert (await direct.pull("notes/older")).data == {"n": 1}
-
-
-def be_bucket(network: FaultProxy, **members: int) -> None:
-    """Answer as over a bucket: with a reset, which has these members, once and for each beginning, else with
-    no change; and without hashes in lists."""
-    page = {"cursor": "00000000000000001-00000000"}
-    resets = 1
-
-    def is_page(sent: RequestHead) -> bool:
-        return sent.path == "changes" and sent.query.get("since") != "now"
-
-    def is_reset(sent: RequestHead) -> bool:
-        nonlocal resets
-        resets -= is_page(sent) and "since" in sent.query
-        return is_page(sent) and ("since" not in sent.query or resets >= 0)
-
-    network.reset()
-    reset, empty = json.dumps({"reset": True, **page, **members}), json.dumps({"changes": [], **page})
-    network.respond(status=200, headers=JSON, body=reset.encode(), when=is_reset, times=None)
-    network.respond(status=200, headers=JSON, body=empty.encode(), when=is_page, times=None)
-    refusal = b'{"error":"hashes_not_available","code":"hashes_not_available"}'
-    network.respond(
-        status=400, headers=JSON, body=refusal, when=lambda sent: "hashes" in sent.query, times=None
-    )
 
 
 async def test_server_restored_with_accept_newer_gets_back_what_it_lost(

@@ -11,8 +11,8 @@ _CURSORS = itertools.count(1)
 
 
 def be_bucket(network: FaultProxy, **members: int) -> None:
-    """Answer as over a bucket that no longer knows what changed: with a reset, which has these members, to all
-    who do not have its cursor, else with no change; and without hashes in lists."""
+    """Answer as over a bucket that no longer knows what changed: with a reset, which has these members, to
+    all who do not have its cursor, else with no change; and without hashes in lists."""
     page = {"cursor": f"{next(_CURSORS):017}-00000000"}
 
     def is_page(sent: RequestHead) -> bool:

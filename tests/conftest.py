@@ -68,7 +68,8 @@ COMPONENTS = {
     "chromium",
     "systemd_analyze",
     "promtool",
-    "starfish_clients",
+    "starfish_npm",
+    "starfish_python",
     "typescript",
 }
 

@@ -107,10 +107,17 @@ def promtool() -> str:
 
 
 @pytest.fixture(scope="session")
-def starfish_clients() -> Path:
-    """The folder of the published clients: the virtual environment `python/`, and `node_modules/`."""
+def starfish_python() -> Path:
+    """The virtual environment of the published Python clients."""
     with or_not_run():
-        return components.in_target("starfish-clients")
+        return components.in_target("starfish-python") / "python"
+
+
+@pytest.fixture(scope="session")
+def starfish_npm() -> Path:
+    """The folder `node_modules` with the published npm clients."""
+    with or_not_run():
+        return components.in_target("starfish-npm") / "node_modules"
 
 
 @pytest.fixture(scope="session")

@@ -97,12 +97,12 @@ asyncio.run(pair({"baseUrl": sys.argv[1], "namespace": None}))
 
 
 async def test_device_joins_by_a_code_that_one_request_has_until_it_expires(
-    start: Start, session: aiohttp.ClientSession, starfish_clients: Path
+    start: Start, session: aiohttp.ClientSession, starfish_python: Path
 ) -> None:
     clock = FakeClock(wall_clock_ms())
     base = await start({"collections": COLLECTIONS}, now_ms=clock)
     ran = await asyncio.create_subprocess_exec(
-        starfish_clients / "python/bin/python", "-c", PROGRAM, base, stdout=asyncio.subprocess.PIPE
+        starfish_python / "bin/python", "-c", PROGRAM, base, stdout=asyncio.subprocess.PIPE
     )
     printed, _ = await ran.communicate()
     assert ran.returncode == 0

@@ -90,7 +90,7 @@ def test_nodes_share_a_bucket_and_a_redis_as_the_page_says(
 
 
 def test_published_clients_of_starfish_work_with_their_data_on_pysync(
-    starfish_clients: Path, tmp_path: Path
+    starfish_python: Path, starfish_npm: Path, tmp_path: Path
 ) -> None:
     page = (DOCS / MIGRATION).read_text()
     for command in re.findall(r"^(?:starfish/bin/pip|npm) install (.*)", page, re.M):
@@ -98,8 +98,8 @@ def test_published_clients_of_starfish_work_with_their_data_on_pysync(
             "the page names the versions tested"
         )
     with PageRunner(tmp_path / "page") as runner:
-        (runner.folder / "starfish").symlink_to(starfish_clients / "python")
-        (runner.folder / "node_modules").symlink_to(starfish_clients / "node_modules")
+        (runner.folder / "starfish").symlink_to(starfish_python)
+        (runner.folder / "node_modules").symlink_to(starfish_npm)
         me = IdentityKeys.from_passphrase("correct horse battery staple").user_id
         old = runner.folder / f"starfish-data/users/{me}/settings"
         old.parent.mkdir(parents=True)

@@ -61,13 +61,13 @@ class NpmClient:
 
 
 @asynccontextmanager
-async def npm_client(starfish_clients: Path, folder: Path, *args: str) -> AsyncIterator[NpmClient]:
+async def npm_client(starfish_npm: Path, folder: Path, *args: str) -> AsyncIterator[NpmClient]:
     page = (ROOT / "docs/how-to/migrate-from-starfish.md").read_text()
     merge = re.search(r'^```js title="merge.mjs"\n(.*?)^```', page, re.M | re.S)
     assert merge is not None
     (folder / "merge.mjs").write_text(merge[1])
     (folder / "client.mjs").write_text(PROGRAM.replace("PASSPHRASE", PASSPHRASE))
-    (folder / "node_modules").symlink_to(starfish_clients / "node_modules")
+    (folder / "node_modules").symlink_to(starfish_npm)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         "node", "client.mjs", *args, cwd=folder, stdin=pipe, stdout=pipe
@@ -91,14 +91,14 @@ async def own_document(window: Window, keys: IdentityKeys, key: str) -> None:
 @pytest.mark.process
 @pytest.mark.slow
 async def test_page_and_the_npm_client_edit_one_document(
-    start: Start, screen: Chromium, starfish_clients: Path, tmp_path: Path
+    start: Start, screen: Chromium, starfish_npm: Path, tmp_path: Path
 ) -> None:
     me = IdentityKeys.from_passphrase(PASSPHRASE)
     key = f"users/{me.user_id}/settings"
     base = await web_service(start, collection("settings", "users/{identity}/settings", **OWN))
     window = await module(screen, base)
     await own_document(window, me, key)
-    async with npm_client(starfish_clients, tmp_path, base, key) as npm:
+    async with npm_client(starfish_npm, tmp_path, base, key) as npm:
         assert await npm.push({"title": "x", "items": ["milk"]}) == {"title": "x", "items": ["milk"]}
         assert await window.run("doc.pull()") == {"title": "x", "items": ["milk"]}
 

@@ -16,7 +16,7 @@ from pysync.config.key_templates import KeyTemplate
 from pysync.config.loader import parse, read_file, unread_variables, with_collections
 from pysync.config.plugin_validation import has_unowned_target, overlapping_collections, repeated
 from pysync.config.problem import ConfigError, FieldError, Problem
-from pysync.config.roles import needs_trust, role_lists
+from pysync.config.roles import SHARED, needs_trust, role_lists
 from pysync.config.routes import Method, RouteSpec, history_roles, routes_of
 from pysync.config.schema import LOOPBACK, LOOPBACK_HOSTS, Config, Trust
 
@@ -382,6 +382,8 @@ class _Roles:
             yield f"{role} names another collection than {name}"
         if role == "self" and "identity" not in self._params:
             yield "self is never granted: storagePath has no {identity}"
+        if role.startswith(f"{SHARED}:") and (role.endswith(":*") or self._collection.root_only):
+            yield f"{role} is never granted: certificates for it name one collection, and no root device"
         if role == "device:root":
             yield "device:root grants no protection: anyone can create a key that has this role"
         if self._issuers is None and needs_trust(role):
@@ -394,6 +396,8 @@ class _Roles:
         if not _BUILTIN_ROLES.fullmatch(role):
             caps = (f"cap:{op}:{self._collection.name}" for op in ("read", "write", "list"))
             return f"no caller can have {role!r}{suggest(role.lower(), (*_PLAIN, *caps))}"
+        if role.startswith("delegated:{") and not role.startswith(f"{SHARED}:"):
+            return f"no caller can have {role}; did you mean {SHARED}:{self._collection.name}?"
         if role == "admin" and not auth.admin_token:
             return "no caller can have admin: auth.adminToken is not set"
         if role.startswith("space:"):

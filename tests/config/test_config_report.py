@@ -98,6 +98,22 @@ def test_the_linter_is_content_with_what_owners_share_by_certificates() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("role", "members", "message"),
+    [
+        ("delegated:{identity}:*", {}, "is never granted"),
+        ("delegated:{identity}:notes", {"rootOnly": True}, "is never granted"),
+        ("delegated:{Identity}:notes", {}, "did you mean delegated:{identity}:notes?"),
+        ("delegated:{user}:notes", TRUSTED, "did you mean delegated:{identity}:notes?"),
+    ],
+)
+def test_the_linter_names_roles_of_owners_that_nobody_holds(role: str, members: Any, message: str) -> None:
+    shared = collection(storagePath="notes/{identity}/{id}", readRoles=["self", role], **members)
+    ((path, found),) = warnings(shared)
+    assert path == "collections[0].readRoles[1]"
+    assert message in found
+
+
 def test_the_linter_knows_the_trust_of_namespaces_and_collections() -> None:
     notes = collection(readRoles=["cap:read:notes"])
     trusting = {**notes, "trustedIssuers": ["ab" * 32]}

@@ -49,6 +49,7 @@ pytest_plugins = [
     "support.erasure",
     "support.places",
     "support.sse_client",
+    "support.web_replicas",
 ]
 
 # On a cold or busy machine examples are slow to make; each test has a time limit of its own.

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
+import pytest_asyncio
+
 from pysync.auth.certificates import Certificate
 from pysync.auth.identity_keys import IdentityKeys
 from pysync.client import Client, RetryPolicy
@@ -80,9 +82,15 @@ class WebSite:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, start: Start, *collections: dict[str, Any], now_ms: Callable[[], int] = wall_clock_ms
+        cls,
+        start: Start,
+        *collections: dict[str, Any],
+        now_ms: Callable[[], int] = wall_clock_ms,
+        **members: Any,
     ) -> AsyncIterator[Self]:
-        base = await web_service(start, *(collections or COLLECTIONS), now_ms=now_ms)
+        """The service with these collections, by default those of `support.replicas`, and other members of
+        its configuration."""
+        base = await web_service(start, *(collections or COLLECTIONS), now_ms=now_ms, **members)
         async with FaultProxy(base) as proxy:
             yield cls(base, proxy, now_ms)
 
@@ -138,6 +146,13 @@ class WebSite:
         """The elements of a log."""
         async with self.client() as client:
             return [element.data for element in (await client.pull(key, full=True)).elements()]
+
+
+@pytest_asyncio.fixture
+async def site(start: Start) -> AsyncIterator[WebSite]:
+    """A service with the collections of `support.replicas`, and a relay in front of it."""
+    async with WebSite.open(start) as site:
+        yield site
 
 
 def is_of_the_service(sent: RequestHead) -> bool:

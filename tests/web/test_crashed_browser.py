@@ -8,7 +8,6 @@ from typing import Any
 import components
 import pytest
 from support.browser import Chromium, driven
-from support.clients import Start
 from support.web_pages import module
 from support.web_replicas import Tab, WebSite
 
@@ -29,25 +28,24 @@ async def processes(screen: Chromium) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("chromium")
-async def test_edit_and_keys_survive_when_the_browser_is_killed(start: Start, tmp_path: Path) -> None:
+async def test_edit_and_keys_survive_when_the_browser_is_killed(site: WebSite, tmp_path: Path) -> None:
     profile = tmp_path / "profile"
     profile.mkdir()
-    async with WebSite.open(start) as site:
-        with components.chromium(profile) as url:
-            async with driven(url, is_private=False) as screen:
-                tab = Tab(await module(screen, site.proxy.url))
-                site.leave()
-                identity = await tab.window.run(OPEN, site.proxy.url)
-                key = f"users/{identity}/docs/a"
-                await tab.put({"n": 1}, key)
-                (browser,) = [each for each in await processes(screen) if each["type"] == "browser"]
-                os.kill(browser["id"], signal.SIGKILL)
-        (profile / "DevToolsActivePort").unlink()
-        with components.chromium(profile) as url:
-            async with driven(url, is_private=False) as screen:
-                tab = Tab(await module(screen, site.proxy.url))
-                assert await tab.window.run(OPEN, site.proxy.url) == identity
-                assert await tab.get(key) == {"n": 1}
-                site.proxy.reset()
-                await tab.synced()
-                assert (await tab.status())["unsent"] == 0
+    with components.chromium(profile) as url:
+        async with driven(url, is_private=False) as screen:
+            tab = Tab(await module(screen, site.proxy.url))
+            site.leave()
+            identity = await tab.window.run(OPEN, site.proxy.url)
+            key = f"users/{identity}/docs/a"
+            await tab.put({"n": 1}, key)
+            (browser,) = [each for each in await processes(screen) if each["type"] == "browser"]
+            os.kill(browser["id"], signal.SIGKILL)
+    (profile / "DevToolsActivePort").unlink()
+    with components.chromium(profile) as url:
+        async with driven(url, is_private=False) as screen:
+            tab = Tab(await module(screen, site.proxy.url))
+            assert await tab.window.run(OPEN, site.proxy.url) == identity
+            assert await tab.get(key) == {"n": 1}
+            site.proxy.reset()
+            await tab.synced()
+            assert (await tab.status())["unsent"] == 0

@@ -1,11 +1,9 @@
 """A replica in a browser says that its storage is full or was evicted, and loses nothing that it accepted."""
 
 import os
-from collections.abc import AsyncIterator
 
 import pytest
 from support.browser import Chromium
-from support.clients import Start
 from support.replicas import DOC, ME
 from support.web_pages import module
 from support.web_replicas import Tab, WebSite
@@ -27,12 +25,6 @@ StorageManager.prototype.persist = function () {
   localStorage.asked = Number(localStorage.asked ?? 0) + 1
   return persist.call(this)
 }"""
-
-
-@pytest.fixture
-async def site(start: Start) -> AsyncIterator[WebSite]:
-    async with WebSite.open(start) as site:
-        yield site
 
 
 async def limited(site: WebSite, screen: Chromium) -> Tab:

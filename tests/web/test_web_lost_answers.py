@@ -1,18 +1,9 @@
 """A browser repeats a request whose kept connection breaks, with the signature that the server has seen."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 from support.browser import Chromium
-from support.clients import Start
 from support.replicas import DOC, LOG, ME
 from support.web_replicas import Tab, WebSite
-
-
-@pytest.fixture
-async def site(start: Start) -> AsyncIterator[WebSite]:
-    async with WebSite.open(start) as site:
-        yield site
 
 
 @pytest.fixture

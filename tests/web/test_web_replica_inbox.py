@@ -15,8 +15,7 @@ from support.clients import ISSUER, SUBJECT, Start, root_device
 from support.collections import UNSIGNED, collection
 from support.http_relay import RequestHead
 from support.replicas import DAY_MS, Service
-from support.s3_fault_proxy import FaultProxy
-from support.web_pages import PAGES, module, web_service
+from support.web_pages import PAGES, module
 from support.web_replicas import Tab, WebSite
 
 from pysync.auth import issuing
@@ -86,9 +85,8 @@ class Phone(Tab):
 
 @pytest.fixture
 async def site(start: Start) -> AsyncIterator[WebSite]:
-    base = await web_service(start, *COLLECTIONS, auth=AUTH)
-    async with FaultProxy(base) as proxy:
-        yield WebSite(base, proxy)
+    async with WebSite.open(start, *COLLECTIONS, auth=AUTH) as site:
+        yield site
 
 
 @pytest.fixture

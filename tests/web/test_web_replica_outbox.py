@@ -11,7 +11,7 @@ from support.clients import Start
 from support.collections import UNSIGNED, collection
 from support.http_relay import RequestHead
 from support.web_pages import shifted_clock
-from support.web_replicas import Tab, WebSite
+from support.web_replicas import Tab, WebSite, is_of_the_service
 
 from pysync.clock import wall_clock_ms
 from pysync.testing import FakeClock
@@ -76,9 +76,7 @@ def lose_reply(site: WebSite) -> None:
         return is_write(sent)
 
     site.proxy.lose_reply(when=is_next)
-    site.proxy.abort(
-        when=lambda sent: is_lost and not sent.path.startswith(("examples", "client")), times=None
-    )
+    site.proxy.abort(when=lambda sent: is_lost and is_of_the_service(sent), times=None)
 
 
 async def test_push_whose_answer_is_lost_is_found_by_its_hash(site: WebSite, tab: Tab) -> None:

@@ -1,22 +1,14 @@
 """Several tabs of a browser share one replica, with and without Web Locks."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from support.browser import Chromium
-from support.clients import Start
 from support.replicas import DOC, LOG, ME
 from support.web_pages import WITHOUT_LOCKS
 from support.web_replicas import Tab, WebSite
 
 BROWSERS = pytest.mark.parametrize("before", ["", WITHOUT_LOCKS], ids=["with_locks", "without_locks"])
-
-
-@pytest.fixture
-async def site(start: Start) -> AsyncIterator[WebSite]:
-    async with WebSite.open(start) as site:
-        yield site
 
 
 async def leader_of(tabs: list[Tab]) -> Tab:

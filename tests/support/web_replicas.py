@@ -16,7 +16,7 @@ from support.clients import ISSUER, Start
 from support.http_relay import RequestHead
 from support.replicas import COLLECTIONS, DOC, LOG, MINE
 from support.s3_fault_proxy import FaultProxy
-from support.web_pages import module, web_service
+from support.web_pages import blank_page, web_service
 
 _OPEN = """async (base, [ed, kem], certificate, collections) => {
   window.keys = await pysync.IdentityKeys.fromPrivate(ed, kem)
@@ -108,7 +108,7 @@ class WebSite:
         before: str = "",
     ) -> Tab:
         """A new window with a replica. The script `before` runs before its pages."""
-        tab = Tab(await module(screen, self.proxy.url, before))
+        tab = Tab(await blank_page(screen, self.proxy.url, before))
         await self.open_replica(tab, keys, certificate, collections)
         return tab
 

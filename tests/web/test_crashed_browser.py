@@ -8,7 +8,7 @@ from typing import Any
 import components
 import pytest
 from support.browser import Chromium, driven
-from support.web_pages import module
+from support.web_pages import blank_page
 from support.web_replicas import Tab, WebSite
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
@@ -33,7 +33,7 @@ async def test_edit_and_keys_survive_when_the_browser_is_killed(site: WebSite, t
     profile.mkdir()
     with components.chromium(profile) as url:
         async with driven(url, is_private=False) as screen:
-            tab = Tab(await module(screen, site.proxy.url))
+            tab = Tab(await blank_page(screen, site.proxy.url))
             site.leave()
             identity = await tab.window.run(OPEN, site.proxy.url)
             key = f"users/{identity}/docs/a"
@@ -43,7 +43,7 @@ async def test_edit_and_keys_survive_when_the_browser_is_killed(site: WebSite, t
     (profile / "DevToolsActivePort").unlink()
     with components.chromium(profile) as url:
         async with driven(url, is_private=False) as screen:
-            tab = Tab(await module(screen, site.proxy.url))
+            tab = Tab(await blank_page(screen, site.proxy.url))
             assert await tab.window.run(OPEN, site.proxy.url) == identity
             assert await tab.get(key) == {"n": 1}
             site.proxy.reset()

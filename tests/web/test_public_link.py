@@ -3,7 +3,7 @@
 from support.browser import Chromium
 from support.clients import Start
 from support.collections import collection
-from support.web_pages import module
+from support.web_pages import blank_page
 from support.web_replicas import Tab, WebSite
 
 SHARED = ["self", "delegated:{identity}:notebooks"]
@@ -14,7 +14,7 @@ async def test_public_link_opens_one_note_in_another_browser(
     start: Start, screen: Chromium, other_screen: Chromium
 ) -> None:
     async with WebSite.open(start, NOTEBOOKS) as site:
-        one, other = [Tab(await module(each, site.proxy.url)) for each in (screen, other_screen)]
+        one, other = [Tab(await blank_page(each, site.proxy.url)) for each in (screen, other_screen)]
         link = await one.window.run(
             """async (base) => {
               window.keys = await pysync.IdentityKeys.open()

@@ -13,7 +13,7 @@ from support.browser import Chromium, Window
 from support.clients import Start
 from support.collections import OWN, collection
 from support.configurations import ROOT
-from support.web_pages import module, web_service
+from support.web_pages import blank_page, web_service
 
 from pysync.auth.identity_keys import IdentityKeys
 
@@ -96,7 +96,7 @@ async def test_page_and_the_npm_client_edit_one_document(
     me = IdentityKeys.from_passphrase(PASSPHRASE)
     key = f"users/{me.user_id}/settings"
     base = await web_service(start, collection("settings", "users/{identity}/settings", **OWN))
-    window = await module(screen, base)
+    window = await blank_page(screen, base)
     await own_document(window, me, key)
     async with npm_client(starfish_npm, tmp_path, base, key) as npm:
         assert await npm.push({"title": "x", "items": ["milk"]}) == {"title": "x", "items": ["milk"]}

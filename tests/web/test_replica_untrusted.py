@@ -3,8 +3,7 @@
 import pytest
 from support.browser import Chromium, Window
 from support.clients import Start
-from support.web_client import client_page, do
-from support.web_pages import web_service
+from support.web_pages import client_page, do, web_service
 
 SERVER = """
 // A server whose collection `notes` has these changes, and answers everything else with `others`.

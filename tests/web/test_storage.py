@@ -5,7 +5,7 @@ import os
 import pytest
 from support.browser import Chromium
 from support.replicas import DOC, ME
-from support.web_pages import module
+from support.web_pages import blank_page
 from support.web_replicas import Tab, WebSite
 
 LIMIT = 3_000_000
@@ -29,7 +29,7 @@ StorageManager.prototype.persist = function () {
 
 async def limited(site: WebSite, screen: Chromium) -> Tab:
     """A window with a replica, in a browser with little room."""
-    tab = Tab(await module(screen, site.proxy.url))
+    tab = Tab(await blank_page(screen, site.proxy.url))
     await tab.window.limit_storage(LIMIT)
     await site.open_replica(tab)
     return tab

@@ -8,7 +8,7 @@ import pytest
 from support.browser import Chromium
 from support.clients import Start
 from support.configurations import ROOT
-from support.web_pages import module, web_service
+from support.web_pages import blank_page, web_service
 
 TYPES = (ROOT / "pysync/web/pysync.d.ts").read_text()
 PROGRAM = Path(__file__).with_name("uses_every_export.ts")
@@ -65,5 +65,5 @@ def test_wrong_use_does_not_compile(typescript: Path, tmp_path: Path, line: str,
 
 
 async def test_module_exports_what_its_types_declare(start: Start, screen: Chromium) -> None:
-    window = await module(screen, await web_service(start))
+    window = await blank_page(screen, await web_service(start))
     assert set(await window.run("Object.keys(pysync)")) == exported("class|const|function")

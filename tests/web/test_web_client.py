@@ -3,8 +3,7 @@
 from support.browser import Chromium
 from support.clients import Start
 from support.collections import LOG, MINE, NOTES, collection
-from support.web_client import client_page, do
-from support.web_pages import web_service
+from support.web_pages import client_page, do, web_service
 
 from pysync import __version__
 from pysync.auth.certificates import from_authorization

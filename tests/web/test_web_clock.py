@@ -4,8 +4,7 @@ import pytest
 from support.browser import Chromium
 from support.clients import Start
 from support.collections import MINE
-from support.web_client import client_page, do
-from support.web_pages import shifted_clock, web_service
+from support.web_pages import client_page, do, shifted_clock, web_service
 
 from pysync.clock import wall_clock_ms
 

@@ -4,8 +4,7 @@ import pytest
 from support.browser import Chromium
 from support.clients import Start
 from support.collections import NOTES
-from support.web_client import client_page, do
-from support.web_pages import web_service
+from support.web_pages import client_page, do, web_service
 
 from pysync._core import PublicKey
 from pysync.auth.certificates import user_id

@@ -6,7 +6,7 @@ from typing import Any
 from support.browser import Chromium, Window
 from support.clients import Start
 from support.collections import UNSIGNED, collection
-from support.web_pages import module, web_service
+from support.web_pages import blank_page, web_service
 
 from pysync.client import Client
 
@@ -36,7 +36,7 @@ async def test_replica_receives_documents_logs_and_files(start: Start, screen: C
             await direct.push(f"notes/n{n:03}", {"n": n})
         await direct.append("log/a", {"n": 1})
         await direct.push_blob("files/a", b"picture", "image/png")
-    window = await module(screen, base)
+    window = await blank_page(screen, base)
     status = await opened(window)
     assert (status["online"], status["unsent"], status["error"], status["leader"]) == (True, 0, None, True)
     assert await window.run("replica.keys()") == ["files/a", "log/a", *(f"notes/n{n:03}" for n in range(130))]
@@ -51,7 +51,7 @@ async def test_edits_are_sent(start: Start, screen: Chromium) -> None:
     async with Client(base) as direct:
         await direct.push("notes/a", {"n": 1})
         await direct.push("notes/b", {"n": 1})
-        window = await module(screen, base)
+        window = await blank_page(screen, base)
         await opened(window)
         await window.run(
             """Promise.all([replica.put("notes/a", {n: 2}), replica.put("notes/c", {n: 3}),
@@ -69,7 +69,7 @@ async def test_edits_are_sent(start: Start, screen: Chromium) -> None:
 
 async def test_updates_of_one_document_in_two_tabs_are_all_made(start: Start, screen: Chromium) -> None:
     base = await web_service(start, *COLLECTIONS)
-    tabs = [await module(screen, base), await module(screen, base)]
+    tabs = [await blank_page(screen, base), await blank_page(screen, base)]
     count = """async (many) => {
       const more = (data) => ({n: (data?.n ?? 0) + 1})
       for (let made = 0; made < many; made++) await replica.update("notes/a", more)
@@ -87,7 +87,7 @@ async def test_updates_of_one_document_in_two_tabs_are_all_made(start: Start, sc
 
 async def test_rejected_edit_has_the_error_of_the_server(start: Start, screen: Chromium) -> None:
     base = await web_service(start, collection("notes", maxBodyBytes=1000))
-    window = await module(screen, base)
+    window = await blank_page(screen, base)
     await opened(window, {"notes": {}})
     await window.run("(text) => replica.put('notes/a', {text})", "x" * 2000)
     await window.run("replica.synced()")
@@ -101,7 +101,7 @@ async def test_rejected_edit_has_the_error_of_the_server(start: Start, screen: C
 async def test_changes_yields_each_key_once_until_the_replica_is_closed(
     start: Start, screen: Chromium
 ) -> None:
-    window = await module(screen, await web_service(start, *COLLECTIONS))
+    window = await blank_page(screen, await web_service(start, *COLLECTIONS))
     await opened(window)
     found = await window.run(
         """(async () => {
@@ -123,7 +123,7 @@ async def test_changes_yields_each_key_once_until_the_replica_is_closed(
 async def test_closed_replica_rejects_every_call_and_can_be_opened_again(
     start: Start, screen: Chromium
 ) -> None:
-    window = await module(screen, await web_service(start, *COLLECTIONS))
+    window = await blank_page(screen, await web_service(start, *COLLECTIONS))
     await opened(window)
     await window.run("replica.put('notes/a', {n: 1}).then(() => replica.close())")
     for call in ("get('notes/a')", "put('notes/a', {})", "synced()", "keys()"):
@@ -135,7 +135,7 @@ async def test_closed_replica_rejects_every_call_and_can_be_opened_again(
 async def test_replica_of_another_caller_server_or_namespace_is_not_opened(
     start: Start, screen: Chromium
 ) -> None:
-    window = await module(screen, await web_service(start, *COLLECTIONS))
+    window = await blank_page(screen, await web_service(start, *COLLECTIONS))
     await opened(window)
     clients = ("'/', {keys}", "'http://127.0.0.1:9'", "'/', {namespace: 'acme'}")
     await window.run("pysync.IdentityKeys.generate().then((keys) => { window.keys = keys })")
@@ -149,7 +149,7 @@ async def test_replica_that_is_destroyed_is_lost_to_every_tab_and_begins_anew(
     start: Start, screen: Chromium
 ) -> None:
     base = await web_service(start, *COLLECTIONS)
-    first, second = await module(screen, base), await module(screen, base)
+    first, second = await blank_page(screen, base), await blank_page(screen, base)
     await opened(first)
     await first.run("replica.put('notes/a', {n: 1}).then(() => replica.synced())")
     await second.run("pysync.Replica.destroy('app')")
@@ -165,7 +165,7 @@ async def test_tab_with_other_collections_than_the_newest_does_not_sync(
 ) -> None:
     """It might send in plain what newer pages seal."""
     base = await web_service(start, *COLLECTIONS)
-    first, second = await module(screen, base), await module(screen, base)
+    first, second = await blank_page(screen, base), await blank_page(screen, base)
     assert (await opened(first, {"notes": {}}))["leader"] is True
     await second.run(
         """(async () => {

@@ -15,7 +15,7 @@ from support.clients import ISSUER, SUBJECT, Start, root_device
 from support.collections import UNSIGNED, collection
 from support.http_relay import RequestHead
 from support.replicas import DAY_MS, Service
-from support.web_pages import PAGES, module
+from support.web_pages import PAGES, blank_page
 from support.web_replicas import Tab, WebSite
 
 from pysync.auth import issuing
@@ -99,7 +99,7 @@ async def direct(site: WebSite) -> AsyncIterator[Client]:
 @pytest.fixture
 async def phone(site: WebSite, screen: Chromium) -> Phone:
     """A window in which no replica is open yet."""
-    return Phone(Tab(await module(screen, site.proxy.url)), site.proxy.url)
+    return Phone(Tab(await blank_page(screen, site.proxy.url)), site.proxy.url)
 
 
 async def replace(client: Client, key: str, data: dict[str, Any]) -> None:
@@ -416,7 +416,7 @@ async def test_server_restored_with_accept_newer_gets_back_what_it_lost(
             await direct.push(f"notes/{name}", {"n": 1})
         backup = ("--store", f"file:{service.folder}", "--to", f"file:{tmp_path}/backup")
         assert (await shell.run_async("backup", *backup))[0] == 0
-        phone = Phone(Tab(await module(screen, service.url)), service.url)
+        phone = Phone(Tab(await blank_page(screen, service.url)), service.url)
         await phone.sync()
         clock.now_ms += DAY_MS
         await replace(direct, "notes/changed", {"n": 2})

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from support.browser import Chromium, Window
 from support.clients import Start
-from support.web_client import client_page, do
-from support.web_pages import web_service
+from support.web_pages import client_page, do, web_service
 
 KEY = "vault/me/1"
 SECRET = {"secret": "the combination of the safe"}

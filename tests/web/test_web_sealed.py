@@ -9,7 +9,7 @@ from support.browser import Chromium, Window
 from support.clients import Start
 from support.collections import collection
 from support.configurations import ROOT
-from support.web_pages import module, web_service
+from support.web_pages import blank_page, web_service
 
 from pysync.auth.identity_keys import IdentityKeys
 from pysync.client import Client, SyncDocument, sealed
@@ -66,7 +66,7 @@ async def window(screen: Chromium, base: str) -> Window:
 
 
 async def opened(screen: Chromium, base: str) -> Window:
-    window = await module(screen, base)
+    window = await blank_page(screen, base)
     await window.run(f"{{ {SETUP} window.client = new pysync.Client(location.origin) }}")
     return window
 

@@ -9,7 +9,7 @@ import pytest_asyncio
 from support.browser import Chromium, Window
 from support.clients import Start
 from support.collections import NOTES
-from support.web_pages import module, web_service
+from support.web_pages import blank_page, web_service
 
 from pysync.client import Client, SyncDocument
 
@@ -44,7 +44,7 @@ class Desk:
         self._screen = screen
 
     async def window(self, before: str = "") -> Window:
-        window = await module(self._screen, self.base, before)
+        window = await blank_page(self._screen, self.base, before)
         await window.run(f"{{ {SETUP} }}")
         return window
 

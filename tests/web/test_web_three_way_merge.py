@@ -6,7 +6,7 @@ from support.browser import Chromium
 from support.clients import Start
 from support.collections import NOTES
 from support.configurations import ROOT
-from support.web_pages import module, web_service
+from support.web_pages import blank_page, web_service
 
 MERGED = """
 (text) => {
@@ -41,5 +41,5 @@ MERGED = """
 async def test_merges_are_those_of_the_vectors(start: Start, screen: Chromium) -> None:
     text = (ROOT / "tests/vectors/merge.json").read_text()
     assert len(json.loads(text)["threeWay"]) > 200
-    window = await module(screen, await web_service(start, NOTES))
+    window = await blank_page(screen, await web_service(start, NOTES))
     assert await window.run(MERGED, text) == []

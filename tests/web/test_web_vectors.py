@@ -12,8 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from support.browser import Chromium
 from support.clients import Start
-from support.web_client import client_page, do
-from support.web_pages import web_service
+from support.web_pages import client_page, do, web_service
 
 from pysync._core import PublicKey, verify_request
 

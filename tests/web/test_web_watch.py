@@ -6,8 +6,7 @@ import pytest
 from support.browser import Chromium, Window
 from support.clients import Start
 from support.collections import MINE, NOTES
-from support.web_client import client_page, do
-from support.web_pages import web_service
+from support.web_pages import client_page, do, web_service
 
 STREAMS = """
 window.encode = (text) => new TextEncoder().encode(text)

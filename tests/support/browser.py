@@ -184,10 +184,10 @@ class Window:
         limit = {} if size is None else {"quotaSize": size}
         await self._call("Storage.overrideQuotaForOrigin", origin=origin, **limit)
 
-    async def evict_storage(self, kinds: str = "indexeddb") -> None:
+    async def evict_storage(self) -> None:
         """Delete what the origin of the page has stored, as a browser does that needs the space."""
         origin = await self.run("location.origin")
-        await self._call("Storage.clearDataForOrigin", origin=origin, storageTypes=kinds)
+        await self._call("Storage.clearDataForOrigin", origin=origin, storageTypes="indexeddb")
 
     async def show_as(self, width: int, height: int, scheme: str = "light") -> None:
         """Give the window a size, in pixels, and the colours that its user prefers: `light` or `dark`."""

@@ -255,11 +255,28 @@ async function withKeys(use) {
   }
 }
 
-const PKCS8 = { Ed25519: "302e020100300506032b657004220420", X25519: "302e020100300506032b656e04220420" };
+const CURVES = { Ed25519: ["302e020100300506032b657004220420", "sign"],
+  X25519: ["302e020100300506032b656e04220420", "deriveBits"] };
+async function importedPair(curve, secret) {
+  const [prefix, usage] = CURVES[curve], encoded = unhex(prefix + secret);
+  const imported = (isExtractable) => subtle().importKey("pkcs8", encoded, curve, isExtractable, [usage]);
+  const { x } = await subtle().exportKey("jwk", await imported(true));
+  return [await imported(false), hex(unbase64(x))];
+}
+async function newPair(curve) {
+  const { privateKey, publicKey } = await subtle().generateKey(curve, false, [CURVES[curve][1]]);
+  return [privateKey, hex(new Uint8Array(await subtle().exportKey("raw", publicKey)))];
+}
+const secretKey = (bytes) => subtle().importKey("raw", bytes, "HKDF", false, ["deriveBits"]);
+const derived = async (options, key) => new Uint8Array(await subtle().deriveBits(options, key, 256));
+function derivedSecret(key, name) {
+  const info = encoder.encode(name);
+  return derived({ name: "HKDF", hash: "SHA-256", salt: info, info }, key);
+}
 async function keysOf(make) {
   try {
-    const [edKey, edPub] = await make("Ed25519", ["sign"]), [kemKey, kemPub] = await make("X25519", ["deriveBits"]);
-    return new IdentityKeys({ edPub, kemPub, userId: await userId(edPub) }, edKey, kemKey);
+    const ed = await make("Ed25519"), kem = await make("X25519");
+    return new IdentityKeys(ed, kem, await userId(ed[1]));
   } catch (cause) {
     if (!["NotSupportedError", "SyntaxError"].includes(cause?.name)) throw cause;
     const message = "this browser has no Ed25519; Chrome 137, Firefox 130, Safari 17.4 and newer have";
@@ -270,39 +287,40 @@ async function keysOf(make) {
 export class IdentityKeys {
   #edKey; #kemKey;
 
-  constructor(members, edKey, kemKey) {
-    Object.assign(this, members);
+  constructor([edKey, edPub], [kemKey, kemPub], id) {
+    Object.assign(this, { edPub, kemPub, userId: id });
     [this.#edKey, this.#kemKey] = [edKey, kemKey];
   }
 
   static async open(name = "default") {
-    const made = await IdentityKeys.generate(); // no transaction waits for it
-    return withKeys(async (keys) => {
+    const made = {};
+    await keysOf(async (curve) => {
+      const pair = made[curve] = await newPair(curve);
+      // WebKit stores no X25519, and Firefox before 136 no Ed25519.
+      const stored = await Promise.resolve(pair[0]).then(structuredClone).catch(() => null);
+      if (!stored) pair[0] = await secretKey(randomBytes(32));
+      return pair;
+    });
+    const kept = await withKeys(async (keys) => {
       const known = await requested(keys.get(name));
-      if (!known) keys.put([{ ...made }, made.#edKey, made.#kemKey], name);
-      return known ? new IdentityKeys(...known) : made;
+      if (!known) keys.add(made, name); // fails for one that cannot be read
+      return known ?? made;
+    });
+    return keysOf(async (curve) => {
+      const pair = kept[curve], isSecret = pair[0].algorithm.name === "HKDF";
+      return isSecret ? importedPair(curve, hex(await derivedSecret(pair[0], curve))) : pair;
     });
   }
   static forget(name = "default") { return withKeys((keys) => { keys.delete(name); }); }
-  static generate() {
-    return keysOf(async (curve, usages) => {
-      const { privateKey, publicKey } = await subtle().generateKey(curve, false, usages);
-      return [privateKey, hex(new Uint8Array(await subtle().exportKey("raw", publicKey)))];
-    });
-  }
+  static generate() { return keysOf(newPair); }
   static fromPrivate(edPriv, kemPriv) {
     const secrets = { Ed25519: edPriv, X25519: kemPriv };
-    return keysOf(async (curve, usages) => {
-      const encoded = unhex(PKCS8[curve] + secrets[curve]);
-      const imported = (isExtractable) => subtle().importKey("pkcs8", encoded, curve, isExtractable, usages);
-      const { x } = await subtle().exportKey("jwk", await imported(true)); // has the public half
-      return [await imported(false), hex(unbase64(x))];
-    });
+    return keysOf((curve) => importedPair(curve, secrets[curve]));
   }
   async sign(message) { return base64(new Uint8Array(await subtle().sign("Ed25519", this.#edKey, message))); }
   async deriveShared(kemPub) {
     const others = await subtle().importKey("raw", unhex(kemPub), "X25519", false, []);
-    return new Uint8Array(await subtle().deriveBits({ name: "X25519", public: others }, this.#kemKey, 256));
+    return derived({ name: "X25519", public: others }, this.#kemKey);
   }
 }
 
@@ -373,7 +391,6 @@ export async function issueRevocationList(issuer, generation, { certificates = [
   const members = { ...known, generation, revoked, ...(revokedSubjects.length && { revokedSubjects }) };
   return signedMembers(issuer, REVOCATION_TAG, members);
 }
-/** 0 or less never expires. */
 function merged(earlier = [], own) {
   const entries = new Map();
   for (const entry of [...earlier, ...own]) {
@@ -525,9 +542,7 @@ async function decrypt(key, sealed, aad) {
 }
 
 async function wrappingKey(keys, kemPub) {
-  const secret = await subtle().importKey("raw", await keys.deriveShared(kemPub), "HKDF", false, ["deriveBits"]);
-  const salt = encoder.encode("starfish-wrap"), options = { name: "HKDF", hash: "SHA-256", salt, info: salt };
-  return new Uint8Array(await subtle().deriveBits(options, secret, 8 * KEY_BYTES));
+  return derivedSecret(await secretKey(await keys.deriveShared(kemPub)), "starfish-wrap");
 }
 async function wrapKey(contentKey, subKem, epoch, adder, addedAt) {
   const ephemeral = await IdentityKeys.generate(), key = await wrappingKey(ephemeral, subKem).catch(() => null);
@@ -711,7 +726,7 @@ export async function openEnvelope({ v, entry, ct }, keys, { aad = "", sealer } 
 
 const JSON_TYPE = "application/json";
 const isJsonType = (type) => (type ?? "").split(";")[0].trim().toLowerCase() === JSON_TYPE;
-const RENEW_BEFORE_S = 24 * 3600; // clocks differ
+const RENEW_BEFORE_S = 24 * 3600;
 const CLOCK_ERROR_MS = 5_000;
 const HASH_DIGITS = 16;
 const MAX_TIMER_S = 2 ** 31 / 1000 - 1; // a longer one fires at once
@@ -1026,7 +1041,7 @@ async function* followed(connect, { after = "", signal, backoff, onConnect, onDi
     try {
       const resumed = position && { "Last-Event-ID": position };
       for await (const block of blocksOf(connect({ Accept: "text/event-stream", ...resumed }))) {
-        if (isLive) failures = 0; // it lasts
+        if (isLive) failures = 0;
         if (/^\d{1,8}$/.test(block.retry)) retryS = Number(block.retry) / 1000;
         const change = changeOf(block, block.id ?? position);
         position = block.id ?? position; // only now: a change that cannot be parsed is not skipped
@@ -1120,7 +1135,7 @@ export class SyncDocument {
   async *follow({ collection, params, signal, onDisconnect } = {}) {
     const left = new AbortController(), ended = either(left.signal, signal);
     const news = new Signal(), end = new Promise((resolve) => ended.addEventListener("abort", resolve));
-    let announced = [], isLive = false, isAway = false, rejection, given; // hashes since the last pull
+    let announced = [], isLive = false, isAway = false, rejection, given;
     const notify = (hash, live = isLive) => {
       announced.push(hash);
       isLive = live;
@@ -1209,7 +1224,7 @@ export class SyncDocument {
       });
       if (pushed) {
         // Only now: a newer base without its data would be overwritten.
-        const now = copy(this.data); // perhaps edited meanwhile
+        const now = copy(this.data);
         if (canonicalJson(now) !== began) this.data = this.#rules.threeWay.merge(JSON.parse(began), now, data);
         else if (canonicalJson(data) !== began) this.data = data;
         this.#drop(lost);
@@ -1291,7 +1306,7 @@ class Draft {
 }
 
 class ReplicaDatabase {
-  lost = null; // why it is not open
+  lost = null;
   #db;
 
   static async open(name, owner, onLost) {
@@ -1364,7 +1379,7 @@ class ReplicaDatabase {
       transaction = this.#db.transaction(this.#db.objectStoreNames, mode, options);
       return (await Promise.all([work((name) => transaction.objectStore(name)), committed(transaction)]))[0];
     } catch (error) {
-      const cause = transaction?.error ?? error; // a request knows none
+      const cause = transaction?.error ?? error;
       if (cause.name === "InvalidStateError") this.#db.onclose();
       throw this.lost ?? storageError(cause);
     }
@@ -1399,7 +1414,7 @@ async function* elementsAfter(client, key, since) {
   for (let hasMore = true; hasMore;) {
     const pulled = await client.pull(key, { since }), added = elements(pulled).filter(({ tsMs }) => tsMs > since);
     ({ hasMore } = pulled);
-    if (hasMore && !added.length) throw new errors.FullNotAllowed(); // a log with forceFullFetch
+    if (hasMore && !added.length) throw new errors.FullNotAllowed();
     yield* added;
     since = added.at(-1)?.tsMs;
   }
@@ -1573,7 +1588,7 @@ class SendingCopy extends LocalCopy {
     try {
       if (!isPrepared) await this.#prepare(edit);
       else await (edit.kind === "append" ? this.#append(edit) : this.#push(edit));
-    } catch (error) { // of a key where a file is, or of a cipher
+    } catch (error) {
       const isPassing = (isRetryable(error) && !isAny(error, errors.QuotaExceeded))
         || isAny(error, errors.Unauthorized, errors.Conflict) || !isAny(error, PysyncError, TypeError);
       if (isAny(error, StorageError, ReplicaError) || (isPrepared && isPassing)) throw error;
@@ -1619,7 +1634,7 @@ class SendingCopy extends LocalCopy {
     const { key, baseHash } = edit, { currentHash } = conflict, isKnown = !["", UNKNOWN_HASH].includes(baseHash);
     const mustMerge = await this.#conclude(edit, (draft, now) => {
       const isDeletion = now.data === null && now.sent === null;
-      if (isDeletion && (!isKnown || currentHash.startsWith(baseHash))) { // never read
+      if (isDeletion && (!isKnown || currentHash.startsWith(baseHash))) {
         return draft.save({ ...now, ...UNSENT, baseHash: currentHash });
       }
       if (now.writtenMs !== null) return draft.drop(now); // a restored server has something newer
@@ -1648,7 +1663,7 @@ class SendingCopy extends LocalCopy {
     await this.#conclude(edit, (draft, now) => {
       draft.drop(now);
       if (!draft.versions.has(key)) draft.store(remoteVersion(key, UNKNOWN_HASH, { writtenMs: element.tsMs }));
-      draft.addElements(key, [element]); // others may have appended before it
+      draft.addElements(key, [element]);
     });
     this._notify([key]);
   }
@@ -1697,7 +1712,7 @@ class SendingCopy extends LocalCopy {
       const base = await this._open(key, edit.base), theirs = await this._open(key, data);
       const merged = this._merge(draft, key, base, JSON.parse(edit.data), theirs);
       return hash && same(merged, theirs) ? draft.drop(edit) : draft.save({ ...rebased, data: JSON.stringify(merged) });
-    } catch (error) { // of a cipher or a rule
+    } catch (error) {
       return draft.save({ ...edit, ...UNSENT, error: encodeError(error) });
     }
   }
@@ -1910,7 +1925,7 @@ class ReceivingCopy extends SendingCopy {
         throw error;
       });
     }
-    if (isAny(found, errors.NotFound)) { // or a file
+    if (isAny(found, errors.NotFound)) {
       const pulled = hash === null ? await this.#pull(entry) : { hash, timestampMs: writtenMs };
       if (!pulled || isAny(pulled, PysyncError)) return [];
       return [{ version: remoteVersion(key, pulled.hash, { writtenMs: pulled.timestampMs }) }];
@@ -2203,7 +2218,7 @@ export class Replica extends ReceivingCopy {
     try {
       for await (const { reset, collection, params, hash } of this._client.watch(names, narrow, options)) {
         const key = this._paths[collection]?.fill(params) ?? "", { versions } = await this._db.draft([key]);
-        if (reset || versions.get(key)?.hash !== hash) fallBehind(true); // else it was made here
+        if (reset || versions.get(key)?.hash !== hash) fallBehind(true);
       }
     } catch (error) {
       if (!isAny(error, PysyncError, Unreachable, StorageError, ReplicaError)) throw error;

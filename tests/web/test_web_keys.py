@@ -4,7 +4,7 @@ import pytest
 from support.browser import Chromium
 from support.clients import Start
 from support.collections import NOTES
-from support.web_pages import client_page, do, web_service
+from support.web_pages import blank_page, client_page, do, web_service
 
 from pysync._core import PublicKey
 from pysync.auth.certificates import user_id
@@ -57,7 +57,7 @@ async def test_private_keys_cannot_be_extracted(start: Start, screen: Chromium) 
         await new Promise((resolve) => { opening.onsuccess = resolve })
         const reading = opening.result.transaction("keys").objectStore("keys").getAll()
         await new Promise((resolve) => { reading.onsuccess = resolve })
-        for (const key of reading.result.flat().filter((each) => each instanceof CryptoKey)) {
+        for (const key of reading.result.flatMap(Object.values).map(([key]) => key)) {
           const exported = await crypto.subtle.exportKey("pkcs8", key).catch(({name}) => name)
           found.push([key.algorithm.name, key.extractable, exported])
         }
@@ -68,6 +68,69 @@ async def test_private_keys_cannot_be_extracted(start: Start, screen: Chromium) 
     names = ["edPub", "kemPub", "userId"]
     error = "InvalidAccessError"
     assert shown == [[["Ed25519", False, error], ["X25519", False, error]], False, [names, names]]
+
+
+OLD_FIREFOX = """
+const refuse = (value) => {
+  if ([value, value.Ed25519?.[0]].some((each) => each?.algorithm?.name === "Ed25519")) {
+    throw new DOMException("The object could not be cloned.", "DataCloneError")
+  }
+}
+const {structuredClone: clone} = window, {put, add} = IDBObjectStore.prototype
+window.structuredClone = (value) => (refuse(value), clone(value))
+IDBObjectStore.prototype.put = function (...values) { refuse(values[0]); return put.apply(this, values) }
+IDBObjectStore.prototype.add = function (...values) { refuse(values[0]); return add.apply(this, values) }
+"""
+"""Runs before the page: a browser that stores no Ed25519 keys."""
+WEBKIT = """
+const read = (value) => (
+  [value, value?.X25519?.[0]].some((each) => each?.algorithm?.name === "X25519") ? null : value)
+const {structuredClone: clone} = window
+const {get: resultOf} = Object.getOwnPropertyDescriptor(IDBRequest.prototype, "result")
+window.structuredClone = (value) => read(clone(value))
+Object.defineProperty(IDBRequest.prototype, "result", {get() { return read(resultOf.call(this)) }})
+"""
+"""Runs before the page: a browser that stores X25519 keys, and does not read back what has one."""
+WATCHED = """
+const found = window.used = []
+for (const name of ["sign", "deriveBits"]) {
+  const call = SubtleCrypto.prototype[name]
+  SubtleCrypto.prototype[name] = function (algorithm, key, value) {
+    found.push([key.algorithm.name, key.extractable])
+    return call.call(this, algorithm, key, value)
+  }
+}
+"""
+"""Runs before the page: `used` are the private keys that are used, and whether they can be extracted."""
+USE_KEYS = """const bytes = new TextEncoder().encode("é")
+const envelope = $[0] ?? await sealEnvelope(bytes, me.kemPub, me)
+const {plaintext} = await openEnvelope(envelope, me)
+return [{...me}, await me.sign(bytes), envelope, new TextDecoder().decode(plaintext), used]"""
+
+
+@pytest.mark.parametrize("before", [OLD_FIREFOX, WEBKIT, ""])
+async def test_keys_that_a_browser_cannot_store_are_the_same_when_they_are_opened_again(
+    start: Start, screen: Chromium, before: str
+) -> None:
+    base, envelope, identities = await web_service(start), None, []
+    for _ in range(2):
+        window = await client_page(screen, base, before + WATCHED)
+        identity, signature, envelope, opened, used = await do(window, USE_KEYS, envelope)
+        assert opened == "é"
+        assert PublicKey(identity["edPub"]).verify("é".encode(), signature)
+        assert {name for name, _ in used} >= {"Ed25519", "X25519"}
+        assert not any(is_extractable for _, is_extractable in used)
+        identities.append(identity)
+    assert identities[0] == identities[1]
+
+
+async def test_keys_that_are_not_read_back_are_not_replaced(start: Start, screen: Chromium) -> None:
+    base = await web_service(start)
+    made = await do(await client_page(screen, base), "return {...me}")
+    reading = await blank_page(screen, base, WEBKIT)
+    failed = "return pysync.IdentityKeys.open().catch(({name, code}) => [name, code])"
+    assert await do(reading, failed) == ["StorageError", "failed"]
+    assert await do(await client_page(screen, base), "return {...me}") == made
 
 
 async def test_signature_is_that_of_the_public_key(start: Start, screen: Chromium) -> None:

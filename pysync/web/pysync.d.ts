@@ -31,7 +31,7 @@ export class Unreachable extends Error {}
 export class UnsupportedBrowser extends Error {}
 /** The storage of this browser is full, or it has deleted what was stored: `code` is `full`, `evicted` or `failed`. */
 export class StorageError extends Error { readonly code: "full" | "evicted" | "failed"; }
-/** A replica that belongs to another caller or server, or has a format of another version. */
+/** A replica that belongs to another caller or server, or that a newer page has opened otherwise. */
 export class ReplicaError extends Error {}
 /** The document changed on the server, and the version from which the local edit began is unknown. */
 export class UnknownBase extends Error { readonly currentHash: string; }
@@ -197,7 +197,8 @@ export class Client {
   readonly author: string | null;
   readonly backoff: RetryPolicy;
   /** The certificate of the next request. Set another one when it has expired. Null until a client makes its own. */
-  certificate: Certificate | null;
+  get certificate(): Certificate | null;
+  set certificate(certificate: Certificate);
   /** The time of the server in ms, as far as its answers have told. */
   nowMs(): number;
 

@@ -273,14 +273,14 @@ function derivedSecret(key, name) {
   const info = encoder.encode(name);
   return derived({ name: "HKDF", hash: "SHA-256", salt: info, info }, key);
 }
+const tooOld = "this browser is older than Chrome 137, Firefox 130 and Safari 17.4";
 async function keysOf(make) {
   try {
     const ed = await make("Ed25519"), kem = await make("X25519");
     return new IdentityKeys(ed, kem, await userId(ed[1]));
   } catch (cause) {
     if (!["NotSupportedError", "SyntaxError"].includes(cause?.name)) throw cause;
-    const message = "this browser has no Ed25519; Chrome 137, Firefox 130, Safari 17.4 and newer have";
-    throw new UnsupportedBrowser(message, { cause });
+    throw new UnsupportedBrowser(tooOld, { cause });
   }
 }
 
@@ -296,14 +296,14 @@ export class IdentityKeys {
     const made = {};
     await keysOf(async (curve) => {
       const pair = made[curve] = await newPair(curve);
-      // WebKit stores no X25519, and Firefox before 136 no Ed25519.
+      // WebKit stores no X25519, old Firefox no Ed25519.
       const stored = await Promise.resolve(pair[0]).then(structuredClone).catch(() => null);
       if (!stored) pair[0] = await secretKey(randomBytes(32));
       return pair;
     });
     const kept = await withKeys(async (keys) => {
       const known = await requested(keys.get(name));
-      if (!known) keys.add(made, name); // fails for one that cannot be read
+      if (!known) keys.add(made, name); // fails for an unreadable one
       return known ?? made;
     });
     return keysOf(async (curve) => {
@@ -800,6 +800,7 @@ export class Client {
   #certificate = null; #isOwn = true; #behindMs = 0;
 
   constructor(baseUrl, { keys, certificate, namespace, timeoutS = 30, backoff, fetch } = {}) {
+    if (!AbortSignal.any) throw new UnsupportedBrowser(tooOld);
     const url = new URL(baseUrl, globalThis.location?.href);
     if (!/^https?:$/.test(url.protocol) || url.username || url.search || url.hash) {
       throw new TypeError(`not the http or https address of a server: ${baseUrl}`);
@@ -914,7 +915,7 @@ export class Client {
     const connect = (headers) => this.#stream(target, headers, idleS, ends);
     const events = followed(connect, { ...options, signal: ends, backoff: this.backoff });
     const leave = events.return.bind(events);
-    events.return = (value) => (control.abort(), leave(value)); // even one that waits
+    events.return = (value) => (control.abort(), leave(value));
     return events;
   }
   async *#stream(target, headers, idleS, signal) {
@@ -1948,7 +1949,9 @@ class ReceivingCopy extends SendingCopy {
     hash ??= (await this._client.pull(key, { last: 0 })).hash;
     if (!hash) return [{ version: remoteVersion(key, "", { writtenMs: this._client.nowMs() }) }];
     try {
-      if (!isGap) for await (const each of elementsAfter(this._client, key, since)) found.push(each);
+      if (!isGap) for await (const each of elementsAfter(this._client, key, since)) {
+        found.splice(0, found.push(each) - TAIL_ELEMENTS);
+      }
     } catch (error) {
       if (!isAny(error, errors.CheckpointTooOld, errors.FullNotAllowed)) throw error;
       isGap = true;
@@ -2029,6 +2032,7 @@ export class Replica extends ReceivingCopy {
   static async open(name, client, collections, options = {}) {
     let replica;
     const owner = `${client.address} ${client.identity}`.trimEnd();
+    subtle();
     const db = await ReplicaDatabase.open(name, owner, () => replica?.#end());
     replica = new Replica(name, client, collections, options, db);
     await replica.#begin().catch((error) => { throw (replica.close(), error); });

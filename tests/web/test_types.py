@@ -31,7 +31,10 @@ def exported(kinds: str) -> set[str]:
 def compiled(typescript: Path, program: Path) -> str:
     """What the compiler says about a program."""
     command = ["node", str(typescript), *COMPILER_OPTIONS, str(program)]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert (done.returncode == 0) == (done.stdout == "")
+    return done.stdout
 
 
 @pytest.mark.process
@@ -56,6 +59,7 @@ def test_program_imports_every_export() -> None:
         ('new pysync.Client("/", { key: 1 });', "'key' does not exist in type 'ClientOptions'"),
         ("pysync.Conflict;", "Property 'Conflict' does not exist"),
         ('pysync.userId("") === "";', "have no overlap"),
+        ('new pysync.Client("/").certificate = null;', "Type 'null' is not assignable"),
     ],
 )
 def test_wrong_use_does_not_compile(typescript: Path, tmp_path: Path, line: str, error: str) -> None:
@@ -67,3 +71,27 @@ def test_wrong_use_does_not_compile(typescript: Path, tmp_path: Path, line: str,
 async def test_module_exports_what_its_types_declare(start: Start, screen: Chromium) -> None:
     window = await blank_page(screen, await web_service(start))
     assert set(await window.run("Object.keys(pysync)")) == exported("class|const|function")
+
+
+METHODS = """Object.fromEntries(Object.entries(pysync).flatMap(([name, kind]) => {
+  if (!kind.prototype) return []
+  const methods = []
+  for (let parent = kind; parent.prototype && parent !== Error; parent = Object.getPrototypeOf(parent)) {
+    for (const each of [parent, parent.prototype]) {
+      const members = Object.entries(Object.getOwnPropertyDescriptors(each))
+      methods.push(...members.filter(([, {value}]) => value instanceof Function).map(([member]) => member))
+    }
+  }
+  return [[name, methods]]
+}))"""
+INTERNAL = {"constructor", "deriveShared"}
+
+
+async def test_classes_have_the_methods_that_their_types_declare(start: Start, screen: Chromium) -> None:
+    window = await blank_page(screen, await web_service(start))
+    found = await window.run(METHODS)
+    classes = re.findall(r"^export class (\w+)[^\n]*\{\n(.*?)^\}", TYPES, re.M | re.S)
+    assert {"Client", "Replica"} <= {name for name, _ in classes}
+    for name, body in classes:
+        declared = set(re.findall(r"^  (?:static )?(\w+)\(", body, re.M)) - INTERNAL
+        assert {each for each in found[name] if not each.startswith("_")} - INTERNAL == declared, name

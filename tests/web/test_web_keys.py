@@ -156,7 +156,7 @@ WITHOUT_DATABASE = "Object.defineProperty(window, 'indexedDB', {value: undefined
     [
         (
             WITHOUT_CURVES,
-            "Ed25519",
+            "older than Chrome 137",
             ["open()", "generate()", "fromPrivate('11'.repeat(32), '31'.repeat(32))"],
         ),
         (
@@ -182,6 +182,22 @@ async def test_browser_that_lacks_something_is_told_so_when_keys_are_used(
         assert says in shown[2]
     # What is public needs no keys.
     assert await do(window, "return (await new pysync.Client('/').push('notes/a', {n: 1})).hash !== ''")
+
+
+async def test_replica_is_not_opened_where_it_could_not_sync(start: Start, screen: Chromium) -> None:
+    window = await blank_page(screen, await web_service(start, NOTES), WITHOUT_CRYPTO)
+    opening = "return pysync.Replica.open('app', new pysync.Client('/'), {notes: {}}).catch(({name}) => name)"
+    assert await do(window, opening) == "UnsupportedBrowser"
+    assert await window.run("indexedDB.databases()") == []
+
+
+async def test_client_in_a_browser_that_is_too_old_is_told_so(start: Start, screen: Chromium) -> None:
+    window = await blank_page(screen, await web_service(start), "delete AbortSignal.any")
+    shown = await do(
+        window, "try { new pysync.Client('/') } catch ({name, message}) { return [name, message] }"
+    )
+    message = "this browser is older than Chrome 137, Firefox 130 and Safari 17.4"
+    assert shown == ["UnsupportedBrowser", message]
 
 
 async def test_certificate_names_what_it_allows(start: Start, screen: Chromium) -> None:

@@ -162,6 +162,7 @@ async def test_no_edit_is_lost_or_doubled_over_20_kills_of_tabs(
             fail_at_random(site, own, Random(device))
         client = await stack.enter_async_context(Client(base, keys=ISSUER, backoff=PATIENT))
         await lives([*tabs.values()], OtherClient(client, ledger), -(-KILLS // len(tabs)))
+        assert sum(site.proxy.met["lose_reply"] for _, site in browsers.values()) > 0
         last = {}
         for name, (browser, site) in browsers.items():
             site.proxy.reset()

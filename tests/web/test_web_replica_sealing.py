@@ -76,3 +76,21 @@ async def test_edit_of_a_collection_that_sealing_does_not_name_is_rejected(
     return [key, data, error.name, pushed]"""
     shown = await do(window, body, templates, KEY, SECRET)
     assert shown == [KEY, SECRET, "UnknownCollection", []]
+
+
+async def test_sealed_document_is_sealed_in_the_database(window: Window) -> None:
+    body = """const seal = (data) => ({text: btoa(JSON.stringify(data))})
+    const open = ({text}) => JSON.parse(atob(text))
+    await opened($[0], ['vault'], {vault: {seal, open}})
+    await put($[1], $[2])
+    const opening = indexedDB.open("pysync-replica:app"), stored = []
+    await new Promise((resolve) => { opening.onsuccess = resolve })
+    for (const name of opening.result.objectStoreNames) {
+      const reading = opening.result.transaction(name).objectStore(name).getAll()
+      await new Promise((resolve) => { reading.onsuccess = resolve })
+      stored.push(...reading.result)
+    }
+    opening.result.close()
+    const all = JSON.stringify(stored)
+    return [all.includes(seal($[2]).text), all.includes($[2].secret), await replica.get($[1])]"""
+    assert await do(window, body, VAULT, KEY, SECRET) == [True, False, SECRET]

@@ -164,6 +164,12 @@ class AccessPolicy:
             roles |= claims.shared
         return roles | {"self"} if identity and identity == caller.identity else roles
 
+    def is_visible(self, caller: Caller) -> bool:
+        """Return True if `caller` may read or write some document of the collection."""
+        issuer = None if caller.claims is None else caller.claims.issuer_id
+        roles = self.effective_roles(caller, issuer)
+        return not roles.isdisjoint(self.collection.read_roles + self.collection.write_roles)
+
     def trusted_roles(self, caller: Caller) -> frozenset[str]:
         """Return the roles of `caller` in this collection, from the issuers that it trusts."""
         if self.trust is None or caller.claims is None:

@@ -28,7 +28,7 @@ from pysync.errors import errors_by_code
 from pysync.protocol import JSON_TYPE
 from pysync.server.api.browser_client import TYPES
 from pysync.server.api.examples import media_type
-from pysync.server.api.manifest import CallerResolver, is_visible
+from pysync.server.api.manifest import CallerResolver
 from pysync.server.http.responses import Response
 from pysync.server.http.router import Match, Route, Router
 
@@ -77,7 +77,7 @@ class OpenApi:
         caller = await self._callers.resolve(request)
         shown = self._all
         if not (self._is_open or caller is ADMIN_CALLER):
-            shown = frozenset(_name(policy) for policy in self._pulls if is_visible(policy, caller))
+            shown = frozenset(_name(policy) for policy in self._pulls if policy.is_visible(caller))
         return Response(200, self._text(shown), REVALIDATED + ("" if self._is_open else _VARY))
 
     def complete(self) -> bytes:

@@ -102,15 +102,8 @@ class Manifest:
 
 
 def _json_list(collections: Iterable[_Entry], caller: Caller | None) -> bytes:
-    texts = [text for text, policy in collections if caller is None or is_visible(policy, caller)]
+    texts = [text for text, policy in collections if caller is None or policy.is_visible(caller)]
     return b"[" + b",".join(texts) + b"]"
-
-
-def is_visible(policy: AccessPolicy, caller: Caller) -> bool:
-    """Return True if the manifest shows a collection to `caller`, who may read or write it."""
-    found = policy.collection
-    issuer = None if caller.claims is None else caller.claims.issuer_id
-    return not policy.effective_roles(caller, issuer).isdisjoint(found.read_roles + found.write_roles)
 
 
 def _entries(config: Config, namespace: str | None) -> list[_Entry]:
